@@ -1,9 +1,8 @@
-"""Adapters between storages and planners of `torch.distributed.checkpoint` and ours, in both directions.
+"""Adapters between stock's storages and planners (`torch.distributed.checkpoint`) and ours, in both directions.
 
-The only package that imports stock. Adapters translate calls and records, not files;
-`replace_stock` replaces stock's names by ours in a process. Stock is imported on the first use of a name of this
-package, not with the package, since every process that looks for plug-ins imports the plug-in modules of all installed
-packages.
+The only package that imports stock. Adapters translate calls and records, not files; `replace_stock` replaces stock's
+names by ours in a process. Stock is imported on the first use of a name in this package: the search for plug-ins
+imports this package in every process, and must not import stock.
 """
 
 from __future__ import annotations

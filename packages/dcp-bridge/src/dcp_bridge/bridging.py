@@ -37,8 +37,8 @@ def from_stock(value: Any, **options: Any) -> Any:
     """Adapt a storage, planner or metadata of `torch.distributed.checkpoint` for our `save` and `load`.
 
     Args:
-        value: A storage writer or reader, a save or load planner, or a `Metadata` of stock. An adapter that `to_stock`
-            made is unwrapped, and objects of ours are returned unchanged.
+        value: A storage writer or reader, a save or load planner, or a `Metadata` of stock. An adapter made by
+            `to_stock` is unwrapped; our own objects are returned unchanged.
         options: Options of the adapter: `check_results` for a writer (see `StockWriter`), `trust_objects` for a load
             planner (see `StockLoadPlanner`).
 
@@ -70,11 +70,11 @@ def to_stock(value: LoadPlanner) -> planner.LoadPlanner: ...
 @overload
 def to_stock(value: Metadata) -> metadata.Metadata: ...
 def to_stock(value: Any, **options: Any) -> Any:
-    """Adapt a storage, planner or metadata of ours for `save` and `load` of `torch.distributed.checkpoint`.
+    """Adapt a storage, planner or metadata of this project for `save` and `load` of `torch.distributed.checkpoint`.
 
     Args:
-        value: A storage writer or reader, a save or load planner, or a `Metadata` of ours. An adapter that `from_stock`
-            made is unwrapped, and objects of stock are returned unchanged.
+        value: A storage writer or reader, a save or load planner, or a `Metadata` of this project. An adapter made by
+            `from_stock` is unwrapped; stock's objects are returned unchanged.
         options: Options of the adapter: `save_id` for a writer (see `WriterForStock`), `trust_objects` for a reader
             (see `ReaderForStock`).
 

@@ -1,4 +1,4 @@
-"""Calls of stock's objects; converts stock's CheckpointException, a BaseException, to our error."""
+"""Error conversion for calls of stock's objects: stock's CheckpointException becomes ours."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["stock_errors"]
 
 @contextlib.contextmanager
 def stock_errors(what: str) -> Iterator[None]:
-    """Raise stock's CheckpointException, a BaseException, as our CheckpointException.
+    """Context manager that converts stock's CheckpointException, a BaseException, to our CheckpointException.
 
     Args:
-        what: Name of the call of stock's object, for the error message.
+        what: Name of the method that is called, for the error message.
     """
     try:
         yield

@@ -1,6 +1,6 @@
-"""Lists of records of the other library that are converted lazily.
+"""Lists of plan items that are converted between stock's and our classes on first access.
 
-Most functions that a plan passes through add one field and never read its items, which should not be converted twice.
+Most functions that get a plan change one of its fields and never read its items, which then are not converted at all.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Converted(Generic[A, B]):
 def converted(items: list[A], convert: Callable[[A], B]) -> list[B]:
     """Return a list of `convert(item)` for each item, converted on first access.
 
-    If `items` is itself such a list, and none of its items was read, the list that it was made from is returned.
+    If `items` is itself a converted list, and none of its items was read, its original list is returned.
     """
     source = items.source if isinstance(items, LazyList) else None
     if isinstance(source, _Converted):

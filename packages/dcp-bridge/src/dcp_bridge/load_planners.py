@@ -1,4 +1,4 @@
-"""Adapters of load planners: stock's for us (`StockLoadPlanner`), ours for stock (`LoadPlannerForStock`).
+"""Adapters of load planners: stock's for our `load` (`StockLoadPlanner`), ours for stock's (`LoadPlannerForStock`).
 
 Source: torch 2.13 `torch.distributed.checkpoint.planner.LoadPlanner` (contract).
 """
@@ -29,7 +29,7 @@ class StockLoadPlanner(Delegating[planner.LoadPlanner], LoadPlanner):
         trust_objects: Whether stored objects are passed to the planner without a check. Stock's planner unpickles them
             without restriction, which runs any code in them.
 
-    The rules of the wrapped planner apply: what stock does not check (dtypes, holes) is not checked.
+    The wrapped planner makes all checks: those that stock lacks (dtypes, holes in tensors) are not made.
 
     Example:
         ```python
@@ -51,33 +51,33 @@ class StockLoadPlanner(Delegating[planner.LoadPlanner], LoadPlanner):
     def set_up_planner(
         self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
     ) -> None:
-        """See `LoadPlanner`."""
+        """Set up the wrapped planner for a template and the checkpoint's metadata."""
         found = None if metadata is None else stock_metadata(metadata)
         with stock_errors("set_up_planner"):
             self.wrapped.set_up_planner(state_dict, found, is_coordinator)
 
     def create_local_plan(self) -> LoadPlan:
-        """See `LoadPlanner`."""
+        """Return the wrapped planner's local load plan."""
         with stock_errors("create_local_plan"):
             return own_load_plan(self.wrapped.create_local_plan())
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
-        """See `LoadPlanner`."""
+        """Return the wrapped planner's global load plan, from the local plans of all ranks."""
         with stock_errors("create_global_plan"):
             plans = self.wrapped.create_global_plan([stock_load_plan(plan) for plan in global_plan])
         return [own_load_plan(plan) for plan in plans]
 
     def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
-        """See `LoadPlanner`."""
+        """Return the wrapped planner's final load plan of this rank."""
         with stock_errors("finish_plan"):
             return own_load_plan(self.wrapped.finish_plan(stock_load_plan(central_plan)))
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Pass a stored object to the planner, unless unpickling it needs more than our allow-list.
+        """Pass a stored object to the wrapped planner, unless unpickling it needs names beyond our allow-list.
 
         Raises:
-            UnsafeCheckpointError: Unpickling needs more, or the bytes are not those of `torch.save`; the message
-                names what is needed.
+            UnsafeCheckpointError: Unpickling needs other names, which the message has, or the bytes are not those of
+                `torch.save`.
         """
         if not self._trust_objects:
             value = _harmless(read_item.storage_index.fqn, value.getvalue())
@@ -85,20 +85,20 @@ class StockLoadPlanner(Delegating[planner.LoadPlanner], LoadPlanner):
             self.wrapped.load_bytes(stock_read_item(read_item), value)
 
     def resolve_bytes(self, read_item: ReadItem) -> io.BytesIO:
-        """See `LoadPlanner`."""
+        """Return the buffer of the wrapped planner for a stored object."""
         return self.wrapped.resolve_bytes(stock_read_item(read_item))
 
     def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
-        """See `LoadPlanner`."""
+        """Return the tensor of the wrapped planner that an item is read into."""
         return self.wrapped.resolve_tensor(stock_read_item(read_item))
 
     def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
-        """See `LoadPlanner`."""
+        """Notify the wrapped planner that a tensor has been read."""
         self.wrapped.commit_tensor(stock_read_item(read_item), tensor)
 
 
 class LoadPlannerForStock(Delegating[LoadPlanner], planner.LoadPlanner):
-    """Load planner of `torch.distributed.checkpoint` that delegates to one of ours.
+    """Load planner of `torch.distributed.checkpoint` that delegates to a planner of this project.
 
     Example:
         ```python
@@ -119,36 +119,36 @@ class LoadPlannerForStock(Delegating[LoadPlanner], planner.LoadPlanner):
         metadata: metadata.Metadata | None = None,
         is_coordinator: bool = False,
     ) -> None:
-        """See stock."""
+        """Set up the wrapped planner for a template and stock's metadata."""
         self.wrapped.set_up_planner(state_dict, None if metadata is None else as_metadata(metadata), is_coordinator)
 
     def create_local_plan(self) -> planner.LoadPlan:
-        """See stock."""
+        """Return the wrapped planner's local load plan, as stock's."""
         return stock_load_plan(self.wrapped.create_local_plan())
 
     def create_global_plan(self, global_plan: list[planner.LoadPlan]) -> list[planner.LoadPlan]:
-        """See stock."""
+        """Return the wrapped planner's global load plan, as stock's, from the local plans of all ranks."""
         plans = self.wrapped.create_global_plan([own_load_plan(plan) for plan in global_plan])
         return [stock_load_plan(plan) for plan in plans]
 
     def finish_plan(self, central_plan: planner.LoadPlan) -> planner.LoadPlan:
-        """See stock."""
+        """Return the wrapped planner's final load plan of this rank, as stock's."""
         return stock_load_plan(self.wrapped.finish_plan(own_load_plan(central_plan)))
 
     def load_bytes(self, read_item: planner.ReadItem, value: io.BytesIO) -> None:
-        """See stock."""
+        """Pass a stored object to the wrapped planner."""
         self.wrapped.load_bytes(own_read_item(read_item), value)
 
     def resolve_bytes(self, read_item: planner.ReadItem) -> io.BytesIO:
-        """See stock."""
+        """Return the buffer of the wrapped planner for a stored object."""
         return self.wrapped.resolve_bytes(own_read_item(read_item))
 
     def resolve_tensor(self, read_item: planner.ReadItem) -> torch.Tensor:
-        """See stock."""
+        """Return the tensor of the wrapped planner that an item is read into."""
         return self.wrapped.resolve_tensor(own_read_item(read_item))
 
     def commit_tensor(self, read_item: planner.ReadItem, tensor: torch.Tensor) -> None:
-        """See stock."""
+        """Notify the wrapped planner that a tensor has been read."""
         self.wrapped.commit_tensor(own_read_item(read_item), tensor)
 
 

@@ -1,4 +1,4 @@
-"""Conversion of stock's records to ours, except for single records that `dcp_core.records.foreign_records` converts.
+"""Conversion of stock's plans, results and other records to ours; `dcp_core.records.foreign_records` converts others.
 
 Source: torch 2.13 `torch.distributed.checkpoint.{planner,storage}` (fields).
 """
@@ -18,12 +18,12 @@ __all__ = ["own_load_plan", "own_read_item", "own_result", "own_save_plan", "own
 
 
 def own_save_plan(plan: planner.SavePlan) -> SavePlan:
-    """Convert stock's save plan to ours; unread lists return the items that they were made from."""
+    """Convert stock's save plan to ours; items are converted on first access."""
     return record_like(SavePlan, plan, items=converted(plan.items, as_write_item))
 
 
 def own_load_plan(plan: planner.LoadPlan) -> LoadPlan:
-    """Convert stock's load plan to ours; unread lists return the items that they were made from."""
+    """Convert stock's load plan to ours; items are converted on first access."""
     return record_like(LoadPlan, plan, items=converted(plan.items, own_read_item))
 
 
@@ -39,7 +39,7 @@ def own_read_item(item: Any) -> ReadItem:
 
 
 def own_result(result: storage.WriteResult) -> WriteResult:
-    """Convert stock's write result to ours; the storage's own data in it stays as it is."""
+    """Convert stock's write result to ours; its `storage_data` is not converted."""
     return WriteResult(as_index(result.index), result.size_in_bytes, result.storage_data)
 
 

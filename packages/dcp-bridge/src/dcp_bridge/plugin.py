@@ -1,4 +1,4 @@
-"""Registers the bridge to `torch.distributed.checkpoint`. Imports nothing heavy."""
+"""Registration of the bridge to `torch.distributed.checkpoint` by a hook. Does not import torch."""
 
 from dcp_hooks import hookimpl
 
@@ -7,5 +7,5 @@ __all__ = ["dcp_register_bridges"]
 
 @hookimpl
 def dcp_register_bridges() -> dict[str, str]:
-    """Register `from_stock` as the adapter of stock's storages and planners that users pass directly."""
+    """Return the import path of `from_stock`, which adapts stock's storages and planners that users pass."""
     return {"torch.distributed.checkpoint": "dcp_bridge.bridging:from_stock"}

@@ -1,4 +1,4 @@
-"""Adapters of storage readers: stock's as one of ours (`StockReader`), ours as one of stock's (`ReaderForStock`).
+"""Adapters of storage readers: stock's for our `load` (`StockReader`), ours for stock's (`ReaderForStock`).
 
 Source: torch 2.13 `torch.distributed.checkpoint.storage.StorageReader` (contract).
 """
@@ -24,13 +24,13 @@ __all__ = ["ReaderForStock", "StockReader"]
 
 
 class StockReader(StorageWrapper[storage.StorageReader], StorageReader):
-    """Storage reader that delegates to one of `torch.distributed.checkpoint`.
+    """Storage reader that delegates to a reader of `torch.distributed.checkpoint`.
 
     Args:
         wrapped: Reader of stock.
 
-    The wrapped reader determines the checks: stock's file reader unpickles `.metadata` without restriction, and
-    checks no CRC. All keys that were read are listed as unverified in the `LoadReport`.
+    The wrapped reader makes all checks: stock's file reader unpickles `.metadata` without restriction, and checks no
+    CRC. The `LoadReport` lists all keys that were read as unverified.
 
     Example:
         ```python
@@ -53,12 +53,14 @@ class StockReader(StorageWrapper[storage.StorageReader], StorageReader):
         """All keys that the last `read_data` read."""
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """See `StorageReader`."""
+        """Begin a new load with the wrapped reader, from `checkpoint_id` unless it is None."""
         self.wrapped.reset(checkpoint_id)
         self._found = None
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """See `StorageReader`. With `rank`, returns the metadata of the values that the rank saved without collectives.
+        """Return the metadata of the wrapped reader.
+
+        With the keyword `rank`, return the metadata of the values that this rank saved without collectives.
 
         Raises:
             CheckpointNotFoundError: There is no checkpoint.
@@ -84,7 +86,7 @@ class StockReader(StorageWrapper[storage.StorageReader], StorageReader):
         return own
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """See `StorageReader`; the wrapped reader gets the metadata that it had returned."""
+        """Set up the wrapped reader, with the metadata that it returned."""
         del args
         own, found = self._found or (None, None)
         if found is None or own is not metadata:
@@ -96,18 +98,18 @@ class StockReader(StorageWrapper[storage.StorageReader], StorageReader):
             set_up(found, is_coordinator, **more)
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """See `StorageReader`."""
+        """Return the local load plan as the wrapped reader prepares it."""
         with stock_errors("prepare_local_plan"):
             return own_load_plan(self.wrapped.prepare_local_plan(stock_load_plan(plan)))
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """See `StorageReader`."""
+        """Return the global load plan as the wrapped reader prepares it."""
         with stock_errors("prepare_global_plan"):
             prepared = self.wrapped.prepare_global_plan([stock_load_plan(plan) for plan in plans])
         return [own_load_plan(plan) for plan in prepared]
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> torch.futures.Future[None]:
-        """See `StorageReader`."""
+        """Read the items of a plan with the wrapped reader."""
         stock = LoadPlannerForStock(planner)
         self.unverified_keys = {item.storage_index.fqn for item in plan.items}
         with stock_errors("read_data"):
@@ -115,10 +117,10 @@ class StockReader(StorageWrapper[storage.StorageReader], StorageReader):
 
 
 class ReaderForStock(StorageWrapper[StorageReader], storage.StorageReader):
-    """Storage reader of `torch.distributed.checkpoint` that delegates to one of ours, which checks every byte.
+    """Storage reader of `torch.distributed.checkpoint` that delegates to a reader of this project, which checks CRCs.
 
     Args:
-        wrapped: Reader of ours.
+        wrapped: Reader of this project.
         trust_objects: Whether stored objects are passed to stock's planner without a check; see `StockLoadPlanner`.
 
     Example:
@@ -140,12 +142,12 @@ class ReaderForStock(StorageWrapper[StorageReader], storage.StorageReader):
         self._found: tuple[stock_records.Metadata, Metadata] | None = None
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """See stock."""
+        """Begin a new load with the wrapped reader, from `checkpoint_id` unless it is None."""
         self.wrapped.reset(checkpoint_id)
         self._found = None
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> stock_records.Metadata:
-        """See stock. Indexes of a save without collectives are merged already, so `rank` changes nothing."""
+        """Return the wrapped reader's metadata, as stock's; `rank` is ignored, since our indexes are already merged."""
         own = self.wrapped.read_metadata(*args, **(kwargs if takes(self.wrapped.read_metadata, "kwargs") else {}))
         found = stock_metadata(own)
         self._found = found, own
@@ -154,7 +156,7 @@ class ReaderForStock(StorageWrapper[StorageReader], storage.StorageReader):
     def set_up_storage_reader(
         self, metadata: stock_records.Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
     ) -> None:
-        """See stock; the wrapped reader gets the metadata that it had returned."""
+        """Set up the wrapped reader, with the metadata that it returned."""
         found, own = self._found or (None, None)
         if own is None or found is not metadata:
             own = as_metadata(metadata)
@@ -162,17 +164,17 @@ class ReaderForStock(StorageWrapper[StorageReader], storage.StorageReader):
         set_up(own, is_coordinator, *args, **(kwargs if takes(set_up, "kwargs") else {}))
 
     def prepare_local_plan(self, plan: planner.LoadPlan) -> planner.LoadPlan:
-        """See stock."""
+        """Return the local load plan as the wrapped reader prepares it, as stock's."""
         return stock_load_plan(self.wrapped.prepare_local_plan(own_load_plan(plan)))
 
     def prepare_global_plan(self, plans: list[planner.LoadPlan]) -> list[planner.LoadPlan]:
-        """See stock."""
+        """Return the global load plan as the wrapped reader prepares it, as stock's."""
         return [
             stock_load_plan(plan) for plan in self.wrapped.prepare_global_plan([own_load_plan(plan) for plan in plans])
         ]
 
     def read_data(self, plan: planner.LoadPlan, planner: planner.LoadPlanner) -> torch.futures.Future[None]:
-        """See stock."""
+        """Read the items of a plan with the wrapped reader, which checks their CRCs."""
         own: LoadPlanner
         if isinstance(planner, LoadPlannerForStock):
             own = planner.wrapped

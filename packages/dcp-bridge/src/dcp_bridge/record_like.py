@@ -1,4 +1,4 @@
-"""Conversion of a record of one library to the other's, field by field."""
+"""Conversion of records (dataclasses) between stock and this project, field by field."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ T = TypeVar("T")
 
 
 def record_like(kind: Callable[..., T], source: object, **changes: Any) -> T:
-    """Make a record with the fields of another record, some of them changed.
+    """Return a record of another class with the fields of `source`.
 
     Args:
-        kind: Dataclass of the new record. Fields that it lacks, as in older versions of stock, are left out.
-        source: Record of the other library. Fields that it lacks have their defaults in the new record.
-        changes: Values that replace those of `source`.
+        kind: Dataclass of the new record. Fields of `source` that `kind` lacks, as in older versions of stock, are left
+            out.
+        source: Record of the other library. Fields that `source` lacks get their defaults in the new record.
+        changes: Fields of the new record with other values than in `source`.
     """
     known = _field_names(kind)
     kept = {name: getattr(source, name) for name in known if name not in changes and hasattr(source, name)}

@@ -1,4 +1,4 @@
-"""Adapters of save planners: stock's for us (`StockSavePlanner`), ours for stock (`SavePlannerForStock`).
+"""Adapters of save planners: stock's for our `save` (`StockSavePlanner`), ours for stock's (`SavePlannerForStock`).
 
 Source: torch 2.13 `torch.distributed.checkpoint.planner.SavePlanner` (contract).
 """
@@ -28,7 +28,7 @@ _OF_A_SAVE = ("state_dict", "plan", "global_plan", "metadata", "storage_meta")
 class StockSavePlanner(Delegating[planner.SavePlanner], SavePlanner):
     """Save planner that delegates to a planner of `torch.distributed.checkpoint`, including overridden methods.
 
-    The rules of the wrapped planner apply: it distributes replicas among the ranks, and checks only what stock checks.
+    The wrapped planner assigns replicated values to ranks, and makes all checks; ours are not made.
 
     Example:
         ```python
@@ -53,35 +53,35 @@ class StockSavePlanner(Delegating[planner.SavePlanner], SavePlanner):
     def set_up_planner(
         self, state_dict: dict[str, Any], storage_meta: StorageMeta | None = None, is_coordinator: bool = False
     ) -> None:
-        """See `SavePlanner`; older planners have no parameter `storage_meta`."""
+        """Set up the wrapped planner for a state dict. Planners of older stock get no `storage_meta`."""
         with stock_errors("set_up_planner"):
             meta: Any = stock_storage_meta(storage_meta)
             set_up_save_planner(self.wrapped, state_dict, meta, is_coordinator=is_coordinator)
 
     def create_local_plan(self) -> SavePlan:
-        """See `SavePlanner`."""
+        """Return the wrapped planner's local save plan."""
         with stock_errors("create_local_plan"):
             return own_save_plan(self.wrapped.create_local_plan())
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """See `SavePlanner`."""
+        """Return the wrapped planner's global save plan and metadata, from the local plans of all ranks."""
         with stock_errors("create_global_plan"):
             plans, found = self.wrapped.create_global_plan([stock_save_plan(plan) for plan in all_plans])
         return [own_save_plan(plan) for plan in plans], as_metadata(found)
 
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
-        """See `SavePlanner`."""
+        """Return the wrapped planner's final save plan of this rank."""
         with stock_errors("finish_plan"):
             return own_save_plan(self.wrapped.finish_plan(stock_save_plan(new_plan)))
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
-        """See `SavePlanner`."""
+        """Return the tensor or bytes of an item, from the wrapped planner."""
         with stock_errors("resolve_data"):
             return self.wrapped.resolve_data(stock_write_item(write_item))
 
 
 class SavePlannerForStock(Delegating[SavePlanner], planner.SavePlanner):
-    """Save planner of `torch.distributed.checkpoint` that delegates to one of ours.
+    """Save planner of `torch.distributed.checkpoint` that delegates to a planner of this project.
 
     Tied values are written under each of their names: stock's metadata has no aliases.
 
@@ -103,23 +103,23 @@ class SavePlannerForStock(Delegating[SavePlanner], planner.SavePlanner):
         storage_meta: metadata.StorageMeta | None = None,
         is_coordinator: bool = False,
     ) -> None:
-        """See stock."""
+        """Set up the wrapped planner for a state dict."""
         meta = own_storage_meta(storage_meta)
         set_up_save_planner(self.wrapped, state_dict, meta, is_coordinator=is_coordinator)
 
     def create_local_plan(self) -> planner.SavePlan:
-        """See stock."""
+        """Return the wrapped planner's local save plan, as stock's."""
         return stock_save_plan(replace(self.wrapped.create_local_plan(), aliases=None))
 
     def create_global_plan(self, all_plans: list[planner.SavePlan]) -> tuple[list[planner.SavePlan], metadata.Metadata]:
-        """See stock."""
+        """Return the wrapped planner's global save plan and metadata, as stock's, from all local plans."""
         plans, found = self.wrapped.create_global_plan([own_save_plan(plan) for plan in all_plans])
         return [stock_save_plan(plan) for plan in plans], stock_metadata(found)
 
     def finish_plan(self, new_plan: planner.SavePlan) -> planner.SavePlan:
-        """See stock."""
+        """Return the wrapped planner's final save plan of this rank, as stock's."""
         return stock_save_plan(self.wrapped.finish_plan(own_save_plan(new_plan)))
 
     def resolve_data(self, write_item: planner.WriteItem) -> torch.Tensor | io.BytesIO:
-        """See stock."""
+        """Return the tensor or bytes of an item, from the wrapped planner."""
         return self.wrapped.resolve_data(as_write_item(write_item))

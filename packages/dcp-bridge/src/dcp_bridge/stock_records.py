@@ -1,4 +1,6 @@
-"""Conversion of our records to stock's. Fields that stock lacks travel in a subclass of its plan, or are left out.
+"""Conversion of our plans, metadata and results to stock's.
+
+Fields that stock lacks are kept in a subclass of its plan, or left out.
 
 Source: torch 2.6 and 2.13 `torch.distributed.checkpoint.{metadata,planner,storage,filesystem}` (fields).
 """
@@ -46,7 +48,7 @@ _SIZES_OF_OBJECTS = hasattr(planner, "BytesIOWriteData")  # older versions plan 
 
 @dataclass(frozen=True)
 class ExtendedSavePlan(planner.SavePlan):
-    """Stock's save plan with fields that only our plan, or a later stock, has, and `dataclasses.replace` keeps."""
+    """Stock's save plan with fields of our plan, or of later stock; `dataclasses.replace` keeps them."""
 
     usable: bool = True
     aliases: dict[str, str] | None = None
@@ -103,7 +105,7 @@ def stock_index(index: MetadataIndex) -> metadata.MetadataIndex:
 
 
 def stock_metadata(own: Metadata) -> metadata.Metadata:
-    """Convert our metadata to stock's, every record of it. Aliases (tied values) become entries of their own."""
+    """Convert our metadata, with every record in it, to stock's. Aliases (tied tensors) become entries of their own."""
     stored = own.storage_data
     if isinstance(stored, Mapping):
         stored = {_index_or_same(key): _info_or_same(value) for key, value in stored.items()}

@@ -1,4 +1,4 @@
-"""`StockWriter`: adapter of a storage writer of stock as one of ours.
+"""`StockWriter`: adapter that makes a storage writer of stock usable in our `save`.
 
 Source: torch 2.13 `torch.distributed.checkpoint.storage.StorageWriter` (contract).
 """
@@ -27,15 +27,15 @@ _SHOWN_ITEMS = 5
 
 
 class StockWriter(StorageWrapper[storage.StorageWriter], StorageWriter):
-    """Storage writer that delegates to one of `torch.distributed.checkpoint`, with the guarantees of that writer.
+    """Storage writer that delegates to a writer of `torch.distributed.checkpoint`, with the guarantees of that writer.
 
     Args:
         wrapped: Writer of stock.
         check_results: Whether to raise an error if the writer does not report every item as written. Stock's file
             writer with several threads reports no error if one of them fails.
 
-    Our coordination applies: errors reach all ranks, and no rank hangs. Durability of the data, and atomicity of the
-    last step, are up to the wrapped writer.
+    Ranks are coordinated as in every `save` of this project: errors are raised on all ranks, and no rank hangs. Whether
+    data are durable, and the checkpoint appears atomically, depends on the wrapped writer.
 
     Example:
         ```python
@@ -54,7 +54,7 @@ class StockWriter(StorageWrapper[storage.StorageWriter], StorageWriter):
         self._check_results = check_results
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """See `StorageWriter`."""
+        """Begin a new save with the wrapped writer, to `checkpoint_id` unless it is None."""
         self.wrapped.reset(checkpoint_id)
 
     def storage_meta(self) -> StorageMeta | None:
@@ -62,7 +62,7 @@ class StockWriter(StorageWrapper[storage.StorageWriter], StorageWriter):
         return own_storage_meta(self.wrapped.storage_meta())
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """See `StorageWriter`; passes the keywords that stock passes to its writers."""
+        """Set up the wrapped writer, with the keyword arguments that stock passes to its writers."""
         del args
         set_up = self.wrapped.set_up_storage_writer
         known = {name: value for name, value in kwargs.items() if name in ("rank", "use_collectives")}
@@ -70,21 +70,24 @@ class StockWriter(StorageWrapper[storage.StorageWriter], StorageWriter):
             set_up(is_coordinator, **(known if takes(set_up, "kwargs") else {}))
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """See `StorageWriter`. Tied values are written under each of their names: stock's writers have no aliases."""
+        """Return the local save plan as the wrapped writer prepares it.
+
+        Tied tensors are written under each of their names: stock's writers have no aliases.
+        """
         with stock_errors("prepare_local_plan"):
             return own_save_plan(self.wrapped.prepare_local_plan(stock_save_plan(replace(plan, aliases=None))))
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """See `StorageWriter`."""
+        """Return the global save plan as the wrapped writer prepares it."""
         with stock_errors("prepare_global_plan"):
             prepared = self.wrapped.prepare_global_plan([stock_save_plan(plan) for plan in plans])
         return [own_save_plan(plan) for plan in prepared]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
-        """See `StorageWriter`.
+        """Write the items of a plan with the wrapped writer.
 
         Raises:
-            DcpError: The writer did not report every item as written.
+            DcpError: The writer did not report every item as written, and `check_results` is True.
         """
         stock = planner.wrapped if isinstance(planner, StockSavePlanner) else SavePlannerForStock(planner)
         with stock_errors("write_data"):
@@ -109,7 +112,7 @@ class StockWriter(StorageWrapper[storage.StorageWriter], StorageWriter):
             )
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """See `StorageWriter`. Fields that the wrapped writer adds to the metadata are added to ours."""
+        """Finish the save with the wrapped writer, and add the fields that it adds to the metadata to ours."""
         stock = stock_metadata(metadata)
         with stock_errors("finish"):
             self.wrapped.finish(stock, [[stock_result(result) for result in one] for one in results])
@@ -118,7 +121,7 @@ class StockWriter(StorageWrapper[storage.StorageWriter], StorageWriter):
         metadata.version, metadata.planner_data = found.version, found.planner_data
 
     def abort(self, error: BaseException) -> None:
-        """Notify a writer with an `abort` method that the save failed; stock's contract has no such call."""
+        """Call `abort` of the wrapped writer after a failed save, if it has such a method; stock requires none."""
         abort = getattr(self.wrapped, "abort", None)
         if abort is not None:
             abort(error)
@@ -153,16 +156,16 @@ class StockStagingWriter(StockWriter):
 
     @property
     def should_synchronize_after_execute(self) -> bool:
-        """The value of the wrapped stager's property."""
+        """Value of this property of the wrapped stager."""
         return self._synchronize_after_execute
 
     def stage(self, state_dict: dict[str, Any]) -> Future[dict[str, Any]] | dict[str, Any]:
-        """Return the wrapped stager's copy."""
+        """Return the copy of the state dict that the wrapped stager makes."""
         staged: Future[dict[str, Any]] | dict[str, Any] = self._stager.stage(state_dict)
         return staged
 
     def synchronize_staging(self) -> None:
-        """Wait for the wrapped stager's copy."""
+        """Wait until the wrapped stager has made its copy."""
         self._stager.synchronize_staging()
 
     def close(self) -> None:
@@ -171,7 +174,7 @@ class StockStagingWriter(StockWriter):
 
 
 def is_stager(writer: object) -> bool:
-    """Whether a writer overrides staging; for stock's own file writers, our stager copies, into reused memory."""
+    """Whether a writer has its own staging. False for stock's file writers with default options."""
     if not isinstance(writer, staging.AsyncStager):
         return False
     plain = {storage.StorageWriter, staging.BlockingAsyncStager}

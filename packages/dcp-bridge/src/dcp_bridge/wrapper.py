@@ -1,4 +1,4 @@
-"""Base classes of the adapters: they hold the wrapped object and delegate to it."""
+"""Base classes of the adapters, which delegate to a wrapped object."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ W = TypeVar("W")
 
 
 class Wrapper(Generic[W]):
-    """Adapter of the object `wrapped`.
+    """Base class of adapters: an adapter of the object `wrapped`.
 
     Args:
         wrapped: Object of the other library.
@@ -25,7 +25,7 @@ class Wrapper(Generic[W]):
 
 
 class Delegating(Wrapper[W]):
-    """Adapter whose missing attributes are those of `wrapped`: some storages read a planner's `state_dict`."""
+    """Adapter that also has the attributes of `wrapped`, since some storages read a planner's `state_dict`."""
 
     def __getattr__(self, name: str) -> Any:
         # Called for what is not found otherwise; copies and pickles ask before there is anything.
@@ -35,16 +35,16 @@ class Delegating(Wrapper[W]):
 
 
 class StorageWrapper(Wrapper[W]):
-    """Adapter of the other library's storage reader or writer."""
+    """Base class of adapters of a storage reader or writer."""
 
     @property
     def checkpoint_id(self) -> str | os.PathLike[str] | None:
-        """The checkpoint id of the wrapped storage, as text unless it is text or a path; None if there is no id."""
+        """Checkpoint id of the wrapped storage, as a string or path; None if it has no id."""
         found = getattr(self.wrapped, "checkpoint_id", None)
         return found if found is None or isinstance(found, str | os.PathLike) else str(found)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Return False: adapters are never chosen for an id."""
+        """Return False: an adapter is never selected by a checkpoint id."""
         del checkpoint_id
         return False

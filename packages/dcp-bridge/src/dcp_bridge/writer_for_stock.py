@@ -1,4 +1,4 @@
-"""`WriterForStock`: adapter of a storage writer of ours as one of stock's.
+"""`WriterForStock`: adapter that makes a storage writer of this project usable in stock's `save`.
 
 Source: torch 2.13 `torch.distributed.checkpoint.storage.StorageWriter` (contract), `state_dict_saver` (order of calls).
 """
@@ -28,15 +28,16 @@ _log = library_logger(__name__)
 
 
 class WriterForStock(StorageWrapper[StorageWriter], storage.StorageWriter):
-    """Storage writer of `torch.distributed.checkpoint` that delegates to ours: durable, checksummed, atomic.
+    """Storage writer of `torch.distributed.checkpoint` that delegates to a writer of this project.
 
     Args:
-        wrapped: Writer of ours.
-        save_id: Id of the save, for `use_collectives=False`: equal on all ranks, and not used before. In stock, ranks
-            agree on no id, and our rank-local indexes are valid only with the id of their save.
+        wrapped: Writer of this project.
+        save_id: Id of the save, for `use_collectives=False` only: equal on all ranks, and not used before. Stock's
+            ranks do not agree on an id, but our rank-local indexes need one.
 
-    Stock does not notify a writer of failures on other ranks. The files of such a save are removed when the same writer
-    begins the next save or is deleted, or by any later save after this process has ended.
+    Checkpoints are durable, checksummed, and published atomically. Stock does not notify a writer of failures on other
+    ranks: the files of such a save are removed when the same writer begins the next save or is deleted, or by a later
+    save after this process has ended.
 
     Example:
         ```python
@@ -65,19 +66,19 @@ class WriterForStock(StorageWrapper[StorageWriter], storage.StorageWriter):
             self._clear_away()
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """See stock."""
+        """Begin a new save with the wrapped writer, to `checkpoint_id` unless it is None."""
         self._clear_away()
         self.wrapped.reset(checkpoint_id)
 
     def storage_meta(self) -> stock_records.StorageMeta | None:
-        """See stock."""
+        """Return the wrapped writer's storage metadata, as stock's."""
         return stock_storage_meta(self.wrapped.storage_meta())
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """See stock.
+        """Set up the wrapped writer.
 
         Raises:
-            DcpError: The save uses no collectives, and no `save_id` was given.
+            DcpError: The save uses no collectives, and the adapter has no `save_id`.
         """
         self._clear_away()
         self._is_coordinator = is_coordinator
@@ -95,12 +96,12 @@ class WriterForStock(StorageWrapper[StorageWriter], storage.StorageWriter):
             set_up(is_coordinator, *args, **(kwargs if takes(set_up, "kwargs") else {}))
 
     def prepare_local_plan(self, plan: planner.SavePlan) -> planner.SavePlan:
-        """See stock."""
+        """Return the local save plan as the wrapped writer prepares it, as stock's."""
         with self._part_of_save():
             return stock_save_plan(self.wrapped.prepare_local_plan(own_save_plan(plan)))
 
     def prepare_global_plan(self, plans: list[planner.SavePlan]) -> list[planner.SavePlan]:
-        """See stock."""
+        """Return the global save plan as the wrapped writer prepares it, as stock's."""
         with self._part_of_save():
             prepared = placed_plans(self.wrapped, [own_save_plan(plan) for plan in plans])
             return [stock_save_plan(plan) for plan in prepared]
@@ -108,7 +109,7 @@ class WriterForStock(StorageWrapper[StorageWriter], storage.StorageWriter):
     def write_data(
         self, plan: planner.SavePlan, planner: planner.SavePlanner
     ) -> torch.futures.Future[list[storage.WriteResult]]:
-        """See stock."""
+        """Write the items of a plan with the wrapped writer."""
         own = planner.wrapped if isinstance(planner, SavePlannerForStock) else StockSavePlanner(planner)
         with self._part_of_save():
             written = self.wrapped.write_data(own_save_plan(plan), own)
@@ -119,7 +120,7 @@ class WriterForStock(StorageWrapper[StorageWriter], storage.StorageWriter):
         return done
 
     def finish(self, metadata: stock_records.Metadata, results: list[list[storage.WriteResult]]) -> None:
-        """See stock. Fields that our writer adds to the metadata are added to stock's."""
+        """Publish the checkpoint with the wrapped writer; fields that it adds to our metadata are added to stock's."""
         own = as_metadata(metadata)
         with self._part_of_save():
             self.wrapped.finish(own, [[own_result(result) for result in one] for one in results])

@@ -1,7 +1,7 @@
-"""Replacement of stock at its first import, so that a process that never imports stock pays nothing.
+"""Replacement of stock at its first import; a process that never imports stock has no cost.
 
-Imported by `python -m dcp_bridge`, and at the start of Python by `dcp_replace_stock.pth` where `DCP_REPLACE_STOCK` is
-set. Imports the standard library alone.
+Imported by `python -m dcp_bridge`, and at the start of Python by `dcp_replace_stock.pth` if `DCP_REPLACE_STOCK` is
+set. Imports only the standard library.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ class _Loader:
 
 
 def replace_now(*, any_torch: bool) -> None:
-    """Replace stock for the rest of the process."""
+    """Replace stock now, for the rest of the process; `any_torch` as for `replace_at_import`."""
     from dcp_bridge.replacement.replacement import replace_stock  # noqa: PLC0415 - it imports torch
 
     replace_stock(any_torch=any_torch)
 
 
 def replace_at_import(*, any_torch: bool) -> None:
-    """Replace stock at its first import, or now if it was imported before; for the rest of the process.
+    """Replace stock at its first import, or now if it is already imported, for the rest of the process.
 
     Args:
         any_torch: Whether untested versions of torch are accepted; otherwise, the import of stock raises

@@ -1,6 +1,6 @@
-"""Names that loaded modules have bound to stock's modules, functions and classes: search by identity, swap, restore.
+"""Globals of loaded modules that refer to stock's modules, functions or classes: search, replacement, restoring.
 
-Only globals of modules are looked at. Other references to stock's objects (attributes of classes, closures, default
+Only globals of modules are searched. Other references to stock's objects (attributes of classes, closures, default
 arguments, containers, `functools.partial`) are not found.
 """
 
@@ -20,7 +20,7 @@ _SPARED = ("torch.", "dcp_bridge.")
 
 @dataclass(frozen=True, slots=True)
 class BoundName:
-    """Global of a loaded module, what it was bound to, and what it is bound to instead.
+    """Global of a loaded module, with its value before and during a replacement of stock.
 
     Attributes:
         module: Name of the module.
@@ -40,29 +40,29 @@ class BoundName:
         return f"{self.module}.{self.name}"
 
     def bind(self) -> None:
-        """Bind the name to the new value, unless other code has meanwhile bound it to something else."""
+        """Set the global to the new value, unless other code has meanwhile set it to another value."""
         if self.namespace.get(self.name) is self.old:
             self.namespace[self.name] = self.new
 
     def restore(self) -> None:
-        """Bind the name to the old value, unless other code has meanwhile bound it to something else."""
+        """Set the global to the old value, unless other code has meanwhile set it to another value."""
         if self.namespace.get(self.name) is self.new:
             self.namespace[self.name] = self.old
 
 
 def loaded_modules(*, with_torch: bool) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the name and the `__dict__` of each loaded module; lazy modules are not triggered to load."""
+    """Yield the name and the `__dict__` of each loaded module, without loading lazy modules."""
     for name, module in list(sys.modules.items()):
         if issubclass(type(module), ModuleType) and (with_torch or not f"{name}.".startswith(_SPARED)):
             yield name, vars(module)
 
 
 def bound_names(swaps: Mapping[int, tuple[Any, Any]], *, with_torch: bool = False) -> list[BoundName]:
-    """Return the globals of loaded modules that are bound to given objects.
+    """Return the globals of loaded modules whose values are objects to be replaced.
 
     Args:
-        swaps: `id(old)` → (old, new).
-        with_torch: Whether to include the modules of torch and of the bridge.
+        swaps: `id(old)` → (old object, new object).
+        with_torch: Whether to include the modules of torch and of this package.
     """
     return [
         BoundName(module, name, namespace, *swaps[id(value)])
@@ -73,7 +73,7 @@ def bound_names(swaps: Mapping[int, tuple[Any, Any]], *, with_torch: bool = Fals
 
 
 def is_derived_from(namespace: Mapping[str, Any], classes: frozenset[int]) -> bool:
-    """Whether a module defines a class whose bases are among the classes with these ids."""
+    """Whether a module defines a class that is derived from one of the classes with the given ids."""
     return any(
         isinstance(value, type)
         and value.__module__ == namespace.get("__name__")
@@ -85,18 +85,18 @@ def is_derived_from(namespace: Mapping[str, Any], classes: frozenset[int]) -> bo
 def rebind(
     swaps: Mapping[int, tuple[Any, Any]], calls: frozenset[int], bases: frozenset[int]
 ) -> tuple[list[BoundName], list[BoundName]]:
-    """Swap the globals of loaded modules.
+    """Replace stock's objects in the globals of loaded modules.
 
-    In a module that defines a class derived from a class of stock, only modules and calls are swapped: that class
-    remains derived from stock's, so the classes that it is used with must remain stock's, too.
+    In a module that defines a class derived from a class of stock, only modules and functions are replaced: the derived
+    class keeps its base class, so other classes that the module uses must remain stock's, too.
 
     Args:
         swaps: `id(old)` → (old, new).
-        calls: Ids of the old functions and modules that are swapped everywhere.
-        bases: Ids of the classes of stock that other modules may derive classes from.
+        calls: Ids of stock's functions and modules, which are replaced everywhere.
+        bases: Ids of stock's classes from which other modules may derive classes.
 
     Returns:
-        The names that were swapped, and the names that were left unchanged.
+        The globals that were replaced, and the globals that were left unchanged.
     """
     swapped, left = [], []
     derived: dict[str, bool] = {}

@@ -1,7 +1,7 @@
-"""Stock's modules and ours of the same names: supported versions of torch, and the names that are replaced.
+"""Stock's modules, our modules of the same names, the names that are replaced, and the supported versions of torch.
 
-Our modules are those of `dcp_all`. Since `dcp_all` imports this package, this package does not depend on
-`dcp_all`, but looks it up by name when a replacement begins.
+Our modules are those of `dcp_all`, which imports this package. So this package does not depend on `dcp_all`, but
+imports it by name when a replacement begins.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _OLDEST, _NEWEST = (2, 6), (2, 15)
 
 
 class UntestedTorchError(DcpError, RuntimeError):
-    """This version of torch was never tested: its checkpoint modules may have names and behaviour that ours lack."""
+    """The replacement of stock was never tested with this version of torch; names or behaviour may differ."""
 
 
 def check_torch(version: str) -> None:
-    """Check that a version of torch is one of those that the replacement was tested with.
+    """Check that the replacement was tested with a version of torch.
 
     Raises:
-        UntestedTorchError: The version is older or newer, or not a version at all.
+        UntestedTorchError: The version is older or newer than the tested ones, or is no version number.
     """
     found = re.match(r"(\d+)\.(\d+)", version)
     if found is None or not _OLDEST <= (int(found[1]), int(found[2])) <= _NEWEST:
@@ -45,10 +45,10 @@ def check_torch(version: str) -> None:
 
 
 def import_stock() -> dict[str, ModuleType]:
-    """Import stock and the modules directly in it that can be imported: "" (the package) and name → module.
+    """Import stock and its direct submodules; returns name → module, with "" for the package.
 
-    All of them are imported, so that none is first imported during a replacement. Where stock is replaced, its
-    stand-ins are returned.
+    Submodules that cannot be imported are left out. All others are imported, since none may be imported for the first
+    time during a replacement. If stock is replaced, its stand-ins are returned.
     """
     package = importlib.import_module(STOCK)
     found = {"": package}
@@ -63,7 +63,7 @@ def import_stock() -> dict[str, ModuleType]:
 
 
 def import_mirror() -> dict[str, ModuleType]:
-    """Import our modules of stock's names: "" (the package) and name → module.
+    """Import our modules with the names of stock's; returns name → module, with "" for the package.
 
     Raises:
         PluginNotFoundError: `dcp-all`, or a package that it needs, is not installed.
@@ -81,7 +81,7 @@ def import_mirror() -> dict[str, ModuleType]:
 
 
 def own_names(stock: ModuleType, mirror: ModuleType) -> dict[str, Any]:
-    """Return our values for the names of a module of stock: names that both modules have, except modules."""
+    """Return name → our object, for the names that a module of stock and our module both have, except submodules."""
     shared = [name for name in mirror.__all__ if name in vars(stock)]
     found = {name: getattr(mirror, name) for name in shared}
     return {name: value for name, value in found.items() if not isinstance(value, types.ModuleType)}

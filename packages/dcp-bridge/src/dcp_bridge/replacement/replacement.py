@@ -1,4 +1,4 @@
-"""`replace_stock` and `original_stock`: begin and end of a replacement, for the whole process."""
+"""`replace_stock` and `original_stock`: replacement of stock by this project in the whole process, and its end."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _SHOWN_NAMES = 4
 
 
 class Replacement:
-    """A replacement that `replace_stock` has made: what it replaced, and how to undo it. A context manager.
+    """Result of `replace_stock`: lists the replaced names, and undoes the replacement. A context manager.
 
     Attributes:
         torch_version: Version of torch.
-        replaced: Module of stock → its names that are replaced by ours.
-        kept: Module of stock → its public names that stay stock's, because our module has no such name.
-        rebound: Globals, as `module.name`, that modules had bound to stock's objects before, and that are now ours.
-        left: Globals, as above, that stay stock's, because their module has a class derived from a class of stock.
+        replaced: Name of a module of stock → its names that are replaced by ours.
+        kept: Name of a module of stock → its public names that remain stock's, because our module has no such name.
+        rebound: Globals of loaded modules, as `module.name`, that referred to stock's objects and now refer to ours.
+        left: Globals of loaded modules that remain stock's, because their module derives a class from a class of stock.
         active: Whether this replacement has not been undone.
 
     Example:
@@ -61,7 +61,7 @@ class Replacement:
         self.active = True
 
     def undo(self) -> None:
-        """Restore everything, unless another replacement is still active. A second call does nothing."""
+        """Restore stock, unless another replacement is still active. A second call does nothing."""
         with _lock:
             if self.active:
                 self.active = False
@@ -155,26 +155,26 @@ class _Swap:
 
 
 def replace_stock(*, any_torch: bool = False) -> Replacement:
-    """Let `torch.distributed.checkpoint` mean our modules in this process, for code that cannot be edited.
+    """Replace `torch.distributed.checkpoint` by our modules in this process, for code that cannot be edited.
 
-    After this call, importing stock's modules or names from them, or looking them up as attributes, gives ours; in
-    loaded modules, globals that are bound to stock's objects are swapped. Names that we do not have stay stock's, and
-    so does everything within calls of stock's own functions and classes. The replacement lasts until
-    `Replacement.undo`, or until the end of the `with` block; of several replacements, the last one
-    that ends restores stock. Forked processes inherit the replacement; other processes need their own: see
-    `DCP_REPLACE_STOCK` in the package's README.
+    After this call, imports of stock's modules or of names in them, and attribute access, return our objects. Globals
+    of loaded modules that refer to stock's objects are replaced. Names that this project lacks remain stock's, and
+    calls of stock's own functions and classes use only stock's objects. The replacement lasts until `Replacement.undo`,
+    or until the end of the `with` block; of several replacements, the last one to end restores stock. Forked processes
+    inherit the replacement; other processes need a replacement of their own: see `DCP_REPLACE_STOCK` in the package's
+    README.
 
     Args:
         any_torch: Whether untested versions of torch are accepted.
 
     Returns:
-        The replacement, whose attributes list what was replaced; a summary is logged once at level INFO.
+        The replacement, whose attributes list the replaced names; a summary is logged once at level INFO.
 
     Raises:
         UntestedTorchError: The replacement was not tested with this version of torch.
         PluginNotFoundError: `dcp-all`, or a package that it needs, is not installed.
 
-    Ranks: affects this process only, and waits for no other rank; all ranks should call it alike.
+    Ranks: one; not collective, but all ranks should call `replace_stock` with the same arguments.
 
     Example:
         ```python
@@ -209,7 +209,7 @@ def replace_stock(*, any_torch: bool = False) -> Replacement:
 
 
 def original_stock(name: str = "") -> ModuleType:
-    """Return stock's own module, even while stock is replaced.
+    """Return the original module of stock, even during a replacement.
 
     Args:
         name: Name of the submodule, such as "state_dict"; if empty, the package is returned.

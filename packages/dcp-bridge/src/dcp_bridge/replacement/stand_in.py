@@ -1,4 +1,4 @@
-"""`StandInModule`: module that replaces `torch.distributed.checkpoint` or a submodule of it during a replacement."""
+"""`StandInModule`: the module that is imported instead of `torch.distributed.checkpoint`, or of a submodule of it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _STOCKS_OWN = ("torch.distributed.checkpoint.", "dcp_bridge.")
 
 
 class StandInModule(ModuleType):
-    """Module that has our values where there are any, and stock's for all other names.
+    """Module with our objects under the names in `own`, and stock's objects under all other names of `stock`.
 
     Args:
         stock: Module of stock that is replaced, and stays unchanged.
-        own: Name → our value. The end of the replacement empties this mapping; then all values are stock's.
+        own: Name → our object. The end of the replacement empties this mapping; then all names are stock's.
 
-    Code of stock and of `dcp_bridge`, and code that they call, gets stock's values: stock's functions must find stock's
-    own classes by name. Names that stock does not have are missing here, too.
+    Code of stock and of `dcp_bridge`, and code that they call, gets stock's objects: stock's functions must find
+    stock's own classes by name. Names that stock lacks are missing here, too.
     """
 
     def __init__(self, stock: ModuleType, own: dict[str, Any]) -> None:
@@ -52,7 +52,7 @@ class StandInModule(ModuleType):
 
 
 def take_back(stand_in: StandInModule) -> None:
-    """Bind names that modules imported from a stand-in, and still have, to stock's values."""
+    """Restore stock's objects in the globals of modules that have imported names from a stand-in."""
     taken = vars(stand_in)["__taken__"]
     for namespace, ours, theirs in list(taken.values()):
         for name in [name for name, value in list(namespace.items()) if value is ours]:
