@@ -1,6 +1,6 @@
 """Checkpoints in local or mounted folders: `FileSystemWriter`, `FileSystemReader`.
 
-`dcp_core` plans and coordinates, `dcp_io` reads and durably writes the bytes; this package connects them.
+`dcp_core` plans and coordinates saves and loads, `dcp_io` reads and writes the bytes; this package connects them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Stock's small file-system interface, for code that uses this interface.
+"""Stock's `FileSystem` interface (streams, rename, mkdir, …), for code that uses this interface.
 
 This project's own writer and reader use `dcp_io.LocalStore` instead.
 
@@ -23,26 +23,26 @@ AnyPath = str | os.PathLike[str]
 
 
 class FileSystemBase(ABC):
-    """Operations on paths of one kind of file system."""
+    """Base class of stock's file-system interface: operations on the paths of one file system."""
 
     @contextmanager
     @abstractmethod
     def create_stream(self, path: AnyPath, mode: str) -> Generator[io.IOBase, None, None]:
-        """Open a stream on `path`, closed at the end of the block."""
+        """Open a stream on the file at `path`, as a context manager that closes the stream."""
         raise NotImplementedError
         yield
 
     @abstractmethod
     def concat_path(self, path: AnyPath, suffix: str) -> AnyPath:
-        """Return `suffix` below `path`."""
+        """Return the path of `suffix` below the folder `path`."""
 
     @abstractmethod
     def rename(self, path: AnyPath, new_path: AnyPath) -> None:
-        """Rename a file, replacing an existing one of that name."""
+        """Rename a file; an existing file at `new_path` is replaced."""
 
     @abstractmethod
     def init_path(self, path: AnyPath) -> AnyPath:
-        """Return `path` in this file system's own type."""
+        """Return `path` in the type that this file system uses for paths."""
 
     @abstractmethod
     def mkdir(self, path: AnyPath) -> None:
@@ -63,7 +63,7 @@ class FileSystemBase(ABC):
 
 
 class FileSystem(FileSystemBase):
-    """The local file system.
+    """Stock's file-system interface on the local file system.
 
     Example:
         ```python
@@ -79,7 +79,7 @@ class FileSystem(FileSystemBase):
 
     @contextmanager
     def create_stream(self, path: AnyPath, mode: str) -> Generator[io.IOBase, None, None]:
-        """Open a plain binary stream on a file, closed at the end of the block."""
+        """Open a file with the mode `rb` or `wb`, as a context manager that closes the stream."""
         with Path(path).open(mode) as stream:
             yield cast(io.IOBase, stream)
 
@@ -88,7 +88,7 @@ class FileSystem(FileSystemBase):
         return Path(path) / suffix
 
     def rename(self, path: AnyPath, new_path: AnyPath) -> None:
-        """Rename a file; atomic within one file system."""
+        """Rename a file, and replace an existing file at `new_path`; atomic within one file system."""
         os.replace(path, new_path)
 
     def init_path(self, path: AnyPath) -> AnyPath:
@@ -113,5 +113,5 @@ class FileSystem(FileSystemBase):
         Path(path).unlink()
 
     def ls(self, path: AnyPath) -> list[str]:
-        """Return the sorted paths of a folder's entries."""
+        """Return the sorted paths of the files and folders in a folder."""
         return [str(entry) for entry in sorted(Path(path).iterdir())]

@@ -1,4 +1,4 @@
-"""Defaults of the writer that depend on the machine."""
+"""Default number of writer and reader threads, which depends on the machine's cores."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ _MAX_DEFAULT_THREADS = 8
 
 
 def default_thread_count() -> int:
-    """Return the default number of threads: the cores that this process may run on, at most 8."""
+    """Return the default number of threads: the number of cores that this process may use, at most 8."""
     return max(1, min(_MAX_DEFAULT_THREADS, len(os.sched_getaffinity(0))))

@@ -1,4 +1,4 @@
-"""Checkpoint ids that name a local folder, and the store that opens the files in it."""
+"""Checkpoint ids that are local folders, and the stores of these folders."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ __all__ = ["is_local_id", "local_path", "store_of"]
 
 
 def local_path(checkpoint_id: str | os.PathLike[str]) -> Path:
-    """Return the folder that an id names, `file://` and `local://` URIs included.
+    """Return the path of the local folder that a checkpoint id names: a path, or a `file://` or `local://` URI.
 
-    Raises InvalidPlaceError as `file_path` does.
+    Raises:
+        InvalidPlaceError: The id is empty, a URI of another scheme, or a URI that has lost a slash.
     """
     return Path(file_path(checkpoint_id))
 
 
 def store_of(foreign_fs: Any, folder: Any) -> Store:
-    """Return the store of a folder: over the custom file system if one is given, otherwise over the local one."""
+    """Return the store of a folder on `foreign_fs` (with stock's interface), or on the local file system."""
     return LocalStore(folder) if foreign_fs is None else StreamStore(foreign_fs, folder)
 
 
 def is_local_id(checkpoint_id: str | os.PathLike[str]) -> bool:
-    """Whether an id names a local folder that can be written: a path, under an existing writable folder.
+    """Whether a checkpoint id is a local folder that can be written: a path or URI below an existing writable folder.
 
-    Source: torch 2.13 `FileSystem.validate_checkpoint_id` (same answer, plus URIs).
+    Source: torch 2.13 `FileSystem.validate_checkpoint_id` (same result for paths; no URIs).
     """
     if isinstance(checkpoint_id, Path):
         return True

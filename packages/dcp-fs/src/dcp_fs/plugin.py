@@ -1,4 +1,4 @@
-"""Registers the local folder as the storage of plain paths, `file://` and `local://` URIs. Imports nothing heavy."""
+"""Registration of the storage for paths, `file://` and `local://` URIs by a hook. Does not import torch."""
 
 from dcp_hooks import StorageBackendSpec, hookimpl
 
@@ -7,7 +7,7 @@ __all__ = ["dcp_register_storage"]
 
 @hookimpl
 def dcp_register_storage() -> list[StorageBackendSpec]:
-    """Return the storage of local and mounted folders."""
+    """Return the specification of the storage in local and mounted folders."""
     return [
         StorageBackendSpec(
             scheme=scheme,

@@ -1,4 +1,4 @@
-"""`FileSystemReader`: checkpoints from a local (or mounted) folder, ours and stock's."""
+"""`FileSystemReader`: storage reader for checkpoints, ours and stock's, in a local or mounted folder."""
 
 from __future__ import annotations
 
@@ -17,18 +17,21 @@ __all__ = ["FileSystemReader"]
 
 
 class FileSystemReader(FileAttributes, ByteStorageReader):
-    """Loads from a folder, checking every byte that a value depends on.
+    """Storage reader for a local or mounted folder; checks the CRCs of the data that it reads.
 
     Args:
         path: The checkpoint's folder.
         _extension_registry: Registry in which stream transforms are looked up before those of installed packages.
         verify: CRC checks of the data. `blocks` or True (the default): check the CRC blocks that are read. `full`:
-            check whole items, which matters for slices of items that stock wrote. `before`: check everything before
-            the first value changes. False: check nothing.
+            check whole items, also if only a slice is loaded. `before`: check all data before any tensor of the
+            template changes.
+            False: check nothing.
         thread_count: Number of reader threads; None takes the number of cores that this process may use, at most 8.
         max_inflight_bytes: Limit of the memory for buffers of all threads together, at least 1 MiB. Tensors that cannot
-            be read in place (columns, other strides, dtypes or devices) pass through these buffers. The limit does not
-            cover objects, and tensors that stock stored in an unusual form: each is held in memory while it is decoded.
+            be read in place (slices of columns, other strides, dtypes or devices) are copied through these buffers. The
+            limit
+            does not cover objects, nor tensors that stock stored in an unusual form: these are decoded in memory, one
+            by one.
 
     Source: torch 2.13 `torch.distributed.checkpoint.filesystem.FileSystemReader` (the first two parameters).
 
@@ -81,5 +84,5 @@ class FileSystemReader(FileAttributes, ByteStorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether `checkpoint_id` names a local folder."""
+        """Whether a checkpoint id is the path or URI of a local folder."""
         return is_local_id(checkpoint_id)

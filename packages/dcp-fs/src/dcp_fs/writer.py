@@ -1,4 +1,4 @@
-"""`FileSystemWriter`: checkpoints in a local (or mounted) folder."""
+"""`FileSystemWriter`: storage writer for checkpoints in a local or mounted folder."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ DEFAULT_INFLIGHT_BYTES = 64 << 20
 
 
 class FileSystemWriter(FileAttributes, ByteStorageWriter, BlockingAsyncStager):
-    """Saves to a folder; the old checkpoint in it stays loadable until the new one is published in one step.
+    """Storage writer for a local or mounted folder; an old checkpoint stays loadable until the new one is published.
 
     Args:
         path: Path of the checkpoint's folder, which is made if missing.
-        single_file_per_rank: One file per writer thread (True) or one per item (False).
-        sync_files: Whether data are flushed to the disk before the checkpoint is published. Otherwise a crash of the
-            machine may lose a checkpoint that `save` reported as done; a crash of the process never does.
+        single_file_per_rank: Whether each writer thread writes one file (True), or one file per item (False).
+        sync_files: Whether files are flushed to the disk (fsync) before the checkpoint is published. If False, a crash
+            of the machine may lose a checkpoint after `save` has returned; a crash of the process does not.
         thread_count: Number of writer threads; None takes the number of cores that this process may use, at most 8.
         per_thread_copy_ahead: Bytes that each thread may copy from an accelerator ahead of writing, if
             `max_inflight_bytes` is not given.
         cache_staged_state_dict: See `BlockingAsyncStager`.
-        overwrite: Whether a checkpoint that is already there may be replaced.
-        _extensions: Stream transforms that every item goes through (`dcp_transforms.ZStandard()`, …): the first one
-            writes to the file, the last one takes the data. To load a slice of such an item, all of the item is read.
-        serialization_format: `TORCH_SAVE`; stock's other choice wrote files that nothing could load.
+        overwrite: Whether an existing checkpoint in the folder may be replaced.
+        _extensions: Stream transforms of every item (`dcp_transforms.ZStandard()`, …): the last one in the list encodes
+            first, the first one writes to the file. To load a slice of such an item, the whole item is read.
+        serialization_format: Only `TORCH_SAVE`; stock's other format writes files that cannot be loaded.
         compression: How items are encoded: `auto` (each tensor in blocks, with the smallest result), `planes`, `zstd`
             (readable by stock), `none`, a transform, a list of them, or a mapping from dtypes or patterns of names to
             one of these; see `dcp_core.encoding.compression.CompressionPolicy`. Cannot be combined with `_extensions`.
         layout: `torch` (readable by stock) or `raw` (smaller, faster).
         interop: Whether to write an index that `torch.distributed.checkpoint` can load, if the layout allows it.
-        max_inflight_bytes: Limit of the memory for buffers of all threads: tensors on an accelerator, and views that
-            are not contiguous, are copied through these buffers while they are written. None takes 64 MiB, or more if
-            `per_thread_copy_ahead` asks for more.
-        stale_after_seconds: Time without a sign of life after which a save of another host counts as dead, and its
-            leftovers are removed.
+        max_inflight_bytes: Limit of the memory for buffers of all threads together. Tensors on an accelerator, and
+            views that are not contiguous, are copied through these buffers while they are written. None for 64 MiB, or
+            more if `per_thread_copy_ahead` requires more.
+        stale_after_seconds: A save of another host counts as dead, and its leftovers are removed, when it has not
+            renewed its marker for this long.
 
     Source: torch 2.13 `torch.distributed.checkpoint.filesystem.FileSystemWriter` (parameters up to
     `serialization_format`; `thread_count` is 1 there).
@@ -122,5 +122,5 @@ class FileSystemWriter(FileAttributes, ByteStorageWriter, BlockingAsyncStager):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether `checkpoint_id` names a local folder that can be written."""
+        """Whether a checkpoint id is the path or URI of a local folder that can be written."""
         return is_local_id(checkpoint_id)
