@@ -1,4 +1,4 @@
-"""Stock's small file-system interface over fsspec, for code that uses this interface.
+"""Stock's `FileSystem` interface (streams, rename, mkdir, …) on fsspec, for code that uses this interface.
 
 This project's own writer and reader use `FsspecStore` instead.
 
@@ -24,7 +24,7 @@ AnyPath = str | os.PathLike[str]
 
 
 class FileSystem:
-    """Operations on paths of one fsspec file system, which `init_path` chooses.
+    """Stock's file-system interface on an fsspec file system, which `init_path` selects.
 
     Example:
         ```python
@@ -43,7 +43,10 @@ class FileSystem:
 
     @contextmanager
     def create_stream(self, path: AnyPath, mode: str) -> Generator[io.IOBase, None, None]:
-        """Open a stream on `path`; a file that opening it created (modes `w`, `x`) is removed if the block raises."""
+        """Open a stream on the file at `path`, as a context manager that closes the stream.
+
+        If the `with` block raises an error, a file that was created by opening it (modes `w`, `x`) is removed.
+        """
         path = os.fspath(path)
         opened = self._chosen().open(path, mode)  # outside: if this fails, what is there is not ours
         try:
@@ -56,11 +59,16 @@ class FileSystem:
             raise
 
     def concat_path(self, path: AnyPath, suffix: str) -> AnyPath:
-        """Return `suffix` below `path`."""
+        """Return the path of `suffix` below the folder `path`."""
         return f"{os.fspath(path).rstrip('/')}/{suffix}"
 
     def init_path(self, path: AnyPath, **kwargs: Any) -> AnyPath:
-        """Choose the file system of `path`, with its options; returns the path unchanged."""
+        """Select the fsspec file system for the scheme of `path`; returns the path unchanged.
+
+        Args:
+            path: Path or URI in the file system.
+            kwargs: Options of the file system, as fsspec takes them.
+        """
         self.fs, _ = url_to_fs(os.fspath(path), **kwargs)
         return path
 
@@ -74,7 +82,7 @@ class FileSystem:
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: AnyPath) -> bool:
-        """Whether fsspec has a file system for the id."""
+        """Whether a checkpoint id is a URI for which fsspec has a file system."""
         return is_fsspec_id(checkpoint_id)
 
     def exists(self, path: AnyPath) -> bool:
@@ -86,7 +94,7 @@ class FileSystem:
         self._chosen().rm(os.fspath(path))
 
     def ls(self, path: AnyPath) -> list[str]:
-        """Return the paths of a folder's entries."""
+        """Return the paths of the files and folders in a folder."""
         return [str(each) for each in self._chosen().ls(os.fspath(path), detail=False)]
 
     def _chosen(self) -> Any:
@@ -96,12 +104,12 @@ class FileSystem:
 
 
 def made_file_system(path: AnyPath, options: Mapping[str, Any]) -> FileSystem:
-    """Return the file system of a path, with its options."""
+    """Return the file system for a path, made with the given options."""
     made = FileSystem()
     made.init_path(path, **options)
     return made
 
 
 def init_path(fs: Any, path: AnyPath, options: Mapping[str, Any]) -> Any:
-    """Choose the file system of a path, by the method `init_path` of `fs`; a custom `fs` is not passed the options."""
+    """Call `fs.init_path(path)`, which selects the file system, with the options if `fs` is a `FileSystem`."""
     return fs.init_path(path, **options) if isinstance(fs, FileSystem) else fs.init_path(path)

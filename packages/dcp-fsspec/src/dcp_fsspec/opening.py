@@ -1,4 +1,4 @@
-"""`open_store`: opens the store of a URI; this package's plug-in registers the function. Imports no torch."""
+"""`open_store`: opens the store of a URI through fsspec; this package's plug-in registers it. Does not import torch."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def open_store(
     """Open the folder that a URI names, through the fsspec file system of its scheme.
 
     Args:
-        uri: `scheme://…`; chained URIs work if their file system can write.
+        uri: URI of the folder, `scheme://…`; also a chained URI, if its file system can write.
         storage_options: Arguments of the file system's constructor; never logged.
-        block_bytes: Size of the parts of uploads.
+        block_bytes: Size of the parts of an upload, bytes.
 
     Raises:
         InvalidPlaceError: fsspec does not know the scheme, or the file system does not accept the options.
         StoreNotFoundError: The file system needs a package that is not installed; the message names it.
-        StorageError: The file system connects when it is made, and the connection failed.
+        StorageError: The file system connects to its server at once, and the connection failed.
     """
     text = os.fspath(uri)
     # Each rank changes the folder behind the others' backs: a listing that is remembered is a wrong one.
@@ -49,9 +49,9 @@ def open_store(
 
 
 def is_fsspec_id(checkpoint_id: str | os.PathLike[str]) -> bool:
-    """Whether an id is a URI for which fsspec has a file system.
+    """Whether a checkpoint id is a URI for which fsspec has a file system.
 
-    Source: torch 2.13 `_fsspec_filesystem.FileSystem.validate_checkpoint_id` (same answer).
+    Source: torch 2.13 `_fsspec_filesystem.FileSystem.validate_checkpoint_id` (same result).
     """
     if not isinstance(checkpoint_id, str):
         return False

@@ -1,4 +1,4 @@
-"""Registers storage and store of fsspec's schemes, as a fallback for specialised packages. Imports nothing heavy."""
+"""Registration of storages and stores for fsspec's URI schemes by hooks, as a fallback for other packages."""
 
 from dcp_hooks import ANY_SCHEME, StorageBackendSpec, StoreSpec, hookimpl
 
@@ -29,7 +29,7 @@ _SCHEMES = (
 
 @hookimpl
 def dcp_register_storage() -> list[StorageBackendSpec]:
-    """Return the storage of fsspec's file systems: the listed schemes, and any other that fsspec knows."""
+    """Return the specification of the storage in fsspec's file systems, for the URI schemes that fsspec knows."""
     return [
         StorageBackendSpec(
             scheme=scheme,
@@ -44,5 +44,5 @@ def dcp_register_storage() -> list[StorageBackendSpec]:
 
 @hookimpl
 def dcp_register_stores() -> list[StoreSpec]:
-    """Return the stores of the same URI schemes, for tools that do not need PyTorch."""
+    """Return the specifications of the stores for the same URI schemes, for tools without torch."""
     return [StoreSpec(scheme, "dcp_fsspec.opening:open_store", fallback=True) for scheme in _SCHEMES]

@@ -1,4 +1,4 @@
-"""`FsspecReader`: checkpoints from any fsspec file system, ours and stock's."""
+"""`FsspecReader`: storage reader for checkpoints, ours and stock's, in any fsspec file system."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["FsspecReader"]
 
 
 class FsspecReader(FileAttributes, ByteStorageReader):
-    """Loads from a folder of an fsspec file system by ranged reads, checking every byte that a value depends on.
+    """Storage reader for a folder of an fsspec file system: reads byte ranges, and checks the CRCs of what it reads.
 
     Args:
         path: URI of the checkpoint's folder, `scheme://…`.
-        verify: See `dcp_io.Verify`.
+        verify: CRC checks of the data; see `dcp_io.Verify`.
         thread_count: Number of concurrent requests of this rank.
         max_inflight_bytes: Limit of the memory for all running requests and buffers together.
         storage_options: Options of the file system, as fsspec takes them. Never logged.
@@ -83,5 +83,5 @@ class FsspecReader(FileAttributes, ByteStorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether fsspec has a file system for the id."""
+        """Whether a checkpoint id is a URI for which fsspec has a file system."""
         return is_fsspec_id(checkpoint_id)

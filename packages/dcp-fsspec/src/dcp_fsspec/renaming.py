@@ -1,6 +1,7 @@
-"""Replacing a file by a rename, and checking that the rename has happened.
+"""Replacement of a file by a rename, with a check that the file was replaced.
 
-File systems rename differently. One only returns that it did not rename, and its fsspec package ignores this result.
+File systems rename differently: some report a failed rename only by a return value, which their fsspec package
+ignores.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ __all__ = ["replace_file"]
 
 
 def replace_file(fs: Any, temporary: str, path: str, content: bytes, place: str) -> None:
-    """Rename a file over another one; the replacement is complete on return.
+    """Replace a file by renaming a temporary file; the replacement is complete on return.
 
     Args:
-        fs: A file system in which an incomplete file is visible.
+        fs: File system of the kind `files`, in which incomplete files are visible.
         temporary: Path of the file that holds `content`.
-        path: Path that the file gets.
-        content: Contents that `path` must have after the rename.
-        place: The path as users write it, for error messages.
+        path: Path of the file to replace.
+        content: Contents of the temporary file, which `path` must have after the rename.
+        place: URI of `path`, for error messages.
 
     Raises:
         StorageError: The file system failed, or did not replace the file.

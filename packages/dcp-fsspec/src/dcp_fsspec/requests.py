@@ -1,4 +1,4 @@
-"""Requests to a file system of fsspec: bounded retries, and errors that name the request."""
+"""Retries of requests to an fsspec file system, and errors that name the request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FINAL = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError
 
 
 def repeated(what: str, function: Callable[[], T], *, attempts: int = _ATTEMPTS) -> T:
-    """Return the result of a request, retried after transient errors.
+    """Send a request, retry it after transient errors, and return its result.
 
     Args:
         what: Description of the request with its path, for error messages.
@@ -26,8 +26,8 @@ def repeated(what: str, function: Callable[[], T], *, attempts: int = _ATTEMPTS)
         attempts: Limit of the number of attempts; 1 for requests that must not be carried out twice.
 
     Raises:
-        FileNotFoundError, FileExistsError, PermissionError: The storage reports this about the path.
-        StorageError: The request failed for good; the message has the number of attempts.
+        FileNotFoundError, FileExistsError, PermissionError: The storage reports this error for the path.
+        StorageError: The last attempt failed, or a retry is useless; the message has the number of attempts.
     """
     made = Attempts(what, attempts)
     while True:

@@ -1,4 +1,4 @@
-"""`FsspecSink`: upload of one file through its file system."""
+"""`FsspecSink`: upload of one file through an fsspec file system."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["FsspecSink"]
 
 
 class FsspecSink(UploadSink):
-    """Upload of a new file.
+    """Sink that uploads a new file through an fsspec file system.
 
     Args:
         fs: The file system.
         name: Name of the file in its store.
         path: Path of the file in the file system.
-        exclusive: Whether the file system itself refuses to replace an existing file.
-        block_bytes: Size of the parts of an upload.
+        exclusive: Whether the file system itself can create a file only if none exists (mode `xb`).
+        block_bytes: Size of the parts of an upload, bytes.
     """
 
     def __init__(self, fs: Any, name: str, path: str, *, exclusive: bool, block_bytes: int) -> None:
@@ -60,9 +60,9 @@ class FsspecSink(UploadSink):
             return False
 
     def give_up(self) -> None:
-        """Abort the upload, as far as the file system can.
+        """Abort the upload, if the file system can.
 
-        Otherwise the file object could complete the upload later, when it is garbage-collected.
+        Without this, the file object could complete the upload when it is garbage-collected.
         """
         with contextlib.suppress(Exception):
             self._file.discard()

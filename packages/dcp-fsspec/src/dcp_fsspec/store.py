@@ -29,17 +29,17 @@ _process_lock = threading.RLock()
 
 
 class FsspecStore(Store):
-    """Files of a file system below one folder.
+    """Store in a folder of an fsspec file system.
 
-    Guarantees: those of `Store`, with the durability of the file system. Creation is exclusive, and `touch` never
-    restores a removed file, where the file system supports conditional writes (S3, memory, local). On other file
-    systems both operations first check whether the file exists, which is not atomic.
+    Guarantees: those of `Store`, with the durability of the file system. On file systems with conditional writes (S3,
+    memory, local), `create` never replaces a file, and `touch` never restores a removed file. On other file systems
+    both methods first check whether the file exists, which is not atomic.
 
     Args:
-        fs: A file system, without a cache of listings.
-        path: The folder, as the file system names it.
-        url: URI of the folder, as users write it.
-        block_bytes: Size of the parts of uploads.
+        fs: The fsspec file system, made with `use_listings_cache=False`.
+        path: Path of the folder in the file system.
+        url: URI of the folder, for messages and as a checkpoint id.
+        block_bytes: Size of the parts of an upload, bytes.
 
     Example:
         ```python
@@ -65,11 +65,11 @@ class FsspecStore(Store):
 
     @property
     def url(self) -> str:
-        """The folder's URI."""
+        """URI of the folder."""
         return self._url
 
     def make(self) -> None:
-        """Make the folder, where the file system has folders."""
+        """Make the folder, if the file system has folders."""
         if self._kind != "objects":
             with self._changing():
                 repeated(f"mkdir {self.url}", lambda: self._fs.makedirs(self._path, exist_ok=True))
@@ -80,7 +80,7 @@ class FsspecStore(Store):
         return FsspecStore(self._fs, path, url, block_bytes=self._block_bytes)
 
     def create(self, name: str) -> Sink:
-        """Begin a new file (folders within its name are made)."""
+        """Create a file for writing; folders within the name are made."""
         path = self._inside(name)
         with self._changing():
             if self.exists(name):
@@ -90,7 +90,7 @@ class FsspecStore(Store):
             return FsspecSink(self._fs, name, path, exclusive=exclusive, block_bytes=self._block_bytes)
 
     def publish(self, name: str, data: bytes | bytearray | memoryview, *, tag: str = "", sync: bool = True) -> None:
-        """Replace the file: by one PUT, or by a rename if the file system shows incomplete files."""
+        """Replace the file: by one PUT or, if the file system shows incomplete files, by renaming a temporary file."""
         del sync
         path, content = self._inside(name), bytes(data)
         with self._changing():
@@ -109,7 +109,7 @@ class FsspecStore(Store):
                 raise
 
     def touch(self, name: str) -> None:
-        """Renew the file's modification time: by the file system if it can, else by writing the same bytes again."""
+        """Set the file's modification time to now, if necessary by writing the same bytes again."""
         path = self._inside(name)
         with self._changing():
             if is_local(self._fs):
@@ -138,7 +138,7 @@ class FsspecStore(Store):
             return bytes(repeated(f"GET {self.url}/{name}", lambda: self._fs.cat_file(path)))
 
     def read_into(self, name: str, offset: int, buffer: memoryview) -> None:
-        """Fill `buffer` by one ranged read."""
+        """Fill `buffer` with the file's bytes from `offset` on, by one ranged read."""
         path, wanted = self._inside(name), len(buffer)
         if not wanted:
             self.size(name)
@@ -190,7 +190,7 @@ class FsspecStore(Store):
         ]
 
     def folders(self) -> tuple[str, ...]:
-        """List the folders directly in the folder."""
+        """Return the names of the direct subfolders."""
         found = (self._name(info) for info in self._ls() if info["type"] == "directory")
         return tuple(sorted(name for name in found if name))
 
@@ -201,14 +201,14 @@ class FsspecStore(Store):
             repeated(f"DELETE {self.url}/{name}", lambda: self._fs.rm_file(path))
 
     def remove_folder(self) -> None:
-        """Remove the folder if it is empty, where the file system has folders."""
+        """Remove the folder if it is empty and the file system has folders."""
         if self._kind == "objects" or self._ls():
             return
         with self._changing(), contextlib.suppress(OSError):
             self._fs.rmdir(self._path)
 
     def sync_folder(self) -> None:
-        """Do nothing: the file system offers no further durability for acknowledged writes."""
+        """Do nothing: fsspec has no call that makes acknowledged writes more durable."""
 
     def _inside(self, name: str) -> str:
         return f"{self._path}/{check_name(name)}"

@@ -1,4 +1,4 @@
-"""Modification times of files, which each fsspec file system reports under another name and in another form."""
+"""Modification times of files, which fsspec's file systems report under different keys and in different types."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def modified_seconds(info: Mapping[str, Any], fs: Any, *, otherwise: float) -> f
     """Return a file's modification time in seconds since the epoch.
 
     Args:
-        info: Information of the file system about the file.
-        fs: The file system, which is asked for the time if `info` has none.
-        otherwise: Result if no time is known.
+        info: Result of `fs.info` for the file.
+        fs: The file system, whose method `modified` is called if `info` has no time.
+        otherwise: Result if the file system reports no time, in seconds since the epoch.
     """
     found = _time_of(info)
     if found is None:

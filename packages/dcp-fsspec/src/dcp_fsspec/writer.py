@@ -1,4 +1,4 @@
-"""`FsspecWriter`: checkpoints in any fsspec file system."""
+"""`FsspecWriter`: storage writer for checkpoints in any fsspec file system."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ _MIN_BLOCK_BYTES, _MAX_BLOCK_BYTES = 5 << 20, 64 << 20
 
 
 class FsspecWriter(FileAttributes, ByteStorageWriter, BlockingAsyncStager):
-    """Saves to a folder of an fsspec file system; the old checkpoint stays loadable until the new one is published.
+    """Storage writer for a folder of an fsspec file system; an old checkpoint stays loadable until the new one exists.
 
     Args:
         path: URI of the checkpoint's folder, `scheme://…`.
-        single_file_per_rank: One file per writer thread (True) or one per item (False).
-        sync_files: Accepted as in stock, without effect: fsspec offers no further durability for acknowledged writes.
-        thread_count: Writer threads of this rank.
+        single_file_per_rank: Whether each writer thread writes one file (True), or one file per item (False).
+        sync_files: No effect; accepted as in stock. fsspec has no call that makes acknowledged writes more durable.
+        thread_count: Number of writer threads of this rank.
         per_thread_copy_ahead: Bytes that each thread may copy from an accelerator ahead of writing, if
             `max_inflight_bytes` is not given.
-        overwrite: Whether a checkpoint that is already there may be replaced.
-        _extensions: Stream transforms that every item goes through; the first one writes to the file.
-        serialization_format: `TORCH_SAVE`; stock's other choice wrote files that nothing could load.
+        overwrite: Whether an existing checkpoint in the folder may be replaced.
+        _extensions: Stream transforms of every item; the last one in the list encodes first.
+        serialization_format: Only `TORCH_SAVE`; stock's other format writes files that cannot be loaded.
         compression: How items are encoded: `auto`, `planes`, `zstd`, `none`, a transform, a list of them, or a mapping
             from dtypes or patterns of names; see `dcp_core.encoding.compression.CompressionPolicy`. Cannot be
             combined with `_extensions`.
         layout: `torch` (readable by stock) or `raw` (smaller, faster).
         interop: Whether to write an index that `torch.distributed.checkpoint` can load, if the layout allows it.
-        max_inflight_bytes: Limit of the memory for buffers and uploads of all threads; None takes 64 MiB, or more if
-            `per_thread_copy_ahead` asks for more.
-        stale_after_seconds: Time without a sign of life after which a save of another host counts as dead.
+        max_inflight_bytes: Limit of the memory for buffers and uploads of all threads together; None for 64 MiB, or
+            more if `per_thread_copy_ahead` requires more.
+        stale_after_seconds: A save of another host counts as dead when it has not renewed its marker for this long.
         storage_options: Options of the file system, as fsspec takes them. Never logged.
-        cache_staged_state_dict: See `BlockingAsyncStager`; from torch 2.15 on.
+        cache_staged_state_dict: See `BlockingAsyncStager`; stock has this parameter from torch 2.15 on.
         kwargs: Further options of the file system, as in stock.
 
     Source: torch 2.13 `torch.distributed.checkpoint._fsspec_filesystem.FsspecWriter` (parameters up to
@@ -129,5 +129,5 @@ class FsspecWriter(FileAttributes, ByteStorageWriter, BlockingAsyncStager):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether fsspec has a file system for the id."""
+        """Whether a checkpoint id is a URI for which fsspec has a file system."""
         return is_fsspec_id(checkpoint_id)
