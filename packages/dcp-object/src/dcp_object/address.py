@@ -1,4 +1,4 @@
-"""Parsing of `s3://bucket/folder` and the like into a container and a folder in it. Sends no request."""
+"""Parsing of object store URIs (`s3://bucket/folder`, …) into container and folder. No request is sent."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _FORM = re.compile(r"([a-z][a-z0-9+.-]*)://([^/]+)(?:/(.*?))?/*", re.IGNORECASE 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Address of a folder in a container of an object store."""
+    """Address of a folder in a container (bucket) of an object store."""
 
     root: str
-    """URI of the container; all keys are relative to it."""
+    """URI of the container; keys of objects are relative to the container."""
     folder: str = ""
-    """Prefix of the keys of the folder's objects, without slashes at its ends."""
+    """Path of the folder: prefix of the keys of its objects, without leading and trailing slash."""
 
     @property
     def url(self) -> str:
-        """The address as a URI, as users write it."""
+        """URI of the folder, such as `s3://bucket/folder`."""
         return f"{self.root}/{self.folder}" if self.folder else self.root
 
     def key(self, name: str) -> str:
@@ -42,17 +42,17 @@ class Address:
 
 
 def is_address(checkpoint_id: str | os.PathLike[str]) -> bool:
-    """Whether an id has a scheme of an object store."""
+    """Whether a checkpoint id is a URI with the scheme of an object store."""
     return os.fspath(checkpoint_id).partition("://")[0].lower() in SCHEMES
 
 
 def parse_address(checkpoint_id: str | os.PathLike[str]) -> Address:
-    """Parse an id into its container and folder.
+    """Parse a checkpoint id into container and folder.
 
     Raises:
         InvalidPlaceError: The id does not have the form `scheme://container/folder`, or contains credentials or
-            parameters, which would end up in logs and in the checkpoint.
-        UnsafeCheckpointError: The folder contains a part such as `..`.
+            parameters, which would appear in logs and in the checkpoint.
+        UnsafeCheckpointError: The folder's path contains `..` or another unsafe component.
     """
     text = os.fspath(checkpoint_id)
     found = _FORM.fullmatch(text)

@@ -1,7 +1,7 @@
-"""Client of one container: requests are retried within a deadline; errors name the request and hold no secrets.
+"""Client of one container: retries requests within a deadline; errors name the request, without credentials.
 
-The client library itself retries failed connections and 5xx responses, with backoff. This module handles the failures
-that the library cannot recognise: truncated responses, and writes whose response was lost.
+The client library obstore itself retries failed connections and 5xx responses, with backoff. This module handles the
+failures that obstore cannot recognise: truncated responses, and writes whose response was lost.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _clients_lock = threading.Lock()
 
 
 class Client:
-    """Client of one container. Thread-safe.
+    """Client of one container (bucket) of an object store. Thread-safe.
 
     Args:
-        native: The obstore store of the container; keys are relative to it.
+        native: The obstore store of the container.
         root: URI of the container, for error messages.
-        deadline_seconds: Time after which an operation is not retried.
-        unrepeated: An obstore store of the same container that does not retry, for conditional requests. Their retries
-            are made here, since a retry can fail because the first attempt already changed the object. None takes
+        deadline_seconds: Time after which a request is not retried.
+        unrepeated: An obstore store of the same container that does not retry, for conditional requests. This class
+            retries them, since a retry can fail because the first attempt has already changed the object. None for
             `native`.
         attempts: Limit of the number of attempts of a conditional request.
     """
@@ -67,19 +67,19 @@ class Client:
         on_doubt: Callable[[], T | None] | None = None,
         attempts: int = _ATTEMPTS,
     ) -> T:
-        """Return the result of a request, retried after transient errors.
+        """Send a request, retry it after transient errors, and return its result.
 
         Args:
             what: Description of the request, for error messages.
             key: Key of the object, or a prefix of keys.
             function: Function that sends the request; may be called several times.
-            on_doubt: Function for requests that may have been carried out although they failed. It is called after a
-                failed attempt, and returns the result of the request, or None if the request must be retried.
+            on_doubt: Function for requests that the service may have carried out although they failed. It is called
+                after a failed attempt, and returns the result of the request, or None if the request must be retried.
             attempts: Limit of the number of attempts.
 
         Raises:
-            FileNotFoundError, ChangedError, FileExistsError: The service reports this about the object.
-            StorageError: The request failed for good.
+            FileNotFoundError, ChangedError, FileExistsError: The service reports this error for the object.
+            StorageError: The last attempt failed, or a retry is useless.
         """
         made, found = Attempts(f"{what} {self.root}/{key}", attempts, deadline_seconds=self._deadline_seconds), None
         while True:
@@ -98,7 +98,7 @@ class Client:
                 return found
 
     def once(self, what: str, key: str, function: Callable[[], T]) -> T:
-        """Return the result of a request that only obstore may retry. Raises StorageError if it fails."""
+        """Send a request without retries by this class; return its result. Raises StorageError if the request fails."""
         made = Attempts(f"{what} {self.root}/{key}", 1)
         try:
             return function()
@@ -111,7 +111,12 @@ class Client:
         return ChangedError(f"{what} {self.root}/{key}: {redacted(error)}")
 
     def put(self, key: str, data: bytes, mode: Any) -> None:
-        """Put an object by one request, with a condition unless `mode` is `overwrite`; never retried.
+        """Put an object by one request, without retries by this class.
+
+        Args:
+            key: Key of the object.
+            data: All bytes of the object.
+            mode: Condition, as obstore takes it: `overwrite` for none, `create`, or the version to be replaced.
 
         Raises:
             FileNotFoundError: The object to be replaced does not exist.
@@ -127,7 +132,7 @@ class Client:
             ) from None
 
     def get(self, key: str) -> tuple[bytes, Any]:
-        """Get an object's bytes and metadata. Raises TruncatedError if bytes are missing."""
+        """Get an object's bytes and metadata. Raises TruncatedError if the response is too short."""
         answer = obstore.get(self.native, key)
         meta = answer.meta
         data = bytes(answer.bytes())
@@ -136,7 +141,7 @@ class Client:
         return data, meta
 
     def get_range(self, key: str, start: int, stop: int) -> Any:
-        """Get a range of an object as a buffer, which is shorter if the object ends before `stop`."""
+        """Get bytes [start, stop) of an object as a buffer, which is shorter if the object ends before `stop`."""
         return obstore.get_range(self.native, key, start=start, end=stop)
 
     def head(self, key: str) -> Any:
@@ -148,19 +153,25 @@ class Client:
         obstore.delete(self.native, key)
 
     def listing(self, prefix: str) -> Any:
-        """List the contents of a folder: its `objects`, and its subfolders as `common_prefixes`."""
+        """List the contents of a folder: its objects as `objects`, and its subfolders as `common_prefixes`."""
         return obstore.list_with_delimiter(self.native, prefix or None)
 
     def writer(self, key: str, *, part_bytes: int, uploads: int) -> Any:
-        """Open a multipart upload that sends several parts at a time."""
+        """Open a multipart upload.
+
+        Args:
+            key: Key of the object.
+            part_bytes: Size of a part, bytes.
+            uploads: Number of parts that are uploaded at the same time.
+        """
         return obstore.open_writer(self.native, key, buffer_size=part_bytes, max_concurrency=uploads)
 
 
 def connect(root: str, options: Options) -> Client:
-    """Return the client of a container; cached by options and environment.
+    """Return the client of a container; clients are cached by options and environment variables.
 
     Raises:
-        ValueError: The service does not know one of the options, or needs further ones.
+        ValueError: An option is unknown to the service, or a required option is missing.
     """
     environment = tuple(sorted((k, v) for k, v in os.environ.items() if k.upper().startswith(_ENVIRONMENT)))
     key = (os.getpid(), root, options.identity(), hash(environment))

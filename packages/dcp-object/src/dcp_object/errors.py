@@ -1,4 +1,4 @@
-"""Conversion of the client's errors to errors of this project, without the credentials that their texts may hold."""
+"""Conversion of obstore's errors to errors of this project, without credentials in their messages."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ _REFUSED_STATUS = re.compile(r"\b40[13] [A-Z]|status: 40[13]\b")
 
 
 class ChangedError(StorageError):
-    """An object has changed since it was opened: another process has replaced it."""
+    """Another process has replaced the object since it was opened."""
 
 
 def redacted(error: BaseException) -> str:
-    """Return the text of a client's error without URL parameters, user names and debug output."""
+    """Return the message of an obstore error without URL parameters, user names and debug output."""
     text = " ".join(str(error).partition(_DUMP)[0].split())
     return _USER.sub("://…@", _QUERY.sub("?…", text))
 
 
 def is_permanent(error: BaseException) -> bool:
-    """Whether retrying the request is useless."""
+    """Whether an error is permanent, so retrying the request is useless."""
     return isinstance(error, _PERMANENT) or _CLIENT_STATUS.search(redacted(error)) is not None
 
 
 def remedy(error: BaseException) -> str:
-    """Return what a user can do about a permanent error."""
+    """Return the remedy for a permanent error, as a clause for the error message."""
     refused = isinstance(error, (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError))
     if refused or _REFUSED_STATUS.search(redacted(error)) is not None:
         return "check the credentials and what they may do with this container"

@@ -1,4 +1,4 @@
-"""`open_store`: opens the store of a URI; this package's plug-in registers the function. Imports no torch."""
+"""`open_store`: opens a folder in an object store; this package's plug-in registers it. Does not import torch."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ def open_store(
     uploads: int = UPLOADS,
     spread: int = 0,
 ) -> ObjectStore:
-    """Open the folder of objects that a URI names; sends no request.
+    """Open the store of a folder in an object store; no request is sent.
 
     Args:
-        uri: `s3://bucket/folder`, `gs://…`, `az://…`, `abfs://…`; `https://host/folder`, which can only be read.
+        uri: URI of the folder: `s3://bucket/folder`, `gs://…`, `az://…`, `abfs://…`; or `https://host/folder`,
+            read-only.
         storage_options: Configuration of obstore: options of the service under obstore's names (`endpoint`, `region`,
             `access_key_id`, …), and the groups `client_options`, `retry_config` and `credential_provider`. obstore
             takes missing options from the environment and the machine's identity. Never logged.
-        part_bytes: See `ObjectStore`.
-        uploads: See `ObjectStore`.
-        spread: See `ObjectStore`.
+        part_bytes: Size of the parts of large uploads, bytes.
+        uploads: Number of parts of one object that are uploaded at the same time.
+        spread: Number of key prefixes over which new objects are distributed; 0 for none. See `ObjectStore`.
 
     Raises:
         ValueError: The URI or the options are not valid.

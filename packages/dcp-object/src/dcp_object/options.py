@@ -1,4 +1,4 @@
-"""`storage_options`: split into obstore's option groups, and the defaults."""
+"""`Options`: the user's `storage_options`, split into obstore's option groups and completed by defaults."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _RETRIES = 6
 
 @dataclass(frozen=True, repr=False)
 class Options:
-    """The client's configuration. Never printed: it may hold credentials.
+    """Configuration of the client of an object store. Never printed, since it may contain credentials.
 
     Args:
         config: Options of the service, under obstore's names: `endpoint`, `region`, `access_key_id`, …
         client_options: Options of the HTTP client: `allow_http`, `timeout`, `proxy_url`, …
-        retry_config: Options of retries: `max_retries`, `retry_timeout` (the deadline of an operation), `backoff`.
+        retry_config: Options of retries: `max_retries`, `retry_timeout` (the deadline of a request), `backoff`.
         credential_provider: Provider of credentials, as obstore takes it.
     """
 
@@ -34,11 +34,11 @@ class Options:
 
     @classmethod
     def of(cls, storage_options: Mapping[str, Any] | None, *, plain_http: bool = False) -> Options:
-        """Split a user's options into obstore's three named groups and, from all others, the service's config.
+        """Split a user's options into obstore's three named groups, and all other options as those of the service.
 
         Args:
-            storage_options: The user's options.
-            plain_http: Whether the user gave an address without TLS.
+            storage_options: The user's options; see `open_store`.
+            plain_http: Whether the URI is an `http://` address, without TLS.
 
         Raises:
             TypeError: One of the groups is no mapping, or the name of an option is no string.
@@ -71,12 +71,12 @@ class Options:
 
     @property
     def deadline_seconds(self) -> float:
-        """Seconds after which an operation is not retried."""
+        """Time after which a request is not retried, in seconds."""
         timeout = self.retry_config["retry_timeout"]
         return timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
 
     def identity(self) -> str:
-        """Return a key that is equal for equal options. Holds credentials, which must not be printed."""
+        """Return a cache key that is equal for equal options. Contains credentials, and must not be printed."""
         parts = (self.config, self.client_options, self.retry_config, id(self.credential_provider))
         return repr([sorted(part.items()) if isinstance(part, dict) else part for part in parts])
 

@@ -1,4 +1,4 @@
-"""`ObjectStoreReader`: checkpoints from object stores, ours and stock's."""
+"""`ObjectStoreReader`: storage reader for checkpoints, ours and stock's, in object stores."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["ObjectStoreReader"]
 
 
 class ObjectStoreReader(ByteStorageReader):
-    """Loads from a folder of objects by ranged reads, checking every byte that a value depends on.
+    """Storage reader for a folder in an object store: reads byte ranges, and checks the CRCs of what it reads.
 
     Args:
-        checkpoint_id: `s3://bucket/folder`, `gs://…`, `az://…`, `abfs://…`.
-        storage_options: See `open_store`.
-        verify: See `dcp_io.Verify`.
+        checkpoint_id: URI of the checkpoint's folder: `s3://bucket/folder`, `gs://…`, `az://…`, `abfs://…`.
+        storage_options: Options of the object store; see `open_store`.
+        verify: CRC checks of the data; see `dcp_io.Verify`.
         thread_count: Number of concurrent requests of this rank.
         max_inflight_bytes: Limit of the memory for all running requests and buffers together.
         extensions: Registry in which stream transforms are looked up before those of installed packages.
@@ -67,5 +67,5 @@ class ObjectStoreReader(ByteStorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether the id has a scheme of object stores."""
+        """Whether a checkpoint id is a URI with the scheme of an object store."""
         return is_address(checkpoint_id)

@@ -1,4 +1,4 @@
-"""`ObjectSink`: upload of one object. Small ones in one conditional PUT, large ones in parallel parts."""
+"""`ObjectSink`: upload of one object: a small object by one conditional PUT, a large object in parallel parts."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ _STEP_BYTES = 1 << 20
 
 
 class ObjectSink(UploadSink):
-    """Upload that never replaces an existing object.
+    """Sink that uploads a new object, and never replaces an existing object.
 
     An object of more than `part_bytes` is uploaded in parts, for which services offer no conditional request. So a
-    conditional PUT of its first bytes reserves the name; the whole object replaces them when all parts have arrived.
+    conditional PUT of its first bytes reserves the key; the whole object replaces these bytes when all parts have
+    arrived.
 
     Args:
         client: Client of the container.
         name: Name of the object in its store.
         key: Key of the object in the container.
-        part_bytes: Size of a part. At most `uploads` + 2 parts are in memory.
+        part_bytes: Size of a part, bytes. At most `uploads` + 2 parts are in memory.
         uploads: Number of parts that are uploaded at the same time.
     """
 
@@ -42,11 +43,11 @@ class ObjectSink(UploadSink):
         self._writer: Any = None
 
     def send(self, view: memoryview) -> None:
-        """Copy the bytes; full parts are uploaded in the background, at most `uploads` at the same time."""
+        """Copy the bytes into a part. Full parts are uploaded in the background, at most `uploads` at the same time."""
         self._take(view, stable=isinstance(view.obj, bytes))
 
     def send_stable(self, view: memoryview) -> None:
-        """Send bytes that do not change, without a copy unless the object is small."""
+        """Send bytes that do not change before the upload has ended; they are copied only if the object is small."""
         self._take(view, stable=True)
 
     def _take(self, view: memoryview, *, stable: bool) -> None:
@@ -100,7 +101,7 @@ class ObjectSink(UploadSink):
             raise
 
     def complete(self) -> None:
-        """Complete the upload: once acknowledged, the object is durable and visible to all."""
+        """Complete the upload. On return the object is durable, and visible to all processes."""
         if self._writer is None:
             self._create(bytes(self._small))
             self._small = bytearray()
@@ -108,7 +109,7 @@ class ObjectSink(UploadSink):
             self._client.once("PUT (complete)", self._key, self._writer.close)
 
     def give_up(self) -> None:
-        """End a multipart upload by completing it, as obstore cannot abort; the caller then calls `remove`."""
+        """End a multipart upload by completing it, since obstore cannot abort it; the caller then calls `remove`."""
         self._small = bytearray()
         if self._writer is not None:
             self._writer.close()

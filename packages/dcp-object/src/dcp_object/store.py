@@ -1,4 +1,4 @@
-"""`ObjectStore`: a folder of objects in a container as a `dcp_io.Store`."""
+"""`ObjectStore`: a folder in a container of an object store, as a `dcp_io.Store`."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _REPLACE_TRIES = 100
 
 
 class ObjectStore(Store):
-    """A folder of objects: all objects whose keys begin with the folder's path.
+    """Store in a folder of an object store: all objects whose keys begin with the folder's path.
 
-    Guarantees: those of `Store`. Acknowledged writes are durable and visible to everybody at once (as S3, GCS and Azure
-    promise); an object appears when all of it has arrived. `publish` is one PUT on the condition that the object has
-    not changed since it was looked up; there is no such condition if the service reports neither ETags nor versions.
+    Guarantees: those of `Store`. Acknowledged writes are durable, and immediately visible to all processes (as S3, GCS
+    and Azure promise); an object appears when all of its bytes have arrived. `publish` is one PUT on the condition that
+    no other process has changed the object meanwhile, if the service reports ETags or versions.
 
     Args:
         client: Client of the container.
         address: Address of the folder.
-        part_bytes: Size of the parts of large uploads.
+        part_bytes: Size of the parts of large uploads, bytes.
         uploads: Number of parts of one object that are uploaded at the same time.
         spread: Number of key prefixes over which new objects are distributed; 0 for none. Services limit the rate of
-            requests by prefix.
+            requests to each prefix.
 
     Example:
         ```python
@@ -68,11 +68,11 @@ class ObjectStore(Store):
 
     @property
     def url(self) -> str:
-        """The folder's URI."""
+        """URI of the folder."""
         return self._address.url
 
     def make(self) -> None:
-        """Do nothing: folders are prefixes of keys here."""
+        """Do nothing: in an object store, folders are only prefixes of keys."""
 
     def child(self, name: str) -> ObjectStore:
         """Return the store of a subfolder, with the same client."""
@@ -82,9 +82,9 @@ class ObjectStore(Store):
         )
 
     def create(self, name: str) -> Sink:
-        """Begin the upload of an object and return its sink.
+        """Begin the upload of a new object, and return its sink.
 
-        If the store was opened with `spread`, the sink's name is `name` after a prefix that spreads keys.
+        If the store was opened with `spread`, the sink's name is `name` with one of the key prefixes.
         """
         check_name(name)
         if self._spread and "/" not in name:
@@ -95,7 +95,7 @@ class ObjectStore(Store):
         return ObjectSink(self._client, name, key, part_bytes=self._part_bytes, uploads=self._uploads)
 
     def publish(self, name: str, data: bytes | bytearray | memoryview, *, tag: str = "", sync: bool = True) -> None:
-        """Replace the object by one PUT."""
+        """Create or replace the object by one PUT."""
         del tag, sync
         key, content = self._key(name), bytes(data)
 
@@ -124,7 +124,7 @@ class ObjectStore(Store):
         raise ChangedError(f"PUT {self.url}/{name}: others have replaced it {_REPLACE_TRIES} times meanwhile")
 
     def touch(self, name: str) -> None:
-        """Renew the object's modification time by writing the same bytes again, unless the object changes meanwhile."""
+        """Set the modification time to now by writing the same bytes again, unless the object changes meanwhile."""
         key = self._key(name)
         found = self._get(key)
         if found is None:
@@ -146,18 +146,18 @@ class ObjectStore(Store):
         return found[0]
 
     def read_into(self, name: str, offset: int, buffer: memoryview) -> None:
-        """Fill `buffer` by one ranged GET."""
+        """Fill `buffer` with the object's bytes from `offset` on, by one ranged GET."""
         self.read_vector(name, offset, [buffer])
 
     def read_vector(self, name: str, offset: int, buffers: Sequence[memoryview]) -> None:
-        """Fill the buffers in order by one ranged GET; raises as `read_into`."""
+        """Fill the buffers in order with the bytes from `offset` on, by one ranged GET. Errors: see `read_into`."""
         data, position = self.fetch(name, offset, sum(map(len, buffers))), 0
         for buffer in buffers:
             buffer[:] = data[position : position + len(buffer)]
             position += len(buffer)
 
     def fetch(self, name: str, offset: int, wanted: int) -> memoryview:
-        """Return the bytes of one ranged GET, without a copy; raises as `read_into`."""
+        """Return `wanted` bytes from `offset` on, by one ranged GET and without a copy. Errors: see `read_into`."""
         key = self._key(name)
         if not wanted:
             self.size(name)
@@ -184,7 +184,7 @@ class ObjectStore(Store):
             raise self._missing(name) from None
 
     def open(self, name: str) -> Source:
-        """Open the object for ranged reads; each read is a request."""
+        """Open the object for reads of byte ranges; each read is a request."""
         check_name(name)
         return _ObjectSource(self, name)
 
@@ -193,7 +193,7 @@ class ObjectStore(Store):
         return int(self.about(name)["size"])
 
     def about(self, name: str) -> Mapping[str, Any]:
-        """Return the object's metadata: `size`, `last_modified`, … Raises CheckpointNotFoundError."""
+        """Return the object's metadata: `size`, `last_modified`, … Raises CheckpointNotFoundError if it is missing."""
         meta = self._head(self._key(name))
         if meta is None:
             raise self._missing(name)
@@ -204,7 +204,7 @@ class ObjectStore(Store):
         return self._head(self._key(name)) is not None
 
     def list(self) -> list[Entry]:
-        """List the objects directly in the folder, and those under the prefixes of `spread`."""
+        """List the objects directly in the folder, and those under the key prefixes of `spread`."""
         listing = self._listing("")
         entries = [_entry(meta, self._address.folder) for meta in listing["objects"]]
         for prefix in self._parts(listing):
@@ -213,7 +213,7 @@ class ObjectStore(Store):
         return entries
 
     def folders(self) -> tuple[str, ...]:
-        """List the direct subfolders, which are prefixes of keys."""
+        """Return the names of the direct subfolders, which are prefixes of keys."""
         return tuple(sorted(name for name in self._parts(self._listing("")) if not _SPREAD.fullmatch(name)))
 
     def delete(self, name: str) -> None:

@@ -1,4 +1,4 @@
-"""`WebFolder`: read-only checkpoint on a web server, by HEAD and ranged GET requests."""
+"""`WebFolder`: read-only store of a checkpoint on a web server, by HEAD and ranged GET requests."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["WebFolder"]
 
 
 class WebFolder(ObjectStore):
-    """Read-only files below a URL. Cannot be listed: a checkpoint is found by the name of its index."""
+    """Read-only store of the files below a URL. A web server lists no folders, so only the index's name is tried."""
 
     def list(self) -> list[Entry]:
-        """List the index, if it exists: HTTP has no listing, and the index names the other files."""
+        """List only the index, if it exists: HTTP has no listing, and the index names the other files."""
         try:
             meta = self.about(METADATA_NAME)
         except CheckpointNotFoundError:

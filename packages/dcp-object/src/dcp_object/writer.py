@@ -1,4 +1,4 @@
-"""`ObjectStoreWriter`: checkpoints in object stores."""
+"""`ObjectStoreWriter`: storage writer for checkpoints in object stores."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ _MIN_PART_BYTES, _MAX_PART_BYTES = 5 << 20, 64 << 20
 
 
 class ObjectStoreWriter(ByteStorageWriter):
-    """Saves to a folder of objects; the old checkpoint stays loadable until one conditional PUT replaces its index.
+    """Storage writer for a folder in an object store; an old checkpoint stays loadable until the new one is published.
 
     Args:
-        checkpoint_id: `s3://bucket/folder`, `gs://…`, `az://…`, `abfs://…`.
-        storage_options: See `open_store`.
-        overwrite: Whether a checkpoint that is already there may be replaced.
+        checkpoint_id: URI of the checkpoint's folder: `s3://bucket/folder`, `gs://…`, `az://…`, `abfs://…`.
+        storage_options: Options of the object store; see `open_store`.
+        overwrite: Whether an existing checkpoint in the folder may be replaced.
         layout: `torch` or `raw`, see `dcp_io.Layout`.
         interop: Whether to write an index that `torch.distributed.checkpoint` can load, if the layout allows it.
         thread_count: Number of objects that this rank writes at the same time, each in parallel parts.
         uploads: Number of parts of one object that are uploaded at the same time.
         spread: Number of key prefixes (at most 256) over which data files are distributed; 0 for none. Useful with many
-            ranks, for services that limit the rate of requests by prefix.
-        max_inflight_bytes: Limit of the memory for the parts of all threads together. Parts have at least 5 MiB, so if
-            the limit is too small for `thread_count` x (`uploads` + 2) parts, fewer are uploaded at the same time.
-        stale_after_seconds: Time without a sign of life after which a save of another host counts as dead.
+            ranks, for services that limit the rate of requests to each prefix.
+        max_inflight_bytes: Limit of the memory for the parts of all threads together. Parts have at least 5 MiB; if the
+            limit is too small for `thread_count` x (`uploads` + 2) parts, fewer parts are uploaded at the same time.
+        stale_after_seconds: A save of another host counts as dead when it has not renewed its marker for this long.
         compression: How items are encoded: `auto`, `planes`, `zstd`, `none`, a transform, a list of them, or a mapping
             from dtypes or patterns of names; see `dcp_core.encoding.compression.CompressionPolicy`.
 
@@ -79,7 +79,7 @@ class ObjectStoreWriter(ByteStorageWriter):
         super().__init__(checkpoint_id, overwrite=overwrite, interop=interop, compression=compression)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Set up as `ByteStorageWriter` does; refuses planners and layouts that `spread` cannot handle."""
+        """Set up the writer for a save. Raises ValueError for `spread` in a save without a coordinator."""
         if self.spread and not kwargs.get("use_collectives", True):
             raise ValueError("spread does not work with use_collectives=False: a rank could not clear up its files")
         super().set_up_storage_writer(is_coordinator, *args, **kwargs)
@@ -102,5 +102,5 @@ class ObjectStoreWriter(ByteStorageWriter):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether the id has a scheme of an object store."""
+        """Whether a checkpoint id is a URI with the scheme of an object store."""
         return is_address(checkpoint_id)
