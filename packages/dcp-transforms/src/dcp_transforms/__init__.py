@@ -1,7 +1,7 @@
-"""Transforms of stored bytes (compression): passed to storages as settings, found by readers through the index.
+"""Transforms of stored bytes (compression): writers get them as options, readers find them by the index.
 
-The storages decide when an item is encoded, and where its bytes are written. Each transform is imported on first
-use, so that the discovery of plug-ins does not import the codecs.
+The storages decide when an item is encoded, and where its bytes are written. Each transform is imported on first use;
+the discovery of plug-ins does not import the codecs.
 """
 
 from __future__ import annotations

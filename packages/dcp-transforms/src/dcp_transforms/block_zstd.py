@@ -1,6 +1,6 @@
-"""Zstandard over blocks: for tensors that repeat themselves, such as tokens, masks and tables.
+"""Zstandard compression of blocks, for tensors with repetitions, such as tokens, masks and tables.
 
-An encoded block is one Zstandard frame (RFC 8878) with the content's size in its header.
+An encoded block is one Zstandard frame (RFC 8878) with the size of its content in the frame header.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["BlockZStandard"]
 
 
 class BlockZStandard(Versioned, BlockTransformExtension):
-    """Compresses tensors with Zstandard block by block, so that only the blocks of a slice are read and decoded.
+    """Block transform that compresses tensors with Zstandard. To load a slice, only its blocks are read and decoded.
 
     Args:
         level: Compression level, from -100 (fastest) to 22 (smallest).
@@ -46,7 +46,7 @@ class BlockZStandard(Versioned, BlockTransformExtension):
         return self._frames.compress(block)
 
     def decoded_bytes(self, data: memoryview) -> int:
-        """Return the decoded length from the frame's header."""
+        """Return the decoded length of a block in bytes, from the frame header."""
         try:
             size: int = zstandard.frame_content_size(data)
         except zstandard.ZstdError as error:
@@ -54,5 +54,5 @@ class BlockZStandard(Versioned, BlockTransformExtension):
         return size
 
     def decode_block(self, data: memoryview, into: memoryview) -> None:
-        """Decompress a frame into `into`."""
+        """Decompress a frame into the buffer `into`."""
         into[:] = decompress(data, len(into))

@@ -1,8 +1,8 @@
-"""Float planes: the bytes at the same position in all elements are grouped, and compressible groups compressed.
+"""Float planes compression: bytes at the same position in all elements are grouped; compressible groups are compressed.
 
-The exponents of a model's weights take few values, their mantissas are noise. So each element is rotated left by one
-bit, which puts the exponent alone into the top byte, and split into groups of bytes; a group that shrinks is
-compressed, other groups are stored unchanged. Decoding restores every bit pattern.
+The exponents of a model's weights have few different values, their mantissas are noise. So each element is rotated
+left by one bit, which moves the exponent into the top byte, and its bytes are split into groups. A group that becomes
+smaller is compressed, other groups are stored unchanged. Decoding restores every bit pattern.
 
 An encoded block, all numbers little-endian: a byte of layout (bits 0-1: logarithm to base 2 of an element's bytes; bit
 2: elements were rotated; bit 3: groups are those of integers; bit 4: each byte of an element is a group), the decoded
@@ -114,9 +114,9 @@ class _Layout:
 
 
 class FloatPlanes(Versioned, BlockTransformExtension):
-    """Splits elements into planes of bytes, compresses planes that shrink; saves a third of bf16, a sixth of fp32.
+    """Block transform that compresses floats by planes of bytes; saves about a third of bf16, a sixth of fp32.
 
-    Lossless for every dtype and bit pattern. Only the blocks of a slice are read and decoded.
+    Lossless for every dtype and bit pattern. To load a slice, only its blocks are read and decoded.
 
     Example:
         ```python
@@ -138,7 +138,12 @@ class FloatPlanes(Versioned, BlockTransformExtension):
         self._tried: tuple[bool, ...] | None = None
 
     def for_item(self, sample: memoryview, dtype: str) -> tuple[FloatPlanes, float]:
-        """Return this transform tuned to a sample: the split of elements, and the groups of bytes worth compressing."""
+        """Return this transform with settings that suit a tensor, and the estimated ratio of encoded to original size.
+
+        Args:
+            sample: Bytes of some of the tensor's elements.
+            dtype: Name of the tensor's dtype without `torch.`.
+        """
         layout = _Layout.of(dtype)
         words: Words = np.frombuffer(sample, layout.word)
         layout = layout.for_words(words)
@@ -154,7 +159,7 @@ class FloatPlanes(Versioned, BlockTransformExtension):
         return chosen, left / len(sample)
 
     def encode_block(self, block: memoryview, dtype: str) -> memoryview:
-        """Encode a block: its groups of bytes, compressed or unchanged."""
+        """Encode a block: split it into groups of bytes, and compress the groups that become smaller."""
         layout = self._layout or _Layout.of(dtype)
         words: Words = np.frombuffer(block, layout.word)
         raw = [len(words) * width for _, width in layout.groups]
@@ -176,7 +181,7 @@ class FloatPlanes(Versioned, BlockTransformExtension):
         return encoded[:position].data
 
     def decoded_bytes(self, data: memoryview) -> int:
-        """Return the decoded length from the block's header."""
+        """Return the decoded length of a block in bytes, from the block's header."""
         layout, size, lengths, start = _head(data)
         raw = [size // layout.item_bytes * width for _, width in layout.groups]
         if size % layout.item_bytes or start + sum(lengths) != len(data):
@@ -186,7 +191,7 @@ class FloatPlanes(Versioned, BlockTransformExtension):
         return size
 
     def decode_block(self, data: memoryview, into: memoryview) -> None:
-        """Decode a block by joining its groups."""
+        """Decode a block into the buffer `into`: decompress and join its groups of bytes."""
         layout, size, lengths, position = _head(data)
         count = size // layout.item_bytes
         words, group = (_scratch.take(name, count, layout.word) for name in ("words", "group"))

@@ -1,4 +1,4 @@
-"""Zstandard frames that contain one block each; every thread has its own compressor and decompressor."""
+"""Zstandard frames with one block each; every thread has its own compressor and decompressor."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _decompressors: Final = threading.local()
 
 
 class FrameCompressor:
-    """Compresses blocks into frames with their content size. Thread-safe.
+    """Compressor of blocks into Zstandard frames, with the content size in the frame header. Thread-safe.
 
     Args:
-        options: Number of a parameter of Zstandard → its value.
+        options: Number of a Zstandard compression parameter → its value.
     """
 
     __slots__ = ("_kept", "_options")
@@ -41,12 +41,12 @@ class FrameCompressor:
 
     @classmethod
     def at_level(cls, level: int) -> FrameCompressor:
-        """Return a compressor with Zstandard's settings for a level, from -100 (fastest) to 22 (smallest)."""
+        """Return a compressor with the parameters of a Zstandard level, from -100 (fastest) to 22 (smallest)."""
         return cls({zstd.CompressionParameter.compression_level: level})
 
     @classmethod
     def for_entropy(cls) -> FrameCompressor:
-        """Return a compressor for entropy coding alone, with hardly any search for matches, since the data has none."""
+        """Return a compressor for data without repetitions: entropy coding, with hardly any search for matches."""
         options: dict[int, int] = {
             zstd.CompressionParameter.strategy: zstd.Strategy.fast,
             zstd.CompressionParameter.min_match: 7,
@@ -74,7 +74,7 @@ def decompress(frame: memoryview, size: int) -> bytes:
     """Decompress a frame whose content has `size` bytes.
 
     Raises:
-        ValueError: The frame's header gives another size of the content; no memory was allocated for it.
+        ValueError: The frame header has another content size; no memory was allocated for the content.
         zstandard.ZstdError: The frame is damaged.
     """
     stated = zstandard.frame_content_size(frame)

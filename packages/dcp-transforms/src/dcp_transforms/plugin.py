@@ -1,4 +1,4 @@
-"""Registers the transforms of this package. Imports nothing heavy."""
+"""Registration of this package's transforms by a hook. Does not import the codecs."""
 
 from dcp_hooks import hookimpl
 
@@ -7,7 +7,7 @@ __all__ = ["dcp_register_transforms"]
 
 @hookimpl
 def dcp_register_transforms() -> dict[str, str]:
-    """Return the transforms by the names in their descriptors."""
+    """Return name of a transform, as in descriptors → import path of its class."""
     return {
         "stream.zstd": "dcp_transforms.zstd:ZStandard",
         "block.planes": "dcp_transforms.float_planes:FloatPlanes",

@@ -1,4 +1,4 @@
-"""Name, version and descriptor of a transform of this package."""
+"""Base class of this package's transforms: name, version and descriptor."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ __all__ = ["Versioned"]
 
 
 class Versioned:
-    """Base of transforms with one version, whose default settings decode the output of all settings."""
+    """Base class of transforms with one format version; decoding does not depend on the settings of the encoder."""
 
     name: ClassVar[str]
     version: ClassVar[str] = "1"
 
     @classmethod
     def registry_name(cls) -> str:
-        """Return the registry name."""
+        """Return the name of the transform in the registry and in descriptors."""
         return cls.name
 
     @classmethod
     def from_descriptor(cls, version: str) -> Self:
-        """Return the transform that decodes a descriptor's version. Raises ValueError for unknown versions."""
+        """Return the transform that decodes data of a format version. Raises ValueError for an unknown version."""
         if version.partition(".")[0] != cls.version:
             raise ValueError(f"version {version!r}; version {cls.version} is known")
         return cls()
 
     def get_descriptor(self) -> str:
-        """Return the descriptor, `name/version`."""
+        """Return the transform's descriptor for the index, `name/version`."""
         return f"{self.name}/{self.version}"

@@ -1,4 +1,4 @@
-"""Zstandard over the whole stream of an item, as `torch.distributed.checkpoint` writes and reads it, too.
+"""Zstandard compression of whole items as streams, in the format of `torch.distributed.checkpoint`.
 
 Source: torch 2.13 `torch.distributed.checkpoint._extension.ZStandard` (name, descriptor, format: Zstandard frames, RFC
 8878).
@@ -19,13 +19,13 @@ _MIN_LEVEL, _MAX_LEVEL = -100, 22
 
 
 class ZStandard(Versioned, StreamTransformExtension):
-    """Compresses each item as one Zstandard stream: a slice can only be read by decoding the whole item.
+    """Stream transform that compresses each item as one Zstandard stream. To load a slice, the whole item is decoded.
 
     Args:
         level: Compression level, from -100 (fastest) to 22 (smallest).
-        threads: Number of threads that compress one item, in addition to the writer's own; 0 for none.
-        checksum: Whether to add a checksum of the content to each item, which any reader checks. The checkpoint's own
-            checksum covers the compressed bytes.
+        threads: Number of additional threads that compress one item; 0 compresses in the writer thread.
+        checksum: Whether to add a checksum of the uncompressed content, which every Zstandard decoder checks. The
+            checkpoint's own CRCs cover the compressed bytes.
 
     Example:
         ```python
@@ -51,11 +51,11 @@ class ZStandard(Versioned, StreamTransformExtension):
 
     @staticmethod
     def is_available() -> bool:
-        """Return True: this package depends on Zstandard."""
+        """Return True: Zstandard is installed with this package."""
         return True
 
     def transform_to(self, output: IO[bytes]) -> IO[bytes]:
-        """Return a stream that compresses into `output`, and leaves it open."""
+        """Return a stream that writes compressed data to `output`; closing it does not close `output`."""
         compressor = zstandard.ZstdCompressor(
             level=self.level, threads=self.threads, write_checksum=self.checksum, write_content_size=False
         )
@@ -64,14 +64,14 @@ class ZStandard(Versioned, StreamTransformExtension):
     def transform_from(self, input: IO[bytes]) -> IO[bytes]:  # noqa: A002 - stock's name
         """Return a stream that decompresses all frames of `input`, in bounded memory.
 
-        Reading it raises `zstandard.ZstdError` if the input is no Zstandard or a checksum is wrong. If the input
-        ends too early, the stream contains less than the original.
+        Reading from the stream raises `zstandard.ZstdError` if the input is not in Zstandard format, or a checksum is
+        wrong. If the input is truncated, so is the stream.
         """
         reader = zstandard.ZstdDecompressor().stream_reader(input, read_across_frames=True, closefd=False)
         return cast("IO[bytes]", reader)
 
 
 def check_level(level: int) -> None:
-    """Raise ValueError if Zstandard does not have this level."""
+    """Raise ValueError if Zstandard has no such compression level."""
     if not _MIN_LEVEL <= level <= _MAX_LEVEL:
         raise ValueError(f"level={level} is not between {_MIN_LEVEL} and {_MAX_LEVEL}")
