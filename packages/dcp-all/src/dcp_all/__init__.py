@@ -1,7 +1,7 @@
-"""Everything of the project under one import: `import dcp_all as dcp`.
+"""All public names of the project under one import: `import dcp_all as dcp`.
 
-Names and modules mirror `torch.distributed.checkpoint`, so that a script moves over by changing its import line.
-Re-exports only; each name is documented where it is defined.
+Names and modules are those of `torch.distributed.checkpoint`: to migrate a script, change its import line. Re-exports
+only; each name is documented where it is defined.
 """
 
 from dcp_all import (

@@ -1,4 +1,4 @@
-"""Mirror of `torch.distributed.checkpoint.format_utils`: re-exports only, private names that clients use included."""
+"""Mirror of `torch.distributed.checkpoint.format_utils`: re-exports only, including private names that clients use."""
 
 from dcp_all._nested_dict import flatten_state_dict
 from dcp_all.default_planner import DefaultLoadPlanner
