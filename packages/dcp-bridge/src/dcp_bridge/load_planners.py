@@ -29,7 +29,8 @@ class StockLoadPlanner(Delegating[planner.LoadPlanner], LoadPlanner):
         trust_objects: Whether stored objects are passed to the planner without a check. Stock's planner unpickles them
             without restriction, which runs any code in them.
 
-    The wrapped planner makes all checks: those that stock lacks (dtypes, holes in tensors) are not made.
+    The wrapped planner makes all checks; checks of this project that stock lacks (dtypes, holes in tensors) are not
+    made.
 
     Example:
         ```python
@@ -73,11 +74,11 @@ class StockLoadPlanner(Delegating[planner.LoadPlanner], LoadPlanner):
             return own_load_plan(self.wrapped.finish_plan(stock_load_plan(central_plan)))
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Pass a stored object to the wrapped planner, unless unpickling it needs names beyond our allow-list.
+        """Pass a stored object to the wrapped planner, unless its pickle has classes that are not on our allow-list.
 
         Raises:
-            UnsafeCheckpointError: Unpickling needs other names, which the message has, or the bytes are not those of
-                `torch.save`.
+            UnsafeCheckpointError: The pickle has other classes or functions, which the message names, or the bytes are
+                not a `torch.save` archive.
         """
         if not self._trust_objects:
             value = _harmless(read_item.storage_index.fqn, value.getvalue())

@@ -28,7 +28,7 @@ _OF_A_SAVE = ("state_dict", "plan", "global_plan", "metadata", "storage_meta")
 class StockSavePlanner(Delegating[planner.SavePlanner], SavePlanner):
     """Save planner that delegates to a planner of `torch.distributed.checkpoint`, including overridden methods.
 
-    The wrapped planner assigns replicated values to ranks, and makes all checks; ours are not made.
+    The wrapped planner assigns replicated values to ranks, and makes all checks; this project's checks are not made.
 
     Example:
         ```python

@@ -31,7 +31,7 @@ def open_content(path: str | os.PathLike[str], *, format: str | None = None) -> 
         CheckpointNotFoundError: There is nothing at `path`.
         UnsupportedFormatError: No installed converter recognises the format.
         CorruptCheckpointError: The checkpoint or file is damaged.
-        StoreNotFoundError: No installed package opens the URI; the message names the one to install.
+        StoreNotFoundError: No installed package opens the URI; the message names the package to install.
         InvalidPlaceError: `path` is empty, or a URI that has lost a slash.
     """
     if scheme_of(path) == "file":
@@ -91,7 +91,7 @@ def convert(
     Raises:
         DcpError: The conversion failed; the subclass gives the reason: not found, damaged, unsafe, unsupported.
         UnsupportedFormatError: The format cannot be written to a URI; nothing has been read or written.
-        StoreNotFoundError: No installed package opens a URI; the message names the one to install.
+        StoreNotFoundError: No installed package opens a URI; the message names the package to install.
         InvalidPlaceError: The source or destination is empty, or a URI that has lost a slash.
 
     Ranks: one; not collective.

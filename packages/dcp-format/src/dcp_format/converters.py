@@ -84,7 +84,8 @@ def detect_at_uri(uri: str) -> str | None:
     """Return the name of the format at a URI, if a converter that reads URIs recognises it; None otherwise.
 
     Raises:
-        StoreNotFoundError, InvalidPlaceError: See `open_store`.
+        StoreNotFoundError: No installed package opens the URI.
+        InvalidPlaceError: The URI is invalid.
         StorageError, OSError: The storage failed.
     """
     names = [name for name in plugins.names("converters") if takes_uris(converter_for(name))]

@@ -29,7 +29,8 @@ class Fetched:
 
     Raises:
         CheckpointNotFoundError: There is neither a file nor a folder with safetensors files at the URI.
-        StoreNotFoundError, InvalidPlaceError: See `open_store`.
+        StoreNotFoundError: No installed package opens the URI.
+        InvalidPlaceError: The URI is invalid.
         StorageError, OSError: The storage failed, or the temporary folder is full.
     """
 

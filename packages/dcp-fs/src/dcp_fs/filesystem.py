@@ -51,7 +51,7 @@ class FileSystemBase(ABC):
     @classmethod
     @abstractmethod
     def validate_checkpoint_id(cls, checkpoint_id: AnyPath) -> bool:
-        """Whether an id names a path in this kind of file system."""
+        """Whether a checkpoint id is a path in this kind of file system."""
 
     @abstractmethod
     def exists(self, path: AnyPath) -> bool:
@@ -101,7 +101,7 @@ class FileSystem(FileSystemBase):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: AnyPath) -> bool:
-        """Whether the id names a local folder that can be written."""
+        """Whether a checkpoint id is the path of a local folder that can be written."""
         return is_local_id(checkpoint_id)
 
     def exists(self, path: AnyPath) -> bool:

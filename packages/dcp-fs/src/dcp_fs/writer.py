@@ -30,7 +30,7 @@ class FileSystemWriter(FileAttributes, ByteStorageWriter, BlockingAsyncStager):
         thread_count: Number of writer threads; None takes the number of cores that this process may use, at most 8.
         per_thread_copy_ahead: Bytes that each thread may copy from an accelerator ahead of writing, if
             `max_inflight_bytes` is not given.
-        cache_staged_state_dict: See `BlockingAsyncStager`.
+        cache_staged_state_dict: Whether staging reuses host memory of the last save; see `BlockingAsyncStager`.
         overwrite: Whether an existing checkpoint in the folder may be replaced.
         _extensions: Stream transforms of every item (`dcp_transforms.ZStandard()`, …): the last one in the list encodes
             first, the first one writes to the file. To load a slice of such an item, the whole item is read.

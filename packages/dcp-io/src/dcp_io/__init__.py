@@ -1,6 +1,6 @@
 """Byte engine of checkpoints: stores, parallel verified reading and writing, torch-zip framing, durable publishing.
 
-This package does not use torch. A new kind of storage implements `Store`; `StoreBackend` does everything else with it.
+This package does not use torch. A new kind of storage implements `Store`, and `StoreBackend` saves and loads with it.
 Names are imported on first use: a tool that only reads a checkpoint does not wait for the code that saves one.
 """
 

@@ -25,12 +25,12 @@ class StoreBackend:
 
     Args:
         store: The folder.
-        layout: See `write_items`.
+        layout: Layout of data files, `torch` or `raw`; see `Layout`.
         threads: Number of writer or reader threads of this rank.
         single_file: Whether each writer thread writes one file for all its items; otherwise one file per item.
         sync: Whether `write` and `publish` make files durable (fsync), to survive a crash of the machine.
         verify: Which CRCs `read` checks; see `Verify`.
-        stale_after_seconds: See `SaveSession.begin`.
+        stale_after_seconds: A save on another host counts as dead when it has not renewed its marker for this long.
         max_inflight_bytes: Limit of the memory for buffers of a write or a read.
 
     Ranks: one backend per rank; nothing here is collective.
@@ -74,12 +74,12 @@ class StoreBackend:
 
     @property
     def url(self) -> str:
-        """Name of the folder, for messages."""
+        """Path or URI of the folder, for messages."""
         return self.store.url
 
     @property
     def generation(self) -> int:
-        """Generation number of the last save begun: that of the checkpoint to be replaced, plus one."""
+        """Generation number of the save begun last: the number of the checkpoint that it replaces, plus one."""
         return self._generation
 
     def read_current(self) -> CheckpointIndex | None:

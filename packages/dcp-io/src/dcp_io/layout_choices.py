@@ -8,13 +8,13 @@ from typing import Literal, get_args
 __all__ = ["Layout", "Verify", "check_layout", "check_verify"]
 
 Layout = Literal["torch", "raw"]
-"""`torch`: every tensor item is an archive that `torch.load` opens, so that stock can read the checkpoint.
-`raw`: aligned bytes only, small items packed side by side; smaller and faster, not readable by stock."""
+"""Layout of data files. `torch`: every tensor item is an archive that `torch.load` opens; stock can read the
+checkpoint. `raw`: aligned bytes only, small items packed side by side; smaller and faster, not readable by stock."""
 
 Verify = Literal["blocks", "full", "before"] | bool
-"""`blocks` (or True): check the CRC blocks that a read touches; an item with a single CRC is checked only when all of
-it is read. `full`: check whole items, even if only a part is wanted. `before`: like `blocks`, but all data are checked
-before any destination changes, and so read twice. False: check nothing."""
+"""CRC checks of the data that are read. `blocks` (or True): check the CRC blocks that a read overlaps; an item with a
+single CRC is checked only if the whole item is read. `full`: check whole items, even if only a slice is requested.
+`before`: like `blocks`, but all data are checked before any destination changes (read twice). False: no checks."""
 
 _VERIFY = ("blocks", "full", "before", True, False)
 

@@ -103,16 +103,16 @@ class Alike(Protocol):
 
     @property
     def dtype(self) -> str:
-        """See `Payload.dtype`."""
+        """Dtype of the payloads: the torch dtype's name without `torch.`."""
         ...
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """See `Payload.sizes`."""
+        """Sizes of each payload's chunk, in elements."""
         ...
 
     def resolve(self, requests: Sequence[Any]) -> bytes | memoryview:
-        """Return the payloads of some requests, concatenated."""
+        """Return the payloads of the given requests of this group, concatenated."""
         ...
 
 

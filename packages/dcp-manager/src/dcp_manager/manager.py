@@ -73,9 +73,9 @@ class CheckpointManager:
             an error; saves in the background count when they have ended.
         stale_after_seconds: A process on another host counts as dead when it has not renewed its save marker or lease
             for this long.
-        lower_steps: Policy for saving a step that is lower than the highest one under the root. `warn` logs the
-            consequences, and keeps the higher steps whatever `keep_policy` says, unless `restore(step=…)` chose to go
-            back; `raise` refuses the save; `allow` saves.
+        lower_steps: Policy for saving a step that is lower than the highest step under the root. `warn` saves, logs a
+            warning, and keeps the checkpoints of higher steps whatever `keep_policy` selects, unless `restore(step=…)`
+            has gone back on purpose; `raise` refuses the save; `allow` saves.
         folder_prefix: Prefix of the names of the checkpoints' folders, before the step. Folders with another prefix
             are ignored.
 
@@ -154,7 +154,7 @@ class CheckpointManager:
         return f"{self._root}/{self._catalogue.folder_name(step)}"
 
     def checkpoints(self) -> list[CheckpointRecord]:
-        """Return the checkpoints under the root, by ascending step, quarantined ones included.
+        """Return the checkpoints under the root by ascending step, including quarantined checkpoints.
 
         Ranks: one; not collective.
         """
@@ -322,7 +322,7 @@ class CheckpointManager:
         Args:
             state: The template, filled in place; see `dcp_core.load`.
             step: The step to load; None tries all steps, from the highest down.
-            planner: See `dcp_core.load`.
+            planner: Load planner; see `dcp_core.load`.
 
         Returns:
             The restored step, which is the same on all ranks, and the load's report; None if there is no checkpoint.

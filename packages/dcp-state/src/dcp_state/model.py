@@ -67,7 +67,7 @@ def set_model_state_dict(
     """Load a state dict of `get_model_state_dict` into a model, which may have other wrappers and parallelism.
 
     Args:
-        model: See `get_model_state_dict`.
+        model: The model, in any wrappers; see `get_model_state_dict`.
         model_state_dict: FQN → tensor or extra state; not changed. Tensors are copied into the model; a model on the
             meta device takes the tensors themselves. Also accepted (deprecated, as in stock): submodule → its state
             dict.

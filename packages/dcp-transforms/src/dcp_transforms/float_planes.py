@@ -5,7 +5,7 @@ left by one bit, which moves the exponent into the top byte, and its bytes are s
 smaller is compressed, other groups are stored unchanged. Decoding restores every bit pattern.
 
 An encoded block, all numbers little-endian: a byte of layout (bits 0-1: logarithm to base 2 of an element's bytes; bit
-2: elements were rotated; bit 3: groups are those of integers; bit 4: each byte of an element is a group), the decoded
+2: elements were rotated; bit 3: groups as for integers; bit 4: each byte of an element is a group), the decoded
 length as u32, the stored length of each group as u32, and the groups one after another. A group whose stored length is
 its decoded length is stored unchanged, other groups are Zstandard frames (RFC 8878) with the content's size. Widths of
 the groups in bytes, from an element's lowest byte on: for floats 1; 1, 1; 2, 1, 1; 4, 2, 1, 1 by the element's size;

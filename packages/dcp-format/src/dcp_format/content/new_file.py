@@ -37,7 +37,7 @@ class WriteBack(Sink):
 
     @property
     def name(self) -> str:
-        """Name of the object that is written."""
+        """Name of the object that the sink writes."""
         return self._sink.name
 
     def tell(self) -> int:

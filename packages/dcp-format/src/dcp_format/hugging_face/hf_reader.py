@@ -64,7 +64,7 @@ class HuggingFaceStorageReader(ByteStorageReader):
     def fs(self) -> None:
         """None: safetensors files are read from local folders only.
 
-        The property has no setter, so that an assigned file system is not ignored silently.
+        Assigning a file system raises an error, since the property has no setter.
         """
 
     def _open(self, checkpoint_id: str | os.PathLike[str]) -> SafetensorsBackend:
@@ -72,7 +72,7 @@ class HuggingFaceStorageReader(ByteStorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether the id names a local path."""
+        """Whether a checkpoint id is a local path."""
         return "://" not in os.fspath(checkpoint_id)
 
 

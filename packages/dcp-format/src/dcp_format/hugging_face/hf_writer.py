@@ -134,7 +134,7 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
     def fs(self) -> None:
         """None: safetensors files are written to local folders only.
 
-        The property has no setter, so that an assigned file system is not ignored silently.
+        Assigning a file system raises an error, since the property has no setter.
         """
 
     @property
@@ -272,5 +272,5 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether the id names a local folder."""
+        """Whether a checkpoint id is the path of a local folder."""
         return "://" not in os.fspath(checkpoint_id)

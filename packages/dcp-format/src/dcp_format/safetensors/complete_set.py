@@ -30,7 +30,7 @@ SAVE_ID = "DCP_SAVE_ID"
 FILES = "DCP_FILE_COUNT"
 """Key in a file's metadata for the number of files of the save, by which an incomplete set is recognised."""
 GENERATION = "DCP_GENERATION"
-"""Key in a file's metadata for the generation of the save: a higher number than that of the set it replaces."""
+"""Key in a file's metadata for the generation of the save: a number that is higher than in the set it replaces."""
 # What writers of whole models, ours among them, call their files.
 _WRITTEN = re.compile(r"(shard-\d{5}-)?model(-\d{5}-of-\d{5})?(-[0-9a-f]{8})?(-part-\d+)?\.safetensors")
 _TAG_LETTERS = 8
@@ -47,7 +47,7 @@ def fresh_name(name: str, present: Collection[str], save_id: str) -> str:
     Args:
         name: Wanted name of the new file.
         present: Names of the files in the folder.
-        save_id: Id of the save, of which the variant contains some letters.
+        save_id: Id of the save; the variant contains some of its letters.
     """
     return name if name not in present else f"{name.removesuffix(SUFFIX)}-{save_id[:_TAG_LETTERS]}{SUFFIX}"
 

@@ -1,6 +1,6 @@
-"""Archive framing around the raw bytes of a tensor, so that `torch.load` can open the result; built without torch.
+"""Archive framing around the raw bytes of a tensor, which `torch.load` can open; built without torch.
 
-`tensor_frame` returns the bytes that go before and after those of the tensor. The archive has only the records that
+`tensor_frame` returns the bytes before and after the tensor's bytes. The archive has only the records that
 readers need: `data.pkl`, `version` and `data/0`, in this order and uncompressed. Archives of other writers are read and
 checked in `archive_checks`.
 

@@ -1,6 +1,6 @@
 """Reads of items stored as encoded blocks: the read engine treats each wanted block as a separate item.
 
-So a read touches only the blocks it needs, several threads can work on one item, and no byte is decoded before its CRC
+So a read touches only the blocks it needs, several threads can read one item, and no byte is decoded before its CRC
 has been checked.
 """
 

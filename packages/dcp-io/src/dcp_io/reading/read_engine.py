@@ -61,7 +61,7 @@ def read_items(
         store: The checkpoint's folder.
         requests: Requests for byte ranges; see `ReadRequest` for the callbacks and their threads.
         threads: Limit of the number of reader threads, at least 1.
-        verify: See `Verify`.
+        verify: CRC checks of the data; see `Verify`.
         changed_keys: A set to which the function adds, also before it raises, the key of every request whose
             destination may have changed or whose `piece` or `done` was called.
         max_inflight_bytes: Limit of the memory for buffers of all threads together, but at least one CRC block (1 MiB).

@@ -1,8 +1,8 @@
 """Planning of reads: the range that each request must read to be verified, and which requests share a read.
 
 Pure planning; `read_engine` carries the reads out. Small items that are neighbours in a file share one read. Large
-items are streamed: each is split into steps at borders of CRC blocks, and a step serves every request that overlaps it,
-so that no block is read twice.
+items are streamed: each is split into steps at borders of CRC blocks, and a step serves every request that overlaps it.
+No block is read twice.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def want(request: ReadRequest, verify: Verify, *, run_gap_bytes: int = RUN_GAP_B
 
     Args:
         request: The request.
-        verify: See `Verify`.
+        verify: CRC checks of the data; see `Verify`.
         run_gap_bytes: Largest gap between two runs of the item that is read rather than skipped.
 
     Raises:

@@ -29,7 +29,7 @@ class ProcessIdentity:
 
     @classmethod
     def from_dict(cls, values: dict[str, object]) -> ProcessIdentity:
-        """Rebuild an identity from `to_dict`. Raises KeyError, TypeError or ValueError for anything else."""
+        """Rebuild an identity from a result of `to_dict`. Raises KeyError, TypeError or ValueError for other dicts."""
         texts = [values["host"], values["boot_id"], values["pid_namespace"]]
         numbers = [values["pid"], values["start_ticks"]]
         if not all(isinstance(text, str) for text in texts) or not all(isinstance(n, int) for n in numbers):

@@ -1,7 +1,7 @@
 """Save markers: the file that shows that a save is running, and the time after which it counts as dead.
 
 A marker is named `.dcp-save-<save id>`, followed by `.r<rank>` in a save without a coordinator. The data files of a
-save have `.<save id>.` in their names, so that cleanup knows which save wrote them.
+save have `.<save id>.` in their names, by which cleanup finds the files of a save.
 """
 
 from __future__ import annotations

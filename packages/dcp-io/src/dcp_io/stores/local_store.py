@@ -124,11 +124,11 @@ class LocalStore(Store):
             return os.stat(self._readable(name), follow_symlinks=False).st_size
 
     def exists(self, name: str) -> bool:
-        """Whether a file (or anything else) of that name exists."""
+        """Whether a file, folder or device of that name exists."""
         return os.path.lexists(self._inside(name))
 
     def list(self) -> list[Entry]:
-        """List the files in the folder; a file that is replaced meanwhile is not missed."""
+        """List the files in the folder; a file that another process replaces during the call is listed."""
         entries: dict[str, Entry] = {}
         try:
             # Twice: btrfs shows neither the old file nor the new one if a rename falls between opening and reading the
@@ -170,7 +170,7 @@ class LocalStore(Store):
             return ()
 
     def remove_folder(self) -> None:
-        """Remove the folder durably if it is empty; a link to a folder and its target stay."""
+        """Remove the folder durably if it is empty; a symbolic link to a folder, and the folder, are kept."""
         try:
             os.rmdir(self._path)
         except OSError as error:

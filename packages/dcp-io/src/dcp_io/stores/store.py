@@ -53,7 +53,7 @@ class Sink(ABC):
     """Whether `write_stable` avoids a copy of the buffer."""
 
     def write_stable(self, buffer: Buffer) -> None:
-        """Append one buffer that does not change until the sink is closed or aborted, so that it need not be copied."""
+        """Append one buffer, which the caller does not change before the sink is closed or aborted; avoids a copy."""
         self.write([buffer])
 
     @abstractmethod
@@ -135,11 +135,11 @@ class Store(ABC):
     @property
     @abstractmethod
     def url(self) -> str:
-        """Name of the folder, for messages and as a checkpoint id."""
+        """Path or URI of the folder, for messages and as a checkpoint id."""
 
     @abstractmethod
     def make(self) -> None:
-        """Make the folder and its missing parents, durably. Does nothing if it exists."""
+        """Make the folder and its missing parents, durably. Does nothing if the folder exists."""
 
     @abstractmethod
     def create(self, name: str) -> Sink:

@@ -16,7 +16,7 @@ class RawFolder(Protocol):
     """Protocol of raw access to a store's folder, without the store under test."""
 
     def names(self) -> list[str]:
-        """Return the names of all objects in the folder, including temporary ones and those in subfolders."""
+        """Return the names of all objects in the folder and its subfolders, including temporary objects."""
         ...
 
     def get(self, name: str) -> bytes:
@@ -62,7 +62,7 @@ class StoreFixtures(ABC):
 
     @pytest.fixture
     def twin(self, place: Any, store: Store) -> Store:
-        """Return another store object for the folder of `store`, like that of another rank."""
+        """Return a second `Store` object for the folder of `store`, such as another rank would open."""
         del store
         return self.open_store(place, "checkpoint")
 

@@ -1,4 +1,4 @@
-"""Tests of single objects: exclusive creation, reads of any range, errors for missing ones, names inside the folder."""
+"""Tests of single objects: exclusive creation, reads of any range, errors for missing objects, names in the folder."""
 
 from __future__ import annotations
 

@@ -37,8 +37,8 @@ Place = tuple[int, int, int, int, int, int, int]
 """Location of an item: offset, length, lead, stored_bytes, framing and crc32 of a `StoredItem`, and the number of its
 chain of transforms.
 
-A plain tuple of numbers, because the garbage collector does not track those: with many small objects, its passes are
-the largest cost.
+It is a plain tuple of numbers, since the garbage collector does not track such tuples: for many small objects, garbage
+collection would be the largest cost.
 """
 
 

@@ -57,7 +57,7 @@ class KeepAny(KeepPolicy):
     policies: tuple[KeepPolicy, ...]
 
     def keep(self, records: Sequence[CheckpointRecord], now_seconds: float) -> set[int]:
-        """See `KeepPolicy`."""
+        """Return the steps that any of the policies keeps."""
         return set().union(*(policy.keep(records, now_seconds) for policy in self.policies))
 
 
@@ -77,7 +77,7 @@ class KeepAll(KeepPolicy):
     """
 
     def keep(self, records: Sequence[CheckpointRecord], now_seconds: float) -> set[int]:
-        """See `KeepPolicy`."""
+        """Return the steps of all checkpoints."""
         del now_seconds
         return {record.step for record in records}
 
@@ -108,7 +108,7 @@ class KeepLast(KeepPolicy):
         _check(self.count >= 1, f"KeepLast({self.count}): keep at least one")
 
     def keep(self, records: Sequence[CheckpointRecord], now_seconds: float) -> set[int]:
-        """See `KeepPolicy`."""
+        """Return the steps of the checkpoints that were made last."""
         del now_seconds
         return {record.step for record in by_creation(records)[-self.count :]}
 
@@ -144,7 +144,7 @@ class KeepBest(KeepPolicy):
         _check(self.mode in ("min", "max"), f"KeepBest: mode is {self.mode!r}; choose 'min' or 'max'")
 
     def keep(self, records: Sequence[CheckpointRecord], now_seconds: float) -> set[int]:
-        """See `KeepPolicy`."""
+        """Return the steps of the checkpoints with the best metric."""
         del now_seconds
         sign = 1 if self.mode == "min" else -1
         found = [
@@ -176,7 +176,7 @@ class KeepEvery(KeepPolicy):
         _check(self.steps >= 1, f"KeepEvery({self.steps}): a number of steps is at least 1")
 
     def keep(self, records: Sequence[CheckpointRecord], now_seconds: float) -> set[int]:
-        """See `KeepPolicy`."""
+        """Return the steps that are multiples of `steps`."""
         del now_seconds
         return {record.step for record in records if record.step % self.steps == 0}
 
@@ -202,7 +202,7 @@ class KeepFor(KeepPolicy):
         _check(self.seconds > 0, f"KeepFor({self.seconds}): a time is more than 0")
 
     def keep(self, records: Sequence[CheckpointRecord], now_seconds: float) -> set[int]:
-        """See `KeepPolicy`."""
+        """Return the steps of the checkpoints that are younger than `seconds` seconds."""
         return {record.step for record in records if now_seconds - record.created_seconds < self.seconds}
 
 

@@ -53,7 +53,7 @@ class OnSignal(SavePolicy):
         object.__setattr__(self, "stop_signals", frozenset(self.stop) & frozenset(self.numbers))
 
     def due(self, moment: Moment) -> bool:
-        """See `SavePolicy`."""
+        """Whether this process has received one of the signals."""
         return bool(self.signals & moment.signals)
 
 

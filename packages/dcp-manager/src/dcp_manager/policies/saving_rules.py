@@ -65,7 +65,7 @@ class SaveAny(SavePolicy):
             object.__setattr__(self, name, frozenset().union(*(getattr(policy, name) for policy in self.policies)))
 
     def due(self, moment: Moment) -> bool:
-        """See `SavePolicy`."""
+        """Whether any of the policies decides to save."""
         return any(policy.due(moment) for policy in self.policies)
 
 
@@ -93,7 +93,7 @@ class EverySteps(SavePolicy):
         object.__setattr__(self, "same_everywhere", True)
 
     def due(self, moment: Moment) -> bool:
-        """See `SavePolicy`."""
+        """Whether the step is a multiple of `steps`, and at least `first`."""
         return moment.step >= self.first and moment.step % self.steps == 0
 
 
@@ -118,7 +118,7 @@ class EverySeconds(SavePolicy):
             raise ValueError(f"EverySeconds({self.seconds}): a time is more than 0")
 
     def due(self, moment: Moment) -> bool:
-        """See `SavePolicy`."""
+        """Whether `seconds` seconds have passed since the last save."""
         return moment.seconds_since_save >= self.seconds
 
 
@@ -137,5 +137,5 @@ class OnRequest(SavePolicy):
     """
 
     def due(self, moment: Moment) -> bool:
-        """See `SavePolicy`."""
+        """Whether this process has called `request_save` since the last save."""
         return moment.requested

@@ -50,10 +50,10 @@ _DTYPES = {"U8": "<u1", "U16": "<u2", "U32": "<u4", "U64": "<u8"}
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Location of one column in a blob."""
+    """Location of one column in the blob of a manifest."""
 
     dtype: str
-    """numpy's name of the dtype, little-endian."""
+    """Numpy's name of the column's dtype, such as `<u4` (little-endian)."""
     start: int
     """Offset of the column's first byte in the blob's data, which follow the header."""
     stop: int
@@ -63,7 +63,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Parsed header of a blob."""
+    """Parsed header of a manifest's blob."""
 
     metadata: Mapping[str, Any]
     columns: Mapping[str, Column]
@@ -71,12 +71,12 @@ class Header:
     extents: Mapping[str, tuple[int, int]]
     """Column name → offsets of the column's start and end in the blob's data; columns of all dtypes."""
     data_start: int
-    """Offset of the data, which follow the header, in the blob, bytes."""
+    """Offset in the blob, bytes, at which the header ends and the columns' data begin."""
     data_bytes: int
 
 
 class Blob(Protocol):
-    """Protocol of a blob from which columns, or parts of them, can be read."""
+    """Protocol of a manifest's blob (container), from which columns, or some of their rows, can be read."""
 
     file: str
 
@@ -91,7 +91,7 @@ class Blob(Protocol):
 
 
 class WholeBlob:
-    """A blob in memory, whose CRC the caller has checked.
+    """A manifest's blob in memory, whose CRC the caller has checked.
 
     Args:
         data: Bytes of the blob.

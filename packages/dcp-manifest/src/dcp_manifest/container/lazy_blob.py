@@ -30,7 +30,7 @@ _FIRST_READ_BYTES = 16 * 1024
 
 
 class LazyBlob:
-    """A blob in a file; only its header and its block CRCs are in memory.
+    """A manifest's blob in a file; only its header and its block CRCs are in memory.
 
     Args:
         read: Function that reads bytes of the file.

@@ -86,8 +86,8 @@ def read_index(data: Buffer, *, file: str) -> CheckpointIndex:
     Raises:
         CorruptCheckpointError: The bytes are damaged, or the manifest of a file that this project wrote is missing.
         UnsupportedFormatError: A newer major version wrote the file.
-        UnsafeCheckpointError: The pickle names or calls something that does not belong in an index, or the name of a
-            data file leads out of the checkpoint's folder.
+        UnsafeCheckpointError: The pickle has a class or call that does not belong in an index, or the name of a data
+            file leads out of the checkpoint's folder.
     """
     return IndexFile(data, file=file).read()
 

@@ -39,7 +39,7 @@ def data_file_name(prefix: str, number: int, save_id: str) -> str:
     Args:
         prefix: Prefix of the rank, as `data_file_prefix` returns it, or a prefix that a storage writer chose.
         number: Number of the file among the rank's files, from 0.
-        save_id: Id of the save, so that a save never writes into the files of an earlier one.
+        save_id: Id of the save; it makes the names differ from those of earlier saves.
     """
     return f"{prefix}{number}.{save_id}{DATA_SUFFIX}"
 

@@ -39,7 +39,7 @@ class Folder(Protocol):
 
     @property
     def url(self) -> str:
-        """Name of the folder, for messages."""
+        """Path or URI of the folder, for messages."""
 
     def list(self) -> list[Entry]:
         """List the files directly in the folder; empty if the folder does not exist."""
@@ -88,7 +88,7 @@ class LocalFolder:
         return self._path
 
     def list(self) -> list[Entry]:
-        """List the files whose names are those of checkpoint files, notes and markers; other files are left out."""
+        """List the checkpoint files, notes and markers in the folder, by their names; other files are left out."""
         found = []
         for item in self._scan():
             if item.name.endswith(DATA_SUFFIX) or item.name.startswith(_OURS) or is_index_name(item.name):

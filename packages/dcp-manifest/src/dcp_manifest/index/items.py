@@ -37,7 +37,7 @@ class Framing(IntEnum):
     """Framing of an item: raw elements, or a `torch.save` archive."""
 
     RAW = 0
-    """Little-endian row-major elements of the chunk, nothing else."""
+    """Only the elements of the chunk: little-endian, row-major."""
     TORCH_ZIP = 1
     """A whole `torch.save` archive that contains the tensor (written by stock, or of a dtype that cannot be framed)."""
     OBJECT = 2

@@ -21,7 +21,7 @@ __all__ = ["StoredChunk", "StoredTensor", "TensorForm", "stored_objects", "store
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredChunk:
-    """A box of a tensor and the location of its data; compared by identity, so that it can be a dict key."""
+    """A chunk (box) of a tensor, with the location of its data. Compared by identity; can be a dict key."""
 
     name: str
     """Name of the tensor."""

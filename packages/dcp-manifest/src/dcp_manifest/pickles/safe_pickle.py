@@ -53,7 +53,7 @@ def read_pickle(
 
     Raises:
         BrokenPickleError: The bytes are not a pickle, or a call in it failed.
-        UnsafePickleError: The pickle uses something that the table does not allow.
+        UnsafePickleError: The pickle has a global, call or opcode that the table does not allow.
     """
     machine = _Machine(data, start, table, Budget(len(data)) if budget is None else budget, persistent)
     try:

@@ -37,8 +37,8 @@ def read_stock(data: Buffer, *, file: str) -> tuple[CheckpointIndex, int, list[s
 
     Raises:
         CorruptCheckpointError: The bytes are not a pickle of a valid `Metadata`.
-        UnsafeCheckpointError: The pickle names or calls something that does not belong in an index, or the name of a
-            data file leads out of the checkpoint's folder.
+        UnsafeCheckpointError: The pickle has a class or call that does not belong in an index, or the name of a data
+            file leads out of the checkpoint's folder.
     """
     try:
         value, end = read_stock_pickle(bytes(data))

@@ -10,7 +10,7 @@ _START = b"\x80\x04" + text("dcp-manifest stub") + b"0"
 
 
 def is_stub(data: bytes | memoryview) -> bool:
-    """Whether a file begins with a stub head."""
+    """Whether a `.metadata` file begins with a stub head: a pickle that fails when stock loads it."""
     return bytes(data[: len(_START)]) == _START
 
 

@@ -35,7 +35,7 @@ class FittedState:
     parameters: list[tuple[int, torch.Tensor]] = field(default_factory=list)
     """List over the optimizer's parameter indices: number of the parameter's group, and the parameter."""
     dtypes: dict[Any, dict[str, torch.dtype]] = field(default_factory=dict)
-    """Parameter index → name → dtype of a state tensor, which torch would wrongly cast to the parameter's dtype."""
+    """Parameter index → name → dtype that the state tensor keeps; torch would cast it to the parameter's dtype."""
     problems: list[str] = field(default_factory=list)
     taken: set[str] = field(default_factory=set)
     report: StateReport = field(default_factory=StateReport)
@@ -114,7 +114,7 @@ def fit(
         saved: The saved state, which is not changed.
         empty_groups: Hyperparameters of saved groups without parameters, assigned in order to this optimizer's empty
             groups.
-        options: Options, of which only `strict` is used.
+        options: Options; only `strict` is used.
         adopt: Whether the optimizer may take the saved tensors themselves, without a copy.
     """
     fitted = FittedState(optimizer, initial, names, options)

@@ -74,8 +74,8 @@ def set_optimizer_state_dict(
     """Load a state dict of `get_optimizer_state_dict` into optimizers, which may have other groups and wrappers.
 
     Args:
-        model: See `get_optimizer_state_dict`.
-        optimizers: See `get_optimizer_state_dict`.
+        model: The model whose parameters the optimizers hold.
+        optimizers: One or several optimizers.
         optim_state_dict: Optimizer state, nested or flat, or the `optimizer.state_dict()` of a single optimizer; not
             changed.
         options: See `StateDictOptions`.

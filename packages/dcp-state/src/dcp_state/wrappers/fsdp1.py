@@ -1,4 +1,4 @@
-"""Adapter of FSDP1 (`FullyShardedDataParallel`): flat parameters; FSDP's own functions give state by name.
+"""Adapter of FSDP1 (`FullyShardedDataParallel`), whose own functions return state by parameter name.
 
 Source: torch 2.13 `FullyShardedDataParallel.{state_dict_type,optim_state_dict,optim_state_dict_to_load}`.
 """
