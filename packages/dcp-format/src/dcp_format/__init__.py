@@ -1,6 +1,6 @@
-"""Other formats: `torch.save` files and Hugging Face safetensors, loaded, saved and converted in bounded memory.
+"""Other checkpoint formats: loads, saves and converts `torch.save` files and safetensors in bounded memory.
 
-Checkpoints themselves are planned in `dcp_core` and stored by `dcp_fs` and others.
+Checkpoints in this project's own format are planned in `dcp_core`, and stored by `dcp_fs` and other packages.
 """
 
 from __future__ import annotations

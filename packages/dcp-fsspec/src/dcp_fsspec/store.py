@@ -1,6 +1,6 @@
-"""`FsspecStore`: a folder of any fsspec file system as a `dcp_io.Store`. Neither rename nor append is needed.
+"""`FsspecStore`: a folder of any fsspec file system as a `dcp_io.Store`.
 
-fsspec documents few guarantees of its file systems; `kinds` lists what is assumed for each of them.
+Fsspec documents few guarantees of its file systems; `kinds` lists the assumed capabilities of each file system.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`StoreBackend`: the byte engine behind checkpoint storages, over any `Store`; holds options and the running save."""
+"""`StoreBackend`: the byte engine of checkpoint storages on any `Store`; holds their options and the running save."""
 
 from __future__ import annotations
 
@@ -83,17 +83,17 @@ class StoreBackend:
         return self._generation
 
     def read_current(self) -> CheckpointIndex | None:
-        """Return the index of the newest complete checkpoint; None if there is none, or it cannot be read."""
+        """Return the index of the newest complete checkpoint; None if there is none, or the index cannot be read."""
         return read_current(self.store).index
 
     def begin_save(self, *, overwrite: bool, save_id: str | None = None) -> str:
         """Claim the folder for a new save, and remove leftovers of dead saves; returns the id of the save.
 
-        A damaged checkpoint may be replaced like any other.
+        A damaged checkpoint counts as an existing checkpoint.
 
         Args:
             overwrite: Whether an existing checkpoint may be replaced.
-            save_id: An id that no save has used; None generates one.
+            save_id: Id of the save, never used before; None generates an id.
 
         Raises:
             SaveInProgressError: Another live save is in the folder.
@@ -104,11 +104,11 @@ class StoreBackend:
         return self._begin(overwrite=overwrite, save_id=save_id).save_id
 
     def begin_rank_local_save(self, save_id: str, rank: int, *, overwrite: bool) -> None:
-        """Begin one rank's part of a save without a coordinator, like `begin_save`.
+        """Begin a save without a coordinator on this rank: claim the folder, and remove leftovers of dead saves.
 
         Args:
             save_id: The id that all ranks agreed on; never used before in this folder.
-            rank: This rank.
+            rank: Number of this rank.
             overwrite: Whether an existing checkpoint may be replaced.
 
         Ranks: every rank.
@@ -138,7 +138,11 @@ class StoreBackend:
             self._save = JoinedSave(self.store, save_id)
 
     def write(self, requests: Sequence[Writable], *, prefix: str, save_id: str) -> StoredItems:
-        """Write items; see `write_items`. Raises DcpError if this rank neither began nor joined the save."""
+        """Write items to data files, and return their locations; see `write_items`.
+
+        Raises:
+            DcpError: This rank has neither begun nor joined the save.
+        """
         save = self._running()
         if save.save_id != save_id:
             raise DcpError(f"save {save_id} was not begun in {self.url}; the running one is {save.save_id}")
@@ -174,7 +178,7 @@ class StoreBackend:
             save.finish(keep)
 
     def abort_save(self) -> None:
-        """End a failed save: remove its files unless they are published. Does nothing if no save is running."""
+        """End a failed save: remove its files, unless they are published. Does nothing if no save is running."""
         save, self._save = self._save, None
         if save is not None:
             save.abort()
@@ -202,8 +206,8 @@ class StoreBackend:
         """Read and verify ranges of stored items; see `read_items`.
 
         Raises:
-            CheckpointReplacedError: A newer save has replaced this checkpoint since `read_index`, and a file is gone:
-                read the index again and start over.
+            CheckpointReplacedError: A newer save has replaced this checkpoint since `read_index`, and a file is
+                missing: call `read_index` again, and repeat the read.
         """
         self.changed_keys = set()
         try:

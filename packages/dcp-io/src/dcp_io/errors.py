@@ -27,9 +27,9 @@ class SaveLostError(DcpError, RuntimeError):
 
 
 class CheckpointReplacedError(CheckpointNotFoundError):
-    """The checkpoint was replaced by a newer save after its index was read: read the index again and start over.
+    """The checkpoint was replaced by a newer save after its index was read: repeat the load.
 
-    `save_id` is the id of the save that replaced it.
+    `save_id` is the id of the newer save.
     """
 
     def __init__(self, message: str, *, save_id: str) -> None:
@@ -42,4 +42,4 @@ class StorageError(DcpError, OSError):
 
 
 class StoreNotFoundError(DcpError, LookupError, RuntimeError):
-    """No installed package opens stores of this kind, or two do."""
+    """No installed package opens stores of a URI's scheme, or two packages do."""

@@ -1,4 +1,4 @@
-"""Options with named choices: the layout of data files, and the verification of reads."""
+"""Options with named choices: `Layout` of data files, and `Verify` (CRC checks of reads)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`RecentlyUsed`: the bounded cache of the dcp packages, which evicts the least recently used values."""
+"""`RecentlyUsed`: a bounded cache that evicts the least recently used values (LRU)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class RecentlyUsed(Generic[K, T]):
 
     Args:
         size: Number of values that the cache holds.
-        weigh: Function that returns the weight of a value, for example its bytes.
-        free_weight: Total weight up to which the cache keeps more than `size` values.
+        weigh: Function that returns the weight of a value, for example its size in bytes.
+        free_weight: Total weight up to which the cache may hold more than `size` values.
 
     Example:
         ```python

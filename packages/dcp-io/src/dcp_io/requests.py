@@ -1,4 +1,4 @@
-"""Requests from checkpoint storages to the engine: items to write, byte ranges to read."""
+"""Requests to the byte engine: items to write, byte ranges to read, and protocols of their data and encoders."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = [
 class PiecewiseData(Protocol):
     """Source of bytes that are produced piece by piece during the write, to save memory.
 
-    For tensors that are not contiguous bytes in host memory: on a device, or with other strides.
+    Used for tensors that are not contiguous in host memory: on a device, or with other strides.
     """
 
     @property
@@ -47,11 +47,11 @@ class StreamEncoder(Protocol):
     """Transform that encodes a stream of bytes before they are stored; used by several threads at once."""
 
     def get_descriptor(self) -> str:
-        """Return the descriptor for the index, by which a reader finds the decoder."""
+        """Return the transform's descriptor, which is stored in the index; a reader finds the decoder by it."""
         ...
 
     def transform_to(self, output: IO[bytes]) -> IO[bytes]:
-        """Return a stream that encodes its input and writes it to `output`; closing it completes the output."""
+        """Return a stream that encodes its input and writes the result to `output`; closing the stream completes `output`."""
         ...
 
 
@@ -65,11 +65,11 @@ class BlockEncoder(Protocol):
 
     @property
     def descriptors(self) -> tuple[str, ...]:
-        """Descriptors for the index, by which a reader finds the decoders, in decoding order."""
+        """Descriptors of the transforms in decoding order, stored in the index; a reader finds the decoders by them."""
         ...
 
     def encode(self, block: memoryview) -> bytes | bytearray | memoryview:
-        """Encode one block; the result is valid until the same thread encodes the next one."""
+        """Encode one block; the result is valid until the same thread encodes the next block."""
         ...
 
 
@@ -89,17 +89,17 @@ class Payload:
     """One-dimensional contiguous bytes; the memory must not change until the write is done."""
     framing: Framing
     dtype: str | None = None
-    """Dtype of a RAW payload: the torch dtype's name without `torch.`."""
+    """Name of the torch dtype, without `torch.`, of a raw tensor chunk; None for other payloads."""
     sizes: tuple[int, ...] = ()
-    """Sizes of a RAW payload's chunk, in elements."""
+    """Sizes of a raw tensor chunk, in elements."""
     encoders: tuple[StreamEncoder, ...] = ()
-    """Transforms in decoding order: the last one encodes first."""
+    """Stream transforms in decoding order: the last transform encodes first."""
     blocks: BlockEncoder | None = None
-    """Encoder of a RAW payload's blocks, instead of `encoders`."""
+    """Encoder of the blocks of a raw tensor chunk, instead of `encoders`."""
 
 
 class Alike(Protocol):
-    """Group of small raw payloads with the same dtype and sizes, which are resolved in one call."""
+    """Group of small raw tensor chunks with the same dtype and sizes, whose payloads are resolved in one call."""
 
     @property
     def dtype(self) -> str:
@@ -119,7 +119,7 @@ class Alike(Protocol):
 class Writable(Protocol):
     """Protocol of a request to write one item; `WriteRequest` implements it.
 
-    It may also have an attribute `alike`: None, or an `Alike` that many requests share.
+    A request may also have an attribute `alike`: None, or an `Alike` that many requests share.
     """
 
     @property
@@ -177,12 +177,12 @@ class ReadRequest:
     one, an empty view after `piece`, otherwise the bytes."""
     piece: Callable[[int, memoryview], None] | None = None
     runs: Runs | None = None
-    """With `piece`: the parts of [start, stop) that are wanted; the bytes between them are undefined, and may be left
-    unread."""
+    """With `piece`: the byte runs in [start, stop) that are needed; the bytes between them are undefined, and may not
+    be read."""
     decoder: BlockDecoder | None = None
     """Decoder of an item in encoded blocks."""
     decoded_bytes: int = 0
-    """Decoded size of all blocks of an item in encoded blocks."""
+    """Decoded size of all blocks of an item in encoded blocks, bytes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ class Cancelled(Exception):  # noqa: N818 - it ends a thread's work and never re
 
 
 class StopSignal:
-    """Stop signal for the threads of one `run_together`, set when one of them fails."""
+    """Stop signal for the threads of a `run_together` call, set when a thread fails."""
 
     __slots__ = ("_event",)
 
@@ -34,11 +34,11 @@ def run_together(tasks: Sequence[Callable[[StopSignal], None]]) -> None:
     """Run each task in its own thread (a single task in the calling thread), and wait for all of them.
 
     Args:
-        tasks: Each receives a stop signal, and should call its `check` between steps.
+        tasks: Functions to run. Each gets the stop signal, and should call `StopSignal.check` between its steps.
 
     Raises:
-        BaseException: The first error of any task, once every task has ended. An interrupt of the calling thread stops
-            the tasks like an error.
+        BaseException: The first error of any task, raised after every task has ended. A KeyboardInterrupt in the
+            calling thread stops the tasks like an error.
     """
     stop = StopSignal()
     if len(tasks) == 1:

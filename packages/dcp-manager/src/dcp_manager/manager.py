@@ -146,7 +146,7 @@ class CheckpointManager:
 
     @property
     def preempted(self) -> bool:
-        """Whether a signal has asked to end the training; the same on all ranks after each `maybe_save`."""
+        """Whether any rank has received a signal to end the training; the same on all ranks after each `maybe_save`."""
         return self._preempted
 
     def checkpoint_id(self, step: int) -> str:
@@ -169,7 +169,10 @@ class CheckpointManager:
         return None if highest is None else highest.step
 
     def request_save(self) -> None:
-        """Request a save at the next `maybe_save`, if the policy has `OnRequest`. Any rank, any thread."""
+        """Request a save at the next `maybe_save`, for policies with `OnRequest`.
+
+        Ranks: one, from any thread; not collective.
+        """
         self._requested = True
 
     def maybe_save(self, step: int, state: State, *, metrics: Mapping[str, float] | None = None) -> bool:
@@ -374,7 +377,12 @@ class CheckpointManager:
             self._tolerance.raise_owed()
 
     def close(self, seconds: float | None = None) -> None:
-        """Wait for all saves as `wait` does, and restore the signal handlers. Errors after the first one are logged."""
+        """Wait for all saves as `wait` does, and restore the signal handlers.
+
+        The first error of a save is raised, further errors are logged.
+
+        Ranks: every rank; collective if there is a saver.
+        """
         try:
             self.wait(seconds)
         finally:

@@ -29,7 +29,7 @@ Load = Callable[[int], LoadReport]
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """Result of a restore."""
+    """Result of restoring from a checkpoint."""
 
     step: int
     report: LoadReport

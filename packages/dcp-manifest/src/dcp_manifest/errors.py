@@ -1,6 +1,6 @@
 """Base class of all errors of the project, and the errors of reading a checkpoint's index.
 
-They are defined here because this is the lowest package; `dcp_core.errors` re-exports them.
+The errors are defined in the package that all others import; `dcp_core.errors` re-exports them.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class DcpError(Exception):
 
 
 class CheckpointNotFoundError(DcpError, FileNotFoundError):
-    """There is no checkpoint in this folder, or one of its files is missing."""
+    """There is no checkpoint in a folder, or a file of the checkpoint is missing."""
 
 
 class CorruptCheckpointError(DcpError, ValueError):
     """Bytes of a checkpoint differ from what was written: damaged, truncated, swapped or incomplete.
 
-    The message names the file, the tensor and the offset if they are known; these are also attributes.
+    The message names the file, the key of the tensor, and the offset in bytes, if known; these are also attributes.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Loggers of these packages, which escape names in log records for terminals. Handlers are left to the application."""
+"""Loggers of these packages, which escape control characters in log records. The application sets up handlers."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ __all__ = ["WebFolder"]
 
 
 class WebFolder(ObjectStore):
-    """Read-only store of the files below a URL. HTTP cannot list a folder: a checkpoint is found by its index's name."""
+    """Read-only store of the files below a URL. HTTP cannot list a folder: a checkpoint is found by its `.metadata`."""
 
     def list(self) -> list[Entry]:
         """List only the index, if it exists: HTTP has no listing, and the index names the other files."""

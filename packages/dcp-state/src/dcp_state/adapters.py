@@ -87,7 +87,7 @@ class ModuleAdapter:
         return contextlib.nullcontext()
 
     gathers: ClassVar[bool] = False
-    """Whether `around` already gathers whole tensors for `full_state_dict`."""
+    """Whether the context of `around` already gathers whole tensors if the option `full_state_dict` is set."""
 
     owns_optimizer_state: ClassVar[bool] = False
     """Whether optimizer state of models with such modules is converted by `name_optimizer_state` and its inverse."""

@@ -1,4 +1,4 @@
-"""The state of the random number generators, as a `Stateful`. It differs between ranks: save it as `PerRank`."""
+"""State of the random number generators as a `Stateful`. The state differs between ranks: save it as `PerRank`."""
 
 from __future__ import annotations
 

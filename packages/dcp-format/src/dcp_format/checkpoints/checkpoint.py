@@ -37,7 +37,7 @@ _THREADS = 2
 
 
 def is_checkpoint(path: str | os.PathLike[str]) -> bool:
-    """Whether a folder or URI holds the index of a checkpoint."""
+    """Whether there is a checkpoint, with an index, at a path or URI."""
     store = open_store(path)
     if isinstance(store, LocalStore) and not os.path.isdir(store.path):
         return False

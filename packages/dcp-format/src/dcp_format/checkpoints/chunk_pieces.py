@@ -1,7 +1,6 @@
-"""Streams a whole tensor's bytes in row-major order from its stored chunks, piece by piece.
+"""Stream of a whole tensor's bytes in row-major order, read from its stored chunks piece by piece.
 
-Chunks that hold whole rows are streamed one after another. From any other chunks, boxes of rows are assembled in
-memory.
+Chunks of whole rows are streamed one after another. Other chunks are assembled in memory, several rows at a time.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class Content:
 
     @property
     def nbytes(self) -> int:
-        """Number of bytes of all tensors; tied tensors count once."""
+        """Size of all tensors together, bytes; tied tensors count once."""
         return sum(entry.data.nbytes for entry in self.tensors.values())
 
 

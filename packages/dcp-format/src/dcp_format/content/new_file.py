@@ -1,6 +1,6 @@
 """Atomic creation of a file, which appears under its name only when it is complete and durable.
 
-Temporary files of killed processes are removed when another file of the same name is begun; see `temporary_files`.
+Temporary files of killed processes are removed at the next write of the same file; see `temporary_files`.
 """
 
 from __future__ import annotations

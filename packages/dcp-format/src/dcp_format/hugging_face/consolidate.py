@@ -1,4 +1,4 @@
-"""Consolidation of the ranks' safetensors shards into whole files that any library opens, in bounded memory.
+"""Consolidation of safetensors shards of several ranks into files of whole tensors, in bounded memory.
 
 Bytes are copied unchanged, so every dtype and 0-dimensional tensors are supported.
 

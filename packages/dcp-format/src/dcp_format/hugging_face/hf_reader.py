@@ -1,4 +1,4 @@
-"""`HuggingFaceStorageReader`: loads from safetensors files onto any sharding, reading only the needed bytes.
+"""`HuggingFaceStorageReader`: storage reader for safetensors; loads to any sharding, and reads only the needed bytes.
 
 Source: torch 2.13 `torch.distributed.checkpoint.hf_storage` (name, parameters, accepted files).
 """

@@ -139,7 +139,7 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
 
     @property
     def metadata_path(self) -> str:
-        """Path of the folder's index."""
+        """Path of the index file in the folder."""
         return str(self.path / INDEX_NAME)
 
     def _store(self) -> LocalStore:

@@ -80,7 +80,7 @@ class QuantizedHuggingFaceStorageReader(HuggingFaceStorageReader):
         super().__init__(path, thread_count)
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Return the metadata for loading: quantised tensors have their logical sizes and `target_dtype`."""
+        """Return the metadata, with the sizes and dtype (`target_dtype`) of dequantised tensors."""
         stored = super().read_metadata(*args, **kwargs)
         self._raw = stored
         self._pairs = _pairs(stored)

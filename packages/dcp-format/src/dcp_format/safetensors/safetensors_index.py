@@ -50,7 +50,7 @@ Box = tuple[HeaderEntry, str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """An opened safetensors file or folder."""
+    """An opened safetensors file or folder, with its store and index."""
 
     store: Store
     index: CheckpointIndex

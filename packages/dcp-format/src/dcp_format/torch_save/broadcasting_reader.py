@@ -174,7 +174,7 @@ class BroadcastingTorchSaveReader(StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether the id is the path of a file."""
+        """Whether a checkpoint id is the path of a file."""
         return os.path.isfile(checkpoint_id)
 
 

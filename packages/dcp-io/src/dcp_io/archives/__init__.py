@@ -1,1 +1,1 @@
-"""Archives and CRCs: checksums of stored bytes, and the zip framing that `torch.load` opens."""
+"""Zip archives and CRCs: checksums of stored bytes, and the archive framing that `torch.load` opens."""

@@ -1,6 +1,6 @@
-"""Zip archives of other writers: reading their records, and checking their CRCs.
+"""Reader of zip archives that `torch.save` wrote: lists their records, and checks their CRCs.
 
-Only what `torch.save` produces is understood: one file, no encryption, records stored or deflated.
+Only archives as `torch.save` writes them are supported: one file, no encryption, records stored or deflated.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ class ZipRecord:
 
 
 def verify_zip(data: memoryview | bytes) -> bool | None:
-    """Whether every record of an archive matches its CRC.
+    """Check the CRC of every record of a zip archive.
 
     Args:
         data: The whole archive, without bytes before or after it.
 
     Returns:
-        True if all CRCs match; False if one does not, or if the directory is damaged; None if the archive has no CRCs
-        or the bytes are not an archive.
+        True if all CRCs match; False if a CRC does not match, or the directory is damaged; None if the archive has no
+        CRCs, or the bytes are not a zip archive.
     """
     view = memoryview(data)
     if not is_zip(view):
@@ -115,7 +115,7 @@ def _bad_record(view: memoryview, records: Sequence[ZipRecord]) -> ZipRecord | N
 
 
 def zip_records(data: memoryview | bytes) -> list[ZipRecord]:
-    """Return the records of an archive, in the order of its directory.
+    """Return the records of a zip archive, in the order of its directory.
 
     Raises:
         CorruptCheckpointError: The directory or the header of a record is missing or out of bounds.

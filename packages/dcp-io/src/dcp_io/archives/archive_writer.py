@@ -1,7 +1,7 @@
 """Writer of zip archives like those of `torch.save`, without torch: uncompressed records, written sequentially.
 
-The bytes of a record may arrive in pieces; its CRC is written after them. The framing of a single tensor is in
-`tensor_archive`.
+The bytes of a record may arrive in pieces, since its CRC is written after its bytes. The framing of a single tensor is
+in `tensor_archive`.
 
 Source: torch 2.13 `torch.serialization` (64-byte alignment by padding).
 """
@@ -64,10 +64,10 @@ class ZipFileWriter:
         Args:
             name: Name of the record, within the archive's folder.
             size: Size of all pieces together, bytes.
-            pieces: The data; each piece is consumed before the next one is requested.
+            pieces: The record's data; each piece is written before the next piece is requested.
 
         Returns:
-            The data's CRC32.
+            The CRC32 of the record's data.
 
         Raises:
             ValueError: The pieces do not add up to `size`.

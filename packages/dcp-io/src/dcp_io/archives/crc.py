@@ -1,4 +1,4 @@
-"""CRC32 of stored bytes: of whole ranges, of concatenations, and of prefixes at block borders.
+"""CRC32 checksums of stored bytes: of whole ranges, of concatenated ranges, and of prefixes up to block borders.
 
 The only module that imports isal; it computes the same CRC32 as `zlib` and zip archives, several times faster.
 """
@@ -27,7 +27,7 @@ def crc32(data: Buffer, value: int = 0) -> int:
 
 
 def combine(first: int, second: int, second_bytes: int) -> int:
-    """Return the CRC32 of two ranges one after another, from the CRC32 of each and the length of the second."""
+    """Return the CRC32 of two concatenated byte ranges, from their CRC32s and the length of the second in bytes."""
     return isal_zlib.crc32_combine(first, second, second_bytes)
 
 
@@ -59,7 +59,7 @@ class RunningCrc:
         """CRC32 of the bytes so far."""
 
     def update(self, data: Buffer) -> None:
-        """Add the next piece. Raises ValueError if the range becomes longer than announced."""
+        """Add the next piece of the range. Raises ValueError if the range becomes longer than `stored_bytes`."""
         size = len(data)
         if self._position + size > self._length:
             raise ValueError(f"more bytes than the {self._length} that were announced")

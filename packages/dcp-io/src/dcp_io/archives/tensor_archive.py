@@ -35,7 +35,7 @@ _PAYLOAD_NAME = _ARCHIVE + b"/data/0"
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Prefix and suffix that turn the raw bytes of one tensor into an archive."""
+    """Bytes before (prefix) and after (suffix) the raw bytes of a tensor, which make a `torch.save` archive of them."""
 
     prefix: bytes
     payload_bytes: int
@@ -44,7 +44,7 @@ class Frame:
     after_crc: bytes
 
     def suffix(self, crc32: int) -> bytes:
-        """Return the suffix of the archive for a payload with this CRC32."""
+        """Return the archive's bytes after the tensor's bytes, whose CRC32 is `crc32`."""
         crc = crc32.to_bytes(4, "little")
         return b"".join((self.before_crc, crc, self.between_crcs, crc, self.after_crc))
 
@@ -59,8 +59,8 @@ def tensor_frame(dtype: str, sizes: tuple[int, ...], item_bytes: int | None = No
     """Return the frame of a contiguous tensor; `prefix + payload + suffix(crc32(payload))` opens with `torch.load`.
 
     Args:
-        dtype: Name of the torch dtype without `torch.`; not a quantized one, whose values need their quantizer.
-        sizes: Sizes of the tensor; `()` for a 0-dimensional one.
+        dtype: Name of the torch dtype without `torch.`; no quantized dtype, since its tensors need their quantizer.
+        sizes: Sizes of the tensor in elements; `()` for a 0-dimensional tensor.
         item_bytes: Bytes per element; needed only for a dtype that is newer than this package.
 
     Returns:

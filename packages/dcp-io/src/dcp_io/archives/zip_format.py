@@ -1,4 +1,4 @@
-"""Headers of zip archives: packing and finding them. The data between the headers are handled elsewhere.
+"""Headers of zip archives: packing and parsing. The data between the headers are handled elsewhere.
 
 Sizes and positions above 32 bits go into zip64 fields; `ZIP64_FROM_BYTES` leaves room for the headers around a payload.
 
@@ -44,17 +44,17 @@ _DATE = 0x0021  # 1 January 1980, the earliest that the format can express
 
 
 def is_zip(data: Buffer) -> bool:
-    """Whether the bytes begin like a zip archive."""
+    """Whether the bytes begin with the magic bytes of a zip archive."""
     return bytes(data[:4]) == _MAGIC
 
 
 def is_wide(number: int) -> bool:
-    """Whether a size or a position is written with 64 bits."""
+    """Whether a size or a position needs a 64-bit field."""
     return number >= ZIP64_FROM_BYTES
 
 
 def local_lengths(header: Buffer) -> tuple[int, int] | None:
-    """Return the lengths of name and extra field of a local header; None if the bytes are no local header."""
+    """Return the lengths (bytes) of name and extra field in a local header; None if the bytes are no local header."""
     if len(header) < LOCAL.size or not is_zip(header):
         return None
     *_, name_bytes, extra_bytes = LOCAL.unpack_from(header)
@@ -71,7 +71,7 @@ def local_header(
         size: Size of the record's data, bytes.
         crc: CRC32 of the data; None if the CRC follows the data, in a `descriptor`.
         extra: Extra fields to append.
-        says_size: Whether the header states a 32-bit size even if a `descriptor` follows.
+        says_size: Whether the header has the 32-bit size even if a `descriptor` follows.
     """
     wide = is_wide(size)
     extra = (struct.pack("<HHQQ", 1, 16, size, size) if wide else b"") + extra

@@ -1,6 +1,6 @@
-"""List of the checkpoints below a folder, given as a store, path or URI, and of the saves running in a folder.
+"""Listing of the checkpoints below a folder (a store, path or URI), and of the saves running in a folder.
 
-Search and order are implemented in `dcp_manifest.folders.find_checkpoints`.
+`dcp_manifest.folders.find_checkpoints` implements the search and the order.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Search for the newest loadable checkpoint below a folder, and the check of a single one."""
+"""Search for the newest loadable checkpoint below a folder, and the check of a single checkpoint."""
 
 from __future__ import annotations
 

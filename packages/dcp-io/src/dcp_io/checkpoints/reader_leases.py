@@ -1,7 +1,7 @@
 """Reader leases: small files that keep a checkpoint from being removed while a process reads it.
 
-A reader writes its lease before it checks for `REMOVING`; a remover writes `REMOVING` before it checks for leases. So
-at least one of the two notices the other, on any storage.
+A reader writes its lease before it checks for the file `REMOVING`; a process that removes the checkpoint writes
+`REMOVING` before it checks for leases. So at least one of the two processes notices the other, on any storage.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ def live_readers(store: Store, *, stale_after_seconds: float) -> list[str]:
 def is_dead_sign(store: Store, entry: Entry, *, stale_after_seconds: float) -> bool:
     """Whether a reader's lease is gone, or belongs to a dead process.
 
-    A process on this host is alive as long as it runs, however old its lease is. A process on another host
-    counts as dead if its lease is too old, or has a time far in the future.
+    A process on this host is alive as long as it runs, however old its lease is. A process on another host counts as
+    dead if the modification time of its lease is too old, or far in the future.
     """
     data = b""
     try:

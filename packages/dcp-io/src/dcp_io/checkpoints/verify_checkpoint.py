@@ -27,14 +27,14 @@ __all__ = ["Problem", "VerifyReport", "verify_checkpoint"]
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """Report of the verification of a whole checkpoint."""
+    """Result of verifying a whole checkpoint: the problems found, and the amount checked."""
 
     problems: tuple[Problem, ...]
     """Every problem found; empty for a sound checkpoint."""
     items: int
-    """Number of items in the index."""
+    """Number of items that the index lists."""
     bytes: int
-    """Bytes read from data files."""
+    """Number of bytes read from data files."""
     unverified_keys: frozenset[str] = frozenset()
     """Keys of items without a CRC, whose bytes cannot be verified."""
 
@@ -51,15 +51,15 @@ def verify_checkpoint(
     on_read: Callable[[int], None] | None = None,
     on_total: Callable[[int], None] | None = None,
 ) -> VerifyReport:
-    """Verify the newest checkpoint in a folder: read all of its bytes and report every problem.
+    """Verify the current checkpoint in a folder: read all of its files, and report every problem.
 
-    Checked: all parts of the index, whether chunks cover their tensors, every item's CRCs (in stock's checkpoints the
-    archives' own CRCs), archive frames byte by byte, zero gaps, exact ends of files, missing files, overlapping items.
+    The index is checked, the coverage of tensors by chunks, every item's CRCs (in stock's checkpoints the CRCs inside
+    the archives), archive frames byte by byte, zero bytes in gaps, ends of files, missing files, and overlapping items.
 
     Args:
         checkpoint: The folder, as a path or as a store; for a URI pass `open_store(uri)`.
         threads: Number of files to read at the same time, at least 1.
-        on_read: Progress callback: called with the number of bytes just read; by one thread at a time.
+        on_read: Progress callback, called with the number of bytes just read, by one thread at a time.
         on_total: Called once, before `on_read`, with the total number of bytes to read from data files.
 
     Raises:

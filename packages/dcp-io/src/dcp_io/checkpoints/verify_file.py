@@ -36,7 +36,7 @@ class IndexedItem:
 
 @dataclass(frozen=True, slots=True)
 class FileReport:
-    """Report of the verification of one file."""
+    """Result of verifying one data file."""
 
     problems: tuple[Problem, ...]
     bytes: int

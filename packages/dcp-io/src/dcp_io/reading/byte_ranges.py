@@ -1,4 +1,4 @@
-"""Byte-range arithmetic of reads: merging neighbours, aligning to CRC blocks, splitting. Reads nothing."""
+"""Byte-range arithmetic for reads: merging of neighbours, alignment to CRC blocks, splitting. No file is read here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CRC checks of bytes that were read; the errors name the place of the damage."""
+"""CRC checks of bytes that were read; errors name file, key and offset of the damage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data files during a read: opened when their reads are planned, closed after the last read."""
+"""Open data files: a file is opened when its reads are planned, and closed after the last read."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class OpenFile:
                 )
 
     def release(self) -> None:
-        """Count one read as done; the last one closes the file."""
+        """Count one read as done; after the last read, close the file."""
         with self._lock:
             self.users -= 1
             if self.users == 0:

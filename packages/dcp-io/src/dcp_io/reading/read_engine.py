@@ -1,7 +1,7 @@
-"""Read engine for byte ranges of items: parallel, verified, in bounded memory, directly into their destinations.
+"""Read engine for byte ranges of items: reads in parallel, verifies CRCs, and writes directly into destinations.
 
-Reads are planned in `read_plan`; the threads here read, check and deliver. Path of the bytes: storage → buffer (or
-destination) → CRC check → the request's `piece` or `done`.
+Reads are planned in `read_plan`; reader threads here carry the plan out. The way of the bytes: storage → buffer (or
+destination) → CRC check → the request's callbacks `piece` and `done`.
 """
 
 from __future__ import annotations

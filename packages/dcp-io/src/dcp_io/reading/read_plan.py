@@ -36,7 +36,7 @@ STEP_BYTES = 2 << 20
 
 
 class Check(IntEnum):
-    """The CRCs that verify a read. If requests for one item need different checks, the greatest is used."""
+    """Kind of CRCs that verify a read. If requests for one item need different kinds, the greatest number is used."""
 
     NOTHING = 0
     BLOCKS = 1
@@ -44,7 +44,7 @@ class Check(IntEnum):
     WHOLE = 2
     """The single CRC of an item of several blocks."""
     ARCHIVE = 3
-    """The CRCs inside the item, which is an archive."""
+    """The CRCs of the records in the item, which is a `torch.save` archive."""
 
 
 @dataclass(slots=True, eq=False)
@@ -56,7 +56,7 @@ class Wanted:
     stop: int
     check: Check
     base: int
-    """Position of the stored range in its file."""
+    """Position of the stored range in its file, bytes."""
     runs: Runs | None = None
     """Byte runs of the range that are needed; None if the whole range is needed."""
 
@@ -81,7 +81,7 @@ class ItemRead:
 
     @property
     def base(self) -> int:
-        """Position of the stored range in its file."""
+        """Position of the stored range in its file, bytes."""
         return self.members[0].base
 
 

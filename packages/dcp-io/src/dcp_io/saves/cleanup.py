@@ -1,7 +1,7 @@
 """Cleanup after saves: removal of the files that a save replaced, and of leftovers of dead saves.
 
-A marker or an index may name any file, even a hostile one. So a file is removed only if its own name and contents show
-that a save made it (see `own_files`); otherwise it stays and is logged.
+A forged marker or index may name any file. So a file is removed only if its own name and contents show that a save
+made it (see `own_files`); other files are kept and logged.
 """
 
 from __future__ import annotations
@@ -93,9 +93,9 @@ def remove_leftovers(store: Store, save_id: str, entries: Iterable[Entry], *, ke
 def remove_dead_saves(store: Store, dead: Iterable[FoundMarker], current: Current, entries: list[Entry]) -> None:
     """Remove the leftovers of dead saves, and then their markers.
 
-    If the current index is that of the dead save, the save was killed after publishing: the files that it replaced are
-    removed. Otherwise the dead save's own files are removed. If the current checkpoint cannot be read, the two cases
-    cannot be distinguished, and nothing is removed.
+    If the dead save published the current index, it was killed after publishing: the files that it replaced are
+    removed. Otherwise the dead save's own files are removed. If the current index cannot be read, the two cases cannot
+    be distinguished, and no file is removed.
     """
     if current.damage is not None:
         return
@@ -116,7 +116,7 @@ def remove_dead_saves(store: Store, dead: Iterable[FoundMarker], current: Curren
 
 
 def remove_orphans(store: Store, entries: Iterable[Entry], *, now: float, stale_after_seconds: float) -> None:
-    """Remove old temporary marker files of saves that were killed before they had a marker."""
+    """Remove old temporary files of markers, left by saves that were killed before they published their marker."""
     old = (entry for entry in entries if abs(now - entry.mtime) > stale_after_seconds)
     _delete_made(store, {entry.name: entry.bytes for entry in old if is_marker_temporary(entry.name)}, "its name")
 

@@ -1,4 +1,4 @@
-"""The current checkpoint of a folder, read through a store."""
+"""The current checkpoint of a folder: its index, save id and generation, read through a store."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Current:
     damage: DcpError | None = None
     """The error that reading the index raised; None if the index can be read or is missing."""
     generation: int = 0
-    """Generation of the checkpoint, or else the highest one of the readable indexes; 0 if there is none."""
+    """Generation of the checkpoint, or else the highest generation of the readable indexes; 0 without any."""
     lack: str | None = None
-    """Description of what is missing, if the existing indexes do not make a complete checkpoint."""
+    """Description of the missing indexes, if the existing rank-local indexes do not make a complete checkpoint."""
 
     @property
     def exists(self) -> bool:

@@ -1,4 +1,4 @@
-"""One rank's part of a save that the coordinator runs."""
+"""Participation of a rank in a save that the coordinator runs: the rank's files, and their cleanup."""
 
 from __future__ import annotations
 

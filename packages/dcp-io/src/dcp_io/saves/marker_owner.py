@@ -12,7 +12,7 @@ __all__ = ["ProcessIdentity", "can_be_checked", "is_gone", "this_process"]
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """Identity of a process, distinct from all other processes with the same pid, earlier or later."""
+    """Identity of a process, which differs for two processes even if they have the same pid at different times."""
 
     host: str
     boot_id: str
@@ -44,7 +44,7 @@ def this_process() -> ProcessIdentity:
 
 
 def can_be_checked(process: ProcessIdentity) -> bool:
-    """Whether `is_gone` can check the process: it belongs to the same host, boot and pid namespace as this one."""
+    """Whether `is_gone` can check a process: it has the same host, boot and pid namespace as this process."""
     here = this_process()
     same = (process.host, process.boot_id, process.pid_namespace) == (here.host, here.boot_id, here.pid_namespace)
     return same and process.pid > 0
@@ -53,7 +53,7 @@ def can_be_checked(process: ProcessIdentity) -> bool:
 def is_gone(process: ProcessIdentity) -> bool:
     """Whether the process is certainly no longer running.
 
-    False if that cannot be known: for a process of another host, boot or pid namespace.
+    False if this cannot be known: for a process of another host, boot or pid namespace.
     """
     if not can_be_checked(process):
         return False

@@ -38,7 +38,7 @@ class Renewal:
         self._stopping.set()
 
     def stop(self) -> None:
-        """Stop the renewal thread and wait for it. May be called again, and without `start`."""
+        """Stop the renewal thread, and wait for its end. May be called again, and without `start`."""
         self.cancel()
         thread, self._thread = self._thread, None
         if thread is not None and thread is not threading.current_thread():

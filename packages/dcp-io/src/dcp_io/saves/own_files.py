@@ -1,8 +1,8 @@
 """Recognition of files that saves made, by their names and first bytes: no other file is ever removed.
 
 A marker, an index or a name may be forged. So a file is removed only if its name has the form of a save's files, and
-the file is empty or begins like one of them: data files begin with a mark that names their save, indexes as a pickle,
-markers and notes as JSON.
+the file is empty or begins like a save's file: data files begin with a mark that names their save, indexes as a
+pickle, markers and notes as JSON.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ __all__ = [
 ]
 
 Phase = Literal["starting", "saving", "ended"]
-"""`starting`: the save is still looking for other saves. `saving`: the save owns the folder. `ended`: the save is over,
-and only cleanup is left."""
+"""Phase of a save. `starting`: it looks for other saves in the folder. `saving`: it owns the folder. `ended`: it is
+over, except for cleanup."""
 
 _PREFIX = ".dcp-save-"
 _NAME = re.compile(r"\.dcp-save-([A-Za-z0-9_-]{1,64})(?:\.r([0-9]{1,9}))?")
@@ -48,7 +48,7 @@ _LAST_NS = 2**62  # the latest time that can be formatted as a date
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """Contents of a save marker."""
+    """Contents of a save marker: the save, its phase, and the process that runs it."""
 
     save_id: str
     rank: int | None
@@ -59,7 +59,7 @@ class Marker:
     started_ns: int = 0
     """Wall-clock time of the host when the save started, nanoseconds; for display."""
     replaced: tuple[str, ...] = ()
-    """Files that become obsolete when this save is published."""
+    """Names of the files that become obsolete when the save is published."""
     torn: bool = False
     """Whether the marker's bytes are incomplete, as after a loss of power."""
 
@@ -103,7 +103,7 @@ class Marker:
 
 @dataclass(frozen=True, slots=True)
 class FoundMarker:
-    """A marker found in a store, and its entry in the listing."""
+    """A save marker found in a store, and its entry in the folder's listing."""
 
     marker: Marker
     entry: Entry
@@ -148,23 +148,23 @@ def check_save_id(save_id: str) -> str:
 
 
 def belongs_to(name: str, save_id: str) -> bool:
-    """Whether the name of a file shows that this save wrote it."""
+    """Whether a file belongs to the save with the id `save_id`, according to the file's name."""
     return f".{save_id}." in name
 
 
 def is_marker(name: str) -> bool:
-    """Whether the name of a file is that of a save marker."""
+    """Whether a file is a save marker, according to its name."""
     return _NAME.fullmatch(name) is not None
 
 
 def is_marker_temporary(name: str) -> bool:
-    """Whether a file is the temporary file of a marker that is being published."""
+    """Whether a file is the temporary file of a save marker, according to its name."""
     found = temporary_of(name)
     return found is not None and is_marker(found[0])
 
 
 def find_markers(store: Store, entries: list[Entry]) -> list[FoundMarker]:
-    """Read the markers among the entries of a store; a marker that is removed meanwhile is left out."""
+    """Read the save markers among the entries of a store. Markers removed by other processes meanwhile are left out."""
     found: list[FoundMarker] = []
     for entry in entries:
         if not _NAME.fullmatch(entry.name):

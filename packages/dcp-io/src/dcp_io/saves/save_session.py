@@ -1,6 +1,6 @@
-"""Session of one save in a folder: begin, publish, finish or abort. Data files are written by the engine.
+"""Session of one save in a folder: begin, publish, finish or abort. The write engine writes the data files.
 
-Only the owner of the marker has a `SaveSession`: the coordinator, or every rank in a save without one.
+Only the owner of a save marker has a `SaveSession`: the coordinator, or every rank of a save without a coordinator.
 """
 
 from __future__ import annotations
@@ -128,13 +128,13 @@ class SaveSession:
         """Claim the folder for a new save, unless another live save owns it; remove leftovers of dead saves.
 
         Args:
-            store: The checkpoint's folder; it is made if missing.
+            store: The checkpoint's folder, which is made if it is missing.
             overwrite: Whether this save may replace an existing checkpoint.
             stale_after_seconds: A save on another host, whose process cannot be checked, counts as dead when it has not
                 renewed its marker for this long.
-            save_id: The id that all ranks agreed on, for a save without a coordinator; never used before in this
-                folder.
-            rank: This rank, in a save without a coordinator.
+            save_id: Id of a save without a coordinator, on which all ranks have agreed; never used before in this
+                folder. None generates an id.
+            rank: Number of this rank in a save without a coordinator; otherwise None.
             sync: Whether markers and published objects are durable.
 
         Raises:

@@ -42,7 +42,7 @@ def _is_folder(path: str) -> bool:
 
 
 def sync_folder(path: str) -> None:
-    """Make the names in a folder durable by fsync, where the file system supports it."""
+    """Make the names in a folder durable by fsync, if the file system supports fsync of folders."""
     fd = open_descriptor(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

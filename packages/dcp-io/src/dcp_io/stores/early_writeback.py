@@ -1,4 +1,4 @@
-"""Early write-back: the disk works while the next bytes are produced, so the final fsync has little left to do."""
+"""Early write-back: files are written to the disk while further bytes are produced, which shortens the final fsync."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Complete transfers between buffers and an open file, repeating system calls that move only a part."""
+"""Complete transfers between buffers and an open file: system calls that transfer fewer bytes are repeated."""
 
 from __future__ import annotations
 

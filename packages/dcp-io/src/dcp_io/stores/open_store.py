@@ -1,4 +1,4 @@
-"""`open_store`: opens the store of a URI, by installed plug-ins, which are discovered on the first call. No torch here.
+"""`open_store`: opens the store of a URI by an installed plug-in; plug-ins are discovered on the first call. No torch.
 
 A package with a store registers a function (URI and options → store) for each URI scheme: see `dcp_hooks.StoreSpec`.
 """
@@ -79,13 +79,14 @@ def _store_of_any(text: str, scheme: str, storage_options: Mapping[str, Any] | N
 
 
 def file_at(uri: str | os.PathLike[str]) -> tuple[Store, str] | None:
-    """Open the folder that contains the file that a URI names.
+    """Open the folder of the file at a URI.
 
     Returns:
         The folder's store and the file's name; None if there is no such file.
 
     Raises:
-        StoreNotFoundError, InvalidPlaceError: As for `open_store`.
+        StoreNotFoundError: No installed package handles the scheme.
+        InvalidPlaceError: The path is empty, or looks like a URI that lost a slash.
         StorageError, OSError: The storage failed.
     """
     above, _, name = os.fspath(uri).rpartition("/")

@@ -17,11 +17,11 @@ _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 5.0
 
 
 class TruncatedError(OSError):
-    """A response was shorter than requested."""
+    """A response of a remote storage has fewer bytes than requested."""
 
 
 class Attempts:
-    """Attempts of one request, limited in number and time, with growing random pauses in between.
+    """Retry counter of one request: limits number and time of attempts, and waits random, growing pauses between them.
 
     Args:
         what: Description of the request and its object, for messages; must not contain secrets.

@@ -1,7 +1,7 @@
-"""Contract of a store for checkpoint files: a folder of named byte objects. No implementation here.
+"""Base classes of stores for checkpoint files, `Store`, `Sink` and `Source`: a store is a folder of named byte objects.
 
-A new kind of storage implements `Store` and `Sink`; saving, verification and cleanup use no other methods. The storage
-needs neither rename nor append.
+A new kind of storage implements `Store` and `Sink`; saving, verification and cleanup call only their methods. The
+storage needs neither rename nor append.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ class Sink(ABC):
 
 
 class Source:
-    """An object opened for reading, by any number of threads.
+    """An open object of a store, which several threads may read at once.
 
-    This default reads each range through `Store.read_into`; stores with open files or connections override
-    `Store.open`.
+    The default implementation calls `Store.read_into` for each read; stores with open files or connections override
+    `Store.open`, which returns their own `Source`.
 
     Example:
         ```python
@@ -90,7 +90,7 @@ class Source:
     __slots__ = ("_name", "_store")
 
     brings_memory: ClassVar[bool] = False
-    """Whether `fetch` returns memory that the storage's client allocated, without a copy."""
+    """Whether `fetch` returns memory that the storage's client has allocated, without a copy."""
 
     def __init__(self, store: Store, name: str) -> None:
         self._store = store
@@ -120,9 +120,9 @@ class Source:
 
 
 class Store(ABC):
-    """A folder of named byte objects.
+    """Base class of stores: a store is a folder of named byte objects.
 
-    Names are relative, with `/` between parts. Every method raises UnsafeCheckpointError for a name that leaves the
+    Names are relative paths with `/`. Every method raises UnsafeCheckpointError for a name that leads out of the
     folder, by `..` or through a symbolic link. Methods may be called from several threads at once.
     """
 
@@ -130,7 +130,7 @@ class Store(ABC):
     """Largest gap between two wanted ranges that is cheaper to read than to skip, bytes; None for the default for
     disks."""
     read_step_bytes: int | None = None
-    """Size of one read of a larger range, as far as memory allows, bytes; None for the default for disks."""
+    """Size in bytes of the pieces in which a larger range is read, if memory allows; None for the default for disks."""
 
     @property
     @abstractmethod
@@ -145,10 +145,10 @@ class Store(ABC):
     def create(self, name: str) -> Sink:
         """Create an object for writing.
 
-        Until `Sink.close` returns, readers may see no object or a part of it, but no other bytes.
+        Until `Sink.close` returns, readers may see no object, or only its first bytes.
 
         Raises:
-            FileExistsError: An object of that name exists; it is not changed.
+            FileExistsError: An object of that name exists, and is not changed.
         """
 
     @abstractmethod
@@ -189,7 +189,7 @@ class Store(ABC):
             source.read_into(offset, [buffer])
 
     def open(self, name: str) -> Source:
-        """Open the object for reading. If it is missing, this or the first read raises CheckpointNotFoundError."""
+        """Open the object for reading. If it is missing, `open` or the first read raises CheckpointNotFoundError."""
         return Source(self, name)
 
     @abstractmethod
@@ -234,7 +234,7 @@ def check_name(name: str) -> str:
     """Return `name` unchanged, after checking that it stays inside the folder on any storage.
 
     Raises:
-        UnsafeCheckpointError: The name is absolute, or has an empty, `.` or `..` part, a backslash or a NUL.
+        UnsafeCheckpointError: The name is absolute, or has an empty component, `.`, `..`, a backslash or a NUL.
     """
     parts = name.split("/")
     if "\\" in name or "\0" in name or any(part in ("", ".", "..") for part in parts):

@@ -1,4 +1,4 @@
-"""Files of a file system with stock's stream interface: sinks, sources, and reading a whole file."""
+"""Sink and source for files of a file system with stock's stream interface (`FileSystemBase`)."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class StreamFileSystem(Protocol):
 
 
 def read_all(fs: StreamFileSystem, place: Any) -> bytes:
-    """Read the bytes of a file. Raises the file system's errors."""
+    """Read all bytes of a file. Raises the errors of the file system."""
     with fs.create_stream(place, "rb") as stream:
         return bytes(stream.read())
 

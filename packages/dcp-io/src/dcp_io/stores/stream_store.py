@@ -1,7 +1,7 @@
 """`StreamStore`: a store over any file system that implements stock's stream interface (`FileSystemBase`).
 
-That interface cannot list a folder. So the store finds only the files that it wrote itself or that an index names; it
-does not notice a concurrent save, and the leftovers of a killed save stay.
+This interface cannot list a folder. So the store finds only files that it wrote itself or that an index names. It does
+not notice a concurrent save, and leftovers of a killed save are not removed.
 
 Source: torch 2.13 `torch.distributed.checkpoint.filesystem.FileSystemBase` (methods called, and how).
 """
@@ -78,7 +78,7 @@ class StreamStore(Store):
         return sink
 
     def publish(self, name: str, data: Buffer, *, tag: str = "", sync: bool = True) -> None:
-        """Replace the file by renaming a temporary one, and check that the rename replaced it."""
+        """Replace the file by renaming a temporary file, and check that the rename replaced it."""
         content, place = bytes(data), self._inside(name)
         folder, slash, base = name.rpartition("/")
         temporary = f"{folder}{slash}.{base}.{tag}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}"

@@ -12,11 +12,11 @@ __all__ = ["UploadSink"]
 
 
 class UploadSink(Sink):
-    """Sink of an upload to a service. A subclass implements sending bytes and completing the upload.
+    """Base class of sinks that upload to a service; a subclass implements `send`, `complete`, `give_up` and `remove`.
 
     Args:
         name: Name of the object in its store.
-        place: Location of the object in the service, for messages.
+        place: URI of the object in the service, for messages.
     """
 
     def __init__(self, name: str, place: str) -> None:
@@ -45,14 +45,14 @@ class UploadSink(Sink):
             self._position += len(buffer)
 
     def write_stable(self, buffer: bytes | bytearray | memoryview) -> None:
-        """Send a buffer that does not change until the upload has ended."""
+        """Send a buffer, which the caller does not change before the upload has ended."""
         if self._ended:
             raise ValueError(f"{self.place} has been closed")
         self.send_stable(memoryview(buffer))
         self._position += len(buffer)
 
     def close(self, *, sync: bool) -> None:
-        """Complete the upload. The object is as durable as the service makes acknowledged uploads."""
+        """Complete the upload. `sync` has no effect: the service determines how durable an acknowledged upload is."""
         del sync
         if not self._ended:
             self._ended = True

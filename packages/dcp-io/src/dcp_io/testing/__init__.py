@@ -1,7 +1,6 @@
 """Conformance test suite for implementations of `dcp_io.Store`, to be run by their authors. Needs pytest.
 
-A store is complete when `StoreConformance` passes. The guarantees of checkpoints on it are tested by
-`dcp_core.testing.conformance`.
+A store conforms if `StoreConformance` passes. `dcp_core.testing.conformance` tests checkpoints on the store.
 """
 
 import pytest

@@ -14,7 +14,13 @@ def data_files(folder: str | os.PathLike[str]) -> list[Path]:
 
 
 def flip(path: str | os.PathLike[str], offset: int | None = None, mask: int = 1) -> None:
-    """Flip the bits of `mask` in one byte of a file: in the middle by default, from the end if `offset` is negative."""
+    """Flip the bits of `mask` in one byte of a file.
+
+    Args:
+        path: Path of the file.
+        offset: Position of the byte, from the end if negative; None for the middle of the file.
+        mask: Bits to flip.
+    """
     with open(path, "r+b") as file:
         size = os.fstat(file.fileno()).st_size
         at = size // 2 if offset is None else offset % size

@@ -16,9 +16,9 @@ from urllib.parse import urlsplit
 __all__ = ["Fault", "FaultProxy", "sometimes"]
 
 Fault = Literal["503", "503 after", "drop", "drop after", "truncate", "slow"]
-"""`503`: the client gets this status, and the server gets no request. `503 after`: the server carries the request out,
-and the client gets 503. `drop`, `drop after`: as with 503, but the connection is closed without a response. `truncate`:
-only half of the response body arrives. `slow`: a pause before the response."""
+"""Fault of one HTTP request. `503`: the client gets this status, the server gets no request. `503 after`: the server
+carries the request out, the client gets 503. `drop`, `drop after`: as with 503, but the connection is closed without a
+response. `truncate`: only half of the response body arrives. `slow`: a pause before the response."""
 
 _SLOW_SECONDS = 0.2
 _HOP_HEADERS = frozenset({"connection", "keep-alive", "transfer-encoding", "te", "upgrade", "proxy-connection"})
@@ -26,7 +26,7 @@ _BODY_503 = b"<?xml version='1.0'?><Error><Code>SlowDown</Code><Message>Slow dow
 
 
 def sometimes(faults: tuple[Fault, ...], *, rate: float, seed: int) -> Callable[[str, str], Fault | None]:
-    """Return a `decide` function for random faults, at most two in a row for one method and path."""
+    """Return a `decide` function for `FaultProxy`: random faults, at most two in a row for a method and path."""
     dice, lock = random.Random(seed), threading.Lock()
     in_a_row: Counter[tuple[str, str]] = Counter()
 

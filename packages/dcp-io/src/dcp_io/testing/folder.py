@@ -13,7 +13,7 @@ __all__ = ["RawFolder", "StoreFixtures", "write_object"]
 
 
 class RawFolder(Protocol):
-    """Protocol of raw access to a store's folder, without the store under test."""
+    """Protocol of direct access to a store's folder, without the store under test."""
 
     def names(self) -> list[str]:
         """Return the names of all objects in the folder and its subfolders, including temporary objects."""
@@ -38,7 +38,7 @@ class StoreFixtures(ABC):
     listed_objects = 250
     """Number of objects in the tests of listing: more than one page, if the storage lists in pages."""
     clock_seconds = 0.05
-    """A pause after which the storage's time stamps certainly differ, seconds."""
+    """Pause after which time stamps of the storage certainly differ, seconds."""
 
     @pytest.fixture
     def place(self) -> Any:
@@ -55,7 +55,7 @@ class StoreFixtures(ABC):
 
     @pytest.fixture
     def store(self, place: Any) -> Store:
-        """Return a store whose folder exists."""
+        """Fixture: a store whose folder exists."""
         store = self.open_store(place, "checkpoint")
         store.make()
         return store
@@ -68,12 +68,12 @@ class StoreFixtures(ABC):
 
     @pytest.fixture
     def raw(self, place: Any) -> RawFolder:
-        """Return raw access to the folder of `store`."""
+        """Fixture: direct access to the folder of `store`."""
         return self.open_raw(place, "checkpoint")
 
 
 def write_object(store: Store, name: str, data: bytes) -> None:
-    """Create an object with these bytes through a sink."""
+    """Create an object with the bytes `data`, by `Store.create`."""
     sink = store.create(name)
     sink.write([data])
     sink.close(sync=False)

@@ -1,4 +1,4 @@
-"""Tests of subfolders, which code that handles several checkpoints under one root needs."""
+"""Tests of subfolders of a store; the checkpoint manager, for example, needs subfolders."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["FolderTests"]
 
 
 class FolderTests(StoreFixtures):
-    """Tests of `child`, `folders` and `remove_folder`."""
+    """Tests of `Store.child`, `Store.folders` and `Store.remove_folder`."""
 
     def test_a_child_is_the_folder_of_that_name(self, place: Any, store: Store, raw: RawFolder) -> None:
         child = store.child("step-1")

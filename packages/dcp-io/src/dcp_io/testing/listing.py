@@ -1,4 +1,4 @@
-"""Tests of listing: complete during concurrent changes, one folder at a time, immediately up to date."""
+"""Tests of listing a store: complete during concurrent changes, without subfolders, immediately up to date."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LISTINGS = 5
 
 
 class ListingTests(StoreFixtures):
-    """Tests of `list`."""
+    """Tests of `Store.list`."""
 
     def test_entries_say_name_size_and_time(self, store: Store) -> None:
         started = time.time()

@@ -19,7 +19,7 @@ _BYTES = 1 << 20
 
 
 class PublishingTests(StoreFixtures):
-    """Tests of `publish`, `touch` and modification times."""
+    """Tests of `Store.publish`, `Store.touch` and modification times."""
 
     @pytest.mark.parametrize("sync", [True, False])
     @pytest.mark.parametrize("data", [b"", b"new", memoryview(b"-new-")[1:4], bytearray(b"new" * 100_000)])

@@ -1,4 +1,4 @@
-"""`RawBucket`: raw access to a folder of an S3 server, by a client that is not under test. Needs boto3."""
+"""`RawBucket`: direct access to a folder of an S3 server, by another client than the one under test. Needs boto3."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["RawBucket"]
 
 
 class RawBucket:
-    """The objects of the server's bucket in one folder; implements `RawFolder`."""
+    """Direct access to the objects in one folder of the server's bucket; implements `RawFolder`."""
 
     def __init__(self, server: S3Server, folder: str) -> None:
         key, secret, region = CREDENTIALS.values()
@@ -20,7 +20,7 @@ class RawBucket:
         self._folder = f"{folder}/"
 
     def names(self) -> list[str]:
-        """Return the names of the objects, at any depth."""
+        """Return the names of the objects in the folder and its subfolders."""
         return [each.key[len(self._folder) :] for each in self._bucket.objects.filter(Prefix=self._folder)]
 
     def get(self, name: str) -> bytes:

@@ -47,7 +47,7 @@ server.serve_forever()
 
 
 class S3Server:
-    """A running S3 server; a context manager.
+    """S3 server that runs in a child process; a context manager.
 
     Args:
         bucket: Name of the bucket, which is made at the start.
@@ -92,9 +92,9 @@ class S3Server:
 
     @contextlib.contextmanager
     def in_environment(self) -> Iterator[None]:
-        """Context manager that sets these environment variables.
+        """Context manager that sets the variables of `environment` in this process.
 
-        Clears the cache of s3fs, which would return file systems made with an earlier environment.
+        Also clears the cache of s3fs, which would return file systems made with other variables.
         """
         before = {name: os.environ.get(name) for name in self.environment()}
         os.environ.update(self.environment())

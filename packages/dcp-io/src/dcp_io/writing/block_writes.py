@@ -20,13 +20,13 @@ def write_blocks(
     """Encode a payload, and write each block as soon as it is encoded.
 
     Args:
-        data: The payload.
-        encoder: Encoder of its blocks.
+        data: Bytes of the payload.
+        encoder: Encoder of the payload's blocks.
         max_bytes: Limit of the memory for pieces of the payload.
-        write: Callback that writes the next encoded bytes; they may change when it returns.
+        write: Callback that writes the next encoded bytes, whose memory is reused after the call.
 
     Returns:
-        The blocks' columns, and the CRC32 of all bytes that were written.
+        Lengths and CRCs of the encoded blocks, and the CRC32 of all bytes that were written.
 
     Raises:
         BaseException: Any error of the encoder.

@@ -74,7 +74,7 @@ class DataFile:
         self._forms: dict[tuple[str | None, tuple[int, ...], int], tuple[Frame | None, int, int]] = {}
 
     def add(self, key: str, payload: Payload) -> Place:
-        """Append one item. Its bytes are buffered, and written to the storage at the latest by `close`.
+        """Append one item. Its bytes may be buffered until `close`.
 
         Args:
             key: FQN of the item, for error messages.
@@ -191,7 +191,7 @@ class DataFile:
         return Payload(data, payload.framing if frame is None else Framing.TORCH_ZIP), chain
 
     def close(self) -> None:
-        """Write pending bytes to the sink, and complete the file."""
+        """Write buffered bytes to the sink, and complete the file."""
         self._flush()
         self._sink.close(sync=self._sync)
 

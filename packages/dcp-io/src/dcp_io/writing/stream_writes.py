@@ -22,7 +22,7 @@ _STEP_BYTES = 1 << 20
 
 
 class EncodedData(io.RawIOBase):
-    """Buffer of encoded bytes that can be read in pieces; spills to a file above a limit.
+    """Buffer of encoded bytes that can be read in pieces; above a size limit the bytes are moved to a temporary file.
 
     Args:
         max_bytes: Size above which the bytes are moved to a temporary file.
@@ -46,7 +46,7 @@ class EncodedData(io.RawIOBase):
         return count
 
     def close(self) -> None:
-        """Do nothing: encoders close their output, but the bytes are still needed. `free` releases them."""
+        """Do nothing: encoders close their output, but the bytes are still needed. `free` releases the buffer."""
 
     def free(self) -> None:
         """Release the buffer."""

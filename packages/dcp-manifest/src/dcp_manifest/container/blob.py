@@ -1,7 +1,7 @@
 """Container of a manifest: named columns of unsigned numbers in a safetensors blob, with a CRC per 64 KiB block.
 
-The meaning of the columns is defined elsewhere. `pack` makes the blob, `parse_header` locates its columns. `WholeBlob`
-reads from a blob in memory, `lazy_blob.LazyBlob` reads parts of one from a file.
+`manifest_write` and `manifest_read` define the columns. `pack` makes the blob, `parse_header` locates its columns.
+`WholeBlob` reads from a blob in memory, `lazy_blob.LazyBlob` reads rows of columns from a file.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ BLOCK_BYTES = 64 * 1024
 BLOCK_CRCS = "block_crcs"
 """Name of the column with the CRC32 of each 64 KiB block of all other columns, which are sorted by name."""
 PREFIX_BYTES = 8
-"""Length of the prefix of a safetensors blob: the length of its header as a little-endian u64."""
+"""Length in bytes of the prefix of a safetensors blob, which is the length of the header as a little-endian u64."""
 METADATA_KEY = "dcp-manifest"
 """Key of the only entry of the safetensors metadata, a JSON object. There is only one entry, since the order of several
-is not stable."""
+entries is not stable."""
 
 Unsigned = npt.NDArray[np.unsignedinteger[Any]]
 _WIDTHS: tuple[type[np.unsignedinteger[Any]], ...] = (np.uint8, np.uint16, np.uint32, np.uint64)
@@ -67,7 +67,7 @@ class Header:
 
     metadata: Mapping[str, Any]
     columns: Mapping[str, Column]
-    """Columns of unsigned numbers; newer versions may add others."""
+    """Name → column of unsigned numbers; newer versions may add other columns."""
     extents: Mapping[str, tuple[int, int]]
     """Column name → offsets of the column's start and end in the blob's data; columns of all dtypes."""
     data_start: int
@@ -82,7 +82,7 @@ class Blob(Protocol):
 
     @property
     def header(self) -> Header:
-        """The parsed header."""
+        """Parsed header of the blob."""
         ...
 
     def read(self, name: str, start: int, stop: int) -> Unsigned:
@@ -112,7 +112,7 @@ class WholeBlob:
         )
 
     def raw(self, name: str) -> memoryview:
-        """Return the bytes of a whole column."""
+        """Return all bytes of a column."""
         start, stop = self.header.extents[name]
         return self.data[self.header.data_start + start : self.header.data_start + stop]
 

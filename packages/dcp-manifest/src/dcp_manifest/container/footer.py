@@ -17,7 +17,7 @@ FOOTER_BYTES = 64
 MAJOR = 1
 MINOR = 0
 FLAG_STUB_HEAD = 1
-"""Flag of a head that is not a checkpoint's index: loading it as a pickle fails with a message."""
+"""Footer flag: the head of the file is a stub, not stock's index; when stock loads it, it raises an error."""
 
 _MAGIC = b"\x93DCPMAN\n"
 _END_MAGIC = b"DCP\x93"
@@ -29,10 +29,10 @@ Buffer = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """Fields of the footer; see `docs/format.md`."""
+    """Footer of a `.metadata` file; its fields are described in `docs/format.md`."""
 
     manifest_offset: int
-    """Offset of the manifest, which is also the length of the head."""
+    """Offset of the manifest in the file, bytes; equal to the length of the head."""
     manifest_bytes: int
     head_crc32: int
     manifest_crc32: int

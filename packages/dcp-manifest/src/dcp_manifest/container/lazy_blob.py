@@ -1,4 +1,4 @@
-"""Manifest container in a file: parts of columns are read on demand, and verified by the CRCs of their blocks."""
+"""Manifest container in a file: rows of columns are read on demand, and verified by the CRCs of their blocks."""
 
 from __future__ import annotations
 

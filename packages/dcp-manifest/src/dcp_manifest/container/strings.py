@@ -1,4 +1,4 @@
-"""Tables of strings as two columns: the strings concatenated as UTF-8, and the length of each in bytes.
+"""Tables of strings as two columns: the strings concatenated as UTF-8, and the length of each string in bytes.
 
 Lone surrogates, which Python's strings may hold, are encoded like other code points (`surrogatepass`).
 """
@@ -17,7 +17,7 @@ U64 = npt.NDArray[np.uint64]
 
 
 def encode_text(text: str) -> bytes:
-    """Encode a string for a table."""
+    """Encode a string as the UTF-8 bytes of a table."""
     return text.encode("utf-8", "surrogatepass")
 
 

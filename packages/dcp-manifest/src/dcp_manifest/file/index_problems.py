@@ -1,4 +1,4 @@
-"""Verification of an index file: finds all problems of its bytes at once."""
+"""Verification of an index file (`.metadata`): reports all problems, not only the first."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """Result of decoding an index: the index or an error, and all problems of its bytes."""
+    """Result of decoding an index file: the index or an error, and all problems of the file's bytes."""
 
     index: CheckpointIndex | DcpError
     problems: tuple[Problem, ...] = ()

@@ -1,4 +1,4 @@
-"""`ManifestFile`: reads single tensors from a large manifest, without reading or checking the rest."""
+"""`ManifestFile`: reads the index of single tensors from a large manifest, without reading all of the manifest."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class ManifestFile:
-    """A manifest in a file that is read on demand. Not thread-safe.
+    """Reader of a manifest in a file, by byte ranges on demand. Not thread-safe.
 
     All bytes that are read are verified by the CRCs of their 64 KiB blocks; damage elsewhere goes unnoticed.
 
@@ -61,7 +61,7 @@ class ManifestFile:
         """Facts about the checkpoint as a whole."""
 
     def names(self) -> list[str]:
-        """Return the names of all values, each once: tensors, then objects, then aliases."""
+        """Return the names of all tensors, objects and aliases, in this order, without duplicates."""
         objects = self._sound(lambda: self._reader.strings("object", "object.name"))
         return list(dict.fromkeys((*self._tensors.names, *objects, *self._aliases)))
 

@@ -1,4 +1,4 @@
-"""Reader of a manifest: makes an index from its columns and metadata, which `docs/format.md` describes.
+"""Reader of a manifest: makes an index from the manifest's columns and metadata, which `docs/format.md` describes.
 
 All columns are read through a `Blob`, so the same code serves whole checkpoints and single tensors.
 """
@@ -78,7 +78,7 @@ class ManifestReader:
         )
 
     def count(self, table: str) -> int:
-        """Return the number of rows of a table."""
+        """Return the number of rows in a table of the manifest, such as `tensor` or `chunk`."""
         count = self._rows.get(table, 0)
         if type(count) is not int or not 0 <= count <= self._limit:
             raise ValueError(f"a manifest of {self._limit} bytes cannot have {count!r} rows of {table}")

@@ -38,7 +38,7 @@ class PathColumns:
     elements: I64
     """Number of elements of each path; 0 for a name without a path."""
     element_bytes: I64
-    """Length of each element in UTF-8, except for the last one of each path."""
+    """Length of each path element in UTF-8 bytes; the last element of each path is left out."""
     kinds: I64
     """Kind of each element: key, list index, or literal key."""
     texts: list[str] | None

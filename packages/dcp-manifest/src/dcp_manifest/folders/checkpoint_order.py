@@ -1,7 +1,7 @@
-"""Order of checkpoints by step, newest first: for the library, the command and the manager.
+"""Order of checkpoints by training step, newest first, for the library, the command `dcp` and the manager.
 
 The step is part of a folder's name (`step-500`, `checkpoint-500`, `global_step500`, `epoch=1-step=20.ckpt`).
-Modification times are used only as a last resort, since copying changes them. No access to storage here.
+Modification times are used only as a last resort, since copying changes them. No storage is accessed here.
 """
 
 from __future__ import annotations

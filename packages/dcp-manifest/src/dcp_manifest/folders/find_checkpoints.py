@@ -1,4 +1,4 @@
-"""Search for checkpoints: all below a folder, newest first; the newest valid one; the current index of a folder.
+"""Search for checkpoints: all checkpoints below a folder, the newest valid checkpoint, the current index of a folder.
 
 One implementation serves every store and `LocalFolder`, through the `Folder` protocol. `index_choice` chooses between
 index files, `checkpoint_order` orders checkpoints.
@@ -181,7 +181,7 @@ def index_of(folder: Path_ | Folder) -> CheckpointIndex:
 
 
 def current_index(folder: Folder, entries: Sequence[Entry] | None = None) -> CheckpointIndex | None:
-    """Return the newest complete index in a folder; None if it has no index file.
+    """Return the newest complete index in a folder; None if the folder has no index file.
 
     Args:
         folder: The checkpoint's folder.

@@ -35,7 +35,7 @@ class Entry:
 
 @runtime_checkable
 class Folder(Protocol):
-    """Protocol of a folder: the methods needed to find checkpoints; see `dcp_io.Store` for their guarantees."""
+    """Protocol of a folder with checkpoints: lists and reads files. For the guarantees see `dcp_io.Store`."""
 
     @property
     def url(self) -> str:
@@ -58,7 +58,7 @@ class Folder(Protocol):
 
 
 class LocalFolder:
-    """A folder of the local file system, for reading. Links to folders inside it are not followed.
+    """Read-only folder of the local file system. Symbolic links in it to other folders are not followed.
 
     Args:
         path: Path of the folder, which may be missing.
@@ -100,7 +100,7 @@ class LocalFolder:
         return found
 
     def folders(self) -> tuple[str, ...]:
-        """Return the names of the subfolders, sorted; links are left out."""
+        """Return the names of the subfolders, sorted; symbolic links are left out."""
         return tuple(sorted(item.name for item in self._scan() if item.is_dir(follow_symlinks=False)))
 
     def _scan(self) -> Sequence[os.DirEntry[str]]:
@@ -137,7 +137,7 @@ class LocalFolder:
             os.close(descriptor)
 
     def size(self, name: str) -> int:
-        """Return the size of a file in bytes; links are followed."""
+        """Return the size of a file in bytes; symbolic links are followed."""
         path = Path(self._path, name)
         try:
             status = os.stat(path)

@@ -1,4 +1,4 @@
-"""Columns of chunk boxes: conversion between the flat form of an index and the per-dimension columns of a manifest."""
+"""Columns of chunk boxes: conversion between flat columns in an index and one column per dimension in a manifest."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Arithmetic of boxes: overlaps, bounds and holes. Integers only, no tensors.
 
-A box is a pair of sequences: start and extent per dimension, in elements, half-open. A box of a 0-dim tensor has volume
-1. Boxes of volume 0 overlap nothing. Chunks cover a tensor exactly if none is out of bounds, no two overlap, and their
-volumes add up to that of the tensor.
+A box is a pair of sequences: start and extent per dimension, in elements. A box of a 0-dimensional tensor has volume
+1. Boxes of volume 0 overlap no box. Chunks cover a tensor exactly if none is out of bounds, no two overlap, and their
+volumes add up to the volume of the tensor.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FEW = 8
 
 
 class Box(NamedTuple):
-    """A box: start and extent per dimension."""
+    """A box of a tensor: start and extent per dimension, in elements."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -70,7 +70,7 @@ def overlaps(box: BoxLike, chunks: Sequence[BoxLike]) -> list[tuple[int, tuple[i
 
 
 def out_of_bounds(shape: Sequence[int], offsets: Sequence[int], sizes: Sequence[int]) -> bool:
-    """Whether a box is invalid in a tensor of this shape: negative, beyond the end, or with other dimensions."""
+    """Whether a box is not inside a tensor of shape `shape`: a negative or too large number, or other dimensions."""
     if not len(offsets) == len(sizes) == len(shape):
         return True
     return any(
@@ -140,7 +140,7 @@ def _overlap_by_pairs(starts: I64, ends: I64, ordered: I64, dim: int) -> tuple[i
 
 
 def find_hole(box: BoxLike, chunks: Sequence[BoxLike]) -> Box | None:
-    """Find a region of `box` that no chunk covers (the one with the smallest start, row-major); None if there is none.
+    """Find the first region of `box`, in row-major order, that no chunk covers; None if chunks cover the box.
 
     The chunks may overlap, and may reach beyond the box.
     """

@@ -70,17 +70,17 @@ _KINDS = np.array(
     ],
     np.uint8,
 )  # fmt: skip
-"""`ItemKind`, indexed by framing, by whether there is a chain, and by whether there are blocks."""
+"""Kind of an item (`ItemKind`) by framing, whether it has a transform chain, and whether it has encoded blocks."""
 
 
 @dataclass(slots=True)
 class BlockColumns:
-    """`EncodedBlocks` as columns: one row per item, and one row per block, grouped by item."""
+    """`EncodedBlocks` of many items as columns: one row per item, and one row per block, grouped by item."""
 
     counts: U32
     """Number of blocks of each item; 0 for items that are not encoded in blocks."""
     block_bytes: U32
-    """Block size of each item; 0 for items that are not encoded in blocks."""
+    """Decoded block size of each item, bytes; 0 for items that are not encoded in blocks."""
     lengths: U32
     crcs: U32
 
@@ -95,18 +95,18 @@ class ItemColumns:
 
     file: U32
     offset: npt.NDArray[np.uint64]
-    """Start of the item in its file, bytes."""
+    """Start of each item in its file, bytes."""
     length: npt.NDArray[np.uint64]
     lead: U32
     stored_bytes: npt.NDArray[np.uint64]
     framing: U8
     chain: U8
-    """Chain of transforms: 0 for none, n for `chains[n - 1]`."""
+    """Transform chain of each item: 0 for none, n for `chains[n - 1]`."""
     checked: U8
-    """1 if the row has a CRC (and running CRCs), 0 if its writer stored none."""
+    """1 for an item with a CRC (and running CRCs), 0 for an item without."""
     crc32: U32
     running_crcs: U32
-    """Running CRCs of all checked rows, concatenated; see `running_counts`."""
+    """Running CRCs of all items that have them, concatenated; see `running_counts`."""
     blocks: BlockColumns | None = None
     """Encoded blocks of the items; None if no item is encoded in blocks."""
 
@@ -144,7 +144,7 @@ class ManifestInfo:
     """Wall-clock time of the save's start, nanoseconds since the epoch; 0 if unknown. Used to order checkpoints only if
     steps (or, within a folder, generations) do not decide."""
     user: tuple[tuple[str, str], ...] = ()
-    """User metadata: pairs of key and value."""
+    """User metadata of the save: pairs of key and value."""
 
 
 @dataclass(slots=True)
@@ -159,7 +159,7 @@ class CheckpointIndex:
 
     dtypes: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
-    """Relative paths of data files, `/` between parts."""
+    """Relative paths of the data files, with `/`."""
     chains: tuple[tuple[str, ...], ...] = ()
     tensor_names: list[str] = field(default_factory=list)
     tensor_dtype: U8 = field(default_factory=lambda: np.zeros(0, np.uint8))

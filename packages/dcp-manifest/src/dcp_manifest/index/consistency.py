@@ -1,4 +1,4 @@
-"""Consistency check of an index, both before it is written and after it was read."""
+"""Consistency check of an index, before it is written and after it was read."""
 
 from __future__ import annotations
 

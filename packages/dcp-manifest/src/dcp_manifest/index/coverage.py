@@ -1,7 +1,7 @@
 """Coverage check of tensors, on columns: chunks are inside their tensor, do not overlap, and leave no hole.
 
-Most tensors are one chunk, or sharded along one dimension or into a grid: all of them are checked together, with one
-sort per dimension. Only tensors that are sharded in other ways are checked one by one.
+Most tensors have one chunk, or are sharded along one dimension or into a grid: all of these are checked together, with
+one sort per dimension. Tensors that are sharded in other ways are checked one by one.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ I64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class SameDims:
-    """The chunks of all tensors with the same number of dimensions, in table order."""
+    """Chunks of all tensors with the same number of dimensions, in the order of the table of chunks."""
 
     rows: I64
-    """Rows of the table of chunks."""
+    """Row of each chunk in the table of chunks."""
     tensor: I64
-    """Row of each chunk's tensor, ascending."""
+    """Row of each chunk's tensor in the table of tensors, ascending."""
     offsets: I64
     """Offsets of the chunks in their tensors, in elements; an array of (chunks, dimensions)."""
     sizes: I64

@@ -1,7 +1,7 @@
-"""torch's dtypes by name: the size of an element, and the storage class in torch's pickles.
+"""Torch's dtypes by name: bytes per element, and the storage class in torch's pickles.
 
-Names are those of torch without `torch.`. An index may have a dtype that is missing here, since the manifest has the
-element size of every dtype.
+Names are torch's, without `torch.`. An index may have a dtype that is missing here, since the manifest has the element
+size of every dtype.
 
 Source: torch 2.13 `torch.dtype.itemsize` and `torch.storage._dtype_to_storage_type_map`.
 """

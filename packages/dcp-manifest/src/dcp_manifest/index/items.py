@@ -1,7 +1,7 @@
 """Records of stored items: the bytes in a file for one chunk of a tensor or one object.
 
-They are shared by the index, the byte engine and the planners. Byte ranges are half-open. An *item* is one payload in a
-file including its framing; the *stored range* is the bytes of the payload alone.
+The index, the byte engine and the planners share these records. Byte ranges are half-open. An *item* is one payload in
+a file with its framing; the *stored range* is the bytes of the payload without the framing.
 """
 
 from __future__ import annotations
@@ -51,22 +51,22 @@ class EncodedBlocks:
     block_bytes: int
     """Decoded size of each block, bytes; the last block may be shorter."""
     lengths: npt.NDArray[np.uint32]
-    """Encoded size of each block, bytes; the blocks are contiguous and fill the stored range."""
+    """Encoded size of each block, bytes; together the blocks fill the stored range."""
     crcs: npt.NDArray[np.uint32]
     """CRC32 of each encoded block."""
 
 
 class ItemKind(IntEnum):
-    """Kind of a stored item: `RAW` and `BLOCKS` can be read in parts, the others only as a whole."""
+    """Kind of a stored item: items of kind `RAW` and `BLOCKS` can be read in parts, other items only as a whole."""
 
     RAW = 0
-    """The stored range is the raw values."""
+    """The stored range is the raw elements."""
     BLOCKS = 1
-    """The stored range is `EncodedBlocks`."""
+    """The stored range is a sequence of encoded blocks; see `EncodedBlocks`."""
     ARCHIVE = 2
-    """The stored range is an archive that contains the values."""
+    """The stored range is a `torch.save` archive that contains the tensor or object."""
     STREAM = 3
-    """The stored range was encoded as a whole by a chain of transforms; it decodes to raw values or to an archive."""
+    """The stored range was encoded as a whole by a chain of transforms; it decodes to raw elements or to an archive."""
 
     @classmethod
     def of(cls, framing: int, *, has_chain: bool, has_blocks: bool) -> ItemKind:
@@ -102,7 +102,7 @@ class StoredItem:
 
     @property
     def kind(self) -> ItemKind:
-        """Kind of the item, which determines how its values are read."""
+        """Kind of the item, which determines how its data are read."""
         return ItemKind.of(self.framing, has_chain=bool(self.chain), has_blocks=self.blocks is not None)
 
 

@@ -16,7 +16,7 @@ _MAX_CHARACTERS = 4096
 
 
 class LiteralKey(str):
-    """The text of a dict key that is a plain literal other than a string; compares and hashes like that text.
+    """Path element for a dict key that is a literal other than a string: the key's text, and by `value` the key.
 
     Example:
         ```python

@@ -32,7 +32,7 @@ class StoredChunk:
 
     @property
     def nbytes(self) -> int:
-        """Number of bytes of the decoded values, which are the stored bytes if there are no transforms."""
+        """Decoded size of the chunk, bytes; without transforms, also its stored size."""
         return math.prod(self.sizes) * ITEM_BYTES[self.dtype]
 
 
@@ -49,7 +49,7 @@ class StoredTensor:
 
 
 class TensorForm(NamedTuple):
-    """A tensor to be put into an index, with the boxes (offsets and sizes) in which it is stored.
+    """Description of a tensor for `tensor_columns`, with the boxes (offsets and sizes) in which it is stored.
 
     Example:
         ```python

@@ -1,1 +1,1 @@
-"""Pickles: safe reading by tables of allowed calls, and writing opcode by opcode. No code of a pickle runs."""
+"""Pickles: safe reading by tables of allowed calls, and writing opcode by opcode. No code in a pickle is run."""

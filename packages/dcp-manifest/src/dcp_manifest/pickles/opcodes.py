@@ -1,6 +1,6 @@
 """Pickle writer, opcode by opcode: values, instances of classes that need not be importable, and a memo.
 
-Protocol 4, or protocol 2 where torch.load requires it (`text_2`, `global_2`; all other opcodes are in both).
+Pickles have protocol 4, or protocol 2 if `torch.load` requires it (`text_2`, `global_2`; other opcodes are in both).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Opcodes of a pickle that push a number, a string, bytes, or an empty container: the leaves of every value."""
+"""Reader of the pickle opcodes that push a number, a string, bytes, or an empty container."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _U32, _I32, _F64 = struct.Struct("<I"), struct.Struct("<i"), struct.Struct(">d")
 
 
 class ScalarReader:
-    """Reader of scalar opcodes: a position in a pickle, and a stack; each method `do_x` executes one opcode.
+    """Reader of scalar pickle opcodes, with a position and a stack; each method `do_x` executes one opcode.
 
     Lengths are checked against the remaining bytes before memory is allocated.
     """

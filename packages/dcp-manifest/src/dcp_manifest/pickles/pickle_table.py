@@ -160,11 +160,11 @@ def _is_cheap(key: Any) -> bool:
 
 
 Call = Callable[[Budget, tuple[Any, ...]], Any]
-"""Replacement of a call in the pickle: checks the arguments, and returns the value; raises if they are not allowed."""
+"""Type of functions that replace a call in a pickle: they check the arguments, and return the value or raise."""
 New = Callable[[Budget, tuple[Any, ...], dict[str, Any]], Any]
-"""Like `Call`, but makes an instance without a call of its constructor."""
+"""Type of functions like `Call` that make an instance without a call of its constructor (`__new__`)."""
 State = Callable[[Budget, Any, Any], Any]
-"""Checks and sets the state of an instance; returns the instance, or a value that replaces it."""
+"""Type of functions that check and set the state of an instance; they return the instance, or its replacement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,9 +204,9 @@ class PickleTable:
     calls: Mapping[int, Call] = field(default_factory=dict)
     """`id` of a value that `find` returned → function that replaces its calls; other values cannot be called."""
     news: Mapping[int, New] = field(default_factory=dict)
-    """`id` of a class → function that replaces its `__new__`, if that differs from a call."""
+    """`id` of a class → function that replaces its `__new__`, for classes whose `__new__` differs from a call."""
     states: Mapping[type, State] = field(default_factory=dict)
-    """Type of an instance → function that sets its state."""
+    """Type of an instance → function that sets the state of the instance."""
     lists: frozenset[type] = frozenset((list,))
     """Types to which a pickle may add items by `extend`."""
     dicts: frozenset[type] = frozenset((dict,))
@@ -214,7 +214,7 @@ class PickleTable:
     sets: frozenset[type] = frozenset((set,))
     """Types to which a pickle may add items by `update`."""
     drafts: frozenset[type] = frozenset()
-    """Types of immutable values, which are replaced by another value when their state is set."""
+    """Types whose instances are replaced by another value when their state is set, since they are immutable."""
 
 
 def described(value: object) -> str:

@@ -1,10 +1,10 @@
 """Safe pickle reader that makes only the calls in an allow-table; the only reader of pickles from checkpoints.
 
-It does not use `pickle.Unpickler`. Names are looked up in the caller's table and never imported; only functions of the
-table are called; state and items go only into types of the table. Memory and work stay within a constant multiple of
-the pickle's length, and a key is hashed only if that is known to be quick.
+`pickle.Unpickler` is not used. Names are looked up in the caller's table and never imported; only functions in the
+table are called; state and items are added only to types in the table. Memory and work are bounded by a constant
+multiple of the pickle's length, and a key is hashed only if hashing is known to be quick.
 
-The tables are elsewhere: for PyTorch's index in `stock_globals`, for objects in `dcp_core`.
+The table for PyTorch's index is in `stock_globals`, the table for objects in `dcp_core`.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ Box = tuple[int, ...]
 
 
 def unreadable_reason(index: CheckpointIndex) -> str | None:
-    """Return the reason why stock cannot load a checkpoint with this index, as a clause; None if it can."""
+    """Return the reason why stock cannot load a checkpoint with this index, as a clause; None if stock can load it."""
     if index.tensor_owner.any() or index.object_owner.any():
         return "it holds values that belong to single ranks"
     if index.chunk_items is None or index.object_items is None:

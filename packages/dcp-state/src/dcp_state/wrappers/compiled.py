@@ -1,6 +1,6 @@
-"""Adapter of `torch.compile(module)`: the child `_orig_mod`, which state dict keys contain.
+"""Adapter of `torch.compile(module)`, whose state dict keys contain the name of its child, `_orig_mod`.
 
-`module.compile()` wraps nothing and needs no adapter.
+`module.compile()` makes no wrapper, and needs no adapter.
 """
 
 from __future__ import annotations

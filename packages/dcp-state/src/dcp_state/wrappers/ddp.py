@@ -1,4 +1,4 @@
-"""Adapter of `DistributedDataParallel` and `DataParallel`: the child `module`, which state dict keys contain."""
+"""Adapter of `DistributedDataParallel` and `DataParallel`, whose state dict keys contain the child's name `module`."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Fsdp1Adapter(ModuleAdapter):
     owns_optimizer_state: ClassVar[bool] = True
 
     def handles(self, kind: type[nn.Module]) -> bool:
-        """Whether the class is FSDP1's wrapper."""
+        """Whether the class is `FullyShardedDataParallel`."""
         return issubclass(kind, FullyShardedDataParallel)
 
     def layer(self, module: nn.Module) -> Layer:
