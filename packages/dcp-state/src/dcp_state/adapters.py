@@ -65,7 +65,7 @@ class ModuleAdapter:
         raise NotImplementedError(f"{type(self).__name__} does not say what it handles")
 
     def layer(self, module: nn.Module) -> Layer | None:
-        """Return the layer to the wrapped child, whose name is not part of canonical names; None for other modules."""
+        """Return the layer to the wrapped child, whose name is not part of canonical names; None if there is none."""
         del module
         return None
 

@@ -42,7 +42,7 @@ def get_model_state_dict(
         model: Plain model, or one in any nesting of DDP, FSDP1, FSDP2, tensor parallel, compiled and checkpointed
             wrappers.
         submodules: Modules to which the state dict is limited; None for the whole model (deprecated).
-        options: See `StateDictOptions`.
+        options: Options; see `StateDictOptions`.
 
     Returns:
         FQN → parameter, persistent buffer or extra state. Tensors share the model's memory, and are DTensors if they
@@ -71,7 +71,7 @@ def set_model_state_dict(
         model_state_dict: FQN → tensor or extra state; not changed. Tensors are copied into the model; a model on the
             meta device takes the tensors themselves. Also accepted (deprecated, as in stock): submodule → its state
             dict.
-        options: See `StateDictOptions`.
+        options: Options; see `StateDictOptions`.
 
     Returns:
         Missing and unexpected names, and a `StateReport` of the load.

@@ -49,7 +49,7 @@ def write_safetensors(content: Content, path: str | os.PathLike[str], options: W
     after them: an error leaves existing files unchanged.
 
     Args:
-        content: The content to write.
+        content: Tensors and objects to write.
         path: Path of the file or folder to write.
         options: Options for writing. A file in a folder exceeds `shard_bytes` only if it has a single tensor. The file
             of objects is `NAME.objects.pt` beside `NAME.safetensors`, or `objects.pt` in a folder. `tick` is called

@@ -42,7 +42,7 @@ class Check(IntEnum):
     BLOCKS = 1
     """The CRCs recorded at the borders of blocks."""
     WHOLE = 2
-    """The single CRC of an item of several blocks."""
+    """The single CRC of an item that has no CRCs at block borders."""
     ARCHIVE = 3
     """The CRCs of the records in the item, which is a `torch.save` archive."""
 

@@ -49,7 +49,7 @@ class EncodedData(io.RawIOBase):
         """Do nothing: encoders close their output, but the bytes are still needed. `free` releases the buffer."""
 
     def free(self) -> None:
-        """Release the buffer."""
+        """Release the memory or the temporary file of the buffer."""
         self._kept.close()
 
     def pieces(self, max_bytes: int) -> Iterator[memoryview]:

@@ -176,7 +176,7 @@ class KeepEvery(KeepPolicy):
         _check(self.steps >= 1, f"KeepEvery({self.steps}): a number of steps is at least 1")
 
     def keep(self, records: Sequence[CheckpointRecord], now_seconds: float) -> set[int]:
-        """Return the steps that are multiples of `steps`."""
+        """Return the steps of the checkpoints whose step is a multiple of `steps`."""
         del now_seconds
         return {record.step for record in records if record.step % self.steps == 0}
 

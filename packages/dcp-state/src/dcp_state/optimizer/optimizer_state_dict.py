@@ -43,7 +43,7 @@ def get_optimizer_state_dict(
         model: The model whose parameters the optimizers hold; see `get_model_state_dict`.
         optimizers: One or several optimizers; the result has their groups one after another.
         submodules: Modules to whose parameters the state is limited; None for all parameters (deprecated).
-        options: See `StateDictOptions`.
+        options: Options; see `StateDictOptions`.
 
     Returns:
         `{"state": {FQN: {name: value}}, "param_groups": […]}` with FQNs as `params`, or the flat form; see
@@ -78,7 +78,7 @@ def set_optimizer_state_dict(
         optimizers: One or several optimizers.
         optim_state_dict: Optimizer state, nested or flat, or the `optimizer.state_dict()` of a single optimizer; not
             changed.
-        options: See `StateDictOptions`.
+        options: Options; see `StateDictOptions`.
 
     Returns:
         A report of the names of state that was restored, initialised and dropped (None in stock).
