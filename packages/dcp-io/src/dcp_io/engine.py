@@ -107,7 +107,7 @@ class StoreBackend:
         """Begin a save without a coordinator on this rank: claim the folder, and remove leftovers of dead saves.
 
         Args:
-            save_id: The id that all ranks agreed on; never used before in this folder.
+            save_id: Id of the save, on which all ranks have agreed; never used before in this folder.
             rank: Number of this rank.
             overwrite: Whether an existing checkpoint may be replaced.
 

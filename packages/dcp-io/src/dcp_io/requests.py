@@ -51,7 +51,7 @@ class StreamEncoder(Protocol):
         ...
 
     def transform_to(self, output: IO[bytes]) -> IO[bytes]:
-        """Return a stream that encodes its input and writes the result to `output`; closing it completes the encoding."""
+        """Return a stream that encodes its input and writes the result to `output`; closing it completes `output`."""
         ...
 
 

@@ -43,7 +43,7 @@ def is_permanent(error: BaseException) -> bool:
 
 
 def remedy(error: BaseException) -> str:
-    """Return the remedy for a permanent error, as a clause for the error message."""
+    """Return the remedy for a failed request, as a clause for the error message."""
     refused = isinstance(error, (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError))
     if refused or _REFUSED_STATUS.search(redacted(error)) is not None:
         return "check the credentials and what they may do with this container"

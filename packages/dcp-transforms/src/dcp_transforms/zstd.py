@@ -65,7 +65,7 @@ class ZStandard(Versioned, StreamTransformExtension):
         """Return a stream that decompresses all frames of `input`, in bounded memory.
 
         Reading from the stream raises `zstandard.ZstdError` if the input is not in Zstandard format, or a checksum is
-        wrong. If the input is truncated, so is the stream.
+        wrong. If the input is truncated, the stream ends early, without an error.
         """
         reader = zstandard.ZstdDecompressor().stream_reader(input, read_across_frames=True, closefd=False)
         return cast("IO[bytes]", reader)

@@ -26,7 +26,7 @@ class StepGuard:
     Raises:
         ValueError: `policy` is none of the three names.
 
-    Ranks: the coordinator's.
+    Ranks: the coordinator.
     """
 
     def __init__(self, name: Callable[[int], str], policy: LowerSteps) -> None:

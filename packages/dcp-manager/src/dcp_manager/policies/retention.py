@@ -25,7 +25,7 @@ class Retention:
         policy: Policy that selects the checkpoints to keep. The undamaged checkpoint that was made last, and
             checkpoints that a process reads or saves, are kept as well.
 
-    Ranks: the coordinator's.
+    Ranks: the coordinator.
     """
 
     def __init__(self, catalogue: Catalogue, policy: KeepPolicy) -> None:

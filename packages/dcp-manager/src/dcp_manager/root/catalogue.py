@@ -88,7 +88,7 @@ class Catalogue:
     Raises:
         ValueError: The step cannot be parsed from folder names with this prefix.
 
-    Ranks: the coordinator's; nothing here is collective.
+    Ranks: the coordinator; no method is collective.
     """
 
     def __init__(self, root: Store, *, stale_after_seconds: float, folder_prefix: str = "step-") -> None:

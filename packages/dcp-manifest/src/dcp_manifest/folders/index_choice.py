@@ -46,7 +46,7 @@ def choose_index(
     instead.
 
     Args:
-        entries: Name → modification time of the folder's files; only indexes are used.
+        entries: Name of each file in the folder → modification time in seconds; only indexes are used.
         read: Function that reads the bytes of an index, or any other value that `decode` accepts.
         decode: Function that decodes the result of `read`, and raises the same errors as `read_index`.
 

@@ -43,7 +43,8 @@ class IsolatedCopies:
         """Return an isolated copy of a value; an immutable value is returned itself.
 
         Raises:
-            NotPlainDataError: The value contains an object that is neither plain data nor a function over plain data.
+            NotPlainDataError: The value contains an object that is neither plain data nor a function that only uses
+                plain data.
         """
         if id(value) in self._copies:
             return self._copies[id(value)]
