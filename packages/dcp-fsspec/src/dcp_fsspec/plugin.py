@@ -44,5 +44,5 @@ def dcp_register_storage() -> list[StorageBackendSpec]:
 
 @hookimpl
 def dcp_register_stores() -> list[StoreSpec]:
-    """Return the specifications of the stores for the same URI schemes, for tools without torch."""
+    """Return the specifications of the stores for the URI schemes that fsspec knows, for tools without torch."""
     return [StoreSpec(scheme, "dcp_fsspec.opening:open_store", fallback=True) for scheme in _SCHEMES]

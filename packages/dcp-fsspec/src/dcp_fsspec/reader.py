@@ -16,7 +16,7 @@ __all__ = ["FsspecReader"]
 
 
 class FsspecReader(FileAttributes, ByteStorageReader):
-    """Storage reader for a folder of an fsspec file system: reads byte ranges, and checks the CRCs of what it reads.
+    """Storage reader for a folder of an fsspec file system: reads byte ranges of files, and checks their CRCs.
 
     Args:
         path: URI of the checkpoint's folder, `scheme://…`.

@@ -187,7 +187,7 @@ class ReadRequest:
 
 @dataclass(frozen=True, slots=True)
 class ReadStats:
-    """Statistics of a batch of reads."""
+    """Statistics of a batch of reads: number of bytes, and keys of items without CRCs."""
 
     bytes_read: int
     unverified_keys: frozenset[str] = frozenset()

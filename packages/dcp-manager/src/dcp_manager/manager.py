@@ -54,9 +54,8 @@ class CheckpointManager:
             path is resolved at the time of this call.
         save_policy: Policy that decides when `maybe_save` saves; None saves at every step.
         keep_policy: Policy that selects the checkpoints to keep; None keeps all.
-        saver: Saver for saves in the background (`dcp_async.AsyncSaver("process")`, …); None saves while the caller
-            waits. The saver's policy decides what happens when a save is due while another one runs. The caller
-            closes the saver.
+        saver: Saver for saves in the background (`dcp_async.AsyncSaver("process")`, …), which the caller closes. Its
+            policy decides on a save that is due while another save runs. None saves while the caller waits.
         writer: Function that makes the storage writer for a checkpoint id; None uses the writer of the id's scheme.
         reader: Function that makes the storage reader for a checkpoint id; None uses the reader of the id's scheme.
         storage_options: Options of the storage, such as an endpoint; used for the root and for its checkpoints.
@@ -67,17 +66,14 @@ class CheckpointManager:
         preemption_seconds: Time from a signal that ends the training until the process is killed. After such a signal
             it limits how long ranks wait for each other in a save, and how long the last save and `close` wait for
             saves in the background. None for no limit.
-        close_seconds: Limit of the time that `wait` and `close` wait for saves in the background, unless a signal has
-            ended the training.
+        close_seconds: Limit of the time that `wait` and `close` wait for background saves without such a signal.
         tolerated_failures: Number of consecutive saves that may fail because of the storage before `maybe_save` raises
             an error; saves in the background count when they have ended.
-        stale_after_seconds: A process on another host counts as dead when it has not renewed its save marker or lease
-            for this long.
+        stale_after_seconds: Age of a save marker or lease at which its process, if on another host, counts as dead.
         lower_steps: Policy for saving a step that is lower than the highest step under the root. `warn` saves, logs a
             warning, and keeps the checkpoints of higher steps whatever `keep_policy` selects, unless `restore(step=…)`
             has gone back on purpose; `raise` refuses the save; `allow` saves.
-        folder_prefix: Prefix of the names of the checkpoints' folders, before the step. Folders with another prefix
-            are ignored.
+        folder_prefix: Prefix of checkpoint folder names, before the step; folders with another prefix are ignored.
 
     Guarantees: `latest` never refers to a checkpoint that is not durable. A checkpoint is removed only after a later
     one has been published, and not while a process reads it; the undamaged checkpoint that was made last is never
@@ -169,10 +165,7 @@ class CheckpointManager:
         return None if highest is None else highest.step
 
     def request_save(self) -> None:
-        """Request a save at the next `maybe_save`, for policies with `OnRequest`.
-
-        Ranks: one, from any thread; not collective.
-        """
+        """Request a save at the next `maybe_save`, for policies with `OnRequest`. Any rank, any thread may call it."""
         self._requested = True
 
     def maybe_save(self, step: int, state: State, *, metrics: Mapping[str, float] | None = None) -> bool:
@@ -237,22 +230,18 @@ class CheckpointManager:
         """Save a checkpoint of a training step now, whatever the save policy decides.
 
         Args:
-            step: Number of the training step, at least 0. An existing checkpoint of the same step is replaced
-                atomically.
+            step: Number of the training step, at least 0. An existing checkpoint of this step is replaced atomically.
             state: The state to save, or a function that returns it.
             metrics: Metrics by name, for `KeepBest`; only the coordinator's are used.
 
         Returns:
-            With a saver, a future that completes when the checkpoint exists; without a saver None: the checkpoint
-            exists.
+            With a saver, a future that completes when the checkpoint exists; without a saver, None.
 
         Raises:
             StepWentBackError: `lower_steps` refuses the step; in a job of several ranks, a CheckpointException contains
                 this error.
-            CheckpointException, OSError, …: An error of `dcp_core.save`, or of an earlier save in the background. The
-            error
-                of an earlier save is raised on all ranks before this save begins, but after this save if a signal has
-                ended the training.
+            CheckpointException, OSError, …: An error of `dcp_core.save`, or of an earlier background save. An earlier
+                error is raised on all ranks before this save begins, or after it if a signal has ended the training.
 
         Ranks: every rank; collective.
         """
@@ -318,9 +307,8 @@ class CheckpointManager:
     ) -> Restored | None:
         """Load the newest undamaged checkpoint, or the checkpoint of a given step, on any world size.
 
-        The newest checkpoint is that of the highest step, whenever it was made. A damaged checkpoint is quarantined,
-        and the next lower step is tried. Before you continue the training from an earlier step, remove the checkpoints
-        of later steps: see `lower_steps`.
+        The newest checkpoint is that of the highest step. A damaged checkpoint is quarantined, and the next lower step
+        is tried. Before you train on from an earlier step, remove the checkpoints of later steps: see `lower_steps`.
 
         Args:
             state: The template, filled in place; see `dcp_core.load`.
@@ -331,11 +319,9 @@ class CheckpointManager:
             The restored step, which is the same on all ranks, and the load's report; None if there is no checkpoint.
 
         Raises:
-            CheckpointNotFoundError: There are checkpoints, but none can be loaded; or there is none of `step`; or a
-                rank does not find files that the coordinator finds (is the storage mounted on it?), which quarantines
-                nothing.
-            CheckpointException, LoadMismatchError, OSError, …: The checkpoint does not fit the template, or the storage
-                failed.
+            CheckpointNotFoundError: No checkpoint (or none of `step`) can be loaded, although there are checkpoints; or
+                a rank does not find files that the coordinator finds (is the storage mounted?): nothing is quarantined.
+            CheckpointException, LoadMismatchError, OSError, …: The template does not fit, or the storage failed.
 
         Ranks: every rank; collective.
         """
@@ -358,7 +344,7 @@ class CheckpointManager:
         return restore_newest(self._catalogue, self._ranks, load_step)
 
     def wait(self, seconds: float | None = None) -> None:
-        """Wait for all saves in the background. Raises their first error on all ranks, further errors on later calls.
+        """Wait for all saves in the background; raises their first error on all ranks, others on later calls.
 
         Args:
             seconds: Maximum time to wait; None for `close_seconds` or, after a signal that ends the training, for the
@@ -377,12 +363,7 @@ class CheckpointManager:
             self._tolerance.raise_owed()
 
     def close(self, seconds: float | None = None) -> None:
-        """Wait for all saves as `wait` does, and restore the signal handlers.
-
-        The first error of a save is raised, further errors are logged.
-
-        Ranks: every rank; collective if there is a saver.
-        """
+        """Wait for all saves as `wait` does, and restore the signal handlers. Errors after the first one are logged."""
         try:
             self.wait(seconds)
         finally:

@@ -25,5 +25,5 @@ def dcp_register_storage() -> list[StorageBackendSpec]:
 
 @hookimpl
 def dcp_register_stores() -> list[StoreSpec]:
-    """Return the specifications of the stores for the same URI schemes, for tools without torch."""
+    """Return the specifications of the stores in object stores and on web servers, for tools without torch."""
     return [StoreSpec(scheme, "dcp_object.opening:open_store") for scheme in (*OBJECT_STORE_SCHEMES, *WEB_SCHEMES)]

@@ -16,7 +16,7 @@ __all__ = ["ObjectStoreReader"]
 
 
 class ObjectStoreReader(ByteStorageReader):
-    """Storage reader for a folder in an object store: reads byte ranges, and checks the CRCs of what it reads.
+    """Storage reader for a folder in an object store: reads byte ranges of objects, and checks their CRCs.
 
     Args:
         checkpoint_id: URI of the checkpoint's folder: `s3://bucket/folder`, `gs://…`, `az://…`, `abfs://…`.

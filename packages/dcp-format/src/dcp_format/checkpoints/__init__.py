@@ -1,1 +1,1 @@
-"""Reading and writing of checkpoint folders for conversions: tensors are read, verified, from their stored chunks."""
+"""Reading and writing of checkpoint folders for conversions: tensors are read and verified chunk by chunk."""

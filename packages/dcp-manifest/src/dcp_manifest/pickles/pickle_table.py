@@ -162,7 +162,7 @@ def _is_cheap(key: Any) -> bool:
 Call = Callable[[Budget, tuple[Any, ...]], Any]
 """Type of functions that replace a call in a pickle: they check the arguments, and return the value or raise."""
 New = Callable[[Budget, tuple[Any, ...], dict[str, Any]], Any]
-"""Type of functions like `Call` that make an instance without a call of its constructor (`__new__`)."""
+"""Type of functions that replace `__new__` of a class: like `Call`, for an instance that is made without `__init__`."""
 State = Callable[[Budget, Any, Any], Any]
 """Type of functions that check and set the state of an instance; they return the instance, or its replacement."""
 
