@@ -124,16 +124,16 @@ class LoadPlannerForStock(Delegating[LoadPlanner], planner.LoadPlanner):
         self.wrapped.set_up_planner(state_dict, None if metadata is None else as_metadata(metadata), is_coordinator)
 
     def create_local_plan(self) -> planner.LoadPlan:
-        """Return the wrapped planner's local load plan, as stock's."""
+        """Return the wrapped planner's local load plan, converted to stock's."""
         return stock_load_plan(self.wrapped.create_local_plan())
 
     def create_global_plan(self, global_plan: list[planner.LoadPlan]) -> list[planner.LoadPlan]:
-        """Return the wrapped planner's global load plan, as stock's, from the local plans of all ranks."""
+        """Return the wrapped planner's global load plan, converted to stock's, from the local plans of all ranks."""
         plans = self.wrapped.create_global_plan([own_load_plan(plan) for plan in global_plan])
         return [stock_load_plan(plan) for plan in plans]
 
     def finish_plan(self, central_plan: planner.LoadPlan) -> planner.LoadPlan:
-        """Return the wrapped planner's final load plan of this rank, as stock's."""
+        """Return the wrapped planner's final load plan of this rank, converted to stock's."""
         return stock_load_plan(self.wrapped.finish_plan(own_load_plan(central_plan)))
 
     def load_bytes(self, read_item: planner.ReadItem, value: io.BytesIO) -> None:

@@ -147,7 +147,7 @@ class ReaderForStock(StorageWrapper[StorageReader], storage.StorageReader):
         self._found = None
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> stock_records.Metadata:
-        """Return the wrapped reader's metadata, as stock's; `rank` is ignored, since our indexes are already merged."""
+        """Return the wrapped reader's metadata, converted to stock's; `rank` is ignored: our indexes are merged already."""
         own = self.wrapped.read_metadata(*args, **(kwargs if takes(self.wrapped.read_metadata, "kwargs") else {}))
         found = stock_metadata(own)
         self._found = found, own
@@ -164,11 +164,11 @@ class ReaderForStock(StorageWrapper[StorageReader], storage.StorageReader):
         set_up(own, is_coordinator, *args, **(kwargs if takes(set_up, "kwargs") else {}))
 
     def prepare_local_plan(self, plan: planner.LoadPlan) -> planner.LoadPlan:
-        """Return the local load plan as the wrapped reader prepares it, as stock's."""
+        """Return the local load plan as the wrapped reader prepares it, converted to stock's."""
         return stock_load_plan(self.wrapped.prepare_local_plan(own_load_plan(plan)))
 
     def prepare_global_plan(self, plans: list[planner.LoadPlan]) -> list[planner.LoadPlan]:
-        """Return the global load plan as the wrapped reader prepares it, as stock's."""
+        """Return the global load plan as the wrapped reader prepares it, converted to stock's."""
         return [
             stock_load_plan(plan) for plan in self.wrapped.prepare_global_plan([own_load_plan(plan) for plan in plans])
         ]

@@ -108,16 +108,16 @@ class SavePlannerForStock(Delegating[SavePlanner], planner.SavePlanner):
         set_up_save_planner(self.wrapped, state_dict, meta, is_coordinator=is_coordinator)
 
     def create_local_plan(self) -> planner.SavePlan:
-        """Return the wrapped planner's local save plan, as stock's."""
+        """Return the wrapped planner's local save plan, converted to stock's."""
         return stock_save_plan(replace(self.wrapped.create_local_plan(), aliases=None))
 
     def create_global_plan(self, all_plans: list[planner.SavePlan]) -> tuple[list[planner.SavePlan], metadata.Metadata]:
-        """Return the wrapped planner's global save plan and metadata, as stock's, from all local plans."""
+        """Return the wrapped planner's global save plan and metadata, converted to stock's, from all local plans."""
         plans, found = self.wrapped.create_global_plan([own_save_plan(plan) for plan in all_plans])
         return [stock_save_plan(plan) for plan in plans], stock_metadata(found)
 
     def finish_plan(self, new_plan: planner.SavePlan) -> planner.SavePlan:
-        """Return the wrapped planner's final save plan of this rank, as stock's."""
+        """Return the wrapped planner's final save plan of this rank, converted to stock's."""
         return stock_save_plan(self.wrapped.finish_plan(own_save_plan(new_plan)))
 
     def resolve_data(self, write_item: planner.WriteItem) -> torch.Tensor | io.BytesIO:

@@ -71,11 +71,17 @@ class Ranks:
         return dist.get_world_size(self.process_group) == 1
 
     def decide(self, what: str, function: Callable[[], T]) -> T:
-        """Call `function` on the coordinator, and return its result, or raise its error, on all ranks."""
+        """Call `function` on the coordinator, and return its result, or raise its error, on all ranks.
+
+        Ranks: every rank of the group; collective.
+        """
         with self.coordinator() as them:
             return them.broadcast(what, function)
 
     def combine(self, what: str, own: Callable[[], T], function: Callable[[list[T]], R]) -> R:
-        """Gather `own()` of all ranks on the coordinator, and return `function` of their list on all ranks."""
+        """Gather `own()` of all ranks on the coordinator, and return `function` of their list on all ranks.
+
+        Ranks: every rank of the group; collective.
+        """
         with self.coordinator() as them:
             return them.all_reduce(what, own, function)

@@ -73,8 +73,8 @@ class Client:
             what: Description of the request, for error messages.
             key: Key of the object, or a prefix of keys.
             function: Function that sends the request; may be called several times.
-            on_doubt: Function for requests that the service may have carried out although they failed. It is called
-                after a failed attempt, and returns the result of the request, or None if the request must be retried.
+            on_doubt: Function that is called after a failed attempt, since the service may have carried the request
+                out. It returns the result of the request, or None if the request must be retried.
             attempts: Limit of the number of attempts.
 
         Raises:

@@ -16,7 +16,7 @@ Positions = npt.NDArray[np.int64]
 
 
 def merge_ranges(ranges: Sequence[Range], *, gap_bytes: int, limit_bytes: int) -> list[tuple[Range, list[int]]]:
-    """Group ranges so that one read serves each group.
+    """Group byte ranges; each group is served by one read.
 
     Ranges that overlap or are at most `gap_bytes` apart share a group, as long as the group stays within `limit_bytes`.
     Only a single range that is longer than the limit makes a longer group.
