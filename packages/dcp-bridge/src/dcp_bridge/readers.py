@@ -147,7 +147,7 @@ class ReaderForStock(StorageWrapper[StorageReader], storage.StorageReader):
         self._found = None
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> stock_records.Metadata:
-        """Return the wrapped reader's metadata, converted to stock's; `rank` is ignored: our indexes are merged already."""
+        """Return the wrapped reader's metadata, converted to stock's; `rank` is ignored: indexes are already merged."""
         own = self.wrapped.read_metadata(*args, **(kwargs if takes(self.wrapped.read_metadata, "kwargs") else {}))
         found = stock_metadata(own)
         self._found = found, own
