@@ -6,6 +6,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,6 +65,21 @@ def test_storage_by_scheme(install: Install) -> None:
         ("alpha", "alpha 1.2", None, {"storage": ("alpha",)}),
         ("local", "local 1.2", None, {"storage": ("file",)}),
     ]
+
+
+@pytest.mark.parametrize("open_role", [plugins.open_reader, plugins.open_writer])
+def test_readers_and_writers_by_id_with_options(install: Install, open_role: Callable[..., Any]) -> None:
+    class_with_arguments = (
+        "class Reader:\n    def __init__(self, *places, **options):\n        self.got = places, options"
+    )
+    code = STORAGE.replace("class Reader: ...", class_with_arguments)
+    install("alpha", code.format(scheme="alpha", module="alpha_plugin"))
+    install("local", code.format(scheme="file", module="local_plugin"))
+    with_options = open_role("alpha://b", storage_options={"endpoint": "here"}, compression="auto")
+    assert with_options.got == (("alpha://b",), {"storage_options": {"endpoint": "here"}, "compression": "auto"})
+    assert open_role(Path("folder"), storage_options={}).got == ((Path("folder"),), {})
+    with pytest.raises(ValueError, match=r"folder: a folder of the file system takes no storage_options.*endpoint"):
+        open_role("folder", storage_options={"endpoint": "here"})
 
 
 def test_a_storage_for_every_scheme_that_it_says_it_knows(install: Install) -> None:

@@ -33,14 +33,16 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.data import DataLoader, TensorDataset
 
 from dcp_lightning import DcpCheckpointIO
-from dcp_lightning.strategies import DcpDDPStrategy, DcpModelParallelStrategy
-from dcp_state import get_model_state_dict
+from dcp_lightning.strategies import DcpDDPStrategy, DcpFSDPStrategy, DcpModelParallelStrategy
+from dcp_state import StateDictOptions, get_model_state_dict
 
 ranks, jobs, result = json.loads(sys.argv[1])
+replicas = {"tensor parallel": max(1, ranks // 2)}  # of a kind whose ranks do not all get other samples
 
 
 class Model(LightningModule):
@@ -52,7 +54,17 @@ class Model(LightningModule):
         self.losses = []
 
     def configure_model(self):
-        if self.kind == "model parallel":
+        if isinstance(self.net, (FSDPModule, FullyShardedDataParallel)):
+            return  # Lightning calls this for each fit and test
+        if self.kind == "fsdp":  # what Lightning wraps itself needs a GPU
+            on_cpu = {"device_id": torch.device("cpu"), "use_orig_params": True}
+            for name in ("0", "2"):
+                self.net.register_module(name, FullyShardedDataParallel(self.net.get_submodule(name), **on_cpu))
+            self.net = FullyShardedDataParallel(self.net, **on_cpu)
+        if self.kind == "tensor parallel":
+            plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+            parallelize_module(self.net, self.device_mesh["tensor_parallel"], plan)
+        if self.kind in ("model parallel", "tensor parallel"):
             fully_shard(self.net, mesh=self.device_mesh["data_parallel"])
 
     def training_step(self, batch, batch_idx):
@@ -75,6 +87,8 @@ class Model(LightningModule):
 def train(kind, folder, steps, resumed_from=None, background=None, killed_at=None, tested=None):
     strategy = {
         "model parallel": lambda: DcpModelParallelStrategy(data_parallel_size=ranks, tensor_parallel_size=1),
+        "tensor parallel": lambda: DcpModelParallelStrategy(replicas[kind], ranks // replicas[kind]),
+        "fsdp": DcpFSDPStrategy,
         "ddp": DcpDDPStrategy,
         "lightning's ddp": lambda: "ddp",
     }[kind]()
@@ -94,10 +108,9 @@ def train(kind, folder, steps, resumed_from=None, background=None, killed_at=Non
     os.replace = killed
     samples = TensorDataset(torch.linspace(-1, 1, 16 * 8).reshape(16, 8).sin())  # an epoch of two steps
     model = Model(kind)
-    trainer.fit(model, DataLoader(samples, batch_size=8 // ranks), ckpt_path=resumed_from)
+    trainer.fit(model, DataLoader(samples, batch_size=8 // replicas.get(kind, ranks)), ckpt_path=resumed_from)
     os.replace = replace
-    state = get_model_state_dict(trainer.strategy.model)
-    weights = [getattr(value, "full_tensor", lambda value=value: value)() for value in state.values()]
+    weights = get_model_state_dict(trainer.strategy.model, options=StateDictOptions(full_state_dict=True)).values()
     found = {
         "losses": model.losses,
         "weights": [value.tolist() for value in weights],

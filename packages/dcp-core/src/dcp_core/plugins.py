@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dcp_core.storage_choice import PLUGIN_ERRORS, StorageBackend, storage_for
+from dcp_core.storage_choice import PLUGIN_ERRORS, StorageBackend, open_reader, open_writer, storage_for
 from dcp_hooks import PluginInfo, installed
 
 __all__ = [
@@ -19,6 +19,8 @@ __all__ = [
     "emit",
     "list",
     "names",
+    "open_reader",
+    "open_writer",
     "register",
     "saver",
     "state_adapter",

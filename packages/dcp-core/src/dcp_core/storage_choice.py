@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,15 @@ from dcp_core.records.protocols import CheckpointId, StorageReader, StorageWrite
 from dcp_hooks import ANY_SCHEME, ErrorTypes, PluginInfo, StorageBackendSpec, installed, resolve
 from dcp_manifest.schemes import file_path, scheme_of
 
-__all__ = ["PLUGIN_ERRORS", "StorageBackend", "resolve_reader", "resolve_writer", "storage_for"]
+__all__ = [
+    "PLUGIN_ERRORS",
+    "StorageBackend",
+    "open_reader",
+    "open_writer",
+    "resolve_reader",
+    "resolve_writer",
+    "storage_for",
+]
 
 PLUGIN_ERRORS = ErrorTypes(PluginNotFoundError, DuplicatePluginError, PluginLoadError)
 """Exception classes of `dcp_core` that the search for a plug-in raises."""
@@ -59,6 +68,30 @@ def storage_for(uri: str) -> StorageBackend:
     return StorageBackend(spec, plugin)
 
 
+def open_writer(
+    checkpoint_id: CheckpointId, *, storage_options: Mapping[str, Any] | None = None, **options: Any
+) -> StorageWriter:
+    """Return a new writer for a checkpoint id, of the storage that the id's scheme selects.
+
+    Args:
+        checkpoint_id: Id of the checkpoint: a folder, or a URI that an installed storage handles.
+        storage_options: Options of the storage, such as an endpoint; documented by the package of the storage.
+        options: Further arguments of the writer, such as `compression="auto"`.
+
+    Raises:
+        PluginNotFoundError, PluginLoadError, DuplicatePluginError, InvalidPlaceError: See `storage_for`.
+        ValueError: `storage_options` for a folder of the file system, which has none.
+    """
+    return _open(checkpoint_id, "writer", storage_options, options)  # type: ignore[no-any-return]
+
+
+def open_reader(
+    checkpoint_id: CheckpointId, *, storage_options: Mapping[str, Any] | None = None, **options: Any
+) -> StorageReader:
+    """Return a new reader for a checkpoint id; arguments and errors are those of `open_writer`."""
+    return _open(checkpoint_id, "reader", storage_options, options)  # type: ignore[no-any-return]
+
+
 def resolve_writer(storage_writer: StorageWriter | None, checkpoint_id: CheckpointId | None) -> StorageWriter:
     """Return the storage writer for a save: `storage_writer`, or a new writer for the checkpoint id.
 
@@ -94,6 +127,17 @@ def _resolve(storage: Any, checkpoint_id: CheckpointId | None, role: str) -> Any
         return storage
     if checkpoint_id is None or checkpoint_id == "":
         raise NoCheckpointIdError(f"pass a checkpoint_id or a storage_{role}: there is nowhere to go to")
-    backend = storage_for(os.fspath(checkpoint_id))
+    return _open(checkpoint_id, role, None, {})
+
+
+def _open(
+    checkpoint_id: CheckpointId, role: str, storage_options: Mapping[str, Any] | None, options: Mapping[str, Any]
+) -> Any:
+    place = os.fspath(checkpoint_id)
+    backend = storage_for(place)
     factory = backend.load_writer() if role == "writer" else backend.load_reader()
-    return factory(checkpoint_id)
+    if not storage_options:
+        return factory(checkpoint_id, **options)
+    if backend.spec.scheme == "file":
+        raise ValueError(f"{place}: a folder of the file system takes no storage_options, got {[*storage_options]}")
+    return factory(checkpoint_id, storage_options=storage_options, **options)

@@ -19,12 +19,15 @@ import dcp_io
 from dcp_async import AsyncSaver
 from dcp_core import EmptyStateDictLoadPlanner, Metadata, load, plugins, save
 
-__all__ = ["DcpCheckpointIO", "PathLike"]
+__all__ = ["META_OF_LIGHTNING", "DcpCheckpointIO", "PathLike", "source_of"]
 
 PathLike = str | os.PathLike[str]
 
 META_OF_LIGHTNING = "meta.pt"
 """Name of the file that Lightning's own sharded checkpoints have in addition to PyTorch's files."""
+
+ASIDE = ".replaced"
+"""Suffix of a file at the path where a folder is saved, until the folder is complete."""
 
 
 class DcpCheckpointIO:
@@ -78,28 +81,24 @@ class DcpCheckpointIO:
         Raises:
             Exception: This save, or an earlier one in the background, failed.
         """
-        place = os.fspath(path)
+        place = _absolute(path)
         self._removals.pop(place, None)
         self.settle()
-        aside = None if leads is False else _move_aside(place)
-        arguments = {
-            "checkpoint_id": place,
-            "storage_writer": self.storage(place, "writer", storage_options),
-            "no_dist": leads is None,
-        }
+        writer, aside = self.storage(place, "writer", storage_options), place + ASIDE
+        if leads is not False and _is_file(place):
+            os.replace(place, aside)
+        arguments = {"checkpoint_id": place, "storage_writer": writer, "no_dist": leads is None}
         if self._background is None:
             save(checkpoint, **arguments)
         else:
             if "://" not in place:  # Lightning may link to it before it is there
-                os.makedirs(os.path.dirname(place) or ".", exist_ok=True)
+                os.makedirs(os.path.dirname(place), exist_ok=True)
             self._saver = self._saver or AsyncSaver(self._background)
             self._pending.append(cast(Future[Metadata], self._saver.save(checkpoint, **arguments)))
-        if aside is not None:
+        if leads is not False and _is_file(aside):
             self.remove_checkpoint(aside)
 
-    def load_checkpoint(
-        self, path: PathLike, map_location: Any = None, weights_only: bool | None = None
-    ) -> dict[str, Any]:
+    def load_checkpoint(self, path: PathLike, map_location: Any = None, weights_only: bool | None = None) -> Any:
         """Load a whole checkpoint, or a file that `torch.save` wrote.
 
         Args:
@@ -112,33 +111,38 @@ class DcpCheckpointIO:
             FileNotFoundError: There is no checkpoint at that path.
             UnsafeCheckpointError: An object needs a class that is not allowed.
         """
+        path = source_of(path)
         if os.path.isfile(path):
-            return cast(dict[str, Any], torch.load(path, map_location=map_location, weights_only=weights_only))
+            return torch.load(path, map_location=map_location, weights_only=weights_only)
         state = self.load_except(path, (), weights_only=weights_only, no_dist=True)
         device = _device(map_location)
-        return state if device is None else apply_to_collection(state, torch.Tensor, lambda tensor: tensor.to(device))
+        return apply_to_collection(state, torch.Tensor, lambda tensor: tensor.to(device)) if device else state
 
     def load_except(
         self, path: PathLike, left_out: Collection[str], *, weights_only: bool | None, no_dist: bool = False
     ) -> dict[str, Any]:
         """Load all entries except `left_out`, as whole tensors on the CPU. For `no_dist`, see `dcp_core.load`."""
         self.settle()
-        allowed = (*self._allow_globals, *(item for item in torch.serialization.get_safe_globals() if callable(item)))
-        planner = _AllBut(left_out, allow_globals=allowed, trust_objects=weights_only is False)
+        planner = _AllBut(**self.trust(weights_only))
+        planner.left_out = frozenset(left_out)
         state: dict[str, Any] = {}
         load(state, checkpoint_id=path, storage_reader=self.storage(path, "reader"), planner=planner, no_dist=no_dist)
         return state
 
+    def trust(self, weights_only: bool | None) -> dict[str, Any]:
+        """Return the arguments of a load planner that say which stored objects may be loaded."""
+        allowed = (*self._allow_globals, *(item for item in torch.serialization.get_safe_globals() if callable(item)))
+        return {"allow_globals": allowed, "trust_objects": weights_only is False}
+
     def storage(self, path: PathLike, role: Literal["reader", "writer"], extra: Mapping[str, Any] | None = None) -> Any:
         """Return a reader or writer with the plug-in's options and storage options `extra`; None without options."""
-        options = self._writer_options.copy() if role == "writer" else {}
-        if self._storage_options or extra:
-            options["storage_options"] = {**self._storage_options, **(extra or {})}
-        return getattr(plugins.storage_for(os.fspath(path)), f"load_{role}")()(path, **options) if options else None
+        options = {"storage_options": {**self._storage_options, **(extra or {})}}
+        options.update(self._writer_options if role == "writer" else {})
+        return getattr(plugins, f"open_{role}")(path, **options) if len(options) > 1 or any(options.values()) else None
 
     def remove_checkpoint(self, path: PathLike) -> None:
         """Remove a checkpoint after the saves in the background have succeeded. Files not of a checkpoint are kept."""
-        self._removals[os.fspath(path)] = None
+        self._removals[_absolute(path)] = None
         if all(future.done() for future in self._pending):
             self.settle()
 
@@ -176,25 +180,25 @@ for _fabric in ("lightning.fabric", "lightning_fabric"):  # twins: each takes on
 class _AllBut(EmptyStateDictLoadPlanner):
     """Planner that loads all entries of a checkpoint except some."""
 
-    def __init__(self, left_out: Collection[str], **options: Any) -> None:
-        super().__init__(None, **options)
-        self._left_out = set(left_out)
+    left_out: frozenset[str] = frozenset()
 
-    def set_up_planner(
-        self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
-    ) -> None:
+    def set_up_planner(self, state_dict: Any, metadata: Any = None, is_coordinator: bool = False) -> None:
         """Set the keys to load: the names of all entries except those left out."""
-        if metadata is not None and self._left_out:
-            self.keys = {str(path[0]) for path in (metadata.planner_data or {}).values()} - self._left_out
+        if metadata is not None and self.left_out:
+            self.keys = {str(path[0]) for path in (metadata.planner_data or {}).values()} - self.left_out
         super().set_up_planner(state_dict, metadata, is_coordinator)
 
 
-def _move_aside(path: str) -> str | None:
-    """Rename a file or link at the path where a folder is to be saved; returns its new path, or None without one."""
-    if not _is_file(path):
-        return None
-    os.replace(path, path + ".replaced")
-    return path + ".replaced"
+def source_of(path: PathLike) -> str:
+    """Return the path to load: that of the file which a save has moved aside, if that save was not completed."""
+    aside = os.fspath(path) + ASIDE
+    moved = os.path.exists(aside) and not dcp_io.read_current(dcp_io.open_store(path)).exists
+    return aside if moved else os.fspath(path)
+
+
+def _absolute(path: PathLike) -> str:
+    plugins.storage_for(os.fspath(path))  # refuses a path that no storage handles
+    return os.fspath(path) if "://" in os.fspath(path) else os.path.abspath(path)
 
 
 def _is_file(path: str) -> bool:

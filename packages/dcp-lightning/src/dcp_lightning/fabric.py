@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from dcp_lightning.checkpoint_io import PathLike
+from dcp_lightning.checkpoint_io import PathLike, source_of
 from dcp_lightning.sharded import OwnCheckpointIO, is_of_lightning, load_shards, state_of
 
 try:
@@ -46,7 +46,7 @@ class DcpFabricStrategy(OwnCheckpointIO):
                 found = value.state_dict() if hasattr(value, "state_dict") else value
             else:
                 continue
-            chosen = (filter or {}).get(name)
+            chosen = (filter or {}).get(name) if isinstance(found, Mapping) else None
             mine[name] = found if chosen is None else {key: item for key, item in found.items() if chosen(key, item)}
         place = self.broadcast(str(path))
         self.checkpoint_io.save(mine, place, storage_options, leads=self.is_global_zero)
@@ -55,23 +55,21 @@ class DcpFabricStrategy(OwnCheckpointIO):
         self, path: PathLike, state: Any = None, strict: bool = True, weights_only: bool | None = None
     ) -> dict[str, Any]:
         """Load each rank's shards into the objects of `state` in place; returns all entries that `state` lacks."""
-        place = self.broadcast(str(path))
+        place = self.broadcast(source_of(path))
         if is_of_lightning(place) or isinstance(state, nn.Module | Optimizer):
             return super().load_checkpoint(place, state, strict, weights_only)  # type: ignore[no-any-return]
         parts = {name: value for name, value in (state or {}).items() if isinstance(value, nn.Module | Optimizer)}
         rest = self.checkpoint_io.load_except(place, parts, weights_only=weights_only)
-        wanted = [] if not state else [name for name in state if name not in parts]
+        wanted = [name for name in state or {} if name not in parts]
         missing = [name for name in wanted if name not in rest]
         if strict and missing:
             raise KeyError(f"{place} has no entries {missing}; to load it without them pass strict=False")
         if parts:
-            load_shards(self.checkpoint_io, place, parts, strict=strict)
+            load_shards(self.checkpoint_io, place, parts, strict=strict, weights_only=weights_only)
         for name in wanted:
-            if name in missing:
-                continue
-            if hasattr(state[name], "load_state_dict"):
+            if name in rest and hasattr(state[name], "load_state_dict"):
                 state[name].load_state_dict(rest.pop(name))
-            else:
+            elif name in rest:
                 state[name] = rest.pop(name)
         return rest
 

@@ -12,15 +12,10 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from dcp_core import DefaultLoadPlanner, LoadMismatchError, LoadProblem, load
+import dcp_io
+import dcp_state
+from dcp_core import DefaultLoadPlanner, LoadMismatchError, LoadPlan, LoadProblem, load
 from dcp_lightning.checkpoint_io import META_OF_LIGHTNING, DcpCheckpointIO, PathLike
-from dcp_state import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
 
 __all__ = ["OwnCheckpointIO", "is_of_lightning", "load_shards", "state_of"]
 
@@ -49,51 +44,74 @@ class OwnCheckpointIO(_Strategy):
 
 
 def is_of_lightning(path: str) -> bool:
-    """Whether Lightning's own strategies saved the checkpoint at a path: it is a file, or a folder with `meta.pt`."""
-    return os.path.isfile(path) or os.path.isfile(os.path.join(path, META_OF_LIGHTNING))
+    """Whether Lightning's own strategies saved the checkpoint at a path: a file, or a folder with `meta.pt`.
+
+    After a save over such a folder `meta.pt` is still there, but the index says that this library wrote it.
+    """
+    meta = os.path.isfile(os.path.join(path, META_OF_LIGHTNING))
+    return os.path.isfile(path) or (meta and dcp_io.read_current(dcp_io.open_store(path)).save_id is None)
 
 
 def state_of(part: Any, modules: Iterable[nn.Module]) -> Any:
     """Return the state of a module, an optimizer or a list of these by canonical names; each rank gets its shards."""
     if isinstance(part, nn.Module):
-        return get_model_state_dict(part)
+        return dcp_state.get_model_state_dict(part)
     if isinstance(part, Optimizer):
-        return get_optimizer_state_dict(_trained_by(part, modules), part)
+        return dcp_state.get_optimizer_state_dict(_trained_by(part, modules), part)
     return [state_of(each, modules) for each in part]
 
 
-def load_shards(plugin: DcpCheckpointIO, path: PathLike, parts: Mapping[str, Any], *, strict: bool) -> None:
+def load_shards(
+    plugin: DcpCheckpointIO, path: PathLike, parts: Mapping[str, Any], *, strict: bool, weights_only: bool | None
+) -> None:
     """Load modules and optimizers in place.
 
     Args:
         plugin: Plug-in whose settings are used.
         path: Path or URI of the checkpoint.
         parts: Name in the checkpoint → module, optimizer, or list of optimizers.
-        strict: Whether a name that only the model or only the checkpoint has is an error.
+        strict: Whether it is an error if only the checkpoint has a parameter or buffer, or only the model has it.
+        weights_only: See `DcpCheckpointIO.load_checkpoint`; for the objects in the optimizers' states.
 
     Raises:
-        LoadMismatchError: The checkpoint does not fit the modules and optimizers, which are unchanged.
+        LoadMismatchError: The checkpoint does not fit the modules and optimizers, which are unchanged; in a job of
+            several ranks the error is a CheckpointException with the same text.
 
     Ranks: every rank of the job; collective.
     """
     modules = [part for part in parts.values() if isinstance(part, nn.Module)]
     template = {name: state_of(part, modules) for name, part in parts.items()}
-    planner = DefaultLoadPlanner(allow_partial_load=not strict, allow_lossy_casts=True)
-    report = load(template, checkpoint_id=path, storage_reader=plugin.storage(path, "reader"), planner=planner)
-    of_modules = tuple(f"{name}." for name, part in parts.items() if isinstance(part, nn.Module))
-    surplus = [name for name in report.unexpected if name.startswith(of_modules)] if strict else []
-    if surplus:
-        why = "is in the checkpoint, not in the model: load it without strict, or with the same model"
-        raise LoadMismatchError([LoadProblem(name, "unexpected", f"{name!r} {why}") for name in surplus])
+    planner = _ShardPlanner(allow_partial_load=not strict, allow_lossy_casts=True, **plugin.trust(weights_only))
+    if strict:
+        planner.of_modules = tuple(f"{name}." for name, part in parts.items() if isinstance(part, nn.Module))
+    load(template, checkpoint_id=path, storage_reader=plugin.storage(path, "reader"), planner=planner)
     for name, part in parts.items():
-        _restore(part, template[name], modules, StateDictOptions(strict=strict))
+        _restore(part, template[name], modules, dcp_state.StateDictOptions(strict=strict))
 
 
-def _restore(part: Any, state: Any, modules: Iterable[nn.Module], options: StateDictOptions) -> None:
+_SURPLUS = "is in the checkpoint, not in the model: load it without strict, or with the same model"
+
+
+class _ShardPlanner(DefaultLoadPlanner):
+    """Planner that refuses names of modules that only the checkpoint has, before any tensor changes."""
+
+    of_modules: tuple[str, ...] = ()
+
+    def create_local_plan(self) -> LoadPlan:
+        """Return the plan of `DefaultLoadPlanner`; raises LoadMismatchError for a surplus name of a module."""
+        plan = super().create_local_plan()
+        unexpected = [] if self.local_load is None else sorted(self.local_load.unexpected)
+        surplus = [name for name in unexpected if name.startswith(self.of_modules)]
+        if surplus:
+            raise LoadMismatchError([LoadProblem(name, "unexpected", f"{name!r} {_SURPLUS}") for name in surplus])
+        return plan
+
+
+def _restore(part: Any, state: Any, modules: Iterable[nn.Module], options: dcp_state.StateDictOptions) -> None:
     if isinstance(part, nn.Module):
-        set_model_state_dict(part, state, options=options)
+        dcp_state.set_model_state_dict(part, state, options=options)
     elif isinstance(part, Optimizer):
-        set_optimizer_state_dict(_trained_by(part, modules), part, optim_state_dict=state, options=options)
+        dcp_state.set_optimizer_state_dict(_trained_by(part, modules), part, optim_state_dict=state, options=options)
     else:
         for each, its_state in zip(part, state, strict=True):
             _restore(each, its_state, modules, options)

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dcp_lightning.checkpoint_io import PathLike
-from dcp_lightning.sharded import OwnCheckpointIO, is_of_lightning, load_shards
-from dcp_state import get_model_state_dict, get_optimizer_state_dict
+from dcp_lightning.checkpoint_io import PathLike, source_of
+from dcp_lightning.sharded import OwnCheckpointIO, is_of_lightning, load_shards, state_of
 
 try:
     from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
@@ -37,11 +36,11 @@ class DcpTrainerStrategy(OwnCheckpointIO):
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """Return the model's state by canonical names; each rank gets its shards."""
-        return get_model_state_dict(self.model)
+        return state_of(self.model, ())  # type: ignore[no-any-return]
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
         """Return an optimizer's state by the names of parameters; each rank gets its shards."""
-        return get_optimizer_state_dict(self.model, optimizer)
+        return state_of(optimizer, [self.model])  # type: ignore[no-any-return]
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Do nothing: `load_checkpoint` has loaded the model."""
@@ -57,7 +56,7 @@ class DcpTrainerStrategy(OwnCheckpointIO):
 
     def load_checkpoint(self, checkpoint_path: PathLike, weights_only: bool | None = None) -> dict[str, Any]:
         """Load each rank's shards of model and optimizers in place; returns everything else."""
-        path = self.broadcast(str(checkpoint_path))
+        path = self.broadcast(source_of(checkpoint_path))
         module = self.lightning_module
         fitting = module.trainer.state.fn == "fit"
         if is_of_lightning(path):
@@ -70,7 +69,7 @@ class DcpTrainerStrategy(OwnCheckpointIO):
         parts = {"state_dict": self.model}
         if fitting and "lr_schedulers" in rest:  # else only the model was saved, and Lightning says so
             parts["optimizer_states"] = [*self.optimizers]
-        load_shards(self.checkpoint_io, path, parts, strict=module.strict_loading)
+        load_shards(self.checkpoint_io, path, parts, strict=module.strict_loading, weights_only=weights_only)
         return rest
 
     def teardown(self) -> None:

@@ -26,8 +26,10 @@ class Places:
         reader: Callable[[str], StorageReader] | None,
         storage_options: Mapping[str, Any],
     ) -> None:
-        self._writer = writer or (partial(_made, "load_writer", storage_options) if storage_options else None)
-        self._reader = reader or (partial(_made, "load_reader", storage_options) if storage_options else None)
+        if storage_options:
+            writer = writer or partial(plugins.open_writer, storage_options=storage_options)
+            reader = reader or partial(plugins.open_reader, storage_options=storage_options)
+        self._writer, self._reader = writer, reader
 
     def to_write(self, checkpoint_id: str) -> dict[str, Any]:
         """Return the arguments of `dcp_core.save` that select the storage for a checkpoint id."""
@@ -40,7 +42,3 @@ class Places:
         if self._reader is None:
             return {"checkpoint_id": checkpoint_id}
         return {"storage_reader": self._reader(checkpoint_id)}
-
-
-def _made(role: str, options: Mapping[str, Any], checkpoint_id: str) -> Any:
-    return getattr(plugins.storage_for(checkpoint_id), role)()(checkpoint_id, storage_options=options)

@@ -1,0 +1,154 @@
+"""Loads into modules and optimizers in place: everything is checked before a value changes."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+
+from dcp_core import CheckpointException, LoadMismatchError, UnsafeCheckpointError, save
+
+pytest.importorskip("lightning", reason="needs Lightning: `nox -s frameworks` installs it")
+
+if TYPE_CHECKING:
+    from dcp_core.testing.ranks import RankPool
+
+
+class Kind(Enum):
+    """A value of a parameter group that is neither a number nor text."""
+
+    FAST = 1
+
+
+def trained(seed: int, *, width: int = 3, wraps: bool = False) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Return a model and its optimizer after one step."""
+    torch.manual_seed(seed)
+    model: nn.Module = nn.Linear(2, width)
+    if wraps and torch.distributed.is_initialized():
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1 * seed)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def bits(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return all values of a model and its optimizer, tensors as bytes."""
+
+    def plain(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        value = getattr(value, "to_local", lambda: value)()
+        return (str(value.dtype), tuple(value.shape), value.detach().contiguous().numpy().tobytes())
+
+    state = optimizer.state_dict()
+    return {
+        "model": {name: plain(value) for name, value in model.state_dict().items()},
+        "state": {
+            (number, name): plain(value) for number, each in state["state"].items() for name, value in each.items()
+        },
+        "groups": state["param_groups"],
+    }
+
+
+def saved(kind: str) -> dict[str, Any]:
+    """Return the state that is saved, which does not fit in the way that `kind` says."""
+    from dcp_lightning.sharded import state_of
+
+    model, optimizer = trained(2, width=4 if kind == "another shape" else 3)
+    state = {"model": state_of(model, ()), "optimizer": state_of(optimizer, [model])}
+    if kind == "more in the model":
+        del state["model"]["bias"]
+    elif kind == "more in the checkpoint":
+        state["model"]["extra"] = torch.ones(1)
+    elif kind == "no optimizer":
+        del state["optimizer"]
+    elif kind == "no state of a parameter":
+        del state["optimizer"]["state"]["bias"]["exp_avg"]
+    return state
+
+
+REFUSALS = {
+    "more in the model": r"model\.bias",
+    "more in the checkpoint": r"model\.extra.*not in the model",
+    "another shape": r"model\.weight",
+    "no optimizer": r"optimizer\.state",
+    "no state of a parameter": r"optimizer\.state\.bias\.exp_avg",
+}
+
+
+@pytest.mark.parametrize("kind", REFUSALS)
+def test_after_a_refusal_every_bit_is_as_before(kind: str, tmp_path: Path) -> None:
+    from dcp_lightning import DcpCheckpointIO
+    from dcp_lightning.sharded import load_shards
+
+    save(saved(kind), checkpoint_id=tmp_path / "one")
+    model, optimizer = trained(1)
+    before = bits(model, optimizer)
+    parts = {"model": model, "optimizer": optimizer}
+    with pytest.raises(LoadMismatchError, match=REFUSALS[kind]):
+        load_shards(DcpCheckpointIO(), tmp_path / "one", parts, strict=True, weights_only=None)
+    assert bits(model, optimizer) == before
+
+
+def refuse_on_ranks(folder: str, kind: str) -> str:
+    from dcp_lightning import DcpCheckpointIO
+    from dcp_lightning.sharded import load_shards
+
+    model, optimizer = trained(1, wraps=True)
+    before = bits(model, optimizer)
+    try:
+        parts = {"model": model, "optimizer": optimizer}
+        load_shards(DcpCheckpointIO(), folder, parts, strict=True, weights_only=None)
+    except CheckpointException as error:
+        assert bits(model, optimizer) == before
+        return str(error)
+    raise AssertionError("it was not refused")
+
+
+def test_after_a_refusal_every_bit_is_as_before_on_ranks(tmp_path: Path, ranks: RankPool) -> None:
+    for kind in ("more in the checkpoint", "another shape"):
+        save(saved(kind), checkpoint_id=tmp_path / kind)
+        for said in ranks.run(2, refuse_on_ranks, str(tmp_path / kind), kind):
+            assert REFUSALS[kind].partition(".*")[0].replace("\\", "") in said
+
+
+def test_what_is_missing_is_left_as_it_is_without_strict(tmp_path: Path) -> None:
+    from dcp_lightning import DcpCheckpointIO
+    from dcp_lightning.sharded import load_shards
+
+    state = saved("more in the checkpoint")
+    del state["model"]["bias"]
+    save(state, checkpoint_id=tmp_path / "one")
+    model, optimizer = trained(1)
+    before = model.state_dict()["bias"].clone()
+    parts = {"model": model, "optimizer": optimizer}
+    load_shards(DcpCheckpointIO(), tmp_path / "one", parts, strict=False, weights_only=None)
+    assert torch.equal(model.state_dict()["bias"], before)
+    assert torch.equal(model.state_dict()["weight"], state["model"]["weight"])
+    assert optimizer.param_groups[0]["lr"] == 0.2
+
+
+def test_objects_in_an_optimizer_need_trust_as_others_do(tmp_path: Path) -> None:
+    from dcp_lightning import DcpCheckpointIO
+    from dcp_lightning.sharded import load_shards
+
+    state = saved("")
+    state["optimizer"]["param_groups"][0]["kind"] = Kind.FAST
+    with pytest.warns(UserWarning, match="Kind"):
+        save(state, checkpoint_id=tmp_path / "one")
+    model, optimizer = trained(1)
+    optimizer.param_groups[0]["kind"] = None
+    parts = {"model": model, "optimizer": optimizer}
+    with pytest.raises(UnsafeCheckpointError, match="Kind"):
+        load_shards(DcpCheckpointIO(), tmp_path / "one", parts, strict=True, weights_only=None)
+    for plugin, weights_only in ((DcpCheckpointIO(), False), (DcpCheckpointIO(allow_globals=[Kind]), None)):
+        optimizer.param_groups[0]["kind"] = None
+        load_shards(plugin, tmp_path / "one", parts, strict=True, weights_only=weights_only)
+        assert optimizer.param_groups[0]["kind"] is Kind.FAST
