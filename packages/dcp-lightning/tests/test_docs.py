@@ -12,6 +12,8 @@ import pytest
 
 pytest.importorskip("lightning", reason="needs Lightning: `nox -s frameworks` installs it")
 
+pytestmark = pytest.mark.timeout(480)
+
 ROOT = Path(__file__).parents[3]
 BLOCK = re.compile(r"^```py\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -27,7 +29,7 @@ def run(script: str, folder: Path, *arguments: str) -> str:
         check=False,
         cwd=folder,
         env=environment,
-        timeout=240,
+        timeout=120,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

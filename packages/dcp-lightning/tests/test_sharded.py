@@ -152,3 +152,20 @@ def test_objects_in_an_optimizer_need_trust_as_others_do(tmp_path: Path) -> None
         optimizer.param_groups[0]["kind"] = None
         load_shards(plugin, tmp_path / "one", parts, strict=True, weights_only=weights_only)
         assert optimizer.param_groups[0]["kind"] is Kind.FAST
+
+
+def test_whose_checkpoint_it_is(tmp_path: Path) -> None:
+    import torch.distributed.checkpoint as stock
+
+    from dcp_lightning import DcpCheckpointIO
+    from dcp_lightning.sharded import is_of_lightning
+
+    place = str(tmp_path / "last.ckpt")
+    assert not is_of_lightning(place)
+    stock.save({"state_dict": {"w": torch.ones(2)}}, checkpoint_id=place, no_dist=True)
+    torch.save({"global_step": 1}, tmp_path / "last.ckpt" / "meta.pt")
+    assert is_of_lightning(place)
+    DcpCheckpointIO().save_checkpoint({"global_step": 2}, place)
+    assert not is_of_lightning(place)  # else its stale meta.pt would be loaded
+    torch.save({"global_step": 1}, tmp_path / "file.ckpt")
+    assert is_of_lightning(str(tmp_path / "file.ckpt"))

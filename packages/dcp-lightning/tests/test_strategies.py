@@ -84,7 +84,7 @@ class Model(LightningModule):
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
 
-def train(kind, folder, steps, resumed_from=None, background=None, killed_at=None, tested=None):
+def train(kind, folder, steps, resumed_from=None, background=None, killed_at=None, tested=None, samples=16):
     strategy = {
         "model parallel": lambda: DcpModelParallelStrategy(data_parallel_size=ranks, tensor_parallel_size=1),
         "tensor parallel": lambda: DcpModelParallelStrategy(replicas[kind], ranks // replicas[kind]),
@@ -106,7 +106,7 @@ def train(kind, folder, steps, resumed_from=None, background=None, killed_at=Non
         replace(source, target)
 
     os.replace = killed
-    samples = TensorDataset(torch.linspace(-1, 1, 16 * 8).reshape(16, 8).sin())  # an epoch of two steps
+    samples = TensorDataset(torch.linspace(-1, 1, samples * 8).reshape(samples, 8).sin())  # 8 of all ranks make a step
     model = Model(kind)
     trainer.fit(model, DataLoader(samples, batch_size=8 // replicas.get(kind, ranks)), ckpt_path=resumed_from)
     os.replace = replace
@@ -186,8 +186,9 @@ if int(os.environ.get("LOCAL_RANK", "0")) == 0:
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"} | {"OMP_NUM_THREADS": "1"}
 KINDS = ["model parallel", "ddp", "lightning's ddp"]
+MOVED = [*KINDS, "tensor parallel", "fsdp"]
 
-pytestmark = pytest.mark.timeout(900)  # of which one test or another waits for all runs
+pytestmark = pytest.mark.timeout(660)  # the first test of a module's runs waits for three of them
 
 
 def launch(folder: Path, script: str, ranks: int, jobs: list[dict[str, Any]]) -> subprocess.CompletedProcess[str]:
@@ -203,7 +204,7 @@ def launch(folder: Path, script: str, ranks: int, jobs: list[dict[str, Any]]) ->
         start_new_session=True,
     )
     try:
-        output, _ = started.communicate(timeout=400)
+        output, _ = started.communicate(timeout=200)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(started.pid, signal.SIGKILL)
@@ -230,6 +231,14 @@ def losses(*parts: dict[str, Any]) -> list[float]:
     return [loss for _, loss in found]
 
 
+def moved(folder: Path, kind: str, **others: Any) -> dict[str, Any]:
+    """Return a job that goes on on other world sizes.
+
+    Its epochs have one step: after a second resume Lightning shuffles an epoch as the one before, whoever has saved.
+    """
+    return {"kind": kind, "folder": str(folder / "moved" / kind), "samples": 8, **others}
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("runs")
@@ -237,14 +246,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def on_two(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """Of each kind on two ranks: an uninterrupted run, and the first half of another; and the begin of a third."""
+    """Of each kind on two ranks: an uninterrupted run, the first half of another, and the beginning of a third."""
     jobs = []
     for kind in KINDS:
         jobs.append({"kind": kind, "folder": str(folder / kind / "whole"), "steps": 8})
         jobs.append({"kind": kind, "folder": str(folder / kind / "parts"), "steps": 4, "background": "process"})
-    jobs.append({"kind": "model parallel", "folder": str(folder / "moved"), "steps": 2})
-    *found, moved = train(folder, TRAIN, 2, *jobs)
-    return {"moved": [moved], **{kind: found[2 * place : 2 * place + 2] for place, kind in enumerate(KINDS)}}
+    jobs += [moved(folder, kind, steps=2) for kind in MOVED]
+    found = train(folder, TRAIN, 2, *jobs)
+    pairs = {kind: found[2 * place : 2 * place + 2] for place, kind in enumerate(KINDS)}
+    return {"moved": found[2 * len(KINDS) :], **pairs}
 
 
 @pytest.fixture(scope="module")
@@ -270,21 +280,34 @@ def test_a_strategy_resumes_what_another_has_saved(on_two: Any, resumed: Any) ->
     assert losses(on_two["ddp"][1], resumed["crossed"]) == pytest.approx(losses(on_two["ddp"][0]), rel=1e-5)
 
 
-def test_shards_go_from_two_ranks_to_four_to_one(folder: Path, on_two: Any) -> None:
-    place = folder / "moved"
-    assert writers(place) == {0, 1}
-    common = {"kind": "model parallel", "folder": str(place), "resumed_from": last(place)}
-    (on_four,) = train(folder, TRAIN, 4, {**common, "steps": 4, "background": "thread"})
-    assert writers(place) == {0, 1, 2, 3}
-    whole, on_one = train(
-        folder,
-        TRAIN,
-        1,
-        {"kind": "model parallel", "folder": str(folder / "one"), "steps": 6},
-        {**common, "steps": 6, "tested": "best"},
-    )
-    assert losses(*on_two["moved"], on_four, on_one) == pytest.approx(losses(whole), rel=1e-5)
-    assert on_one["lr"] == whole["lr"]
+@pytest.fixture(scope="module")
+def on_four(folder: Path, on_two: Any) -> dict[str, dict[str, Any]]:
+    """What begun on two ranks goes on with four; in the background for one kind."""
+    del on_two
+    written = {kind: writers(folder / "moved" / kind) for kind in MOVED}
+    assert written["model parallel"] == written["tensor parallel"] == written["fsdp"] == {0, 1}
+    jobs = [moved(folder, kind, steps=4, resumed_from="last") for kind in MOVED]
+    jobs[0]["background"] = "thread"
+    return dict(zip(MOVED, train(folder, TRAIN, 4, *jobs), strict=True))
+
+
+@pytest.fixture(scope="module")
+def on_one(folder: Path, on_four: Any) -> dict[str, dict[str, Any]]:
+    """And then in one process; beside an uninterrupted run."""
+    del on_four
+    written = {kind: writers(folder / "moved" / kind) for kind in MOVED}
+    assert written["model parallel"] == written["fsdp"] == {0, 1, 2, 3}
+    jobs = [moved(folder, kind, steps=6, resumed_from="last") for kind in MOVED]
+    jobs[0]["tested"] = "best"
+    jobs.append({**moved(folder, "ddp", steps=6), "folder": str(folder / "one")})
+    return dict(zip([*MOVED, "whole"], train(folder, TRAIN, 1, *jobs), strict=True))
+
+
+@pytest.mark.parametrize("kind", MOVED)
+def test_from_two_ranks_to_four_to_one(kind: str, on_two: Any, on_four: Any, on_one: Any) -> None:
+    parts = (on_two["moved"][MOVED.index(kind)], on_four[kind], on_one[kind])
+    assert losses(*parts) == pytest.approx(losses(on_one["whole"]), rel=1e-5)
+    assert {**on_one[kind], "losses": None, "weights": None} == {**on_one["whole"], "losses": None, "weights": None}
 
 
 def writers(place: Path) -> set[int]:

@@ -1,7 +1,7 @@
 """Checkpoints of Lightning's Trainer and Fabric: `DcpCheckpointIO`, a plug-in for both.
 
-Strategies whose ranks save their shards are in `dcp_lightning.strategies` for the Trainer, and
-in `dcp_lightning.fabric`.
+Strategies whose ranks each save their own shards are in `dcp_lightning.strategies` for the Trainer, and in
+`dcp_lightning.fabric` for Fabric.
 Lightning's `ModelCheckpoint` decides when to save, and which checkpoints to keep.
 """
 

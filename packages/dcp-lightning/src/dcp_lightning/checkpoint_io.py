@@ -27,7 +27,7 @@ META_OF_LIGHTNING = "meta.pt"
 """Name of the file that Lightning's own sharded checkpoints have in addition to PyTorch's files."""
 
 ASIDE = ".replaced"
-"""Suffix of a file at the path where a folder is saved, until the folder is complete."""
+"""Suffix given to a file at the path where a folder is saved; the file is removed when the folder is complete."""
 
 
 class DcpCheckpointIO:
@@ -41,9 +41,9 @@ class DcpCheckpointIO:
         allow_globals: Classes and functions that stored objects may use, in addition to those that
             `torch.serialization.add_safe_globals` has allowed.
 
-    If a checkpoint is to be removed while a save is in the background, it stays until that save has succeeded: it may
-    be the last complete checkpoint. The error of a save in the background is raised by the next save, load, removal or
-    `teardown`.
+    A checkpoint that is to be removed while a save is in the background stays until that save has succeeded: until
+    then it may be the last complete checkpoint. The error of a save in the background is raised by the next save, load,
+    removal or `teardown`.
 
     Ranks: one, with a strategy that saves from rank 0 (one device, DDP); see `dcp_lightning.strategies` for others.
     Source: Lightning 2.6 `lightning.fabric.plugins.io.CheckpointIO`.
@@ -121,7 +121,10 @@ class DcpCheckpointIO:
     def load_except(
         self, path: PathLike, left_out: Collection[str], *, weights_only: bool | None, no_dist: bool = False
     ) -> dict[str, Any]:
-        """Load all entries except `left_out`, as whole tensors on the CPU. For `no_dist`, see `dcp_core.load`."""
+        """Load all entries of a checkpoint except `left_out`, as whole tensors on the CPU.
+
+        For `no_dist` see `dcp_core.load`.
+        """
         self.settle()
         planner = _AllBut(**self.trust(weights_only))
         planner.left_out = frozenset(left_out)
@@ -141,13 +144,13 @@ class DcpCheckpointIO:
         return getattr(plugins, f"open_{role}")(path, **options) if len(options) > 1 or any(options.values()) else None
 
     def remove_checkpoint(self, path: PathLike) -> None:
-        """Remove a checkpoint after the saves in the background have succeeded. Files not of a checkpoint are kept."""
+        """Remove a checkpoint when the saves in the background have succeeded. Other files stay."""
         self._removals[_absolute(path)] = None
         if all(future.done() for future in self._pending):
             self.settle()
 
     def settle(self) -> None:
-        """Wait for the saves in the background, raise the error of a failed one, and then do the postponed removals.
+        """Wait for the saves in the background, raise the error of a failed save, and then do the postponed removals.
 
         If a save failed, nothing is removed.
         """
@@ -163,7 +166,7 @@ class DcpCheckpointIO:
                 dcp_io.remove_checkpoint(store, also=frozenset({META_OF_LIGHTNING}))
 
     def teardown(self) -> None:
-        """Wait for saves like `settle`, and end the background thread or process. Lightning's Trainer calls it."""
+        """Wait for saves like `settle`, and end the background thread or process; called by Lightning's Trainer."""
         saver, self._saver = self._saver, None
         try:
             self.settle()
@@ -190,7 +193,7 @@ class _AllBut(EmptyStateDictLoadPlanner):
 
 
 def source_of(path: PathLike) -> str:
-    """Return the path to load: that of the file which a save has moved aside, if that save was not completed."""
+    """Return the path to load: of the file that a save has moved aside if that save was not completed, else `path`."""
     aside = os.fspath(path) + ASIDE
     moved = os.path.exists(aside) and not dcp_io.read_current(dcp_io.open_store(path)).exists
     return aside if moved else os.fspath(path)

@@ -29,7 +29,7 @@ class OwnCheckpointIO(_Strategy):
 
     @property
     def checkpoint_io(self) -> DcpCheckpointIO:
-        """The plug-in that saves, loads and removes."""
+        """The plug-in that saves, loads and removes checkpoints."""
         self._checkpoint_io = self._checkpoint_io or DcpCheckpointIO()
         return self._checkpoint_io
 
@@ -44,7 +44,7 @@ class OwnCheckpointIO(_Strategy):
 
 
 def is_of_lightning(path: str) -> bool:
-    """Whether Lightning's own strategies saved the checkpoint at a path: a file, or a folder with `meta.pt`.
+    """Whether Lightning's own strategies saved the checkpoint at a path, as a file or as a folder with `meta.pt`.
 
     After a save over such a folder `meta.pt` is still there, but the index says that this library wrote it.
     """

@@ -73,7 +73,7 @@ class DcpTrainerStrategy(OwnCheckpointIO):
         return rest
 
     def teardown(self) -> None:
-        """Wait for saves in the background, and raise the error of a failed one."""
+        """Wait for saves in the background, and raise the error of a failed save."""
         try:
             self.checkpoint_io.teardown()
         finally:

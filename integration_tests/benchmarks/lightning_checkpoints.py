@@ -1,0 +1,145 @@
+"""Bytes and seconds of a save and a load through `dcp-lightning`, beside Lightning's own, in one run.
+
+    python -m integration_tests.benchmarks.lightning_checkpoints
+    torchrun --nproc-per-node 2 -m integration_tests.benchmarks.lightning_checkpoints
+
+One process: the plug-ins, with all state of a model and of its AdamW. Several ranks: Fabric's `ModelParallelStrategy`,
+with shards of FSDP2 (Lightning's own saves them by `torch.distributed.checkpoint`).
+
+Run by a Python that has Lightning. The contenders take turns, each round in the other order; the first round warms up.
+Prints medians, and medians of the ratio of the two times of each round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+
+from integration_tests.benchmarks.figures import paired
+from integration_tests.benchmarks.folders import file_sizes, remove, settle
+
+Act = Callable[[Path], object]
+Contenders = dict[str, tuple[Act, Act]]
+
+
+def plug_ins(layers: int) -> Contenders:
+    """Save and load of each plug-in in one process (12.6 MB a layer)."""
+    from lightning.fabric.plugins.io import TorchCheckpointIO
+
+    from dcp_lightning import DcpCheckpointIO
+
+    model, optimizer = trained(_make_model(layers))
+    state = {"state_dict": model.state_dict(), "optimizer_states": [optimizer.state_dict()], "global_step": 1}
+    made = {"ours": DcpCheckpointIO(), "Lightning's own": TorchCheckpointIO()}
+    return {
+        name: (
+            lambda path, plug_in=plug_in: plug_in.save_checkpoint(state, path),
+            lambda path, plug_in=plug_in: plug_in.load_checkpoint(path, map_location="cpu"),
+        )
+        for name, plug_in in made.items()
+    }
+
+
+def strategies(layers: int) -> Contenders:
+    """Save and load of Fabric's strategies, each with its own model, on the ranks of torchrun."""
+    from lightning.fabric import Fabric
+    from lightning.fabric.strategies import ModelParallelStrategy
+
+    from dcp_lightning.fabric import DcpModelParallelStrategy
+
+    found: Contenders = {}
+    for name, kind in {"ours": DcpModelParallelStrategy, "Lightning's own": ModelParallelStrategy}.items():
+        ranks = int(os.environ["WORLD_SIZE"])
+        strategy = kind(lambda module, mesh: fully_shard(module, mesh=mesh["data_parallel"]), ranks, 1)
+        fabric = Fabric(accelerator="cpu", devices=ranks, strategy=strategy)
+        fabric.launch()
+        model, optimizer = trained(fabric.setup_module(_make_model(layers)), fabric)
+        state = {"model": model, "optimizer": optimizer, "step": 1}
+        found[name] = (
+            lambda path, fabric=fabric, state=state: fabric.save(path, state),
+            lambda path, fabric=fabric, state=state: fabric.load(path, state),
+        )
+    return found
+
+
+def _make_model(layers: int) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(layers)))
+
+
+def trained(model: Any, fabric: Any = None) -> tuple[Any, Any]:
+    """Return the model and its optimizer after a step."""
+    optimizer: Any = torch.optim.AdamW(model.parameters())
+    if fabric is not None:
+        optimizer = fabric.setup_optimizers(optimizer)
+    model(torch.ones(2, 1024)).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def measure(contenders: Contenders, root: Path, rounds: int) -> None:
+    """Time every contender in each round, and print what rank 0 measured; the first contender is compared with."""
+    taken: dict[tuple[str, str], list[float]] = {}
+    sizes: dict[str, int] = {}
+    for turn in range(rounds + 1):
+        for name in sorted(contenders, reverse=bool(turn % 2)):
+            folder = root / f"{list(contenders).index(name)}-{turn}"
+            for what, act in zip(("save", "load"), contenders[name], strict=True):
+                settle()
+                _meet()
+                start = time.perf_counter()
+                act(folder / "one.ckpt")
+                _meet()
+                if turn:
+                    taken.setdefault((what, name), []).append(time.perf_counter() - start)
+            sizes[name] = file_sizes(folder)["bytes"]
+            _meet()
+            remove(folder)
+    if dist.is_initialized() and dist.get_rank():
+        return
+    first = next(iter(contenders))
+    for (what, name), seconds in sorted(taken.items(), reverse=True):
+        ratio = paired(taken[what, first], seconds)
+        assert ratio is not None
+        text = f"{statistics.median(seconds):.3f} s, {sizes[name] / 1e6:.1f} MB; {first} ÷ this: {ratio.median:.2f}"
+        print(f"{what:4} {name:16} {text} ({ratio.low:.2f} to {ratio.high:.2f})", flush=True)
+
+
+def _meet() -> None:
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def main() -> None:
+    """Measure the contenders, for one process or for the ranks of torchrun."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--place", default=tempfile.gettempdir(), help="folder to save into; the same on all ranks")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    logging.getLogger("lightning").setLevel(logging.ERROR)
+    root = Path(asked.place) / f"dcp-bench-{os.environ.get('TORCHELASTIC_RUN_ID', os.getpid())}"
+    root.mkdir(parents=True, exist_ok=True)
+    try:
+        make = strategies if "WORLD_SIZE" in os.environ else plug_ins
+        measure(make(asked.layers), root, asked.rounds)
+    finally:
+        remove(root)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
