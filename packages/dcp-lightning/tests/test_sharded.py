@@ -154,6 +154,7 @@ def test_objects_in_an_optimizer_need_trust_as_others_do(tmp_path: Path) -> None
         assert optimizer.param_groups[0]["kind"] is Kind.FAST
 
 
+@pytest.mark.filterwarnings("ignore")  # PyTorch's own save warns of a save without a process group
 def test_whose_checkpoint_it_is(tmp_path: Path) -> None:
     import torch.distributed.checkpoint as stock
 
