@@ -1,12 +1,16 @@
-"""Observers hear of every phase, and the log names the slowest rank."""
+"""Observers hear of every phase and of the bytes within it, and the log names the slowest rank."""
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -15,6 +19,7 @@ import torch.distributed as dist
 import dcp_all as dcp
 from dcp_core import hookimpl
 from dcp_core.hookspecs import CheckpointEvent
+from dcp_hooks.progress import INTERVAL_SECONDS
 from dcp_ranks.testing.group_store import group_store
 
 REST_SECONDS = 3.0  # what the others do themselves takes milliseconds
@@ -28,7 +33,8 @@ class Observer:
 
     @hookimpl
     def dcp_on_event(self, event: CheckpointEvent) -> None:
-        self.events.append(event)
+        if event.state != "progress":  # which slow machines report
+            self.events.append(event)
         raise RuntimeError("an observer that fails")
 
 
@@ -122,3 +128,102 @@ def test_failures_are_told_and_logged(tmp_path: Path, caplog: pytest.LogCaptureF
     ]
     assert "CheckpointNotFoundError" in str(observer.events[-1].error)
     assert any("plan failed" in record.getMessage() and record.levelname == "WARNING" for record in caplog.records)
+
+
+class Counts:
+    """Keeps the progress that it hears of, and who says so."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, str, int, int, int]] = []
+
+    @hookimpl
+    def dcp_on_event(self, event: CheckpointEvent) -> None:
+        if event.state == "progress":
+            assert event.bytes is not None
+            assert event.expected_bytes is not None
+            self.heard.append((event.operation, event.phase, event.rank, event.bytes, event.expected_bytes))
+
+
+@contextmanager
+def counted() -> Iterator[Counts]:
+    """Progress at every step, instead of a few times a second."""
+    counts = Counts()
+    dcp.plugins.register(counts, name="counts")
+    with mock.patch("dcp_hooks.progress.INTERVAL_SECONDS", 0):
+        yield counts
+    dcp.plugins.unregister("counts")
+
+
+def progress_of_rank(folder: str) -> list[tuple[str, str, int, int, int]]:
+    state = {"x": dcp.PerRank(torch.ones(3 << 20)), "small": dcp.PerRank([torch.ones(10) for _ in range(200)])}
+    with counted() as counts:
+        dcp.save(state, checkpoint_id=folder)
+        dcp.load(state, checkpoint_id=folder)
+    return counts.heard
+
+
+def test_each_rank_reports_its_own_bytes_up_to_all_of_them(ranks: Any, tmp_path: Path) -> None:
+    nbytes = (12 << 20) + 200 * 40
+    for rank, heard in enumerate(ranks.run(2, progress_of_rank, str(tmp_path / "checkpoint"))):
+        assert {(operation, phase, by) for operation, phase, by, _, _ in heard} == {
+            ("save", "write", rank),
+            ("load", "read", rank),
+        }
+        for name in ("save", "load"):
+            done = [count for operation, _, _, count, _ in heard if operation == name]
+            assert done == sorted(done)
+            assert len(done) > 2
+            assert nbytes <= done[-1] <= nbytes * 1.1
+        assert {expected for operation, _, _, _, expected in heard if operation == "save"} == {nbytes}
+
+
+@pytest.mark.parametrize("compression", ["planes", "zstd"])
+def test_progress_counts_bytes_before_compression(compression: str, tmp_path: Path) -> None:
+    with counted() as counts:
+        writer = dcp.FileSystemWriter(tmp_path / "checkpoint", compression=compression)
+        dcp.save({"x": torch.zeros(3 << 20)}, storage_writer=writer)
+    assert len(counts.heard) > 2
+    assert counts.heard[-1][-2:] == (12 << 20, 12 << 20)
+
+
+def test_verifications_and_conversions_report_progress(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint"
+    dcp.save({"x": torch.zeros(3 << 20)}, checkpoint_id=folder)
+    for operation, act in (
+        ("verify", lambda: dcp.verify_checkpoint(folder)),
+        ("convert", lambda: dcp.convert(folder, tmp_path / "model.safetensors")),
+        ("convert", lambda: dcp.convert(folder, tmp_path / "again")),  # by what saves and loads, which is not counted
+    ):
+        with counted() as counts:
+            act()
+        assert {heard[:3] for heard in counts.heard} == {(operation, "total", 0)}
+        assert counts.heard[-1][-2] == pytest.approx(12 << 20, rel=0.01)
+
+
+def test_a_save_in_a_process_reports_progress_to_the_trainer(tmp_path: Path) -> None:
+    counts = Counts()
+    dcp.plugins.register(counts, name="counts")
+    try:
+        with dcp.AsyncSaver("process") as saver:
+            future = saver.save({"x": torch.ones(3 << 20)}, storage_writer=Dawdling(tmp_path / "checkpoint"))
+            assert isinstance(future, Future)
+            future.result()
+    finally:
+        dcp.plugins.unregister("counts")
+    assert counts.heard
+    assert {heard[:3] for heard in counts.heard} == {("save", "write", 0)}
+
+
+class Dawdling(dcp.FileSystemWriter):
+    """A writer that takes longer than the time between two reports."""
+
+    def _open(self, checkpoint_id: Any) -> Any:
+        backend = super()._open(checkpoint_id)
+        create = backend.store.create
+
+        def dawdle(name: str) -> Any:
+            time.sleep(2 * INTERVAL_SECONDS)
+            return create(name)
+
+        backend.store.create = dawdle  # type: ignore[method-assign]
+        return backend

@@ -1,4 +1,4 @@
-"""Pictures of the command for the docs, from real runs: `nox -s screenshots`.
+"""Pictures of the command, of a progress bar and of who holds what for the docs, from real runs: `nox -s screenshots`.
 
 A small job is saved on four ranks twice, one bit of a copy is flipped, and each command runs on what is there.
 """
@@ -11,16 +11,22 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
 from rich.console import Console
 
-from dcp_all import FileSystemWriter, run_command, save
+from dcp_all import FileSystemWriter, plugins, run_command, save, visualize
+from dcp_inspect import plugin
+from dcp_inspect.visuals import progress_bar
 from dcp_ranks.testing.ranks import RankPool
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import Placement
 
 __all__ = ["main"]
 
@@ -87,6 +93,61 @@ def picture(name: str, arguments: list[str]) -> str:
     return screen.export_svg(title=f"dcp {name}", unique_id=f"dcp-{name}")
 
 
+def holders() -> str:
+    """Who holds what of a model on a mesh, as SVG."""
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("fsdp", "tensor_parallel"))
+
+    def put(*shape: int, on: list[Placement]) -> torch.Tensor:
+        return distribute_tensor(torch.zeros(*shape), mesh, on)
+
+    layers = {
+        f"layers.{number}.{name}": put(512, 512, on=placements)
+        for number in range(12)
+        for name, placements in (("attention.weight", [Shard(0), Shard(1)]), ("output.weight", [Shard(0), Shard(0)]))
+    }
+    norms = {f"layers.{number}.norm.weight": put(512, on=[Shard(0), Replicate()]) for number in range(12)}
+    model = {"embedding.weight": put(2048, 512, on=[Shard(0), Shard(0)]), **layers, **norms}
+    return visualize({"model": model, "positions": torch.zeros(2048, 64), "step": 200, "lr": 3e-4}).svg
+
+
+class BarOnly:
+    """Keeps what a bar shows about the middle of a save, instead of a terminal."""
+
+    def __init__(self) -> None:
+        self.last, self._drawn = Console(record=True), 0
+
+    def width(self) -> int:
+        return WIDTH
+
+    def draw(self, line: Callable[[Any], object]) -> None:
+        screen = Console(record=True, width=WIDTH, force_terminal=True, file=io.StringIO())
+        line(screen)
+        if self._drawn < 10:
+            self.last, self._drawn = screen, self._drawn + 1
+
+    def clear(self) -> None: ...
+
+
+def bar(folder: Path) -> str:
+    """The bar of a save, as it was in the middle of it, as SVG."""
+    shown = BarOnly()
+    state = {f"layer {number}": torch.zeros(16 << 20) for number in range(8)}
+    with (
+        mock.patch.object(progress_bar, "AFTER_SECONDS", 0),
+        mock.patch("dcp_hooks.progress.INTERVAL_SECONDS", 0.02),
+        mock.patch.object(progress_bar, "_screen", return_value=shown),
+    ):
+        registered = any(info.module == plugin.__name__ for info in plugins.list())
+        if not registered:
+            plugins.register(plugin, name="bars")  # it has no entry point until installed
+        save(state, storage_writer=FileSystemWriter(folder / "step-200"))
+        if not registered:
+            plugins.unregister("bars")
+    return shown.last.export_svg(title="python train.py", unique_id="dcp-progress")
+
+
 def main() -> None:
     """Write the pictures."""
     IMAGES.mkdir(exist_ok=True)
@@ -97,7 +158,10 @@ def main() -> None:
             for name, arguments in COMMANDS.items():
                 (IMAGES / f"command-{name}.svg").write_text(picture(name, arguments), encoding="utf-8")
             shutil.copy("layout.svg", IMAGES / "command-layout.svg")
-    print(f"{len(COMMANDS) + 1} pictures in {IMAGES}", file=sys.stderr)
+        (IMAGES / "progress.svg").write_text(bar(folder), encoding="utf-8")
+    with RankPool() as pool:
+        (IMAGES / "visualize.svg").write_text(pool.run(RANKS, holders)[0], encoding="utf-8")
+    print(f"{len(COMMANDS) + 3} pictures in {IMAGES}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -49,6 +49,7 @@ from dcp_core import (
     DcpError,
     DefaultLoadPlanner,
     DefaultSavePlanner,
+    Estimate,
     LoadMismatchError,
     LoadPlan,
     LoadPlanner,
@@ -66,6 +67,7 @@ from dcp_core import (
     UnsafeCheckpointError,
     UnsupportedFormatError,
     WriteItem,
+    estimate,
     load,
     load_keys,
     load_state_dict,
@@ -83,6 +85,7 @@ from dcp_format import (
 from dcp_fs import FileSystemReader, FileSystemWriter
 from dcp_fsspec import FsspecReader, FsspecWriter
 from dcp_inspect import run as run_command
+from dcp_inspect import show_progress, visualize
 from dcp_io import (
     SaveInProgressError,
     StorageError,
@@ -121,6 +124,7 @@ __all__ = [
     "DcpError",
     "DefaultLoadPlanner",
     "DefaultSavePlanner",
+    "Estimate",
     "EverySeconds",
     "EverySteps",
     "FileSystemReader",
@@ -171,6 +175,7 @@ __all__ = [
     "async_save",
     "convert",
     "default_planner",
+    "estimate",
     "filesystem",
     "find_checkpoints",
     "format_utils",
@@ -196,6 +201,7 @@ __all__ = [
     "run_command",
     "save",
     "save_state_dict",
+    "show_progress",
     "staging",
     "state_dict",
     "state_dict_loader",
@@ -204,4 +210,5 @@ __all__ = [
     "storage",
     "utils",
     "verify_checkpoint",
+    "visualize",
 ]

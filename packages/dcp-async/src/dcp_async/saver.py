@@ -139,6 +139,14 @@ class AsyncSaver:
         """The backend that runs the saves, such as a `ThreadBackend`."""
         return self._backend
 
+    def bytes_to_stage(self, state_dict: dict[str, Any]) -> int:
+        """Return the memory that the copy of a state dict's tensors takes on this rank, in bytes; copies nothing.
+
+        Raises:
+            UnsupportedValueError: A value cannot be saved.
+        """
+        return self._copies.measure(state_dict)
+
     def warm_up(
         self,
         process_group: dist.ProcessGroup | None = None,

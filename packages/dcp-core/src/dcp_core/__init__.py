@@ -20,6 +20,7 @@ from dcp_core.errors import (
     UnsupportedFormatError,
     UnsupportedValueError,
 )
+from dcp_core.estimation import Estimate, RankEstimate, estimate
 from dcp_core.hookspecs import PROJECT_NAME, hookimpl
 from dcp_core.loading import load, load_keys, load_state_dict
 from dcp_core.planning.diagnose_duplicates import DivergentReplicaWarning
@@ -82,6 +83,7 @@ __all__ = [
     "DefaultSavePlanner",
     "DivergentReplicaWarning",
     "EmptyStateDictLoadPlanner",
+    "Estimate",
     "LoadItemType",
     "LoadMismatchError",
     "LoadPlan",
@@ -96,6 +98,7 @@ __all__ = [
     "PerRank",
     "PlanError",
     "RankDisagreementError",
+    "RankEstimate",
     "ReadItem",
     "SavePlan",
     "SavePlanner",
@@ -113,6 +116,7 @@ __all__ = [
     "WriteItem",
     "WriteItemType",
     "WriteResult",
+    "estimate",
     "hookimpl",
     "load",
     "load_keys",

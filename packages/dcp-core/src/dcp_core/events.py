@@ -13,14 +13,32 @@ from typing import Any, TypeVar
 from dcp_core import plugins
 from dcp_core.hookspecs import CheckpointEvent
 from dcp_core.records.protocols import CheckpointId
+from dcp_hooks import count_progress
 from dcp_manifest.logs import library_logger
+from dcp_manifest.schemes import scheme_of
 from dcp_ranks import Coordinator
 
-__all__ = ["Operation", "Phase"]
+__all__ = ["Operation", "Phase", "note_rate", "write_rate"]
 
 T = TypeVar("T")
 
 _log = library_logger(__name__)
+# What is written in less time says little about the storage.
+_RATED_BYTES = 1 << 20
+_rates: dict[str, float] = {}
+
+
+def note_rate(event: CheckpointEvent) -> None:
+    """Remember the rate at which this rank wrote, by the scheme of the checkpoint id, if the event reports one."""
+    if (event.operation, event.phase, event.state) != ("save", "write", "finished") or event.checkpoint_id is None:
+        return
+    if event.own_seconds and (event.bytes or 0) >= _RATED_BYTES:
+        _rates[scheme_of(event.checkpoint_id)] = (event.bytes or 0) / event.own_seconds
+
+
+def write_rate(checkpoint_id: CheckpointId) -> float | None:
+    """Return the bytes per second of this rank's last save to a storage of this scheme; None if there was none."""
+    return _rates.get(scheme_of(checkpoint_id))
 
 
 class Phase:
@@ -61,12 +79,13 @@ class Operation:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[Phase]:
-        """Context manager that reports the start of a phase and its end, with duration or error."""
+        """Context manager that reports the start, progress and end of a phase, with duration or error."""
         phase = Phase()
-        self._notify(name, "started")
+        begun = self._notify(name, "started")
         start = time.monotonic()
         try:
-            yield phase
+            with count_progress(begun):
+                yield phase
         except BaseException as error:
             message = f"{type(error).__name__}: {error}".partition("\n")[0]
             self._notify(name, "failed", seconds=time.monotonic() - start, error=message)
@@ -83,8 +102,8 @@ class Operation:
             slowest_seconds=longest,
         )
 
-    def _notify(self, phase: str, state: str, **facts: Any) -> None:
-        """Send an event of a phase to observers and the log; `facts` are fields of the event."""
+    def _notify(self, phase: str, state: str, **facts: Any) -> CheckpointEvent:
+        """Send an event of a phase to observers and the log, and return it; `facts` are fields of the event."""
         rank, world_size = self._coordinator.rank, self._coordinator.world_size
         facts |= {"world_size": world_size, "operation_id": self._id, "time": time.time()}
         event = CheckpointEvent(self._name, phase, state, rank, self._checkpoint_id, **facts)
@@ -94,7 +113,9 @@ class Operation:
             _log.log(level, "%s", _sentence(event, world_size))
         else:
             _log.debug("%s", _sentence(event, world_size))
+        note_rate(event)
         plugins.emit(event)
+        return event
 
 
 def _sentence(event: CheckpointEvent, world_size: int) -> str:

@@ -32,7 +32,7 @@ from dcp_core.tables.plan_columns import written_of
 from dcp_manifest.logs import library_logger
 from dcp_ranks import DEFAULT_TIMEOUT_SECONDS, Coordinator, PeerOptions, make_coordinator
 
-__all__ = ["save", "save_state_dict", "save_with"]
+__all__ = ["measure_with", "save", "save_state_dict", "save_with"]
 
 _log = library_logger(__name__)
 
@@ -267,9 +267,25 @@ def save_with(
         return _carry_out(run, PlanExchange(coordinator, planner, group))
 
 
-def _carry_out(run: _Save, plans: PlanExchange) -> Metadata:
+def measure_with(
+    coordinator: Coordinator, state_dict: dict[str, Any], writer: StorageWriter, planner: SavePlanner | None
+) -> None:
+    """Carry out a save with a writer that only measures, under the name `estimate`; other saves learn nothing of it.
+
+    Args:
+        coordinator: Coordinator of this operation, which the caller closes.
+        state_dict: See `save`.
+        writer: Writer that stores nothing.
+        planner: See `save`.
+    """
+    planner = adopt_save_planner(planner) or DefaultSavePlanner()
+    run = _Save(state_dict, None, writer, planner, coordinator, use_collectives=True)
+    _carry_out(run, PlanExchange(coordinator, planner, "estimate"), name="estimate")
+
+
+def _carry_out(run: _Save, plans: PlanExchange, *, name: str = "save") -> Metadata:
     coordinator, use_collectives = run.coordinator, run.use_collectives
-    events = Operation("save", coordinator, run.place())
+    events = Operation(name, coordinator, run.place())
     with events.phase("total") as total:
         try:
             coordinator.agree("save", _intent(run), describe="checkpoint ids and planners")

@@ -11,6 +11,7 @@ from dcp_core.calls.child_interpreter import module_command
 from dcp_core.calls.outside_compile import outside_compile
 from dcp_core.encoding.compression import CompressedRequest, Compression, CompressionPolicy, one_setting
 from dcp_core.encoding.payloads import tensor_payload
+from dcp_core.events import note_rate
 from dcp_core.logs import LOGGER_NAME, library_logger
 from dcp_core.objects.allowed_globals import allowed_globals
 from dcp_core.objects.object_archive import ObjectArchive, read_archive
@@ -28,6 +29,7 @@ from dcp_core.shards.shards import LocalShard, LocalTensor, box_view, local_tens
 from dcp_core.shards.tensor_checks import check_memory
 from dcp_core.state_dict.empty_mappings import name_empty_mappings, restore_empty_mappings
 from dcp_core.state_dict.flatten import flatten, holds_entry, unflatten_state_dict
+from dcp_core.state_dict.holders import HeldTensor, find_holders
 from dcp_core.state_dict.key_map import KeyMap
 from dcp_core.state_dict.per_rank import with_rank_values
 from dcp_core.storage.checkpoint_ids import absolute_id, absolute_id_for
@@ -52,6 +54,7 @@ __all__ = [
     "DeferredMetadata",
     "DumpedObject",
     "FileAttributes",
+    "HeldTensor",
     "ItemDecoder",
     "KeyMap",
     "LazyList",
@@ -82,6 +85,7 @@ __all__ = [
     "contiguous",
     "copy_elements",
     "dump_object",
+    "find_holders",
     "flatten",
     "holds_entry",
     "in_shared_order",
@@ -96,6 +100,7 @@ __all__ = [
     "module_command",
     "name_empty_mappings",
     "note_checkpoint_id",
+    "note_rate",
     "one_setting",
     "outside_compile",
     "placed_plans",

@@ -13,6 +13,7 @@ import torch
 from dcp_core.records.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
+    DeferredMetadata,
     Metadata,
     MetadataIndex,
     StorageInfo,
@@ -189,3 +190,18 @@ def test_field_order_is_stocks() -> None:
 def test_properties_of_a_tensor() -> None:
     tensor = torch.zeros(2, 3, dtype=torch.float16, requires_grad=True)
     assert TensorProperties.create_from_tensor(tensor) == TensorProperties(torch.float16, requires_grad=True)
+
+
+def test_a_repr_is_one_line_whatever_the_metadata_holds() -> None:
+    places = {
+        MetadataIndex("w", [0]): StorageInfo("__0_0.distcp", 0, 3000),
+        MetadataIndex("w", [5]): StorageInfo("__1_0.distcp", 0, 72),
+        MetadataIndex("tied", [0]): StorageInfo("__0_0.distcp", 0, 3000),
+    }
+    values = {name: BytesStorageMetadata() for name in ("w", "tied")}
+    metadata = Metadata({**values}, storage_data=places, storage_meta=StorageMeta("step\n1"))
+    assert repr(metadata) == r"<Metadata of step\n1: 2 values, 3.00 KiB in 2 files, by 2 ranks>"
+    assert repr(Metadata({"w": BytesStorageMetadata()})) == "<Metadata: 1 value>"
+    assert repr(Metadata({}, storage_data={"what": "another storage"})) == "<Metadata: 0 values>"
+    assert repr(Metadata({}, storage_data=object())) == "<Metadata: 0 values>"
+    assert repr(DeferredMetadata(lambda: pytest.fail("read"))).startswith("<Metadata")

@@ -14,7 +14,7 @@ from dcp_format.content.changes import cast_tensors, rename_values, select_value
 from dcp_format.content.content import Content
 from dcp_format.converters import WriteOptions, converter_for, detect, detect_at_uri, format_of_name, takes_uris
 from dcp_format.fetched_files import Fetched
-from dcp_hooks import WEB_SCHEMES
+from dcp_hooks import WEB_SCHEMES, Progress, report_operation
 from dcp_io import open_store
 from dcp_manifest import file_path, scheme_of
 
@@ -118,10 +118,20 @@ def convert(
         if dtype is not None:
             changed = cast_tensors(changed, dtype)
         started(changed)
-        writer.write(changed, destination, options or WriteOptions())
+        with report_operation("convert", destination) as progress:
+            progress.expect(changed.nbytes)
+            writer.write(changed, destination, _reporting(options or WriteOptions(), progress))
     finally:
         content.close()
     return name
+
+
+def _reporting(options: WriteOptions, progress: Progress) -> WriteOptions:
+    def tick(count: int) -> None:
+        progress(count)
+        options.tick(count)
+
+    return replace(options, tick=tick)
 
 
 def _local_or_uri(place: str | os.PathLike[str]) -> str:

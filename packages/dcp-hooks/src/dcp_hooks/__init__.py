@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         hookimpl,
     )
     from dcp_hooks.install_advice import OBJECT_STORE_SCHEMES, WEB_SCHEMES, package_for
+    from dcp_hooks.progress import Progress, count_progress, find_progress, report_operation
     from dcp_hooks.registry import PluginInfo, PluginRegistry, installed, resolve
 
 __all__ = [
@@ -36,12 +37,16 @@ __all__ = [
     "PluginLoadError",
     "PluginNotFoundError",
     "PluginRegistry",
+    "Progress",
     "StorageBackendSpec",
     "StoreSpec",
+    "count_progress",
+    "find_progress",
     "hookimpl",
     "import_lazily",
     "installed",
     "package_for",
+    "report_operation",
     "resolve",
 ]
 
@@ -54,6 +59,7 @@ __getattr__, __dir__ = import_lazily(
         "dcp_hooks.hookspecs": (
             *("ANY_SCHEME", "CheckpointEvent", "HookSpecs", "StorageBackendSpec", "StoreSpec", "hookimpl"),
         ),
+        "dcp_hooks.progress": ("Progress", "count_progress", "find_progress", "report_operation"),
         "dcp_hooks.registry": ("PluginInfo", "PluginRegistry", "installed", "resolve"),
         "dcp_hooks.install_advice": ("OBJECT_STORE_SCHEMES", "WEB_SCHEMES", "package_for"),
     },

@@ -71,17 +71,19 @@ class StoreSpec:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointEvent:
-    """An event for observers: a phase of a save or load has started, finished or failed on one rank.
+    """An event for observers: a phase of a save, load or other operation has started, moved on, finished or failed.
 
     Args:
-        operation: Name of the operation: `save`, `load`, …
+        operation: Name of the operation: `save`, `load`, `verify`, `convert`, `compare`, `estimate`, `manage`.
         phase: Name of the phase: `plan`, `write` for a save (which publishes at the end of `write`), `plan`, `read`,
             `load_state_dict` for a load; `total` for the whole operation.
-        state: State of the phase: `started`, `finished` or `failed`.
+        state: State of the phase: `started`, `progress`, `finished` or `failed`. `progress` comes a few times a second
+            while a phase reads or writes, and not at all if it takes less than 0.15 s.
         rank: Rank in the process group that saves or loads.
         checkpoint_id: Checkpoint id that the caller gave; None if the caller gave a storage object instead.
         seconds: Duration in seconds of an ended phase on this rank, including the wait for other ranks.
-        bytes: Number of bytes that this rank wrote to or read from storage in this phase; None for other phases.
+        bytes: Number of bytes that this rank wrote to or read from storage in this phase; None for other phases. In a
+            `progress` event, number of bytes of the state dict that are done so far, before compression.
         error: Text of the error that made the phase fail.
         own_seconds: Duration in seconds of this rank's own work in the phase, without the wait for other ranks.
         slowest_rank: Rank whose own work in the phase took longest.
@@ -90,6 +92,7 @@ class CheckpointEvent:
         operation_id: Identifier of this save or load on this rank, the same in all of its events; it distinguishes
             operations that run at the same time.
         time: Time at which the event occurred, in seconds since the Unix epoch.
+        expected_bytes: In a `progress` event, the number that `bytes` will reach, as far as it is known.
     """
 
     operation: str
@@ -106,6 +109,7 @@ class CheckpointEvent:
     world_size: int | None = None
     operation_id: str | None = None
     time: float | None = None
+    expected_bytes: int | None = None
 
 
 class HookSpecs:
@@ -150,5 +154,6 @@ class HookSpecs:
     def dcp_on_event(self, event: CheckpointEvent) -> None:
         """Observe an event of a save or load; called in the thread of that save or load.
 
-        An exception that the hook raises is logged and does not reach the save or load.
+        For `progress`, it is called in one of the threads that read or write, one at a time. An exception that the hook
+        raises is logged and does not reach the save or load.
         """

@@ -166,6 +166,14 @@ class PluginRegistry:
                 for path in TABLES[table].paths(entry):
                     resolve(path, info)
 
+    @property
+    def observed(self) -> bool:
+        """Whether anybody observes events: a plug-in, or the function to which events are redirected."""
+        if self._diverted is not None:
+            return True
+        self.discover()
+        return bool(self._manager.hook.dcp_on_event.get_hookimpls())
+
     def emit(self, event: CheckpointEvent) -> None:
         """Pass an event to the observers of all plug-ins. An observer's error is logged and never raised."""
         if self._diverted is not None:

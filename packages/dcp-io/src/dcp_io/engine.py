@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Sequence
 
 from dcp_io.errors import CheckpointReplacedError
@@ -12,6 +13,7 @@ from dcp_io.saves.current_checkpoint import read_current
 from dcp_io.saves.joined_session import JoinedSave
 from dcp_io.saves.save_session import STALE_AFTER_SECONDS, SaveSession
 from dcp_io.stores.store import Store
+from dcp_io.writing.measured_writes import MeasuringStore
 from dcp_io.writing.write_engine import MAX_INFLIGHT_BYTES, write_items
 from dcp_manifest.errors import CheckpointNotFoundError, DcpError
 from dcp_manifest.index.columns import CheckpointIndex
@@ -81,6 +83,12 @@ class StoreBackend:
     def generation(self) -> int:
         """Generation number of the save begun last: the number of the checkpoint that it replaces, plus one."""
         return self._generation
+
+    def measuring(self) -> StoreBackend:
+        """Return a backend with the same options that writes nothing: its store keeps the names and sizes of files."""
+        twin = copy.copy(self)
+        vars(twin).update(store=MeasuringStore(self.url), changed_keys=set(), _save=None)
+        return twin
 
     def read_current(self) -> CheckpointIndex | None:
         """Return the index of the newest complete checkpoint; None if there is none, or the index cannot be read."""

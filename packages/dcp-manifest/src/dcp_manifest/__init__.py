@@ -47,7 +47,7 @@ from dcp_manifest.index.stored_tensors import (
 )
 from dcp_manifest.logs import library_logger
 from dcp_manifest.pickles.pickle_table import ForbiddenGlobalError
-from dcp_manifest.printable import printable
+from dcp_manifest.printable import printable, printable_bytes
 from dcp_manifest.schemes import file_path, scheme_of
 from dcp_manifest.stock.stock_read import read_stock
 from dcp_manifest.stock.stock_write import is_stock_readable, stock_head
@@ -106,6 +106,7 @@ __all__ = [
     "noted_step_of",
     "open_descriptor",
     "printable",
+    "printable_bytes",
     "put_aside_reason",
     "quarantine_reason",
     "read_index",

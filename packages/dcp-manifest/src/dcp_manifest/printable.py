@@ -1,11 +1,13 @@
-"""Escaping of text for terminals, logs and pages: names in a checkpoint may contain control characters.
+"""Escaping of text for terminals, logs and pages, since names in a checkpoint may contain control characters; sizes.
 
 All output of the command `dcp` and all error messages of this project are escaped by `printable`.
 """
 
 from __future__ import annotations
 
-__all__ = ["printable"]
+__all__ = ["printable", "printable_bytes"]
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def printable(text: str, *, keep: str = "") -> str:
@@ -25,3 +27,13 @@ def printable(text: str, *, keep: str = "") -> str:
 
 def _escape(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
+
+
+def printable_bytes(count: int) -> str:
+    """Format a number of bytes with three digits, e.g. `1.46 GiB`."""
+    size, unit = float(count), 0
+    while size >= 1000 and unit < len(_UNITS) - 1:
+        size, unit = size / 1024, unit + 1
+    if unit == 0:
+        return f"{count} B"
+    return f"{size:.{2 if size < 10 else 1 if size < 100 else 0}f} {_UNITS[unit]}"

@@ -41,6 +41,10 @@ class JobStager:
         """Stage a state dict without a save, as a warm-up. Return the copy's memory with `give_back` afterwards."""
         return self._stager.stage(_values(state_dict, link))
 
+    def measure(self, state_dict: dict[str, Any]) -> int:
+        """Return the bytes that the copy of a state takes."""
+        return self._stager.measure(with_states(state_dict))
+
     def give_back(self, staged: Staged) -> None:
         """Return the memory of a copy from `stage_now` to the pool."""
         self._stager.pool.give_back(staged.arena)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from dcp_async.queue.jobs import SaveJob
 from dcp_core import plugins
 from dcp_core.hookspecs import CheckpointEvent
+from dcp_core.toolkit import note_rate
 
 __all__ = ["ReportedPhases"]
 
@@ -31,9 +32,10 @@ class ReportedPhases:
         """Record an event that the worker has sent, and pass it to the observers in this process."""
         if event.state == "started":
             self._open.append(event)
-        else:
+        elif event.state != "progress":
             self._open = [begun for begun in self._open if begun.phase != event.phase]
             self._over = self._over or event.phase == "total"
+        note_rate(event)
         plugins.emit(event)
 
     def fail(self, job: SaveJob, error: BaseException) -> None:

@@ -104,6 +104,10 @@ class Stager:
         with self._lock:
             return self._copy(look_through(state_dict, nested=nested, forms=self._forms))
 
+    def measure(self, state_dict: Mapping[Any, Any]) -> int:
+        """Return the memory that a copy of a state dict takes, in bytes."""
+        return place(sources_of(look_through(state_dict, nested=True, forms={}).tensors)).nbytes
+
     def stage_as_it_is(self, state_dict: dict[str, Any]) -> tuple[dict[str, Any], Arena]:
         """Copy a state dict with containers, DTensors and objects of the same types, as custom planners need it.
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -23,6 +24,7 @@ from dcp_core.records.lazy import LazyDict
 from dcp_core.records.stock_pickling import dumps_as
 from dcp_manifest.index.items import Framing, StoredItem
 from dcp_manifest.index.literal_keys import LiteralKey
+from dcp_manifest.printable import printable, printable_bytes
 
 __all__ = [
     "MEMORY_FORMATS",
@@ -49,6 +51,9 @@ class MemoryFormatEncoding(Enum):
     TORCH_CHANNELS_LAST = 1
     TORCH_PRESERVE_FORMAT = 2
 
+
+_RANK = re.compile(r"__(\d+)_")
+"""Beginning of the names of a rank's data files, in stock's checkpoints too."""
 
 MEMORY_FORMATS = (torch.contiguous_format, torch.channels_last, torch.preserve_format)
 """The `torch.memory_format` for each number of `MemoryFormatEncoding`."""
@@ -206,6 +211,8 @@ class Metadata:
         aliases: FQN of each tied tensor → FQN under which its data is stored; `state_dict_metadata` has both. Stock's
             class has no such field, and comparisons ignore it.
 
+    Its `repr` is a summary in one line; the fields hold everything.
+
     A pickle of a `Metadata` unpickles to stock's class `torch.distributed.checkpoint.metadata.Metadata`, which
     `dcp_core.records.foreign_records.as_metadata` converts back.
     """
@@ -216,6 +223,12 @@ class Metadata:
     storage_meta: StorageMeta | None = None
     version: str | None = None
     aliases: dict[str, str] | None = field(default=None, compare=False)
+
+    def __repr__(self) -> str:
+        place = None if self.storage_meta is None else self.storage_meta.checkpoint_id
+        values = _counted(len(self.state_dict_metadata), "value")
+        stored = _summary(self.storage_data) if isinstance(self.storage_data, dict) else ""
+        return printable(f"<Metadata{'' if place is None else f' of {place}'}: {values}{stored}>")
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
         data = dumps_as(self, paths=_STOCK_PATHS, states=_STOCK_STATES, plain=(LiteralKey,), protocol=int(protocol))
@@ -233,6 +246,26 @@ class Metadata:
         memo[id(self)] = twin
         vars(twin).update(copy.deepcopy(fields, memo))
         return twin
+
+
+def _summary(places: dict[Any, Any]) -> str:
+    """Return what is stored, in words; nothing for locations that are not those of a byte storage."""
+    source = places.source if isinstance(places, LazyDict) else None
+    try:
+        if source is not None:
+            nbytes, files = source.totals()  # type: ignore[attr-defined] # the one source that there is
+        else:
+            found = {(each.relative_path, each.offset): each.length for each in places.values()}
+            nbytes, files = sum(found.values()), {path for path, _ in found}
+    except AttributeError:
+        return ""
+    ranks = {match[1] for name in files if (match := _RANK.match(name))}
+    by = f", by {_counted(len(ranks), 'rank')}" if ranks else ""
+    return f", {printable_bytes(nbytes)} in {_counted(len({*files}), 'file')}{by}"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def note_checkpoint_id(metadata: Metadata, checkpoint_id: str | os.PathLike[str] | None) -> StorageMeta:
@@ -273,6 +306,9 @@ class DeferredMetadata(Metadata):
             fields.update(found)
             object.__setattr__(self, "__class__", Metadata)
         return object.__getattribute__(self, name)
+
+    def __repr__(self) -> str:
+        return "<Metadata, to be read from storage when it is first used>"
 
     def __setattr__(self, name: str, value: Any) -> None:
         self.version  # noqa: B018 - makes it an ordinary one

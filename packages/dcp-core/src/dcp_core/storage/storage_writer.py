@@ -5,6 +5,7 @@ A subclass implements `_open`, which returns the backend, and `validate_checkpoi
 
 from __future__ import annotations
 
+import copy
 import secrets
 import time
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 
 from dcp_core.encoding.compression import CompressedRequest, Compression, CompressionPolicy
-from dcp_core.errors import CheckpointNotFoundError, DcpError
+from dcp_core.errors import CheckpointNotFoundError, DcpError, UnsupportedValueError
 from dcp_core.records.lazy import LazyList
 from dcp_core.records.metadata import Metadata, StorageMeta
 from dcp_core.records.plan import SavePlan
@@ -287,6 +288,29 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
         metadata = metadata_from_index(index)
         metadata.storage_meta = StorageMeta(checkpoint_id=self._checkpoint_id, save_id=save_id)
         return metadata
+
+    def measuring(self) -> ByteStorageWriter:
+        """Return a writer like this one that writes nothing and compresses nothing; see `measured_files`.
+
+        Raises:
+            UnsupportedValueError: This class writes by methods of its own, whose files are not known beforehand.
+        """
+        own = ("write_data", "_write", "finish")
+        if any(getattr(type(self), name) is not getattr(ByteStorageWriter, name) for name in own):
+            raise UnsupportedValueError(f"{type(self).__qualname__} writes files of its own: their sizes are not known")
+        twin = copy.copy(self)
+        backend = self._open(self._id_to_open()).measuring()
+        vars(twin).update(_compression=CompressionPolicy(None), _open=lambda _: backend)
+        return twin
+
+    def measured_files(self) -> dict[str, int]:
+        """Return the names and sizes of this rank's files in a save of a writer that `measuring` returned."""
+        return {entry.name: entry.bytes for entry in self._backend.store.list()}
+
+    @property
+    def compresses(self) -> bool:
+        """Whether items are encoded, so that their sizes are known only when they are written."""
+        return not self._compression.changes_nothing
 
     def abort(self, error: BaseException) -> None:
         """Remove the files that this rank has written for a save that failed with `error`."""

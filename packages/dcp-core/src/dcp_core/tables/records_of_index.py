@@ -6,7 +6,7 @@ The conversion of records into columns is in `metadata_columns`.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from typing import Any, cast
 
@@ -203,6 +203,11 @@ class StorageRecords:
             return self._row(key)[1] is not None
         except KeyError:
             return False
+
+    def totals(self) -> tuple[int, Iterable[str]]:
+        """Return the bytes of all items, and the names of their files."""
+        columns = (self._index.chunk_items, self._index.object_items)
+        return sum(int(each.length.sum()) for each in columns if each is not None), self._index.files
 
     def keys(self) -> Iterator[MetadataIndex]:
         """Yield the `MetadataIndex` of all items: first chunks of tensors, then objects."""

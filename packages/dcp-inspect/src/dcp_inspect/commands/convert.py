@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from dcp_inspect.places import PLACE
-from dcp_inspect.printing.output import count_bytes, json_option, print_json, print_line, progress
+from dcp_inspect.printing.output import count_bytes, json_option, print_json, print_line
 from dcp_inspect.values import formats
 
 __all__ = ["command", "parse_size"]
@@ -56,32 +56,29 @@ def command(source: str, destination: str, as_json: bool, **given: Any) -> int:
     """
     package = formats()
     facts: dict[str, Any] = {}
-    with progress("converting", 0) as bar:
 
-        def start(content: Any) -> None:
-            bar.expect(content.nbytes)
-            tensors, objects = len(content.tensors) + len(content.aliases), len(content.objects)
-            facts.update(tensors=tensors, objects=objects, bytes=content.nbytes)
+    def start(content: Any) -> None:
+        tensors, objects = len(content.tensors) + len(content.aliases), len(content.objects)
+        facts.update(tensors=tensors, objects=objects, bytes=content.nbytes)
 
-        name = package.convert(
-            source,
-            destination,
-            format=given["to"],
-            include=given["include"],
-            exclude=given["exclude"],
-            rename=dict(map(_pair, given["rename"])),
-            rename_regex=given["rename_regex"],
-            dtype=_dtype(given["dtype"]),
-            options=package.WriteOptions(
-                overwrite=given["overwrite"],
-                shard_bytes=parse_size(given["shard_size"]),
-                objects=given["objects"],
-                layout=given["layout"],
-                compression=given["compression"],
-                tick=bar,
-            ),
-            started=start,
-        )
+    name = package.convert(
+        source,
+        destination,
+        format=given["to"],
+        include=given["include"],
+        exclude=given["exclude"],
+        rename=dict(map(_pair, given["rename"])),
+        rename_regex=given["rename_regex"],
+        dtype=_dtype(given["dtype"]),
+        options=package.WriteOptions(
+            overwrite=given["overwrite"],
+            shard_bytes=parse_size(given["shard_size"]),
+            objects=given["objects"],
+            layout=given["layout"],
+            compression=given["compression"],
+        ),
+        started=start,
+    )
     if as_json:
         print_json({"source": source, "destination": destination, "format": name, **facts})
     else:

@@ -10,9 +10,10 @@ from typing import Any
 
 import click
 
+from dcp_hooks import report_operation
 from dcp_inspect.exit_codes import DIFFERENT
 from dcp_inspect.places import PLACE
-from dcp_inspect.printing.output import Cell, json_option, print_json, print_line, print_table, progress
+from dcp_inspect.printing.output import Cell, json_option, print_json, print_line, print_table
 from dcp_inspect.values import open_values
 
 __all__ = ["command"]
@@ -49,8 +50,8 @@ class Difference:
 def command(a: str, b: str, keys_only: bool, atol: float, rtol: float, as_json: bool) -> int:
     """Compare two checkpoints or files. Ends with 1 if they differ."""
     one, other = open_values(a), open_values(b)
-    total = 0 if keys_only else one.nbytes
-    with progress("comparing", total) as tick:
+    with report_operation("compare", b) as tick:
+        tick.expect(0 if keys_only else one.nbytes)
         found = [*_compare(one, other, keys_only=keys_only, atol=atol, rtol=rtol, tick=tick)]
     count = len(_names(one) | _names(other))
     one.close()

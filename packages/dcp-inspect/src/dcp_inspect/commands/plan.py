@@ -10,9 +10,9 @@ import click
 
 from dcp_inspect.contents import open_index
 from dcp_inspect.layout import RankLoad, plan_reads, plan_writes
-from dcp_inspect.picture import draw, page
 from dcp_inspect.places import LOCAL_FILE, PLACE
 from dcp_inspect.printing.output import Cell, count_bytes, json_option, print_json, print_line, print_table
+from dcp_inspect.visuals.picture import draw, page
 from dcp_manifest import needed_bytes
 
 __all__ = ["command"]

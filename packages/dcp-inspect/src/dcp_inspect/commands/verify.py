@@ -12,7 +12,7 @@ from dcp_inspect.contents import open_index
 from dcp_inspect.errors import OtherFormatError
 from dcp_inspect.exit_codes import DIFFERENT
 from dcp_inspect.places import PLACE, is_uri
-from dcp_inspect.printing.output import count_bytes, json_option, print_json, print_line, print_lines, progress
+from dcp_inspect.printing.output import count_bytes, json_option, print_json, print_line, print_lines
 from dcp_io import VerifyReport, open_store, verify_checkpoint
 from dcp_manifest import CheckpointNotFoundError, DcpError, UnsupportedFormatError
 
@@ -30,9 +30,7 @@ def command(path: str, threads: int | None, as_json: bool) -> int:
     """
     if not is_uri(path):
         _must_be_a_folder(path)
-    with progress(f"verifying {path}", 0) as bar:
-        threads = threads or len(os.sched_getaffinity(0))
-        report = verify_checkpoint(open_store(path), threads=threads, on_read=bar, on_total=bar.expect)
+    report = verify_checkpoint(open_store(path), threads=threads or len(os.sched_getaffinity(0)))
     if not report.ok and not report.items:
         _raise_if_missing(path)
     if as_json:

@@ -1,1 +1,1 @@
-"""Output for people and scripts: lines, tables, trees, progress bars, and suggestions of names."""
+"""Output for people and scripts: lines, tables, trees, and suggestions of names."""

@@ -1,33 +1,30 @@
-"""Output of commands: lines, tables and trees for people, JSON for programs, progress bars.
+"""Output of commands: lines, tables and trees for people, JSON for programs.
 
 All output passes through this module, which escapes unprintable characters: names, paths, values and messages may come
-from untrusted files. Colours and bars appear on terminals only; bars go to stderr, so that output
-can be piped.
+from untrusted files. Colours appear on terminals only. Progress bars are in `dcp_inspect.visuals.progress_bar`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
 import click
 
-from dcp_manifest import printable
+from dcp_manifest import printable, printable_bytes
 
 __all__ = [
     "Cell", "age", "confirm", "console", "count_bytes", "json_option", "print_json", "print_line", "print_lines",
-    "print_table", "progress", "say",
+    "print_table", "say",
 ]  # fmt: skip
 
+count_bytes = printable_bytes
 Cell = str | tuple[str, str]
 """A text, or a text and its style. A text is one line: a line break in it is escaped."""
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _WIDTH = 160
 # Longer tables are aligned without wrapping: laying out cells takes a minute for 200,000 rows.
 _WRAPPED_ROWS = 1000
@@ -134,57 +131,9 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def count_bytes(count: int) -> str:
-    """Format a number of bytes with three digits, e.g. `1.46 GiB`."""
-    size, unit = float(count), 0
-    while size >= 1000 and unit < len(_UNITS) - 1:
-        size, unit = size / 1024, unit + 1
-    if unit == 0:
-        return f"{count} B"
-    return f"{size:.{2 if size < 10 else 1 if size < 100 else 0}f} {_UNITS[unit]}"
-
-
 def age(seconds: float) -> str:
     """Format a time span in the largest fitting unit."""
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= length:
             return f"{int(seconds // length)} {unit}"
     return f"{max(0, int(seconds))} s"
-
-
-class Bar:
-    """A progress bar of bytes; does nothing where none is shown.
-
-    Args:
-        update: Function that changes the bar's `total`, or moves the bar by `advance`; None shows nothing.
-    """
-
-    def __init__(self, update: Callable[..., None] | None = None) -> None:
-        self._update = update
-
-    def __call__(self, count: int) -> None:
-        """Advance the bar by `count` bytes."""
-        if self._update is not None:
-            self._update(advance=count)
-
-    def expect(self, total_bytes: int) -> None:
-        """Set the total bytes of the bar."""
-        if self._update is not None:
-            self._update(total=total_bytes)
-
-
-@contextlib.contextmanager
-def progress(what: str, total_bytes: int) -> Iterator[Bar]:
-    """Show a progress bar on stderr if it is a terminal; yields a callback that advances the bar by n bytes."""
-    if not sys.stderr.isatty():
-        yield Bar()
-        return
-    from rich.console import Console  # noqa: PLC0415
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn  # noqa: PLC0415
-
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        *(BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn()),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
-        yield Bar(partial(shown.update, shown.add_task(printable(what), total=total_bytes)))

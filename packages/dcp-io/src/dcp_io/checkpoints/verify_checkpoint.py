@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from dcp_hooks import report_operation
 from dcp_io.checkpoints.verify_file import FileReport, IndexedItem, verify_file
 from dcp_io.stores.local_store import LocalStore
 from dcp_io.stores.store import Store
@@ -70,6 +71,24 @@ def verify_checkpoint(
     if threads < 1:
         raise ValueError(f"threads={threads} must be at least 1")
     store = checkpoint if isinstance(checkpoint, Store) else LocalStore(checkpoint)
+    with report_operation("verify", store.url) as progress:
+
+        def read(count: int) -> None:
+            progress(count)
+            if on_read is not None:
+                on_read(count)
+
+        def expect(total: int) -> None:
+            progress.expect(total)
+            if on_total is not None:
+                on_total(total)
+
+        return _verify(store, threads, read, expect)
+
+
+def _verify(
+    store: Store, threads: int, on_read: Callable[[int], None], on_total: Callable[[int], None]
+) -> VerifyReport:
     times, examined = _examine_indexes(store)
     problems = [one for found in examined.values() for one in found.problems]
     try:
@@ -80,8 +99,7 @@ def verify_checkpoint(
             message = f"there is no checkpoint in {store.url}" if missing else str(error)
             problems.append(Problem(message, file=getattr(error, "file", None)))
         return VerifyReport(tuple(problems), 0, 0)
-    if on_total is not None:
-        on_total(sum(needed_bytes(index).values()))
+    on_total(sum(needed_bytes(index).values()))
     problems += [Problem(message, key=name) for name, message in coverage_problems(index)]
     files = _items_by_file([index] if index.info is None else _rank_indexes(examined, index.info.save_id) or [index])
     reports = _verify_files(store, files, threads, exact=index.info is not None, on_read=on_read)
@@ -101,15 +119,14 @@ def _verify_files(
     threads: int,
     *,
     exact: bool,
-    on_read: Callable[[int], None] | None,
+    on_read: Callable[[int], None],
 ) -> list[FileReport]:
     """Return the report of each file, in the order of their names."""
     telling = threading.Lock()
 
     def report(count: int) -> None:
-        if on_read is not None:
-            with telling:
-                on_read(count)
+        with telling:
+            on_read(count)
 
     def verify(name: str) -> FileReport:
         return verify_file(store, name, files[name], exact=exact, on_read=report)

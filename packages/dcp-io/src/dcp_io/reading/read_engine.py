@@ -9,10 +9,11 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from dcp_hooks import find_progress
 from dcp_io.archives.crc import crc32, crc_at
 from dcp_io.layout_choices import Verify
 from dcp_io.reading.block_reads import with_blocks_apart
@@ -86,10 +87,13 @@ def read_items(
     wanted = [want(request, verify, run_gap_bytes=_run_gap_bytes(store)) for request in apart]
     reading = [one for one in wanted if one.start != one.stop]
     bytes_read = 0
+    progress = find_progress()
+    if progress.wanted:
+        progress.expect(sum(one.stop - one.start for one in reading) * (2 if verify == "before" else 1))
     if verify == "before":
-        bytes_read += _Batch(store, reading, step_bytes, rehearse=True).run(threads)
+        bytes_read += _Batch(store, reading, step_bytes, progress, rehearse=True).run(threads)
     changed = set() if changed_keys is None else changed_keys
-    batch = _Batch(store, reading, step_bytes, rehearse=False, changed=changed)
+    batch = _Batch(store, reading, step_bytes, progress, rehearse=False, changed=changed)
     bytes_read += batch.run(threads)
     for one in wanted:
         if one.start == one.stop:
@@ -118,12 +122,14 @@ class _Batch:
         store: Store,
         wanted: Sequence[Wanted],
         step_bytes: int,
+        count: Callable[[int], object],
         *,
         rehearse: bool,
         changed: set[str] | None = None,
     ) -> None:
         self._store = store
         self._rehearse = rehearse
+        self._count = count
         self._changed = set() if changed is None else changed
         self._lock = threading.Lock()
         self._wanted = wanted
@@ -171,6 +177,7 @@ class _Batch:
             file.release()
             with self._lock:
                 self._bytes += size
+            self._count(size)
 
     def _take(self) -> tuple[OpenFile, Step | SharedRead] | None:
         """Take the next read, and announce the following ones to the storage, which prefetches them during checks."""

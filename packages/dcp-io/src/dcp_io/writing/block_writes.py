@@ -15,7 +15,11 @@ __all__ = ["write_blocks"]
 
 
 def write_blocks(
-    data: Buffer | PiecewiseData, encoder: BlockEncoder, max_bytes: int, write: Callable[[Buffer], None]
+    data: Buffer | PiecewiseData,
+    encoder: BlockEncoder,
+    max_bytes: int,
+    write: Callable[[Buffer], None],
+    count: Callable[[int], object] = lambda _: None,
 ) -> tuple[EncodedBlocks, int]:
     """Encode a payload, and write each block as soon as it is encoded.
 
@@ -24,6 +28,7 @@ def write_blocks(
         encoder: Encoder of the payload's blocks.
         max_bytes: Limit of the memory for pieces of the payload.
         write: Callback that writes the next encoded bytes, whose memory is reused after the call.
+        count: Callback for progress, which gets the size of each block before encoding, once it is written.
 
     Returns:
         Lengths and CRCs of the encoded blocks, and the CRC32 of all bytes that were written.
@@ -39,6 +44,7 @@ def write_blocks(
         lengths.append(len(encoded))
         crcs.append(crc)
         write(encoded)
+        count(len(block))
     return EncodedBlocks(encoder.block_bytes, np.array(lengths, np.uint32), np.array(crcs, np.uint32)), value
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -54,10 +55,22 @@ class DataFile:
         layout: `torch` frames RAW payloads as archives, `raw` does not.
         sync: Whether `close` makes the file durable.
         max_piece_bytes: Limit of the memory for pieces of a payload.
+        count: Callback for progress, which gets a number of payload bytes, before any encoding, that were just handled.
     """
 
-    def __init__(self, sink: Sink, *, save_id: str, layout: str, sync: bool, max_piece_bytes: int) -> None:
+    def __init__(
+        self,
+        sink: Sink,
+        *,
+        save_id: str,
+        layout: str,
+        sync: bool,
+        max_piece_bytes: int,
+        count: Callable[[int], object] = lambda _: None,
+    ) -> None:
         self._sink = sink
+        self._count = count
+        self._uncounted = 0
         self._framed = layout == "torch"
         self._sync = sync
         self._max_piece_bytes = max_piece_bytes
@@ -104,12 +117,13 @@ class DataFile:
             self._pieces.append(frame.prefix)
         self._position = offset + lead
         if size > CRC_BLOCK_MIN_BYTES:
-            value = self._stream(data, size)
+            value = self._stream(data, size, counted=not chain)
         else:
             small = data if isinstance(data, _IN_MEMORY) else _joined(data, self._max_piece_bytes)
             value = crc32(small)
             self._pieces.append(small)
             self._position += size
+            self._uncounted += 0 if chain else size  # encoding has counted what it took
         if frame is not None:
             self._end_frame(frame, value)
         if self._position - self._written >= PACK_BYTES:
@@ -125,6 +139,7 @@ class DataFile:
         nbytes = len(data) // count
         frame, lead, aligned = self._form(key, Payload(b"", Framing.RAW, alike.dtype, alike.sizes), nbytes)
         view = memoryview(data)
+        self._uncounted += len(view)
         crcs = np.fromiter((crc32(view[n : n + nbytes]) for n in range(0, len(view), nbytes)), "<u4", count)
         prefix, suffix = (frame.prefix, frame.suffix(0)) if frame else (b"", b"")
         length = lead + nbytes + len(suffix)
@@ -156,7 +171,7 @@ class DataFile:
         if gap:
             self._pieces.append(_ZEROS[:gap])
         offset = self._position = self._position + gap
-        blocks, value = write_blocks(payload.data, encoder, self._max_piece_bytes, self._append)
+        blocks, value = write_blocks(payload.data, encoder, self._max_piece_bytes, self._append, self._count)
         chain = self.chains.setdefault(encoder.descriptors, len(self.chains))
         self.blocks[offset] = blocks
         size = self._position - offset
@@ -187,7 +202,7 @@ class DataFile:
             frame, *_ = self._form(key, payload, _size_of(key, payload.data))
         names = tuple(encoder.get_descriptor() for encoder in payload.encoders)
         chain = self.chains.setdefault(names, len(self.chains))
-        data = encode_payload(payload.data, frame, payload.encoders, self._max_piece_bytes)
+        data = encode_payload(payload.data, frame, payload.encoders, self._max_piece_bytes, self._count)
         return Payload(data, payload.framing if frame is None else Framing.TORCH_ZIP), chain
 
     def close(self) -> None:
@@ -205,7 +220,7 @@ class DataFile:
         self._pieces.append(suffix)
         self._position += len(suffix)
 
-    def _stream(self, data: Buffer | PiecewiseData, size: int) -> int:
+    def _stream(self, data: Buffer | PiecewiseData, size: int, *, counted: bool) -> int:
         """Write a large payload from its own memory, without a copy; returns its CRC32."""
         running = RunningCrc(size)
         stable = isinstance(data, _IN_MEMORY)
@@ -217,6 +232,8 @@ class DataFile:
                 running.update(part)
                 self._position += len(part)
                 self._flush(part, stable=stable)
+                if counted:
+                    self._count(len(part))
         if len(borders := running.borders()):
             self.running_crcs.append(borders)
         return running.value
@@ -232,6 +249,9 @@ class DataFile:
             else:
                 self._sink.write([*pieces, *more])
             self._written = self._position
+            if self._uncounted:
+                self._count(self._uncounted)
+                self._uncounted = 0
             if self._sync and self._written - self._sync_started >= SYNC_STEP_BYTES:
                 self._sink.start_sync()
                 self._sync_started = self._written

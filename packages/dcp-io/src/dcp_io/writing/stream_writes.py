@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import IO, cast
 
 from dcp_io.archives.crc import crc32
@@ -62,7 +62,11 @@ class EncodedData(io.RawIOBase):
 
 
 def encode_payload(
-    data: Buffer | PiecewiseData, frame: Frame | None, encoders: Iterable[StreamEncoder], max_bytes: int
+    data: Buffer | PiecewiseData,
+    frame: Frame | None,
+    encoders: Iterable[StreamEncoder],
+    max_bytes: int,
+    count: Callable[[int], object] = lambda _: None,
 ) -> EncodedData:
     """Encode a payload through a chain of transforms, and return the result in a buffer.
 
@@ -71,6 +75,7 @@ def encode_payload(
         frame: Archive framing to put around the bytes before encoding.
         encoders: Transforms in decoding order: the last one encodes first.
         max_bytes: Limit of the memory for the pieces; the result may take the same amount again.
+        count: Callback for progress, which gets the size of each piece, once it is encoded.
 
     Raises:
         BaseException: Any error of an encoder.
@@ -86,6 +91,7 @@ def encode_payload(
         for piece in _pieces(data, max_bytes):
             value = crc32(piece, value)
             streams[-1].write(piece)
+            count(len(piece))
         if frame is not None:
             streams[-1].write(frame.suffix(value))
         for stream in reversed(streams):  # closing one flushes its rest into the one before it

@@ -13,11 +13,13 @@ from typing import Final, get_args
 import numpy as np
 import numpy.typing as npt
 
+from dcp_hooks import find_progress
 from dcp_io.layout_choices import Layout, check_layout
 from dcp_io.requests import Alike, Writable
 from dcp_io.stores.store import Sink, Store
 from dcp_io.workers import StopSignal, run_together
 from dcp_io.writing.data_file import DataFile, Place
+from dcp_io.writing.measured_writes import MeasuredFile, MeasuringStore
 from dcp_manifest.folders.file_names import data_file_name
 from dcp_manifest.index.columns import ItemColumns
 from dcp_manifest.index.items import EncodedBlocks
@@ -76,17 +78,21 @@ def write_items(
     if not requests:
         return StoredItems.of([])
     buckets = assign_to_threads(requests, threads)
+    progress = find_progress()
+    if progress.wanted:
+        progress.expect(sum(request.cost_bytes for request in requests))
     batch = _Batch(
         store,
         requests,
         name_of=lambda number: data_file_name(prefix, number, save_id),
         single_file=single_file,
         open_file=functools.partial(
-            DataFile,
+            MeasuredFile if isinstance(store, MeasuringStore) else DataFile,
             save_id=save_id,
             layout=layout,
             sync=sync,
             max_piece_bytes=max(1, max_inflight_bytes // len(buckets)),
+            count=progress,
         ),
     )
     try:

@@ -1,0 +1,165 @@
+"""`estimate`: bytes, files, memory and time of a save, from its plan, without writing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch.distributed as dist
+
+from dcp_core.adopt_foreign import adopt_writer
+from dcp_core.calls.outside_compile import outside_compile
+from dcp_core.errors import RANK_ERRORS, UnsupportedValueError
+from dcp_core.events import write_rate
+from dcp_core.records.protocols import CheckpointId, SavePlanner, StorageWriter, with_states
+from dcp_core.saving import measure_with
+from dcp_core.state_dict.per_rank import with_rank_values
+from dcp_core.storage.storage_writer import ByteStorageWriter
+from dcp_core.storage_choice import resolve_writer
+from dcp_manifest.printable import printable_bytes
+from dcp_ranks import DEFAULT_TIMEOUT_SECONDS, make_coordinator
+
+__all__ = ["Estimate", "RankEstimate", "estimate"]
+
+_ANYWHERE = "estimate"
+"""Path of a local checkpoint that is never made."""
+
+
+class EstimatingSaver(Protocol):
+    """Saver that knows how much memory its copies take."""
+
+    def bytes_to_stage(self, state_dict: dict[str, Any]) -> int:
+        """Return the memory that a copy of this state takes on this rank."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RankEstimate:
+    """What one rank of a save writes and needs."""
+
+    bytes: int
+    """Size of the rank's files; the coordinator's include the index."""
+    files: int
+    staging_bytes: int
+    """Memory for the copy of the state dict, of a saver in the background; 0 for `save`, which copies nothing."""
+    seconds: float | None
+    """Duration of the write at the rate of this rank's last save to such a storage; None if there was none yet."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Estimate:
+    """What a save writes and needs.
+
+    Args:
+        ranks: Estimate of each rank.
+        is_upper_bound: Whether the writer compresses, so that files are smaller than estimated, by an unknown part.
+    """
+
+    ranks: tuple[RankEstimate, ...]
+    is_upper_bound: bool = False
+
+    @property
+    def bytes(self) -> int:
+        """Size of all files together, the index included."""
+        return sum(rank.bytes for rank in self.ranks)
+
+    @property
+    def files(self) -> int:
+        """Number of all files."""
+        return sum(rank.files for rank in self.ranks)
+
+    @property
+    def staging_bytes(self) -> int:
+        """Memory for copies on the rank that needs most."""
+        return max(rank.staging_bytes for rank in self.ranks)
+
+    @property
+    def seconds(self) -> float | None:
+        """Duration of the write on the slowest rank; None unless every rank has saved to such a storage before."""
+        times = [rank.seconds for rank in self.ranks if rank.seconds is not None]
+        return max(times) if len(times) == len(self.ranks) else None
+
+    def __repr__(self) -> str:
+        count = len(self.ranks)
+        most = max(rank.bytes for rank in self.ranks)
+        text = f"{'at most ' * self.is_upper_bound}{printable_bytes(self.bytes)} in {self.files:,} files"
+        if count > 1:
+            text += f", up to {printable_bytes(most)} on each of {count:,} ranks"
+        if self.staging_bytes:
+            text += f", {printable_bytes(self.staging_bytes)} of memory for a copy"
+        return f"<Estimate: {text}{'' if self.seconds is None else f', about {self.seconds:.3g} s'}>"
+
+
+@outside_compile
+def estimate(
+    state_dict: dict[str, Any],
+    saver: EstimatingSaver | None = None,
+    *,
+    checkpoint_id: CheckpointId | None = None,
+    storage_writer: StorageWriter | None = None,
+    planner: SavePlanner | None = None,
+    process_group: dist.ProcessGroup | None = None,
+    no_dist: bool = False,
+    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+) -> Estimate:
+    """Estimate what a save of a state dict would write and need, without writing.
+
+    All is done that a save does, up to the bytes of large tensors: they are neither read, nor copied from a device, nor
+    checksummed. So the sizes are those of the files that a save writes. Objects, and tensors below 64 KiB, are
+    serialized as in a save.
+
+    Args:
+        state_dict: State dict as for `save`.
+        saver: Saver that would save it in the background, such as `dcp_async.AsyncSaver`: its copy counts as staging
+            memory. None for `save`.
+        checkpoint_id: Id to which the state would be saved; it selects the writer, and the storage whose rate counts.
+            Nothing is looked up there. None for a local folder.
+        storage_writer: Writer with which it would be saved; it is not changed.
+        planner: Planner with which it would be saved; None for a `DefaultSavePlanner`.
+        process_group: See `save`.
+        no_dist: See `save`.
+        timeout_seconds: See `save`.
+
+    Returns:
+        The estimate, the same on all ranks. If the writer compresses, its bytes are those before compression, an upper
+        bound. Its seconds are those of the phase `write`, at the rate of each rank's last save of 1 MiB or more to a
+        storage of the same scheme in this process; None as long as there was none.
+
+    Raises:
+        UnsupportedValueError: The writer is not one of this library's; or a value cannot be saved.
+        CheckpointException: The estimate failed on at least one of several ranks; raised on every rank.
+
+    Ranks: every rank of the group; collective, as the ranks plan together who writes what.
+
+    Example:
+        ```python
+        import torch
+        from dcp_core import estimate
+
+        found = estimate({"weight": torch.ones(1000, 1000), "step": 7})
+        assert 4_000_000 < found.bytes < 4_010_000
+        print(found)  # <Estimate: 3.82 MiB in 2 files>
+        ```
+    """
+    coordinator = make_coordinator(process_group, no_dist=no_dist, timeout_seconds=timeout_seconds, errors=RANK_ERRORS)
+
+    def prepare() -> tuple[dict[str, Any], int, ByteStorageWriter, bool]:
+        values: dict[str, Any] = with_rank_values(with_states(state_dict), coordinator.rank)
+        staging = 0 if saver is None else saver.bytes_to_stage(values)
+        writer = adopt_writer(storage_writer)
+        if writer is None:
+            writer = resolve_writer(None, checkpoint_id or _ANYWHERE)
+        if not isinstance(writer, ByteStorageWriter):
+            kind = type(writer).__qualname__
+            raise UnsupportedValueError(f"{kind} writes files of its own: their sizes are not known before a save")
+        return values, staging, writer.measuring(), writer.compresses
+
+    with coordinator:
+        prepared = []
+        coordinator.all_gather("estimate", lambda: prepared.append(prepare()))
+        values, staging, writer, compresses = prepared[0]
+        measure_with(coordinator, values, writer, planner)
+        sizes = writer.measured_files().values()
+        rate = write_rate(checkpoint_id or writer.checkpoint_id)
+        mine = RankEstimate(sum(sizes), len(sizes), staging, None if rate is None else sum(sizes) / rate)
+        return Estimate(tuple(coordinator.all_gather("estimate", lambda: mine)), compresses)
