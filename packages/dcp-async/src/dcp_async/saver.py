@@ -118,6 +118,8 @@ class AsyncSaver:
         self._seconds = min(self.options.save_seconds, threading.TIMEOUT_MAX)
         self._entry = Entry()
         self._copies = JobStager(stager, self._entry, self._seconds)
+        self.bytes_to_stage = self._copies.measure
+        """Function that returns the memory for the copy of a state dict on this rank, in bytes, without copying."""
         # None of what carries saves out holds this object: one that is dropped is freed at once.
         self._queue = SaveQueue(_Run(self._backend, self._copies), f"dcp-{name}-saver", self.options.save_seconds)
         self._owner = os.getpid()
@@ -138,14 +140,6 @@ class AsyncSaver:
     def backend(self) -> Backend:
         """The backend that runs the saves, such as a `ThreadBackend`."""
         return self._backend
-
-    def bytes_to_stage(self, state_dict: dict[str, Any]) -> int:
-        """Return the memory that the copy of a state dict's tensors takes on this rank, in bytes; copies nothing.
-
-        Raises:
-            UnsupportedValueError: A value cannot be saved.
-        """
-        return self._copies.measure(state_dict)
 
     def warm_up(
         self,

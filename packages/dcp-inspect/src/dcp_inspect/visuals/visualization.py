@@ -106,7 +106,7 @@ def _of_state_dict(state_dict: Mapping[Any, Any]) -> Picture:
     try:
         core = importlib.import_module("dcp_core.toolkit")
     except ImportError as error:
-        raise UnsupportedFormatError(f"{error}: drawing a state dict needs dcp-core: pip install dcp-core") from error
+        raise UnsupportedFormatError(f"{error}: to draw a state dict, install dcp-core") from error
     dist = importlib.import_module("torch.distributed")
     running = dist.is_available() and dist.is_initialized()
     held, objects = core.find_holders(state_dict, dist.get_rank() if running else 0)
