@@ -16,23 +16,28 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # MkDocs loads this file by its path
-from docs_site import generated
+from docs_site import generated, reference
 from docs_site.links import site_links
 
 _log = get_plugin_logger("docs_site")
 _REMOTE = re.compile(r"<(?:script|img|iframe)[^>]* src=[\"']?https?:[^>]*>|<link[^>]* href=[\"']?https?:[^>]*>")
+_ANCHOR = re.compile(r' id="([^"]+)"')
+_UNRESOLVED = re.compile(r"\]\[(?:<code>)?[\w.]*(?:</code>)?\]")
 _made: dict[str, str] = {}
+_anchors: set[str] = set()
 
 
 @event_priority(100)  # before mkdocstrings looks at its options
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Make the generated pages, put them into the navigation, and say where the sources are."""
     _made.clear()
-    for make in (generated.packages, generated.apis, generated.hooks, generated.command, generated.decisions):
+    _anchors.clear()
+    for make in (generated.packages, reference.pages, generated.hooks, generated.command, generated.decisions):
         _made.update(make())
     nav = config.nav or []
     first = ["reference/command.md", "reference/hooks.md"]
-    _section(nav, "Reference").extend([*first, *(place for place in _places("reference/") if place not in first)])
+    apis = [place for place in _places("reference/") if place not in first]
+    _section(nav, "Reference").extend([*first, *reference.navigation(apis)])
     _section(nav, "Packages").extend(_places("packages/"))
     written = sorted(Path(config.docs_dir, "decisions").glob("*.md"))
     _section(nav, "Decisions").extend(["decisions/index.md", *(f"decisions/{path.name}" for path in written)])
@@ -74,8 +79,20 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
-    """See that a browser fetches nothing from elsewhere when it shows a page."""
+    """See that a browser fetches nothing from elsewhere when it shows a page, and that references are links."""
     del config
+    here = page.file.src_uri
     for element in _REMOTE.findall(output):
-        _log.warning("%s: fetched from elsewhere when the page is looked at: %s", page.file.src_uri, element)
+        _log.warning("%s: fetched from elsewhere when the page is looked at: %s", here, element)
+    if here.startswith("reference/"):
+        _anchors.update(_ANCHOR.findall(output))
+        for found in _UNRESOLVED.findall(output):
+            _log.warning("%s: a reference that is no link: %s", here, found)
     return output
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """See that the reference has every public name."""
+    del config
+    for name in reference.missing_entries(_anchors):
+        _log.warning("reference: %s is in __all__, and has no entry", name)

@@ -5,27 +5,13 @@ Each function gives pages: their place on the site → their Markdown. What is w
 
 from __future__ import annotations
 
-import importlib
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from types import MappingProxyType
 
 import click
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml"))
-BESIDE_THE_FRONT_DOOR: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "dcp_async": ("saver",),
-        "dcp_core": ("plugins", "toolkit", "transforms", "block_transforms", "testing.conformance"),
-        "dcp_format": ("converters",),
-        "dcp_io": ("testing",),
-        "dcp_ranks": ("testing.ranks",),
-        "dcp_state": ("adapters",),
-    }
-)
-"""Modules that users import from although the package's `__init__` does not offer their names."""
 HOOK_TABLES = {
     "storage": "dcp_register_storage",
     "stores": "dcp_register_stores",
@@ -44,49 +30,6 @@ def packages() -> dict[str, str]:
         changes = (folder / "CHANGELOG.md").read_text().replace("\n#", "\n##").removeprefix("# Changelog")
         pages[f"packages/{folder.name}.md"] = f"{(folder / 'README.md').read_text()}\n## Changes\n{changes}"
     return pages
-
-
-def apis() -> dict[str, str]:
-    """The public names of each package, from their docstrings; of the meta-package where each is described."""
-    pages = {}
-    for folder in PACKAGES:
-        module = folder.name.replace("-", "_")
-        pages[f"reference/{module}.md"] = _mirror(module) if module == "dcp_all" else _api(module)
-    return pages
-
-
-def _api(module: str) -> str:
-    extra = [f"{module}.{name}" for name in BESIDE_THE_FRONT_DOOR.get(module, ())]
-    below = [f"\n## `{name}` {{ #in-{name} }}\n\n::: {name}\n    options: {{ heading_level: 3 }}\n" for name in extra]
-    return f"# {module}\n\n::: {module}\n{''.join(below)}"
-
-
-def _mirror(module: str) -> str:
-    """Each name of a module that only re-exports, with the module that documents it."""
-    imported = [folder.name.replace("-", "_") for folder in PACKAGES if not _is_adapter(folder)]
-    owners = {name: _public(name) for name in imported}
-    offered = importlib.import_module(module)
-    rows, modules = [], []
-    for name in sorted(offered.__all__, key=str.lower):
-        found = next((owner for owner, names in owners.items() if owner != module and name in names), None)
-        if found is not None:
-            rows.append(f"| `{name}` | [`{found}.{name}`][{found}.{name}] |")
-        else:
-            modules.append(f"`{module}.{name}`")
-    introduction = " ".join((offered.__doc__ or "").split())
-    return (
-        f"# {module}\n\n{introduction}\n\nModules named as PyTorch's: {', '.join(modules)}.\n\n"
-        "| name | described at |\n| --- | --- |\n" + "\n".join(rows) + "\n"
-    )
-
-
-def _is_adapter(folder: Path) -> bool:
-    """Whether a package adapts a framework, which is not installed where the site is built."""
-    return re.search(r"^adapter = true$", (folder / "pyproject.toml").read_text(), re.MULTILINE) is not None
-
-
-def _public(module: str) -> frozenset[str]:
-    return frozenset(importlib.import_module(module).__all__)
 
 
 def hooks() -> dict[str, str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from docs_site import generated
+from docs_site import generated, reference
 from docs_site.links import site_links
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,18 +60,44 @@ def test_every_page_is_in_the_navigation_once() -> None:
 def test_every_package_has_its_pages() -> None:
     names = [folder.name for folder in generated.PACKAGES]
     assert [*generated.packages()] == [f"packages/{name}.md" for name in names]
-    assert {*generated.apis()} == {f"reference/{name.replace('-', '_')}.md" for name in names}
+    modules = {f"reference/{name.replace('-', '_')}.md" for name in names}
+    assert {place for place in reference.pages() if place.count("/") == 1} == modules
 
 
-def test_every_name_of_the_meta_package_is_described_somewhere() -> None:
-    import dcp_all
+def test_every_public_name_has_an_entry_in_the_reference() -> None:
+    text = "\n".join(reference.pages().values())
+    anchors = {*re.findall(r"\{ #([\w.]+) \}", text), *re.findall(r"^::: ([\w.]+)$", text, re.MULTILINE)}
+    assert reference.missing_entries(anchors) == []
 
-    page = generated.apis()["reference/dcp_all.md"]
-    assert [name for name in dcp_all.__all__ if f"| `{name}` |" not in page and f"`dcp_all.{name}`" not in page] == []
+
+def test_a_public_name_without_an_entry_is_noticed() -> None:
+    names = {f"dcp_io.{name}" for name in reference.public_names("dcp_io")}
+    missing = reference.missing_entries(names - {"dcp_io.open_store"})
+    assert [name for name in missing if name.startswith("dcp_io.")] == ["dcp_io.open_store"]
+
+
+def test_what_another_package_describes_is_a_link_to_it() -> None:
+    assert "[`dcp_ranks.PeerOptions`][dcp_ranks.PeerOptions]" in reference.pages()["reference/dcp_core/classes.md"]
+
+
+def test_what_most_look_for_comes_first() -> None:
+    page = reference.pages()["reference/dcp_core.md"]
+    entries = re.findall(r"^::: dcp_core\.([\w.]+)$", page, re.MULTILINE)
+    assert entries[:3] == ["save", "load", "load_keys"]
+
+
+def test_the_navigation_has_every_page_of_the_reference() -> None:
+    places = [*reference.pages()]
+    listed = [
+        place
+        for entry in reference.navigation(places)
+        for place in ([entry] if isinstance(entry, str) else next(iter(entry.values())))
+    ]
+    assert sorted(listed) == sorted(places)
 
 
 @pytest.mark.parametrize(
-    "module", [f"{k}.{name}" for k, names in generated.BESIDE_THE_FRONT_DOOR.items() for name in names]
+    "module", [f"{k}.{name}" for k, names in reference.BESIDE_THE_FRONT_DOOR.items() for name in names]
 )
 def test_modules_beside_the_front_door_exist(module: str) -> None:
     assert importlib.import_module(module).__doc__
