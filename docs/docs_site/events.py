@@ -5,6 +5,7 @@ Warnings given here fail `mkdocs build --strict`.
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # MkDocs loads this file by its path
-from docs_site import generated, reference
+from docs_site import generated, reference, search
 from docs_site.links import site_links
 
 _log = get_plugin_logger("docs_site")
@@ -68,9 +69,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Lead links to where things are on the site."""
+    """Lead links to where things are on the site, and say how the page is found."""
     del config
     here = page.file.src_uri
+    page.meta["search"] = {"boost": search.boost_of(here)}
+    page.meta["tags"] = [*search.WORDS.get(here, ())]
 
     def broken(target: str) -> None:
         _log.warning("%s: a link leads to %r, which is not there", here, target)
@@ -91,8 +94,12 @@ def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
     return output
 
 
+@event_priority(-100)  # when the index of the search is written
 def on_post_build(config: MkDocsConfig) -> None:
-    """See that the reference has every public name."""
-    del config
+    """See that the reference has every public name, and that the search finds what readers look for."""
+    from docs_site.site_search import unanswered  # noqa: PLC0415 - needs lunr, which only builds of the site need
+
     for name in reference.missing_entries(_anchors):
         _log.warning("reference: %s is in __all__, and has no entry", name)
+    for problem in unanswered(json.loads(Path(config.site_dir, "search", "search_index.json").read_text())):
+        _log.warning("search: %s", problem)

@@ -1,0 +1,83 @@
+"""Search of the site: which pages come first, words that lead to a page, and the questions that are checked.
+
+The words are here and not at the head of each page, because pages are read in the repository as well, where such a head
+is shown as a table. A page's words count most in Material's search, then titles, then text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+__all__ = ["QUESTIONS", "WORDS", "boost_of"]
+
+BOOSTS = (("reference/", 0.2), ("decisions/", 0.2), ("development/", 0.2), ("packages/", 0.3), ("", 2.0))
+"""The beginning of a page's place → what its matches count; the first that fits."""
+
+WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "index.md": ("install", "pip", "CPU"),
+        "from-torch-save.md": (
+            *("torch.save", "data loader", "dataloader", "EMA", "GradScaler", "scheduler"),
+            *("random seed", "RNG", "single GPU", "resume training"),
+        ),
+        "cost.md": ("cost", "overhead", "price", "slow", "speed", "GPU memory", "disk space", "training time"),
+        "quickstart.md": ("latest checkpoint", "resume training", "multi node", "torchrun"),
+        "migrate-from-stock.md": ("migrate", "torch.distributed.checkpoint"),
+        "resume-elsewhere.md": (
+            *("different world size", "number of GPUs", "resume training", "reshard", "evaluate", "inference"),
+            *("export weights", "multi node"),
+        ),
+        "state-dicts.md": ("optimizer state", "random seed", "RNG", "EMA"),
+        "async.md": ("async save", "background", "GPU memory", "checkpoint stall"),
+        "manager.md": ("keep last n", "latest checkpoint", "resume training", "SIGTERM", "preemption", "SLURM"),
+        "compression.md": ("compression", "zstd", "smaller checkpoint"),
+        "formats.md": ("safetensors", "convert checkpoint", "export weights", "torch.save"),
+        "storage.md": ("save to S3", "GCS", "Azure", "bucket", "cloud"),
+        "command.md": ("list checkpoints", "convert checkpoint", "corrupted file", "inspect", "progress bar"),
+        "telemetry.md": ("OpenTelemetry", "Prometheus", "Grafana", "metrics"),
+        "debug-a-hang.md": ("hang", "stuck", "timeout", "deadlock", "multi node"),
+        "security.md": ("corrupted file", "checksum", "pickle"),
+        "frameworks/hugging-face.md": ("Hugging Face", "Trainer", "accelerate", "transformers"),
+        "frameworks/lightning.md": ("Lightning", "Fabric"),
+        "benchmarks.md": ("benchmark", "overhead"),
+    }
+)
+"""Page → what readers type who should find it."""
+
+QUESTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "save to S3": ("storage.md",),
+        "different world size": ("resume-elsewhere.md",),
+        "install": ("index.md",),
+        "data loader": ("from-torch-save.md",),
+        "progress bar": ("progress.md", "command.md"),
+        "overhead": ("cost.md",),
+        "EMA": ("from-torch-save.md",),
+        "evaluate": ("resume-elsewhere.md",),
+        "resume training": ("manager.md", "resume-elsewhere.md", "from-torch-save.md"),
+        "hang": ("debug-a-hang.md",),
+        "safetensors": ("formats.md",),
+        "Hugging Face": ("frameworks/hugging-face.md",),
+        "Lightning": ("frameworks/lightning.md",),
+        "compression": ("compression.md",),
+        "latest checkpoint": ("quickstart.md", "manager.md"),
+        "keep last n": ("manager.md",),
+        "async save": ("async.md",),
+        "export weights": ("formats.md",),
+        "corrupted file": ("command.md", "security.md"),
+        "list checkpoints": ("command.md",),
+        "GPU memory": ("async.md", "cost.md"),
+        "random seed": ("from-torch-save.md", "state-dicts.md"),
+        "multi node": ("quickstart.md", "resume-elsewhere.md"),
+        "convert checkpoint": ("formats.md", "command.md"),
+        "cost": ("cost.md",),
+        "torch.save": ("from-torch-save.md",),
+    }
+)
+"""What a reader types → the pages of which one must be among the first results."""
+
+
+def boost_of(page: str) -> float:
+    """What matches on a page count, by its place on the site."""
+    return next(boost for beginning, boost in BOOSTS if page.startswith(beginning))
