@@ -18,7 +18,7 @@ from mkdocs.structure.pages import Page
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # MkDocs loads this file by its path
 from docs_site import generated, reference, search
-from docs_site.links import site_links
+from docs_site.links import site_links, with_readme
 
 _log = get_plugin_logger("docs_site")
 _REMOTE = re.compile(r"<(?:script|img|iframe)[^>]* src=[\"']?https?:[^>]*>|<link[^>]* href=[\"']?https?:[^>]*>")
@@ -78,6 +78,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     def broken(target: str) -> None:
         _log.warning("%s: a link leads to %r, which is not there", here, target)
 
+    if here == "index.md":
+        markdown = with_readme(markdown, (generated.ROOT / "README.md").read_text(), broken)
     return site_links(markdown, here, pages=files.src_uris, repository=generated.ROOT, broken=broken)
 
 

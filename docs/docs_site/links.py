@@ -11,12 +11,13 @@ import re
 from collections.abc import Callable, Container
 from pathlib import Path
 
-__all__ = ["site_links"]
+__all__ = ["site_links", "with_readme"]
 
 _LINK = re.compile(
     r"(?P<fence>^```.*?^```$)|(?<!!)\[(?P<text>[^\]\[]*)\]\((?P<target>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)",
     re.MULTILINE | re.DOTALL,
 )
+_FROM_README = re.compile(r"<!-- README: (.+?) -->.*?<!-- end of README -->", re.DOTALL)
 
 
 def site_links(
@@ -48,6 +49,27 @@ def site_links(
         return found[0]
 
     return _LINK.sub(moved, markdown)
+
+
+def with_readme(markdown: str, readme: str, broken: Callable[[str], object]) -> str:
+    """The text of a page of `docs/` with sections of the README where it asks for them.
+
+    They replace what is between `<!-- README: TITLE -->` and `<!-- end of README -->`: in the repository, a link.
+
+    Args:
+        markdown: Text of the page.
+        readme: That of the repository's README.
+        broken: Called with each title that the README does not have.
+    """
+
+    def section(found: re.Match[str]) -> str:
+        inside = re.search(rf"^## {re.escape(found[1])}\n(.*?)(?=^## |\Z)", readme, re.MULTILINE | re.DOTALL)
+        if inside is None:
+            broken(found[1])
+            return found[0]
+        return re.sub(r"\]\((?!\w+:|#|docs/)", "](../", inside[1].strip()).replace("](docs/", "](")
+
+    return _FROM_README.sub(section, markdown)
 
 
 def _in_repository(here: str, target: str) -> str:
