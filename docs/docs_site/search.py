@@ -51,7 +51,7 @@ QUESTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "different world size": ("resume-elsewhere.md",),
         "install": ("index.md",),
         "data loader": ("from-torch-save.md",),
-        "progress bar": ("progress.md", "command.md"),
+        "progress bar": ("command.md",),
         "overhead": ("cost.md",),
         "EMA": ("from-torch-save.md",),
         "evaluate": ("resume-elsewhere.md",),

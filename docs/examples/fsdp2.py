@@ -2,7 +2,7 @@
 
 Run: torchrun --nproc-per-node 2 fsdp2.py
 
-Run it again with another --nproc-per-node: it loads what the other number of ranks saved.
+Run it again with another --nproc-per-node: it loads what the first run saved.
 """
 
 import torch

@@ -2,7 +2,7 @@
 
 Run: python manager_async.py
 
-Also: torchrun --nproc-per-node 2 manager_async.py, after dist.init_process_group("gloo").
+On several ranks: call dist.init_process_group("gloo") first, and start it by torchrun.
 """
 
 import torch
@@ -40,7 +40,8 @@ def main():
             manager.maybe_save(step, lambda step=step: state(step))
             if manager.preempted:
                 break
-    print(f"began at step {first}; newest checkpoint: {dcp.latest_valid('managed-run').path}")
+    newest = dcp.latest_valid("managed-run")
+    print(f"began at step {first}; newest checkpoint: {newest.path}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Export the weights of a checkpoint as safetensors, without the optimizer and without a prefix.
+"""Export the weights of a checkpoint as safetensors, under the model's own names.
 
 Run: python to_safetensors.py
 """
@@ -10,13 +10,19 @@ from safetensors.torch import load_file
 
 import dcp_all as dcp
 
-model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
+model = torch.nn.Sequential(
+    torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2)
+)
 optimizer = torch.optim.AdamW(model.parameters())
 model(torch.ones(1, 8)).sum().backward()
 optimizer.step()
-dcp.save({"app": dcp.app_state(model, optimizer, step=1)}, checkpoint_id="export/step-1")
+dcp.save(
+    {"app": dcp.app_state(model, optimizer, step=1)}, checkpoint_id="export/step-1"
+)
 
-Path("model.safetensors").unlink(missing_ok=True)  # a conversion replaces nothing unasked
+Path("model.safetensors").unlink(
+    missing_ok=True
+)  # a conversion replaces nothing unasked
 dcp.convert(
     "export/step-1",
     "model.safetensors",

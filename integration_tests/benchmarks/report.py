@@ -29,7 +29,8 @@ the *raw floor*: the same bytes by plain system calls, with none of what a check
 
 ```sh
 nox -s bench -- --json results.json
-.nox/shared/bin/python -m integration_tests.benchmarks.report results.json    # makes this page
+# makes this page:
+.nox/shared/bin/python -m integration_tests.benchmarks.report results.json
 ```
 
 `nox -s bench -- --list` names cases and contenders; `--case`, `--contender`, `--place`, `--rounds`, `--scale` choose.

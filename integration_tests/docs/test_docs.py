@@ -175,11 +175,26 @@ def test_install_lines_name_all_that_a_package_needs(package: str) -> None:
 def test_the_plugin_page_shows_the_package() -> None:
     package = ROOT / "integration_tests" / "plugins" / "dcp-acme"
     page = (ROOT / "docs" / "write-a-plugin.md").read_text()
-    shown = re.findall(
-        r"^`(src/dcp_acme/\w+\.py|tests/\w+\.py)`:\n\n```py(?:thon)?\n(.*?)^```$", page, re.MULTILINE | re.DOTALL
+    shown = dict(
+        re.findall(r"^`((?:src/dcp_acme|tests)/\w+\.py)`:\n\n```py\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     )
-    modules = {f"src/dcp_acme/{path.name}" for path in package.glob("src/dcp_acme/*.py")} - {"src/dcp_acme/__init__.py"}
-    assert {name for name, _ in shown} == modules | {"tests/test_conformance.py"}
-    assert [name for name, code in shown if code not in (package / name).read_text()] == []
-    (points,) = blocks(ROOT / "docs" / "write-a-plugin.md", "toml")
-    assert points in (package / "pyproject.toml").read_text()
+    modules = {f"src/dcp_acme/{path.name}" for path in package.glob("src/dcp_acme/*.py")}
+    assert shown.keys() == modules | {"tests/conftest.py", "tests/test_conformance.py"}
+    assert [name for name, code in shown.items() if code != (package / name).read_text()] == []
+    (settings,) = map(tomllib.loads, blocks(ROOT / "docs" / "write-a-plugin.md", "toml"))
+    actual = tomllib.loads((package / "pyproject.toml").read_text())
+    del actual["tool"]["ruff"], actual["project"]["classifiers"]  # of this repository's, not of a reader's
+    assert settings == actual
+
+
+def test_code_of_the_pages_fits() -> None:
+    """88 columns are what a page shows without scrolling on a screen of 1280 pixels."""
+    pages = [*(ROOT / "docs").rglob("*.md")]
+    wide = [
+        f"{page.relative_to(ROOT)}: {line}"
+        for page in pages
+        for _, code in BLOCK.findall(page.read_text())
+        for line in code.splitlines()
+        if len(line) > 88
+    ]
+    assert wide == []

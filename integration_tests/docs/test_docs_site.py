@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from docs_site import generated, reference
-from docs_site.links import site_links
+from docs_site.links import site_links, with_readme
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = frozenset(
@@ -49,6 +49,16 @@ def test_links_of_the_repository_become_links_of_the_site(here: str, link: str, 
 
 def test_a_link_that_leads_nowhere_is_told() -> None:
     moved("[a](nowhere.md)", "index.md", broken=["nowhere.md"])
+
+
+def test_sections_of_the_readme_come_to_the_site() -> None:
+    readme = "# x\n\n## Install\n\nSee [a](docs/a.md#b), [c](packages/c) and [d](#d).\n\n## Next\n"
+    page = "before\n<!-- README: Install -->\nelsewhere\n<!-- end of README -->\nafter"
+    found: list[str] = []
+    expected = "before\nSee [a](a.md#b), [c](../packages/c) and [d](#d).\nafter"
+    assert with_readme(page, readme, found.append) == expected
+    with_readme(page.replace("Install", "Gone"), readme, found.append)
+    assert found == ["Gone"]
 
 
 def test_every_page_is_in_the_navigation_once() -> None:

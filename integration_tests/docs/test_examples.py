@@ -79,5 +79,5 @@ def test_notebooks_are_kept_without_output(notebook: Path) -> None:
 
 
 def test_every_example_is_on_the_page() -> None:
-    page = (EXAMPLES / "index.md").read_text()
-    assert [path.name for path in (*SCRIPTS, *NOTEBOOKS) if f"]({path.name})" not in page] == []
+    page = (EXAMPLES.parent / "examples.md").read_text()
+    assert [path.name for path in (*SCRIPTS, *NOTEBOOKS) if f"](examples/{path.name})" not in page] == []

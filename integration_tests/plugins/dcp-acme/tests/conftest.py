@@ -11,9 +11,15 @@ from dcp_acme.vault import VAULT_VARIABLE
 from dcp_core.testing.ranks import RankPool
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "slow: takes minutes; leave it out with -m 'not slow'"
+    )
+
+
 @pytest.fixture(scope="session")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """One vault for all tests: rank processes, which live as long, read the environment too."""
+    """One vault for all tests: rank processes, which live as long, read it too."""
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("vault")
         patch.setenv(VAULT_VARIABLE, str(folder))

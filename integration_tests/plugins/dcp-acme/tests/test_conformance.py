@@ -10,7 +10,11 @@ import pytest
 from dcp_acme.deflate import BlockDeflate
 from dcp_acme.storage import VaultReader, VaultWriter
 from dcp_acme.vault import folder_of, open_store
-from dcp_core.testing.conformance import BlockTransformConformance, LocalFolder, StorageConformance
+from dcp_core.testing.conformance import (
+    BlockTransformConformance,
+    LocalFolder,
+    StorageConformance,
+)
 from dcp_io import LocalStore
 from dcp_io.testing import StoreConformance
 

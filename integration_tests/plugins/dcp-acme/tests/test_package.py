@@ -1,4 +1,4 @@
-"""Everything that the package offers is found by entry point alone, and does what it says."""
+"""What the package offers is found by entry point alone, and does what it says."""
 
 from __future__ import annotations
 
@@ -40,31 +40,50 @@ def test_finding_it_imports_nothing_heavy() -> None:
         "import sys; from dcp_core import plugins; plugins.list();"
         "print(sorted(name for name in sys.modules if name.startswith('dcp_acme')))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
     assert done.stdout.strip() == "['dcp_acme', 'dcp_acme.plugin', 'dcp_acme.watch']"
 
 
 def test_storage_transform_and_observer(root: Path) -> None:
     weight = torch.arange(100_000) % 7
-    save({"weight": weight}, storage_writer=VaultWriter("acme://team/compressed", deflate=True))
+    save(
+        {"weight": weight},
+        storage_writer=VaultWriter("acme://team/compressed", deflate=True),
+    )
     state = {"weight": torch.zeros_like(weight)}
     load(state, checkpoint_id="acme://team/compressed")
     assert torch.equal(state["weight"], weight)
-    stored = sum(path.stat().st_size for path in folder_of("acme://team/compressed").iterdir())
+    stored = sum(
+        path.stat().st_size for path in folder_of("acme://team/compressed").iterdir()
+    )
     assert stored < weight.nbytes / 10
     saved, loaded = watch.last_operations()[-2:]
-    assert (saved.operation, loaded.operation, loaded.checkpoint_id) == ("save", "load", "acme://team/compressed")
+    assert (saved.operation, loaded.operation, loaded.checkpoint_id) == (
+        "save",
+        "load",
+        "acme://team/compressed",
+    )
 
 
 def test_the_vault_is_found_without_torch(root: Path) -> None:
     save({"weight": torch.ones(2)}, checkpoint_id="acme://listed/step-1")
-    assert [found.path.name for found in find_checkpoints(folder_of("acme://listed"))] == ["step-1"]
+    assert [
+        found.path.name for found in find_checkpoints(folder_of("acme://listed"))
+    ] == ["step-1"]
     code = (
         "import sys; from dcp_io import open_store;"
         "print(open_store(sys.argv[1]).exists('.metadata'), 'torch' in sys.modules)"
     )
     command = [sys.executable, "-c", code, "acme://listed/step-1"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, timeout=120
+    )
     assert done.stdout.split() == ["True", "False"]
 
 
@@ -74,7 +93,11 @@ def test_names_with_and_without_the_wrapper(root: Path) -> None:
 
 
 def test_conversion_both_ways(root: Path, tmp_path: Path) -> None:
-    state = {"a": torch.arange(6.0).reshape(2, 3), "flags": torch.tensor([True, False]), "scalar": torch.tensor(3)}
+    state = {
+        "a": torch.arange(6.0).reshape(2, 3),
+        "flags": torch.tensor([True, False]),
+        "scalar": torch.tensor(3),
+    }
     save(state, checkpoint_id=str(tmp_path / "checkpoint"))
     convert(tmp_path / "checkpoint", tmp_path / "arrays.npz")
     with np.load(tmp_path / "arrays.npz", allow_pickle=False) as arrays:
@@ -88,13 +111,18 @@ def test_conversion_both_ways(root: Path, tmp_path: Path) -> None:
 
 
 def test_what_numpy_cannot_hold_is_refused_whole(tmp_path: Path) -> None:
-    save({"a": torch.ones(2, dtype=torch.bfloat16)}, checkpoint_id=str(tmp_path / "checkpoint"))
+    save(
+        {"a": torch.ones(2, dtype=torch.bfloat16)},
+        checkpoint_id=str(tmp_path / "checkpoint"),
+    )
     with pytest.raises(UnsupportedValueError, match=r"'a'.*bfloat16"):
         convert(tmp_path / "checkpoint", tmp_path / "arrays.npz")
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
 
 
-def test_ids_that_lead_nowhere_are_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ids_that_lead_nowhere_are_refused(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(UnsafeCheckpointError, match="leads out of the vault"):
         save({}, checkpoint_id="acme://team/../../etc")
     with pytest.raises(ValueError, match="acme://team/run"):

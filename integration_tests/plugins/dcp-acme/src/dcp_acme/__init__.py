@@ -1,4 +1,4 @@
-"""An example of a third-party package: found by its entry points, nobody has to import it."""
+"""An example of a third-party package: found by its entry point, without an import."""
 
 __all__ = ["__version__"]
 

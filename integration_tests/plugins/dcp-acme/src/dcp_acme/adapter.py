@@ -1,4 +1,4 @@
-"""`Shell`, a wrapper around a module, and the adapter that takes its name out of the names of parameters."""
+"""`Shell` wraps a module; its adapter keeps it out of the names of parameters."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Shell(nn.Module):
 
 
 class ShellAdapter(ModuleAdapter):
-    """`core.weight` in a `Shell` is saved as `weight`: with or without the wrapper, the same checkpoint."""
+    """Saves `core.weight` of a `Shell` as `weight`, as without the wrapper."""
 
     def handles(self, kind: type[nn.Module]) -> bool:
         """`Shell` and what derives from it."""

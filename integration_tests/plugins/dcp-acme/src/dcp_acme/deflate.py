@@ -1,4 +1,4 @@
-"""Deflate over blocks: 8 bytes that say how long the block becomes, then the stream of zlib."""
+"""Deflate over blocks: 8 bytes with the decoded length, then the stream of zlib."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LENGTH = struct.Struct("<Q")
 
 
 class BlockDeflate(BlockTransformExtension):
-    """Compresses each block of a tensor with zlib, so that a slice costs reading and decoding its blocks only.
+    """Compresses each block of a tensor with zlib: a slice decodes its blocks only.
 
     Args:
         level: From 1 (fast) to 9 (small).
@@ -45,16 +45,18 @@ class BlockDeflate(BlockTransformExtension):
         return _LENGTH.pack(len(block)) + zlib.compress(block, self.level)
 
     def decoded_bytes(self, data: memoryview) -> int:
-        """What the block's first bytes say; the caller refuses what it has no room for."""
+        """Return what the first bytes say; the caller refuses too much."""
         if len(data) < _LENGTH.size:
             raise ValueError(f"{len(data)} bytes are too few for an encoded block")
         (size,) = _LENGTH.unpack_from(data)
         return int(size)
 
     def decode_block(self, data: memoryview, into: memoryview) -> None:
-        """Fill `into`; never makes more bytes than it has room for, whatever the data say."""
+        """Fill `into`; never make more bytes than it has room for."""
         stream = zlib.decompressobj()
         decoded = stream.decompress(data[_LENGTH.size :], len(into) + 1)
         if len(decoded) != len(into):
-            raise ValueError(f"the block becomes {len(decoded)} bytes or more, not {len(into)}")
+            raise ValueError(
+                f"the block becomes {len(decoded)} bytes or more, not {len(into)}"
+            )
         into[:] = decoded

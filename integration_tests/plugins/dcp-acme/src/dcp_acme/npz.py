@@ -1,4 +1,4 @@
-"""`NpzConverter`: archives of numpy (`.npz`) ↔ everything that `dcp convert` knows, one piece of a tensor at a time."""
+"""`NpzConverter`: archives of numpy (`.npz`) for `dcp convert`, piece by piece."""
 
 from __future__ import annotations
 
@@ -42,7 +42,11 @@ class NpzConverter:
         try:
             with zipfile.ZipFile(path) as archive:
                 names = archive.namelist()
-        except (OSError, ValueError, zipfile.BadZipFile):  # ValueError: its names are no text
+        except (
+            OSError,
+            ValueError,
+            zipfile.BadZipFile,
+        ):  # ValueError: its names are no text
             return False
         return bool(names) and all(name.endswith(_MEMBER) for name in names)
 
@@ -54,19 +58,36 @@ class NpzConverter:
         """All arrays; only their headers are read now."""
         with zipfile.ZipFile(path) as archive:
             members = [_Member(os.fspath(path), name) for name in archive.namelist()]
-        return Content(os.fspath(path), {member.key: member.entry() for member in members})
+        return Content(
+            os.fspath(path), {member.key: member.entry() for member in members}
+        )
 
-    def write(self, content: Content, path: str | os.PathLike[str], options: WriteOptions) -> None:
-        """One archive; it appears in one step. Raises for what numpy cannot hold, before anything is written."""
+    def write(
+        self, content: Content, path: str | os.PathLike[str], options: WriteOptions
+    ) -> None:
+        """Write an archive in one step, unless numpy cannot hold a value."""
         refuse_objects(content.objects, "an .npz archive")
-        strange = [entry.name for entry in content.tensors.values() if entry.dtype not in _DTYPES]
+        strange = [
+            entry.name
+            for entry in content.tensors.values()
+            if entry.dtype not in _DTYPES
+        ]
         if strange:
             raise UnsupportedValueError(
-                f"numpy has no such dtype as {strange[0]!r} is of ({content.tensors[strange[0]].dtype})"
+                f"numpy has no dtype for {strange[0]!r}, which is"
+                f" {content.tensors[strange[0]].dtype}"
             )
-        with _appearing(Path(path), overwrite=options.overwrite) as file, zipfile.ZipFile(file, "w") as archive:
+        with (
+            _appearing(Path(path), overwrite=options.overwrite) as file,
+            zipfile.ZipFile(file, "w") as archive,
+        ):
             for name in [*content.tensors, *content.aliases]:
-                _write(archive, name, content.tensors[content.aliases.get(name, name)], options)
+                _write(
+                    archive,
+                    name,
+                    content.tensors[content.aliases.get(name, name)],
+                    options,
+                )
 
 
 class _Member:
@@ -77,7 +98,9 @@ class _Member:
         with self._at_values() as (_, shape, dtype):
             self.shape, self.dtype = shape, dtype
         if str(self.dtype) not in _DTYPES:
-            raise CorruptCheckpointError(f"an array of {self.dtype} is no tensor", key=self.key, file=path)
+            raise CorruptCheckpointError(
+                f"an array of {self.dtype} is no tensor", key=self.key, file=path
+            )
 
     @property
     def nbytes(self) -> int:
@@ -91,7 +114,9 @@ class _Member:
             while left:
                 piece = file.read(min(left, max(max_bytes, self.dtype.itemsize)))
                 if not piece:
-                    raise CorruptCheckpointError(f"{left} bytes are missing", key=self.key, file=self.path)
+                    raise CorruptCheckpointError(
+                        f"{left} bytes are missing", key=self.key, file=self.path
+                    )
                 left -= len(piece)
                 yield memoryview(piece)
 
@@ -103,15 +128,27 @@ class _Member:
     def _at_values(self) -> Iterator[tuple[IO[bytes], tuple[int, ...], np.dtype[Any]]]:
         with zipfile.ZipFile(self.path) as archive, archive.open(self.name) as file:
             version = np.lib.format.read_magic(file)
-            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            read = (
+                np.lib.format.read_array_header_1_0
+                if version == (1, 0)
+                else np.lib.format.read_array_header_2_0
+            )
             shape, fortran, dtype = read(file)
             if fortran or dtype.byteorder == ">":
-                raise UnsupportedValueError(f"{self.key!r} is in column-major or big-endian order; save it again")
+                raise UnsupportedValueError(
+                    f"{self.key!r} is column-major or big-endian; save it again"
+                )
             yield file, shape, dtype
 
 
-def _write(archive: zipfile.ZipFile, name: str, entry: TensorEntry, options: WriteOptions) -> None:
-    header = {"descr": np.dtype(entry.dtype).str, "fortran_order": False, "shape": entry.shape}
+def _write(
+    archive: zipfile.ZipFile, name: str, entry: TensorEntry, options: WriteOptions
+) -> None:
+    header = {
+        "descr": np.dtype(entry.dtype).str,
+        "fortran_order": False,
+        "shape": entry.shape,
+    }
     with archive.open(name + _MEMBER, "w", force_zip64=True) as file:
         np.lib.format.write_array_header_1_0(file, header)
         for piece in entry.data.pieces(options.max_inflight_bytes):
@@ -121,7 +158,7 @@ def _write(archive: zipfile.ZipFile, name: str, entry: TensorEntry, options: Wri
 
 @contextlib.contextmanager
 def _appearing(path: Path, *, overwrite: bool) -> Iterator[IO[bytes]]:
-    """A file that is at `path`, durably, when the block ends, and nowhere if it fails."""
+    """A file that is at `path` when the block ends, and nowhere if it fails."""
     if path.exists() and not overwrite:
         raise FileExistsError(f"{path} exists; allow to overwrite it")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")

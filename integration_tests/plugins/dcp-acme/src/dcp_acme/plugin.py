@@ -1,4 +1,4 @@
-"""All that this package registers. Imports nothing heavy: what is named here is imported when it is used."""
+"""What this package registers. What is named as text is imported when it is used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`VaultWriter` and `VaultReader`: `dcp_core`'s byte storage over the engine of `dcp_io`, in the vault."""
+"""`VaultWriter` and `VaultReader`: the byte storage of `dcp_core`, in the vault."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ __all__ = ["VaultReader", "VaultWriter"]
 
 
 class VaultWriter(ByteStorageWriter):
-    """Saves into the vault; the old checkpoint stays loadable until the new one is published.
+    """Saves into the vault; the old checkpoint stays until the new one is published.
 
     Args:
         checkpoint_id: `acme://team/run`.
         deflate: Compress tensors with this package's transform.
     """
 
-    def __init__(self, checkpoint_id: str | os.PathLike[str], *, deflate: bool = False) -> None:
+    def __init__(
+        self, checkpoint_id: str | os.PathLike[str], *, deflate: bool = False
+    ) -> None:
         super().__init__(checkpoint_id, compression=BlockDeflate() if deflate else None)
 
     def _open(self, checkpoint_id: str | os.PathLike[str]) -> StoreBackend:

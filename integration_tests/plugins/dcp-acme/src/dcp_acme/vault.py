@@ -1,4 +1,4 @@
-"""Where `acme://team/run` is: the folder `team/run` below the one that the environment names. No torch in here."""
+"""Where `acme://team/run` is: a folder below the one that the environment names."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def folder_of(checkpoint_id: str | os.PathLike[str]) -> Path:
     """The folder of an id.
 
     Raises:
-        ValueError: It is no id of the vault, or the environment does not say where the vault is.
+        ValueError: It is no id of the vault, or the environment names no vault.
         UnsafeCheckpointError: It leads out of the vault.
     """
     text = os.fspath(checkpoint_id)
@@ -33,15 +33,21 @@ def folder_of(checkpoint_id: str | os.PathLike[str]) -> Path:
         raise ValueError(f"{text!r} is not of the form {_SCHEME}team/run")
     root = os.environ.get(VAULT_VARIABLE)
     if not root:
-        raise ValueError(f"{text}: set {VAULT_VARIABLE} to the folder that holds the vault")
+        raise ValueError(
+            f"{text}: set {VAULT_VARIABLE} to the folder that holds the vault"
+        )
     place = PurePosixPath(text[len(_SCHEME) :])
     if place.is_absolute() or ".." in place.parts:
         raise UnsafeCheckpointError(f"{text} leads out of the vault")
     return Path(root) / place
 
 
-def open_store(uri: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> LocalStore:
+def open_store(
+    uri: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None
+) -> LocalStore:
     """The store of an id, for tools that need no torch. There are no options."""
     if storage_options:
-        raise ValueError(f"{os.fspath(uri)}: the vault knows no options, and got {sorted(storage_options)}")
+        raise ValueError(
+            f"{os.fspath(uri)}: the vault has no options: {sorted(storage_options)}"
+        )
     return LocalStore(folder_of(uri))

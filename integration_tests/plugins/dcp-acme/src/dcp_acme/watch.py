@@ -13,7 +13,7 @@ _finished: deque[CheckpointEvent] = deque(maxlen=_KEPT)
 
 
 def note(event: CheckpointEvent) -> None:
-    """Take note of an operation that has ended. An observer is called in the thread of the save: it must be quick."""
+    """Remember an operation that has ended. This runs in the thread of the save."""
     if event.phase == "total" and event.state in ("finished", "failed"):
         _finished.append(event)
 
