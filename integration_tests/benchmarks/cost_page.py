@@ -10,25 +10,17 @@ import sys
 from collections.abc import Iterator
 
 from integration_tests.benchmarks.environments import ROOT
+from integration_tests.benchmarks.figures import faster
 from integration_tests.benchmarks.pages import replace_figures
 from integration_tests.benchmarks.results import Results, RowResult
+from integration_tests.benchmarks.tables import STOCK, against_stock
 
-__all__ = ["MODULE", "faster", "lines", "main"]
+__all__ = ["MODULE", "lines", "main"]
 
 MODULE = "integration_tests.benchmarks.cost_page"
 DOCS = ROOT / "docs"
 PAGE = DOCS / "cost.md"
 OURS = "ours"
-STOCK = ("stock, 1 thread", "stock, 2 threads")
-
-
-def faster(ratio: float) -> str:
-    """How many times as fast: of seconds of ours ÷ seconds of another."""
-    return f"{_digits(1 / ratio)} × faster"
-
-
-def _digits(value: float) -> str:
-    return f"{value:.0f}" if value >= 10 else f"{value:.1f}"
 
 
 def lines() -> Iterator[str]:
@@ -57,8 +49,10 @@ def _seconds(row: RowResult, operation: str) -> float:
 
 def _against_stock(row: RowResult, operation: str) -> float:
     """Our seconds ÷ those of the best setting of PyTorch's."""
-    ratios = [row.ratio(operation, OURS, name) for name in STOCK]
-    return max(ratio.median for ratio in ratios if ratio is not None)
+    ratio = against_stock(row, operation)
+    if ratio is None:
+        raise ValueError(f"{row.case}: no figure of stock's {operation}")
+    return ratio
 
 
 def _peak_mib(row: RowResult, name: str, operation: str) -> float:
@@ -94,7 +88,7 @@ def _training() -> Iterator[str]:
     ours, theirs = cells("ours process"), cells("stock process")
     yield "| a save beside training | here | PyTorch 2.13 |"
     yield "| --- | ---: | ---: |"
-    yield f"| training time lost | {ours[0]} s, {_digits(1 / lost)} × less | {theirs[0]} s |"
+    yield f"| training time lost | {ours[0]} s, {faster(lost).replace('faster', 'less')} | {theirs[0]} s |"
     yield f"| worst step | {_milliseconds(ours[2])} | {_milliseconds(theirs[2])} |"
     yield f"| until `save` returns | {_milliseconds(ours[4])} | {_milliseconds(theirs[4])} |"
 

@@ -23,9 +23,13 @@ ROUNDS = 9  # that count; with fewer the medians are not to be relied on
 PAGE = ROOT / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- notes: by hand, kept -->", "<!-- end of notes -->"
 
-METHOD = """\
+INTRODUCTION = """\
 How fast this library saves and loads, and what it takes, beside PyTorch's own checkpointing, four other libraries and
-the *raw floor*: the same bytes by plain system calls, with none of what a checkpoint is for. Measured by
+the *raw floor*: the same bytes by plain system calls, with none of what a checkpoint is for. One machine without a GPU:
+nothing was measured on CUDA, over NCCL or on a cluster. In short: [What does it cost?](cost.md)
+"""
+METHOD = """\
+Measured by
 
 ```sh
 nox -s bench -- --json results.json
@@ -36,17 +40,15 @@ nox -s bench -- --json results.json
 `nox -s bench -- --list` names cases and contenders; `--case`, `--contender`, `--place`, `--rounds`, `--scale` choose.
 The environments of the other libraries are made in `.nox/rivals` when they are first needed.
 
-## How it is measured
-
 - Each contender is a process of its own that lives as long as the case, in an environment of its own; ranks are
   processes on one machine, over gloo, with `OMP_NUM_THREADS=1`.
 - All hold the same seeded values; floats look like weights, N(0, 0.02). State dicts are flat.
 - A round takes the contenders in random order; each saves into a fresh folder and loads what it saved. The first round
   warms up and does not count. A ratio is that of two times of one round; shown are the median of all rounds, and the
   least and the most. `ours ÷ this` below 1 means that we are faster.
-- Before each save and each load everything dirty is written back, so that nobody pays for another's bytes.
-- fsync is the same for all in a table. Who cannot do it gets an explicit fsync of all files and folders, within the
-  time; who always does it is marked.
+- Before each save and each load everything dirty is written back, so that no run pays for another's bytes.
+- fsync is the same for all in a table. Contenders without fsync get an explicit one, included in the time; those that
+  always fsync are marked.
 - Loads bring values back into existing tensors, from a warm page cache; in the first round every byte is compared,
   then the ends of each tensor. *cold*: after the files' pages were dropped; *from disk ÷ state* shows that they were.
 - *peak*: resident memory above what was resident before, mapped files included; of several ranks the largest.
@@ -57,22 +59,30 @@ The environments of the other libraries are made in `.nox/rivals` when they are 
 
 def page(results: Results, notes: str, images: Mapping[str, str]) -> str:
     """The whole page as Markdown."""
-    return "\n".join([*_head(results, notes), *_cases(results, images), ""])
+    return "\n".join([*_head(results, notes, images), *_cases(results, images), ""])
 
 
-def _head(results: Results, notes: str) -> Iterator[str]:
+def _head(results: Results, notes: str, images: Mapping[str, str]) -> Iterator[str]:
     yield "# Benchmarks\n"
-    yield METHOD
+    yield INTRODUCTION
     if any(row.scale != 1 or row.rounds < ROUNDS for row in results.rows):
         yield f"**A trial run: sizes scaled down, or fewer than {ROUNDS} rounds. It says little about speed.**\n"
-    yield "## On what\n"
-    yield from _table(("", ""), results.machine.items())
-    yield "\n## What was promised\n"
+    first = results.rows[0]
+    if first.case in images:
+        yield f"![{first.title}]({images[first.case]})\n"
+    yield "## Summary\n"
+    yield "Beside the best setting of stock, `torch.distributed.checkpoint`; loads verified.\n"
+    yield from _table(tables.SUMMARY_HEADINGS, tables.summary_lines(results))
+    yield "\n## Targets\n"
     yield "Medians of paired ratios; of stock, its best setting.\n"
     yield from _table(tables.BAR_HEADINGS, tables.bar_lines(judge(results)))
     yield f"\n{BEGIN}\n{notes.strip()}\n{END}\n"
+    yield "## How it is measured\n"
+    yield METHOD
+    yield "## Machine\n"
+    yield from _table(("", ""), results.machine.items())
     failed = list(tables.failures(results))
-    yield "## Who took part\n"
+    yield "\n## Contenders\n"
     yield from _table(("", "version", "remarks"), _contenders(results))
     yield "\n### What failed\n"
     if failed:
@@ -94,7 +104,7 @@ def _cases(results: Results, images: Mapping[str, str]) -> Iterator[str]:
         yield f"\n## {rows[0].title[0].upper()}{rows[0].title[1:]}\n"
         first = rows[0]
         yield f"{first.tensors:,} tensors, {first.bytes:,} bytes. {first.notes}".strip() + "\n"
-        if case in images:
+        if case in images and first is not results.rows[0]:  # the first one is at the top
             yield f"![{first.title}]({images[case]})"
         for row in rows:
             for kind in tables.KINDS:

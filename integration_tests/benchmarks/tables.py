@@ -6,15 +6,31 @@ from collections.abc import Iterator, Sequence
 
 from integration_tests.benchmarks.bars import Verdict
 from integration_tests.benchmarks.contenders import CONTENDERS, OURS
-from integration_tests.benchmarks.figures import Spread
+from integration_tests.benchmarks.figures import Spread, faster
 from integration_tests.benchmarks.results import Entry, Results, RowResult
 
-__all__ = ["BAR_HEADINGS", "KINDS", "bar_lines", "failures", "heading", "headings", "lines", "number", "variants"]
+__all__ = [
+    "BAR_HEADINGS",
+    "KINDS",
+    "STOCK",
+    "SUMMARY_HEADINGS",
+    "against_stock",
+    "bar_lines",
+    "failures",
+    "heading",
+    "headings",
+    "lines",
+    "number",
+    "summary_lines",
+    "variants",
+]
 
 KINDS = ("save", "load", "load, cold")
 """Tables of a row: variants of loading stand in one table."""
 
-BAR_HEADINGS = ("promise", "bar", "measured", "met")
+SUMMARY_HEADINGS = ("state", "where", "save", "load")
+BAR_HEADINGS = ("target", "bar", "measured", "met")
+STOCK = ("stock, 1 thread", "stock, 2 threads")
 _TINY = 1e-4
 _ALWAYS = {contender.name for contender in CONTENDERS if contender.fsync == "always"}
 Line = Sequence[str]
@@ -69,6 +85,21 @@ def _figures(row: RowResult, name: str, kind: str, operation: str, seconds: Spre
         f"{peak.median / 2**20:.0f}" if peak else "",
         f"{moved / row.bytes:.2f}",
     )
+
+
+def against_stock(row: RowResult, operation: str) -> float | None:
+    """Our seconds ÷ those of the best setting of stock, in the median; None without a figure of stock."""
+    ratios = [row.ratio(operation, OURS, name) for name in STOCK]
+    return max((ratio.median for ratio in ratios if ratio is not None), default=None)
+
+
+def summary_lines(results: Results) -> Iterator[Line]:
+    """One line per row that stock took part in."""
+    for row in results.rows:
+        found = [against_stock(row, operation) for operation in ("save", "load")]
+        if None not in found:
+            where = f"{row.place}, {'fsync' if row.fsync else 'no fsync'}"
+            yield row.title, where, *(faster(ratio) for ratio in found if ratio is not None)
 
 
 def bar_lines(verdicts: Sequence[Verdict]) -> Iterator[Line]:

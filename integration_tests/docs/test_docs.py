@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from integration_tests.benchmarks.cost_page import faster
+from integration_tests.benchmarks.figures import faster
 from integration_tests.docs.page_scripts import PageScripts
 
 try:
