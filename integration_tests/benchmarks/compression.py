@@ -311,8 +311,11 @@ def write_page(page: Path, figures: Sequence[Figure], saves: Mapping[str, Any] |
     if saves is not None:
         plain, theirs = saves["auto ÷ plain"], saves["auto ÷ stock, plain"]
         size = f"{saves['bytes'] / _GIB:g} GiB"
-        lines += ["", f"Saving {size} of bf16 noise to a disk with fsync, 2 threads: `auto` takes {plain:.2f} of the"]
-        lines += [f"time of no compression, and {theirs:.2f} of stock's without."]
+        lines += [
+            "",
+            f"Saving {size} of bf16 noise to a disk with fsync, 2 threads: `auto` takes {plain:.2f} × as long",
+        ]
+        lines += [f"as no compression, and {theirs:.2f} × as long as stock without."]
     replace_figures(page, _MODULE, lines)
 
 

@@ -104,7 +104,7 @@ def _features(results: Results) -> Iterator[str]:
     disk = gib.entries[OURS].sizes["bytes"] / gib.bytes - 1
     page = (DOCS / "compression.md").read_text()
     auto = re.search(r"^\| MiniLM, bf16 \| auto \| ([\d.]+) \|", page, re.MULTILINE)
-    took = re.search(r"`auto` takes ([\d.]+) of the\s+time of no compression", page)
+    took = re.search(r"`auto` takes ([\d.]+) × as long\s+as no compression", page)
     if auto is None or took is None:
         raise ValueError("compression.md lacks the figures of `auto`")
     yield "| feature | costs | gives | turn it off, or on |"

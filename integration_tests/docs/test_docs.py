@@ -83,6 +83,21 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert missing == []
 
 
+def anchors(page: Path) -> set[str]:
+    """Where links into a page may lead, as GitHub and the site name its headings."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    titles = re.findall(r"^#+ (.*)$", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", named(PAGES))
+def test_links_lead_to_headings_that_exist(page: Path) -> None:
+    text = page.read_text()
+    within = re.findall(r"\[[^\]]*\]\(([^)#\s:]*)#([^)\s]+)\)", text)
+    targets = [(page.parent / path if path else page, anchor) for path, anchor in within]
+    assert [(str(path), anchor) for path, anchor in targets if anchor not in anchors(path)] == []
+
+
 @pytest.mark.parametrize("page", named(PAGES))
 def test_named_sessions_exist(page: Path) -> None:
     sessions = set(re.findall(r"^def (\w+)\(session", (ROOT / "noxfile.py").read_text(), re.MULTILINE))
