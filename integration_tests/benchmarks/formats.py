@@ -287,8 +287,8 @@ def lines(results: Mapping[str, Mapping[str, Figures]]) -> list[str]:
         *table,
         "",
         f"A load from a safetensors folder onto {RANKS} ranks takes {ours['seconds']:.2f} s, and is",
-        f"{faster(ours['ratio'])} than PyTorch's reader "
-        f"(the first one in a process {faster(ours['first_ratio'])}). It reads",
+        f"{faster(ours['ratio'])} than PyTorch's reader (the first one in a process",
+        f"{faster(ours['first_ratio'])}). It reads",
         f"{ours['read_ratio']:.3f} times the bytes that the ranks need.",
         f"From start to end: {starts}.",
     ]
