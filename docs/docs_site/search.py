@@ -16,7 +16,7 @@ BOOSTS = (("reference/", 0.2), ("decisions/", 0.2), ("development/", 0.2), ("pac
 
 WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "index.md": ("install", "pip", "CPU"),
+        "install.md": ("install", "pip", "wheels", "CPU"),
         "from-torch-save.md": (
             *("torch.save", "data loader", "dataloader", "EMA", "GradScaler", "scheduler"),
             *("random seed", "RNG", "single GPU", "resume training"),
@@ -49,7 +49,7 @@ QUESTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "save to S3": ("storage.md",),
         "different world size": ("resume-elsewhere.md",),
-        "install": ("index.md",),
+        "install": ("install.md",),
         "data loader": ("from-torch-save.md",),
         "progress bar": ("command.md",),
         "overhead": ("cost.md",),
