@@ -19,6 +19,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +44,7 @@ def plug_ins(layers: int) -> Contenders:
     state = {"state_dict": model.state_dict(), "optimizer_states": [optimizer.state_dict()], "global_step": 1}
     made = {"ours": DcpCheckpointIO(), "Lightning's own": TorchCheckpointIO()}
     return {
-        name: (
-            lambda path, plug_in=plug_in: plug_in.save_checkpoint(state, path),
-            lambda path, plug_in=plug_in: plug_in.load_checkpoint(path, map_location="cpu"),
-        )
+        name: (partial(plug_in.save_checkpoint, state), partial(plug_in.load_checkpoint, map_location="cpu"))
         for name, plug_in in made.items()
     }
 
@@ -66,10 +64,7 @@ def strategies(layers: int) -> Contenders:
         fabric.launch()
         model, optimizer = trained(fabric.setup_module(_make_model(layers)), fabric)
         state = {"model": model, "optimizer": optimizer, "step": 1}
-        found[name] = (
-            lambda path, fabric=fabric, state=state: fabric.save(path, state),
-            lambda path, fabric=fabric, state=state: fabric.load(path, state),
-        )
+        found[name] = (partial(fabric.save, state=state), partial(fabric.load, state=state))
     return found
 
 
