@@ -178,17 +178,22 @@ def test_a_run_in_another_storage(tmp_path: Path) -> None:
 def test_a_failed_save_in_the_background_ends_the_training_and_keeps_what_there_was(tmp_path: Path) -> None:
     import lightning.pytorch as pl
 
+    from dcp_fs import FileSystemWriter
     from dcp_lightning import DcpCheckpointIO
+
+    class FailingWriter(FileSystemWriter):
+        def finish(self, metadata: Any, results: Any) -> None:
+            raise OSError("disk full")
 
     class Failing(DcpCheckpointIO):
         def storage(self, path: Any, role: Any, extra: Any = None) -> Any:
-            if role == "writer" and "step=4" in str(path):
-                (tmp_path / "run" / "epoch=0-step=4.ckpt").write_text("in the way")
-            return super().storage(path, role, extra)
+            return FailingWriter(path) if "step=4" in str(path) else super().storage(path, role, extra)
 
-    with pytest.raises(NotADirectoryError):
+    with pytest.raises(OSError, match="disk full"):
         fit(pl, str(tmp_path / "run"), 12, [Failing(background="thread")], save_top_k=1, save_last=False)
-    assert names(tmp_path / "run") == ["epoch=0-step=2.ckpt", "epoch=0-step=4.ckpt"]
+    newest = dcp_io.latest_valid(tmp_path / "run")
+    assert newest is not None
+    assert newest.step == 2
     assert DcpCheckpointIO().load_checkpoint(tmp_path / "run" / "epoch=0-step=2.ckpt")["global_step"] == 2
 
 
