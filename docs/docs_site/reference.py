@@ -159,7 +159,8 @@ def _package(module: str) -> dict[str, str]:
         else:
             text.append(f"\n## {part} {{ #{part} }}\n\n{shown}")
     if many and beside:
-        text.append(f"\n## Modules\n\nOn pages of their own: {_list(module, beside)}.\n")
+        listed = ", ".join(f"[`{name}`]({module}/{name}.md)" for name in beside)
+        text.append(f"\n## Modules\n\nOn pages of their own: {listed}.\n")
     made[f"reference/{module}.md"] = "\n".join(text)
     return made
 
@@ -188,7 +189,9 @@ def _mirror(module: str) -> dict[str, str]:
     for name in public_names(module):
         owner = _owner(module, name)
         if owner != module:
-            rows.append(f"| `{name}`{{ #{module}.{name} }} | [`{owner}.{name}`][{owner}.{name}] |")
+            beside = name in BESIDE_THE_FRONT_DOOR.get(owner, ())
+            target = f"({owner}/{name}.md)" if beside else f"[{owner}.{name}]"
+            rows.append(f"| `{name}`{{ #{module}.{name} }} | [`{owner}.{name}`]{target} |")
         else:
             modules.append(f"`{module}.{name}`{{ #{module}.{name} }}")
     introduction = " ".join((ast.get_docstring(_source(module)) or "").split())

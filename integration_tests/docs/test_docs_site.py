@@ -86,6 +86,13 @@ def test_a_public_name_without_an_entry_is_noticed() -> None:
     assert [name for name in missing if name.startswith("dcp_io.")] == ["dcp_io.open_store"]
 
 
+def test_the_build_counts_warnings() -> None:
+    """With `--quiet` MkDocs makes no warnings at all, so that `--strict` has none to fail for."""
+    (command,) = re.findall(r'"mkdocs", "build".*', (ROOT / "noxfile.py").read_text())
+    assert '"--strict"' in command
+    assert 'quiet"' not in command
+
+
 def test_what_another_package_describes_is_a_link_to_it() -> None:
     assert "[`dcp_ranks.PeerOptions`][dcp_ranks.PeerOptions]" in reference.pages()["reference/dcp_core/classes.md"]
 
