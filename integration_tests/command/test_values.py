@@ -60,7 +60,7 @@ def test_show_and_cat_of_every_format(capsys: Any, places: dict[str, Path], name
 def test_cat(capsys: Any, places: dict[str, Path]) -> None:
     a = places["a"]
     assert dcp(capsys, "cat", a, "step")[1] == "7\n"
-    assert dcp(capsys, "cat", a, "count")[1] == "count: int64 (5,)\n([0, 1, 2, 3, 4])\n"
+    assert dcp(capsys, "cat", a, "count")[1] == "count: int64 (5,)\n[0, 1, 2, 3, 4]\n"
     assert json.loads(dcp(capsys, "cat", a, "model.tied[-1]", "--json")[1])["values"] == (
         state()["model"]["weight"][-1].tolist()
     )

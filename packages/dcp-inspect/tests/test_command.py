@@ -20,6 +20,7 @@ import pytest
 from dcp_hooks import PluginRegistry, StoreSpec, hookimpl, installed
 from dcp_inspect.cli import COMMANDS
 from dcp_inspect.layout import plan_reads, plan_writes
+from dcp_io import this_process
 from dcp_io.testing.damage import flip
 from dcp_manifest import index_of
 
@@ -48,13 +49,39 @@ def test_ls(tmp_path: Path, dcp: Dcp, write: Write, data_file: DataFile) -> None
     ]
 
 
+def test_ls_lists_unfinished_saves(tmp_path: Path, dcp: Dcp, write: Write) -> None:
+    for step in (1, 2, 3):
+        write(tmp_path / "run" / f"step-{step}")
+    for step in (2, 3):
+        (tmp_path / "run" / f"step-{step}" / ".metadata").unlink()
+    alive = {"save_id": "0123456789abcdef", "rank": None, "phase": "saving", "started_ns": 1, "replaced": []}
+    marker = json.dumps({**alive, "process": this_process().to_dict()})
+    (tmp_path / "run" / "step-3" / ".dcp-save-0123456789abcdef").write_text(marker)
+    (tmp_path / "run" / "step-1" / "sub").mkdir()  # the index may name data files in folders below
+    (tmp_path / "run" / "step-1" / "sub" / "__0_0.distcp").write_bytes(b"x")
+    code, out, err = dcp("ls", tmp_path, "--json")
+    assert (code, err) == (0, "")
+    found = {Path(each["path"]).name: each for each in json.loads(out)}
+    assert [*found] == ["step-3", "step-2", "step-1"]
+    assert [each["unfinished"] for each in found.values()] == [True, True, False]
+    assert [each["valid"] for each in found.values()] == [False, False, True]
+    assert found["step-3"]["problem"].startswith("being saved: save 0123456789abcdef of process")
+    assert "unfinished" in found["step-2"]["problem"]
+    assert found["step-2"]["bytes"] > 250_000
+    (tmp_path / "run" / "step-1" / ".metadata").unlink()
+    shutil.rmtree(tmp_path / "run" / "step-1")
+    assert dcp("ls", tmp_path)[0] == 0  # though there is no checkpoint
+    code, _, err = dcp("show", tmp_path / "run" / "step-2")
+    assert (code, "holds an unfinished save and no checkpoint" in err) == (3, True)
+
+
 def test_ls_of_a_cut_file(tmp_path: Path, dcp: Dcp, write: Write, data_file: DataFile) -> None:
     path = write(tmp_path / "step-1")
     os.truncate(data_file(path), 1000)
     _, out, _ = dcp("ls", tmp_path, "--json")
     (one,) = json.loads(out)
     assert not one["valid"]
-    assert "has 1000 of" in one["problem"]
+    assert "has 1,000 of" in one["problem"]
 
 
 def test_show(tmp_path: Path, dcp: Dcp, write: Write) -> None:
@@ -92,6 +119,107 @@ def test_verify(tmp_path: Path, dcp: Dcp, write: Write, data_file: DataFile) -> 
     code, out, _ = dcp("verify", path, "--json")
     report = json.loads(out)
     assert (code, report["ok"], report["problems"][0]["key"]) == (1, False, "model.weight")
+
+
+def test_verify_says_one_line_for_one_cause(tmp_path: Path, dcp: Dcp, write: Write, data_file: DataFile) -> None:
+    path = write(tmp_path / "c")
+    data = data_file(path)
+    size = data.stat().st_size
+    os.truncate(data, 1000)
+    code, out, _ = dcp("verify", path)
+    said = out.splitlines()
+    assert code == 1
+    assert said[0].startswith(f"damaged  {path}: 1 problem; 4 items, ")
+    assert f"the file ends at 1,000 of {size:,} bytes; 4 items are lost: " in said[1]
+    assert all(repr(name) in said[1] for name in ("model.weight", "step", "note"))
+    assert said[2].startswith(f"load an earlier checkpoint (`dcp ls {tmp_path}` shows them)")
+    (problem,) = json.loads(dcp("verify", path, "--json")[1])["problems"]
+    assert set(problem["lost_keys"]) == {"model.weight", "step", "note"}
+    data.unlink()
+    said = dcp("verify", path)[1].splitlines()
+    assert len(said) == 3
+    assert "4 items are lost" in said[1]
+
+
+def test_verify_groups_the_damage_of_a_file(tmp_path: Path, dcp: Dcp, write: Write, data_file: DataFile) -> None:
+    path = write(tmp_path / "c")
+    data = data_file(path)
+    content = bytearray(data.read_bytes())
+    for at in range(1000, len(content), 20_000):
+        content[at] ^= 1
+    data.write_bytes(content)
+    out = dcp("verify", path)[1]
+    assert out.count("the stored data differ from what was written") == 1
+    assert "in 2 places: 'model.weight'" in out
+
+
+def test_verify_of_a_folder_of_checkpoints(tmp_path: Path, dcp: Dcp, write: Write, data_file: DataFile) -> None:
+    runs = tmp_path / "runs"
+    for step in (1, 2, 3):
+        write(runs / "a" / f"step-{step}")
+    write(runs / "b" / "step-1")
+    (runs / "a" / "step-3" / ".metadata").unlink()
+    (runs / "a" / "export.safetensors").write_bytes(b"")
+    for place in (runs, runs / "a"):
+        code, out, err = dcp("verify", place)
+        assert (code, out) == (3, "")
+        assert "damaged" not in err
+        assert f"`dcp verify -r {place}` checks" in err
+        assert dcp("show", place)[2] == err  # not the stray file
+    code, out, err = dcp("verify", "-r", runs)
+    assert (code, err) == (0, "")
+    assert out.count("sound    ") == 3
+    assert f"unfinished  {runs / 'a' / 'step-3'}" in out
+    assert out.splitlines()[-1].startswith("3 of 3 checkpoints sound; ")
+    flip(data_file(runs / "b" / "step-1"), 100_000)
+    code, out, _ = dcp("verify", "--recursive", runs, "--json")
+    report = json.loads(out)
+    assert (code, report["ok"], len(report["unfinished"])) == (1, False, 1)
+    assert [Path(each["path"]).parent.name for each in report["checkpoints"] if not each["ok"]] == ["b"]
+    assert dcp("verify", "-r", tmp_path / "nothing")[0] == 3
+    (tmp_path / "empty").mkdir()
+    assert dcp("verify", "-r", tmp_path / "empty")[0] == 3
+
+
+def test_a_folder_of_safetensors_is_shown(tmp_path: Path, dcp: Dcp) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("dcp_format")
+    from safetensors.numpy import save_file
+
+    (tmp_path / "folder").mkdir()
+    save_file({"w": np.ones(3, np.float32)}, tmp_path / "folder" / "model.safetensors")
+    for arguments in (("show", tmp_path / "folder"), ("cat", tmp_path / "folder", "w")):
+        code, out, err = dcp(*arguments)
+        assert (code, err) == (0, "")
+        assert "float32" in out
+    assert dcp("verify", tmp_path / "folder")[0] == 5
+
+
+def test_values_of_small_objects_are_shown(tmp_path: Path, dcp: Dcp) -> None:
+    torch, save = pytest.importorskip("torch"), pytest.importorskip("dcp_core").save
+    state = {"step": 7, "config": {"lr": 0.1, "tags": ["a", None]}, "t": (torch.ones(1),), "long": "x" * 100, "z": 1j}
+    save(state, checkpoint_id=tmp_path / "c", no_dist=True)
+    code, out, _ = dcp("show", tmp_path / "c")
+    assert code == 0
+    for line in ("step  object  7  ", "lr  object  0.1  ", "'" + "x" * 58 + "…  ", "z  object  1."):
+        assert line in out
+    rows = {each["name"]: each["value"] for each in json.loads(dcp("show", tmp_path / "c", "--json")[1])["values"]}
+    assert (rows["step"], rows["long"], rows["z"]) == ("7", repr("x" * 100), None)
+    assert "0.1" in dcp("show", tmp_path / "c", "config.*")[1]
+
+
+def test_cat_gives_json_values(tmp_path: Path, dcp: Dcp) -> None:
+    save = pytest.importorskip("dcp_core").save
+    values = {"i": 7, "nan": float("nan"), "inf": float("inf"), "d": {"a": [1, None]}, "t": ((1, 2), 3)}
+    save({"x": values}, checkpoint_id=tmp_path / "c", no_dist=True)
+    expected = {"x.i": 7, "x.nan": "NaN", "x.inf": "Infinity", "x.d.a": [1, None], "x.t": "((1, 2), 3)"}
+    names = [each["name"] for each in json.loads(dcp("show", tmp_path / "c", "--json")[1])["values"]]
+    said = {name: dcp("cat", tmp_path / "c", name, "--json")[1] for name in names}
+    found = {name: json.loads(text, parse_constant=pytest.fail)["value"] for name, text in said.items()}
+    assert {name: found[name] for name in expected if name in found} == {
+        name: value for name, value in expected.items() if name in found
+    }
+    assert {"x.i", "x.nan", "x.inf"} <= set(found)
 
 
 def test_plan(tmp_path: Path, dcp: Dcp, write: Write) -> None:
@@ -202,7 +330,7 @@ def test_folder_of_checkpoints_is_pointed_out(tmp_path: Path, dcp: Dcp, write: W
     write(tmp_path / "runs" / "step-1")
     code, _, err = dcp("show", tmp_path / "runs")
     assert code == 3
-    assert f"`dcp ls {tmp_path / 'runs'}` lists them" in err
+    assert f"`dcp ls {tmp_path / 'runs'}` lists the checkpoint below it" in err
 
 
 def test_wrong_use(tmp_path: Path, dcp: Dcp) -> None:
@@ -238,11 +366,15 @@ def test_without_torch(tmp_path: Path, write: Write) -> None:
         "plugins",
         f"plan {path} --world 2",
         f"cat {path} step",
+        f"cat {path} model.weight[1:3,0]",
+        f"show {path} --stats",
+        f"diff {path} {path}",
+        f"convert {path} x.pt",
     ]
     ran = subprocess.run(
         [sys.executable, "-c", WITHOUT_TORCH, *commands], capture_output=True, text=True, check=True, cwd=tmp_path
     )
-    assert ran.stdout.splitlines()[-1] == "[0, 0, 0, 0, 0, 5] False", ran.stdout
+    assert ran.stdout.splitlines()[-1] == "[0, 0, 0, 0, 0, 0, 0, 0, 0, 5] False", ran.stdout
     assert "is not installed: install dcp-format" in ran.stderr
 
 

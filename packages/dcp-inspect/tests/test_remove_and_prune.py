@@ -31,6 +31,31 @@ def test_rm(tmp_path: Path, dcp: Dcp, write: Write, data_file: DataFile) -> None
     assert (code, err) == (3, f"dcp: there is no checkpoint in {path}: it has no .metadata\n")
 
 
+def test_rm_of_an_unfinished_save(tmp_path: Path, dcp: Dcp, write: Write, data_file: DataFile) -> None:
+    path = write(tmp_path / "c")
+    (path / ".metadata").unlink()
+    (path / "mine.txt").write_text("keep")
+    code, _, err = dcp("rm", path, "--yes")  # PyTorch's saves leave no marker while they run
+    assert (code, "a save may still be running" in err) == (4, True)
+    data = data_file(path)
+    os.utime(data, (1, 1))
+    code, out, _ = dcp("rm", path, "--yes")
+    assert (code, out.startswith(f"removed {path}: 1 file, ")) == (0, True)
+    assert [each.name for each in path.iterdir()] == ["mine.txt"]
+    code, _, err = dcp("rm", path, "--yes", "--force")
+    assert (code, err) == (3, f"dcp: there is no checkpoint in {path}: it has no .metadata\n")
+
+
+@pytest.mark.parametrize("force", [(), ("--force",)])
+def test_rm_of_a_dead_save(tmp_path: Path, force: tuple[str, ...], dcp: Dcp, write: Write) -> None:
+    path = write(tmp_path / "c")
+    (path / ".metadata").unlink()
+    marker = {"save_id": "0123456789abcdef", "rank": None, "phase": "saving", "started_ns": 1, "replaced": []}
+    (path / ".dcp-save-0123456789abcdef").write_text(json.dumps({**marker, "process": gone().to_dict()}))
+    assert dcp("rm", path, "--yes", *force)[0] == 0
+    assert not path.exists()
+
+
 def test_rm_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dcp: Dcp, write: Write, data_file: DataFile) -> None:
     import io
 

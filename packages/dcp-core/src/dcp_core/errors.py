@@ -16,6 +16,7 @@ DcpError (Exception)                                        base class of the er
 ├─ UnsafeCheckpointError (ValueError)                       a checkpoint tries to run code or leave its folder
 │ dcp_io:
 ├─ CheckpointExistsError (FileExistsError)                  a checkpoint exists; `overwrite` is off
+├─ NotAFolderError (NotADirectoryError)                     the path of a checkpoint is a file
 ├─ SaveInProgressError (FileExistsError)                    another save writes to the same place
 ├─ SaveLostError (RuntimeError)                             another save considered this save dead
 ├─ StorageError (OSError)                                   the storage failed after all retries

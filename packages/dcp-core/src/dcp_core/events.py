@@ -76,6 +76,7 @@ class Operation:
         self._coordinator = coordinator
         self._checkpoint_id = None if checkpoint_id is None else os.fspath(checkpoint_id)
         self._id = uuid.uuid4().hex
+        self._failure_logged = False
 
     @contextmanager
     def phase(self, name: str) -> Iterator[Phase]:
@@ -107,15 +108,19 @@ class Operation:
         rank, world_size = self._coordinator.rank, self._coordinator.world_size
         facts |= {"world_size": world_size, "operation_id": self._id, "time": time.time()}
         event = CheckpointEvent(self._name, phase, state, rank, self._checkpoint_id, **facts)
-        level = logging.WARNING if state == "failed" else logging.INFO
-        # The coordinator speaks for all ranks, except of failures and of its own start.
-        if state == "failed" or (state == "finished" and self._coordinator.is_coordinator):
-            _log.log(level, "%s", _sentence(event, world_size))
-        else:
-            _log.debug("%s", _sentence(event, world_size))
+        _log.log(self._level(state), "%s", _sentence(event, world_size))
         note_rate(event)
         plugins.emit(event)
         return event
+
+    def _level(self, state: str) -> int:
+        """Return the level at which an event is logged. Never a warning: the error of a failure is raised as well."""
+        if state == "failed":
+            level = logging.DEBUG if self._failure_logged else logging.INFO  # once, by the innermost phase
+            self._failure_logged = True
+            return level
+        # The coordinator speaks for all ranks, except of failures and of its own start.
+        return logging.INFO if state == "finished" and self._coordinator.is_coordinator else logging.DEBUG
 
 
 def _sentence(event: CheckpointEvent, world_size: int) -> str:

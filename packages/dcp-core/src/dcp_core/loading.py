@@ -233,8 +233,8 @@ class _Load:
     def prepare(self) -> bool:
         """Prepare the template; returns whether this rank's planner or reader may change the global plan."""
         self.reader = resolve_reader(self.reader, self.checkpoint_id)
-        self.stateful = {key: value for key, value in self.state_dict.items() if is_stateful(value)}
         self.template = with_states(self.state_dict)
+        self.stateful = {key: value for key, value in self.state_dict.items() if is_stateful(value)}
         methods = (self.planner.create_global_plan, self.reader.prepare_global_plan)
         return any(getattr(method, "__func__", None) not in _IDENTITIES for method in methods)
 

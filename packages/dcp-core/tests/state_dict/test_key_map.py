@@ -25,6 +25,23 @@ def test_paths_come_before_patterns_and_the_longest_path_first(name, stored):
     assert names.stored(name) == stored
 
 
+@pytest.mark.parametrize(
+    ("rename", "name", "stored"),
+    [
+        ({"model": ""}, "model.weight", "weight"),
+        ({"model": ""}, "model", "model"),  # nothing would be left
+        ({"model": ""}, "models.weight", "models.weight"),
+        ({"model": "", "model.a": "b"}, "model.a.x", "b.x"),
+        ({"": "model"}, "weight", "model.weight"),
+        ({"": "model", "step": "epoch"}, "step", "epoch"),
+    ],
+)
+def test_prefixes_are_dropped_and_added(rename, name, stored):
+    names = KeyMap(rename)
+    assert names.stored(name) == stored
+    assert names.unused([name, "models.x", "model.x", "model.a", "step"]) == []
+
+
 def test_what_is_never_used_is_known():
     names = KeyMap({"a": "b", "a.b": "c", "z": "y", "q.r": "s"})
     assert names.unused(["a.b.c", "q"]) == ["z", "q.r"]

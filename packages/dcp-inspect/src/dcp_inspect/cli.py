@@ -15,6 +15,8 @@ from typing import NoReturn
 
 import click
 
+from dcp_inspect.advice import in_options, program
+from dcp_inspect.examples import examples
 from dcp_inspect.exit_codes import INTERRUPTED, exit_code
 
 __all__ = ["COMMANDS", "dcp", "main", "run"]
@@ -31,10 +33,25 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "rm": ("remove", "Remove a checkpoint."),
         "prune": ("prune", "Remove all but the newest checkpoints under a folder."),
         "plugins": ("plugins", "List what installed packages add."),
+        "help": ("help", "Show how to use a command."),
         "completion": ("completion", "Print a script that completes commands in a shell."),
     }
 )
 """Command → its module in `dcp_inspect.commands`, and its description."""
+_OTHER_WORDS: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("list", "dir", "find"), "ls"),
+        **dict.fromkeys(("info", "inspect", "keys", "tree", "view", "open"), "show"),
+        **dict.fromkeys(("get", "print", "value", "values"), "cat"),
+        **dict.fromkeys(("check", "validate", "fsck", "test"), "verify"),
+        **dict.fromkeys(("compare", "cmp"), "diff"),
+        **dict.fromkeys(("export", "import", "copy", "cp", "to"), "convert"),
+        **dict.fromkeys(("remove", "delete", "del"), "rm"),
+        **dict.fromkeys(("clean", "cleanup", "gc"), "prune"),
+        "version": "--version",
+    }
+)
+"""Word that people try → the command that they look for."""
 
 
 class _Lazy(click.Group):
@@ -54,6 +71,18 @@ class _Lazy(click.Group):
         found: click.Command = module.command
         return found
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command of the arguments; the error of an unknown one suggests what may be meant."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            found = _meant(args[0])
+            if found is not None:
+                raise click.UsageError(f"{error.message} Did you mean {found}?", ctx) from error
+            raise
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands for the help page, without importing any command."""
         del ctx
@@ -61,10 +90,32 @@ class _Lazy(click.Group):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
 
-@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(None, "-V", "--version", prog_name="dcp", package_name="dcp-inspect")
+def _meant(word: str) -> str | None:
+    """Return the command that is most like a word; None if nothing is."""
+    from dcp_inspect.printing.suggestions import near  # noqa: PLC0415 - for a mistake only
+
+    known = word.lower()
+    if known in _OTHER_WORDS:
+        return _OTHER_WORDS[known]
+    found = near(known, [*COMMANDS, *_OTHER_WORDS])
+    return None if not found else _OTHER_WORDS.get(found[0], found[0])
+
+
+@click.group(
+    cls=_Lazy,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=examples(
+        "dcp ls runs                # what is there, newest first",
+        "dcp show runs/step-100     # names, dtypes, shapes",
+        "dcp verify -r runs         # is it whole?",
+        "dcp help convert",
+    ),
+)
+@click.version_option(None, "-v", "-V", "--version", prog_name="dcp", package_name="dcp-inspect")
 def dcp() -> None:
     """Inspect, verify, convert and remove distributed checkpoints.
+
+    Paths may be folders, files, or URIs such as s3://bucket/runs.
 
     Exit codes: 0 done, 1 something differs or is damaged, 2 wrong use, 3 not found, 4 cannot be read, 5 needs another
     package or version, 6 unsafe, 7 already there.
@@ -83,7 +134,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit code."""
     try:
-        result = dcp.main(args=None if arguments is None else [*arguments], prog_name="dcp", standalone_mode=False)
+        result = dcp.main(args=None if arguments is None else [*arguments], prog_name=program(), standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return error.exit_code
     except click.ClickException as error:
         _print_wrong_use(error)
         return error.exit_code
@@ -97,7 +151,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         code = exit_code(error)
         if code is None:
             raise
-        _say(f"dcp: {first_line(error)}")
+        _say(f"dcp: {in_options(first_line(error))}")
         return code
     return result if isinstance(result, int) else 0
 
@@ -109,7 +163,7 @@ def first_line(error: BaseException) -> str:
 
 def _print_wrong_use(error: click.ClickException) -> None:
     """Print wrong usage as click does: usage line and message, whose arguments may hold line breaks."""
-    error.message = " ".join(error.message.split())  # type: ignore[misc]  # the same, on one line
+    error.message = in_options(" ".join(error.message.split()))  # type: ignore[misc]  # the same, on one line
     said = io.StringIO()
     error.show(said)
     _say(said.getvalue().rstrip("\n"))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import math
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from dcp_inspect.errors import OtherFormatError
 from dcp_inspect.places import is_uri
@@ -16,12 +18,19 @@ from dcp_manifest import (
     METADATA_NAME,
     CheckpointIndex,
     CheckpointNotFoundError,
+    DcpError,
+    ItemKind,
     LocalFolder,
+    StoredItem,
     checkpoints_below,
     index_of,
+    stored_objects,
 )
 
-__all__ = ["Row", "open_index", "rows_of", "select"]
+__all__ = ["Row", "folder_of", "open_index", "rows_of", "select", "with_values"]
+
+_SMALL_OBJECT_BYTES = 4096
+_MAX_VALUES = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +50,14 @@ class Row:
     """The rank that the value belongs to; None for one of the whole job."""
     target: str | None = None
     """For an alias: name of the tensor that it stands for."""
+    value: str | None = None
+    """For an object: its value as Python writes it, if `with_values` has read it."""
 
     def as_json(self) -> dict[str, object]:
         """Return the row as JSON data."""
         shape = None if self.shape is None else list(self.shape)
         facts = {name: getattr(self, name) for name in ("name", "kind", "dtype", "chunks", "bytes", "stored_bytes")}
-        return {**facts, "shape": shape, "rank": self.rank, "target": self.target}
+        return {**facts, "shape": shape, "rank": self.rank, "target": self.target, "value": self.value}
 
 
 def open_index(path: str | os.PathLike[str]) -> CheckpointIndex:
@@ -68,14 +79,7 @@ def open_index(path: str | os.PathLike[str]) -> CheckpointIndex:
     try:
         return index_of(place)
     except CheckpointNotFoundError as error:
-        if any(place.glob("*.safetensors")):
-            raise OtherFormatError(f"{place} holds safetensors files, not a checkpoint") from error
-        below = checkpoints_below(LocalFolder(place))
-        if below:
-            raise CheckpointNotFoundError(
-                f"{place} is no checkpoint; below it there are {len(below)}, the newest is {below[0].path}: `dcp ls "
-                f"{place}` lists them"
-            ) from error
+        _say_what_is_there(str(place), LocalFolder(place), os.listdir(place), error)
         raise
 
 
@@ -88,9 +92,27 @@ def _index_at(uri: str) -> CheckpointIndex:
     except CheckpointNotFoundError as error:
         if file_at(uri) is not None:
             raise OtherFormatError(f"{uri} is a file, not a checkpoint's folder") from error
-        if any(entry.name.endswith(".safetensors") for entry in store.list()):
-            raise OtherFormatError(f"{uri} holds safetensors files, not a checkpoint") from error
+        _say_what_is_there(uri, store, [entry.name for entry in store.list()], error)
         raise
+
+
+def _say_what_is_there(place: str, folder: Any, names: Sequence[str], error: CheckpointNotFoundError) -> None:
+    """Raise an error that says what a folder without a checkpoint holds instead, if it holds anything known."""
+    found = checkpoints_below(folder, unfinished=True)
+    if any(one.unfinished and not one.place.parts for one in found):
+        raise CheckpointNotFoundError(
+            f"{place} holds an unfinished save and no checkpoint: `dcp ls {place}` says whether it is running, `dcp rm "
+            f"{place}` removes what it left"
+        ) from error
+    below = [one.store.url.rstrip("/").removeprefix("./") for one in found if not one.unfinished]
+    if below:
+        several = f"the {len(below)} checkpoints" if len(below) > 1 else "the checkpoint"
+        raise CheckpointNotFoundError(
+            f"{place} is no checkpoint; `dcp ls {place}` lists {several} below it, the newest is {below[0]}; `dcp "
+            f"verify -r {place}` checks all of them"
+        ) from error
+    if any(name.endswith(".safetensors") for name in names):
+        raise OtherFormatError(f"{place} holds safetensors files, not a checkpoint") from error
 
 
 def rows_of(index: CheckpointIndex) -> Iterator[Row]:
@@ -119,6 +141,51 @@ def rows_of(index: CheckpointIndex) -> Iterator[Row]:
         yield Row(name, "object", bytes=size, stored_bytes=size, rank=owner - 1 if owner else None)
     for name, target in zip(index.alias_names, index.alias_targets.tolist(), strict=True):
         yield Row(name, "alias", target=index.tensor_names[target])
+
+
+def with_values(path: str | os.PathLike[str], index: CheckpointIndex, rows: Sequence[Row]) -> list[Row]:
+    """Add the values of small objects: numbers, text, and small containers of them, which need no torch.
+
+    Others, objects that cannot be read, and more objects than anybody would look at, keep no value.
+
+    Args:
+        path: The checkpoint's folder or URI.
+        index: Index of the checkpoint.
+        rows: Rows of the index.
+    """
+    small = {row.name for row in rows if row.kind == "object" and row.stored_bytes <= _SMALL_OBJECT_BYTES}
+    items = (
+        {name: item for name, item in stored_objects(index) if name in small and item.kind is ItemKind.ARCHIVE}
+        if 0 < len(small) <= _MAX_VALUES
+        else {}
+    )
+    values = _plain_values(path, items)
+    return [replace(row, value=values.get(row.name)) if row.name in values else row for row in rows]
+
+
+def _plain_values(path: str | os.PathLike[str], items: Mapping[str, StoredItem]) -> dict[str, str]:
+    if not items:
+        return {}
+    from dcp_inspect.reading.stored_content import read_objects  # noqa: PLC0415 - `ls` and `plan` need no reading engine
+    from dcp_io import open_store, read_plain_object  # noqa: PLC0415
+
+    found: dict[str, str] = {}
+    try:
+        stored = read_objects(open_store(folder_of(path)), items)
+    except (DcpError, OSError):  # `verify` says what is damaged; the index is whole
+        return found
+    for name, data in stored.items():
+        with contextlib.suppress(ValueError):  # of a class, or with a tensor in it
+            found[name] = repr(read_plain_object(data))
+    return found
+
+
+def folder_of(path: str | os.PathLike[str]) -> str:
+    """Return a checkpoint's folder, if a path names its index."""
+    place = os.fspath(path)
+    if not is_uri(place) and os.path.basename(place) == METADATA_NAME and os.path.isfile(place):
+        return os.path.dirname(place) or "."
+    return place
 
 
 def select(rows: Sequence[Row], patterns: Sequence[str]) -> list[Row]:

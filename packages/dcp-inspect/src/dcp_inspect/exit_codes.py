@@ -21,23 +21,29 @@ INTERRUPTED = 130
 
 def exit_code(error: BaseException) -> int | None:
     """Return the exit code for an error that a user can act on; None for a bug."""
+    from dcp_manifest import DcpError  # noqa: PLC0415 - see `_codes`
+
+    if not isinstance(error, DcpError | OSError):
+        return None
     return next((code for kind, code in _codes() if isinstance(error, kind)), None)
 
 
 def _codes() -> Iterator[tuple[type[BaseException], int]]:
     """Return the table of error classes and exit codes; the first match counts."""
     # Imported when something has gone wrong: `dcp plugins` and `dcp --help` need no numpy.
-    from dcp_inspect import errors as own  # noqa: PLC0415
-    from dcp_io import StoreNotFoundError  # noqa: PLC0415
+    from dcp_hooks import PluginNotFoundError  # noqa: PLC0415
+    from dcp_io import SaveInProgressError, StoreNotFoundError  # noqa: PLC0415
     from dcp_manifest import errors  # noqa: PLC0415
 
-    yield own.MissingValueError, NOT_FOUND
+    yield PluginNotFoundError, UNSUPPORTED
+    yield StoreNotFoundError, UNSUPPORTED
+    yield LookupError, NOT_FOUND
     yield errors.InvalidPlaceError, WRONG_USE
     yield errors.CheckpointNotFoundError, NOT_FOUND
     yield errors.UnsafeCheckpointError, UNSAFE
     yield errors.UnsupportedFormatError, UNSUPPORTED
-    yield StoreNotFoundError, UNSUPPORTED
     yield errors.CorruptCheckpointError, UNREADABLE
+    yield SaveInProgressError, UNREADABLE
     yield FileExistsError, EXISTS
     yield errors.DcpError, UNREADABLE
     yield FileNotFoundError, NOT_FOUND

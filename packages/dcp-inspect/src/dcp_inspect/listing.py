@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dcp_inspect.places import existing_folder, is_uri
-from dcp_io import open_store
+from dcp_io import STALE_AFTER_SECONDS, LocalStore, open_store, running_saves
 from dcp_manifest import (
     CheckpointIndex,
     DcpError,
@@ -40,22 +40,27 @@ class Listed:
     writer: str | None
     created_ns: int = 0
     """Start time of the save, from the index; 0 if unknown."""
+    unfinished: bool = False
+    """Whether the save that wrote the files has published no index: it is running, or it did not finish."""
 
 
-def find(path: str) -> list[FoundCheckpoint[Any]]:
-    """Return the checkpoints in a folder or URI and below, newest first.
+def find(path: str, *, unfinished: bool = False) -> list[FoundCheckpoint[Any]]:
+    """Return the checkpoints in a folder or URI and below, newest first; on request, unfinished saves as well.
 
     Raises:
         CheckpointNotFoundError: There is no such folder.
     """
     # Folders need none of the stores' engines.
-    return checkpoints_below(open_store(path) if is_uri(path) else LocalFolder(existing_folder(path)))
+    root: Any = open_store(path) if is_uri(path) else LocalFolder(existing_folder(path))
+    return checkpoints_below(root, unfinished=unfinished)
 
 
 def look_at(found: FoundCheckpoint[Any]) -> Listed:
     """Summarise a checkpoint without reading its data."""
     store = found.store
     path, step, modified = store.url.rstrip("/") or "/", found.step, found.modified_seconds
+    if found.unfinished:
+        return _unfinished(found, path)
     try:
         index = index_of(store)
         needed = needed_bytes(index)
@@ -79,6 +84,15 @@ def look_at(found: FoundCheckpoint[Any]) -> Listed:
     )
 
 
+def _unfinished(found: FoundCheckpoint[Any], path: str) -> Listed:
+    """Summarise the files of a save without an index."""
+    store = open_store(path) if is_uri(path) else LocalStore(path)
+    size = sum(entry.bytes for entry in store.list())
+    running = running_saves(store, stale_after_seconds=STALE_AFTER_SECONDS)
+    problem = f"being saved: {running[0]}" if running else "unfinished: no .metadata, and no live save"
+    return Listed(path, found.step, size, None, None, found.modified_seconds, False, problem, None, unfinished=True)
+
+
 def _first_problem(needed: Mapping[str, int], sizes: Mapping[str, int | None]) -> str | None:
     """Return the first problem of the data files; None if there is none."""
     for name, wanted in needed.items():
@@ -86,7 +100,7 @@ def _first_problem(needed: Mapping[str, int], sizes: Mapping[str, int | None]) -
         if size is None:
             return f"{name} is missing"
         if size < wanted:
-            return f"{name} has {size} of {wanted} bytes"
+            return f"{name} has {size:,} of {wanted:,} bytes"
     return None
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from dcp_hooks import WEB_SCHEMES
 from dcp_inspect.errors import CheckpointInUseError
+from dcp_inspect.printing.output import age
 from dcp_io import (
     REMOVING,
     STALE_AFTER_SECONDS,
@@ -20,7 +23,14 @@ from dcp_io import (
     running_saves,
     scheme_of,
 )
-from dcp_manifest import METADATA_NAME, CheckpointNotFoundError, DcpError, is_index_name
+from dcp_manifest import (
+    DATA_SUFFIX,
+    METADATA_NAME,
+    SAVE_MARKER_PREFIX,
+    CheckpointNotFoundError,
+    DcpError,
+    is_index_name,
+)
 
 __all__ = ["Removal", "plan_removal", "remove"]
 
@@ -50,7 +60,7 @@ def plan_removal(path: str, store: Store, *, force: bool = False) -> Removal:
         force: Whether to remove even if the index cannot be read, or a process seems to save or read there.
 
     Raises:
-        CheckpointNotFoundError: There is no checkpoint.
+        CheckpointNotFoundError: There is neither a checkpoint, nor anything that an unfinished save left.
         SaveInProgressError: A process that runs, or may still run, saves to the folder.
         CheckpointInUseError: A process that runs, or may still run, reads the checkpoint.
         CorruptCheckpointError, …: The index cannot be read.
@@ -62,19 +72,34 @@ def plan_removal(path: str, store: Store, *, force: bool = False) -> Removal:
         _refuse_users(store, path)
     names = {entry.name for entry in store.list()}
     indexes = tuple(sorted(name for name in names if is_index_name(name)))
-    if not indexes:
-        raise CheckpointNotFoundError(f"there is no checkpoint in {path}: it has no {METADATA_NAME}")
     try:
-        named: tuple[str, ...] = StoreBackend(store).read_index().files
+        named: tuple[str, ...] = StoreBackend(store).read_index().files if indexes else ()
     except DcpError:
         if not force:
             raise
         named = ()
     ours = checkpoint_files(store, named)
+    if not indexes:
+        _check_unfinished(path, store, ours, force=force)
     below = {name for name in named if name not in names and store.exists(name)}
     files = tuple(sorted(ours.keys() - {*indexes}))
     others = tuple(sorted((names | below) - ours.keys()))
     return Removal(path, store, indexes, files, sum(ours.values()), others, force)
+
+
+def _check_unfinished(path: str, store: Store, ours: Collection[str], *, force: bool) -> None:
+    """Refuse a folder without an index that holds no files of a save, or perhaps those of a running one."""
+    data = [entry for entry in store.list() if entry.name in ours and entry.name.endswith(DATA_SUFFIX)]
+    markers = any(name.startswith(SAVE_MARKER_PREFIX) for name in ours)
+    if not data and not markers:
+        raise CheckpointNotFoundError(f"there is no checkpoint in {path}: it has no {METADATA_NAME}")
+    # PyTorch's own saves leave no marker by which a running one could be known.
+    quiet_seconds = time.time() - max((entry.mtime for entry in data), default=0.0)
+    if not (force or markers) and quiet_seconds < STALE_AFTER_SECONDS:
+        raise SaveInProgressError(
+            f"{path} has no {METADATA_NAME}, and its files were written {age(quiet_seconds)} ago: a save may still be "
+            "running; wait for it, or use rm --force"
+        )
 
 
 def remove(removal: Removal) -> None:

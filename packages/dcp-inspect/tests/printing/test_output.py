@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dcp_inspect.printing import output
+from dcp_inspect.printing import output, table
 from dcp_inspect.printing.suggestions import near
 from dcp_inspect.printing.tree import tree_lines
 
@@ -52,7 +52,7 @@ def test_every_value_has_a_line() -> None:
 
 
 def test_long_tables_are_aligned_plainly(capsys: pytest.CaptureFixture[str]) -> None:
-    output.print_table(("name", "n"), [(f"x\x1b{number}", str(number)) for number in range(20_000)], right=("n",))
+    table.print_table(("name", "n"), [(f"x\x1b{number}", str(number)) for number in range(20_000)], right=("n",))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["name", "n"]
     assert lines[1].split() == ["x\\x1b0", "0"]

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from dcp_io.archives.archive_checks import ZipRecord, is_zip, record_crc32, verify_zip, zip_records
     from dcp_io.archives.archive_writer import ZipFileWriter
     from dcp_io.archives.crc import RunningCrc, crc32
+    from dcp_io.archives.plain_object import read_plain_object
     from dcp_io.checkpoints.list_checkpoints import FoundCheckpoint, check_files, find_checkpoints, running_saves
     from dcp_io.checkpoints.newest_checkpoint import check_checkpoint, latest_valid
     from dcp_io.checkpoints.reader_leases import (
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from dcp_io.errors import (
         CheckpointExistsError,
         CheckpointReplacedError,
+        NotAFolderError,
         SaveInProgressError,
         SaveLostError,
         StorageError,
@@ -66,6 +68,7 @@ __all__ = [
     "FoundCheckpoint",
     "Layout",
     "LocalStore",
+    "NotAFolderError",
     "Payload",
     "PiecewiseData",
     "Problem",
@@ -115,6 +118,7 @@ __all__ = [
     "range_of_values",
     "read_current",
     "read_items",
+    "read_plain_object",
     "record_crc32",
     "remove_checkpoint",
     "running_saves",
@@ -133,6 +137,7 @@ __getattr__, __dir__ = import_lazily(
         "dcp_io.archives.archive_checks": ("ZipRecord", "is_zip", "record_crc32", "verify_zip", "zip_records"),
         "dcp_io.archives.archive_writer": ("ZipFileWriter",),
         "dcp_io.archives.crc": ("RunningCrc", "crc32"),
+        "dcp_io.archives.plain_object": ("read_plain_object",),
         "dcp_io.checkpoints.list_checkpoints": ("FoundCheckpoint", "check_files", "find_checkpoints", "running_saves"),
         "dcp_io.checkpoints.newest_checkpoint": ("check_checkpoint", "latest_valid"),
         "dcp_io.checkpoints.reader_leases": (
@@ -149,6 +154,7 @@ __getattr__, __dir__ = import_lazily(
         "dcp_io.errors": (
             "CheckpointExistsError",
             "CheckpointReplacedError",
+            "NotAFolderError",
             "SaveInProgressError",
             "SaveLostError",
             "StorageError",

@@ -7,6 +7,7 @@ from dcp_manifest.errors import CheckpointNotFoundError, DcpError
 __all__ = [
     "CheckpointExistsError",
     "CheckpointReplacedError",
+    "NotAFolderError",
     "SaveInProgressError",
     "SaveLostError",
     "StorageError",
@@ -16,6 +17,19 @@ __all__ = [
 
 class CheckpointExistsError(DcpError, FileExistsError):
     """The folder already has a checkpoint, and the caller did not allow this save to overwrite it."""
+
+
+class NotAFolderError(DcpError, NotADirectoryError):
+    """The path of a checkpoint is, or leads through, a file; a checkpoint is a folder."""
+
+    @classmethod
+    def of(cls, path: str) -> NotAFolderError:
+        """Return the error for a path, with advice on files of other formats."""
+        return cls(
+            f"{path} is a file, or below one, and a checkpoint is a folder. Files of torch.save and safetensors: "
+            "dcp_format.convert (`dcp convert FILE FOLDER`) makes a checkpoint of one; to load them as they are, pass "
+            "storage_reader=BroadcastingTorchSaveReader() or HuggingFaceStorageReader(folder)"
+        )
 
 
 class SaveInProgressError(DcpError, FileExistsError):

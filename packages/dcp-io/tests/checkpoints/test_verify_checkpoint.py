@@ -44,6 +44,17 @@ def test_a_sound_checkpoint(saved, threads):
     assert verify_checkpoint(saved.url) == report
 
 
+@pytest.mark.parametrize("layout", ["torch", "raw"])
+def test_no_byte_is_read_twice(store, helpers, layout):
+    values = {f"t{number}": RNG.bytes(size) for number, size in enumerate([1 << 20] * 9 + [9 << 20, 5_000_001, 7])}
+    helpers.save_all(store, [values], layout=layout)
+    size = sum(entry.bytes for entry in store.list() if entry.name != ".metadata")
+    seen = []
+    report = verify_checkpoint(store, on_read=seen.append)
+    assert report.ok, report.problems
+    assert report.bytes == sum(seen) == size
+
+
 def test_a_sound_checkpoint_without_a_coordinator(store, helpers):
     helpers.save_all(store, VALUES, rank_local_id="one")
     report = verify_checkpoint(store)
@@ -80,7 +91,23 @@ def test_every_truncation_is_reported(saved, file, place):
     finally:
         with open(path(saved, entry.name), "wb") as handle:
             handle.write(whole)
-    assert any("truncated" in problem.message and problem.key for problem in report.problems)
+    (problem,) = report.problems
+    assert "truncated" in problem.message
+    assert problem.key == problem.lost_keys[0]
+
+
+def test_a_cut_or_missing_file_is_one_problem(saved):
+    index = StoreBackend(saved).read_index()
+    name = index.stored_item(index.chunk_items, index.tensor_names.index("b")).file
+    whole = saved.size(name)
+    os.truncate(path(saved, name), 60)
+    (problem,) = verify_checkpoint(saved).problems
+    assert f"the file ends at 60 of {whole:,} bytes; 3 items are lost" in problem.message
+    assert (problem.file, problem.offset, set(problem.lost_keys)) == (name, 60, {"a", "b", "e"})
+    saved.delete(name)
+    (problem,) = verify_checkpoint(saved).problems
+    assert "3 items are lost" in problem.message
+    assert set(problem.lost_keys) == {"a", "b", "e"}
 
 
 def test_the_damaged_block_is_named(saved):

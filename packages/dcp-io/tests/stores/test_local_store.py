@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from dcp_io import LocalStore
+from dcp_io import LocalStore, NotAFolderError
 from dcp_io.stores.store import Sink
 from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError, UnsafeCheckpointError
 
@@ -160,6 +160,9 @@ def test_make_makes_parents_and_may_be_repeated(tmp_path):
         LocalStore(tmp_path / "file" / "x").make()
     with pytest.raises(NotADirectoryError):
         LocalStore(tmp_path / "file").make()
+    for place in ("file", "file/x"):
+        with pytest.raises(NotAFolderError, match=r"is a file.*convert.*storage_reader="):
+            LocalStore(tmp_path / place).list()
 
 
 def test_many_may_make_one_folder(tmp_path):

@@ -16,7 +16,7 @@ from dcp_manifest.file.index_problems import Problem, verify
 from dcp_manifest.file.manifest import decode, encode, read_index
 from dcp_manifest.file.manifest_file import ManifestFile
 from dcp_manifest.folders.checkpoint_order import step_of
-from dcp_manifest.folders.file_names import DATA_SUFFIX, METADATA_NAME, is_index_name
+from dcp_manifest.folders.file_names import DATA_SUFFIX, METADATA_NAME, SAVE_MARKER_PREFIX, is_index_name
 from dcp_manifest.folders.find_checkpoints import (
     FoundCheckpoint,
     checkpoints_below,
@@ -59,6 +59,7 @@ __all__ = [
     "METADATA_NAME",
     "NOTE",
     "QUARANTINE",
+    "SAVE_MARKER_PREFIX",
     "TYPED_STORAGES",
     "CheckpointIndex",
     "CheckpointNotFoundError",

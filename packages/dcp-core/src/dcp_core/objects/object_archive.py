@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from dcp_core.objects.unfolding import refuse_unfolding
 from dcp_io.archives.archive_checks import ZipRecord, inflated, refuse_bomb, zip_records
 from dcp_io.archives.zip_format import LOCAL, local_lengths
 from dcp_manifest.errors import CorruptCheckpointError
 from dcp_manifest.pickles.pickle_table import Budget, PickleTable, UnsafePickleError
 from dcp_manifest.pickles.safe_pickle import read_pickle
+from dcp_manifest.pickles.unfolding import refuse_unfolding
 
 __all__ = ["ObjectArchive", "read_archive"]
 

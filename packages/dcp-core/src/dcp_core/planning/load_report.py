@@ -44,7 +44,7 @@ class LoadMismatchError(DcpError, RuntimeError, ValueError):
         return type(self), (self.problems,)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class LoadReport:
     """Report of a load on this rank. Keys are FQNs in the template, sorted, unless stated otherwise."""
 
@@ -70,6 +70,10 @@ class LoadReport:
     """Keys whose bytes were read without a check, because the checkpoint has no CRC of the bytes that were read."""
     bytes_read: int = 0
     save_id: str | None = None
+
+    def __repr__(self) -> str:
+        """Return a short text: notebooks print what the last line of a cell returns."""
+        return f"LoadReport({'; '.join(self.summary().splitlines())})"
 
     def summary(self) -> str:
         """Return a text for logs: one line for each kind of finding, with the first few keys."""

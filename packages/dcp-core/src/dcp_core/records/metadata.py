@@ -198,7 +198,7 @@ def stored_item(info: Any, *, is_object: bool) -> StoredItem:
     )
 
 
-@dataclass
+@dataclass(repr=False)
 class Metadata:
     """Metadata of a checkpoint: its tensors and objects, their chunks, and the location of each item.
 

@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeGuard, TypeVar, runtime_checkable
 
 import torch
 
+from dcp_core.errors import UnsupportedValueError
 from dcp_core.records.abilities import WriterAbilities, abilities
 from dcp_core.records.metadata import Metadata, MetadataIndex, StorageMeta
 from dcp_core.records.plan import LoadPlan, ReadItem, SavePlan, WriteItem
@@ -78,11 +79,26 @@ def _sort_key(key: Any) -> tuple[str, int, str]:
 def with_states(state_dict: Mapping[str, Any]) -> dict[str, Any]:
     """Return a state dict in which each `Stateful` is replaced by its `state_dict()`; the order of keys is unchanged.
 
+    Raises:
+        UnsupportedValueError: `state_dict` is no mapping; the message says what to pass instead.
+
     Ranks: every rank; `state_dict()` may be collective, and is called in the same order on all ranks.
     """
+    if not callable(getattr(state_dict, "items", None)):
+        raise UnsupportedValueError(_not_a_state_dict(state_dict))
     stateful = {key: value for key, value in state_dict.items() if type(value) not in _TENSORS and is_stateful(value)}
     states = {key: value.state_dict() for key, value in in_shared_order(stateful)}
     return {key: states.get(key, value) for key, value in state_dict.items()}
+
+
+def _not_a_state_dict(value: object) -> str:
+    """Say what to pass instead of a value that is no state dict."""
+    kind = type(value).__name__
+    if is_stateful(value):
+        return (
+            f"a state dict is a dict of names and values, not a {kind}: pass {{'model': model}}, or model.state_dict()"
+        )
+    return f"a state dict is a dict of names and values, not a {kind}: pass a dict, such as {{'model': model}}"
 
 
 StatefulT = TypeVar("StatefulT", bound=Stateful)

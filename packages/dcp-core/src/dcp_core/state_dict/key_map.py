@@ -13,7 +13,8 @@ class KeyMap:
 
     Args:
         rename: FQN or prefix in the template → FQN or prefix in the checkpoint. A prefix such as `model.encoder`
-            renames all keys under it; the longest matching prefix applies.
+            renames all keys under it; the longest matching prefix applies. `{"model": ""}` drops a prefix, and
+            `{"": "model"}` adds one to all other keys.
         patterns: Pairs (regular expression, replacement) as for `re.sub`, applied one after another to the keys that
             `rename` does not rename.
 
@@ -41,9 +42,14 @@ class KeyMap:
         """Return the key in the checkpoint for a key in the template."""
         path = name
         while path:
-            if path in self._rename:
-                return self._rename[path] + name[len(path) :]
+            new = self._rename.get(path)
+            if new:
+                return new + name[len(path) :]
+            if new == "" and path != name:
+                return name[len(path) + 1 :]
             path = path.rpartition(".")[0]
+        if self._rename.get(""):
+            return f"{self._rename['']}.{name}"
         for pattern, replacement in self._patterns:
             name = pattern.sub(replacement, name)
         return name
@@ -55,4 +61,4 @@ class KeyMap:
             while name:
                 paths.add(name)
                 name = name.rpartition(".")[0]
-        return [path for path in self._rename if path not in paths]
+        return [path for path in self._rename if path and path not in paths]

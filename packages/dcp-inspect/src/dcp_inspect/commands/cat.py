@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
+import json
 import re
 from typing import Any
 
 import click
+import numpy as np
 
 from dcp_inspect.errors import MissingValueError
+from dcp_inspect.examples import examples
 from dcp_inspect.places import PLACE
-from dcp_inspect.printing.output import json_option, print_json, say
+from dcp_inspect.printing.output import console, json_option, print_json, say
 from dcp_inspect.printing.suggestions import near
-from dcp_inspect.values import open_values, tensor_of, tensor_rows
+from dcp_inspect.reading.values import array_rows, load_value, open_values, whole_array
 from dcp_manifest import DcpError
 
 __all__ = ["command", "parse_key"]
@@ -21,7 +23,14 @@ _SLICED = re.compile(r"(?P<name>.*)\[(?P<slices>[\d:,.\s+-]*)\]$", re.DOTALL)
 Slices = tuple[Any, ...]
 
 
-@click.command("cat")
+@click.command(
+    "cat",
+    epilog=examples(
+        "dcp cat runs/step-100 step",
+        "dcp cat runs/step-100 'model.weight[0:2, -1]'",
+        "dcp cat runs/step-100 step --json",
+    ),
+)
 @click.argument("path", type=PLACE)
 @click.argument("key")
 @json_option
@@ -32,9 +41,11 @@ def command(path: str, key: str, as_json: bool) -> int:
         name, slices = parse_key(key, {*content.tensors, *content.objects, *content.aliases})
         name = content.aliases.get(name, name)
         if name in content.objects:
-            value = _object(content, name)
+            if slices:
+                raise click.UsageError(f"{name!r} is no tensor, and has no parts to print")
+            value = load_value(content.objects[name](), name)
             if as_json:
-                print_json({"name": name, "value": repr(value)})
+                print_json({"name": name, "type": type(value).__name__, "value": json_value(value)})
             else:
                 say(repr(value), lines=True)
             return 0
@@ -42,18 +53,26 @@ def command(path: str, key: str, as_json: bool) -> int:
             found = near(name, [*content.tensors, *content.objects])
             hint = f"; near it: {', '.join(found)}" if found else ""
             raise MissingValueError(f"{path} holds no value {name!r}{hint}; `dcp show {path}` lists the names")
-        tensor = _part(content.tensors[name], slices)
+        entry = content.tensors[name]
+        array = _part(entry, slices)
     finally:
         content.close()
     if as_json:
-        values = tensor.to(importlib.import_module("torch").float64) if tensor.is_floating_point() else tensor
-        text = values.tolist() if not tensor.is_complex() else [str(each) for each in tensor.flatten().tolist()]
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        print_json({"name": name, "dtype": dtype, "shape": list(tensor.shape), "values": text})
+        values = array.tolist() if array.dtype.kind != "c" else [str(each) for each in array.ravel().tolist()]
+        print_json({"name": name, "dtype": entry.dtype, "shape": [*array.shape], "values": values})
     else:
-        say(f"{name}: {str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}")
-        say(str(tensor).removeprefix("tensor"), lines=True)
+        say(f"{name}: {entry.dtype} {array.shape}")
+        say(np.array2string(array, separator=", ", max_line_width=console().width), lines=True)
     return 0
+
+
+def json_value(value: Any) -> Any:
+    """Return a value that JSON has as it is, and the text of any other."""
+    try:
+        same = json.loads(json.dumps(value)) == value
+    except (TypeError, ValueError, RecursionError):
+        return repr(value)
+    return value if same or value != value else repr(value)  # noqa: PLR0124 - NaN is printed as JSON allows
 
 
 def parse_key(key: str, names: set[str]) -> tuple[str, Slices]:
@@ -81,11 +100,6 @@ def _slice(text: str) -> Any:
         raise click.UsageError(f"{text!r} is no index or slice; write them as in Python, like [0:3, ..., -1]") from None
 
 
-def _object(content: Any, name: str) -> Any:
-    objects = importlib.import_module("dcp_core.objects.object_bytes")
-    return objects.load_object(content.objects[name](), key=name)
-
-
 def _rows(entry: Any, slices: Slices) -> Any:
     """Return the requested part if its first index or slice selects rows."""
     first: Any = slices[0]
@@ -93,14 +107,15 @@ def _rows(entry: Any, slices: Slices) -> Any:
     rows = range(entry.shape[0])
     if isinstance(first, int):
         row = rows[first]
-        return tensor_rows(entry, row, row + 1)[0][rest] if rest else tensor_rows(entry, row, row + 1)[0]
+        index = (0, *rest)
+        return array_rows(entry, row, row + 1)[index]
     wanted: range = rows[first]
     if wanted.step < 0:
         raise ValueError("steps must be positive")
     inside = (slice(None, None, wanted.step), *rest)
     if not wanted:
-        return tensor_rows(entry, 0, 0)[inside]
-    return tensor_rows(entry, wanted[0], wanted[-1] + 1)[inside]
+        return array_rows(entry, 0, 0)[inside]
+    return array_rows(entry, wanted[0], wanted[-1] + 1)[inside]
 
 
 def _part(entry: Any, slices: Slices) -> Any:
@@ -109,7 +124,7 @@ def _part(entry: Any, slices: Slices) -> Any:
     try:
         if slices and slices[0] is not ... and shape:
             return _rows(entry, slices)
-        return tensor_of(entry)[slices] if slices else tensor_of(entry)
+        return whole_array(entry)[slices]
     except DcpError:  # damage is no wrong use
         raise
     except (IndexError, ValueError) as error:

@@ -5,10 +5,18 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
+from dcp_inspect.advice import program
+from dcp_inspect.examples import examples
+
 __all__ = ["command"]
 
 
-@click.command("completion")
+@click.command(
+    "completion",
+    epilog=examples(
+        "dcp completion bash > ~/.dcp-completion.bash",
+    ),
+)
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def command(shell: str) -> int:
     """Print the completion script; for bash: `eval "$(dcp completion bash)"` in ~/.bashrc."""
@@ -17,5 +25,5 @@ def command(shell: str) -> int:
     kind = get_completion_class(shell)
     if kind is None:
         raise click.UsageError(f"{shell} is not known")
-    click.echo(kind(dcp, {}, "dcp", "_DCP_COMPLETE").source())
+    click.echo(kind(dcp, {}, program(), f"_{program()}_COMPLETE".replace("-", "_").upper()).source())
     return 0

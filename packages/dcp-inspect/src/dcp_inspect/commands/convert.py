@@ -8,9 +8,10 @@ from typing import Any
 
 import click
 
+from dcp_inspect.examples import examples
 from dcp_inspect.places import PLACE
 from dcp_inspect.printing.output import count_bytes, json_option, print_json, print_line
-from dcp_inspect.values import formats
+from dcp_inspect.reading.values import formats
 
 __all__ = ["command", "parse_size"]
 
@@ -30,13 +31,24 @@ def parse_size(text: str) -> int:
     return int(float(found[1]) * step ** " KMGT".index(found[2].upper() or " "))
 
 
-@click.command("convert")
+@click.command(
+    "convert",
+    epilog=examples(
+        "dcp convert runs/step-100 weights.pt",
+        "dcp convert model.pt new-checkpoint",
+        "dcp convert runs/step-100 s3://bucket/copy",
+        "dcp convert runs/step-100 out.safetensors --include 'model.*' --rename model.= --dtype bfloat16",
+        "dcp convert runs/step-100 export.hf --objects beside --shard-size 2GB",
+    ),
+)
 @click.argument("source", type=PLACE)
 @click.argument("destination", type=PLACE)
 @click.option("--to", "to", help="Format to write: checkpoint, torch, safetensors; default: by the destination's name.")
 @click.option("--include", multiple=True, metavar="PATTERN", help="Names to take (repeatable); all without it.")
 @click.option("--exclude", multiple=True, metavar="PATTERN", help="Names to leave out (repeatable).")
-@click.option("--rename", multiple=True, metavar="OLD=NEW", help="Another name for a value or a path (repeatable).")
+@click.option("--rename", multiple=True, metavar="OLD=NEW",
+              help="Another name for a value or a path; PREFIX= drops a prefix, =PREFIX adds one (repeatable).",
+              )  # fmt: skip
 @click.option("--rename-regex", multiple=True, nargs=2, metavar="PATTERN NEW", help="As re.sub, for other names.")
 @click.option("--dtype", help="Of floating-point tensors in the result, e.g. bfloat16.")
 @click.option("--shard-size", default="5GB", show_default=True, help="Size of a file of a safetensors folder.")
@@ -55,6 +67,7 @@ def command(source: str, destination: str, as_json: bool, **given: Any) -> int:
     s3://bucket/run/step-100; only checkpoints are written to a URI.
     """
     package = formats()
+    _check(package, given)
     facts: dict[str, Any] = {}
 
     def start(content: Any) -> None:
@@ -88,10 +101,28 @@ def command(source: str, destination: str, as_json: bool, **given: Any) -> int:
 
 
 def _pair(text: str) -> tuple[str, str]:
+    """Split OLD=NEW; either may be empty, for the top of all names, and may end with the dot of a prefix."""
     old, separator, new = text.partition("=")
-    if not (old and separator and new):
-        raise click.BadParameter(f"--rename {text!r} must be OLD=NEW")
+    old, new = old.removesuffix("."), new.removesuffix(".")
+    if not separator or old == new:
+        raise click.BadParameter(f"--rename {text!r} must be OLD=NEW, or PREFIX= to drop a prefix")
     return old, new
+
+
+def _check(package: Any, given: dict[str, Any]) -> None:
+    """Refuse options that cannot be meant, before anything is opened. Raises BadParameter."""
+    toolkit = importlib.import_module("dcp_core.toolkit")
+    try:
+        toolkit.KeyMap({}, given["rename_regex"])
+        toolkit.CompressionPolicy(given["compression"])
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+    if given["to"] is not None:
+        try:
+            package.converter_for(given["to"])
+        except LookupError as error:
+            known = ", ".join(importlib.import_module("dcp_core").plugins.names("converters"))
+            raise click.BadParameter(f"--to {given['to']!r} is no installed format; choose one of {known}") from error
 
 
 def _dtype(name: str | None) -> Any:

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import click
+import numpy as np
+import numpy.typing as npt
 
 from dcp_hooks import report_operation
+from dcp_inspect.examples import examples
 from dcp_inspect.exit_codes import DIFFERENT
 from dcp_inspect.places import PLACE
-from dcp_inspect.printing.output import Cell, json_option, print_json, print_line, print_table
-from dcp_inspect.values import open_values
+from dcp_inspect.printing.output import Cell, json_option, print_json, print_line
+from dcp_inspect.printing.table import print_table
+from dcp_inspect.reading.arrays import array_of
+from dcp_inspect.reading.values import load_value, open_values, same_value
+from dcp_manifest import ITEM_BYTES
 
 __all__ = ["command"]
 
 _PIECE_BYTES = 8 << 20
+Array = npt.NDArray[Any]
+Bits = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +45,15 @@ class Difference:
     """Number of elements that differ: in any bit, unless a tolerance was given."""
 
 
-@click.command("diff")
+@click.command(
+    "diff",
+    epilog=examples(
+        "dcp diff runs/step-100 runs/step-200",
+        "dcp diff runs/step-100 model.safetensors --keys-only",
+        "dcp diff runs/step-100 runs/step-200 --rtol 1e-5",
+        "dcp diff s3://bucket/runs/step-100 s3://bucket/runs/step-200",
+    ),
+)
 @click.argument("a", type=PLACE)
 @click.argument("b", type=PLACE)
 @click.option("--keys-only", is_flag=True, help="Compare names, dtypes and shapes; read no values.")
@@ -95,9 +110,8 @@ def _objects(name: str, a: bytes, b: bytes) -> Iterator[Difference]:
     """Compare two objects by type and bits: 0.0 is not -0.0, 1 is neither True nor 1.0, NaN equals itself."""
     if a == b:
         return
-    load = importlib.import_module("dcp_core.objects.object_bytes").load_object
-    left, right = load(a, key=name), load(b, key=name)
-    if not importlib.import_module("dcp_core.planning.comparable_bytes").same_value(left, right):
+    left, right = load_value(a, name), load_value(b, name)
+    if not same_value(left, right):
         yield Difference(name, "values", repr(left)[:60], repr(right)[:60])
 
 
@@ -111,70 +125,84 @@ def _tensors(
         yield Difference(name, "dtype", a.dtype, b.dtype)
     if keys_only:
         return
-    measured = _Measured(atol, rtol)
+    measured = _Measured((a.dtype, b.dtype), atol, rtol)
     for left, right in _aligned(a, b):
         measured.add(left, right)
-        tick(left.numel() * left.element_size())
+        tick(left.nbytes)
     if measured.different:
         yield Difference(
             name, "values", max_abs=measured.max_abs, max_rel=measured.max_rel, different=measured.different
         )
 
 
-def _aligned(a: Any, b: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield the elements of two tensors of one shape, in pieces of equal length."""
-    streams = [_elements(entry) for entry in (a, b)]
-    held: list[Any] = [None, None]
+def _aligned(a: Any, b: Any) -> Iterator[tuple[Bits, Bits]]:
+    """Yield runs of equal length of the elements of two tensors of the same shape, as bytes of each element."""
+    streams = [_elements(a), _elements(b)]
+    held: list[Bits | None] = [None, None]
     while True:
         for side in (0, 1):
-            if held[side] is None or not held[side].numel():
+            some = held[side]
+            if some is None or not len(some):
                 held[side] = next(streams[side], None)
-        if held[0] is None or held[1] is None:
+        one, other = held
+        if one is None or other is None:
             return
-        count = min(held[0].numel(), held[1].numel())
-        yield held[0][:count], held[1][:count]
-        held = [each[count:] for each in held]
+        count = min(len(one), len(other))
+        yield one[:count], other[:count]
+        held = [one[count:], other[count:]]
 
 
-def _elements(entry: Any) -> Iterator[Any]:
-    torch = importlib.import_module("torch")
-    dtype = getattr(torch, entry.dtype)
+def _elements(entry: Any) -> Iterator[Bits]:
+    """Yield the elements of a tensor in pieces: a row of bytes for each element."""
     for piece in entry.data.pieces(_PIECE_BYTES):
-        yield torch.frombuffer(piece, dtype=torch.uint8).view(dtype)
+        yield np.frombuffer(piece, np.uint8).reshape(-1, ITEM_BYTES[entry.dtype])
 
 
 class _Measured:
     """Running totals of the differences between two tensors."""
 
-    def __init__(self, atol: float, rtol: float) -> None:
+    def __init__(self, dtypes: tuple[str, str], atol: float, rtol: float) -> None:
+        self._dtypes = dtypes
         self._atol, self._rtol = atol, rtol
         self.different = 0
         self.max_abs = self.max_rel = 0.0
 
-    def add(self, a: Any, b: Any) -> None:
+    def add(self, left: Bits, right: Bits) -> None:
         """Compare two runs of elements: by bits; with a tolerance or between dtypes, by value, where NaN equals NaN."""
-        torch = importlib.import_module("torch")
         bits = None
-        if a.dtype == b.dtype:
-            bits = (a.view(torch.uint8) != b.view(torch.uint8)).view(-1, a.element_size()).any(1)
+        if self._dtypes[0] == self._dtypes[1]:
+            bits = (left != right).any(1)
             if not bits.any():
                 return
-        wide = torch.complex128 if a.is_complex() or b.is_complex() else torch.float64
-        exact = not (a.is_floating_point() or b.is_floating_point() or a.is_complex() or b.is_complex())
-        same = (a == b) if exact else None
-        a, b = a.to(wide), b.to(wide)
-        gap = (a - b).abs()
-        gap = torch.where((a == b) | (a.isnan() & b.isnan()), torch.zeros_like(gap), gap)
-        gap = torch.where(gap.isnan(), torch.full_like(gap, math.inf), gap)
-        differs = gap > self._atol + self._rtol * b.abs().nan_to_num(0.0, 0.0, 0.0)
-        if bits is not None and not (self._atol or self._rtol):
-            differs = bits
+        # Only the elements that differ in their bits can differ in their values.
+        chosen = slice(None) if bits is None else bits
+        a, b = (
+            array_of(np.ascontiguousarray(side[chosen]).data.cast("B"), dtype)
+            for side, dtype in zip((left, right), self._dtypes, strict=True)
+        )
+        with np.errstate(all="ignore"):
+            self._add_values(a, b, exact=bits is not None and not (self._atol or self._rtol))
+
+    def _add_values(self, a: Array, b: Array, *, exact: bool) -> None:
+        wide = np.complex128 if "c" in (a.dtype.kind, b.dtype.kind) else np.float64
+        whole = a.dtype.kind in "biu" and b.dtype.kind in "biu"
+        same = (a == b) if whole else None
+        a, b = a.astype(wide), b.astype(wide)
+        gap = np.abs(a - b)
+        gap[(a == b) | (np.isnan(a) & np.isnan(b))] = 0
+        gap[np.isnan(gap)] = math.inf
+        size = np.abs(b)
+        differs = gap > self._atol + self._rtol * np.where(np.isfinite(size), size, 0)
+        if exact:
+            differs = np.ones_like(differs)
         elif same is not None:  # beyond 2⁵³ neighbouring integers look equal as floats
             differs |= ~same & (gap == 0)
         if differs.any():
             self.different += int(differs.sum())
             self.max_abs = max(self.max_abs, float(gap.max()))
-            self.max_rel = max(self.max_rel, float((gap[differs] / b[differs].abs()).nan_to_num(0.0, math.inf).max()))
+            relative = gap[differs] / size[differs]
+            relative[np.isnan(relative)] = 0
+            self.max_rel = max(self.max_rel, float(relative.max()))
 
 
 def _print(found: list[Difference], count: int) -> None:
@@ -182,7 +210,7 @@ def _print(found: list[Difference], count: int) -> None:
         print_line(("equal", "green"), f": {count} values")
         return
     columns = ("name", "differs in", "A", "B", "elements", "max abs", "max rel")
-    print_table(columns, map(_row, found), right=columns[4:])
+    print_table(columns, map(_row, found), right=columns[4:], drop=("max rel", "elements"), wrap=("A", "B"))
     names = len({each.name for each in found})
     print_line(f"{names} of {count} values differ")
 

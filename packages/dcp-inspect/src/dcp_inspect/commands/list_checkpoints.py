@@ -8,15 +8,24 @@ from dataclasses import asdict
 
 import click
 
+from dcp_inspect.examples import examples
 from dcp_inspect.listing import Listed, find, look_at
 from dcp_inspect.places import PLACE, is_uri
-from dcp_inspect.printing.output import Cell, age, count_bytes, json_option, print_json, print_table
+from dcp_inspect.printing.output import Cell, age, count_bytes, json_option, print_json
+from dcp_inspect.printing.table import print_table
 from dcp_manifest import CheckpointNotFoundError
 
 __all__ = ["command"]
 
 
-@click.command("ls")
+@click.command(
+    "ls",
+    epilog=examples(
+        "dcp ls runs",
+        "dcp ls s3://bucket/runs",
+        "dcp ls runs --json",
+    ),
+)
 @click.argument("path", type=PLACE, default=".")
 @json_option
 def command(path: str, as_json: bool) -> int:
@@ -25,9 +34,9 @@ def command(path: str, as_json: bool) -> int:
     Several runs follow one another, the one that saved last first. Times of files do not matter where steps are known.
 
     A checkpoint is valid if its index can be read and its files are there in full length. Their bytes are checked by
-    `dcp verify`.
+    `dcp verify`. Saves that are running, and what is left of those that did not finish, are listed as such.
     """
-    found = [look_at(one) for one in find(path)]
+    found = [look_at(one) for one in find(path, unfinished=True)]
     if as_json:
         print_json([asdict(one) for one in found])
         return 0
@@ -42,7 +51,8 @@ def command(path: str, as_json: bool) -> int:
 def _print(found: list[Listed], root: str) -> None:
     columns = ("checkpoint", "step", "size", "ranks", "values", "age", "state")
     now = time.time()
-    print_table(columns, (_row(one, root, now) for one in found), right=columns[1:-1])
+    rows = [_row(one, root, now) for one in found]
+    print_table(columns, rows, right=columns[1:-1], drop=("ranks", "values", "age", "step"), wrap=("state",))
 
 
 def _row(one: Listed, root: str, now: float) -> tuple[Cell, ...]:

@@ -9,9 +9,11 @@ from pathlib import Path
 import click
 
 from dcp_inspect.contents import open_index
+from dcp_inspect.examples import examples
 from dcp_inspect.layout import RankLoad, plan_reads, plan_writes
 from dcp_inspect.places import LOCAL_FILE, PLACE
-from dcp_inspect.printing.output import Cell, count_bytes, json_option, print_json, print_line, print_table
+from dcp_inspect.printing.output import Cell, count_bytes, json_option, print_json, print_line
+from dcp_inspect.printing.table import print_table
 from dcp_inspect.visuals.picture import draw, page
 from dcp_manifest import needed_bytes
 
@@ -20,7 +22,13 @@ __all__ = ["command"]
 _SHOWN_RANKS = 32
 
 
-@click.command("plan")
+@click.command(
+    "plan",
+    epilog=examples(
+        "dcp plan runs/step-100 --world 8",
+        "dcp plan runs/step-100 --world 8 --svg layout.svg --html layout.html",
+    ),
+)
 @click.argument("path", type=PLACE)
 @click.option("--world", type=click.IntRange(1), required=True, help="Number of ranks.")
 @click.option("--svg", type=LOCAL_FILE, help="Write a picture of who reads what.")
@@ -59,7 +67,7 @@ def _print(title: str, ranks: list[RankLoad]) -> None:
     )
     rows.append([(cell, "bold") for cell in ("all", *_cells(total))])
     print_line(title)
-    print_table(columns, rows, right=columns)
+    print_table(columns, rows, right=columns, drop=("ranges", "files"))
 
 
 def _cells(load: RankLoad) -> tuple[str, ...]:

@@ -8,8 +8,10 @@ from dataclasses import asdict, dataclass
 import click
 
 from dcp_hooks import PluginInfo, PluginLoadError, installed
+from dcp_inspect.examples import examples
 from dcp_inspect.exit_codes import DIFFERENT
-from dcp_inspect.printing.output import Cell, json_option, print_json, print_table
+from dcp_inspect.printing.output import Cell, json_option, print_json
+from dcp_inspect.printing.table import print_table
 
 __all__ = ["command"]
 
@@ -30,7 +32,13 @@ class Listed:
     problem: str | None
 
 
-@click.command("plugins")
+@click.command(
+    "plugins",
+    epilog=examples(
+        "dcp plugins",
+        "dcp plugins --load",
+    ),
+)
 @click.option("--load", is_flag=True, help="Import all that plug-ins name, which takes torch, and say what is broken.")
 @json_option
 def command(load: bool, as_json: bool) -> int:
@@ -41,7 +49,8 @@ def command(load: bool, as_json: bool) -> int:
     elif not found:
         click.echo("no installed package adds anything; a plugin is an entry point of the group 'dcp'")
     else:
-        print_table(("plugin", "package", "hooks", "offers", "state"), map(_row, found))
+        columns = ("plugin", "package", "hooks", "offers", "state")
+        print_table(columns, map(_row, found), drop=("hooks", "package"), wrap=("hooks", "offers", "state"))
     return DIFFERENT if any(one.problem for one in found) else 0
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import click
 
+from dcp_inspect.examples import examples
 from dcp_inspect.listing import find, look_at
 from dcp_inspect.places import PLACE, is_uri, open_folder
 from dcp_inspect.printing.output import confirm, count_bytes, json_option, print_json, say
@@ -16,7 +17,14 @@ from dcp_manifest import CheckpointNotFoundError
 __all__ = ["command"]
 
 
-@click.command("prune")
+@click.command(
+    "prune",
+    epilog=examples(
+        "dcp prune runs --keep 3 --dry-run",
+        "dcp prune runs --keep 1 --yes",
+        "dcp prune s3://bucket/runs --keep 1 --yes",
+    ),
+)
 @click.argument("path", type=PLACE)
 @click.option("--keep", type=click.IntRange(1), required=True, help="How many of the newest valid ones of a run stay.")
 @click.option("--yes", is_flag=True, help="Do not ask.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from dcp_inspect.examples import examples
 from dcp_inspect.places import PLACE, open_folder
 from dcp_inspect.printing.output import confirm, count_bytes, json_option, print_json, say
 from dcp_inspect.removal import plan_removal, remove
@@ -11,7 +12,14 @@ from dcp_inspect.removal import plan_removal, remove
 __all__ = ["command"]
 
 
-@click.command("rm")
+@click.command(
+    "rm",
+    epilog=examples(
+        "dcp rm runs/step-100 --dry-run",
+        "dcp rm runs/step-100 --yes",
+        "dcp rm s3://bucket/runs/step-100 --yes",
+    ),
+)
 @click.argument("path", type=PLACE)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")

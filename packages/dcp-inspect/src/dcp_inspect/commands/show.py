@@ -10,18 +10,33 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 
-from dcp_inspect.contents import Row, open_index, rows_of, select
+from dcp_inspect.contents import Row, open_index, rows_of, select, with_values
 from dcp_inspect.errors import MissingValueError
+from dcp_inspect.examples import examples
 from dcp_inspect.places import PLACE
-from dcp_inspect.printing.output import count_bytes, json_option, print_json, print_line, print_lines, print_table
+from dcp_inspect.printing.output import count_bytes, json_option, print_json, print_line, print_lines
+from dcp_inspect.printing.table import print_table
 from dcp_inspect.printing.tree import tree_lines
+from dcp_inspect.reading.arrays import array_of, is_number
 from dcp_manifest import CheckpointIndex, UnsupportedFormatError
 
 __all__ = ["command"]
 
+_SHOWN_LETTERS = 60
 
-@click.command("show")
+
+@click.command(
+    "show",
+    epilog=examples(
+        "dcp show runs/step-100",
+        "dcp show runs/step-100 --depth 2",
+        "dcp show runs/step-100 'model.*' --stats",
+        "dcp show model.safetensors",
+        "dcp show s3://bucket/runs/step-100 --json",
+    ),
+)
 @click.argument("path", type=PLACE)
 @click.argument("patterns", nargs=-1)
 @click.option("--flat", is_flag=True, help="One line per value instead of a tree.")
@@ -36,6 +51,8 @@ def command(path: str, patterns: tuple[str, ...], flat: bool, depth: int | None,
         raise MissingValueError(
             f"no name in {path} matches {' or '.join(map(repr, patterns))}; `dcp show {path}` lists all"
         )
+    if index is not None:
+        chosen = with_values(path, index, chosen)
     found = statistics(path, chosen) if stats else {}
     if as_json:
         values = [{**row.as_json(), **({"stats": found[row.name]} if row.name in found else {})} for row in chosen]
@@ -56,7 +73,7 @@ def _rows(path: str) -> tuple[CheckpointIndex | None, list[Row]]:
     except UnsupportedFormatError:
         if os.path.isdir(path) and (Path(path) / ".metadata").exists():
             raise
-        from dcp_inspect.values import open_values  # noqa: PLC0415 - takes torch
+        from dcp_inspect.reading.values import open_values  # noqa: PLC0415 - takes torch
 
         content = open_values(path)
         rows = [
@@ -103,54 +120,64 @@ def _form(row: Row) -> str:
     if row.kind == "alias":
         return f"= {row.target}"
     if row.kind == "object":
-        return f"object  {count_bytes(row.bytes)}"
+        value = "" if row.value is None else f"{_short(row.value)}  "
+        return f"object  {value}{count_bytes(row.bytes)}"
     shape = " × ".join(map(str, row.shape or ())) or "scalar"
     chunks = f"  {row.chunks} chunks" if row.chunks != 1 else ""
     rank = f"  of rank {row.rank}" if row.rank is not None else ""
     return f"{row.dtype}  {shape}{chunks}  {count_bytes(row.bytes)}{rank}"
 
 
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN_LETTERS else text[: _SHOWN_LETTERS - 1] + "…"
+
+
 def _table(rows: list[Row], found: dict[str, dict[str, float]]) -> None:
     measures = ("min", "max", "mean", "std", "nonfinite") if found else ()
-    columns = ("name", "dtype", "shape", "chunks", "size", *measures)
-    print_table(columns, (_cells(row, found.get(row.name, {}), measures) for row in rows), right=columns[3:])
+    values = ("value",) if any(row.value is not None for row in rows) else ()
+    columns = ("name", "dtype", "shape", "chunks", "size", *measures, *values)
+    print_table(
+        columns,
+        (_cells(row, found.get(row.name, {}), measures, values) for row in rows),
+        right=columns[3 : 5 + len(measures)],
+        drop=("chunks", "std", "nonfinite", "shape", "dtype", "mean"),
+        wrap=values,
+    )
 
 
-def _cells(row: Row, stats: dict[str, float], measures: Sequence[str]) -> tuple[str, ...]:
+def _cells(row: Row, stats: dict[str, float], measures: Sequence[str], values: Sequence[str]) -> tuple[str, ...]:
     shape = "" if row.shape is None else "×".join(map(str, row.shape)) or "scalar"
     kind = row.dtype or (f"= {row.target}" if row.kind == "alias" else row.kind)
     facts = (row.name, kind, shape, str(row.chunks or ""), count_bytes(row.bytes))
-    return (*facts, *(f"{stats[name]:.4g}" if name in stats else "" for name in measures))
+    measured = (f"{stats[name]:.4g}" if name in stats else "" for name in measures)
+    return (*facts, *measured, *(_short(row.value or "") for _ in values))
 
 
 def statistics(path: str, rows: list[Row]) -> dict[str, dict[str, float]]:
     """Compute statistics of each tensor in pieces: minimum, maximum, mean, standard deviation, non-finite values."""
-    from dcp_inspect.values import open_values  # noqa: PLC0415 - takes torch
+    from dcp_inspect.reading.values import open_values  # noqa: PLC0415 - takes torch
 
     content = open_values(path)
-    wanted = [row.name for row in rows if row.name in content.tensors]
+    wanted = [row.name for row in rows if row.name in content.tensors and is_number(content.tensors[row.name].dtype)]
     found = {name: _statistics(content.tensors[name]) for name in wanted}
     content.close()
     return found
 
 
 def _statistics(entry: Any) -> dict[str, float]:
-    import importlib  # noqa: PLC0415
-
-    torch = importlib.import_module("torch")
-    dtype = getattr(torch, entry.dtype)
     count = nonfinite = 0
     total = squares = 0.0
     low, high = math.inf, -math.inf
     for piece in entry.data.pieces(16 << 20):
-        values = torch.frombuffer(piece, dtype=torch.uint8).view(dtype)
-        values = (values.abs() if dtype.is_complex else values).to(torch.float64)
-        finite = values[torch.isfinite(values)]
-        nonfinite += values.numel() - finite.numel()
-        if finite.numel():
-            low, high = min(low, float(finite.min())), max(high, float(finite.max()))
-            total, squares = total + float(finite.sum()), squares + float(finite.square().sum())
-            count += finite.numel()
+        elements = array_of(piece, entry.dtype)
+        with np.errstate(all="ignore"):
+            values = (np.abs(elements) if elements.dtype.kind == "c" else elements).astype(np.float64)
+            finite = values[np.isfinite(values)]
+            nonfinite += values.size - finite.size
+            if finite.size:
+                low, high = min(low, float(finite.min())), max(high, float(finite.max()))
+                total, squares = total + float(finite.sum()), squares + float(np.square(finite).sum())
+                count += finite.size
     if not count:
         return {"nonfinite": nonfinite}
     mean = total / count

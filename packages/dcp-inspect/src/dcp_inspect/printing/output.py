@@ -1,4 +1,4 @@
-"""Output of commands: lines, tables and trees for people, JSON for programs.
+"""Output of commands: lines for people, JSON for programs; tables are made by `table`.
 
 All output passes through this module, which escapes unprintable characters: names, paths, values and messages may come
 from untrusted files. Colours appear on terminals only. Progress bars are in `dcp_inspect.visuals.progress_bar`.
@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any
 
@@ -18,26 +17,23 @@ import click
 from dcp_manifest import printable, printable_bytes
 
 __all__ = [
-    "Cell", "age", "confirm", "console", "count_bytes", "json_option", "print_json", "print_line", "print_lines",
-    "print_table", "say",
+    "Cell", "age", "cell_text", "confirm", "console", "count_bytes", "json_option", "print_json", "print_line",
+    "print_lines", "say", "styled",
 ]  # fmt: skip
 
 count_bytes = printable_bytes
 Cell = str | tuple[str, str]
 """A text, or a text and its style. A text is one line: a line break in it is escaped."""
-_WIDTH = 160
-# Longer tables are aligned without wrapping: laying out cells takes a minute for 200,000 rows.
-_WRAPPED_ROWS = 1000
 _LINES_AT_ONCE = 1000
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 def console() -> Any:
-    """Return a rich console on stdout: as wide as the terminal, or wide enough for files and pipes."""
+    """Return a rich console on stdout. Its width matters on terminals only: files and pipes get whole lines."""
     from rich.console import Console  # noqa: PLC0415 - not needed for JSON
 
-    return Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=_WIDTH)
+    return Console(highlight=False)
 
 
 def say(text: str, *, err: bool = False, lines: bool = False) -> None:
@@ -56,60 +52,31 @@ def print_line(*cells: Cell) -> None:
 
 
 def print_lines(lines: Iterable[Sequence[Cell]]) -> None:
-    """Print lines of styled parts; a terminal wraps long ones, files and pipes get whole lines."""
+    """Print lines of styled parts. None is broken here: a terminal wraps long ones, and copies them as one line."""
     out = console()
     rest = iter(lines)
     while some := [*islice(rest, _LINES_AT_ONCE)]:
         if out.is_terminal:
-            out.print(_text(some))
+            out.print(styled(some), soft_wrap=True)
         else:
-            click.echo("\n".join("".join(printable(_parts(cell)[0]) for cell in cells) for cells in some))
+            click.echo("\n".join("".join(map(cell_text, cells)) for cells in some))
 
 
-def _parts(cell: Cell) -> tuple[str, str]:
-    return (cell, "") if isinstance(cell, str) else cell
+def cell_text(cell: Cell) -> str:
+    """Return the text of a cell as it is printed, without its style."""
+    return printable(cell if isinstance(cell, str) else cell[0])
 
 
-def _text(lines: Sequence[Sequence[Cell]]) -> Any:
+def styled(lines: Sequence[Sequence[Cell]]) -> Any:
+    """Return lines of styled parts as rich's text."""
     from rich.text import Text  # noqa: PLC0415
 
     whole = Text()
     for number, cells in enumerate(lines):
         whole.append("\n" if number else "")
         for cell in cells:
-            text, style = _parts(cell)
-            whole.append(printable(text), style or None)
+            whole.append(cell_text(cell), None if isinstance(cell, str) else cell[1] or None)
     return whole
-
-
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[Cell]], *, right: Sequence[str] = ()) -> None:
-    """Print rows under headings; the columns named by `right` are aligned on the right."""
-    table = [*rows]
-    if len(table) > _WRAPPED_ROWS:
-        print_lines(_aligned([[(name, "bold") for name in columns], *table], [name in right for name in columns]))
-        return
-    from rich.table import Table  # noqa: PLC0415
-
-    drawn = Table(box=None, pad_edge=False, header_style="bold")
-    for name in columns:
-        drawn.add_column(name, justify="right" if name in right else "left", overflow="fold")
-    for cells in table:
-        drawn.add_row(*(_text([[cell]]) for cell in cells))
-    console().print(drawn)
-
-
-def _aligned(rows: Sequence[Sequence[Cell]], right: Sequence[bool]) -> Iterator[list[Cell]]:
-    from rich.cells import cell_len  # noqa: PLC0415
-
-    sizes = [[cell_len(printable(_parts(cell)[0])) for cell in row] for row in rows]
-    widths = [max(column) for column in zip(*sizes, strict=True)]
-    for row, taken in zip(rows, sizes, strict=True):
-        line: list[Cell] = []
-        for number, cell in enumerate(row):
-            blanks = " " * (widths[number] - taken[number])
-            line += [blanks, cell] if right[number] else [cell, blanks]
-            line.append("  ")
-        yield line
 
 
 def print_json(value: object) -> None:

@@ -63,7 +63,9 @@ def verify_file(
         source = store.open(name)
         size = source.size()
     except CheckpointNotFoundError as error:
-        return FileReport((Problem(str(error), file=name, key=items[0].key),), 0, frozenset())
+        lost = _keys(items)
+        message = f"{error}; {_items(len(items))} lost"
+        return FileReport((Problem(message, file=name, key=lost[0], lost_keys=lost),), 0, frozenset())
     except DcpError as error:
         return FileReport((Problem(str(error), file=name),), 0, frozenset())
     try:
@@ -74,8 +76,20 @@ def verify_file(
         source.close()
 
 
+def _keys(items: Sequence[IndexedItem]) -> tuple[str, ...]:
+    """Return the keys of items in the order of the file, each once."""
+    return tuple(dict.fromkeys(one.key for one in sorted(items, key=lambda one: one.item.offset)))
+
+
+def _items(count: int) -> str:
+    return f"{count} item{'s are' if count != 1 else ' is'}"
+
+
 class _Window:
-    """Sliding window over a file: the part in memory moves forward in large steps."""
+    """Sliding window over a file: the part in memory moves forward in large steps.
+
+    Bytes are read once as long as the requested ranges move forward, or back by less than the window.
+    """
 
     def __init__(self, source: Source, size: int, on_read: Callable[[int], None]) -> None:
         self._source = source
@@ -88,13 +102,21 @@ class _Window:
     def view(self, start: int, stop: int) -> memoryview:
         """Return the bytes [start, stop) of the file; the range must be inside it."""
         if not self._start <= start <= stop <= self._start + len(self._data):
-            end = min(self.size, max(stop, start + _WINDOW_BYTES))
-            self._data = np.empty(end - start, np.uint8).data
-            self._start = start
-            self._source.read_into(start, [self._data])
-            self.bytes_read += end - start
-            self._on_read(end - start)
+            self._move(start, min(self.size, max(stop, start + _WINDOW_BYTES)))
         return self._data[start - self._start : stop - self._start]
+
+    def _move(self, start: int, stop: int) -> None:
+        """Move the window to [start, stop); bytes that it holds already are not read again."""
+        data = np.empty(stop - start, np.uint8).data
+        held = self._data[start - self._start :] if self._start <= start else self._data[:0]
+        kept = min(len(held), len(data))
+        data[:kept] = held[:kept]
+        count = len(data) - kept
+        if count:
+            self._source.read_into(start + kept, [data[kept:]])
+        self._start, self._data = start, data
+        self.bytes_read += count
+        self._on_read(count)
 
     def steps(self, start: int, stop: int) -> Iterator[memoryview]:
         """Yield the bytes [start, stop) in pieces."""
@@ -118,18 +140,19 @@ class _FileCheck:
         """Check every item, the gaps between them, and the end of the file."""
         position = self._mark_bytes(items)
         last: StoredItem | None = None
+        cut = [one for one in items if one.item.offset + one.item.length > self.window.size]
         for one in sorted(items, key=lambda one: (one.item.offset, one.item.length)):
             start, stop = one.item.offset, one.item.offset + one.item.length
             shared = last is not None and (last.offset, last.length) == (start, one.item.length)
             if start < position and not shared:
                 self._report("the item overlaps the one before it", one.key, start)
-            if stop > self.window.size:
-                self._report(f"the file ends at byte {self.window.size}, the item at {stop}: truncated", one.key, start)
-            else:
+            if stop <= self.window.size:
                 if self._exact:
                     self._check_gap(position, start)
                 self._check_item(one)
             position, last = max(position, stop), one.item
+        if cut:
+            self._report_end(cut)
         if self._exact and self.window.size > position:
             self._report(f"{self.window.size - position} bytes follow the last item", None, position)
 
@@ -144,6 +167,13 @@ class _FileCheck:
     def _report(self, message: str, key: str | None, offset: int) -> None:
         self.problems.append(Problem(message, self._name, key, offset))
 
+    def _report_end(self, cut: Sequence[IndexedItem]) -> None:
+        """Report the items beyond the end of the file: one problem, since there is one cause."""
+        size, lost = self.window.size, _keys(cut)
+        wanted = max(one.item.offset + one.item.length for one in cut)
+        message = f"truncated: the file ends at {size:,} of {wanted:,} bytes; {_items(len(cut))} lost"
+        self.problems.append(Problem(message, self._name, lost[0], size, lost))
+
     def _check_gap(self, start: int, stop: int) -> None:
         if stop - start >= ALIGNMENT_BYTES:
             self._report(f"{stop - start} bytes belong to no item", None, start)
@@ -152,14 +182,21 @@ class _FileCheck:
 
     def _check_item(self, one: IndexedItem) -> None:
         item = one.item
+        frame = self._frame(one) if self._exact and item.kind is ItemKind.RAW else None
+        # Head, data, tail: in the order of the file, so that nothing is read twice.
+        if frame is not None and self.window.view(item.offset, item.offset + item.lead) != frame[0]:
+            self._report("the archive's head differs from what was written", one.key, item.offset)
         if item.crc32 is not None:
             self._check_crcs(one)
         elif item.kind is ItemKind.ARCHIVE:
             self._check_archive(one)
         else:
             self.unverified.add(one.key)
-        if self._exact and item.kind is ItemKind.RAW:
-            self._check_frame(one)
+        if frame is not None:
+            end = item.offset + item.length
+            start = item.offset + item.lead + item.stored_bytes
+            if self.window.view(start, end) != frame[1]:
+                self._report("the archive's directory differs from what was written", one.key, start)
 
     def _check_crcs(self, one: IndexedItem) -> None:
         item = one.item
@@ -202,20 +239,14 @@ class _FileCheck:
         elif verdict is None:
             self.unverified.add(one.key)
 
-    def _check_frame(self, one: IndexedItem) -> None:
-        """Compare the framing of a tensor with the expected framing; a raw item has none."""
+    def _frame(self, one: IndexedItem) -> tuple[bytes, bytes] | None:
+        """Return the bytes expected before and after a tensor's data; empty for a raw item, None if unknown."""
         item = one.item
-        trail = item.length - item.lead - item.stored_bytes
-        prefix, suffix = b"", b""
-        if item.lead or trail:
-            if one.dtype is None or item.crc32 is None:
-                self._report("the item has a frame that cannot be checked", one.key, item.offset)
-                return
-            count = math.prod(one.sizes)
-            frame = tensor_frame(one.dtype, one.sizes, item.stored_bytes // count if count else 1)
-            prefix, suffix = frame.prefix, frame.suffix(item.crc32)
-        end = item.offset + item.length
-        if self.window.view(item.offset, item.offset + item.lead) != prefix:
-            self._report("the archive's head differs from what was written", one.key, item.offset)
-        if self.window.view(end - trail, end) != suffix:
-            self._report("the archive's directory differs from what was written", one.key, end - trail)
+        if not item.lead and item.length == item.stored_bytes:
+            return b"", b""
+        if one.dtype is None or item.crc32 is None:
+            self._report("the item has a frame that cannot be checked", one.key, item.offset)
+            return None
+        count = math.prod(one.sizes)
+        frame = tensor_frame(one.dtype, one.sizes, item.stored_bytes // count if count else 1)
+        return frame.prefix, frame.suffix(item.crc32)

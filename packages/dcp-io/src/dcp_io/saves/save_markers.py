@@ -16,6 +16,7 @@ from dcp_io.saves.marker_owner import ProcessIdentity, is_gone
 from dcp_io.saves.own_files import temporary_of
 from dcp_io.stores.store import Entry, Store
 from dcp_manifest.errors import CheckpointNotFoundError, DcpError
+from dcp_manifest.folders.file_names import SAVE_MARKER_PREFIX
 
 __all__ = [
     "FoundMarker",
@@ -33,8 +34,7 @@ Phase = Literal["starting", "saving", "ended"]
 """Phase of a save. `starting`: it looks for other saves in the folder. `saving`: it owns the folder. `ended`: it is
 over, except for cleanup."""
 
-_PREFIX = ".dcp-save-"
-_NAME = re.compile(r"\.dcp-save-([A-Za-z0-9_-]{1,64})(?:\.r([0-9]{1,9}))?")
+_NAME = re.compile(re.escape(SAVE_MARKER_PREFIX) + r"([A-Za-z0-9_-]{1,64})(?:\.r([0-9]{1,9}))?")
 _SAVE_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -137,7 +137,8 @@ class FoundMarker:
 
 def marker_name(save_id: str, rank: int | None) -> str:
     """Return the file name of a save's marker; in a save without a coordinator, of the marker of rank `rank`."""
-    return f"{_PREFIX}{save_id}" if rank is None else f"{_PREFIX}{save_id}.r{rank}"
+    name = f"{SAVE_MARKER_PREFIX}{save_id}"
+    return name if rank is None else f"{name}.r{rank}"
 
 
 def check_save_id(save_id: str) -> str:

@@ -7,6 +7,7 @@ import errno
 import os
 import time
 
+from dcp_io.errors import NotAFolderError
 from dcp_manifest.descriptors import open_descriptor
 
 __all__ = ["make_folder", "sync_folder"]
@@ -18,7 +19,7 @@ _SECONDS_TO_BE_SEEN = 5.0
 
 
 def make_folder(path: str) -> None:
-    """Make a folder and its missing parents, durably."""
+    """Make a folder and its missing parents, durably. Raises NotAFolderError if one of them is a file."""
     missing: list[str] = []
     while not os.path.isdir(path):
         missing.append(path)
@@ -28,7 +29,7 @@ def make_folder(path: str) -> None:
             os.mkdir(folder)
         except FileExistsError:  # another rank made it first, or it is not a folder
             if not _is_folder(folder):
-                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), folder) from None
+                raise NotAFolderError.of(folder) from None
         with contextlib.suppress(PermissionError):  # a parent that may be entered but not read cannot be fsynced
             sync_folder(os.path.dirname(folder))
 

@@ -9,6 +9,7 @@ import secrets
 import stat
 from collections.abc import Iterator, Sequence
 
+from dcp_io.errors import NotAFolderError
 from dcp_io.stores.durable_folders import make_folder, sync_folder
 from dcp_io.stores.early_writeback import start_writeback
 from dcp_io.stores.full_transfers import read_fully, write_fully
@@ -137,6 +138,8 @@ class LocalStore(Store):
             self._scan_into(entries)
         except FileNotFoundError:
             return []
+        except NotADirectoryError:
+            raise NotAFolderError.of(self._path) from None
         return [*entries.values()]
 
     def _scan_into(self, entries: dict[str, Entry]) -> None:

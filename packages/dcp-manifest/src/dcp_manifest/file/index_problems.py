@@ -25,8 +25,11 @@ class Problem:
     message: str
     file: str | None = None
     key: str | None = None
+    """Key of the value that is damaged; of several, the first."""
     offset: int | None = None
     """Offset in the file, bytes; None if the problem has no single offset."""
+    lost_keys: tuple[str, ...] = ()
+    """Keys of all values that a missing or truncated file takes with it, in the order of the file."""
 
     def __str__(self) -> str:
         facts = {"file": self.file, "key": self.key, "offset": self.offset}

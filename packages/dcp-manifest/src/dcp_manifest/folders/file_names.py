@@ -8,6 +8,7 @@ from dataclasses import dataclass
 __all__ = [
     "DATA_SUFFIX",
     "METADATA_NAME",
+    "SAVE_MARKER_PREFIX",
     "RankIndexName",
     "data_file_name",
     "data_file_prefix",
@@ -20,6 +21,8 @@ METADATA_NAME = ".metadata"
 """Name of the index of a whole checkpoint. The checkpoint exists as soon as this file exists."""
 DATA_SUFFIX = ".distcp"
 """Suffix of data files."""
+SAVE_MARKER_PREFIX = ".dcp-save-"
+"""Prefix of the names of save markers, which show that a save is running; `dcp_io` writes them."""
 _RANK_INDEX = re.compile(r"__(?P<rank>\d{1,9})(?:\.(?P<save_id>[A-Za-z0-9_-]+))?\.metadata", re.ASCII)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError, DcpError
 from dcp_manifest.folders.checkpoint_order import Place, newest_first
-from dcp_manifest.folders.file_names import METADATA_NAME, is_index_name
+from dcp_manifest.folders.file_names import DATA_SUFFIX, METADATA_NAME, SAVE_MARKER_PREFIX, is_index_name
 from dcp_manifest.folders.folder import Entry, Folder, LocalFolder
 from dcp_manifest.folders.folder_notes import NOTE, noted_step, put_aside_reason
 from dcp_manifest.folders.index_choice import choose_index
@@ -44,7 +44,7 @@ _NOTE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class FoundCheckpoint(Generic[F]):
-    """A checkpoint that a search found: a folder with an index, readable or not."""
+    """A checkpoint that a search found: a folder with an index; on request, also one with data files and no index."""
 
     store: F
     """Folder of the checkpoint: a store of `dcp_io`, or a `LocalFolder`."""
@@ -54,6 +54,8 @@ class FoundCheckpoint(Generic[F]):
     """Location of the checkpoint below the searched folder, with its training step."""
     put_aside: str | None = None
     """Reason why readers should skip the checkpoint although it has an index (quarantined, being removed), or None."""
+    unfinished: bool = False
+    """Whether there are files of a save and no index: the save is still running, or it did not finish."""
 
     @property
     def step(self) -> int | None:
@@ -68,7 +70,7 @@ class FoundCheckpoint(Generic[F]):
         return Path(self.store)
 
 
-def checkpoints_below(root: F) -> list[FoundCheckpoint[F]]:
+def checkpoints_below(root: F, *, unfinished: bool = False) -> list[FoundCheckpoint[F]]:
     """Return the checkpoints in a folder and its subfolders, newest first; see `checkpoint_order.newest_first`.
 
     Indexes are read only if steps do not decide: for several runs, equal steps, or checkpoints without a step.
@@ -76,18 +78,19 @@ def checkpoints_below(root: F) -> list[FoundCheckpoint[F]]:
     Args:
         root: The folder to search, which may be missing. Symbolic links below it are not followed. Subfolders without
             permission to list them are skipped.
+        unfinished: Whether to return also folders with files of a save that has not published an index.
 
     Raises:
         OSError: The storage failed, or there is no permission to list `root`.
     """
-    return _newest_first([*_walk(root)])
+    return _newest_first([one for one in _walk(root) if unfinished or not one.unfinished])
 
 
 def _walk(root: F) -> Iterator[FoundCheckpoint[F]]:
-    """Yield the checkpoints below a folder, sorted by name."""
-    waiting: list[tuple[tuple[str, ...], F]] = [((), root)]
+    """Yield the checkpoints and unfinished saves below a folder, sorted by name."""
+    waiting: list[tuple[tuple[str, ...], F, bool]] = [((), root, False)]
     while waiting:
-        parts, folder = waiting.pop()
+        parts, folder, inside = waiting.pop()
         try:
             entries, below = folder.list(), folder.folders()
         except PermissionError:
@@ -95,11 +98,18 @@ def _walk(root: F) -> Iterator[FoundCheckpoint[F]]:
                 raise
             continue
         times = [entry.mtime for entry in entries if is_index_name(entry.name)]
-        if times:
-            yield FoundCheckpoint(
-                folder, max(times), _place(folder, parts, entries), put_aside_reason({entry.name for entry in entries})
-            )
-        waiting += [((*parts, name), cast(F, folder.child(name))) for name in reversed(below)]
+        # The folders within a checkpoint may hold its data files.
+        saved = [] if times or inside else [entry.mtime for entry in entries if _is_of_save(entry.name)]
+        if times or saved:
+            put_aside = put_aside_reason({entry.name for entry in entries})
+            place = _place(folder, parts, entries)
+            yield FoundCheckpoint(folder, max(times or saved), place, put_aside, unfinished=not times)
+        inside = inside or bool(times)
+        waiting += [((*parts, name), cast(F, folder.child(name)), inside) for name in reversed(below)]
+
+
+def _is_of_save(name: str) -> bool:
+    return name.endswith(DATA_SUFFIX) or name.startswith(SAVE_MARKER_PREFIX)
 
 
 def _place(folder: Folder, parts: tuple[str, ...], entries: Sequence[Entry]) -> Place:
