@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import fnmatch
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +17,12 @@ from dcp_manifest import (
     METADATA_NAME,
     CheckpointIndex,
     CheckpointNotFoundError,
-    DcpError,
-    ItemKind,
     LocalFolder,
-    StoredItem,
     checkpoints_below,
     index_of,
-    stored_objects,
 )
 
-__all__ = ["Row", "folder_of", "open_index", "rows_of", "select", "with_values"]
-
-_SMALL_OBJECT_BYTES = 4096
-_MAX_VALUES = 1000
+__all__ = ["Row", "folder_of", "open_index", "rows_of", "select"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,43 +133,6 @@ def rows_of(index: CheckpointIndex) -> Iterator[Row]:
         yield Row(name, "object", bytes=size, stored_bytes=size, rank=owner - 1 if owner else None)
     for name, target in zip(index.alias_names, index.alias_targets.tolist(), strict=True):
         yield Row(name, "alias", target=index.tensor_names[target])
-
-
-def with_values(path: str | os.PathLike[str], index: CheckpointIndex, rows: Sequence[Row]) -> list[Row]:
-    """Add the values of small objects: numbers, text, and small containers of them, which need no torch.
-
-    Others, objects that cannot be read, and more objects than anybody would look at, keep no value.
-
-    Args:
-        path: The checkpoint's folder or URI.
-        index: Index of the checkpoint.
-        rows: Rows of the index.
-    """
-    small = {row.name for row in rows if row.kind == "object" and row.stored_bytes <= _SMALL_OBJECT_BYTES}
-    items = (
-        {name: item for name, item in stored_objects(index) if name in small and item.kind is ItemKind.ARCHIVE}
-        if 0 < len(small) <= _MAX_VALUES
-        else {}
-    )
-    values = _plain_values(path, items)
-    return [replace(row, value=values.get(row.name)) if row.name in values else row for row in rows]
-
-
-def _plain_values(path: str | os.PathLike[str], items: Mapping[str, StoredItem]) -> dict[str, str]:
-    if not items:
-        return {}
-    from dcp_inspect.reading.stored_content import read_objects  # noqa: PLC0415 - `ls` and `plan` need no reading engine
-    from dcp_io import open_store, read_plain_object  # noqa: PLC0415
-
-    found: dict[str, str] = {}
-    try:
-        stored = read_objects(open_store(folder_of(path)), items)
-    except (DcpError, OSError):  # `verify` says what is damaged; the index is whole
-        return found
-    for name, data in stored.items():
-        with contextlib.suppress(ValueError):  # of a class, or with a tensor in it
-            found[name] = repr(read_plain_object(data))
-    return found
 
 
 def folder_of(path: str | os.PathLike[str]) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import click
 import numpy as np
 
-from dcp_inspect.contents import Row, open_index, rows_of, select, with_values
+from dcp_inspect.contents import Row, open_index, rows_of, select
 from dcp_inspect.errors import MissingValueError
 from dcp_inspect.examples import examples
 from dcp_inspect.places import PLACE
@@ -20,6 +20,7 @@ from dcp_inspect.printing.output import count_bytes, json_option, print_json, pr
 from dcp_inspect.printing.table import print_table
 from dcp_inspect.printing.tree import tree_lines
 from dcp_inspect.reading.arrays import array_of, is_number
+from dcp_inspect.reading.small_objects import with_values
 from dcp_manifest import CheckpointIndex, UnsupportedFormatError
 
 __all__ = ["command"]
