@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import nn
 
-from dcp_state import UnsupportedOptimizerError, get_optimizer_state_dict
+from dcp_state import UnsupportedOptimizerError, get_optimizer_state_dict, set_optimizer_state_dict
+from dcp_state.optimizer import initial
 from dcp_state.optimizer.isolated_copy import IsolatedCopies, NotPlainDataError
 from dcp_state.optimizer.stand_in import make_stand_in
 
@@ -123,6 +124,29 @@ def test_looking_at_an_entangled_optimizer() -> None:
     assert optimizer.helper.counts == {"steps": [0]}
     assert optimizer.param_groups[0]["lr"] == 0.1
     assert Entangled.history == []
+
+
+def test_one_trial_finds_the_state_of_a_whole_group_of_torchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+
+    def counted(optimizer: Any, group: Any, *parameters: torch.Tensor) -> Any:
+        made.append(len(parameters))
+        return make_stand_in(optimizer, group, *parameters)
+
+    monkeypatch.setattr(initial, "make_stand_in", counted)
+    net = nn.Sequential(*(nn.Linear(size, size + 1) for size in range(1, 9)))
+    net[0].weight.data.fill_(torch.nan)
+    optimizer = torch.optim.AdamW([{"params": net[:4].parameters()}, {"params": net[4:].parameters(), "amsgrad": True}])
+    state = get_optimizer_state_dict(net, optimizer)
+    assert made == [1, 8, 1, 8]
+    made.clear()
+    set_optimizer_state_dict(net, optimizer, state)
+    assert made == [1, 1]
+    assert not any(parameter.grad is not None for parameter in net.parameters())
+    tensors = [value for values in state["state"].values() for value in values.values()]
+    assert len(tensors) == 8 * 3 + 8 * 4
+    assert not any(map(torch.count_nonzero, tensors))
+    assert len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == len(tensors)
 
 
 def test_what_cannot_be_copied_is_named() -> None:

@@ -6,12 +6,14 @@ had no state yet. Stock takes a real step with lr=0 instead, which sets step cou
 Method: a stand-in of the optimizer takes a trial step with a parameter and a gradient of zeros, and the first value
 under each name of the state is recorded. A second trial with another gradient finds names that zeros do not create.
 Trials with another parameter find state that depends on the parameter's numbers, such as a copy of the weights; such
-state is found by a trial step for each parameter, with its own numbers.
+state is found by a trial step for each parameter, with its own numbers. The optimizers of `torch.optim` make their
+state before the update, from shapes and dtypes alone: one trial that ends there finds the state of a whole group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -22,7 +24,7 @@ from dcp_core.toolkit import is_dtensor
 from dcp_state.adapters import OptimizerAdapter
 from dcp_state.errors import UnsupportedOptimizerError, class_name, nameless_state
 from dcp_state.optimizer.copying import copy_value, same_value
-from dcp_state.optimizer.stand_in import Recorded, make_stand_in, step_stand_in
+from dcp_state.optimizer.stand_in import Recorded, make_stand_in, prepares_state, step_stand_in
 
 __all__ = ["InitialStates"]
 
@@ -50,14 +52,24 @@ class InitialStates:
         self._optimizer = optimizer
         self._adapter = adapter
         self._known: dict[Hashable, _Known] = {}
+        self._value_free: dict[int, bool] = {}
+        """Number of a group → whether the initial state of its parameters depends on no values."""
 
     @torch.inference_mode(mode=False)  # the tensors are trained with later
-    def of(self, group_index: int, parameter: torch.Tensor) -> dict[str, Any]:
-        """Return a parameter's initial state, name → value, in new tensors; empty if the optimizer keeps no state.
+    def of(self, group_index: int, parameters: Sequence[torch.Tensor]) -> list[dict[str, Any]]:
+        """Return initial states of parameters of a group, name → value, in new tensors; empty if there is no state.
 
         Raises:
             UnsupportedOptimizerError: The trial step on the stand-in failed; the optimizer itself was not changed.
         """
+        is_packed = type(self._optimizer).state_dict is not torch.optim.Optimizer.state_dict
+        if parameters and self._adapter is None and not is_packed and self._is_value_free(group_index, parameters[0]):
+            made = self._prepared(self._optimizer.param_groups[group_index], parameters)
+            if made:  # without a copy, which would take as long as reading the state from a file
+                return made
+        return [self._of_one(group_index, parameter) for parameter in parameters]
+
+    def _of_one(self, group_index: int, parameter: torch.Tensor) -> dict[str, Any]:
         named = self._of_adapter(group_index, parameter)
         if named is not None:
             return named
@@ -90,7 +102,9 @@ class InitialStates:
         Such state need not be loaded, since the optimizer makes it in its first step. Some optimizers make state from
         the first gradient, or treat parameters without state differently: for them it must not be loaded.
         """
-        if self._of_adapter(group_index, parameter) is not None or not self.like(group_index, parameter):
+        if self._of_adapter(group_index, parameter) is not None or self._is_value_free(group_index, parameter):
+            return False
+        if not self.like(group_index, parameter):
             return False
         known = self._of_kind(group_index, parameter)
         size = partial(_size, known.state)
@@ -111,8 +125,34 @@ class InitialStates:
         kind = (group_index, _kind(parameter))
         if kind not in self._known:
             group = self._optimizer.param_groups[group_index]
-            self._known[kind] = self._packed(group, parameter, self._find(group, parameter))
+            made = self._prepared(group, [parameter]) if self._is_value_free(group_index, parameter) else []
+            found = _Known(made[0]) if made else self._find(group, parameter)
+            self._known[kind] = self._packed(group, parameter, found)
         return self._known[kind]
+
+    def _is_value_free(self, group_index: int, parameter: torch.Tensor) -> bool:
+        """Whether initial state in a group depends on hyperparameters, shapes and dtypes alone, not on any values."""
+        if group_index not in self._value_free:
+            small = torch.zeros((1, 1), dtype=parameter.dtype, device=parameter.device)
+            group = self._optimizer.param_groups[group_index]
+            self._value_free[group_index] = prepares_state(self._optimizer) and any(self._prepared(group, [small]))
+        return self._value_free[group_index]
+
+    def _prepared(self, group: Mapping[str, Any], parameters: Sequence[torch.Tensor]) -> list[dict[str, Any]]:
+        """Return the state that torch's own code makes for parameters before any update; empty if it makes none.
+
+        That code uses no values, so that the trial parameters and their gradients can share the parameters' memory.
+        """
+        try:
+            trials = [parameter.detach().requires_grad_() for parameter in parameters]
+            for trial in trials:
+                trial.grad = trial.detach()
+            with make_stand_in(self._optimizer, group, *trials) as (stand_in, _):
+                stand_in.state = defaultdict(dict)
+                step_stand_in(stand_in, None, only_prepare=True)
+                return [stand_in.state[trial] for trial in trials]
+        except Exception:  # noqa: BLE001 - foreign code on a stand-in, which is tried in other ways
+            return []
 
     def _packed(self, group: Mapping[str, Any], parameter: torch.Tensor, known: _Known) -> _Known:
         """Convert state to the form of the optimizer's `state_dict()`: some classes rename state there, or nest it."""

@@ -152,10 +152,13 @@ def _complete(optimizer: torch.optim.Optimizer, initial: InitialStates, *, whole
     _check_nameable(optimizer, packed)
     state = {index: values for index, values in packed[STATE].items() if values}
     for number, (group, packed_group) in enumerate(zip(optimizer.param_groups, packed[GROUPS], strict=True)):
-        for parameter, index in zip(group[PARAMS], packed_group[PARAMS], strict=True):
-            wanted = index not in state and parameter.requires_grad and (whole or parameter.numel() > 0)
-            if wanted and (made := initial.of(number, parameter)):
-                state[index] = made
+        wanted = {
+            index: parameter
+            for parameter, index in zip(group[PARAMS], packed_group[PARAMS], strict=True)
+            if index not in state and parameter.requires_grad and (whole or parameter.numel() > 0)
+        }
+        made = zip(wanted, initial.of(number, [*wanted.values()]), strict=True)
+        state.update({index: values for index, values in made if values})
     return {**packed, STATE: state}
 
 

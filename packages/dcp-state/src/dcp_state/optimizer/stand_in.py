@@ -23,7 +23,7 @@ from dcp_state.optimizer.inner_optimizers import holds_its_own_state
 from dcp_state.optimizer.isolated_copy import IsolatedCopies, NotPlainDataError
 from dcp_state.random_state import random_state_kept
 
-__all__ = ["Recorded", "make_stand_in", "step_stand_in"]
+__all__ = ["Recorded", "make_stand_in", "prepares_state", "step_stand_in"]
 
 _HOOKS_LOCK = threading.Lock()
 
@@ -108,9 +108,9 @@ class _StandInState(defaultdict[Any, Any]):
 
 @contextlib.contextmanager
 def make_stand_in(
-    optimizer: torch.optim.Optimizer, group: Mapping[str, Any], parameter: torch.Tensor
+    optimizer: torch.optim.Optimizer, group: Mapping[str, Any], *parameters: torch.Tensor
 ) -> Iterator[tuple[torch.optim.Optimizer, list[str]]]:
-    """Make a stand-in that trains one parameter, for the duration of a `with` block.
+    """Make a stand-in that trains trial parameters, for the duration of a `with` block.
 
     After the block its attributes are cleared: a stand-in that references itself, as some optimizers do, would keep its
     tensors until the next garbage collection.
@@ -118,7 +118,7 @@ def make_stand_in(
     Args:
         optimizer: The optimizer, which is not changed; no code of its class is called.
         group: Parameter group whose hyperparameters the stand-in uses.
-        parameter: The trial parameter of the stand-in.
+        parameters: The trial parameters of the stand-in, at least one.
 
     Yields:
         The stand-in, and the names of attributes and hyperparameters that could not be copied to it.
@@ -131,7 +131,7 @@ def make_stand_in(
         raise UnsupportedOptimizerError(f"{class_name(optimizer)} shows groups and state that are not its own")
     stand_in: torch.optim.Optimizer = object.__new__(kind)
     known: list[tuple[Any, Any]] = [(optimizer, stand_in)]
-    known += [(each, parameter) for every in optimizer.param_groups for each in every["params"]]
+    known += [(each, parameters[0]) for every in optimizer.param_groups for each in every["params"]]
     copies = IsolatedCopies(known)
     missing: list[str] = []
     attributes = vars(stand_in)
@@ -148,7 +148,7 @@ def make_stand_in(
     for each in (own, attributes.get("defaults", {})):
         if "differentiable" in each:  # a trial parameter is a leaf, and what state there is does not depend on it
             each["differentiable"] = False
-    attributes["param_groups"] = [{**own, "params": [parameter]}]
+    attributes["param_groups"] = [{**own, "params": [*parameters]}]
     attributes["state"] = _StandInState()
     try:
         yield stand_in, missing
@@ -177,16 +177,23 @@ def _shadow_class_attributes(kind: type, attributes: dict[str, Any], copies: Iso
                     ) from None
 
 
-def step_stand_in(stand_in: torch.optim.Optimizer, closure: Callable[[], Any] | None) -> None:
+def step_stand_in(
+    stand_in: torch.optim.Optimizer, closure: Callable[[], Any] | None, *, only_prepare: bool = False
+) -> None:
     """Take one step of a stand-in without side effects: generators of random numbers, hooks and modes are restored.
 
     A step of torch's own optimizers ends after they have made their state, before the update.
+
+    Args:
+        stand_in: Stand-in of `make_stand_in`.
+        closure: Argument of the step, if there is one.
+        only_prepare: Whether to end before the update even if no state was made; requires `prepares_state`.
     """
     function = _step_of(type(stand_in))
     trial = stand_in.param_groups[0]["params"][0]
     with contextlib.ExitStack() as stack:
-        if _is_of_torch(function, type(stand_in)):
-            vars(stand_in)["_init_group"] = _stopping(stand_in)
+        if prepares_state(stand_in):
+            vars(stand_in)["_init_group"] = _stopping(stand_in, always=only_prepare)
         stack.enter_context(random_state_kept(trial.device))
         stack.enter_context(_no_global_hooks())
         stack.enter_context(warnings.catch_warnings())
@@ -194,6 +201,11 @@ def step_stand_in(stand_in: torch.optim.Optimizer, closure: Callable[[], Any] | 
         stack.enter_context(torch.autocast(trial.device.type, enabled=False))
         stack.enter_context(contextlib.suppress(_StopHereError))
         function(stand_in) if closure is None else function(stand_in, closure)
+
+
+def prepares_state(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the optimizer's step is torch's own, with a method that makes state before any update."""
+    return _is_of_torch(_step_of(type(optimizer)), type(optimizer))
 
 
 def _step_of(kind: type[torch.optim.Optimizer]) -> Callable[..., Any]:
@@ -210,10 +222,10 @@ def _is_of_torch(step: Callable[..., Any], kind: type[torch.optim.Optimizer]) ->
     return step.__module__.startswith("torch.optim.") and getattr(makes_state, "__module__", "") == step.__module__
 
 
-def _stopping(stand_in: Any) -> Callable[..., Any]:
+def _stopping(stand_in: Any, *, always: bool) -> Callable[..., Any]:
     def initialise(*args: Any, **kwargs: Any) -> Any:
         result = type(stand_in)._init_group(stand_in, *args, **kwargs)  # noqa: SLF001 - where torch makes state
-        if any(stand_in.state.values()):
+        if always or any(stand_in.state.values()):
             raise _StopHereError
         return result
 
