@@ -1,14 +1,21 @@
 """torchtitan's own trainer on CPU ranks over gloo: its llama3 debug model, on tokens that depend on the step alone.
 
-Run by torchrun with a folder, the number of steps, and options of the checkpoints as JSON; writes the steps' losses.
+Run with a folder, the numbers of ranks and steps, and options of the checkpoints as JSON; writes the steps' losses.
+Ranks are forked after torchtitan is imported, which takes longer than the training. A rank that is not done in time
+prints its stack and ends.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import json
+import multiprocessing
+import os
+import socket
 import sys
 import types
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +67,7 @@ from torchtitan.models.common.attention import ScaledDotProductAttention  # noqa
 from torchtitan.models.llama3.config_registry import llama3_debugmodel_ce_loss  # noqa: E402
 
 VOCABULARY = 2048
+TIMEOUT_SECONDS = 180
 
 
 class Tokens(BaseDataLoader):
@@ -136,9 +144,12 @@ def trainer_config(folder: str, steps: int, *, by_dcp: bool = True, **checkpoint
     return config
 
 
-def main() -> None:
-    """Train, and write the losses of this run beside its checkpoints."""
-    folder, steps, options = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
+def train(rank: int, ranks: int, port: int) -> None:
+    """Train as one rank; rank 0 writes the losses of this run beside its checkpoints."""
+    faulthandler.dump_traceback_later(TIMEOUT_SECONDS, exit=True)
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    folder, steps, options = sys.argv[1], int(sys.argv[3]), json.loads(sys.argv[4])
     trainer = trainer_config(folder, steps, **options).build()
     for module in trainer.model_parts[0].modules():
         if isinstance(module, FSDPModule):
@@ -153,10 +164,30 @@ def main() -> None:
     trainer.metrics_processor.log = log_and_keep
     trainer.train()
     trainer.close()
-    if torch.distributed.get_rank() == 0:
+    if rank == 0:
         told = {"manager": type(trainer.checkpointer).__name__, "losses": losses}
         Path(folder, f"up-to-{steps}.json").write_text(json.dumps(told))
-    torch.distributed.destroy_process_group()
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    """Fork the ranks, and wait for them; the first that fails ends the others."""
+    ranks = int(sys.argv[2])
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    fork = multiprocessing.get_context("fork")
+    running = [fork.Process(target=train, args=(rank, ranks, port)) for rank in range(ranks)]
+    for process in running:
+        process.start()
+    while running:
+        wait([process.sentinel for process in running])
+        failed = [process for process in running if process.exitcode]
+        running = [process for process in running if process.exitcode is None]
+        if failed:
+            for process in running:
+                process.kill()
+            sys.exit(f"a rank ended with {failed[0].exitcode}")
 
 
 if __name__ == "__main__":
