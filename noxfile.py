@@ -33,7 +33,6 @@ from integration_tests.environments import (
     base_packages,
     fresh_environment,
     install,
-    is_adapter,
     needed_packages,
     needs_torch,
     pip,
@@ -42,6 +41,7 @@ from integration_tests.environments import (
     tested_with,
     third_party,
 )
+from integration_tests.framework_adapters import is_adapter
 from integration_tests.release.staged import ADDRESS_VARIABLE, repository_address, stage
 
 nox.options.default_venv_backend = "venv"
@@ -148,7 +148,7 @@ def frameworks(session: nox.Session) -> None:
     """The tests of the adapters, and of other frameworks' way of calling, with the frameworks themselves."""
     shared(session, "frameworks")
     install(session, torchtitan=TORCHTITAN)
-    adapters = [str(PACKAGES[name] / "tests") for name in PACKAGES if is_adapter(name)]
+    adapters = [str(folder / "tests") for folder in PACKAGES.values() if is_adapter(folder)]
     pytest(session, *adapters, "integration_tests/compatibility", *session.posargs)
 
 

@@ -14,6 +14,8 @@ from typing import Any
 
 import nox
 
+from integration_tests.framework_adapters import is_adapter
+
 __all__ = [
     "BUILD_TOOLS",
     "CONSTRAINED",
@@ -29,7 +31,6 @@ __all__ = [
     "base_packages",
     "fresh_environment",
     "install",
-    "is_adapter",
     "needed_packages",
     "needs_torch",
     "pip",
@@ -82,7 +83,7 @@ def shared(session: nox.Session, *tools: str) -> str:
     if not SHARED_PYTHON.exists():
         fresh_environment(session, SHARED.name)
     folders = [argument for folder in (*base_packages().values(), *PLUGINS) for argument in ("-e", str(folder))]
-    adapters = [argument for name in PACKAGES if is_adapter(name) for argument in ("-e", str(PACKAGES[name]))]
+    adapters = [argument for folder in PACKAGES.values() if is_adapter(folder) for argument in ("-e", str(folder))]
     packages = ("--no-build-isolation", *TEST_TOOLS, *TESTED_WITH, *folders)
     install(session, build=BUILD_TOOLS)
     install(session, packages=packages, **{name: TOOLS[name] for name in tools})
@@ -164,15 +165,9 @@ def needed_packages(package: str) -> list[str]:
     return sorted({*direct, *(deeper for name in direct for deeper in needed_packages(name))})
 
 
-def is_adapter(package: str) -> bool:
-    """Whether a package adapts a framework, which no session but `frameworks` installs."""
-    tools: dict[str, Any] = nox.project.load_toml(PACKAGES[package] / "pyproject.toml")["tool"]
-    return bool(tools.get("dcp", {}).get("adapter"))
-
-
 def base_packages() -> dict[str, Path]:
     """Return the packages that are not adapters, with their folders."""
-    return {name: folder for name, folder in PACKAGES.items() if not is_adapter(name)}
+    return {name: folder for name, folder in PACKAGES.items() if not is_adapter(folder)}
 
 
 def needs_torch(package: str) -> bool:

@@ -9,6 +9,8 @@ import site
 import sys
 from pathlib import Path
 
+from integration_tests.framework_adapters import is_adapter
+
 try:
     import tomllib
 except ModuleNotFoundError:  # Python 3.10
@@ -21,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {
     path.parent.name: path.parent
     for path in sorted(ROOT.glob("packages/*/pyproject.toml"))
-    if not tomllib.loads(path.read_text())["tool"].get("dcp", {}).get("adapter")
+    if not is_adapter(path.parent)
 }
 
 

@@ -13,7 +13,7 @@ from dcp_core.encoding.compression import CompressedRequest, Compression, Compre
 from dcp_core.encoding.payloads import tensor_payload
 from dcp_core.events import note_rate
 from dcp_core.logs import LOGGER_NAME, library_logger
-from dcp_core.objects.allowed_globals import allowed_globals
+from dcp_core.objects.allowed_globals import allowed_globals, how_to_allow
 from dcp_core.objects.object_archive import ObjectArchive, read_archive
 from dcp_core.objects.object_bytes import DumpedObject, dump_object, load_object, reduce_exactly, scan
 from dcp_core.planning.comparable_bytes import same_value, value_bytes, value_digest
@@ -88,6 +88,7 @@ __all__ = [
     "find_holders",
     "flatten",
     "holds_entry",
+    "how_to_allow",
     "in_shared_order",
     "is_dtensor",
     "is_plain",

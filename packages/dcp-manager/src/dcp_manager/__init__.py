@@ -11,7 +11,7 @@ from dcp_manager.policies.on_signal import OnSignal
 from dcp_manager.policies.saving_rules import EverySeconds, EverySteps, Moment, OnRequest, SaveAny, SavePolicy
 from dcp_manager.restoring import Restored
 from dcp_manager.root.records import CheckpointRecord
-from dcp_manager.savers import Saver
+from dcp_manager.savers import Saver, future_of
 
 __all__ = [
     "CheckpointManager",
@@ -35,4 +35,5 @@ __all__ = [
     "Saver",
     "StepWentBackError",
     "UnfinishedSaveError",
+    "future_of",
 ]

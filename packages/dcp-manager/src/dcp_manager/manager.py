@@ -30,7 +30,7 @@ from dcp_manager.restoring import Restored, restore_newest, restore_step
 from dcp_manager.root.catalogue import Catalogue
 from dcp_manager.root.places import Places
 from dcp_manager.root.records import CheckpointRecord
-from dcp_manager.savers import Saver
+from dcp_manager.savers import Saver, future_of
 from dcp_manager.together import Ranks
 from dcp_manager.upkeep import Upkeep
 from dcp_ranks import DEFAULT_TIMEOUT_SECONDS
@@ -297,8 +297,7 @@ class CheckpointManager:
         group, alone = self._ranks.process_group, self._ranks.no_dist
         number = self._background.begin()
         place = self._places.to_write(self.checkpoint_id(step))
-        answer = saver.save(values, process_group=group, no_dist=alone, **place)
-        future: Future[Metadata] = getattr(answer, "upload_completion", answer)
+        future = future_of(saver.save(values, process_group=group, no_dist=alone, **place))
         self._upkeep.begun(number, step, future)
         return future
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from typing import Any, Protocol
 
-__all__ = ["Saver"]
+from dcp_core import Metadata
+
+__all__ = ["Saver", "future_of"]
 
 
 class Saver(Protocol):
@@ -19,3 +22,9 @@ class Saver(Protocol):
             A future of the metadata, or an object whose `upload_completion` is such a future.
         """
         ...
+
+
+def future_of(answer: Any) -> Future[Metadata]:
+    """Return the future, done when the checkpoint exists, of what the `save` of a `Saver` has returned."""
+    future: Future[Metadata] = getattr(answer, "upload_completion", answer)
+    return future

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from dcp_async import AsyncSaver, DefaultStager, StagingOptions
+from dcp_manager import future_of
 
 __all__ = ["BackgroundSaver"]
 
@@ -34,7 +35,7 @@ class BackgroundSaver:
         """Begin a save; see `AsyncSaver.save`."""
         answer: Any = self._saver.save(state_dict, async_stager=self._stager, **arguments)
         self._copy = getattr(answer, "staging_completion", None)
-        self.last = getattr(answer, "upload_completion", answer)
+        self.last = future_of(answer)
         return answer
 
     def wait_for_copy(self) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
 from dcp_core import Metadata, PerRank, load, save
-from dcp_manager import Saver
+from dcp_manager import Saver, future_of
 from dcp_state import RandomState, app_state
 from dcp_transformers.export import describe_model
 
@@ -47,9 +48,7 @@ def save_state(
     if saver is None:
         save(state, checkpoint_id=checkpoint_id)
         return None
-    answer = saver.save(state, checkpoint_id=checkpoint_id, process_group=None, no_dist=False)
-    future: Future[Metadata] = getattr(answer, "upload_completion", answer)
-    return future
+    return future_of(saver.save(state, checkpoint_id=checkpoint_id, process_group=None, no_dist=False))
 
 
 def load_state(accelerator: Any, checkpoint_id: str | os.PathLike[str], **values: Any) -> dict[str, Any]:
@@ -80,47 +79,42 @@ def _state(accelerator: Any, values: dict[str, Any]) -> dict[str, Any]:
     if not models:
         raise ValueError("the accelerator has no model; pass it to accelerator.prepare(…) first")
     own: dict[str, Any] = {
+        "scheduler": accelerator._schedulers or None,
         "accelerator_step": accelerator.step,
         "random": PerRank(RandomState(), otherwise="modulo"),
         "loaders": PerRank(_Loaders(accelerator._dataloaders), otherwise="modulo"),
     }
-    if accelerator.scaler is not None:
-        own["scaler"] = accelerator.scaler
+    own |= {} if accelerator.scaler is None else {"scaler": accelerator.scaler}
     own |= {f"custom_{number}": each for number, each in enumerate(accelerator._custom_objects)}
     model = models[0] if len(models) == 1 else nn.ModuleList(models)
-    schedulers = accelerator._schedulers or None
-    return {"app": app_state(model, accelerator._optimizers or None, scheduler=schedulers, **values, **own)}
+    return {"app": app_state(model, accelerator._optimizers or None, **values, **own)}
 
 
+@dataclass
 class _Loaders:
     """The positions of an accelerator's data loaders, as a `Stateful`."""
 
-    def __init__(self, loaders: Sequence[Any]) -> None:
-        self._loaders = loaders
+    _loaders: Sequence[Any]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the epoch and seed of each loader, and the whole state of stateful loaders."""
-        return {
-            "epochs": [getattr(loader, "iteration", 0) for loader in self._loaders],
-            "seeds": [getattr(_sampler(loader), "initial_seed", None) for loader in self._loaders],
-            "states": [loader.state_dict() if _is_stateful(loader) else None for loader in self._loaders],
-        }
+        return {"positions": list(map(_position, self._loaders))}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Set the positions of the loaders; a loader that the checkpoint lacks is unchanged."""
-        saved = zip(*(state_dict[name] for name in ("epochs", "seeds", "states")), strict=True)
-        for loader, (epoch, seed, state) in zip(self._loaders, saved, strict=False):
+        for loader, (epoch, seed, state) in zip(self._loaders, state_dict["positions"], strict=False):
             loader.iteration = epoch
             if seed is not None and hasattr(_sampler(loader), "initial_seed"):
                 _sampler(loader).initial_seed = seed
-            if state is not None and _is_stateful(loader):
+            if state is not None and getattr(loader, "use_stateful_dataloader", False):
                 loader.load_state_dict(state)
+
+
+def _position(loader: Any) -> tuple[int, int | None, dict[str, Any] | None]:
+    state = loader.state_dict() if getattr(loader, "use_stateful_dataloader", False) else None
+    return getattr(loader, "iteration", 0), getattr(_sampler(loader), "initial_seed", None), state
 
 
 def _sampler(loader: Any) -> Any:
     batches = getattr(loader, "batch_sampler", None)
     return getattr(getattr(batches, "batch_sampler", batches), "sampler", None)  # that of one rank holds that of all
-
-
-def _is_stateful(loader: Any) -> bool:
-    return bool(getattr(loader, "use_stateful_dataloader", False))

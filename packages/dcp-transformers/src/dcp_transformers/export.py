@@ -18,8 +18,7 @@ from dcp_format import WriteOptions, convert
 
 __all__ = ["describe_model", "export_model"]
 
-_MODEL = "app.model."
-_DESCRIPTION = "description"
+_MODEL, _DESCRIPTION = "app.model.", "description"
 
 
 def export_model(
@@ -55,16 +54,10 @@ def export_model(
     """
     described = _described(checkpoint_id) if model is None else model
     left_out = [*described.all_tied_weights_keys, *(described._keys_to_ignore_on_save or ())]
-    convert(
-        checkpoint_id,
-        os.fspath(folder),
-        format="safetensors",
-        include=[f"{_MODEL}*"],
-        exclude=[f"{_MODEL}{name}" for name in left_out],
-        rename_regex=[(f"^{re.escape(_MODEL)}", "")],
-        dtype=dtype,
-        options=WriteOptions(shard_bytes=shard_bytes, overwrite=overwrite),
-    )
+    chosen: dict[str, Any] = {"include": [f"{_MODEL}*"], "exclude": [f"{_MODEL}{name}" for name in left_out]}
+    chosen |= {"rename_regex": [(f"^{re.escape(_MODEL)}", "")], "dtype": dtype}
+    options = WriteOptions(shard_bytes=shard_bytes, overwrite=overwrite)
+    convert(checkpoint_id, os.fspath(folder), format="safetensors", options=options, **chosen)
     described.config.architectures = [type(described).__name__]
     described.config.dtype = dtype or described.config.dtype or described.dtype
     for part in (described.config, described.can_generate() and described.generation_config, processing_class):
@@ -78,8 +71,9 @@ def describe_model(model: Any) -> dict[str, str]:
         return {}
     generation = model.generation_config.to_dict() if model.can_generate() else None
     config = model.config.to_dict() | {"dtype": str(model.dtype).removeprefix("torch.")}
-    said = {"class": type(model).__name__, "config": config, "generation_config": generation}
-    return {_DESCRIPTION: json.dumps(said)}
+    return {
+        _DESCRIPTION: json.dumps({"class": type(model).__name__, "config": config, "generation_config": generation})
+    }
 
 
 def _described(checkpoint_id: str | os.PathLike[str]) -> Any:
@@ -90,10 +84,8 @@ def _described(checkpoint_id: str | os.PathLike[str]) -> Any:
         said = {"class": None}
     kind = getattr(transformers, str(said["class"]), None)
     if kind is None:
-        raise ValueError(
-            f"{os.fspath(checkpoint_id)} names {said['class']!r} as the class of its model, which transformers does "
-            "not have; pass a model of that class: export_model(…, model=…)"
-        )
+        text = f"the class of its model is {said['class']}, which transformers does not have: pass one as model=…"
+        raise ValueError(f"{os.fspath(checkpoint_id)}: {text}")
     with torch.device("meta"):
         model = kind(kind.config_class.from_dict(said["config"]))
     if said["generation_config"]:

@@ -11,7 +11,8 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,13 @@ from dcp_async import AsyncSaver
 from dcp_core import load
 from dcp_core.toolkit import absolute_id
 from dcp_manager import CheckpointManager, CheckpointRecord, KeepAll, KeepLast, KeepPolicy, Saver
-from dcp_manifest import scheme_of
 from dcp_transformers.trainer_state import RandomStates, collect_state, warn_of_batch
 
 __all__ = ["TrainerCheckpoints", "manage_checkpoints"]
 
 _STATE_FILE = "trainer_state.json"  # of the Trainer
-_REPLACED = ("best_model", "from_checkpoint", "optimizer_and_scheduler", "rng_state", "scaler")
+_LOADED = ("best_model", "from_checkpoint", "optimizer_and_scheduler", "rng_state", "scaler")
+_REPLACED = ["_save_checkpoint", *(f"_load_{what}" for what in _LOADED)]
 
 
 def manage_checkpoints(
@@ -113,40 +114,44 @@ class TrainerCheckpoints:
                 saver = stack.enter_context(AsyncSaver(saver))
             manager = stack.enter_context(self._manager(saver, trial))
             while True:
+                self._random.loaded = None
                 run = _Run(self._trainer, manager, self._random)
                 # The second newest is the newest once that is known to be damaged.
                 with contextlib.suppress(_DamagedError), tempfile.TemporaryDirectory() as folder:
                     place = run.find(resume_from_checkpoint, Path(folder))
-                    with _replaced(self._trainer, run.methods()):
+                    vars(self._trainer).update(run.methods())
+                    try:
                         return self._train(place, trial, **arguments)
+                    finally:
+                        for name in run.methods():
+                            vars(self._trainer).pop(name, None)
 
     def _manager(self, saver: Saver | None, trial: Any) -> CheckpointManager:
         root, keep, _, options = self._given
         root = self._trainer._get_output_dir(trial) if root is None else root
         keep = self._trainer.args.save_total_limit if keep is None else keep
-        policy = keep if isinstance(keep, KeepPolicy) else KeepLast(keep) if keep else KeepAll()
-        policy = policy | _KeepBestOf(self._trainer)
+        policy = _KeepBest(self._trainer) | (
+            keep if isinstance(keep, KeepPolicy) else KeepLast(keep) if keep else KeepAll()
+        )
         return CheckpointManager(root, keep_policy=policy, saver=saver, folder_prefix="checkpoint-", **options)
 
 
+@dataclass
 class _Run:
     """One call of `train`: the checkpoint it resumes from, and the methods that replace the Trainer's."""
 
-    def __init__(self, trainer: Any, manager: CheckpointManager, random: RandomStates) -> None:
-        self._trainer = trainer
-        self._manager = manager
-        self._random = random
-        self._random.loaded = None
-        self._source: int | str | None = None
-        """Step of the newest checkpoint, or the given id; None without one, or for the Trainer's own format."""
-        self._saved: dict[str, Any] = {}
+    _trainer: Any
+    _manager: CheckpointManager
+    _random: RandomStates
+    _source: int | str | None = None
+    """Step of the newest checkpoint, or the given id; None without one, or for the Trainer's own format."""
+    _saved: dict[str, Any] = field(default_factory=dict)
 
     def find(self, resume: Any, folder: Path) -> Any:
         """Return the Trainer's argument: nothing, a checkpoint in its format, or a folder with a `TrainerState`."""
         said = {"trainer": ""}
         if resume is True:
-            found = self._manager.restore(said)
-            self._source = None if found is None else found.step
+            self._source = getattr(self._manager.restore(said), "step", None)
         elif resume and not _is_trainers_own(resume):
             self._source = os.fspath(absolute_id(resume))
             load(said, checkpoint_id=self._source)
@@ -181,10 +186,8 @@ class _Run:
         state = collect_state(self._trainer, self._random, self._saved)
         if isinstance(self._source, str):
             load(state, checkpoint_id=self._source)
-        else:
-            restored = self._manager.restore(state)
-            if restored is None or restored.step != self._source:
-                raise _DamagedError
+        elif (restored := self._manager.restore(state)) is None or restored.step != self._source:
+            raise _DamagedError
         best = self._trainer.state.best_global_step
         if best in {record.step for record in self._manager.checkpoints()}:
             self._trainer.state.best_model_checkpoint = self._manager.checkpoint_id(best)
@@ -202,41 +205,26 @@ class _DamagedError(Exception):
     """The newest checkpoint turned out to be damaged while it was loaded."""
 
 
-class _KeepBestOf(KeepPolicy):
+@dataclass
+class _KeepBest(KeepPolicy):
     """Keeps the checkpoint of a Trainer's best step."""
 
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
+    _trainer: Any
 
-    def keep(self, records: Sequence[CheckpointRecord], now_seconds: float) -> set[int]:
+    def keep(self, records: Sequence[CheckpointRecord], _: float) -> set[int]:
         """See `KeepPolicy`."""
-        del now_seconds
         return {record.step for record in records if record.step == self._trainer.state.best_global_step}
-
-
-@contextlib.contextmanager
-def _replaced(trainer: Any, methods: Mapping[str, Callable[..., None]]) -> Iterator[None]:
-    """Replace methods of a trainer within the block."""
-    vars(trainer).update(methods)
-    try:
-        yield
-    finally:
-        for name in methods:
-            vars(trainer).pop(name, None)
 
 
 def _is_trainers_own(place: str | os.PathLike[str]) -> bool:
     """Whether a local folder holds a checkpoint in the Trainer's own format."""
-    is_local = scheme_of(place) == "file"
-    return is_local and Path(place, _STATE_FILE).is_file() and not Path(place, ".metadata").exists()
+    return Path(place, _STATE_FILE).is_file() and not Path(place, ".metadata").exists()
 
 
 def _check(trainer: Any) -> None:
-    needed = ["_save_checkpoint", *(f"_load_{what}" for what in _REPLACED)]
-    missing = [name for name in needed if not hasattr(trainer, name)]
+    missing = [name for name in _REPLACED if not hasattr(trainer, name)]
     if missing:
-        text = f"{type(trainer).__name__} has no {', '.join(missing)}: it is no Trainer, or of an unknown version"
-        raise AttributeError(text)
+        raise AttributeError(f"{type(trainer).__name__} has no {', '.join(missing)}: no Trainer, or an unknown version")
     if "train" in vars(trainer):
         raise ValueError("the checkpoints of this trainer are managed already; call manage_checkpoints once")
     if trainer.is_deepspeed_enabled or trainer.is_fsdp_xla_enabled:

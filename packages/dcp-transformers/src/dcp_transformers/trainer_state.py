@@ -26,10 +26,9 @@ class RandomStates(TrainerCallback):
     Trainer sets them.
     """
 
-    def __init__(self) -> None:
-        self.loaded: dict[str, Any] | None = None
-        """The loaded states, until the Trainer sets them."""
-        self._epoch_start: dict[str, Any] = {}
+    loaded: dict[str, Any] | None = None
+    """The loaded states, until the Trainer sets them."""
+    _epoch_start: dict[str, Any] | None = None
 
     def state_dict(self) -> dict[str, Any]:
         """Return both states."""
@@ -72,8 +71,8 @@ def collect_state(trainer: Any, random: RandomStates, saved: dict[str, Any] | No
     if saved is None and trainer.is_world_process_zero():
         callbacks = (*trainer.callback_handler.callbacks, trainer.control)
         exportable = [each for each in callbacks if isinstance(each, ExportableState)]
-        batch = trainer.get_total_train_batch_size(trainer.args)
         of_trainer = dataclasses.asdict(dataclasses.replace(trainer.state, stateful_callbacks=exportable))
+        batch = trainer.get_total_train_batch_size(trainer.args)
         said = {"state": of_trainer, "only_model": only_model, "batch": batch}
         model = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)
         state |= {"trainer": json.dumps(said), **describe_model(model)}
@@ -85,9 +84,7 @@ def warn_of_batch(trainer: Any, saved: dict[str, Any]) -> None:
     before, now = saved["batch"], trainer.get_total_train_batch_size(trainer.args)
     if before != now and trainer.is_world_process_zero():
         _log.warning(
-            "a step had %d examples when the checkpoint was saved, and has %d now: position in the data and schedule "
-            "follow from the number of steps, so they are not those of the save. Choose per_device_train_batch_size "
-            "and gradient_accumulation_steps so that their product with the number of processes stays the same",
-            before,
-            now,
+            "a step had %d examples when the checkpoint was saved, and has %d now, so that position in the data and "
+            "schedule differ: keep processes × per_device_train_batch_size × gradient_accumulation_steps the same",
+            *(before, now),
         )

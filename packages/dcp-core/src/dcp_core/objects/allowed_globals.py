@@ -282,11 +282,12 @@ def _census_functions() -> dict[str, Function]:
     return tensor_functions(subclassed, lenient)
 
 
-def how_to_allow(paths: Sequence[str]) -> str:
+def how_to_allow(paths: Sequence[str], *, with_planner: bool = True) -> str:
     """Return advice for an error message about globals that are not allowed.
 
     Args:
         paths: Full names of the globals.
+        with_planner: Whether a planner loads the object; otherwise, the caller's function has `allow_globals` itself.
 
     Returns:
         Text with the expression to pass as `allow_globals`, or with a warning that the globals could run any code.
@@ -299,10 +300,12 @@ def how_to_allow(paths: Sequence[str]) -> str:
             "know why it does"
         )
     imports, listed = _expression(paths)
+    how = (
+        f"load with DefaultLoadPlanner(allow_globals=[{listed}])" if with_planner else f"pass allow_globals=[{listed}]"
+    )
+    text = f"If you trust it, {how} after {imports}, or call torch.serialization.add_safe_globals([{listed}]) first"
     return (
-        f"If you trust it, load with DefaultLoadPlanner(allow_globals=[{listed}]) after {imports}, or call "
-        f"torch.serialization.add_safe_globals([{listed}]) first; trust_objects=True lifts every restriction "
-        "and lets the checkpoint run code"
+        f"{text}; trust_objects=True lifts every restriction and lets the checkpoint run code" if with_planner else text
     )
 
 

@@ -31,6 +31,7 @@ from dcp_core.toolkit import (
     allowed_globals,
     dump_object,
     flatten,
+    how_to_allow,
     name_empty_mappings,
     read_archive,
 )
@@ -136,7 +137,7 @@ def map_torch_save(path: str | os.PathLike[str], *, allow_globals: Sequence[Any]
         raise
     except ForbiddenGlobalError as error:
         raise UnsafeCheckpointError(
-            f"{place} names {error.path}, which is not allowed; if you trust it, pass allow_globals=[…]"
+            f"{place} names {error.path}, which is not allowed. {how_to_allow([error.path], with_planner=False)}"
         ) from None
     except Exception as error:
         raise CorruptCheckpointError(f"the file cannot be read: {error}", file=place) from error
