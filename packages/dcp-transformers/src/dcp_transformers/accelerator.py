@@ -45,10 +45,10 @@ def save_state(
     state = _state(accelerator, values)
     if accelerator.is_main_process:
         state |= describe_model(accelerator.unwrap_model(accelerator._models[0], keep_torch_compile=False))
-    if saver is None:
-        save(state, checkpoint_id=checkpoint_id)
-        return None
-    return future_of(saver.save(state, checkpoint_id=checkpoint_id, process_group=None, no_dist=False))
+    if saver is not None:
+        return future_of(saver.save(state, checkpoint_id=checkpoint_id, process_group=None, no_dist=False))
+    save(state, checkpoint_id=checkpoint_id)
+    return None
 
 
 def load_state(accelerator: Any, checkpoint_id: str | os.PathLike[str], **values: Any) -> dict[str, Any]:

@@ -71,9 +71,8 @@ def describe_model(model: Any) -> dict[str, str]:
         return {}
     generation = model.generation_config.to_dict() if model.can_generate() else None
     config = model.config.to_dict() | {"dtype": str(model.dtype).removeprefix("torch.")}
-    return {
-        _DESCRIPTION: json.dumps({"class": type(model).__name__, "config": config, "generation_config": generation})
-    }
+    said = {"class": type(model).__name__, "config": config, "generation_config": generation}
+    return {_DESCRIPTION: json.dumps(said)}
 
 
 def _described(checkpoint_id: str | os.PathLike[str]) -> Any:

@@ -130,10 +130,8 @@ class TrainerCheckpoints:
         root, keep, _, options = self._given
         root = self._trainer._get_output_dir(trial) if root is None else root
         keep = self._trainer.args.save_total_limit if keep is None else keep
-        policy = _KeepBest(self._trainer) | (
-            keep if isinstance(keep, KeepPolicy) else KeepLast(keep) if keep else KeepAll()
-        )
-        return CheckpointManager(root, keep_policy=policy, saver=saver, folder_prefix="checkpoint-", **options)
+        kept = _Best(self._trainer) | (keep if isinstance(keep, KeepPolicy) else KeepLast(keep) if keep else KeepAll())
+        return CheckpointManager(root, keep_policy=kept, saver=saver, folder_prefix="checkpoint-", **options)
 
 
 @dataclass
@@ -206,7 +204,7 @@ class _DamagedError(Exception):
 
 
 @dataclass
-class _KeepBest(KeepPolicy):
+class _Best(KeepPolicy):
     """Keeps the checkpoint of a Trainer's best step."""
 
     _trainer: Any

@@ -83,8 +83,6 @@ def warn_of_batch(trainer: Any, saved: dict[str, Any]) -> None:
     """Log a warning if the batch size has changed: the Trainer derives epoch and position from the number of steps."""
     before, now = saved["batch"], trainer.get_total_train_batch_size(trainer.args)
     if before != now and trainer.is_world_process_zero():
-        _log.warning(
-            "a step had %d examples when the checkpoint was saved, and has %d now, so that position in the data and "
-            "schedule differ: keep processes × per_device_train_batch_size × gradient_accumulation_steps the same",
-            *(before, now),
-        )
+        text = "a step had %d examples when the checkpoint was saved, and has %d now, so that position in the data and "
+        text += "schedule differ: keep processes × per_device_train_batch_size × gradient_accumulation_steps the same"
+        _log.warning(text, before, now)
