@@ -25,7 +25,8 @@ WANTED_BY_TOOLS = {
     "pyproject.toml": "ruff, mypy, pytest, import-linter",
 }
 TESTS = ROOT / "integration_tests"
-SHARED = {"__init__.py", "README.md", "environments.py", "failing.py", "forking.py", "launcher.py", "process_end.py"}
+OF_NOX = {"environments.py", "framework_adapters.py"}
+SHARED = OF_NOX | {"__init__.py", "README.md", "failing.py", "forking.py", "launcher.py", "process_end.py"}
 
 
 @pytest.fixture(scope="module")

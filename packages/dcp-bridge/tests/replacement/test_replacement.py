@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import logging
 import pickle
@@ -12,6 +13,7 @@ import types
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import pytest
 import torch
 import torch.distributed.checkpoint as stock
@@ -306,6 +308,16 @@ def test_stock_works_meanwhile_and_is_not_mixed_with_ours(tmp_path):
         theirs.load(state, storage_reader=theirs.FileSystemReader(tmp_path / "by bridge"))
         sys.modules[STOCK].load(state, checkpoint_id=tmp_path / "theirs", no_dist=True)
     assert not is_ours(tmp_path / "theirs")
+
+
+def test_functions_that_use_it_can_be_sent_to_other_processes():
+    with replace_stock():
+        names = {"__name__": "__main__"}
+        exec("import torch.distributed.checkpoint as dcp\ndef save(): return dcp.save", names)
+        sent = cloudpickle.dumps(names["save"])
+        assert cloudpickle.loads(sent)() is dcp_core.save
+        assert copy.deepcopy(names["dcp"]) is names["dcp"]
+    assert cloudpickle.loads(sent)() is original_stock().save
 
 
 def test_metadata_pickles_and_comes_back_as_ours():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from types import FrameType, ModuleType
 from typing import Any
@@ -46,6 +47,10 @@ class StandInModule(ModuleType):
             namespace = frame.f_globals
             fields["__taken__"][id(namespace), id(ours)] = (namespace, ours, theirs)
         return ours
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by name, as cloudpickle does with modules that a function uses: whoever loads it imports its own."""
+        return importlib.import_module, (self.__name__,)
 
     def __dir__(self) -> list[str]:
         return dir(vars(self)["__stock__"])
