@@ -27,7 +27,7 @@ class MutatedWhileStagedError(DcpError, RuntimeError):
 
 
 class StagingMismatchError(DcpError, RuntimeError):
-    """The staged copy of a tensor does not match its recorded dtype, shape, strides or memory; nothing is saved."""
+    """A staged copy does not match the recorded dtype, shape, strides or memory of its tensor; nothing is saved."""
 
 
 class NestedSaveError(DcpError, RuntimeError):
@@ -47,7 +47,7 @@ class SaverClosedError(DcpError, RuntimeError):
 
 
 class SaverDeadlineError(DcpError, TimeoutError):
-    """A save, a copy, or the wait for earlier saves took longer than its limit."""
+    """A save, a copy, or the wait for earlier saves took longer than its limit, such as `SaverOptions.save_seconds`."""
 
 
 class WorkerError(DcpError, RuntimeError):

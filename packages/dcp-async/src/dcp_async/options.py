@@ -70,15 +70,18 @@ class SaverOptions:
 
     Attributes:
         max_staging_bytes: Limit in bytes of the memory for all staged copies of this rank; None for no limit.
-        copy_threads: Number of threads that copy tensors in host memory during `save`.
+        copy_threads: Number of threads that copy tensors in host memory during `save`; by default one for each core
+            that this process may use, at most four.
         pin_memory: Whether the memory for staged copies is pinned, if CUDA is available.
         mutation_guard: Whether samples of the tensors' bytes are compared before and after copying, to detect tensors
             that change during the copy.
         save_seconds: Time in seconds after which the worker process of a running save is killed; a save in a thread is
-            not limited. Also the longest time that `save` waits for an earlier save, or a save for its copy.
+            not limited. Also the longest time that `save` waits for an earlier save, and the longest time that a save
+            waits until the copy of its state dict is complete.
         close_seconds: Longest time in seconds that `close` waits for running saves.
-        timeout_seconds: Time in seconds that a rank waits for the other ranks in one phase; see `dcp_core.save`.
-        peers: Options for how the savers of different ranks watch each other and connect; see `dcp_core.save`.
+        timeout_seconds: Time in seconds that a rank waits for the other ranks in one phase, counted from its own
+            arrival.
+        peers: Options for how the savers of different ranks watch each other and connect to each other.
         worker: Options of the worker process; a thread saver ignores them.
 
     Example:
@@ -109,6 +112,6 @@ class SaverOptions:
 
 
 def check_overlap(overlap: str) -> None:
-    """Check that `overlap` is an overlap policy; raises ValueError if not."""
+    """Check that `overlap` is an overlap policy (`wait`, `skip` or `latest`); raises ValueError if not."""
     if overlap not in get_args(Overlap):
         raise ValueError(f"overlap={overlap!r} is not known; choose one of {', '.join(map(repr, get_args(Overlap)))}")

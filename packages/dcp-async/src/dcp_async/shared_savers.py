@@ -54,7 +54,8 @@ def async_save(
         async_stager: Stager that copies the state dict.
         no_dist: Whether to save from this process alone.
         use_collectives: Whether ranks plan together; with False, every rank plans alone.
-        overlap: Overlap policy of this save while an earlier save runs: `wait`, `skip` or `latest`.
+        overlap: Policy of this save while an earlier save runs: `wait` for the earlier save, `skip` this save, or let
+            it replace a queued save (`latest`). The future of a skipped or replaced save raises.
 
     Returns:
         Future of the checkpoint's metadata, done when the checkpoint is published; with a stager that returns futures,
@@ -97,7 +98,8 @@ def shared_saver(
 
     Args:
         kind: Type of the saver, or the name of a saver from a plug-in.
-        options: Options for the saver if it does not exist yet.
+        options: Options for a saver that does not exist yet; None for the defaults of `SaverOptions`, or for the
+            options of the saver that exists.
 
     Raises:
         ValueError: The saver already exists with other options; close it first.

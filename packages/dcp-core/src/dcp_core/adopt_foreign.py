@@ -1,5 +1,7 @@
 """Adaptation of storages and planners of other libraries, such as stock, through an installed bridge.
 
+A bridge is a plug-in that wraps objects of another library in classes of `dcp_core`; that for stock is `dcp_bridge`.
+
 This module imports no other library: the library of an object is found from the modules of its base classes. An
 argument that is None, an object of a `dcp_core` class, or an object of an unknown class with the required methods is
 returned unchanged. The functions raise PluginNotFoundError for an object of `torch.distributed.checkpoint` if no bridge

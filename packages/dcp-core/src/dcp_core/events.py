@@ -80,7 +80,11 @@ class Operation:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[Phase]:
-        """Context manager that reports the start, progress and end of a phase, with duration or error."""
+        """Context manager that reports the start, progress and end of a phase, with duration or error.
+
+        Args:
+            name: Name of the phase; `total` for the whole save or load.
+        """
         phase = Phase()
         begun = self._notify(name, "started")
         start = time.monotonic()

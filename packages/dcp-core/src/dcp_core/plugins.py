@@ -1,6 +1,8 @@
 """Look-up of plug-ins (storages, transforms, savers, converters, bridges), with the exceptions of `dcp_core`.
 
-The functions use one registry for the whole process. Importing this module reads no entry points.
+The look-up functions raise PluginNotFoundError for a name that no plug-in offers, PluginLoadError if a broken plug-in
+may offer it, and DuplicatePluginError if two plug-ins offer it. All functions use one registry for the whole process.
+Importing this module reads no entry points.
 """
 
 from __future__ import annotations
@@ -34,29 +36,32 @@ list = installed.list  # noqa: A001 - reads as `plugins.list()`
 
 
 def transform(descriptor: str) -> Any:
-    """Return the factory of a transform by its descriptor (`stream.zstd/1`) or name. Raises like `storage_for`."""
+    """Return the factory of a transform by its descriptor (`stream.zstd/1`) or name. Raises as the module says."""
     return installed.factory("transforms", descriptor.partition("/")[0], errors=PLUGIN_ERRORS)
 
 
 def saver(name: str) -> Any:
-    """Return the factory of an asynchronous saver by its name, such as `thread`. Raises like `storage_for`."""
+    """Return the factory of an asynchronous saver by its name, such as `thread`. Raises as the module says."""
     return installed.factory("savers", name, errors=PLUGIN_ERRORS)
 
 
 def state_adapter(name: str) -> Any:
-    """Return the adapter that turns modules or optimizers into state dicts, by its name. Raises like `storage_for`."""
+    """Return the state adapter with this name, which turns modules or optimizers into state dicts and back.
+
+    Raises as the module says.
+    """
     return installed.factory("state_adapters", name, errors=PLUGIN_ERRORS)
 
 
 def converter(name: str) -> Any:
-    """Return the converter of a checkpoint format by the format's name. Raises like `storage_for`."""
+    """Return the converter of a checkpoint format by the format's name. Raises as the module says."""
     return installed.factory("converters", name, errors=PLUGIN_ERRORS)
 
 
 def bridge(package: str) -> Any:
     """Return the bridge that adapts storages and planners of another library, by that library's import name.
 
-    Raises like `storage_for`.
+    Raises as the module says.
     """
     return installed.factory("bridges", package, errors=PLUGIN_ERRORS)
 

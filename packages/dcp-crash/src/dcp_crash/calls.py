@@ -21,7 +21,10 @@ _PATH_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Description of one system call: which of its arguments are file descriptors, paths and flags."""
+    """Description of one system call: name, number, and positions of descriptors, paths and flags in its arguments.
+
+    Positions are counted from 0.
+    """
 
     name: str
     number: int
@@ -121,22 +124,22 @@ class Memory:
         return None if path.endswith(" (deleted)") else path
 
     def position(self, number: int) -> int:
-        """Return the file position of an open descriptor, in bytes."""
+        """Return the current position of an open file descriptor in its file, in bytes."""
         with open(f"/proc/{self._tid}/fdinfo/{_signed(number)}", encoding="ascii") as lines:
             return int(next(lines).split()[1])
 
     def file(self, number: int, offset: int, count: int) -> bytes:
-        """Read `count` bytes at an offset of the file that a descriptor has open."""
+        """Read `count` bytes at a byte offset of the file that a descriptor has open; fewer at the end of the file."""
         with open(f"/proc/{self._tid}/fd/{_signed(number)}", "rb") as file:
             file.seek(offset)
             return file.read(count)
 
     def vectors(self, address: int, count: int) -> list[tuple[int, int]]:
-        """Return the addresses and lengths (bytes) in an `iovec` array of `count` entries."""
+        """Return pairs (address, length in bytes) from the `iovec` array of `count` entries at an address."""
         return list(struct.iter_unpack("QQ", self.read(address, 16 * count)))
 
     def gather(self, address: int, count: int, length: int) -> bytes:
-        """Return the first `length` bytes that an `iovec` array describes."""
+        """Return the first `length` bytes of the memory that an `iovec` array of `count` entries describes."""
         parts = []
         for start, size in self.vectors(address, count):
             parts.append(self.read(start, min(size, length)))
@@ -166,7 +169,13 @@ def _signed(number: int) -> int:
 
 
 def places_of(kind: Kind, arguments: tuple[int, ...], memory: Memory) -> list[str]:
-    """Return the absolute paths of the files and folders that a system call changes or reads."""
+    """Return the absolute paths of the files and folders that a system call changes or reads.
+
+    Args:
+        kind: Description of the system call.
+        arguments: Values of its arguments, from the registers of the stopped thread.
+        memory: Access to the memory and open files of this thread.
+    """
     found = [memory.descriptor(arguments[index]) for index in kind.fds]
     for folder, path in kind.paths:
         if arguments[path] == 0:  # utimensat of a descriptor

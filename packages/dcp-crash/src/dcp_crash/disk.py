@@ -32,6 +32,10 @@ Tree = dict[str, bytes | None]
 class DiskState:
     """One possible state of a folder on the disk after a loss of power.
 
+    `at` changes were recorded before the loss of power, and processes had made the `marks`; `how` describes in words
+    which unsynced changes reached the disk. `tree` is the state: absolute path → contents of the file in bytes, or None
+    for a folder.
+
     Example:
         ```python
         from pathlib import Path
@@ -62,7 +66,7 @@ class DiskState:
         Args:
             folder: Path of the empty folder.
             recorded: Path of the folder in which the recording was made.
-            seconds_ago: Age of the restored files: seconds since the loss of power.
+            seconds_ago: Age in seconds that the restored files get, as if the loss of power had been that long ago.
         """
         base = os.path.realpath(recorded)
         then = time.time() - seconds_ago
@@ -76,7 +80,11 @@ class DiskState:
 
 
 def snapshot(folder: str | os.PathLike[str]) -> Tree:
-    """Return all files (with contents) and folders below a folder, as the durable start state for `disk_states`."""
+    """Return a folder with all files and folders in it, as the durable start state for `disk_states`.
+
+    Returns:
+        Absolute path → contents of the file in bytes, or None for a folder.
+    """
     base = os.path.realpath(folder)
     found: Tree = {base: None}
     for path in Path(base).rglob("*"):
@@ -89,15 +97,15 @@ def disk_states(
 ) -> Iterator[DiskState]:
     """Yield the possible states of the disk for a loss of power before each change and after the last.
 
-    For each moment, the states differ in which unsynced changes reached the disk: none; all; names without bytes; names
-    and lengths without bytes; bytes without names; each single change; all except a single change; and random choices,
-    with torn writes. States equal to an earlier one are skipped.
+    For each such moment, the states differ in which unsynced changes reached the disk: none; all; names without bytes;
+    names and lengths without bytes; bytes without names; each change alone; all changes except one; and random choices,
+    in which writes may be incomplete. States equal to an earlier one are skipped.
 
     Args:
         before: Files and folders before the recorded run, from `snapshot`.
         changes: Recorded changes, `Run.changes` of `run_traced` with `record=True`.
-        every: Number of changes between two examined moments; the last moment is always examined.
-        random_states: Number of random states per moment.
+        every: Number of changes between two moments whose states are computed; the last moment is always included.
+        random_states: Number of states with random choices per moment.
         seed: Seed of the random generator.
 
     Example:

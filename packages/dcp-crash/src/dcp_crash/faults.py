@@ -24,7 +24,7 @@ class Fault:
 
     Attributes:
         kind: Kind of the fault: `kill`, `torn`, `eio`, `enospc`, `short` or `stop`.
-        at: Number of the system call on the folder, counted from 1.
+        at: Number of the system call among the counted calls on the folder of `run_traced`; the first has number 1.
         rank: Rank whose system calls are counted.
         of: Processes whose system calls are counted: the rank's own process (`own`), the processes that it started
             (`started`), or both (`all`). The fault affects the process that makes the call.

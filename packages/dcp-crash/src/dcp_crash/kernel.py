@@ -92,7 +92,7 @@ class Registers(ctypes.Structure):
 
     @property
     def arguments(self) -> tuple[int, ...]:
-        """Arguments of the system call."""
+        """Values of the six argument registers; a system call uses as many as it has arguments."""
         return tuple(int(value) for value in (self.rdi, self.rsi, self.rdx, self.r10, self.r8, self.r9))
 
     @property
@@ -128,9 +128,10 @@ def install_filter(numbers: Iterable[int], creating: Iterable[tuple[int, int]], 
     """Install a seccomp filter that stops this process, its threads and its children at the given system calls.
 
     Args:
-        numbers: System calls that are always reported.
-        creating: Pairs (system call, position of its flags argument); reported if a flag in `create_bits` is set.
-        create_bits: Bits of the flags, see `creating`.
+        numbers: Numbers of the system calls at which a thread always stops.
+        creating: Pairs (number of a system call, position of its flags argument, counted from 0). A thread stops at
+            these calls if one of the `create_bits` is set in the flags.
+        create_bits: Bits of the flags for the calls in `creating`.
 
     Raises:
         OSError: The kernel refuses the filter.
@@ -168,12 +169,12 @@ def seize(pid: int) -> None:
 
 
 def resume(tid: int, number: int = 0) -> None:
-    """Resume a stopped thread, and deliver signal `number` to it unless that is 0."""
+    """Resume a stopped thread, and deliver the signal with this number to it; 0 delivers no signal."""
     _ptrace(_CONT, tid, number)
 
 
 def to_syscall_exit(tid: int) -> None:
-    """Resume a stopped thread until the system call that it is about to make returns."""
+    """Resume a stopped thread until the system call at which it has stopped returns; then the thread stops again."""
     _ptrace(_SYSCALL, tid, 0)
 
 

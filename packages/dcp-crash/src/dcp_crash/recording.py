@@ -17,10 +17,11 @@ __all__ = ["Call", "Change", "Recorder"]
 class Change:
     """One recorded change, sync or mark of a process; all paths are absolute.
 
-    The meaning of the fields depends on the kind. `create`, `mkdir`, `unlink`, `rmdir`: `path` is created or removed.
-    `rename`, `link`: from `path` to `target`. `symlink`: `path` points to `target`. `write`: `data` is written at byte
-    `offset`. `truncate`: the file gets `offset` bytes (with `grow`, at least as many). `sync`: all changes of the file
-    or folder `path` before change number `begun` are durable. `mark`: `path` holds the text of the mark.
+    The meaning of the fields depends on `kind`. `create`, `mkdir`: the file or folder `path` is created. `unlink`,
+    `rmdir`: it is removed. `rename`, `link`: `path` is renamed or linked to `target`. `symlink`: `path` becomes a
+    symbolic link to `target`. `write`: `data` is written at byte `offset`. `truncate`: the length of the file becomes
+    `offset` bytes. `grow`: the length becomes at least `offset` bytes. `sync`: all changes of the file or folder `path`
+    before change number `begun` (from 0) are durable. `mark`: `path` is the text of the mark, `offset` the rank.
     """
 
     kind: str
@@ -33,7 +34,13 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A system call on the watched folder that has begun but not returned, with facts recorded at its beginning."""
+    """A system call on the watched folder that has begun but not returned, as recorded when it began.
+
+    Attributes:
+        name: Name of the system call.
+        arguments: Values of its arguments.
+        places: Absolute paths of the files and folders that the call changes or reads.
+    """
 
     name: str
     arguments: tuple[int, ...]
@@ -52,7 +59,7 @@ class Recorder:
 
     @property
     def now(self) -> int:
-        """Number of the next change to be recorded."""
+        """Number of the next change to be recorded, counted from 0."""
         return len(self.changes)
 
     def mark(self, text: str, rank: int) -> None:
@@ -60,7 +67,13 @@ class Recorder:
         self.changes.append(Change("mark", text, offset=rank))
 
     def done(self, call: Call, result: int, memory: Memory) -> None:
-        """Record the change or sync of a system call that has succeeded."""
+        """Record the change or sync of a system call that has succeeded.
+
+        Args:
+            call: System call, as recorded when it began.
+            result: Return value of the system call, such as the number of bytes written.
+            memory: Access to the memory and open files of the thread that made the call.
+        """
         name, arguments, path = call.name, call.arguments, call.places[0]
         if name in {"fsync", "fdatasync"}:
             self.changes.append(Change("sync", path, begun=call.begun))

@@ -26,7 +26,7 @@ __all__ = ["RankEnd", "Run", "mark", "run_traced"]
 
 @dataclass(frozen=True)
 class RankEnd:
-    """Outcome of one rank of a traced run: exit status or signal, system calls, and error."""
+    """Outcome of one rank of a traced run: signal that killed it, system calls, and result or error of `action`."""
 
     signal: int | None
     """Number of the signal that killed the rank's process; None if the process exited."""
@@ -35,6 +35,7 @@ class RankEnd:
     started_calls: list[str] = field(default_factory=list)
     """Names of the system calls on the folder by processes that the rank started, in order."""
     result: Any = None
+    """Value that `action` returned on the rank; None if it raised, or the process was killed."""
     error: str | None = None
     """Traceback of the exception that `action` raised on the rank; None if it raised none."""
 
@@ -46,7 +47,7 @@ class RankEnd:
 
 @dataclass(frozen=True)
 class Run:
-    """Result of `run_traced`: the outcome of each rank, and the recorded changes of the folder."""
+    """Result of `run_traced`: outcome of each rank, whether the fault occurred, and recorded changes of the folder."""
 
     ranks: list[RankEnd]
     struck: bool
@@ -56,7 +57,10 @@ class Run:
 
 
 def mark(text: str) -> None:
-    """Record a mark in the recording of a traced run, such as "save reported" when a save has returned."""
+    """Add a mark to the changes that a traced run records, such as the text "save reported" when a save has returned.
+
+    Called by a process of the run; does nothing in processes that are not traced.
+    """
     with contextlib.suppress(OSError):
         os.open(MARK_FOLDER + text, os.O_WRONLY | os.O_CREAT)
 
@@ -75,13 +79,13 @@ def run_traced(
     started: Callable[[list[int]], object] = lambda _: None,
     held: Callable[[int], object] = lambda _: None,
 ) -> Run:
-    """Run `action(rank)` in one forked process per rank, and inject a fault at one of its system calls on a folder.
+    """Run `action(rank)` in one forked process per rank, and inject a fault at a system call on a folder.
 
     Processes that the ranks start are traced as well. All these processes have ended when `run_traced` returns.
 
     Args:
-        action: Function that the ranks run; its result must be JSON. Only its system calls are counted.
-        folder: Folder; system calls on this folder and on all files and folders below it are counted.
+        action: Function that each rank runs with its rank as argument; `json.dumps` must accept its result.
+        folder: Folder; system calls of `action` on this folder and on all files and folders below it are counted.
         world: Number of ranks.
         prepare: Function that each rank runs before `action`; its calls are not counted.
         fault: Fault to inject; None for no fault.
@@ -89,7 +93,7 @@ def run_traced(
         reads: Whether to count system calls that read files instead of those that change files.
         timeout_seconds: Time in seconds after which all processes are killed and TimeoutError is raised.
         grace_seconds: Time in seconds that the other ranks may continue after a rank was killed; then they are killed.
-        started: Function that is called with the process ids of all ranks once they run.
+        started: Function that is called once all ranks run, with their process ids in rank order.
         held: Function that is called with the id of a process that the fault `stop` has stopped; the process continues
             when `held` returns.
 

@@ -1,4 +1,4 @@
-"""Short writes: halves the byte count of a write system call before the kernel runs the call."""
+"""Short writes: the byte count of a write system call is halved before the kernel runs the call."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ _COUNTS = {"write": "rdx", "pwrite64": "rdx", "sendfile": "r10", "copy_file_rang
 
 def shorten(tid: int, name: str, values: kernel.Registers) -> Callable[[], None]:
     """Halve the number of bytes of the write that a stopped thread is about to make.
+
+    Args:
+        tid: Id of the stopped thread.
+        name: Name of the system call.
+        values: Registers of the thread, which the function may change.
 
     Returns:
         Function that restores the memory of the thread; call it after the write.

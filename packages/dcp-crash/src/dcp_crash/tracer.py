@@ -47,6 +47,10 @@ class Tracer:
         recorder: Recorder that receives all changes; None to record nothing.
         held: Function that is called with the id of a process that the fault `stop` has stopped; the process continues
             when `held` returns.
+        on_end: Function that is called with process id and wait status when the process of a rank has ended.
+        calls: Rank → names of the counted system calls that the rank's own process made, in order.
+        started_calls: Rank → names of the counted system calls that processes started by the rank made, in order.
+        struck: Whether the fault has occurred.
     """
 
     folder: str

@@ -75,19 +75,21 @@ class CheckpointEvent:
 
     Args:
         operation: Name of the operation: `save`, `load`, `verify`, `convert`, `compare`, `estimate`, `manage`.
-        phase: Name of the phase: `plan`, `write` for a save (which publishes at the end of `write`), `plan`, `read`,
-            `load_state_dict` for a load; `total` for the whole operation.
+        phase: Name of the phase. A save has the phases `plan` and `write`, which publishes at its end; a load has the
+            phases `plan`, `read` and `load_state_dict`. `total` stands for the whole operation.
         state: State of the phase: `started`, `progress`, `finished` or `failed`. `progress` comes a few times a second
-            while a phase reads or writes, and not at all if it takes less than 0.15 s.
+            while a phase reads or writes, and not at all if the phase takes less than 0.15 s.
         rank: Rank in the process group that saves or loads.
         checkpoint_id: Checkpoint id that the caller gave; None if the caller gave a storage object instead.
-        seconds: Duration in seconds of an ended phase on this rank, including the wait for other ranks.
-        bytes: Number of bytes that this rank wrote to or read from storage in this phase; None for other phases. In a
-            `progress` event, number of bytes of the state dict that are done so far, before compression.
-        error: Text of the error that made the phase fail.
-        own_seconds: Duration in seconds of this rank's own work in the phase, without the wait for other ranks.
-        slowest_rank: Rank whose own work in the phase took longest.
-        slowest_seconds: Duration in seconds of the slowest rank's own work in the phase.
+        seconds: Duration in seconds of a phase that has finished or failed on this rank, including the wait for other
+            ranks; None for other states.
+        bytes: Number of bytes that this rank wrote to or read from storage in a finished phase; None for phases that
+            neither write nor read items. In a `progress` event, number of bytes of the state dict that are done so
+            far, before compression.
+        error: Text of the error that made the phase fail; None if it has not failed.
+        own_seconds: Duration in seconds of this rank's own work in a finished phase, without the wait for other ranks.
+        slowest_rank: Rank whose own work in a finished phase took longest.
+        slowest_seconds: Duration in seconds of that rank's own work in the phase.
         world_size: Number of ranks in the process group that saves or loads.
         operation_id: Identifier of this save or load on this rank, the same in all of its events; it distinguishes
             operations that run at the same time.
@@ -122,7 +124,7 @@ class HookSpecs:
 
     @hookspec
     def dcp_register_stores(self) -> Sequence[StoreSpec]:
-        """Return the plug-in's stores, with which tools read checkpoints without PyTorch, selected by URI scheme."""
+        """Return the plug-in's stores, which tools without PyTorch select by URI scheme to read checkpoints."""
         return ()
 
     @hookspec

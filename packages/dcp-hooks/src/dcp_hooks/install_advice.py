@@ -12,7 +12,7 @@ WEB_SCHEMES = ("http", "https")
 def package_for(scheme: str) -> str:
     """Return the distribution to install for checkpoint ids with this URI scheme (`file` for plain paths).
 
-    For schemes that this project does not know, the result is a guess.
+    For schemes that this project does not know, the result is `dcp-fsspec`, which may support the scheme.
     """
     if scheme in ("file", "local"):
         return "dcp-fs"

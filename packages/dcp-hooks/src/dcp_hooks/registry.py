@@ -1,5 +1,8 @@
 """Registry of plug-ins, and their discovery by entry point.
 
+The registry has one table for each kind of entry (storages, transforms, savers, …): name → what a plug-in offers under
+this name. The names of the tables are the keys of `tables.TABLES`.
+
 Entry points are read on the first search. A plug-in whose import fails is recorded as broken; its error is raised only
 when no working plug-in offers the requested name.
 """
@@ -116,6 +119,8 @@ class PluginRegistry:
     def find(self, table: str, name: str, *, errors: ErrorTypes = ERROR_TYPES) -> tuple[Any, PluginInfo]:
         """Return the entry that a plug-in offers under a name, and the description of that plug-in.
 
+        An entry is a record such as `StorageBackendSpec`, or a text `module:attribute`, depending on the table.
+
         Args:
             table: Name of the table, one of `tables.TABLES`: `storage`, `stores`, `transforms`, …
             name: Name in that table.
@@ -146,7 +151,7 @@ class PluginRegistry:
         raise errors.not_found(f"no installed plugin offers {what} (installed: {known}); {remedy}")
 
     def offered(self, table: str, name: str) -> tuple[tuple[Any, PluginInfo], ...]:
-        """Return every entry offered under a name in a table, each with its plug-in, in the order of discovery."""
+        """Return pairs (entry, description of its plug-in) for a name in a table, in the order of discovery."""
         self.discover()
         return tuple(self._offers[table].get(name, ()))
 
@@ -159,7 +164,7 @@ class PluginRegistry:
         """Import every `module:attribute` that a plug-in offers, as a check.
 
         Raises:
-            PluginLoadError: One of them cannot be imported.
+            PluginLoadError: A `module:attribute` cannot be imported.
         """
         for table, names in info.offers.items():
             for entry in (entry for name in names for entry, owner in self._offers[table][name] if owner is info):

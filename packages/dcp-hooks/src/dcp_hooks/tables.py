@@ -35,7 +35,7 @@ class Table:
         return self.entry.format(name=name)
 
     def remedy_for(self, name: str) -> str:
-        """Return the advice for an error about a missing name, such as the package to install."""
+        """Return the advice for an error about a name that no plug-in offers, such as the package to install."""
         return self.remedy.format(package=package_for(name))
 
     def pairs(self, hook: str, answer: Any) -> list[tuple[str, Any]]:
@@ -46,7 +46,8 @@ class Table:
             answer: Return value of the hook.
 
         Raises:
-            TypeError: `answer` is neither a sequence of records nor a mapping of name to `module:attribute`.
+            TypeError: `answer` is not a sequence of `record` objects, or not a mapping of name to `module:attribute` if
+                `record` is None.
             ValueError: `answer` has a name twice.
         """
         pairs = self._mapped(hook, answer) if self.record is None else self._recorded(hook, answer)

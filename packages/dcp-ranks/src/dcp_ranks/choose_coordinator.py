@@ -48,7 +48,7 @@ def make_coordinator(
         CoordinatorLostError: The group's store does not answer any more.
 
     Ranks: every rank of the group; several operations must be started in the same order on every rank. The call does
-        not wait for other ranks. Make it in the thread that starts the operation, before any user code.
+        not wait for other ranks. Call it in the thread that starts the operation, before any user code runs.
 
     Example:
         ```python

@@ -1,7 +1,7 @@
-"""Telemetry of saves and loads: `enable_opentelemetry` exports spans and metrics, `enable_prometheus` metrics.
+"""Telemetry of saves and loads: exports spans and metrics to OpenTelemetry, and metrics to Prometheus.
 
-Before one of these calls, nothing is exported, and neither library is imported. The providers and registries of the two
-libraries decide where spans and metrics go.
+`enable_opentelemetry` and `enable_prometheus` start the export. Before one of these calls, nothing is exported, and
+neither of the two libraries is imported. The libraries' providers and registries decide where spans and metrics go.
 """
 
 from __future__ import annotations

@@ -21,12 +21,13 @@ def enable_opentelemetry(
 ) -> None:
     """Export every save and load of this process from now on as spans and metrics of OpenTelemetry.
 
-    Each save or load has a span, which contains a span for each phase. The span of a save in the foreground is a child
-    of the span that is current at the call. A repeated call of this function replaces the providers.
+    Each save or load has a span, which contains a span for each phase. The span of a load, or of a save in the
+    foreground, is a child of the span that is current when `load` or `save` is called. A repeated call of this function
+    replaces the providers.
 
     Args:
-        tracer_provider: Provider that gets the spans; None for the application's global one.
-        meter_provider: Provider that gets the metrics; None for the application's global one.
+        tracer_provider: Provider that gets the spans; None for OpenTelemetry's global tracer provider.
+        meter_provider: Provider that gets the metrics; None for OpenTelemetry's global meter provider.
 
     Raises:
         ImportError: `opentelemetry-api` is not installed.
@@ -56,7 +57,7 @@ def enable_prometheus(registry: CollectorRegistry | None = None) -> None:
     function discards the metrics of the earlier call.
 
     Args:
-        registry: Registry that gets the metrics; None for the global one, `prometheus_client.REGISTRY`.
+        registry: Registry that gets the metrics; None for the global registry, `prometheus_client.REGISTRY`.
 
     Raises:
         ImportError: `prometheus-client` is not installed.

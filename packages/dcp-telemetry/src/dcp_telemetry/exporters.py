@@ -1,4 +1,4 @@
-"""Registry of the enabled telemetry exporters of this process; histogram buckets and error types common to all."""
+"""Registry of this process's enabled telemetry exporters, and the histogram buckets and error names that they share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""OpenTelemetry exporter. It uses only the API package; the application's SDK samples, batches and sends."""
+"""OpenTelemetry exporter: turns the events of saves and loads into spans and metrics.
+
+The exporter uses only OpenTelemetry's API package. The application installs and configures OpenTelemetry's SDK, which
+decides which spans are kept, and sends spans and metrics to their destination.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ _SCOPE = "dcp_telemetry"
 
 
 class OpenTelemetryExporter:
-    """OpenTelemetry exporter: a span for each save or load and each of its phases, and metrics. Thread-safe.
+    """Exporter of a span for each save or load and for each of its phases, and of metrics. Thread-safe.
 
     Args:
         tracer_provider: Provider that gets the spans; None for OpenTelemetry's global tracer provider.

@@ -18,7 +18,7 @@ _STEP = re.compile(r"step\D?(\d+)|(\d+)\D*$")
 
 
 class PrometheusExporter:
-    """Prometheus exporter: metrics of saves and loads. Thread-safe.
+    """Exporter that keeps metrics of saves and loads in a Prometheus registry. Thread-safe.
 
     No label contains a checkpoint id or the text of an error, because the number of time series would grow without
     limit.

@@ -23,7 +23,7 @@ __all__ = ["JobStager"]
 
 
 class JobStager:
-    """Staging of the state dicts that one saver saves.
+    """Copier of the state dicts that one saver saves, to host memory.
 
     Args:
         stager: Stager that copies the state dicts.
@@ -38,7 +38,7 @@ class JobStager:
         self._thread: ThreadPoolExecutor | None = None
 
     def stage_now(self, state_dict: dict[str, Any], link: GroupLink) -> Staged:
-        """Stage a state dict without a save, as a warm-up. Return the copy's memory with `give_back` afterwards."""
+        """Stage a state dict without a save, as a warm-up; the caller must pass the copy to `give_back` afterwards."""
         return self._stager.stage(_values(state_dict, link))
 
     def measure(self, state_dict: dict[str, Any]) -> int:
@@ -57,7 +57,8 @@ class JobStager:
         Args:
             job: Save whose state dict is staged.
             state_dict: State dict to stage.
-            stager: Stager of the caller; None for the storage writer's own stager, or the saver's if there is none.
+            stager: Stager that the caller passed; None for the stager of the storage writer, or of the saver if the
+                storage writer has none.
 
         Returns:
             Future of the save; an `AsyncSaveResponse` if the stager is asynchronous.

@@ -84,7 +84,19 @@ class AsyncSaveResponse:
 
 @dataclass(slots=True, eq=False)
 class SaveJob:
-    """Record of one asynchronous save, from the call of `save` to the end of the save."""
+    """Record of one asynchronous save, from the call of `save` to the end of the save.
+
+    Attributes:
+        link: Link to the other ranks that take part.
+        ticket: Sequence number of the save.
+        checkpoint_id: Checkpoint id of the save; None for the storage writer's own id.
+        storage_writer: Storage writer that the caller passed; None for the one that the checkpoint id selects.
+        planner: Save planner that the caller passed; None for a `DefaultSavePlanner`.
+        use_collectives: Whether ranks plan together; with False, every rank plans alone.
+        future: Future that the caller gets.
+        staged: Copy of the state dict in the saver's memory.
+        may_be_superseded: Whether a later save may replace this save while it is queued.
+    """
 
     link: GroupLink
     ticket: Ticket
@@ -123,7 +135,7 @@ class SaveJob:
         self.planner = adopt_save_planner(self.planner)
 
     def release(self) -> None:
-        """Call the functions in `done`, after staging has ended. For the end of a save, when nothing uses its copy."""
+        """Call the functions in `done` as soon as staging has ended. Called at the end of the save."""
         self.staging.add_done_callback(lambda _: self._call_done())
 
     def _call_done(self) -> None:

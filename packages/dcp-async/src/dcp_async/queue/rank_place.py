@@ -52,6 +52,14 @@ class Seat:
     """Connection settings of one rank's saver for a process group: rank, sizes, store address and timeouts.
 
     The trainer sends it to the worker process once for each group.
+
+    Attributes:
+        rank: Rank within the group.
+        world_size: Number of ranks in the group.
+        job_size: Number of ranks in the whole job.
+        hosts_store: Whether this rank's trainer may be the server of the store.
+        timeout_seconds: Time in seconds that a rank waits for the other ranks in one phase.
+        peers: Options for how ranks watch each other and connect to each other.
     """
 
     key: str
@@ -68,7 +76,12 @@ class Seat:
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """Sequence number of a save in its group, and epoch: the number of the group's worker processes ended before."""
+    """Number of one save in its group, the same on all ranks.
+
+    Attributes:
+        sequence: Sequence number of the save.
+        epoch: Number of worker processes of the group that had ended before the save.
+    """
 
     sequence: int
     epoch: int = 0
@@ -77,7 +90,7 @@ class Ticket:
 
 
 class Meeting:
-    """Factory of the coordinators of successive saves.
+    """Factory of coordinators, one for each save of a saver in one process group.
 
     Args:
         seat: Connection settings of this rank for the group.

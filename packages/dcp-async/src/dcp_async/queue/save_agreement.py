@@ -51,7 +51,10 @@ class GroupLink:
         self._drawn = 0
 
     def draw(self, overlap: str = "") -> Ticket:
-        """Return the next save's sequence number on this rank, and publish this rank's overlap policy for the save.
+        """Return the sequence number of this rank's next save, which is the same on all ranks.
+
+        Args:
+            overlap: Overlap policy of this rank for the save, with which the other ranks compare theirs.
 
         Ranks: every rank of the group, once for each save; does not wait for other ranks.
         """
@@ -60,7 +63,7 @@ class GroupLink:
         return Ticket(self._drawn)
 
     def take_number(self, overlap: str) -> Ticket:
-        """Return a sequence number as `draw` does; if a signal handler raises in between, withdraw from the save."""
+        """Return a sequence number as `draw` does, but withdraw from the save if a signal handler raises meanwhile."""
         ticket = None
         try:
             with interrupts_deferred():
@@ -72,7 +75,12 @@ class GroupLink:
         return ticket
 
     def decide(self, ticket: Ticket, wish: str) -> str:
-        """Propose whether a save runs, is skipped or superseded; returns the decision, the first rank's proposal."""
+        """Return the decision of all ranks whether a save runs, is skipped or superseded: the first rank's proposal.
+
+        Args:
+            ticket: Sequence number of the save.
+            wish: Proposal of this rank: `go`, `skip` or `superseded`.
+        """
         del ticket
         return wish
 
@@ -160,7 +168,7 @@ class StoreLink(GroupLink):
 
 
 class CollectiveLink(GroupLink):
-    """Link of a saver to the other ranks without a usable store: over a gloo group that only the saver uses.
+    """Link of a saver to the other ranks over a gloo group that only the saver uses, if no store can be used.
 
     Args:
         seat: Connection settings of this rank for the group.

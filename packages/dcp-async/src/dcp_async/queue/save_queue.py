@@ -71,7 +71,7 @@ class SaveQueue:
             raise error
 
     def next_unasked(self) -> BaseException | None:
-        """Return the first error of a save whose future was not read, and mark it as read; None if there is none."""
+        """Return the first error of a save whose future was not read, and mark the error as read; None if none."""
         return _next_unasked(self._failed)
 
     def log_unasked(self) -> None:
@@ -79,7 +79,9 @@ class SaveQueue:
         _log_unasked(self._failed)
 
     def admit(self, job: SaveJob, overlap: Overlap) -> bool:
-        """Return whether a save may be staged now, or False if it is skipped; with the policy `wait`, wait before.
+        """Return whether a save may be staged now; False if the overlap policy skips it.
+
+        With the policy `wait`, the call first waits for earlier saves; with `latest`, it cancels a queued save.
 
         Raises:
             SaverDeadlineError: An earlier save takes longer than `save_seconds`.
@@ -134,7 +136,7 @@ class SaveQueue:
         self._thread.shutdown(wait=False)
 
     def drop(self) -> None:
-        """Cancel the save that is still queued in a closed queue: its future fails here and on the other ranks."""
+        """Cancel the queued save, if any, after `close`: its future raises an error here and on the other ranks."""
         with self._changed:
             job, self._waiting = self._waiting, None
             self._changed.notify_all()

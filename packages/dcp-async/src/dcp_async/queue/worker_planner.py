@@ -23,7 +23,12 @@ __all__ = ["PlannedElsewhere", "StagedPlanner", "pickled", "plan_here"]
 
 @dataclass(frozen=True, slots=True)
 class PlannedElsewhere:
-    """The local plan that a custom planner made in the trainer, and the names under which its items' data is staged."""
+    """The local plan that a custom planner made in the trainer.
+
+    Attributes:
+        plan: The local plan.
+        names: Index of each item in the plan → name under which the data of the item is staged.
+    """
 
     plan: SavePlan
     names: dict[MetadataIndex, str]
@@ -40,7 +45,7 @@ def plan_here(
         is_coordinator: Whether this rank is the coordinator.
 
     Returns:
-        The local plan, and the data of its items as a flat state dict.
+        The local plan, and the data of its items as a flat state dict: name → tensor or serialized object.
 
     Raises:
         Exception: The planner failed.

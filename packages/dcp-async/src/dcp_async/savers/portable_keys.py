@@ -61,7 +61,7 @@ def _stand_in(class_name: str, name: str, described: str, text: str | None) -> N
 
 
 def portable(skeleton: Skeleton) -> Skeleton:
-    """Return a skeleton whose keys can be unpickled in any process; the argument itself if that is already so."""
+    """Return a skeleton with portable keys; `skeleton` itself if all of its keys can be unpickled in any process."""
     kind = skeleton[0]
     if kind == "l":
         below = _all_portable(skeleton[1])

@@ -47,7 +47,7 @@ _open: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
 class WorkerProcess:
-    """Handle of one running worker process.
+    """Handle of one worker process, which the constructor starts.
 
     Args:
         options: Options of the worker process.

@@ -92,7 +92,17 @@ class ForgetArena:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Request to run one save. A field that is None has the same content as in the last save of the same structure."""
+    """Request to run one save.
+
+    Attributes:
+        number: Number of the save, which the answer repeats.
+        structure: Identifier of the structure of the state dict.
+        arena: Number of the arena with the staged tensors.
+        group: Key of the group's connection settings, from `NewGroup`.
+        ticket: Sequence number of the save, a `rank_place.Ticket`.
+        checkpoint_id: Checkpoint id of the save; None for the storage writer's own id.
+        use_collectives: Whether ranks plan together; with False, every rank plans alone.
+    """
 
     number: int
     structure: str
@@ -104,7 +114,7 @@ class Save:
     objects: dict[int, Any] = field(default_factory=dict)
     """Objects that have changed since the last save: position in the structure → object."""
     means: bytes | None = None
-    """Pickled `(storage writer, planner, plan)`."""
+    """Pickled `(storage writer, planner, plan)`; None if equal to those of the last save of the same structure."""
     surroundings: Any = None
     """Changed working directory and environment variables, a `trainer_environment.SurroundingsChange`."""
 

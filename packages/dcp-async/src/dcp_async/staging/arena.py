@@ -172,7 +172,7 @@ class ArenaPool:
         return None
 
     def give_back(self, arena: Arena) -> None:
-        """Give an arena back to the pool after its save; the next `take` may return and overwrite it."""
+        """Give an arena back to the pool after its save; the next `take` may return the arena, and overwrite it."""
         with self._lock:
             if arena in self._taken:
                 self._taken.remove(arena)

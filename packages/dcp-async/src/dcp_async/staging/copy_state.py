@@ -29,7 +29,14 @@ _KEPT_STRUCTURES = 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Structure:
-    """Structure of a staged state dict: skeleton, and the layout of the tensors in the arena, but no tensors."""
+    """Structure of a staged state dict: skeleton, and the layout of the tensors in the arena, but no tensors.
+
+    Attributes:
+        identifier: Text that identifies the structure in messages to a worker process.
+        skeleton: Nesting, keys, dtypes and shapes of the state dict.
+        compact: For each tensor, whether its copy is contiguous instead of having the tensor's strides.
+        nbytes: Number of bytes of the arena that the copies take.
+    """
 
     identifier: str
     skeleton: Skeleton
@@ -109,7 +116,7 @@ class Stager:
         return place(sources_of(look_through(state_dict, nested=True, forms={}).tensors)).nbytes
 
     def stage_as_it_is(self, state_dict: dict[str, Any]) -> tuple[dict[str, Any], Arena]:
-        """Copy a state dict with containers, DTensors and objects of the same types, as custom planners need it.
+        """Copy a state dict for a custom planner: containers, DTensors and objects keep their types.
 
         Returns:
             The copy, and the arena that holds its tensors.

@@ -26,7 +26,7 @@ _LARGE_BYTES = 1 << 20
 def arena_view(
     memory: torch.Tensor, offset: int, dtype: torch.dtype, shape: Sequence[int], stride: Sequence[int]
 ) -> torch.Tensor:
-    """Return the tensor at a byte offset of an arena's memory, as a view with this dtype, shape and stride."""
+    """Return a tensor with this dtype, shape and stride in elements: a view at a byte offset of an arena's memory."""
     made = torch.empty(0, dtype=dtype, device="cpu")  # the caller may have another default device
     made.set_(memory.untyped_storage(), offset // dtype.itemsize, shape, stride)
     return made

@@ -29,7 +29,10 @@ class Samples:
     """One tuple per sample: name of the tensor, memory address, byte offset in the arena, sampled bytes."""
 
     def check(self, memory: torch.Tensor) -> None:
-        """Compare the samples with the tensors and with their copies in `memory`.
+        """Compare the samples with the bytes that the tensors and their copies have now.
+
+        Args:
+            memory: The arena's memory, which contains the copies.
 
         Raises:
             MutatedWhileStagedError: A tensor or its copy differs from the sample.
@@ -46,10 +49,13 @@ class Samples:
 
 
 class MutationGuard:
-    """Mutation guard: takes samples of contiguous tensors in host memory before they are copied.
+    """Mutation guard of a stager: `sample` before the copy, and `Samples.check` after it, detect changed tensors.
+
+    Each sample is up to 64 bytes at a random place of a contiguous tensor in host memory; other tensors are not
+    sampled.
 
     Args:
-        samples: Number of tensors to sample in each save; the next save samples other tensors.
+        samples: Largest number of tensors to sample in each save; each save chooses them anew at random.
     """
 
     def __init__(self, samples: int = 64) -> None:
@@ -57,7 +63,12 @@ class MutationGuard:
         self._random = random.Random(0)  # noqa: S311 - which places are looked at is no secret
 
     def sample(self, contents: Contents, placement: Placement) -> Samples:
-        """Return samples of the current bytes of some of the tensors, to be checked after the copy."""
+        """Return samples of the current bytes of some tensors; call their `check` when the copy is complete.
+
+        Args:
+            contents: Tensors that will be copied, with their names.
+            placement: Layout of the copies in the arena.
+        """
         tensors = contents.tensors
         rows = self._random.sample(range(len(tensors)), min(self._samples, len(tensors)))
         taken = []

@@ -44,7 +44,7 @@ class Sources:
         return self.devices, self.addresses, self.extents, self.element_bytes, self.item_bytes, self.room
 
     def without_memory(self) -> list[int]:
-        """Return the indices of tensors that extend beyond their storage, which may have been freed."""
+        """Return the indices of tensors that extend beyond the end of their storage, such as freed storages."""
         nowhere = (self.addresses == 0) & (self.devices == 0)
         rows: list[int] = np.flatnonzero((self.extents > 0) & (nowhere | (self.extents > self.room))).tolist()
         return rows
@@ -52,7 +52,7 @@ class Sources:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Placement:
-    """Layout of tensor copies in an arena; offsets are in bytes from the start of the arena."""
+    """Layout of tensor copies in an arena, which takes `nbytes` bytes; offsets are from the start of the arena."""
 
     offsets: I64
     """Offset of each tensor's first element in the arena, in bytes."""
@@ -65,7 +65,7 @@ class Placement:
     """Indices of tensors that are copied one by one: tensors on devices, and tensors whose copies are `compact`."""
 
     def key(self) -> bytes:
-        """Return bytes that are equal for placements with the same offsets."""
+        """Return bytes that are equal for placements with the same `offsets` and `compact`."""
         return self.offsets.tobytes() + self.compact.tobytes()
 
 

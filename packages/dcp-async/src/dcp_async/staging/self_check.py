@@ -21,7 +21,7 @@ Flags = npt.NDArray[np.bool_]
 
 
 def check_described(contents: Contents, sources: Sources) -> None:
-    """Check that the copied tensors match their description in the skeleton and the memory that was copied.
+    """Check that tensors still match their description in the skeleton, and that they have not moved in memory.
 
     Args:
         contents: Tensors that were copied, with their skeleton.

@@ -54,7 +54,7 @@ class TensorByValue:
 
 @dataclass(slots=True)
 class Contents:
-    """A state dict, split into skeleton, tensors and objects."""
+    """A state dict, split into skeleton, tensors and objects; tensors and objects are in the skeleton's order."""
 
     skeleton: Skeleton = ()
     tensors: list[torch.Tensor] = field(default_factory=list)

@@ -145,6 +145,6 @@ def block_undo(stored: StoredItem, key: str, registry: ExtensionRegistry) -> Blo
 
 
 def block_bytes(nbytes: int) -> int:
-    """Return the block size in bytes for a tensor of `nbytes` bytes: a power of two, so blocks hold whole elements."""
+    """Return the size in bytes of the blocks of a tensor of `nbytes` bytes: a power of two, so no element is split."""
     wanted = 1 << max(nbytes // _BLOCKS_PER_ITEM, 1).bit_length() - 1
     return min(max(wanted, _MIN_BLOCK_BYTES), _MAX_BLOCK_BYTES)

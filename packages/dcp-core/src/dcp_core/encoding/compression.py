@@ -37,11 +37,11 @@ _WINDOW_ALIGNMENT_BYTES = 64
 
 
 def one_setting(extensions: Sequence[StreamTransformExtension] | None, compression: Compression) -> Compression:
-    """Return the `compression` setting of a writer that also accepts stock's argument `_extensions`.
+    """Return the one of two arguments that was given, for writers that also accept stock's argument `_extensions`.
 
     Args:
-        extensions: Transforms of streams, as stock's `_extensions`; None for no such argument.
-        compression: Compression setting; None if not given.
+        extensions: Value of the argument `_extensions`, transforms of streams; None if not given.
+        compression: Value of the argument `compression`; None if not given.
 
     Raises:
         ValueError: Both arguments were given, or an extension is not a transform of streams.

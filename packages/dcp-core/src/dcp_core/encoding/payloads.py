@@ -43,7 +43,8 @@ def tensor_payload(key: str, tensor: torch.Tensor, *, self_describing: bool = Fa
             bare bytes of the elements.
 
     Returns:
-        A RAW payload; a TORCH_ZIP payload if `self_describing`, or if the tensor is quantized.
+        Payload of the bare bytes (`Framing.RAW`), or of a `torch.save` archive (`Framing.TORCH_ZIP`) if
+        `self_describing` is True or the tensor is quantized.
 
     Raises:
         PayloadError: The tensor is on the meta device or is not strided.

@@ -127,7 +127,7 @@ def _find(by_name: Mapping[str, Any]) -> Callable[[str], Any]:
 
 @functools.cache
 def default_table() -> PickleTable:
-    """Return the table of calls, states and constants that every pickle may use, without permission by the user."""
+    """Return the table of calls, states and constants that the pickle of any stored object may use."""
     calls: list[tuple[Any, Call]] = [*PYTHON_CALLS, *NUMPY_CALLS, *TENSOR_CALLS]
     return PickleTable(
         find=_find(default_globals()),
@@ -228,7 +228,7 @@ _UNKNOWN = _Unknown()
 
 
 def census_table(allowed: AllowList, named: set[str]) -> PickleTable:
-    """Return a table for examining a pickle, with which only instances of default classes are made.
+    """Return a table for examining a pickle: only instances of default classes are created, others are replaced.
 
     Args:
         allowed: Allow-list to check the pickle's globals against.

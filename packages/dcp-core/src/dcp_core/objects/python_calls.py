@@ -253,10 +253,13 @@ def set_attributes(budget: Budget, instance: Any, state: Any) -> Any:
     Args:
         budget: Budget of the load, from which the size is subtracted.
         instance: Instance whose attributes are set.
-        state: Dict of attributes from the pickle.
+        state: Dict of attributes from the pickle; None for no attributes.
+
+    Returns:
+        `instance`.
 
     Raises:
-        UnsafePickleError: An attribute would hide an attribute of the instance's class.
+        UnsafePickleError: `state` is no such dict, or an attribute would hide an attribute of the instance's class.
     """
     if state is None:
         return instance

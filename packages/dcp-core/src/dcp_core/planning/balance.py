@@ -29,7 +29,7 @@ _SLACK = 1 / 128
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Items to assign to ranks, as columns: sizes, and the ranks that hold each item."""
+    """Items to assign to ranks, as columns with one row per item: sizes, and the ranks that hold each item."""
 
     nbytes: I64
     """Size of each item in bytes; at least 1."""
@@ -45,7 +45,7 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The slices [begin, end) of a cut item that one rank writes."""
+    """The slices of a cut item that one rank writes: from number `begin`, inclusive, to `end`, exclusive."""
 
     rank: int
     begin: int
@@ -54,22 +54,28 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Result of balancing: the rank that writes each item (-1 for cut items), and the parts of each cut item."""
+    """Result of balancing: the rank that writes each item, and the parts of each cut item.
+
+    Attributes:
+        writer: Rank that writes each item; -1 for items that are cut.
+        parts: Row of a cut item in `Candidates` → its parts, which together are the whole item.
+    """
 
     writer: I64
     parts: dict[int, list[Part]] = field(default_factory=dict)
 
 
 def cut_dim(sizes: Sequence[int]) -> int | None:
-    """Return the dimension along which to cut a box of these sizes into contiguous parts; None if it is too small."""
+    """Return the first dimension with a size above 1, along which a box is cut into parts; None if there is none."""
     return next((dim for dim, size in enumerate(sizes) if size > 1), None)
 
 
 def assign(things: Candidates, world_size: int) -> Assignment:
     """Assign each item to one rank, or its parts to several ranks, so that ranks write about the same number of bytes.
 
-    Among ranks that hold the same items, no rank's load exceeds the average by more than 1/128 or `MIN_PART_BYTES`, as
-    far as items may be cut. Of ranks with equal loads the lowest is chosen.
+    A rank's load is the number of bytes that it writes. Among ranks that hold the same items, no rank's load exceeds
+    the average by more than 1/128 or `MIN_PART_BYTES`, as far as items may be cut. Of ranks with equal loads the lowest
+    is chosen.
 
     Args:
         things: Items to assign.

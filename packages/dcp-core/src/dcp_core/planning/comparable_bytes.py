@@ -28,7 +28,7 @@ def same_value(one: Any, other: Any) -> bool:
     """Return whether two objects are equal by type and bits: 0.0 differs from -0.0, 1 from 1.0, and NaN equals NaN.
 
     Args:
-        one: Any object. An object that cannot be pickled equals only itself.
+        one: Any object. An object that cannot be pickled, or that contains itself, equals only itself.
         other: Object to compare with `one`.
     """
     if one is other or type(one) is not type(other):

@@ -70,7 +70,8 @@ def explain_contradiction(all_plans: Sequence[SavePlan], aliases: Collection[str
         complete: Whether chunks must fill tensors completely.
 
     Returns:
-        Exception whose message names the FQN, and the ranks or the box.
+        Exception, which the caller raises; its message names the FQN, and the ranks that contradict each other or the
+        box of the hole or overlap.
     """
     items: dict[MetadataIndex, tuple[int, WriteItem]] = {}
     kinds: dict[str, tuple[int, bool]] = {}

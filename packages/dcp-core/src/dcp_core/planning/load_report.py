@@ -46,7 +46,13 @@ class LoadMismatchError(DcpError, RuntimeError, ValueError):
 
 @dataclass(slots=True, repr=False)
 class LoadReport:
-    """Report of a load on this rank. Keys are FQNs in the template, sorted, unless stated otherwise."""
+    """Report of a load on this rank. Keys are FQNs in the template, sorted, unless stated otherwise.
+
+    Attributes:
+        loaded: Keys of the tensors and objects that were loaded.
+        bytes_read: Number of bytes that this rank read from storage.
+        save_id: Save id of the checkpoint; None if the checkpoint records none.
+    """
 
     loaded: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()

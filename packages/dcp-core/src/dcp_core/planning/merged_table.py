@@ -1,6 +1,7 @@
 """Merged table of the save plans of all ranks: each tensor, object and chunk once, and chunks cut into parts.
 
-This module only detects that ranks contradict each other; `diagnose_duplicates` describes the error.
+The number of a tensor, object or chunk in a table is called its row. This module only detects that ranks contradict
+each other; `diagnose_duplicates` describes the error.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ class ChunkTable:
 
 
 def chunk_sizes(index: CheckpointIndex) -> tuple[I64, I64]:
-    """Return the number of elements of each chunk, and the number of slices into which it could be cut."""
+    """Return the number of elements of each chunk, and the number of equal slices into which each could be cut."""
     volumes, slices = (np.ones(int(index.tensor_chunks.sum()), np.int64) for _ in range(2))
     for chunks in by_dims(index):
         volumes[chunks.rows] = chunks.sizes.prod(axis=1)

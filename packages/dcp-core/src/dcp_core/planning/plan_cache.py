@@ -40,7 +40,12 @@ _KEPT = 16
 
 @dataclass(slots=True)
 class RankPlan:
-    """Cached final plan of one rank, and the names of replicated tensors and objects that it compares with others."""
+    """Cached final plan of one rank, and the names of replicated tensors and objects that it compares with others.
+
+    Attributes:
+        token: Random text under which the coordinator caches the global plan of the same save.
+        columns: Items of the final plan.
+    """
 
     token: str
     columns: PlanColumns
@@ -52,7 +57,13 @@ class RankPlan:
 
 @dataclass(slots=True)
 class GlobalPlan:
-    """Cached global plan on the coordinator: the final plans of all ranks, and the metadata."""
+    """Cached global plan on the coordinator: the final plans of all ranks, and the metadata.
+
+    Attributes:
+        index: Index of the checkpoint, without storage locations.
+        planner_data: Data of the save planner in the metadata.
+        plans: Items of each rank's final plan, in rank order.
+    """
 
     index: CheckpointIndex
     planner_data: Any
@@ -105,7 +116,7 @@ def fingerprint(plan: SavePlan, made_by: Hashable) -> bytes | None:
 
 
 def check_sums(plan: SavePlan, checks: Sequence[Sequence[str]]) -> list[bytes]:
-    """Return a digest of the checksums in `plan.digests` for each list of FQNs in `checks`."""
+    """Return for each list of FQNs in `checks` one digest of the checksums that `plan.digests` has for them."""
     digests = plan.digests or {}
     return [
         hashlib.blake2b(np.array([digests[name] for name in names], np.uint32).data, digest_size=8).digest()
@@ -114,7 +125,7 @@ def check_sums(plan: SavePlan, checks: Sequence[Sequence[str]]) -> list[bytes]:
 
 
 def compared_values(all_plans: Sequence[SavePlan]) -> Iterator[tuple[tuple[int, ...], list[str]]]:
-    """Yield pairs (ranks, FQNs): the ranks that hold replicas of the same FQNs, with checksums in their plans."""
+    """Yield pairs (ranks, FQNs): FQNs whose replicas exactly these ranks hold, with checksums in their plans."""
     holders: dict[str, list[int]] = {}
     for rank, plan in enumerate(all_plans):
         for name in plan.digests or ():

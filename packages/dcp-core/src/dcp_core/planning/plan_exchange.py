@@ -122,12 +122,15 @@ class PlanExchange:
         GLOBAL_PLANS.drop(self._token)
 
     def succeeded(self) -> None:
-        """Record that the save succeeded, and so the coordinator has cached the file locations of this rank's items."""
+        """Record after a successful save that the coordinator has cached the file locations of this rank's items."""
         if self._known is not None:
             self._known.layout = self._layout
 
     def pack_results(self, results: list[WriteResult]) -> list[WriteResult] | PackedResults:
-        """Return this rank's write results in compact form, without file locations that the coordinator has cached."""
+        """Return this rank's write results in compact form, or unchanged if the storage returns no columns.
+
+        File locations that the coordinator has cached are left out.
+        """
         written = written_of(results) if self._packs else None
         if written is None or self._columns is None or written.planned is not self._columns:
             return results

@@ -36,7 +36,14 @@ __all__ = ["LoadRules", "LocalLoadPlan", "create_read_items_for_chunk_list", "pl
 
 @dataclass(slots=True)
 class LocalLoadPlan:
-    """Local load plan of this rank: read items, mismatches, and other findings for the load report."""
+    """Local load plan of this rank: read items, mismatches, and other findings for the load report.
+
+    Attributes:
+        items: Read items of this rank.
+        problems: Mismatches of template and checkpoint that the rules of the load do not allow.
+        missing: Keys of the template that are missing from the checkpoint, and may be.
+        cast: Key → (stored dtype, dtype in the template), for tensors that are converted.
+    """
 
     items: list[ReadItem] = field(default_factory=list)
     problems: list[LoadProblem] = field(default_factory=list)

@@ -30,7 +30,16 @@ _NONE = np.zeros(0, np.uint32)
 
 @dataclass(frozen=True, slots=True)
 class PackedResults:
-    """Compact write results of one rank. Locations of objects are always included, because objects change in size."""
+    """Compact write results of one rank. Locations of objects are always included, because objects change in size.
+
+    Attributes:
+        files: Names of the data files.
+        chains: Chains of transform descriptors to which the columns refer.
+        crc32: CRC of each chunk of a tensor.
+        running_crcs: CRCs at the block borders of the chunks, concatenated.
+        blocks: Encoded blocks of the chunks; None if no chunk is encoded in blocks.
+        objects: Locations and CRCs of the objects.
+    """
 
     files: tuple[str, ...]
     chains: tuple[tuple[str, ...], ...]
@@ -50,7 +59,7 @@ def pack(stored: StoredItems, tensors: int, known_layout: bytes) -> PackedResult
     Args:
         stored: Locations and CRCs of the rank's items: chunks of tensors, then objects.
         tensors: Number of items in `stored` that are chunks of tensors.
-        known_layout: Digest of the locations that the coordinator has cached.
+        known_layout: Digest of the locations that the coordinator has cached; empty if it has cached none.
     """
     columns = stored.columns
     first = take_items([columns], np.arange(tensors))

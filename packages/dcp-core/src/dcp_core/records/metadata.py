@@ -125,7 +125,14 @@ STORAGE_TYPES = TensorStorageMetadata | BytesStorageMetadata
 
 @dataclass(slots=True)
 class StorageMeta:
-    """Ids that a storage records: checkpoint id, save id and load id."""
+    """Ids that a storage records.
+
+    Attributes:
+        checkpoint_id: Id of the checkpoint; None if not recorded.
+        save_id: Random name of the save; None if not recorded.
+        load_id: Random name of the load, which a storage reader sets; None in a save.
+        modules: List that stock's class has as well; not used by this library.
+    """
 
     checkpoint_id: str | os.PathLike[str] | None = None
     save_id: str | None = None
@@ -135,7 +142,9 @@ class StorageMeta:
 
 @dataclass(frozen=True, slots=True, init=False)
 class MetadataIndex:
-    """Key of one item in a checkpoint: FQN, and for tensors the offset of the chunk. Both are compared for equality.
+    """Key of one item in a checkpoint: FQN, and for tensors the offset of the chunk.
+
+    Keys with the same FQN and offset are equal; `index` does not matter.
 
     Args:
         fqn: FQN of the tensor or object.

@@ -106,7 +106,13 @@ StatefulT = TypeVar("StatefulT", bound=Stateful)
 
 @dataclass(frozen=True)
 class WriteResult:
-    """Result of writing one item: its location, which is sent to the coordinator and added to the metadata."""
+    """Result of writing one item, which is sent to the coordinator.
+
+    Attributes:
+        index: Key of the item.
+        size_in_bytes: Number of bytes that the item takes in storage.
+        storage_data: Location of the item, which the storage writer adds to the metadata.
+    """
 
     index: MetadataIndex
     size_in_bytes: int

@@ -57,7 +57,7 @@ class LocalShard:
 
 @dataclass(frozen=True, slots=True)
 class LocalTensor(TensorLike):
-    """The shards of one tensor on this rank; empty if the rank holds no shard.
+    """The shards of one tensor on this rank; `shards` is empty if the rank holds no shard.
 
     In the state dict of a worker process, which saves for a rank, this record takes the place of the rank's tensor.
     """

@@ -50,7 +50,13 @@ _MAX_LIST_INDEX = 1 << 24
 
 @dataclass(slots=True)
 class FlatState:
-    """A flattened state dict: leaves, paths and original keys, each as a dict by FQN in the order of traversal."""
+    """A flattened state dict: leaves, paths and original keys, each as a dict in the order of traversal.
+
+    Attributes:
+        values: FQN → leaf.
+        paths: FQN → path, with the elements that stock records.
+        keys: FQN → path, with the original key objects.
+    """
 
     values: dict[str, Any] = field(default_factory=dict)
     paths: dict[str, Path] = field(default_factory=dict)

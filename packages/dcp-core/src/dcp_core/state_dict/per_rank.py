@@ -25,12 +25,12 @@ class PerRank:
     Args:
         value: Tensor, object or container to save; in the template of a load, it is filled or replaced as without the
             wrapper. The state of a `Stateful` is saved as one object.
-        otherwise: What a rank loads if the job that saved had fewer ranks, so this rank has no entry: `keep` keeps the
-            template's, `modulo` loads the entry of the rank (own rank modulo the number of ranks that saved).
+        otherwise: Rule for a rank without an entry, because the job that saved had fewer ranks: `keep` keeps the object
+            in the template, `modulo` loads the entry of the rank (own rank modulo the number of ranks that saved).
 
     `load` ignores entries of ranks beyond its own world size; `load_keys` returns all entries. If the checkpoint has
-    one ordinary object under the key, every rank loads that. `LoadReport.per_rank` names the rank whose entry was
-    loaded.
+    one ordinary object under the key of the `PerRank`, every rank loads this object. `LoadReport.per_rank` names the
+    rank whose entry was loaded.
 
     Example:
         ```python
@@ -59,7 +59,7 @@ class PerRank:
 def with_rank_values(value: Any, rank: int) -> Any:
     """Return a state dict for saving in which each `PerRank` is replaced by a mapping with this rank's entry.
 
-    Containers with a `PerRank` are copied; all other objects are the same.
+    Containers that contain a `PerRank` are copied; all other objects are those of `value`.
     """
     if isinstance(value, torch.Tensor):  # thousands of them, and the check for a Mapping is slow
         return value

@@ -20,7 +20,7 @@ def absolute_id(checkpoint_id: CheckpointId) -> CheckpointId:
     """Return a checkpoint id with an absolute path, also for `file://` and `local://` URIs; other ids are unchanged.
 
     Args:
-        checkpoint_id: Path or URI. `~` is an ordinary name in a path; in a URI the storage may expand it.
+        checkpoint_id: Path or URI. In a path, `~` is an ordinary name; a URI whose path begins with `~` is unchanged.
 
     Returns:
         `checkpoint_id` itself if it is not a relative path; otherwise a `Path` for a `Path`, or a str.
@@ -45,14 +45,16 @@ def absolute_id(checkpoint_id: CheckpointId) -> CheckpointId:
 def absolute_id_for(storage: Any, checkpoint_id: CheckpointId | None) -> CheckpointId | None:
     """Return the checkpoint id for a save or load that runs later or in another process: relative paths made absolute.
 
+    An id without a URI scheme is a path if `storage` is None or has a true attribute `ids_are_paths`. For a storage
+    without the attribute `ids_are_paths`, such as one of stock, the id is a path if the storage's attribute `path` is a
+    `pathlib.Path`. In all other cases the id is a name, which is returned unchanged.
+
     Args:
-        storage: Storage reader or writer that will use the id; None if the URI scheme selects the storage. Ids without
-            a scheme are paths if the attribute `ids_are_paths` of the storage is true, or if there is no such attribute
-            and its attribute `path` is a `Path`, as in stock. Otherwise they are names, and returned unchanged.
-        checkpoint_id: Checkpoint id; None for the storage's own id.
+        storage: Storage reader or writer that will use the id; None if the URI scheme will select the storage.
+        checkpoint_id: Checkpoint id; None for the id with which `storage` was created.
 
     Returns:
-        The checkpoint id; None if neither argument has one.
+        The checkpoint id; None if `checkpoint_id` is None and `storage` is None or has no id.
 
     Raises:
         CheckpointNotFoundError: The path is relative, and the working folder has been removed.

@@ -15,8 +15,8 @@ __all__ = ["FileAttributes"]
 class FileAttributes:
     """Mixin with stock's attributes `fs` and `path`, for storage readers and writers of files in a folder.
 
-    The default `fs` is only for inspection: data is read and written without it. An `fs` that a subclass or caller has
-    set, or whose methods were replaced, is used to read and write all data.
+    The default `fs` is only for callers that inspect it: data is read and written without it. An `fs` that a subclass
+    or caller has set, or whose methods were replaced, is used to read and write all data.
     """
 
     if TYPE_CHECKING:  # the storage's own, which comes after this one among the bases

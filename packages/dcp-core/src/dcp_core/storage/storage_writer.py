@@ -50,7 +50,13 @@ _OF_A_SAVE = {
 
 @dataclass(frozen=True, slots=True)
 class SavePlacement:
-    """Message of the coordinator to each rank: save id and file names; sent as `SavePlan.storage_data`."""
+    """Message of the coordinator to each rank, sent as `SavePlan.storage_data`: save id, and names of data files.
+
+    Attributes:
+        save_id: Save id of the save, the same on all ranks.
+        generation: Number of this save among the saves that replaced each other at the checkpoint id.
+        world_size: Number of ranks in the save.
+    """
 
     save_id: str
     prefix: str

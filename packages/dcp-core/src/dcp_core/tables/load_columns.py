@@ -46,7 +46,7 @@ class ReadColumns:
 
 
 class WholeTensors:
-    """Test of a template's tensors: unsharded, and stored in one chunk with the same shape and dtype.
+    """Test whether tensors of a template are unsharded, and stored in one chunk with the same shape and dtype.
 
     Args:
         records: Metadata records of the checkpoint, unchanged since they were read.
@@ -59,7 +59,10 @@ class WholeTensors:
         self._dtype_rows = records.index.tensor_dtype.tolist()
 
     def match(self, fqn: str, value: object) -> bool:
-        """Return whether an object of the template is an unsharded tensor, stored in one chunk with equal dtype."""
+        """Return whether `value` is an unsharded tensor that is stored under this FQN in one chunk.
+
+        The stored tensor must have the same shape and dtype, and the tensor in the template must have memory.
+        """
         row = self._rows.get(fqn)
         return (
             row is not None

@@ -1,6 +1,7 @@
 """The items of a save plan as columns, and write results as columns; records of items are created only on access.
 
-So a plan of 20,000 tensors, or of 3,000 shards on each of 256 ranks, creates no Python object per item.
+So a plan of 20,000 tensors, or of 3,000 shards on each of 256 ranks, creates no Python object per item. The number of
+a tensor, chunk or object in its column, counted from 0, is called its row.
 `SavePlan.items` and the write results are `LazyList`s over these columns; iterating over them creates stock's records.
 """
 
@@ -203,7 +204,7 @@ def _by_name(order: Sequence[str]) -> Callable[[WriteItem], int]:
 
 
 def tensor_facts(index: CheckpointIndex, tensors: I64) -> CheckpointIndex:
-    """Return an index with the names, dtypes and shapes of the tensors in these rows, without chunks."""
+    """Return an index with names, dtypes and shapes of the tensors in the given rows of `index`, without chunks."""
     shapes = index.shape_starts()
     return replace(
         index,

@@ -73,7 +73,11 @@ class PlannedRows:
 
 
 def rows_of(planned: PlanColumns, records: StateRecords) -> tuple[I64, I64] | None:
-    """Return the rows of a plan's chunks and objects in the index of `records`; None if some are not in the index."""
+    """Return the row numbers that the items of a plan have in the index of `records`.
+
+    Returns:
+        Rows of the chunks, and rows of the objects, in the order of the plan; None if some items are not in the index.
+    """
     if planned.hints is None:
         return None
     try:

@@ -117,7 +117,12 @@ class StateRecords:
         return [getattr(torch, name, None) for name in self.index.dtypes]
 
     def is_same_data(self, one: str, other: str) -> bool:
-        """Return whether two FQNs have equal stored data, because they were tied or all checksums are equal."""
+        """Return whether two tensors have the same stored data: they were tied at the save, or have equal CRCs.
+
+        Args:
+            one: FQN of a tensor in the checkpoint.
+            other: FQN of another tensor in the checkpoint.
+        """
         first, second = self.tensors[one], self.tensors[other]
         checksum = self._checksum(first)
         return first == second or (checksum is not None and checksum == self._checksum(second))

@@ -23,7 +23,10 @@ Held = torch.Tensor | LocalTensor
 
 @dataclass(slots=True)
 class LocalValues:
-    """The tensors and objects of a flat state dict on this rank, with their write items."""
+    """The tensors and objects of a flat state dict on this rank, with their write items.
+
+    `objects` lists the FQNs of the objects.
+    """
 
     items: list[WriteItem]
     """Write items for all tensors and objects of this rank, including replicas.

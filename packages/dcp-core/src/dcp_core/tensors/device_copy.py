@@ -18,9 +18,9 @@ _MAX_SLOTS = 8
 class DeviceCopies:
     """Copier of CPU buffers to tensors on any device, asynchronously for CUDA. Thread-safe.
 
-    Copies to a CUDA device use pinned memory and a separate stream, which waits for the work that the caller's current
-    stream has at the call of `prepare`. So first call `prepare`, in the thread on whose stream the tensors are used.
-    Copies to other devices are complete when `copy` returns.
+    Copies to a CUDA device use pinned memory and a separate stream. This stream waits for the work that was on the
+    calling thread's current stream when `prepare` was called; so call `prepare` first, in the thread that uses the
+    tensors. Copies to other devices, or without `prepare`, are complete when `copy` returns.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""File descriptors that a rank has open to watch and reach peers: connections, listening sockets and processes.
+"""File descriptors with which a rank watches and reaches its peers: connections, listening sockets and processes.
 
 Used by `monitor`.
 """
@@ -18,7 +18,13 @@ __all__ = ["PeerHandles"]
 
 @dataclass(slots=True)
 class PeerHandles:
-    """The connections, listening sockets and watched processes of one rank, with one poller for all of them."""
+    """The connections, listening sockets and watched processes of one rank, with one poller for all of them.
+
+    Attributes:
+        poller: Poller in which all file descriptors are registered.
+        doors: File descriptor of a listening socket → the socket.
+        links: File descriptor of a connection → the connection.
+    """
 
     poller: select.epoll = field(default_factory=select.epoll)
     doors: dict[int, socket.socket] = field(default_factory=dict)

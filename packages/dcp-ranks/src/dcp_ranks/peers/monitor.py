@@ -149,7 +149,7 @@ class Peers:
             self._shut_doors_if_all_came()
 
     def look_around(self, store: KeyValueStore) -> None:
-        """Watch those ranks of this host that are already in the store; does nothing after `meet`."""
+        """Watch the ranks of this host whose process identities are already in the store; no effect after `meet`."""
         with self._lock:
             if not self._met:
                 self._watch_host(self._wire(store))
@@ -180,14 +180,18 @@ class Peers:
             self._mail.end(sequence)
 
     def read(self, key: Key) -> None:
-        """Allow the ranks below to send large frames of a phase from now on; small frames need no permission."""
+        """Allow the ranks below to send large frames of a phase from now on; small frames need no permission.
+
+        Args:
+            key: Key of the phase: (sequence number of the operation, number of the phase).
+        """
         with self._lock:
             self._mail.reading.add(key)
             for link in list(self._below.values()):
                 self._send(link, Frame(_READING, *key, self._rank, b""))
 
     def take(self, key: Key) -> list[tuple[int, Frame]]:
-        """Return and remove the frames received for a phase, each with the rank that sent it."""
+        """Return and remove the frames received for a phase, as pairs (rank that sent the frame, frame)."""
         with self._lock:
             return self._mail.take(key)
 

@@ -63,7 +63,7 @@ class CardBox:
         Args:
             wire: Access to the store's keys under the prefix of the cards.
             rank: Rank of this process within the group.
-            leads: Whether this rank is the coordinator.
+            leads: Whether this rank is the coordinator, the top of the tree.
             open_door: Function that opens listening sockets and returns their addresses and port; called only if other
                 ranks are to connect to this rank.
         """

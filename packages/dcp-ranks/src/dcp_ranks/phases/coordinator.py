@@ -175,10 +175,10 @@ class LocalCoordinator(Coordinator):
         return fn()
 
     def barrier(self, phase: str) -> None:
-        """Wait until every rank has called this method; see `Coordinator.barrier`."""
+        """Do nothing, because there is no other rank to wait for; see `Coordinator.barrier`."""
 
     def save_nonce(self) -> str:
-        """Return a random string that is equal on all ranks; see `Coordinator.save_nonce`."""
+        """Return a random string, the same in each call; see `Coordinator.save_nonce`."""
         return self._nonce
 
     def close(self) -> None:

@@ -99,7 +99,7 @@ def failure_of(rank: int, error: BaseException) -> Failure:
 
 
 def shorten(failures: Iterable[Failure]) -> tuple[Failure, ...]:
-    """Return the failures in the order of ranks; only the first few keep their whole tracebacks."""
+    """Return the failures in the order of ranks, with shortened tracebacks except for the first few failures."""
     ordered = sorted(failures, key=lambda failure: failure.rank)
     whole, rest = ordered[:_MAX_FULL_TRACEBACKS], ordered[_MAX_FULL_TRACEBACKS:]
     return (*whole, *(Failure(each.rank, each.text.rstrip().rpartition("\n")[2], None) for each in rest))

@@ -1,7 +1,7 @@
-"""Phases of coordinated ranks, independent of how messages are sent: `PhasedCoordinator` and its subclasses.
+"""`PhasedCoordinator`: base class with the rules of phases, independent of how messages between ranks are sent.
 
-A subclass of `PhasedCoordinator` sends the outcome of each rank to the coordinator, and the verdict (the result of the
-phase) back to all ranks, directly or relayed by other ranks. Not in this module: stores and collectives.
+A subclass sends the outcome of each rank to the coordinator, and the verdict (the result of the phase) back to all
+ranks. Not in this module: the subclasses, `StoreCoordinator` and `CollectiveCoordinator`.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ _SEARCH_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """One rank's rank, world size, coordinator rank and timeout in an operation."""
+    """Place of one rank in an operation: its rank, the world size, the coordinator rank, and its timeout in seconds."""
 
     rank: int
     world_size: int
@@ -39,7 +39,7 @@ class Seat:
 
 
 def shared_keys(number: int) -> list[str]:
-    """Return the store keys of a phase that all ranks use together."""
+    """Return the store keys `arrived`, `ready` and `verdict` of the phase with this number, which all ranks use."""
     return [f"{number}/{name}" for name in ("arrived", "ready", "verdict")]
 
 
@@ -98,7 +98,7 @@ class StoreRound:
         return verdict, answer
 
     def leave(self, failure: Failure) -> Verdict:
-        """Make the phase fail on all ranks unless it has ended, without waiting; returns the verdict that holds."""
+        """Make the phase fail on all ranks unless it has ended; returns its final verdict. Does not wait for ranks."""
         verdict = self._declare(Verdict(failures=(failure,)))
         self._wire.delete(self._own_keys)
         return verdict

@@ -42,7 +42,14 @@ _LASTING = ("dcp/drawn/", "dcp/usable", "dcp/peers/")
 
 
 def coordinator(kind: str, **options: Any) -> Coordinator:
-    """Return a coordinator of the default process group, of a kind in `KINDS`. Every rank must call this function."""
+    """Return a coordinator of the default process group, for a test.
+
+    Args:
+        kind: `store`; `relay`, whose leaders relay messages, with two ranks per pretended host; or `collective`.
+        options: Keyword arguments of `make_coordinator`; for `collective`, of `CollectiveCoordinator`.
+
+    Ranks: every rank must call this function.
+    """
     if kind == "collective":
         return CollectiveCoordinator(**{"group": dist.group.WORLD, **options})
     if kind == "relay":

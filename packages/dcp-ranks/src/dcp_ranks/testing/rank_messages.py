@@ -30,9 +30,11 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Request to call a function in a rank process: pickled `(function, arguments)`, and the caller's warning filters.
+    """Request to call a function in a rank process.
 
-    `modules` maps names of modules to their files, for modules that the rank process cannot import by name.
+    `function` is the pickled pair (function, arguments), `filters` the caller's pickled warning filters. `sys_path` is
+    the caller's `sys.path`. `modules` maps names of modules to their files, for modules that the rank process cannot
+    import by name.
     """
 
     function: bytes
@@ -50,7 +52,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """Reply of a rank process whose `Call` or `Join` raised; the exception is pickled, or None if that fails."""
+    """Reply of a rank process whose `Call` or `Join` raised: traceback, and pickled exception (None if that fails)."""
 
     text: str
     exception: bytes | None
@@ -58,7 +60,7 @@ class Raised:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """Record of the pool, in place of a reply, that a rank process ended without replying. Never sent."""
+    """Record that a rank process ended without replying; the pool uses it in place of a reply. Never sent."""
 
     text: str
 

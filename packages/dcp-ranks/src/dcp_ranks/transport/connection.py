@@ -28,7 +28,15 @@ _PROBES = 4
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One message between ranks: kind, operation and phase, the rank that the message is about, and bytes."""
+    """One message between ranks.
+
+    Attributes:
+        kind: Number of the kind of message, as the sending module defines it.
+        sequence: Sequence number of the operation.
+        step: Number of the phase within the operation.
+        rank: Rank that the message is about, not always the sender.
+        body: Contents of the message.
+    """
 
     kind: int
     sequence: int

@@ -20,7 +20,11 @@ _UNASKED_BYTES = 16 << 10
 
 
 class Mail:
-    """Inbox and outbox of one rank's frames, by phase. Not thread-safe: callers must hold a lock."""
+    """Inbox and outbox of one rank's frames, by phase. Not thread-safe: callers must hold a lock.
+
+    The key of a phase is (sequence number of the operation, number of the phase in the operation). "Above" is the rank
+    to which this rank sends its frames on the way to the coordinator.
+    """
 
     def __init__(self) -> None:
         self._inbox: defaultdict[Key, list[tuple[int, Frame]]] = defaultdict(list)
@@ -52,7 +56,7 @@ class Mail:
             self._inbox[frame.sequence, frame.step].append((sender, frame))
 
     def take(self, key: Key) -> list[tuple[int, Frame]]:
-        """Return and remove the received frames of a phase, each with the rank that sent it."""
+        """Return and remove the received frames of a phase, as pairs (rank that sent the frame, frame)."""
         return self._inbox.pop(key, [])
 
     def keep_for_above(self, frame: Frame) -> None:

@@ -1,4 +1,4 @@
-"""Connections to a `torch.distributed` store, and adding or removing key prefixes of stores."""
+"""Connecting to a `torch.distributed` store by host and port, and adding or removing a store's prefix of keys."""
 
 from __future__ import annotations
 

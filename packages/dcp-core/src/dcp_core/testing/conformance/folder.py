@@ -122,7 +122,7 @@ class StorageFixtures(ABC):
 
     @pytest.fixture(params=["by id", "explicit"])
     def door(self, request: pytest.FixtureRequest, checkpoint_id: str) -> Door:
-        """Return access to the storage, parametrized: by checkpoint id alone, and with explicit reader and writer."""
+        """Return access to the storage; tests run by checkpoint id alone, and with an explicit reader and writer."""
         if request.param == "explicit":
             return Door(checkpoint_id, self.make_writer, self.make_reader)
         if not self.registered:
