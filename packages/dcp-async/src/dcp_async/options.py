@@ -32,9 +32,10 @@ class WorkerOptions:
         nice: Increment of the worker's niceness; a positive number gives the trainer priority on a shared core.
         batch: Whether the kernel schedules the worker as a batch job (`SCHED_BATCH`), which does not preempt running
             threads when it wakes up.
-        ionice: I/O scheduling class and level, such as `("best-effort", 7)` or `("idle", 0)`; None keeps the trainer's.
+        ionice: I/O scheduling class and level, such as `("best-effort", 7)` or `("idle", 0)`; None keeps those of the
+            trainer.
         torch_threads: Number of threads of one torch operation in the worker.
-        cpu_affinity: Numbers of the cores on which the worker may run; None keeps the trainer's.
+        cpu_affinity: Numbers of the cores on which the worker may run; None for the cores of the trainer.
         process_group: Whether the workers of all ranks form a gloo group over the trainer's store, for storage writers
             that use collectives.
         start_seconds: Time in seconds within which the worker must start.

@@ -205,8 +205,8 @@ class AsyncSaver:
             planner: Save planner, as for `dcp_core.save`. A process saver runs a copy of a `DefaultSavePlanner` in the
                 worker; of all other planners, subclasses included, the methods that access tensors run in this process.
             process_group: Process group of the ranks that save together; None for all ranks.
-            async_stager: Stager that copies the state dict. If its `stage` returns a future, `save` may return before
-                the copy is complete.
+            async_stager: Stager that copies the state dict; None for the storage writer if it is a stager, else for the
+                saver's stager. If `stage` returns a future, `save` may return before the copy is complete.
             no_dist: Whether to save from this process alone.
             use_collectives: Whether ranks plan together; with False, every rank plans alone (see `dcp_core.save`).
             overlap: Overlap policy of this save; None for the saver's policy.

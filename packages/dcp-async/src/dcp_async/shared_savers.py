@@ -51,7 +51,8 @@ def async_save(
         planner: Save planner that decides which rank writes which item; see `AsyncSaver.save`.
         process_group: Process group of the ranks that save together; None for all ranks.
         async_checkpointer_type: Whether the save runs in a thread or in a worker process.
-        async_stager: Stager that copies the state dict.
+        async_stager: Stager that copies the state dict; None for the storage writer if it is a stager, else for the
+            saver's stager.
         no_dist: Whether to save from this process alone.
         use_collectives: Whether ranks plan together; with False, every rank plans alone.
         overlap: Policy of this save while an earlier save runs: `wait` for the earlier save, `skip` this save, or let

@@ -46,7 +46,7 @@ def storage_for(uri: str) -> StorageBackend:
     """Return the storage for a checkpoint id, by its URI scheme.
 
     Args:
-        uri: URI `scheme://…`, or a path.
+        uri: Checkpoint id: a URI `scheme://…`, or a path, which selects the storage for the scheme `file`.
 
     Raises:
         PluginNotFoundError: No installed plug-in handles the scheme; the message names the package to install.

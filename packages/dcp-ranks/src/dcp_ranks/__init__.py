@@ -1,8 +1,8 @@
 """Coordination of ranks with deadlines: a phase succeeds on all ranks, or fails on all and names the failing ranks.
 
-`make_coordinator` is the entry point: it returns a coordinator of a process group. Each call of a coordinator's method
-is one phase, which all ranks run together. The other names are for libraries that run operations in threads and
-processes of their own.
+An operation, such as a save, is a sequence of phases. `make_coordinator` is the entry point: it returns the coordinator
+of one operation of a process group. Each call of a coordinator's method is one phase, which all ranks run together. The
+other names are for libraries that run operations in threads and processes of their own.
 """
 
 from dcp_ranks.choose_coordinator import make_coordinator

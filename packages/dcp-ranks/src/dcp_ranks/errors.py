@@ -10,7 +10,8 @@ RanksError
 └─ OperationError (RuntimeError)            the operation has ended, or its coordinator was used wrongly
 ```
 
-Each class also derives from the built-in exception in brackets. Messages name the phase, the ranks and a remedy.
+Each class also derives from the built-in exception in brackets. Messages name the phase, the ranks and a remedy. An
+operation, such as a save, is a sequence of phases with one coordinator.
 """
 
 from __future__ import annotations

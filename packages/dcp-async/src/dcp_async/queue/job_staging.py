@@ -57,8 +57,8 @@ class JobStager:
         Args:
             job: Save whose state dict is staged.
             state_dict: State dict to stage.
-            stager: Stager that the caller passed; None for the stager of the storage writer, or of the saver if the
-                storage writer has none.
+            stager: Stager that the caller passed; None for the storage writer if it is a stager, else for the saver's
+                stager.
 
         Returns:
             Future of the save; an `AsyncSaveResponse` if the stager is asynchronous.

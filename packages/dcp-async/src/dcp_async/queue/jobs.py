@@ -126,7 +126,7 @@ class SaveJob:
         self.staging.set_running_or_notify_cancel()
 
     def adopt(self) -> None:
-        """Adapt a storage writer and planner of another library, such as stock's, through an installed bridge.
+        """Adapt a storage writer and planner of another library, such as stock, through a bridge, a plug-in.
 
         Raises:
             PluginNotFoundError: No installed plug-in has a bridge for that library.

@@ -225,6 +225,8 @@ class LinkTable:
     def of(self, group: dist.ProcessGroup | None, *, no_dist: bool) -> GroupLink:
         """Return the link for a process group; None is the default group. Thread-safe.
 
+        With `no_dist`, or without other ranks, the link is that of a rank that saves alone.
+
         Raises:
             ValueError: This process is not in the group.
             CoordinatorLostError: The group's store does not answer.

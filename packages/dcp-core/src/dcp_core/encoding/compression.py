@@ -87,12 +87,13 @@ class CompressionPolicy:
     """A validated `compression` setting, which chooses the transforms for each item of a save.
 
     Args:
-        setting: Setting in one of the forms of `Compression`. `auto` and `planes` store each tensor in blocks if that
-            makes the tensor smaller; a reader can decode single blocks. `auto` uses float planes for floats, and the
-            better of float planes and Zstandard for other dtypes. `zstd` stores each item as one stream, which
-            `torch.distributed.checkpoint` reads too. In a chain, the first transform produces the stored bytes. In a
-            mapping, the first entry whose dtype or glob pattern matches an item applies; items without a matching entry
-            are stored unchanged.
+        setting: A name (`auto`, `planes`, `zstd`, `none` or the descriptor of a transform), a transform, a chain
+            (several of these), or a mapping of dtypes or glob patterns of FQNs to such settings. `auto` and `planes`
+            store each tensor in blocks if that makes the tensor smaller; a reader can decode single blocks. `auto` uses
+            float planes for floats, and the better of float planes and Zstandard for other dtypes. `zstd` stores each
+            item as one stream, which `torch.distributed.checkpoint` reads too. In a chain, the first transform produces
+            the stored bytes. In a mapping, the first entry whose dtype or glob pattern matches an item applies; items
+            without a matching entry are stored unchanged, as are all items with `none` or None.
 
     Raises:
         ValueError: The setting has none of these forms, or a chain mixes transforms of streams and of blocks.

@@ -31,8 +31,8 @@ def read_archive(data: Data, table: PickleTable, load_storage: LoadStorage | Non
     Args:
         data: Bytes of the archive. Other bytes may follow the archive if it contains only the pickle.
         table: Table of the calls that the pickle may make.
-        load_storage: Function that returns a tensor storage for its key in the archive and a number of bytes; None to
-            copy the storages to CPU memory.
+        load_storage: Function that is called with an `ObjectArchive`, the key of a tensor storage and its size in
+            bytes, and returns this storage; None to copy the storages to CPU memory.
 
     Returns:
         The object; its tensors are on the CPU unless `load_storage` is given.
@@ -79,6 +79,10 @@ class ObjectArchive:
         Args:
             key: Key of the storage in the archive.
             nbytes: Number of bytes that the storage must have at least.
+
+        Raises:
+            ValueError: The storage is compressed.
+            UnsafePickleError: The storage has fewer bytes.
         """
         found = self._directory()[f"data/{key}"]
         if found.deflated:
@@ -88,7 +92,11 @@ class ObjectArchive:
         return found.start
 
     def storage(self, key: str, nbytes: int) -> torch.UntypedStorage:
-        """Return a copy, in CPU memory, of the tensor storage with this key and at least `nbytes` bytes."""
+        """Return a copy, in CPU memory, of the first `nbytes` bytes of the tensor storage with this key.
+
+        Raises:
+            UnsafePickleError: The storage has fewer bytes.
+        """
         values = self.record(f"data/{key}")
         if nbytes > len(values):
             raise UnsafePickleError("a storage that is larger than its record is not allowed")

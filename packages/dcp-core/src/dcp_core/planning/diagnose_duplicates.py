@@ -44,7 +44,8 @@ def dedup_save_plans(
     """Return save plans in which every item is written by exactly one rank (dedup).
 
     A replicated item is assigned to the rank with the fewest bytes to write, largest items first; of ranks with equal
-    loads, to the lowest. A large item is cut if that levels the load and all plans that contain it are `splittable`.
+    loads, to the lowest. A large item is cut if that levels the load and `splittable` is True in all plans that contain
+    the item.
 
     Args:
         all_plans: Save plans of all ranks, in rank order.

@@ -108,7 +108,7 @@ class NearNames:
     """Search for existing names that are similar to a missing name, for error messages.
 
     Args:
-        candidates: Existing names. Among many, only names with a dotted component in common are compared.
+        candidates: Existing names. If there are many, only those that share a dotted component are compared.
     """
 
     def __init__(self, candidates: Iterable[str]) -> None:

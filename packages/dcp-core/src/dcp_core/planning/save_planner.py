@@ -192,7 +192,12 @@ class DefaultSavePlanner(SavePlanner):
         return [replace(plan, aliases=None, digests=None) for plan in plans], metadata
 
     def adopt_global_plan(self, plans: list[SavePlan], metadata: Metadata) -> None:
-        """Set a global plan, new or cached, as the plan of this save. Called on the coordinator."""
+        """Set the global plan of this save. Called on the coordinator.
+
+        Args:
+            plans: Final plans of all ranks, in rank order: new, or from the plan cache.
+            metadata: Metadata of the checkpoint.
+        """
         self.global_plan = plans
         self.metadata = metadata
 
@@ -205,7 +210,7 @@ class DefaultSavePlanner(SavePlanner):
         return kind.__module__, kind.__qualname__, options
 
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
-        """Return the final plan of this rank, unchanged from the coordinator's."""
+        """Return the final plan of this rank, exactly as the coordinator has sent it."""
         self.plan = new_plan
         return new_plan
 
@@ -219,7 +224,7 @@ class DefaultSavePlanner(SavePlanner):
         return data
 
     def lookup_object(self, index: MetadataIndex) -> Any:
-        """Return the object with the FQN in `index`, or the local tensor of the shard at its offset."""
+        """Return the object with the FQN in `index`, or the local memory of the shard at the offset in `index`."""
         return find_state_dict_object(self.state_dict, index)
 
     def transform_object(self, write_item: WriteItem, object: Any) -> Any:  # noqa: A002 - stock's name

@@ -1,6 +1,6 @@
 """Metadata records of a checkpoint: tensors, their chunks, objects, and the location of each item in storage.
 
-Class names, fields and their order are stock's, so planners and storages written for stock work with these records.
+Class names, fields and their order are those of stock, so planners and storages written for stock accept these records.
 `Metadata` is pickled as stock's class of that name, so stock can read a file that contains the pickle; the other
 records are pickled as classes of this module. Not in this module: columns, files and plans.
 

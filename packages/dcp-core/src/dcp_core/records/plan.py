@@ -1,6 +1,6 @@
 """Records of plans: write and read items, and the save plan or load plan of one rank.
 
-Class names, fields and their order are stock's. Not in this module: planning.
+Class names, fields and their order are those of stock. Not in this module: planning.
 
 Source: torch 2.13 `torch.distributed.checkpoint.planner`.
 """
@@ -62,7 +62,7 @@ class TensorWriteData:
 
 @dataclass(frozen=True, slots=True)
 class WriteItem:
-    """Write item: one write request of a rank, for a chunk of a tensor or an object."""
+    """Write item: one write request of a rank, for an object or for a chunk of a tensor."""
 
     index: MetadataIndex
     type: WriteItemType
@@ -84,7 +84,7 @@ class WriteItem:
 
 @dataclass(frozen=True, slots=True)
 class ReadItem:
-    """Read item: one read request of a rank, for an object or a box of a stored chunk.
+    """Read item: one read request of a rank, for an object or for a box of a stored chunk.
 
     `storage_index` names the stored chunk or object, `dest_index` the shard or object in the template. The box has
     `lengths` elements; it starts at `storage_offsets` in the stored chunk and at `dest_offsets` in the shard.

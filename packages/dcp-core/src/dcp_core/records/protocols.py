@@ -1,7 +1,8 @@
 """Contracts (protocols and abstract base classes) of planners, storage readers and writers, and stateful objects.
 
-Method names, order of calls and meanings are stock's: a subclass written for `torch.distributed.checkpoint` works after
-a change of its imports. Each method's docstring names where it is called: on every rank, or only on the coordinator.
+Method names, order of calls and meanings are as in stock: a subclass written for `torch.distributed.checkpoint` works
+after a change of its imports. Each method's docstring names where it is called: on every rank, or only on the
+coordinator.
 An exception that a method raises on one rank is reported to all ranks, and raised on each of them.
 
 Source: torch 2.13 `torch.distributed.checkpoint.{planner,storage,stateful}` (names and semantics).
@@ -239,7 +240,8 @@ class StorageWriter(ABC):
         Args:
             is_coordinator: Whether this rank is the coordinator.
             args: Not used.
-            kwargs: `rank` and `use_collectives`, if the method accepts `**kwargs`.
+            kwargs: `rank` and `use_collectives`; for a save without a coordinator also `world_size`, and the `save_id`
+                that all ranks use. Passed only if the method accepts `**kwargs`.
         """
 
     @abstractmethod
@@ -274,9 +276,10 @@ class StorageWriter(ABC):
 
 
 def placed_plans(writer: StorageWriter, plans: list[SavePlan]) -> list[SavePlan]:
-    """Return the plans of all ranks with the additions of a storage writer, by its `prepare_global_plan`.
+    """Return the plans of all ranks with the additions of a storage writer, from its `prepare_global_plan`.
 
-    If the writer has the optional method `placed_plans`, that method completes the plans of a subclass.
+    A writer whose subclasses may return plans without all additions has the optional method `placed_plans`, which is
+    then called with these plans and completes them.
 
     Ranks: the coordinator; every rank in a save without a coordinator.
     """

@@ -16,7 +16,10 @@ __all__ = ["materialise_meta"]
 
 
 def materialise_meta(container: Any, *, path: str = "", made: list[torch.Tensor] | None = None) -> Any:
-    """Replace meta tensors in nested dicts and lists, in place, by uninitialised tensors on the job's device.
+    """Replace meta tensors in nested dicts and lists, in place, by uninitialised tensors on a device with memory.
+
+    The device is the device of the mesh for a DTensor; for other tensors, the current CUDA device if the job's default
+    process group communicates only over CUDA, otherwise the CPU.
 
     Args:
         container: Nested dicts, lists and tuples (tuples are rebuilt).

@@ -221,7 +221,7 @@ def _element(key: object, flat: FlatState) -> PathElement:
 
 
 def holds_entry(values: list[Any]) -> bool:
-    """Return whether a list contains a tensor or a mapping, at any depth of lists; if so, it is flattened."""
+    """Return whether a list contains a tensor or a mapping, at any depth of lists; `flatten` flattens such lists."""
     return any(
         isinstance(value, Mapping | torch.Tensor | TensorLike) or (isinstance(value, list) and holds_entry(value))
         for value in values

@@ -166,7 +166,8 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
         Args:
             is_coordinator: Whether this rank is the coordinator.
             args: Not used; subclasses may use them.
-            kwargs: `rank`, `world_size`, `use_collectives`, and for a save without a coordinator the common `save_id`.
+            kwargs: `rank` and `use_collectives`; for a save without a coordinator also `world_size`, and the `save_id`
+                that all ranks use.
         """
         del args
         self._reopen()

@@ -4,7 +4,8 @@ The ranks form a tree with the coordinator at the top. Every rank watches the pr
 (pidfd). A rank that cannot watch the rank above it in this way holds a TCP connection to that rank, and the kernels
 check with TCP keepalive that both hosts answer. So the monitor needs no thread, and a process that is suspended for
 minutes does not count as dead. In large groups the leader of each host is between the other ranks of the host and the
-coordinator, and the connections also carry the messages of the phases. Not in this module: phases.
+coordinator, and the connections also carry the messages (frames) of operations, which are sequences of phases. Not in
+this module: phases.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Coordinator over object collectives, for process groups whose store cannot be used. Phases are defined in `phases`.
 
-The deadline of a phase is the timeout of the group (`init_process_group(timeout=...)`). Collectives of one group are
-matched by their order, so operations run one at a time: an operation waits on every rank until all earlier operations
-have ended.
+An operation, such as a save, is a sequence of phases with one coordinator on each rank. The deadline of a phase is the
+timeout of the group (`init_process_group(timeout=...)`). Collectives of one group are matched by their order, so
+operations run one at a time: an operation waits on every rank until all earlier operations have ended.
 """
 
 from __future__ import annotations

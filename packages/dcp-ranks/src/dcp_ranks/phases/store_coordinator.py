@@ -1,5 +1,7 @@
 """Coordinator over a process group's store: no collectives, concurrent operations, any backend.
 
+An operation, such as a save, is a sequence of phases, for which each rank makes one `StoreCoordinator`.
+
 Keys under the group's prefix: `dcp/drawn/<rank>` counts operations; under `dcp/<sequence>/` are `nonce`, `closed`, and
 for each phase under `<number>/`: `up/<rank>` (outcome of a rank), `arrived` (number of ranks that have arrived),
 `ready` (set when all ranks have arrived or one has failed), `verdict` (result of the phase), `each/<rank>` (return

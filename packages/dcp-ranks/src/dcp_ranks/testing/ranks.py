@@ -98,13 +98,15 @@ class RankPool:
             world_size: Number of ranks; the function gets its rank from `torch.distributed.get_rank()`.
             function: Function that cloudpickle can pickle, including functions of test modules, lambdas and closures.
             args: Arguments of the function, the same on each rank.
-            timeout: Seconds after which unfinished ranks are ended, and reported with their stacks.
-            kill_after: Rank → seconds after which the process of that rank is killed (SIGKILL).
+            timeout: Seconds after which unfinished ranks are ended, and reported with their stacks; None for the
+                `timeout_seconds` of the pool.
+            kill_after: Rank → seconds after which the process of that rank is killed (SIGKILL); None to kill none.
             expect_death: Ranks whose processes must end before `function` returns; their results are None.
             backend: Backend of the group, such as `gloo`, `nccl` or `cpu:gloo,cuda:nccl`; None for no group at all.
 
         Raises:
             RankError: The function raised on some rank, took too long, or a process ended unexpectedly.
+            ValueError: `world_size` is not between 1 and `max_ranks`.
         """
         if not 1 <= world_size <= self._max_ranks:
             raise ValueError(f"world_size is {world_size}; this pool has 1 to {self._max_ranks} ranks")

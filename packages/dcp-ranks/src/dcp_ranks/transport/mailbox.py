@@ -1,6 +1,7 @@
 """Mailbox of frames (messages): received frames wait for their phase, and outgoing frames until they can be sent.
 
-Several operations share the connections between ranks. Not in this module: connections.
+Several operations (sequences of phases, such as a save) share the connections between ranks. Not in this module:
+connections.
 """
 
 from __future__ import annotations
