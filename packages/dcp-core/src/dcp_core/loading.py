@@ -115,7 +115,16 @@ def load_state_dict(
     no_dist: bool = False,
     planner: LoadPlanner | None = None,
 ) -> LoadReport:
-    """Load a checkpoint into a state dict: deprecated form of `load`, with `coordinator_rank` as an argument."""
+    """Load a checkpoint into a state dict: deprecated form of `load`, with `coordinator_rank` as an argument.
+
+    Args:
+        state_dict: State dict to load into.
+        storage_reader: Reader of the checkpoint.
+        process_group: Process group of the ranks that load together; None for all ranks.
+        coordinator_rank: Rank within the group that is the coordinator.
+        no_dist: Whether this process loads alone, even if process groups exist.
+        planner: Load planner; None for a `DefaultLoadPlanner`.
+    """
     warnings.warn("load_state_dict is deprecated; use load", FutureWarning, stacklevel=2)
     storage_reader.reset()
     return load_by_reader(state_dict, storage_reader, process_group, coordinator_rank, no_dist, planner)
@@ -130,6 +139,8 @@ def load_by_reader(
     planner: LoadPlanner | None = None,
 ) -> LoadReport:
     """Load a checkpoint without calling `storage_reader.reset`, as stock's private `_load_state_dict` does.
+
+    The arguments are those of `load_state_dict`.
 
     Source: torch 2.13 `state_dict_loader._load_state_dict` (signature).
     """

@@ -113,7 +113,16 @@ def save_state_dict(
     no_dist: bool = False,
     planner: SavePlanner | None = None,
 ) -> Metadata:
-    """Save a state dict as a checkpoint: deprecated form of `save`, with `coordinator_rank` as an argument."""
+    """Save a state dict as a checkpoint: deprecated form of `save`, with `coordinator_rank` as an argument.
+
+    Args:
+        state_dict: State dict to save.
+        storage_writer: Writer of the checkpoint.
+        process_group: Process group of the ranks that save together; None for all ranks.
+        coordinator_rank: Rank within the group that is the coordinator.
+        no_dist: Whether this process saves alone, even if process groups exist.
+        planner: Save planner; None for a `DefaultSavePlanner`.
+    """
     warnings.warn("save_state_dict is deprecated; use save", FutureWarning, stacklevel=2)
     storage_writer.reset()
     coordinator = make_coordinator(

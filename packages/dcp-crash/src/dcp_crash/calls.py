@@ -88,7 +88,11 @@ BY_NUMBER = {"writes": {kind.number: kind for kind in WRITES}, "reads": {kind.nu
 
 
 class Memory:
-    """Access to the memory, open files and working directory of a stopped thread of a traced process."""
+    """Access to the memory, open files and working directory of a stopped thread of a traced process.
+
+    Args:
+        tid: Id of the thread.
+    """
 
     def __init__(self, tid: int) -> None:
         self._tid = tid

@@ -39,6 +39,10 @@ class GroupLink:
     """Link of a saver to the other ranks of one process group.
 
     This class is for a rank that saves alone, without communication; subclasses communicate with other ranks.
+
+    Args:
+        seat: Connection settings of this rank for the group.
+        store: Connection to the store for saves that run in this process; None to open one if `seat` has an address.
     """
 
     agrees = True
@@ -214,7 +218,11 @@ class CollectiveLink(GroupLink):
 
 
 class LinkTable:
-    """Table of one saver's links to other ranks: process group → `GroupLink`."""
+    """Table of one saver's links to other ranks: process group → `GroupLink`.
+
+    Args:
+        options: Options of the saver.
+    """
 
     def __init__(self, options: SaverOptions) -> None:
         self._options = options

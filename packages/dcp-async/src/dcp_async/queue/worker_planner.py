@@ -85,7 +85,7 @@ class StagedPlanner(SavePlanner):
         return self._planned.plan
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Any]:
-        """Return the global plan that the copy of the custom planner makes. Called on the coordinator."""
+        """Return the final plans and the metadata from the copy of the custom planner. Called on the coordinator."""
         return self.stands_for.create_global_plan(all_plans)
 
     def plan_key(self) -> Hashable | None:

@@ -1,6 +1,6 @@
 """The thread saver: saves run in a thread of the trainer's process.
 
-For small jobs, because the thread competes with the training for Python's global interpreter lock.
+It suits small jobs: the thread competes with the training for Python's global interpreter lock.
 """
 
 from __future__ import annotations

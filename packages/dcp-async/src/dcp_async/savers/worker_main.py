@@ -25,7 +25,11 @@ _BEAT_SECONDS = 1.0
 
 
 class Trainer:
-    """Connection of the worker process to the trainer."""
+    """Connection of the worker process to the trainer.
+
+    Args:
+        connection: Socket to the trainer.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection

@@ -50,7 +50,11 @@ def read_archive(data: Data, table: PickleTable, load_storage: LoadStorage | Non
 
 
 class ObjectArchive:
-    """Access to the records of a `torch.save` archive. The zip directory is read on first use."""
+    """Access to the records of a `torch.save` archive. The zip directory is read on first use.
+
+    Args:
+        data: Bytes of the archive.
+    """
 
     def __init__(self, data: Data) -> None:
         self._data = data

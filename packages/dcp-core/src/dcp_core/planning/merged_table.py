@@ -24,7 +24,11 @@ I64 = npt.NDArray[np.int64]
 
 
 class Names:
-    """Numbering of tensors and objects: which row of the merged table each rank's tensors and objects have."""
+    """Numbering of tensors and objects: which row of the merged table each rank's tensors and objects have.
+
+    Args:
+        columns: Save plans of all ranks as columns, in rank order.
+    """
 
     def __init__(self, columns: Sequence[PlanColumns]) -> None:
         self.tensors: dict[str, int] = {}
@@ -93,7 +97,12 @@ def merge_tensors(columns: Sequence[PlanColumns], names: Names) -> CheckpointInd
 class ChunkTable:
     """Table of the chunks of all ranks, which finds chunks that are the same box of the same tensor.
 
-    Fills the chunk columns of `merged` with each box once, ordered by tensor and then by rank.
+    The constructor fills the chunk columns of `merged` with each box once, ordered by tensor and then by rank.
+
+    Args:
+        columns: Save plans of all ranks as columns, in rank order.
+        names: Rows of the tensors and objects in the merged table.
+        merged: Index without chunks, from `merge_tensors`.
     """
 
     def __init__(self, columns: Sequence[PlanColumns], names: Names, merged: CheckpointIndex) -> None:

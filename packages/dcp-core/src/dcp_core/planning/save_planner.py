@@ -165,7 +165,9 @@ class DefaultSavePlanner(SavePlanner):
         return plan
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """Return the global plan, which assigns each item to one rank, and the checkpoint's metadata.
+        """Return the final plans of all ranks, in rank order, and the checkpoint's metadata.
+
+        Each item is in the plan of exactly one rank, or its parts are in the plans of several ranks.
 
         Raises:
             PlanError: Ranks disagree about a tensor or object, or the chunks of a tensor leave a hole or overlap.

@@ -46,6 +46,9 @@ class LazyDict(dict[K, V]):
     """A dict whose values are created from a `LazySource` on first look-up; later look-ups return the same object.
 
     Several threads may read it at the same time.
+
+    Args:
+        source: Source of the values.
     """
 
     __slots__ = ("_lock", "_source")

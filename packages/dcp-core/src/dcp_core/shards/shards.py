@@ -180,7 +180,7 @@ def box_view(tensor: torch.Tensor, offsets: Sequence[int], sizes: Sequence[int],
 
 
 def sharded_dims(fqn: str, tensor: DTensor) -> tuple[ShardedDim | None, ...]:
-    """Return how each mesh dimension shards a DTensor; None for mesh dimensions that replicate the tensor.
+    """Return for each mesh dimension how it shards a DTensor; None for a mesh dimension that replicates the tensor.
 
     Raises:
         UnsupportedValueError: A placement is `Partial` or unknown; the message names the FQN and a remedy.

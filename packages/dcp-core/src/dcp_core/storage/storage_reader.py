@@ -48,6 +48,10 @@ class ByteStorageReader(ByteStorage, StorageReader):
     bytes without a CRC are listed in `unverified_keys`. A subclass implements `_open`, which returns a
     `dcp_io.StoreBackend`.
 
+    Args:
+        checkpoint_id: Id of the checkpoint to load; `reset` may replace it.
+        extensions: Registry of transforms that decode items; None for the transforms of installed plug-ins.
+
     Example:
         ```python
         import torch

@@ -11,7 +11,13 @@ __all__ = ["Call", "Stored", "archived"]
 
 
 class Call:
-    """Object whose pickle calls a given function with given arguments, and optionally sets a state."""
+    """Object whose pickle calls a given function with given arguments, and optionally sets a state.
+
+    Args:
+        func: Function that unpickling calls.
+        arguments: Arguments of the call.
+        state: State that unpickling sets on the result of the call; None for no state.
+    """
 
     def __init__(self, func: Any, *arguments: Any, state: Any = None) -> None:
         self.reduced = (func, arguments) if state is None else (func, arguments, state)

@@ -36,7 +36,8 @@ class Coordinator(ABC):
     the rank where they occurred, and the other ranks raise `PhaseFailedError`. A rank never waits without limit: it
     raises `PeerLostError` or `CoordinatorTimeoutError`, which name ranks, or `CoordinatorLostError`.
 
-    The results of `map_fn` and `reduce_fn` are pickled for other ranks; the coordinator's own are passed directly.
+    The argument `phase` of each method is the name of the phase, for error messages. The results of `map_fn` and
+    `reduce_fn` are pickled for other ranks; results that stay on the coordinator are passed directly.
 
     Args:
         rank: Rank of this process within the group.

@@ -41,7 +41,14 @@ class Answer:
 
 
 class PhasedCoordinator(Coordinator):
-    """Base of coordinators that send each rank's outcome to the coordinator, and one verdict back to every rank."""
+    """Base of coordinators that send each rank's outcome to the coordinator, and one verdict back to every rank.
+
+    Args:
+        rank: Rank of this process within the group.
+        world_size: Number of ranks in the group.
+        coordinator_rank: Rank within the group that runs each `reduce_fn`.
+        errors: Exception classes that the coordinator raises.
+    """
 
     _sends_own_value = False
     """Whether the coordinator pickles the result of its own `map_fn` too, which only fake process groups need."""

@@ -40,7 +40,11 @@ class RawFolder(Protocol):
 
 
 class LocalFolder:
-    """Raw access (`RawFolder`) to a checkpoint with files in a local folder."""
+    """Raw access (`RawFolder`) to a checkpoint with files in a local folder.
+
+    Args:
+        path: Path of the folder.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path

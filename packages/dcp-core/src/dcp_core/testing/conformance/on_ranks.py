@@ -128,7 +128,7 @@ def whole(value: float) -> State:
 
 
 def part(value: float, placements: tuple[Placement, ...]) -> State:
-    """Return this rank's state dict: its shard, its own object, and the replicated tensors and objects."""
+    """Return this rank's part of `whole(value)`: its shard by `placements`, its object, and the replicated tensor."""
     full = whole(value)
     rank = dist.get_rank()
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
@@ -140,12 +140,12 @@ def part(value: float, placements: tuple[Placement, ...]) -> State:
 
 
 def save_on_ranks(door: Door, value: float, placements: tuple[Placement, ...], use_collectives: bool = True) -> None:
-    """Save this rank's state dict. Called on every rank."""
+    """Save this rank's `part(value, placements)`. Called on every rank."""
     door.save(part(value, placements), use_collectives=use_collectives)
 
 
 def load_on_ranks(door: Door, value: float, placements: tuple[Placement, ...]) -> bool:
-    """Load this rank's state dict, and return whether it is correct. Called on every rank."""
+    """Load this rank's state dict, and return whether it equals `part(value, placements)`. Called on every rank."""
     template, wanted = part(0.0, placements), part(value, placements)
     template[f"object{dist.get_rank()}"] = None
     door.load(template)
