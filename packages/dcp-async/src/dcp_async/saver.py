@@ -76,8 +76,7 @@ class AsyncSaver:
 
     Args:
         kind: `AsyncCheckpointerType.PROCESS`, `AsyncCheckpointerType.THREAD`, or the name of a saver from a plug-in.
-        overlap: Policy for a new save while an earlier one runs: `wait` for the earlier one, `skip` the new one, or
-            queue the new one in place of a queued one (`latest`). Futures of skipped and replaced saves raise.
+        overlap: Policy for a new save while an earlier one runs: `wait`, `skip` or `latest`; see `async_save`.
         options: Options of the saver; None for the defaults of `SaverOptions`.
 
     Saves of one saver run one at a time, in the order in which they were started. One saver may serve several process

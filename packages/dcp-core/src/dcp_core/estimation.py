@@ -26,33 +26,36 @@ _ANYWHERE = "estimate"
 
 
 class EstimatingSaver(Protocol):
-    """Saver that knows how much memory its copies take."""
+    """Contract of a saver that can compute how much memory its copy of a state dict takes."""
 
     def bytes_to_stage(self, state_dict: dict[str, Any]) -> int:
-        """Return the memory that a copy of this state takes on this rank."""
+        """Return the size in bytes of the memory that a copy of a state dict takes on this rank, without copying."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class RankEstimate:
-    """What one rank of a save writes and needs."""
+    """Estimate of one rank's part of a save: bytes, files, memory for the copy, and time."""
 
     bytes: int
-    """Size of the rank's files; the coordinator's include the index."""
+    """Size in bytes of the files that the rank writes; on the coordinator, the index is included."""
     files: int
     staging_bytes: int
-    """Memory for the copy of the state dict, of a saver in the background; 0 for `save`, which copies nothing."""
+    """Size in bytes of the memory for an asynchronous saver's copy of the state dict; 0 for `save`, without a copy."""
     seconds: float | None
-    """Duration of the write at the rate of this rank's last save to such a storage; None if there was none yet."""
+    """Duration of the write in seconds, at the rate of this rank's last save to a checkpoint id with the same scheme.
+
+    None if this process has not yet saved 1 MiB or more to such a checkpoint id.
+    """
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Estimate:
-    """What a save writes and needs.
+    """Estimate of a save: bytes, files, memory for copies, and time.
 
     Args:
-        ranks: Estimate of each rank.
-        is_upper_bound: Whether the writer compresses, so that files are smaller than estimated, by an unknown part.
+        ranks: Estimate of each rank, in rank order.
+        is_upper_bound: Whether the writer compresses, so the files may be smaller than estimated.
     """
 
     ranks: tuple[RankEstimate, ...]
@@ -60,7 +63,7 @@ class Estimate:
 
     @property
     def bytes(self) -> int:
-        """Size of all files together, the index included."""
+        """Size of all files together in bytes, including the index."""
         return sum(rank.bytes for rank in self.ranks)
 
     @property
@@ -70,12 +73,12 @@ class Estimate:
 
     @property
     def staging_bytes(self) -> int:
-        """Memory for copies on the rank that needs most."""
+        """Size in bytes of the memory for the copy on the rank whose copy is largest."""
         return max(rank.staging_bytes for rank in self.ranks)
 
     @property
     def seconds(self) -> float | None:
-        """Duration of the write on the slowest rank; None unless every rank has saved to such a storage before."""
+        """Duration in seconds of the write on the slowest rank; None if it is None for some rank."""
         times = [rank.seconds for rank in self.ranks if rank.seconds is not None]
         return max(times) if len(times) == len(self.ranks) else None
 
@@ -104,32 +107,33 @@ def estimate(
 ) -> Estimate:
     """Estimate what a save of a state dict would write and need, without writing.
 
-    All is done that a save does, up to the bytes of large tensors: they are neither read, nor copied from a device, nor
-    checksummed. So the sizes are those of the files that a save writes. Objects, and tensors below 64 KiB, are
-    serialized as in a save.
+    The function runs all steps of a save, except that the bytes of large tensors are neither read, nor copied from a
+    device, nor checksummed. So the sizes are those of the files that a save writes. Objects, and tensors below 64 KiB,
+    are serialized as in a save.
 
     Args:
         state_dict: State dict as for `save`.
-        saver: Saver that would save it in the background, such as `dcp_async.AsyncSaver`: its copy counts as staging
-            memory. None for `save`.
-        checkpoint_id: Id to which the state would be saved; it selects the writer, and the storage whose rate counts.
-            Nothing is looked up there. None for a local folder.
-        storage_writer: Writer with which it would be saved; it is not changed.
-        planner: Planner with which it would be saved; None for a `DefaultSavePlanner`.
-        process_group: See `save`.
-        no_dist: See `save`.
-        timeout_seconds: See `save`.
+        saver: Asynchronous saver that will save the state dict, such as `dcp_async.AsyncSaver`, whose copy counts as
+            staging memory; None for `save`, which makes no copy.
+        checkpoint_id: Checkpoint id of the save, which selects the writer, and the earlier saves whose rate is used;
+            the storage is not accessed. None for a local folder.
+        storage_writer: Storage writer of the save, which is not changed; None for the one that `checkpoint_id` selects.
+        planner: Save planner of the save; None for a `DefaultSavePlanner`.
+        process_group: Process group of the ranks that save together; None for all ranks.
+        no_dist: Whether this process saves alone, even if process groups exist.
+        timeout_seconds: Time in seconds that a rank waits for the other ranks in one phase.
 
     Returns:
-        The estimate, the same on all ranks. If the writer compresses, its bytes are those before compression, an upper
-        bound. Its seconds are those of the phase `write`, at the rate of each rank's last save of 1 MiB or more to a
-        storage of the same scheme in this process; None as long as there was none.
+        The estimate, the same on all ranks. If the writer compresses, the sizes are those before compression, an upper
+        bound. The seconds are those of the phase `write`, at the rate of each rank's last save of 1 MiB or more to a
+        checkpoint id with the same scheme in this process; None if a rank has no such save.
 
     Raises:
-        UnsupportedValueError: The writer is not one of this library's; or a value cannot be saved.
+        UnsupportedValueError: The class of the writer is not derived from `ByteStorageWriter`, or overrides its methods
+            that write; or a tensor or object cannot be saved.
         CheckpointException: The estimate failed on at least one of several ranks; raised on every rank.
 
-    Ranks: every rank of the group; collective, as the ranks plan together who writes what.
+    Ranks: every rank of the group; collective.
 
     Example:
         ```python

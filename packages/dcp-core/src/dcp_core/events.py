@@ -29,7 +29,10 @@ _rates: dict[str, float] = {}
 
 
 def note_rate(event: CheckpointEvent) -> None:
-    """Remember the rate at which this rank wrote, by the scheme of the checkpoint id, if the event reports one."""
+    """Record the write rate of this rank for the scheme of the checkpoint id, if the event is a finished write.
+
+    Writes of less than 1 MiB are ignored. `write_rate` returns the rate.
+    """
     if (event.operation, event.phase, event.state) != ("save", "write", "finished") or event.checkpoint_id is None:
         return
     if event.own_seconds and (event.bytes or 0) >= _RATED_BYTES:
@@ -37,7 +40,10 @@ def note_rate(event: CheckpointEvent) -> None:
 
 
 def write_rate(checkpoint_id: CheckpointId) -> float | None:
-    """Return the bytes per second of this rank's last save to a storage of this scheme; None if there was none."""
+    """Return the write rate of this rank's last save to a checkpoint id with the same scheme, in bytes per second.
+
+    None if this process has not yet saved 1 MiB or more to such a checkpoint id.
+    """
     return _rates.get(scheme_of(checkpoint_id))
 
 

@@ -279,13 +279,17 @@ def save_with(
 def measure_with(
     coordinator: Coordinator, state_dict: dict[str, Any], writer: StorageWriter, planner: SavePlanner | None
 ) -> None:
-    """Carry out a save with a writer that only measures, under the name `estimate`; other saves learn nothing of it.
+    """Run all steps of a save with a writer that only measures, and report the operation `estimate` to observers.
+
+    The plan cache of real saves is not used or changed.
 
     Args:
         coordinator: Coordinator of this operation, which the caller closes.
-        state_dict: See `save`.
-        writer: Writer that stores nothing.
-        planner: See `save`.
+        state_dict: State dict as for `save`.
+        writer: Writer that stores nothing, from `ByteStorageWriter.measuring`.
+        planner: Save planner; None for a `DefaultSavePlanner`.
+
+    Ranks: every rank of the coordinator's group; collective.
     """
     planner = adopt_save_planner(planner) or DefaultSavePlanner()
     run = _Save(state_dict, None, writer, planner, coordinator, use_collectives=True)

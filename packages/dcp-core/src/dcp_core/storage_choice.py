@@ -71,16 +71,17 @@ def storage_for(uri: str) -> StorageBackend:
 def open_writer(
     checkpoint_id: CheckpointId, *, storage_options: Mapping[str, Any] | None = None, **options: Any
 ) -> StorageWriter:
-    """Return a new writer for a checkpoint id, of the storage that the id's scheme selects.
+    """Return a new storage writer for a checkpoint id, whose URI scheme selects the storage.
 
     Args:
         checkpoint_id: Id of the checkpoint: a folder, or a URI that an installed storage handles.
-        storage_options: Options of the storage, such as an endpoint; documented by the package of the storage.
-        options: Further arguments of the writer, such as `compression="auto"`.
+        storage_options: Options of the storage, such as an endpoint, which the package of the storage documents; None
+            for no options.
+        options: Further keyword arguments of the writer, such as `compression="auto"`.
 
     Raises:
         PluginNotFoundError, PluginLoadError, DuplicatePluginError, InvalidPlaceError: See `storage_for`.
-        ValueError: `storage_options` for a folder of the file system, which has none.
+        ValueError: `storage_options` were given for a folder in the file system, whose storage accepts none.
     """
     return _open(checkpoint_id, "writer", storage_options, options)  # type: ignore[no-any-return]
 
@@ -88,7 +89,7 @@ def open_writer(
 def open_reader(
     checkpoint_id: CheckpointId, *, storage_options: Mapping[str, Any] | None = None, **options: Any
 ) -> StorageReader:
-    """Return a new reader for a checkpoint id; arguments and errors are those of `open_writer`."""
+    """Return a new storage reader for a checkpoint id; arguments and errors are those of `open_writer`."""
     return _open(checkpoint_id, "reader", storage_options, options)  # type: ignore[no-any-return]
 
 

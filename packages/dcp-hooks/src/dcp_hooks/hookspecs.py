@@ -71,7 +71,7 @@ class StoreSpec:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointEvent:
-    """An event for observers: a phase of a save, load or other operation has started, moved on, finished or failed.
+    """An event for observers: a phase of a save, load or other operation has started, progressed, finished or failed.
 
     Args:
         operation: Name of the operation: `save`, `load`, `verify`, `convert`, `compare`, `estimate`, `manage`.
@@ -94,7 +94,8 @@ class CheckpointEvent:
         operation_id: Identifier of this save or load on this rank, the same in all of its events; it distinguishes
             operations that run at the same time.
         time: Time at which the event occurred, in seconds since the Unix epoch.
-        expected_bytes: In a `progress` event, the number that `bytes` will reach, as far as it is known.
+        expected_bytes: In a `progress` event, the value that `bytes` will have at the end, as far as it is known;
+            None in other events.
     """
 
     operation: str
@@ -156,6 +157,6 @@ class HookSpecs:
     def dcp_on_event(self, event: CheckpointEvent) -> None:
         """Observe an event of a save or load; called in the thread of that save or load.
 
-        For `progress`, it is called in one of the threads that read or write, one at a time. An exception that the hook
-        raises is logged and does not reach the save or load.
+        For `progress` events, the hook is called in the threads that read or write, by one thread at a time. An
+        exception that the hook raises is logged and does not reach the save or load.
         """

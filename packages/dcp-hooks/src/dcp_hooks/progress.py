@@ -1,7 +1,8 @@
 """Progress of long operations: bytes are counted in any thread, and reported to observers a few times a second.
 
-`count_progress` sets the counter that the loops which move bytes find with `find_progress`: it is not passed through
-the calls between them, which may be a third party's. Where nobody observes events, nothing is counted.
+`count_progress` sets the counter of a phase, and the code that reads or writes bytes gets this counter from
+`find_progress`. So the functions between them, which other packages may define, need no argument for the counter.
+Nothing is counted if events have no observer.
 """
 
 from __future__ import annotations
@@ -25,11 +26,14 @@ INTERVAL_SECONDS = 0.15
 
 
 class Progress:
-    """Counter of the bytes that one phase has moved on this rank. Thread-safe.
+    """Counter of the bytes that one phase has read or written on this rank: call it with a number of bytes.
+
+    Thread-safe.
 
     Args:
-        report: Function that gets the bytes done and those expected in all; called in the thread that has just counted,
-            in one at a time, at most every `INTERVAL_SECONDS` and not before that has passed. None counts nothing.
+        report: Function that is called with the number of bytes done and the number of bytes expected in total, in the
+            thread that has just counted, by one thread at a time. The first call comes after `INTERVAL_SECONDS`, and
+            later calls are at least as far apart. With None, nothing is counted.
 
     Example:
         ```python
@@ -50,16 +54,16 @@ class Progress:
 
     @property
     def wanted(self) -> bool:
-        """Whether anybody gets to know of it."""
+        """Whether bytes are counted, because there is a function to report them to."""
         return self._report is not None
 
     def expect(self, count: int) -> None:
-        """Add to the number of bytes that are expected in all."""
+        """Add `count` to the number of bytes that are expected in total."""
         with self._lock:
             self._expected += count
 
     def __call__(self, count: int) -> None:
-        """Count bytes as done."""
+        """Add `count` to the number of bytes that are done, and report the progress if it is time to."""
         if self._report is None:
             return
         with self._lock:
@@ -81,9 +85,9 @@ _current: contextvars.ContextVar[Progress] = contextvars.ContextVar("dcp_progres
 
 
 def find_progress() -> Progress:
-    """Return the counter of the operation that runs in this context; one that counts nothing if there is none.
+    """Return the counter of the phase that runs in this context; without such a phase, a counter that counts nothing.
 
-    Call it in the thread of the operation, and pass the result to the threads that move bytes.
+    Call the function in the thread of the phase, and pass the result to the threads that read or write bytes.
     """
     return _current.get()
 
@@ -99,7 +103,11 @@ def _reporting(event: CheckpointEvent) -> Progress:
 
 @contextmanager
 def count_progress(event: CheckpointEvent) -> Iterator[None]:
-    """Count what is read and written in this context for the phase whose start `event` is."""
+    """Context manager: inside the block, `find_progress` returns a counter that reports the progress of a phase.
+
+    Args:
+        event: Event of the start of the phase; the progress events are copies with other `state` and `bytes`.
+    """
     token = _current.set(_reporting(event))
     try:
         yield
@@ -109,14 +117,17 @@ def count_progress(event: CheckpointEvent) -> Iterator[None]:
 
 @contextmanager
 def report_operation(operation: str, place: str | os.PathLike[str]) -> Iterator[Progress]:
-    """Report the start, progress and end of an operation of this process alone, such as a verification.
+    """Context manager that reports an operation of this process alone, such as a verification, to observers.
+
+    Start, progress and end of the block are reported as events of the phase `total`.
 
     Args:
         operation: Name of the operation.
-        place: Checkpoint, file or folder that it is about.
+        place: Path or URI of the checkpoint, file or folder that the operation reads or writes.
 
     Yields:
-        The counter of its bytes: the operation counts itself, what it reads and writes on the way does not count.
+        Counter that the operation must call with the bytes that are done; reads and writes are not counted by
+        themselves.
     """
     place, mark = os.fspath(place), uuid.uuid4().hex
     event = CheckpointEvent(operation, "total", "started", 0, place, world_size=1, operation_id=mark, time=time.time())

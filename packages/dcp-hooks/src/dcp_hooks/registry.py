@@ -173,7 +173,7 @@ class PluginRegistry:
 
     @property
     def observed(self) -> bool:
-        """Whether anybody observes events: a plug-in, or the function to which events are redirected."""
+        """Whether events have an observer: the hook of a plug-in, or the function set by `divert_events`."""
         if self._diverted is not None:
             return True
         self.discover()

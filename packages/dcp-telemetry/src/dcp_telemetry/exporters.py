@@ -51,7 +51,7 @@ class Exporters:
             before[name].close()
 
     def observe(self, event: CheckpointEvent) -> None:
-        """Pass starts and ends of phases to every enabled exporter. Errors of an exporter are logged, not raised."""
+        """Pass an event, unless its state is `progress`, to every enabled exporter; errors are logged, not raised."""
         if event.state == "progress":  # for bars: spans and metrics are of what has ended
             return
         for name, exporter in self._enabled.items():

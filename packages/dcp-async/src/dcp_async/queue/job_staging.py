@@ -42,7 +42,7 @@ class JobStager:
         return self._stager.stage(_values(state_dict, link))
 
     def measure(self, state_dict: dict[str, Any]) -> int:
-        """Return the bytes that the copy of a state takes."""
+        """Return the size in bytes of the memory that a copy of a state dict takes, without copying."""
         return self._stager.measure(with_states(state_dict))
 
     def give_back(self, staged: Staged) -> None:

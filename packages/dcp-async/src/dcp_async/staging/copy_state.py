@@ -112,7 +112,7 @@ class Stager:
             return self._copy(look_through(state_dict, nested=nested, forms=self._forms))
 
     def measure(self, state_dict: Mapping[Any, Any]) -> int:
-        """Return the memory that a copy of a state dict takes, in bytes."""
+        """Return the size in bytes of the arena memory that a copy of a state dict takes, without copying."""
         return place(sources_of(look_through(state_dict, nested=True, forms={}).tensors)).nbytes
 
     def stage_as_it_is(self, state_dict: dict[str, Any]) -> tuple[dict[str, Any], Arena]:

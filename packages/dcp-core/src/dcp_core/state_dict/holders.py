@@ -1,4 +1,4 @@
-"""Holders of a state dict's tensors: which ranks hold which boxes, as far as one rank knows, for pictures."""
+"""Holders of a state dict's tensors: the ranks that hold each box, as far as one rank can compute it, for diagrams."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 class HeldTensor(NamedTuple):
-    """A tensor of a state dict, and who holds what of it."""
+    """A tensor of a state dict, and the ranks that hold its boxes.
+
+    `name` is the FQN, `shape` the global shape, and `item_bytes` the size of one element in bytes.
+    """
 
     name: str
     dtype: str
@@ -33,21 +36,21 @@ class HeldTensor(NamedTuple):
 
 
 def find_holders(state_dict: Mapping[Any, Any], rank: int) -> tuple[list[HeldTensor], int]:
-    """Find who holds the tensors of a state dict, without a word from other ranks.
+    """Find the ranks that hold the tensors of a state dict, without communication.
 
-    DTensors and ShardedTensors know the boxes of all ranks; of other tensors only this rank's boxes are known.
+    The result has the boxes of all ranks for DTensors and ShardedTensors, and only this rank's boxes for other tensors.
 
     Args:
         state_dict: State dict as for `save`.
-        rank: This rank in the job.
+        rank: Rank of this process in the job.
 
     Returns:
-        The tensors, and the number of objects.
+        The tensors with their holders, and the number of objects in the state dict.
 
     Raises:
-        UnsupportedValueError: A tensor cannot be saved as it is.
+        UnsupportedValueError: A tensor is of a kind that cannot be saved.
 
-    Ranks: one; not collective, unless a `state_dict()` in it is.
+    Ranks: one rank; collective only if the `state_dict()` of a `Stateful` in the state dict is.
     """
     states = with_states(dict(state_dict))
     shared, flat = flatten(states).values.keys(), flatten(with_rank_values(states, rank)).values

@@ -297,10 +297,12 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
         return metadata
 
     def measuring(self) -> ByteStorageWriter:
-        """Return a writer like this one that writes nothing and compresses nothing; see `measured_files`.
+        """Return a writer with the same settings that writes and compresses nothing, only measures the files' sizes.
+
+        After a save with the returned writer, its `measured_files` returns the sizes.
 
         Raises:
-            UnsupportedValueError: This class writes by methods of its own, whose files are not known beforehand.
+            UnsupportedValueError: The class of this writer overrides the methods that write, so sizes are not known.
         """
         own = ("write_data", "_write", "finish")
         if any(getattr(type(self), name) is not getattr(ByteStorageWriter, name) for name in own):
@@ -311,12 +313,12 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
         return twin
 
     def measured_files(self) -> dict[str, int]:
-        """Return the names and sizes of this rank's files in a save of a writer that `measuring` returned."""
+        """Return the files that this rank would have written: file name → size in bytes. Only after `measuring`."""
         return {entry.name: entry.bytes for entry in self._backend.store.list()}
 
     @property
     def compresses(self) -> bool:
-        """Whether items are encoded, so that their sizes are known only when they are written."""
+        """Whether transforms encode items, so that the items' sizes are known only after writing."""
         return not self._compression.changes_nothing
 
     def abort(self, error: BaseException) -> None:

@@ -210,7 +210,7 @@ class StorageRecords:
             return False
 
     def totals(self) -> tuple[int, Iterable[str]]:
-        """Return the bytes of all items, and the names of their files."""
+        """Return the number of bytes of all items together, and the names of their data files."""
         columns = (self._index.chunk_items, self._index.object_items)
         return sum(int(each.length.sum()) for each in columns if each is not None), self._index.files
 
