@@ -23,7 +23,7 @@ __all__ = ["JobStager"]
 
 
 class JobStager:
-    """Copier of the state dicts that one saver saves, to host memory.
+    """Copier that copies to host memory the state dicts that one saver saves.
 
     Args:
         stager: Stager that copies the state dicts.

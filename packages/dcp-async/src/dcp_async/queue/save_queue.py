@@ -71,7 +71,7 @@ class SaveQueue:
             raise error
 
     def next_unasked(self) -> BaseException | None:
-        """Return the first error of a save whose future was not read, and mark the error as read; None if none."""
+        """Return the first unread error of a failed save, and mark the error as read; None if no error is left."""
         return _next_unasked(self._failed)
 
     def log_unasked(self) -> None:

@@ -27,7 +27,7 @@ class PlannedElsewhere:
 
     Attributes:
         plan: The local plan.
-        names: Index of each item in the plan → name under which the data of the item is staged.
+        names: `index` of each item in the plan → name under which the data of this item is staged.
     """
 
     plan: SavePlan

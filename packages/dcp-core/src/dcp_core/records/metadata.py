@@ -131,7 +131,7 @@ class StorageMeta:
         checkpoint_id: Id of the checkpoint; None if not recorded.
         save_id: Random name of the save; None if not recorded.
         load_id: Random name of the load, which a storage reader sets; None in a save.
-        modules: List that stock's class has as well; not used by this library.
+        modules: List that stock ignores; in checkpoints of this library, it has the marker that a manifest exists.
     """
 
     checkpoint_id: str | os.PathLike[str] | None = None
