@@ -1,4 +1,4 @@
-"""Adapters between stock's storages and planners (`torch.distributed.checkpoint`) and ours, in both directions.
+"""Adapters for storages and planners of stock (`torch.distributed.checkpoint`) in our calls, and for ours in stock's.
 
 The only package that imports stock. Adapters translate calls and records, not files; `replace_stock` replaces stock's
 names by ours in a process. Stock is imported on the first use of a name in this package: the search for plug-ins

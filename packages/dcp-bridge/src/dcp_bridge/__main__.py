@@ -31,7 +31,7 @@ installed, and replaces torch.distributed.checkpoint there, too.
 
 
 def main(arguments: list[str]) -> None:
-    """Run the program that the command line names.
+    """Run the Python program that the command line names, with stock replaced by this project.
 
     Args:
         arguments: Arguments of the command line, without the name of the command.

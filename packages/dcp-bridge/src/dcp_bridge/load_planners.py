@@ -1,4 +1,4 @@
-"""Adapters of load planners: stock's for our `load` (`StockLoadPlanner`), ours for stock's (`LoadPlannerForStock`).
+"""Load planner adapters: `StockLoadPlanner` takes a planner of stock, `LoadPlannerForStock` a planner of this project.
 
 Source: torch 2.13 `torch.distributed.checkpoint.planner.LoadPlanner` (contract).
 """
@@ -63,7 +63,7 @@ class StockLoadPlanner(Delegating[planner.LoadPlanner], LoadPlanner):
             return own_load_plan(self.wrapped.create_local_plan())
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
-        """Return the wrapped planner's global load plan, from the local plans of all ranks."""
+        """Pass the local plans of all ranks to the wrapped planner; return its global load plan, one plan per rank."""
         with stock_errors("create_global_plan"):
             plans = self.wrapped.create_global_plan([stock_load_plan(plan) for plan in global_plan])
         return [own_load_plan(plan) for plan in plans]
@@ -74,7 +74,9 @@ class StockLoadPlanner(Delegating[planner.LoadPlanner], LoadPlanner):
             return own_load_plan(self.wrapped.finish_plan(stock_load_plan(central_plan)))
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Pass a stored object to the wrapped planner, unless its pickle has classes that are not on our allow-list.
+        """Pass a stored object to the wrapped planner, unless its pickle names a class that is not on the allow-list.
+
+        The allow-list is that of `dcp_core`. With `trust_objects`, every object is passed.
 
         Raises:
             UnsafeCheckpointError: The pickle has other classes or functions, which the message names, or the bytes are
@@ -124,16 +126,16 @@ class LoadPlannerForStock(Delegating[LoadPlanner], planner.LoadPlanner):
         self.wrapped.set_up_planner(state_dict, None if metadata is None else as_metadata(metadata), is_coordinator)
 
     def create_local_plan(self) -> planner.LoadPlan:
-        """Return the wrapped planner's local load plan, converted to stock's."""
+        """Return the wrapped planner's local load plan, converted to a plan of stock."""
         return stock_load_plan(self.wrapped.create_local_plan())
 
     def create_global_plan(self, global_plan: list[planner.LoadPlan]) -> list[planner.LoadPlan]:
-        """Return the wrapped planner's global load plan, converted to stock's, from the local plans of all ranks."""
+        """Pass the local plans of all ranks to the wrapped planner; return stock's plans, one per rank."""
         plans = self.wrapped.create_global_plan([own_load_plan(plan) for plan in global_plan])
         return [stock_load_plan(plan) for plan in plans]
 
     def finish_plan(self, central_plan: planner.LoadPlan) -> planner.LoadPlan:
-        """Return the wrapped planner's final load plan of this rank, converted to stock's."""
+        """Return the wrapped planner's final load plan of this rank, converted to a plan of stock."""
         return stock_load_plan(self.wrapped.finish_plan(own_load_plan(central_plan)))
 
     def load_bytes(self, read_item: planner.ReadItem, value: io.BytesIO) -> None:

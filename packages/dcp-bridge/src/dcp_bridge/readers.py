@@ -1,4 +1,4 @@
-"""Adapters of storage readers: stock's for our `load` (`StockReader`), ours for stock's (`ReaderForStock`).
+"""Storage reader adapters: `StockReader` takes a reader of stock, `ReaderForStock` a reader of this project.
 
 Source: torch 2.13 `torch.distributed.checkpoint.storage.StorageReader` (contract).
 """
@@ -60,7 +60,7 @@ class StockReader(StorageWrapper[storage.StorageReader], StorageReader):
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Return the metadata of the wrapped reader.
 
-        With the keyword `rank`, return the metadata of the values that this rank saved without collectives.
+        With the keyword `rank`, return the metadata of the values that this rank saved in a save without a coordinator.
 
         Raises:
             CheckpointNotFoundError: There is no checkpoint.
@@ -103,7 +103,7 @@ class StockReader(StorageWrapper[storage.StorageReader], StorageReader):
             return own_load_plan(self.wrapped.prepare_local_plan(stock_load_plan(plan)))
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Return the global load plan as the wrapped reader prepares it."""
+        """Return the plans of all ranks as the wrapped reader prepares them."""
         with stock_errors("prepare_global_plan"):
             prepared = self.wrapped.prepare_global_plan([stock_load_plan(plan) for plan in plans])
         return [own_load_plan(plan) for plan in prepared]
@@ -147,7 +147,7 @@ class ReaderForStock(StorageWrapper[StorageReader], storage.StorageReader):
         self._found = None
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> stock_records.Metadata:
-        """Return the wrapped reader's metadata, converted to stock's; `rank` is ignored: indexes are already merged."""
+        """Return the wrapped reader's metadata as stock's record. `rank` is ignored: rank-local indexes are merged."""
         own = self.wrapped.read_metadata(*args, **(kwargs if takes(self.wrapped.read_metadata, "kwargs") else {}))
         found = stock_metadata(own)
         self._found = found, own
@@ -164,11 +164,11 @@ class ReaderForStock(StorageWrapper[StorageReader], storage.StorageReader):
         set_up(own, is_coordinator, *args, **(kwargs if takes(set_up, "kwargs") else {}))
 
     def prepare_local_plan(self, plan: planner.LoadPlan) -> planner.LoadPlan:
-        """Return the local load plan as the wrapped reader prepares it, converted to stock's."""
+        """Return the local load plan as the wrapped reader prepares it, converted to a plan of stock."""
         return stock_load_plan(self.wrapped.prepare_local_plan(own_load_plan(plan)))
 
     def prepare_global_plan(self, plans: list[planner.LoadPlan]) -> list[planner.LoadPlan]:
-        """Return the global load plan as the wrapped reader prepares it, converted to stock's."""
+        """Return the plans of all ranks as the wrapped reader prepares them, converted to plans of stock."""
         return [
             stock_load_plan(plan) for plan in self.wrapped.prepare_global_plan([own_load_plan(plan) for plan in plans])
         ]

@@ -16,8 +16,8 @@ def record_like(kind: Callable[..., T], source: object, **changes: Any) -> T:
     """Return a record of another class with the fields of `source`.
 
     Args:
-        kind: Dataclass of the new record. Fields of `source` that `kind` lacks, as in older versions of stock, are left
-            out.
+        kind: Dataclass of the new record. Fields of `source` that `kind` lacks (older versions of stock have fewer) are
+            left out.
         source: Record of the other library. Fields that `source` lacks get their defaults in the new record.
         changes: Fields of the new record with other values than in `source`.
     """

@@ -1,4 +1,4 @@
-"""Adapters of save planners: stock's for our `save` (`StockSavePlanner`), ours for stock's (`SavePlannerForStock`).
+"""Save planner adapters: `StockSavePlanner` takes a planner of stock, `SavePlannerForStock` a planner of this project.
 
 Source: torch 2.13 `torch.distributed.checkpoint.planner.SavePlanner` (contract).
 """
@@ -53,7 +53,7 @@ class StockSavePlanner(Delegating[planner.SavePlanner], SavePlanner):
     def set_up_planner(
         self, state_dict: dict[str, Any], storage_meta: StorageMeta | None = None, is_coordinator: bool = False
     ) -> None:
-        """Set up the wrapped planner for a state dict. Planners of older stock get no `storage_meta`."""
+        """Set up the wrapped planner for a state dict; `storage_meta` is passed if its method takes it."""
         with stock_errors("set_up_planner"):
             meta: Any = stock_storage_meta(storage_meta)
             set_up_save_planner(self.wrapped, state_dict, meta, is_coordinator=is_coordinator)
@@ -64,7 +64,7 @@ class StockSavePlanner(Delegating[planner.SavePlanner], SavePlanner):
             return own_save_plan(self.wrapped.create_local_plan())
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """Return the wrapped planner's global save plan and metadata, from the local plans of all ranks."""
+        """Pass the local plans of all ranks to the wrapped planner; return its plans, one per rank, and metadata."""
         with stock_errors("create_global_plan"):
             plans, found = self.wrapped.create_global_plan([stock_save_plan(plan) for plan in all_plans])
         return [own_save_plan(plan) for plan in plans], as_metadata(found)
@@ -108,16 +108,19 @@ class SavePlannerForStock(Delegating[SavePlanner], planner.SavePlanner):
         set_up_save_planner(self.wrapped, state_dict, meta, is_coordinator=is_coordinator)
 
     def create_local_plan(self) -> planner.SavePlan:
-        """Return the wrapped planner's local save plan, converted to stock's."""
+        """Return the wrapped planner's local save plan, converted to a plan of stock."""
         return stock_save_plan(replace(self.wrapped.create_local_plan(), aliases=None))
 
     def create_global_plan(self, all_plans: list[planner.SavePlan]) -> tuple[list[planner.SavePlan], metadata.Metadata]:
-        """Return the wrapped planner's global save plan and metadata, converted to stock's, from all local plans."""
+        """Pass the local plans of all ranks to the wrapped planner; return its plans, one per rank, and its metadata.
+
+        Plans and metadata are converted to stock's records.
+        """
         plans, found = self.wrapped.create_global_plan([own_save_plan(plan) for plan in all_plans])
         return [stock_save_plan(plan) for plan in plans], stock_metadata(found)
 
     def finish_plan(self, new_plan: planner.SavePlan) -> planner.SavePlan:
-        """Return the wrapped planner's final save plan of this rank, converted to stock's."""
+        """Return the wrapped planner's final save plan of this rank, converted to a plan of stock."""
         return stock_save_plan(self.wrapped.finish_plan(own_save_plan(new_plan)))
 
     def resolve_data(self, write_item: planner.WriteItem) -> torch.Tensor | io.BytesIO:

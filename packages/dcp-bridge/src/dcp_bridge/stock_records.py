@@ -1,6 +1,6 @@
-"""Conversion of our plans, metadata and results to stock's.
+"""Conversion of our plans, metadata and results to stock's classes.
 
-Fields that stock lacks are kept in a subclass of its plan, or left out.
+Fields that stock's classes lack are kept in a subclass of stock's save plan, or left out.
 
 Source: torch 2.6 and 2.13 `torch.distributed.checkpoint.{metadata,planner,storage,filesystem}` (fields).
 """
@@ -48,7 +48,7 @@ _SIZES_OF_OBJECTS = hasattr(planner, "BytesIOWriteData")  # older versions plan 
 
 @dataclass(frozen=True)
 class ExtendedSavePlan(planner.SavePlan):
-    """Stock's save plan with fields of our plan, or of later stock; `dataclasses.replace` keeps them."""
+    """Stock's save plan with fields that our plan or newer versions of stock have; `dataclasses.replace` keeps them."""
 
     usable: bool = True
     aliases: dict[str, str] | None = None
@@ -57,17 +57,17 @@ class ExtendedSavePlan(planner.SavePlan):
 
 
 def stock_save_plan(plan: SavePlan) -> planner.SavePlan:
-    """Convert our save plan to stock's; items are converted on first access."""
+    """Convert our save plan to stock's class; items are converted on first access."""
     return record_like(ExtendedSavePlan, plan, items=converted(plan.items, stock_write_item))
 
 
 def stock_load_plan(plan: LoadPlan) -> planner.LoadPlan:
-    """Convert our load plan to stock's; items are converted on first access."""
+    """Convert our load plan to stock's class; items are converted on first access."""
     return record_like(planner.LoadPlan, plan, items=converted(plan.items, stock_read_item))
 
 
 def stock_write_item(item: WriteItem) -> planner.WriteItem:
-    """Convert our write item to stock's."""
+    """Convert our write item to stock's class."""
     tensor, data = item.tensor_data, item.bytes_io_data
     return record_like(
         planner.WriteItem,
@@ -84,7 +84,7 @@ def stock_write_item(item: WriteItem) -> planner.WriteItem:
 
 
 def stock_read_item(item: ReadItem) -> planner.ReadItem:
-    """Convert our read item to stock's."""
+    """Convert our read item to stock's class."""
     return record_like(
         planner.ReadItem,
         item,
@@ -95,17 +95,17 @@ def stock_read_item(item: ReadItem) -> planner.ReadItem:
 
 
 def stock_result(result: WriteResult) -> storage.WriteResult:
-    """Convert our write result to stock's."""
+    """Convert our write result to stock's class."""
     return record_like(storage.WriteResult, result, index=stock_index(result.index))
 
 
 def stock_index(index: MetadataIndex) -> metadata.MetadataIndex:
-    """Convert our metadata index to stock's."""
+    """Convert our `MetadataIndex` (name and position of a value) to stock's class."""
     return metadata.MetadataIndex(index.fqn, index.offset, index.index)
 
 
 def stock_metadata(own: Metadata) -> metadata.Metadata:
-    """Convert our metadata, with every record in it, to stock's. Aliases (tied tensors) become entries of their own."""
+    """Convert our metadata and every record in it to stock's classes. Aliases (tied tensors) become entries, too."""
     stored = own.storage_data
     if isinstance(stored, Mapping):
         stored = {_index_or_same(key): _info_or_same(value) for key, value in stored.items()}
@@ -119,7 +119,7 @@ def stock_metadata(own: Metadata) -> metadata.Metadata:
 
 
 def stock_storage_meta(meta: StorageMeta | None) -> metadata.StorageMeta | None:
-    """Convert our storage metadata to stock's."""
+    """Convert our storage metadata to stock's class; None stays None."""
     return None if meta is None else record_like(metadata.StorageMeta, meta, modules=list(meta.modules))
 
 

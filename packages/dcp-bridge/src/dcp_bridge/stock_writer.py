@@ -78,7 +78,7 @@ class StockWriter(StorageWrapper[storage.StorageWriter], StorageWriter):
             return own_save_plan(self.wrapped.prepare_local_plan(stock_save_plan(replace(plan, aliases=None))))
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Return the global save plan as the wrapped writer prepares it."""
+        """Return the plans of all ranks as the wrapped writer prepares them."""
         with stock_errors("prepare_global_plan"):
             prepared = self.wrapped.prepare_global_plan([stock_save_plan(plan) for plan in plans])
         return [own_save_plan(plan) for plan in prepared]
@@ -112,7 +112,7 @@ class StockWriter(StorageWrapper[storage.StorageWriter], StorageWriter):
             )
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Finish the save with the wrapped writer, and add the fields that it adds to the metadata to ours."""
+        """Finish the save with the wrapped writer; the metadata fields that it sets are copied to `metadata`."""
         stock = stock_metadata(metadata)
         with stock_errors("finish"):
             self.wrapped.finish(stock, [[stock_result(result) for result in one] for one in results])

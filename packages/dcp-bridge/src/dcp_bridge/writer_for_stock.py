@@ -71,7 +71,7 @@ class WriterForStock(StorageWrapper[StorageWriter], storage.StorageWriter):
         self.wrapped.reset(checkpoint_id)
 
     def storage_meta(self) -> stock_records.StorageMeta | None:
-        """Return the wrapped writer's storage metadata, converted to stock's."""
+        """Return the wrapped writer's storage metadata, converted to stock's class."""
         return stock_storage_meta(self.wrapped.storage_meta())
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
@@ -96,12 +96,12 @@ class WriterForStock(StorageWrapper[StorageWriter], storage.StorageWriter):
             set_up(is_coordinator, *args, **(kwargs if takes(set_up, "kwargs") else {}))
 
     def prepare_local_plan(self, plan: planner.SavePlan) -> planner.SavePlan:
-        """Return the local save plan as the wrapped writer prepares it, converted to stock's."""
+        """Return the local save plan as the wrapped writer prepares it, converted to a plan of stock."""
         with self._part_of_save():
             return stock_save_plan(self.wrapped.prepare_local_plan(own_save_plan(plan)))
 
     def prepare_global_plan(self, plans: list[planner.SavePlan]) -> list[planner.SavePlan]:
-        """Return the global save plan as the wrapped writer prepares it, converted to stock's."""
+        """Return the plans of all ranks as the wrapped writer prepares them, converted to plans of stock."""
         with self._part_of_save():
             prepared = placed_plans(self.wrapped, [own_save_plan(plan) for plan in plans])
             return [stock_save_plan(plan) for plan in prepared]
@@ -120,7 +120,7 @@ class WriterForStock(StorageWrapper[StorageWriter], storage.StorageWriter):
         return done
 
     def finish(self, metadata: stock_records.Metadata, results: list[list[storage.WriteResult]]) -> None:
-        """Publish the checkpoint with the wrapped writer; fields that it adds to our metadata are added to stock's."""
+        """Publish the checkpoint with the wrapped writer; the metadata fields that it sets are copied to `metadata`."""
         own = as_metadata(metadata)
         with self._part_of_save():
             self.wrapped.finish(own, [[own_result(result) for result in one] for one in results])

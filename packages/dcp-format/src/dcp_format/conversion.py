@@ -27,6 +27,10 @@ def open_content(path: str | os.PathLike[str], *, format: str | None = None) -> 
     A checkpoint at a URI is read in place. A file of another format at a URI is copied into a temporary folder, which
     `Content.close` removes.
 
+    Args:
+        path: Path or URI of the checkpoint or file.
+        format: Name of the format; None detects it.
+
     Raises:
         CheckpointNotFoundError: There is nothing at `path`.
         UnsupportedFormatError: No installed converter recognises the format.

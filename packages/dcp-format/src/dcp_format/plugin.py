@@ -7,7 +7,7 @@ __all__ = ["dcp_register_converters"]
 
 @hookimpl
 def dcp_register_converters() -> dict[str, str]:
-    """Return format name → import path of the converter."""
+    """Return name of each format → import path of its converter."""
     return {
         "checkpoint": "dcp_format.formats:CheckpointConverter",
         "safetensors": "dcp_format.formats:SafetensorsConverter",

@@ -1,4 +1,4 @@
-"""Stock's `FileSystem` interface (streams, rename, mkdir, …), for code that uses this interface.
+"""Stock's `FileSystem` interface (streams, rename, mkdir, …) on local paths, for code that uses this interface.
 
 This project's own writer and reader use `dcp_io.LocalStore` instead.
 

@@ -23,14 +23,14 @@ def local_path(checkpoint_id: str | os.PathLike[str]) -> Path:
 
 
 def store_of(foreign_fs: Any, folder: Any) -> Store:
-    """Return the store of a folder on `foreign_fs` (with stock's interface), or on the local file system."""
+    """Return the store of a folder on `foreign_fs`, a file system with stock's interface; None for the local one."""
     return LocalStore(folder) if foreign_fs is None else StreamStore(foreign_fs, folder)
 
 
 def is_local_id(checkpoint_id: str | os.PathLike[str]) -> bool:
     """Whether a checkpoint id is a local folder that can be written: a path or URI below an existing writable folder.
 
-    Source: torch 2.13 `FileSystem.validate_checkpoint_id` (same result for paths; no URIs).
+    Source: torch 2.13 `FileSystem.validate_checkpoint_id` (same result for paths, but False for URIs).
     """
     if isinstance(checkpoint_id, Path):
         return True

@@ -1,4 +1,4 @@
-"""`FileSystemReader`: storage reader for checkpoints, ours and stock's, in a local or mounted folder."""
+"""`FileSystemReader`: storage reader for checkpoints of this project and of stock in a local or mounted folder."""
 
 from __future__ import annotations
 
@@ -21,17 +21,15 @@ class FileSystemReader(FileAttributes, ByteStorageReader):
 
     Args:
         path: The checkpoint's folder.
-        _extension_registry: Registry in which stream transforms are looked up before those of installed packages.
+        _extension_registry: Registry in which stream transforms are looked up first; then installed packages are.
         verify: CRC checks of the data. `blocks` or True (the default): check the CRC blocks that are read. `full`:
             check whole items, also if only a slice is loaded. `before`: check all data before any tensor of the
-            template changes.
-            False: check nothing.
+            template changes. False: check nothing.
         thread_count: Number of reader threads; None takes the number of cores that this process may use, at most 8.
         max_inflight_bytes: Limit of the memory for buffers of all threads together, at least 1 MiB. Tensors that cannot
             be read in place (slices of columns, other strides, dtypes or devices) are copied through these buffers. The
-            limit
-            does not cover objects, nor tensors that stock stored in an unusual form: these are decoded in memory, one
-            by one.
+            limit does not cover objects, nor tensors that stock stored in an unusual form: these are decoded in memory,
+            one by one.
 
     Source: torch 2.13 `torch.distributed.checkpoint.filesystem.FileSystemReader` (the first two parameters).
 

@@ -38,7 +38,7 @@ class FileSystemWriter(FileAttributes, ByteStorageWriter, BlockingAsyncStager):
         compression: How items are encoded: `auto` (each tensor in blocks, with the smallest result), `planes`, `zstd`
             (readable by stock), `none`, a transform, a list of them, or a mapping from dtypes or patterns of names to
             one of these; see `dcp_core.encoding.compression.CompressionPolicy`. Cannot be combined with `_extensions`.
-        layout: `torch` (readable by stock) or `raw` (smaller, faster).
+        layout: `torch` (readable by stock) or `raw` (smaller and faster to write, not readable by stock).
         interop: Whether to write an index that `torch.distributed.checkpoint` can load, if the layout allows it.
         max_inflight_bytes: Limit of the memory for buffers of all threads together. Tensors on an accelerator, and
             views that are not contiguous, are copied through these buffers while they are written. None for 64 MiB, or
@@ -47,7 +47,7 @@ class FileSystemWriter(FileAttributes, ByteStorageWriter, BlockingAsyncStager):
             renewed its marker for this long.
 
     Source: torch 2.13 `torch.distributed.checkpoint.filesystem.FileSystemWriter` (parameters up to
-    `serialization_format`; `thread_count` is 1 there).
+    `serialization_format`; the default of `thread_count` is 1 there).
 
     Example:
         ```python

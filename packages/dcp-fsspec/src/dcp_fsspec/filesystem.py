@@ -104,12 +104,12 @@ class FileSystem:
 
 
 def made_file_system(path: AnyPath, options: Mapping[str, Any]) -> FileSystem:
-    """Return the file system for a path, made with the given options."""
+    """Return a `FileSystem` on the fsspec file system of a path or URI, which is made with the given options."""
     made = FileSystem()
     made.init_path(path, **options)
     return made
 
 
 def init_path(fs: Any, path: AnyPath, options: Mapping[str, Any]) -> Any:
-    """Call `fs.init_path(path)`, which selects the file system, with the options if `fs` is a `FileSystem`."""
+    """Return `fs.init_path(path)`, which selects the file system; a `FileSystem` also gets the options."""
     return fs.init_path(path, **options) if isinstance(fs, FileSystem) else fs.init_path(path)

@@ -31,7 +31,7 @@ def _protocols(fs: Any) -> frozenset[str]:
 
 
 def kind_of(fs: Any) -> Kind:
-    """Return the kind of an fsspec file system."""
+    """Return the kind of an fsspec file system: `objects` (an object store), `process` (in memory) or `files`."""
     names = _protocols(fs)
     return "process" if "memory" in names else "objects" if names & _OBJECTS else "files"
 

@@ -1,4 +1,4 @@
-"""`FsspecReader`: storage reader for checkpoints, ours and stock's, in any fsspec file system."""
+"""`FsspecReader`: storage reader for checkpoints of this project and of stock in any fsspec file system."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class FsspecReader(FileAttributes, ByteStorageReader):
         thread_count: Number of concurrent requests of this rank.
         max_inflight_bytes: Limit of the memory for all running requests and buffers together.
         storage_options: Options of the file system, as fsspec takes them. Never logged.
-        kwargs: Further options of the file system, as in stock.
+        kwargs: Further options of the file system; stock takes its options this way.
 
     Source: torch 2.13 `torch.distributed.checkpoint._fsspec_filesystem.FsspecReader` (`path` and `kwargs`).
 

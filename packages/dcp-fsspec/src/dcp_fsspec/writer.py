@@ -26,24 +26,25 @@ class FsspecWriter(FileAttributes, ByteStorageWriter, BlockingAsyncStager):
     Args:
         path: URI of the checkpoint's folder, `scheme://…`.
         single_file_per_rank: Whether each writer thread writes one file (True), or one file per item (False).
-        sync_files: No effect; accepted as in stock. fsspec has no call that makes acknowledged writes more durable.
+        sync_files: No effect; stock has it. fsspec has no call that makes acknowledged writes more durable.
         thread_count: Number of writer threads of this rank.
         per_thread_copy_ahead: Bytes that each thread may copy from an accelerator ahead of writing, if
             `max_inflight_bytes` is not given.
         overwrite: Whether an existing checkpoint in the folder may be replaced.
-        _extensions: Stream transforms of every item; the last one in the list encodes first.
+        _extensions: Stream transforms of every item: the last one in the list encodes first, the first one writes the
+            file.
         serialization_format: Only `TORCH_SAVE`; stock's other format writes files that cannot be loaded.
         compression: How items are encoded: `auto`, `planes`, `zstd`, `none`, a transform, a list of them, or a mapping
-            from dtypes or patterns of names; see `dcp_core.encoding.compression.CompressionPolicy`. Cannot be
-            combined with `_extensions`.
-        layout: `torch` (readable by stock) or `raw` (smaller, faster).
+            from dtypes or patterns of names to one of these; see `dcp_core.encoding.compression.CompressionPolicy`.
+            Cannot be combined with `_extensions`.
+        layout: `torch` (readable by stock) or `raw` (smaller and faster to write, not readable by stock).
         interop: Whether to write an index that `torch.distributed.checkpoint` can load, if the layout allows it.
         max_inflight_bytes: Limit of the memory for buffers and uploads of all threads together; None for 64 MiB, or
             more if `per_thread_copy_ahead` requires more.
         stale_after_seconds: A save of another host counts as dead when it has not renewed its marker for this long.
         storage_options: Options of the file system, as fsspec takes them. Never logged.
         cache_staged_state_dict: See `BlockingAsyncStager`; stock has this parameter from torch 2.15 on.
-        kwargs: Further options of the file system, as in stock.
+        kwargs: Further options of the file system; stock takes its options this way.
 
     Source: torch 2.13 `torch.distributed.checkpoint._fsspec_filesystem.FsspecWriter` (parameters up to
     `serialization_format`, and `kwargs`).

@@ -114,6 +114,8 @@ class StoreBackend:
     def begin_rank_local_save(self, save_id: str, rank: int, *, overwrite: bool) -> None:
         """Begin a save without a coordinator on this rank: claim the folder, and remove leftovers of dead saves.
 
+        Errors: see `begin_save`.
+
         Args:
             save_id: Id of the save, on which all ranks have agreed; never used before in this folder.
             rank: Number of this rank.
@@ -180,7 +182,11 @@ class StoreBackend:
         save.publish(name, data)
 
     def finish_save(self, keep: Collection[str]) -> None:
-        """End a published save: remove the files that it replaced, then its marker. Failures are logged, not raised."""
+        """End a published save: remove the files that it replaced, then its marker. Failures are logged, not raised.
+
+        Args:
+            keep: Names of the data files in the new index.
+        """
         save, self._save = self._running(), None
         if isinstance(save, SaveSession):
             save.finish(keep)

@@ -18,8 +18,8 @@ class RecentlyUsed(Generic[K, T]):
 
     Args:
         size: Number of values that the cache holds.
-        weigh: Function that returns the weight of a value, for example its size in bytes.
-        free_weight: Total weight up to which the cache may hold more than `size` values.
+        weigh: Function that returns the weight of a value, for example its size in bytes; by default 1 for each value.
+        free_weight: Total weight up to which the cache may hold more than `size` values; by default 0.
 
     Example:
         ```python

@@ -29,7 +29,7 @@ _End = tuple[int, dict[int, str] | None]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Outcome (success or error) of a background save; the same on all ranks."""
+    """Outcome of a background save, the same on all ranks: its error, or None after a success."""
 
     step: int
     error: BaseException | None

@@ -75,8 +75,8 @@ class CheckpointManager:
             has gone back on purpose; `raise` refuses the save; `allow` saves.
         folder_prefix: Prefix of checkpoint folder names, before the step; folders with another prefix are ignored.
 
-    Guarantees: `latest` never refers to a checkpoint that is not durable. A checkpoint is removed only after a later
-    one has been published, and not while a process reads it; the undamaged checkpoint that was made last is never
+    Guarantees: the file `latest` in the root only ever names a durable checkpoint. A checkpoint is removed only after a
+    later one has been published, and not while a process reads it; the undamaged checkpoint that was made last is never
     removed. The next process removes the leftovers of a killed process.
 
     Example:
@@ -304,7 +304,7 @@ class CheckpointManager:
     def restore(
         self, state: dict[str, Any], *, step: int | None = None, planner: LoadPlanner | None = None
     ) -> Restored | None:
-        """Load the newest undamaged checkpoint, or the checkpoint of a given step, on any world size.
+        """Load the newest undamaged checkpoint, or that of `step`; the world size may differ from that of the save.
 
         The newest checkpoint is that of the highest step. A damaged checkpoint is quarantined, and the next lower step
         is tried. Before you train on from an earlier step, remove the checkpoints of later steps: see `lower_steps`.

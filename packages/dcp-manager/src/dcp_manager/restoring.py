@@ -58,6 +58,12 @@ class _Verdict(Enum):
 def restore_step(catalogue: Catalogue, ranks: Ranks, load: Load, step: int) -> Restored:
     """Load the checkpoint of one step. A failure is raised as an error; nothing is quarantined.
 
+    Args:
+        catalogue: Catalogue of the checkpoints.
+        ranks: The ranks that load.
+        load: Function (step) → report of the load; it loads the checkpoint of the step, on all ranks together.
+        step: The step to load.
+
     Ranks: every rank; collective.
     """
     with _held(catalogue, ranks, step):
@@ -65,7 +71,7 @@ def restore_step(catalogue: Catalogue, ranks: Ranks, load: Load, step: int) -> R
 
 
 def restore_newest(catalogue: Catalogue, ranks: Ranks, load: Load) -> Restored | None:
-    """Load the newest checkpoint that can be loaded; None if there is no checkpoint.
+    """Load the newest checkpoint that can be loaded; None if there is no checkpoint. Arguments: see `restore_step`.
 
     Raises:
         CheckpointNotFoundError: There are checkpoints, but none can be loaded (training must not silently start from

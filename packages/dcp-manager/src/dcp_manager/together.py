@@ -73,13 +73,22 @@ class Ranks:
     def decide(self, what: str, function: Callable[[], T]) -> T:
         """Call `function` on the coordinator, and return its result, or raise its error, on all ranks.
 
+        Args:
+            what: Description of the decision, for error messages.
+            function: Function to call.
+
         Ranks: every rank of the group; collective.
         """
         with self.coordinator() as them:
             return them.broadcast(what, function)
 
     def combine(self, what: str, own: Callable[[], T], function: Callable[[list[T]], R]) -> R:
-        """Gather `own()` of all ranks on the coordinator, and return `function` of their list on all ranks.
+        """Gather values of all ranks; return the coordinator's conclusion from them, or raise an error, on all ranks.
+
+        Args:
+            what: Description of the decision, for error messages.
+            own: Function that returns this rank's value.
+            function: Function (values in rank order) → conclusion; called on the coordinator only.
 
         Ranks: every rank of the group; collective.
         """

@@ -1,4 +1,8 @@
-"""Maintenance of the root: preparation before a save; publishing `latest` and retention after the save."""
+"""Maintenance of a manager's root folder: prepares saves, and publishes `latest` and removes checkpoints after them.
+
+The root is the folder that holds a folder for each checkpoint. Its file `latest` has the folder name of the checkpoint
+that was published last.
+"""
 
 from __future__ import annotations
 
@@ -88,13 +92,24 @@ class Upkeep:
             self._catalogue.prepare(step, metrics, after=highest)
 
     def begun(self, number: int, step: int, future: Future[Any]) -> None:
-        """Register a save in the background, after whose end `latest` is published and retention runs."""
+        """Register a save in the background, after whose end `latest` is published and retention runs.
+
+        Args:
+            number: Number of the save, from `BackgroundSaves.begin`.
+            step: Training step of the save.
+            future: Future of the save.
+        """
         with self._lock:
             self._preparing.discard(step)
             self._background.add(number, step, future, lambda saved: self._settle(step, saved=saved))
 
     def ended(self, step: int, *, saved: bool) -> None:
-        """Register the end of a save that is not in the background, or of a save that did not begin."""
+        """Register the end of a save that is not in the background, or of a save that did not begin.
+
+        Args:
+            step: Training step of the save.
+            saved: Whether the save succeeded: then `latest` is published and retention runs, as after other saves.
+        """
         self._preparing.discard(step)
         self._settle(step, saved=saved)
 

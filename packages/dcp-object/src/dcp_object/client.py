@@ -44,7 +44,7 @@ class Client:
         root: URI of the container, for error messages.
         deadline_seconds: Time after which a request is not retried.
         unrepeated: An obstore store of the same container that does not retry, for conditional requests. This class
-            retries them, since a retry can fail because the first attempt has already changed the object. None for
+            retries them, since a retry can fail because the first attempt has already changed the object. None takes
             `native`.
         attempts: Limit of the number of attempts of a conditional request.
     """

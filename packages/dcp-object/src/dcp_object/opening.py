@@ -34,7 +34,7 @@ def open_store(
             takes missing options from the environment and the machine's identity. Never logged.
         part_bytes: Size of the parts of large uploads, bytes.
         uploads: Number of parts of one object that are uploaded at the same time.
-        spread: Number of key prefixes over which new objects are distributed; 0 for none. See `ObjectStore`.
+        spread: Number of key prefixes, at most 256, over which new objects are distributed; 0 for none.
 
     Raises:
         ValueError: The URI or the options are not valid.

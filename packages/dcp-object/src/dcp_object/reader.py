@@ -1,4 +1,4 @@
-"""`ObjectStoreReader`: storage reader for checkpoints, ours and stock's, in object stores."""
+"""`ObjectStoreReader`: storage reader for checkpoints of this project and of stock in object stores."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ObjectStoreReader(ByteStorageReader):
         verify: CRC checks of the data; see `dcp_io.Verify`.
         thread_count: Number of concurrent requests of this rank.
         max_inflight_bytes: Limit of the memory for all running requests and buffers together.
-        extensions: Registry in which stream transforms are looked up before those of installed packages.
+        extensions: Registry in which stream transforms are looked up first; then installed packages are.
 
     Example:
         ```python

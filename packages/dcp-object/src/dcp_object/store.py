@@ -35,8 +35,8 @@ class ObjectStore(Store):
         address: Address of the folder.
         part_bytes: Size of the parts of large uploads, bytes.
         uploads: Number of parts of one object that are uploaded at the same time.
-        spread: Number of key prefixes over which new objects are distributed; 0 for none. Services limit the rate of
-            requests to each prefix.
+        spread: Number of key prefixes, at most 256, over which new objects are distributed; 0 for none. Services limit
+            the rate of requests to each prefix.
 
     Example:
         ```python
@@ -84,7 +84,8 @@ class ObjectStore(Store):
     def create(self, name: str) -> Sink:
         """Begin the upload of a new object, and return its sink.
 
-        If the store was opened with `spread`, the sink's name is `name` with one of the key prefixes.
+        In a store opened with `spread`, a name without folders gets one of up to `spread` prefixes, such as `~3f/`; the
+        sink's `name` then contains this prefix, and must be used in later calls.
         """
         check_name(name)
         if self._spread and "/" not in name:
@@ -204,7 +205,7 @@ class ObjectStore(Store):
         return self._head(self._key(name)) is not None
 
     def list(self) -> list[Entry]:
-        """List the objects directly in the folder, and those under the key prefixes of `spread`."""
+        """List the objects directly in the folder, and those whose names have a prefix by `spread`."""
         listing = self._listing("")
         entries = [_entry(meta, self._address.folder) for meta in listing["objects"]]
         for prefix in self._parts(listing):
@@ -213,7 +214,7 @@ class ObjectStore(Store):
         return entries
 
     def folders(self) -> tuple[str, ...]:
-        """Return the names of the direct subfolders, which are prefixes of keys."""
+        """Return the names of the direct subfolders: the next parts of the keys that begin with the folder's path."""
         return tuple(sorted(name for name in self._parts(self._listing("")) if not _SPREAD.fullmatch(name)))
 
     def delete(self, name: str) -> None:

@@ -23,7 +23,7 @@ class WebFolder(ObjectStore):
         return [Entry(METADATA_NAME, int(meta["size"]), meta["last_modified"].timestamp())]
 
     def folders(self) -> tuple[str, ...]:
-        """Raise an error: a web server cannot be listed."""
+        """Raise StorageError: a web server cannot be listed."""
         raise StorageError(f"{self.url}: a web server does not say what it has; name a checkpoint itself")
 
     def create(self, name: str) -> Sink:

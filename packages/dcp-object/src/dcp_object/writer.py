@@ -35,7 +35,7 @@ class ObjectStoreWriter(ByteStorageWriter):
             limit is too small for `thread_count` x (`uploads` + 2) parts, fewer parts are uploaded at the same time.
         stale_after_seconds: A save of another host counts as dead when it has not renewed its marker for this long.
         compression: How items are encoded: `auto`, `planes`, `zstd`, `none`, a transform, a list of them, or a mapping
-            from dtypes or patterns of names; see `dcp_core.encoding.compression.CompressionPolicy`.
+            from dtypes or patterns of names to one of these; see `dcp_core.encoding.compression.CompressionPolicy`.
 
     Example:
         ```python

@@ -74,7 +74,7 @@ class ModuleAdapter:
         del module
 
     def joined_parameters(self, module: nn.Module) -> Mapping[torch.Tensor, list[str]]:
-        """Return flat parameter → paths, below the wrapped child, of the parameters that it contains."""
+        """Return flat parameter → names of the parameters in it, as paths from the wrapped child."""
         del module
         return {}
 
@@ -142,7 +142,7 @@ class OptimizerAdapter:
         del optimizer
 
     def inner(self, optimizer: torch.optim.Optimizer) -> Sequence[torch.optim.Optimizer] | None:
-        """Return the inner optimizers of a wrapper, which hold all state; None if there are none, or for detection.
+        """Return the inner optimizers of a wrapper, which hold all state; None to rely on detection.
 
         Two kinds are detected without an adapter: a wrapper that shares groups and state with the one optimizer inside
         it, and a container whose attribute `optimizers` has all trained parameters.

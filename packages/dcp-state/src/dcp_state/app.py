@@ -46,8 +46,8 @@ def app_state(
     Args:
         model: The model, in any wrappers; or the pipeline stages of this rank, whose parameters have the same names as
             in the whole model.
-        optimizer: One or several optimizers of the model or of its pipeline stages.
-        scheduler: One or several learning rate schedulers: objects with `state_dict` and `load_state_dict`.
+        optimizer: One or several optimizers of the model or of its pipeline stages; None for no optimizer.
+        scheduler: One or several learning rate schedulers: objects with `state_dict` and `load_state_dict`, or None.
         strict: Whether a load raises an error for missing and unexpected names of model and optimizer.
         values: Further values by name: numbers and tensors, which after a load are read as `app["step"]`; objects with
             `state_dict` and `load_state_dict`, which are restored in place; a value that differs between ranks, in a

@@ -69,8 +69,8 @@ def set_model_state_dict(
     Args:
         model: The model, in any wrappers; see `get_model_state_dict`.
         model_state_dict: FQN → tensor or extra state; not changed. Tensors are copied into the model; a model on the
-            meta device takes the tensors themselves. Also accepted (deprecated, as in stock): submodule → its state
-            dict.
+            meta device takes the tensors themselves. Also accepted, but deprecated in stock and here: submodule → its
+            state dict.
         options: Options; see `StateDictOptions`.
 
     Returns:

@@ -7,7 +7,7 @@ __all__ = ["dcp_register_state_adapters"]
 
 @hookimpl
 def dcp_register_state_adapters() -> dict[str, str]:
-    """Return name → import path of the adapters for PyTorch's wrappers and optimizers."""
+    """Return name of each adapter for PyTorch's wrappers and optimizers → import path of its class."""
     return {
         "checkpointed": "dcp_state.wrappers.checkpointed:CheckpointedAdapter",
         "compiled": "dcp_state.wrappers.compiled:CompiledAdapter",

@@ -31,7 +31,7 @@ class RandomState:
     """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of the generators, as tensors and plain values."""
+        """Return name (`torch`, `python`, `cuda`, `numpy`) → state of the generator, as tensors and plain values."""
         version, words, gauss = random.getstate()
         state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": [version, list(words), gauss]}
         if torch.cuda.is_available():

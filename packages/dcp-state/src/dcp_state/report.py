@@ -12,7 +12,10 @@ __all__ = ["IncompatibleKeys", "StateReport"]
 
 @dataclass(slots=True)
 class StateReport:
-    """Report of a load on this rank, by name: FQNs of the model, `state.<FQN>` for optimizer state."""
+    """Report of a load on this rank: names restored, and name → reason for names initialised or dropped.
+
+    Names are FQNs for the model, and `state.<FQN>` for optimizer state.
+    """
 
     restored: list[str] = field(default_factory=list)
     initialised: dict[str, str] = field(default_factory=dict)

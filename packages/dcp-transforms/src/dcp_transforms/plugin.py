@@ -7,7 +7,7 @@ __all__ = ["dcp_register_transforms"]
 
 @hookimpl
 def dcp_register_transforms() -> dict[str, str]:
-    """Return name of a transform, as in descriptors → import path of its class."""
+    """Return name of each transform, which descriptors contain → import path of its class."""
     return {
         "stream.zstd": "dcp_transforms.zstd:ZStandard",
         "block.planes": "dcp_transforms.float_planes:FloatPlanes",

@@ -23,7 +23,7 @@ class Versioned:
 
     @classmethod
     def from_descriptor(cls, version: str) -> Self:
-        """Return the transform that decodes data of a format version. Raises ValueError for an unknown version."""
+        """Return a transform that decodes data of the format version `version`. Raises ValueError if it is unknown."""
         if version.partition(".")[0] != cls.version:
             raise ValueError(f"version {version!r}; version {cls.version} is known")
         return cls()

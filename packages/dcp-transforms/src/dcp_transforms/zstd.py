@@ -55,7 +55,7 @@ class ZStandard(Versioned, StreamTransformExtension):
         return True
 
     def transform_to(self, output: IO[bytes]) -> IO[bytes]:
-        """Return a stream that writes compressed data to `output`; closing it does not close `output`."""
+        """Return a stream that compresses its input and writes it to `output`; closing it does not close `output`."""
         compressor = zstandard.ZstdCompressor(
             level=self.level, threads=self.threads, write_checksum=self.checksum, write_content_size=False
         )

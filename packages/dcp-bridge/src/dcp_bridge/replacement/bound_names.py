@@ -51,7 +51,11 @@ class BoundName:
 
 
 def loaded_modules(*, with_torch: bool) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the name and the `__dict__` of each loaded module, without loading lazy modules."""
+    """Yield the name and the `__dict__` of each loaded module, without loading lazy modules.
+
+    Args:
+        with_torch: Whether to include the modules of torch and of this package.
+    """
     for name, module in list(sys.modules.items()):
         if issubclass(type(module), ModuleType) and (with_torch or not f"{name}.".startswith(_SPARED)):
             yield name, vars(module)
@@ -88,10 +92,10 @@ def rebind(
     """Replace stock's objects in the globals of loaded modules.
 
     In a module that defines a class derived from a class of stock, only modules and functions are replaced: the derived
-    class keeps its base class, so other classes that the module uses must remain stock's, too.
+    class keeps its base class, so other classes that the module uses must remain classes of stock, too.
 
     Args:
-        swaps: `id(old)` → (old, new).
+        swaps: `id(old)` → (old object, new object).
         calls: Ids of stock's functions and modules, which are replaced everywhere.
         bases: Ids of stock's classes from which other modules may derive classes.
 

@@ -63,7 +63,7 @@ def import_stock() -> dict[str, ModuleType]:
 
 
 def import_mirror() -> dict[str, ModuleType]:
-    """Import our modules with the names of stock's; returns name → module, with "" for the package.
+    """Import our modules that have the names of stock's modules; returns name → module, with "" for the package.
 
     Raises:
         PluginNotFoundError: `dcp-all`, or a package that it needs, is not installed.

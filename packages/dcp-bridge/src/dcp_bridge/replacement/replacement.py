@@ -33,10 +33,10 @@ class Replacement:
 
     Attributes:
         torch_version: Version of torch.
-        replaced: Name of a module of stock → its names that are replaced by ours.
-        kept: Name of a module of stock → its public names that remain stock's, because our module has no such name.
-        rebound: Globals of loaded modules, as `module.name`, that referred to stock's objects and now refer to ours.
-        left: Globals of loaded modules that remain stock's, because their module derives a class from a class of stock.
+        replaced: Name of a module of stock → its names that now refer to our objects.
+        kept: Name of a module of stock → its public names that our module lacks, which still refer to stock's objects.
+        rebound: Globals of loaded modules, as `module.name`, whose values were stock's objects and now are ours.
+        left: Globals that still refer to stock's objects, because their module derives a class from a class of stock.
         active: Whether this replacement has not been undone.
 
     Example:
@@ -45,7 +45,7 @@ class Replacement:
 
         replacement = replace_stock()
         try:
-            print(replacement)  # and then what is not to be edited
+            print(replacement)  # here runs the code that cannot be edited
         finally:
             replacement.undo()
         ```
@@ -158,7 +158,7 @@ def replace_stock(*, any_torch: bool = False) -> Replacement:
     """Replace `torch.distributed.checkpoint` by our modules in this process, for code that cannot be edited.
 
     After this call, imports of stock's modules or of names in them, and attribute access, return our objects. Globals
-    of loaded modules that refer to stock's objects are replaced. Names that this project lacks remain stock's, and
+    of loaded modules that refer to stock's objects are replaced. Names that this project lacks are not replaced, and
     calls of stock's own functions and classes use only stock's objects. The replacement lasts until `Replacement.undo`,
     or until the end of the `with` block; of several replacements, the last one to end restores stock. Forked processes
     inherit the replacement; other processes need a replacement of their own: see `DCP_REPLACE_STOCK` in the package's

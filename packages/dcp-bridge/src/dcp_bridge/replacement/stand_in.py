@@ -18,7 +18,7 @@ class StandInModule(ModuleType):
 
     Args:
         stock: Module of stock that is replaced, and stays unchanged.
-        own: Name → our object. The end of the replacement empties this mapping; then all names are stock's.
+        own: Name → our object. The end of the replacement empties this mapping; all names then give stock's objects.
 
     Code of stock and of `dcp_bridge`, and code that they call, gets stock's objects: stock's functions must find
     stock's own classes by name. Names that stock lacks are missing here, too.

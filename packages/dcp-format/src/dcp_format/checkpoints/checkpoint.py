@@ -1,4 +1,4 @@
-"""Conversion of a checkpoint folder (ours or stock's) to a `Content`, and of a `Content` to a checkpoint folder.
+"""Conversion of a checkpoint (of this project or stock) to a `Content`, and of a `Content` to a checkpoint folder.
 
 Source: torch 2.13 `torch.distributed.checkpoint.filesystem` (contents of its folders; `dcp_manifest` reads them).
 """

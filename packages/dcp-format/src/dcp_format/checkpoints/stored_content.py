@@ -1,6 +1,7 @@
 """`Content` of a checkpoint, from its index: tensors and objects are read and verified when they are used.
 
-`checkpoint` reads the index of a checkpoint (ours or stock's), `safetensors_index` that of safetensors files.
+`checkpoint` reads the index of a checkpoint (of this project or of stock), `safetensors_index` makes the index of
+safetensors files.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class WriteBack(Sink):
 
 @contextlib.contextmanager
 def new_file(path: str | os.PathLike[str], *, overwrite: bool) -> Iterator[Sink]:
-    """Create a file atomically: return a context manager with a `Sink`, whose file appears at `path` when it exits.
+    """Context manager that creates a file atomically: the file written to its `Sink` appears at `path` after the block.
 
     After an error in the `with` block, `path` is unchanged.
 

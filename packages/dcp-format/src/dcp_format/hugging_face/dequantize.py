@@ -25,7 +25,7 @@ def dequantize_blocks(
         values: Quantised elements of the box, a matrix of any floating-point or integer dtype.
         scales: Scales of the blocks that overlap the box, one per block.
         block_size: Number of rows and columns of a block.
-        offsets: Offsets of the box within its first block, in elements.
+        offsets: Row and column of the box's first element within its block.
 
     Returns:
         Float32 tensor with the sizes of the box.
@@ -40,11 +40,11 @@ def dequantize_mxfp4(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor
     """Dequantise MXFP4: 4-bit numbers, two per byte (low half first), with a power of two as the scale of each block.
 
     Args:
-        blocks: Tensor of uint8, with sizes (…, groups, bytes of a block).
-        scales: Tensor of uint8 exponents with a bias of 127, with sizes (…, groups).
+        blocks: Tensor of uint8, with sizes (…, G, B): G blocks of B bytes in each row.
+        scales: Exponents of the blocks' scales, with a bias of 127: tensor of uint8, with sizes (…, G).
 
     Returns:
-        Float32 tensor, with sizes (…, groups × bytes × 2).
+        Float32 tensor, with sizes (…, G × B × 2).
     """
     table = torch.tensor([*_E2M1, *(-value for value in _E2M1)], dtype=torch.float32, device="cpu")
     pairs = torch.stack((blocks & 0x0F, blocks >> 4), dim=-1)

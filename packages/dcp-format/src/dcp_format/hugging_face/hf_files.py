@@ -30,7 +30,7 @@ Groups = Sequence[Mapping[int, Collection[object]]]
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """File names that the coordinator assigns to a rank, by number; sent to the rank as `SavePlan.storage_data`."""
+    """File numbers and names that the coordinator assigns to a rank; sent to the rank as `SavePlan.storage_data`."""
 
     files: Mapping[int, str]
     stamp: Mapping[str, str]
@@ -52,7 +52,11 @@ class OneFile:
 def names_of_files(groups: Groups, highest: int) -> list[dict[int, str]]:
     """Return, for each rank, number → name of its files of whole tensors.
 
-    Files are numbered as in the mapping, or consecutively if several ranks write files of the same number.
+    Names contain the numbers of the files, or consecutive numbers if several ranks write files of the same number.
+
+    Args:
+        groups: For each rank, number of a file → items of the rank in the file.
+        highest: Highest number of a file.
     """
     pairs = [(number, rank) for rank, numbers in enumerate(groups) for number in numbers]
     if len({number for number, _ in pairs}) == len(pairs):
@@ -65,7 +69,10 @@ def names_of_files(groups: Groups, highest: int) -> list[dict[int, str]]:
 
 
 def sharded_files(groups: Groups, highest: int) -> list[dict[int, str]]:
-    """Return, for each rank, number → name of its shard files; the numbering skips ranks that write no file."""
+    """Return, for each rank, number → name of its shard files; arguments: see `names_of_files`.
+
+    Names also contain the position of the rank among the ranks that write files, from 1 on.
+    """
     writing = [rank for rank, numbers in enumerate(groups) if numbers]
     return [
         {n: f"shard-{writing.index(rank) + 1:05d}-model-{n:05d}-of-{highest:05d}{SUFFIX}" for n in numbers}
@@ -76,11 +83,13 @@ def sharded_files(groups: Groups, highest: int) -> list[dict[int, str]]:
 def items_by_file(
     items: Iterable[WriteItem], files: Mapping[int, str], number: Callable[[str], int]
 ) -> dict[str, list[WriteItem]]:
-    """Group a rank's items by file; each box of a tensor goes to another file, since names are unique within a file.
+    """Return file name → items of a rank in the file. Boxes of one tensor go to different files.
+
+    A name must be unique within a safetensors file, so further boxes go to files with `-part-2`, … in their names.
 
     Args:
         items: Items of the rank.
-        files: Number of each file of the rank → name of the file.
+        files: Number of each file of the rank → name of the file, for the first box of each tensor.
         number: Function (name of a tensor) → number of the tensor's file.
     """
     found: dict[str, list[WriteItem]] = defaultdict(list)

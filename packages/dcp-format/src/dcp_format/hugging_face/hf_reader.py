@@ -62,7 +62,7 @@ class HuggingFaceStorageReader(ByteStorageReader):
 
     @property
     def fs(self) -> None:
-        """None: safetensors files are read from local folders only.
+        """File system of the files: always None, since they are read from local folders only.
 
         Assigning a file system raises an error, since the property has no setter.
         """

@@ -132,7 +132,7 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
 
     @property
     def fs(self) -> None:
-        """None: safetensors files are written to local folders only.
+        """File system of the files: always None, since they are written to local folders only.
 
         Assigning a file system raises an error, since the property has no setter.
         """

@@ -37,7 +37,7 @@ _TAG_LETTERS = 8
 
 
 def is_writers_name(name: str) -> bool:
-    """Whether a file name is one that Hugging Face libraries give to files of whole models."""
+    """Whether a file name is one that this project or Hugging Face libraries give to files of a model."""
     return _WRITTEN.fullmatch(name) is not None
 
 
@@ -58,7 +58,7 @@ class Stamp:
     Args:
         save_id: Id of the save.
         files: Number of files of the save.
-        generation: Generation of the save; see `GENERATION`.
+        generation: Number of the save, higher than that of the files that it replaces.
     """
 
     def __init__(self, save_id: str, files: int, generation: int) -> None:
@@ -88,7 +88,7 @@ def save_id_of(folder: Path, name: str) -> str | None:
 
 
 def is_writers_file(store: LocalStore, name: str, size: int) -> bool:
-    """Whether a save of a whole model wrote a file: by a library's file name and the first bytes, or by our stamp.
+    """Whether a save of a model wrote a file: by its name (see `is_writers_name`) and first bytes, or by its stamp.
 
     Args:
         store: Store of the folder.
@@ -135,7 +135,15 @@ def chosen_set(headers: Mapping[str, Header], folder: str) -> dict[str, Header]:
 
 
 def one_save(headers: Mapping[str, Header], folder: str) -> str | None:
-    """Return the id of the save that made the files. Raises CorruptCheckpointError if several saves did."""
+    """Return the id of the save that made the files; None if they have no stamp.
+
+    Args:
+        headers: File name → header.
+        folder: Path or URI of the folder, for the error message.
+
+    Raises:
+        CorruptCheckpointError: Several saves made the files.
+    """
     sets = _sets(headers)
     if len(sets) > 1:
         raise _two_saves([*sets.values()], folder)

@@ -92,7 +92,7 @@ def code_of(dtype: str, key: str) -> str:
 def build_header(
     tensors: Sequence[tuple[str, str, tuple[int, ...]]], metadata: Mapping[str, str] | None = None
 ) -> bytes:
-    """Build the header for tensors whose data follows without gaps in the same order.
+    """Build the beginning of a file: length and text of the header, for data in the same order without gaps.
 
     Args:
         tensors: Name, torch's dtype name, and sizes of each tensor. If dtypes with larger elements come first, all

@@ -31,7 +31,7 @@ def dcp_to_torch_save(
     `torch.load` opens the file with `mmap=True`, and also with `weights_only=True` if the objects in the file allow it.
 
     Args:
-        dcp_checkpoint_dir: Folder of a checkpoint, ours or stock's.
+        dcp_checkpoint_dir: Folder of a checkpoint of this project or of stock.
         torch_save_path: Path of the file to write; an existing file is replaced.
         max_inflight_bytes: Limit of the memory for pieces of tensors, in bytes.
         allow_globals: Classes and functions that objects may use in addition to the default allow-list.

@@ -107,10 +107,11 @@ def open_torch_save(path: str | os.PathLike[str], *, allow_globals: Sequence[Any
 
 
 def map_torch_save(path: str | os.PathLike[str], *, allow_globals: Sequence[Any] = ()) -> tuple[Any, ArchiveRecords]:
-    """Return the saved value, with tensors in a memory map of the file. Errors: see `open_torch_save`.
+    """Return the value in a `torch.save` file, and the file's records. Arguments and errors: see `open_torch_save`.
 
-    Objects have been checked against their CRCs. The caller must check tensors, with the `ArchiveRecords` that are
-    returned too, before use.
+    Returns:
+        The saved value, with tensors in a memory map of the file and objects whose CRCs were checked; and the records,
+        with which the caller must check the CRCs of tensors before it uses them.
     """
     place = file_path(path)
     try:

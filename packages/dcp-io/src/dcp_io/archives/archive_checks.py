@@ -220,7 +220,7 @@ def record_crc32(view: memoryview, record: ZipRecord) -> int | None:
 
 
 def inflated(view: memoryview, record: ZipRecord) -> bytes:
-    """Return the inflated data of a record. Call `refuse_bomb` before: it bounds the memory for inflated data.
+    """Return the inflated data of a record. Call `refuse_bomb` first, which bounds the memory for inflated data.
 
     Raises:
         CorruptCheckpointError: The data do not have the size or the CRC that the directory states.

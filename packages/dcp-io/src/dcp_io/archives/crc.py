@@ -97,7 +97,7 @@ def running_crcs(buffers: Sequence[Buffer]) -> tuple[int, npt.NDArray[np.uint32]
 
 
 def crc_at(item: StoredItem, position: int) -> int:
-    """Return the recorded CRC32 of the first `position` bytes of a checked item's stored range.
+    """Return the CRC32 that is recorded for the first `position` bytes of an item's stored range.
 
     Args:
         item: The item; its `crc32` must be set.

@@ -95,6 +95,14 @@ def is_dead_sign(store: Store, entry: Entry, *, stale_after_seconds: float) -> b
 
     A process on this host is alive as long as it runs, however old its lease is. A process on another host counts as
     dead if the modification time of its lease is too old, or far in the future.
+
+    Args:
+        store: The checkpoint's folder.
+        entry: The lease in the folder's listing.
+        stale_after_seconds: Limit of the difference between now and the lease's modification time, for other hosts.
+
+    Raises:
+        OSError: The storage failed.
     """
     data = b""
     try:

@@ -17,7 +17,7 @@ __all__ = ["checkpoint_files", "clear_dead_saves", "remove_checkpoint"]
 
 
 def checkpoint_files(store: Store, named: Collection[str] = ()) -> dict[str, int]:
-    """Return names and sizes (bytes) of the files that `remove_checkpoint` would remove, in the order of removal.
+    """Return name → size in bytes of the files that `remove_checkpoint` would remove, in the order of removal.
 
     Args:
         store: The checkpoint's folder.

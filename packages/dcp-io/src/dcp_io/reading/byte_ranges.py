@@ -47,7 +47,7 @@ def merge_ranges(ranges: Sequence[Range], *, gap_bytes: int, limit_bytes: int) -
 
 
 def align_to_blocks(item: StoredItem, start: int, stop: int) -> Range:
-    """Return the smallest range around [start, stop) of a stored range that the item's CRCs can verify.
+    """Return the smallest half-open range, within an item's stored range and around [start, stop), that CRCs verify.
 
     For an item without running CRCs, the result is the whole stored range. An empty range is returned unchanged.
     """
@@ -60,7 +60,7 @@ def align_to_blocks(item: StoredItem, start: int, stop: int) -> Range:
 
 
 def range_of_values(item: StoredItem, start: int, stop: int) -> Range:
-    """Return the part of an item's stored range to read for bytes [start, stop) of its decoded data."""
+    """Return the half-open part of an item's stored range to read for bytes [start, stop) of its decoded data."""
     if item.blocks is not None:
         first, last = start // item.blocks.block_bytes, -(-stop // item.blocks.block_bytes)
         before = int(item.blocks.lengths[:first].sum())
@@ -71,7 +71,7 @@ def range_of_values(item: StoredItem, start: int, stop: int) -> Range:
 
 
 def split_range(start: int, stop: int, *, step_bytes: int, align_bytes: int) -> Iterator[Range]:
-    """Split a byte range into pieces of about `step_bytes`, with inner borders at multiples of `align_bytes`."""
+    """Split [start, stop) into half-open ranges of about `step_bytes`; inner borders are multiples of `align_bytes`."""
     step = max(1, step_bytes // align_bytes) * align_bytes
     while start < stop:
         border = min(stop, (start // align_bytes) * align_bytes + step)

@@ -19,13 +19,13 @@ _COPY_BYTES = 256 << 10
 
 
 def read_with_crc(source: Source, position: int, buffers: Sequence[memoryview], value: int) -> int:
-    """Fill the buffers from a file, and return the CRC32 of all bytes up to the end of the last buffer.
+    """Fill the buffers from a file, and return the CRC32 `value` continued over the bytes that were read.
 
     Args:
         source: The file.
         position: Offset in the file, bytes.
         buffers: Destinations, filled one after another.
-        value: CRC32 of the bytes before `position`.
+        value: CRC32 of the bytes of the item before `position`; 0 for the CRC32 of the read bytes alone.
     """
     if source.brings_memory:
         return _copy_with_crc(source.fetch(position, sum(map(len, buffers))), buffers, value)

@@ -230,9 +230,10 @@ def _item_steps(members: Sequence[Wanted], rehearse: bool, step_bytes: int) -> l
 
 
 def parts_to_read(step: Step, *, run_gap_bytes: int = RUN_GAP_BYTES) -> list[tuple[int, int]]:
-    """Return the ranges of a step that must be read: positions in the stored range, ascending and disjoint.
+    """Return the parts of a step that must be read, as ascending half-open ranges of positions in the stored range.
 
-    With `Check.BLOCKS` these are whole blocks; without a check, the wanted runs, joined over small gaps.
+    With `Check.BLOCKS` these are whole blocks; without a check, the wanted runs; runs with gaps of less than
+    `run_gap_bytes` between them are joined.
     """
     check = step.whole.check
     if check >= Check.WHOLE or (check is Check.BLOCKS and any(one.runs is None for one in step.members)):

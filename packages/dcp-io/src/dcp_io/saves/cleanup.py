@@ -56,7 +56,7 @@ def remove_replaced(store: Store, marker: Marker, *, keep: Collection[str], worl
         store: The checkpoint's folder.
         marker: Marker of the save, whose checkpoint is the current one.
         keep: Data files in the current index, which are kept even if the marker lists them.
-        world_size: World size of the save, if it had no coordinator.
+        world_size: World size of a save without a coordinator; not used for other saves.
     """
     named = [name for name in marker.replaced if name not in keep and not _is_own(name, marker, world_size=world_size)]
     if not named:
@@ -116,7 +116,14 @@ def remove_dead_saves(store: Store, dead: Iterable[FoundMarker], current: Curren
 
 
 def remove_orphans(store: Store, entries: Iterable[Entry], *, now: float, stale_after_seconds: float) -> None:
-    """Remove old temporary files of markers, left by saves that were killed before they published their marker."""
+    """Remove old temporary files of markers, left by saves that were killed before they published their marker.
+
+    Args:
+        store: The checkpoint's folder.
+        entries: The folder's listing.
+        now: Current time on the storage's clock, seconds.
+        stale_after_seconds: Age of a temporary file from which on it is removed.
+    """
     old = (entry for entry in entries if abs(now - entry.mtime) > stale_after_seconds)
     _delete_made(store, {entry.name: entry.bytes for entry in old if is_marker_temporary(entry.name)}, "its name")
 

@@ -127,7 +127,11 @@ class FoundMarker:
         return self.marker.process is not None and is_gone(self.marker.process)
 
     def describe(self, now: float) -> str:
-        """Return a description of the save for messages: its process, its start, and the last renewal of its marker."""
+        """Return a description of the save for messages: its process, its start, and the last renewal of its marker.
+
+        Args:
+            now: Current time on the storage's clock, seconds.
+        """
         process = self.marker.process
         who = f"process {process.pid} on {process.host!r}" if process else "an unknown process"
         started = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(self.marker.started_ns / 1e9))

@@ -35,7 +35,7 @@ class StreamStore(Store):
     streams with a file descriptor are fsynced, and so is the folder if its path is a `Path`.
 
     Args:
-        fs: The file system. Its methods are called from several threads, as in stock.
+        fs: The file system. Its methods are called from several threads (stock calls them so, too).
         path: The folder, in the form that the file system uses.
 
     Example:

@@ -26,7 +26,13 @@ _BODY_503 = b"<?xml version='1.0'?><Error><Code>SlowDown</Code><Message>Slow dow
 
 
 def sometimes(faults: tuple[Fault, ...], *, rate: float, seed: int) -> Callable[[str, str], Fault | None]:
-    """Return a `decide` function for `FaultProxy`: random faults, at most two in a row for a method and path."""
+    """Return a `decide` function for `FaultProxy`: random faults, at most two in a row for a method and path.
+
+    Args:
+        faults: Faults to choose from.
+        rate: Probability that a request gets a fault, from 0 to 1.
+        seed: Seed of the random numbers.
+    """
     dice, lock = random.Random(seed), threading.Lock()
     in_a_row: Counter[tuple[str, str]] = Counter()
 

@@ -81,7 +81,7 @@ class S3Server:
         return f"http://127.0.0.1:{self.port}"
 
     def environment(self, url: str | None = None) -> dict[str, str]:
-        """Return environment variables by which AWS clients find the server, or a proxy in front of it."""
+        """Return environment variables by which AWS clients find the server, or the proxy at `url` in front of it."""
         address = url or self.url
         return {
             **CREDENTIALS,

@@ -52,7 +52,7 @@ class DataFile:
     Args:
         sink: A new object; `close` or `abort` of this file ends it.
         save_id: Id of the save.
-        layout: `torch` frames RAW payloads as archives, `raw` does not.
+        layout: `torch` puts an archive frame around raw tensor chunks, `raw` does not.
         sync: Whether `close` makes the file durable.
         max_piece_bytes: Limit of the memory for pieces of a payload.
         count: Callback for progress, which gets a number of payload bytes, before any encoding, that were just handled.
@@ -92,6 +92,10 @@ class DataFile:
         Args:
             key: FQN of the item, for error messages.
             payload: The bytes of the item; their memory must not change until `close`.
+
+        Returns:
+            Offset of the item in the file, `length`, `lead`, `stored_bytes`, `framing` and `crc32` as in `StoredItem`,
+            and the number of its chain of transforms in the attribute `chains`.
 
         Raises:
             ValueError: The payload's length contradicts its dtype and sizes.
@@ -134,7 +138,7 @@ class DataFile:
         """Append `count` raw payloads of one dtype and size, concatenated in `data`; equivalent to one `add` for each.
 
         Returns:
-            The `Place` tuples of the items, concatenated to one list of numbers.
+            The seven numbers that `add` returns, for one item after another.
         """
         nbytes = len(data) // count
         frame, lead, aligned = self._form(key, Payload(b"", Framing.RAW, alike.dtype, alike.sizes), nbytes)

@@ -38,7 +38,7 @@ class EncodedData(io.RawIOBase):
         return True
 
     def write(self, data: Buffer) -> int:  # type: ignore[override]
-        """Append bytes to the buffer."""
+        """Append bytes to the buffer; returns their number."""
         if self._kept.closed:  # an encoder dropped after an error may still write when it is garbage-collected
             return memoryview(data).nbytes
         count = self._kept.write(data)

@@ -109,7 +109,10 @@ class SignalWatch:
             self.stopped_at = time.monotonic()
 
     def seconds_left(self, seconds: float | None) -> float | None:
-        """Return the rest of `seconds` after the signal to end training, at least 1; None without signal or limit."""
+        """Return how many of `seconds` seconds after the signal to end training are left, at least 1.
+
+        None if `seconds` is None, or this rank knows of no such signal.
+        """
         if self.stopped_at is None or seconds is None:
             return None
         return max(1.0, seconds - (time.monotonic() - self.stopped_at))

@@ -130,7 +130,11 @@ class Catalogue:
         return self._folder(step).is_checkpoint
 
     def records(self, folders: Collection[StepFolder] | None = None) -> list[CheckpointRecord]:
-        """Return the records of checkpoints by ascending step, including quarantined checkpoints; no index is read."""
+        """Return the records of checkpoints by ascending step, including quarantined checkpoints; no index is read.
+
+        Args:
+            folders: Result of `folders()`, if the caller has a fresh one; None lists the folders.
+        """
         listed = self.folders() if folders is None else folders
         steps = {folder.step for folder in listed}
         for step in set(self._notes) - steps:  # whole steps: a save in the background may end meanwhile
@@ -177,8 +181,8 @@ class Catalogue:
         Args:
             step: The step to be saved.
             metrics: Metrics of the save, by name.
-            after: An existing checkpoint. The creation time in the note is later than that of `after`, even if this
-                host's clock is behind.
+            after: An existing checkpoint: the creation time in the note is later than that of `after`, even if this
+                host's clock is behind. None uses the clock alone.
         """
         folder = self._folder(step)
         if QUARANTINE in folder.names or REMOVING in folder.names:
@@ -194,7 +198,10 @@ class Catalogue:
         folder.store.publish(name, data, sync=False)
 
     def published(self, step: int) -> None:
-        """Set `latest` to a step, whose checkpoint must be durable, and replace its note by that of the last save."""
+        """Write a step's folder name to the root's file `latest`; its checkpoint must be durable.
+
+        If `prepare` wrote a second note, because the save replaced a checkpoint, that note becomes the step's note.
+        """
         self._root.publish(LATEST, f"{self.folder_name(step)}\n".encode())
         self._promote(self._folder(step))
 

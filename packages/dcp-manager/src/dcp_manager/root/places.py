@@ -32,13 +32,13 @@ class Places:
         self._writer, self._reader = writer, reader
 
     def to_write(self, checkpoint_id: str) -> dict[str, Any]:
-        """Return the arguments of `dcp_core.save` that select the storage for a checkpoint id."""
+        """Return the keyword arguments of `dcp_core.save` that select the storage for a checkpoint id."""
         if self._writer is None:
             return {"checkpoint_id": checkpoint_id}
         return {"storage_writer": self._writer(checkpoint_id)}
 
     def to_read(self, checkpoint_id: str) -> dict[str, Any]:
-        """Return the arguments of `dcp_core.load` that select the storage for a checkpoint id."""
+        """Return the keyword arguments of `dcp_core.load` that select the storage for a checkpoint id."""
         if self._reader is None:
             return {"checkpoint_id": checkpoint_id}
         return {"storage_reader": self._reader(checkpoint_id)}

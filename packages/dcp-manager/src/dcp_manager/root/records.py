@@ -26,7 +26,7 @@ class CheckpointRecord:
 
 
 def by_creation(records: Iterable[CheckpointRecord]) -> list[CheckpointRecord]:
-    """Sort records by creation time; records of the same time by step."""
+    """Sort records by creation time, the earliest first; records of the same time by ascending step."""
     return sorted(records, key=lambda record: (record.created_seconds, record.step))
 
 
@@ -43,7 +43,7 @@ class Note:
 
     @classmethod
     def now(cls, step: int, seconds: float, metrics: Mapping[str, float], replaces: str) -> Note:
-        """Return the note for a save that this process will begin."""
+        """Return the note for a save that this process will begin; `seconds` is the creation time in it."""
         return cls(step, seconds, dict(metrics), this_process(), replaces)
 
     def to_bytes(self) -> bytes:

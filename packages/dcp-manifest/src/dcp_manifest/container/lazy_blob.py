@@ -33,7 +33,7 @@ class LazyBlob:
     """A manifest's blob in a file; only its header and its block CRCs are in memory.
 
     Args:
-        read: Function that reads bytes of the file.
+        read: Function (offset, length) → bytes of the file.
         footer: Footer of the file.
         file: Name of the file, for messages.
 

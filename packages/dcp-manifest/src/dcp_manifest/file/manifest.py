@@ -32,7 +32,7 @@ def encode(index: CheckpointIndex, *, interop: bool = True, head: bytes | None =
     Args:
         index: Index with `info`; its item columns are None if no data is stored yet.
         interop: Whether the head is an index that stock can load, provided that stock can read the data files.
-        head: Bytes to use as the head, whatever `interop` is.
+        head: Bytes to use as the head, whatever `interop` is; None makes the head.
 
     Raises:
         InvalidIndexError: The index is inconsistent.

@@ -62,8 +62,8 @@ class Place:
         """Return the place of a checkpoint, with the step that its folders' names have.
 
         Args:
-            parts: Names of the folders down to the checkpoint; see `Place.parts`.
-            noted_step: Step in the checkpoint manager's note; used if no folder's name has a step.
+            parts: Names of the nested folders below the searched folder, down to the checkpoint's folder.
+            noted_step: Step in the checkpoint manager's note; used if no folder's name has a step; None if unknown.
         """
         for number in reversed(range(len(parts))):
             own = number == len(parts) - 1

@@ -158,7 +158,11 @@ def _created_ns(folder: Folder) -> int:
 def first_valid(
     found: Sequence[FoundCheckpoint[F]], check: Callable[[FoundCheckpoint[F]], None]
 ) -> FoundCheckpoint[F] | None:
-    """Return the first valid checkpoint: not put aside, and `check` raises neither DcpError nor OSError for it."""
+    """Return the first checkpoint that is valid; None if none is.
+
+    Valid is a checkpoint that is not put aside (quarantined, being removed), and for which `check` raises neither
+    DcpError nor OSError.
+    """
     for one in found:
         if one.put_aside is not None:
             continue

@@ -115,7 +115,7 @@ class LocalFolder:
         return LocalFolder(os.path.join(self._path, name))
 
     def read(self, name: str) -> bytes:
-        """Read all bytes of a regular file. Pipes and devices are refused, since reading them might never end."""
+        """Read all bytes of a regular file. Pipes and devices are refused, since reading them need not end."""
         path = Path(self._path, name)
         try:
             descriptor = open_descriptor(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

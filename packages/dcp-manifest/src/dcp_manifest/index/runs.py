@@ -43,7 +43,7 @@ class Runs:
         return Runs(self.start, run, self.counts[:depth], self.strides[:depth])
 
     def within(self, start: int, stop: int) -> tuple[Positions, Positions]:
-        """Return starts and ends of the runs, clipped to [start, stop), ascending. Allocates memory for each run."""
+        """Return two arrays, starts and ends of the runs in [start, stop), clipped to it; needs memory for each run."""
         first = _starts(self, start, stop, self.start, 0)
         last = first + self.run_bytes
         inside = (first < stop) & (last > start)

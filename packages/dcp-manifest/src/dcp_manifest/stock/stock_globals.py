@@ -49,7 +49,7 @@ class Size(NamedTuple):
 
 
 def read_stock_pickle(data: bytes) -> tuple[Any, int]:
-    """Read a pickle that stock wrote; returns its value and the offset of its end, like `read_pickle`."""
+    """Read a pickle that stock wrote; returns its value, and the offset of its end in `data`."""
     return read_pickle(data, _table(0), budget=Budget(len(data) * _COPIED_PER_BYTE))
 
 

@@ -52,7 +52,9 @@ def _are_archives(items: ItemColumns) -> bool:
 
 
 def stock_head(index: CheckpointIndex) -> bytes:
-    """Return the pickle that stock loads as a `Metadata` equal to the index, with the marker in its `StorageMeta`.
+    """Return the pickle that stock loads as a `Metadata` equal to the index.
+
+    `StorageMeta.modules` in it contains `MARKER_MODULE`, by which this project's readers know that a manifest follows.
 
     Args:
         index: An index for which `is_stock_readable` is True; an alias becomes an entry that shares its tensor's items.

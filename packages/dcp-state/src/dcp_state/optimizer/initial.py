@@ -59,6 +59,10 @@ class InitialStates:
     def of(self, group_index: int, parameters: Sequence[torch.Tensor]) -> list[dict[str, Any]]:
         """Return initial states of parameters of a group, name → value, in new tensors; empty if there is no state.
 
+        Args:
+            group_index: Position of the parameter's group in `param_groups`.
+            parameter: The parameter.
+
         Raises:
             UnsupportedOptimizerError: The trial step on the stand-in failed; the optimizer itself was not changed.
         """

@@ -29,7 +29,7 @@ class Errors:
         self.first: Exception | None = None
 
     def attempt(self, function: Callable[[], T]) -> T | None:
-        """Call the function and return its result; None if it raises an error, or a function before it has."""
+        """Call the function and return its result; None if it raises an error. After an error, nothing is called."""
         if self.first is not None:
             return None
         try:
@@ -48,8 +48,10 @@ class Errors:
 def all_ranks(phase: str, *, alone: bool = False) -> Iterator[tuple[Coordinator, Errors]]:
     """Context manager for a sequence of tensor transfers; at its end, an error of any rank is raised on all ranks.
 
+    The block gets the coordinator for its collectives, and an `Errors`, by which it calls what may fail on one rank.
+
     Args:
-        phase: Description of the operation, for error messages.
+        phase: Description of the transfers, for error messages.
         alone: Whether only this rank runs the block; errors are then raised on this rank only.
 
     Ranks: every rank of the job, unless `alone`; collective.

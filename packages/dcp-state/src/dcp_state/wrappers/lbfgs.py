@@ -11,7 +11,7 @@ __all__ = ["LbfgsAdapter"]
 
 
 class LbfgsAdapter(OptimizerAdapter):
-    """Adapter that refuses LBFGS; the error message has an alternative."""
+    """Adapter that refuses LBFGS; the error message names an alternative."""
 
     def handles(self, kind: type[torch.optim.Optimizer]) -> bool:
         """Whether the class derives from LBFGS."""
