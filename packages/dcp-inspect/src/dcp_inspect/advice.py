@@ -36,6 +36,7 @@ _PHRASES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
             "give them by the environment, as for the storage's own tools",
         ),
         (r", as in a pathlib\.Path: write (\S+) as a string,", r": write \1,"),
+        (r" \(options given: none\)", ""),
         (r" \(format='checkpoint', `--to checkpoint`\)", " (--to checkpoint)"),
         (
             r"other formats have no place for one value per rank; load them with .*",
