@@ -4,17 +4,19 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard
 
 from dcp_core import PerRank
 from dcp_core.state_dict.holders import HeldTensor, find_holders
+from dcp_core.testing.sharding import distribute
 
 
 def held_on_a_mesh() -> list[HeldTensor]:
-    mesh = dist.init_device_mesh("cpu", (2, 2))
+    mesh = init_device_mesh("cpu", (2, 2))
 
     def put(*placements: Any) -> torch.Tensor:
-        return distribute_tensor(torch.ones(4, 6), mesh, [*placements])
+        return distribute(torch.ones(4, 6), mesh, [*placements])
 
     state = {
         "rows": put(Replicate(), Shard(0)),
