@@ -1,8 +1,8 @@
-"""Adapters for storages and planners of stock (`torch.distributed.checkpoint`) in our calls, and for ours in stock's.
+"""Adapters between this project and stock: storages, planners and metadata of either can be used in both.
 
-The only package that imports stock. Adapters translate calls and records, not files; `replace_stock` replaces stock's
-names by ours in a process. Stock is imported on the first use of a name in this package: the search for plug-ins
-imports this package in every process, and must not import stock.
+The only package that imports stock (`torch.distributed.checkpoint`). Adapters translate calls and records, not files;
+`replace_stock` replaces the functions and classes of stock by ours in a process. Stock is imported on the first use of
+a name in this package: the search for plug-ins imports this package in every process, and must not import stock.
 """
 
 from __future__ import annotations

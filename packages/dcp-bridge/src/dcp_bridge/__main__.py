@@ -1,4 +1,4 @@
-"""`python -m dcp_bridge [options] script.py args…`: run a program with `torch.distributed.checkpoint` replaced by ours.
+"""`python -m dcp_bridge [options] script.py args…`: run a program in which this project replaces stock.
 
 The program is `__main__` for the rest of the process, as if Python had started it.
 """

@@ -7,5 +7,5 @@ __all__ = ["dcp_register_bridges"]
 
 @hookimpl
 def dcp_register_bridges() -> dict[str, str]:
-    """Return the import path of `from_stock`, which adapts stock's storages and planners that users pass."""
+    """Return name of stock's package → import path of `from_stock`, which adapts its storages and planners."""
     return {"torch.distributed.checkpoint": "dcp_bridge.bridging:from_stock"}

@@ -109,7 +109,7 @@ class StockReader(StorageWrapper[storage.StorageReader], StorageReader):
         return [own_load_plan(plan) for plan in prepared]
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> torch.futures.Future[None]:
-        """Read the items of a plan with the wrapped reader."""
+        """Read the items of a plan with the wrapped reader; returns its future."""
         stock = LoadPlannerForStock(planner)
         self.unverified_keys = {item.storage_index.fqn for item in plan.items}
         with stock_errors("read_data"):
@@ -174,7 +174,7 @@ class ReaderForStock(StorageWrapper[StorageReader], storage.StorageReader):
         ]
 
     def read_data(self, plan: planner.LoadPlan, planner: planner.LoadPlanner) -> torch.futures.Future[None]:
-        """Read the items of a plan with the wrapped reader, which checks their CRCs."""
+        """Read the items of a plan with the wrapped reader, which checks their CRCs; returns its future."""
         own: LoadPlanner
         if isinstance(planner, LoadPlannerForStock):
             own = planner.wrapped

@@ -75,7 +75,7 @@ class StockSavePlanner(Delegating[planner.SavePlanner], SavePlanner):
             return own_save_plan(self.wrapped.finish_plan(stock_save_plan(new_plan)))
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
-        """Return the tensor or bytes of an item, from the wrapped planner."""
+        """Return the tensor or bytes that the wrapped planner returns for an item."""
         with stock_errors("resolve_data"):
             return self.wrapped.resolve_data(stock_write_item(write_item))
 
@@ -124,5 +124,5 @@ class SavePlannerForStock(Delegating[SavePlanner], planner.SavePlanner):
         return stock_save_plan(self.wrapped.finish_plan(own_save_plan(new_plan)))
 
     def resolve_data(self, write_item: planner.WriteItem) -> torch.Tensor | io.BytesIO:
-        """Return the tensor or bytes of an item, from the wrapped planner."""
+        """Return the tensor or bytes that the wrapped planner returns for an item."""
         return self.wrapped.resolve_data(as_write_item(write_item))

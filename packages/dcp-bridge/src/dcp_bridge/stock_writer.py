@@ -58,7 +58,7 @@ class StockWriter(StorageWrapper[storage.StorageWriter], StorageWriter):
         self.wrapped.reset(checkpoint_id)
 
     def storage_meta(self) -> StorageMeta | None:
-        """Return the storage metadata of the wrapped writer."""
+        """Return the storage metadata of the wrapped writer; None if it has none."""
         return own_storage_meta(self.wrapped.storage_meta())
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
@@ -84,7 +84,7 @@ class StockWriter(StorageWrapper[storage.StorageWriter], StorageWriter):
         return [own_save_plan(plan) for plan in prepared]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
-        """Write the items of a plan with the wrapped writer.
+        """Write the items of a plan with the wrapped writer; returns a completed future of the items' results.
 
         Raises:
             DcpError: The writer did not report every item as written, and `check_results` is True.

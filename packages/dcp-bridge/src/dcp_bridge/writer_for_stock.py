@@ -32,8 +32,8 @@ class WriterForStock(StorageWrapper[StorageWriter], storage.StorageWriter):
 
     Args:
         wrapped: Writer of this project.
-        save_id: Id of the save, for `use_collectives=False` only: equal on all ranks, and not used before. Stock's
-            ranks do not agree on an id, but our rank-local indexes need one.
+        save_id: Id of the save, equal on all ranks and not used before; needed only for a save with
+            `use_collectives=False`, in which stock's ranks do not agree on an id. None for other saves.
 
     Checkpoints are durable, checksummed, and published atomically. Stock does not notify a writer of failures on other
     ranks: the files of such a save are removed when the same writer begins the next save or is deleted, or by a later
@@ -71,7 +71,7 @@ class WriterForStock(StorageWrapper[StorageWriter], storage.StorageWriter):
         self.wrapped.reset(checkpoint_id)
 
     def storage_meta(self) -> stock_records.StorageMeta | None:
-        """Return the wrapped writer's storage metadata, converted to stock's class."""
+        """Return the wrapped writer's storage metadata, converted to stock's class; None if it has none."""
         return stock_storage_meta(self.wrapped.storage_meta())
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
@@ -109,7 +109,7 @@ class WriterForStock(StorageWrapper[StorageWriter], storage.StorageWriter):
     def write_data(
         self, plan: planner.SavePlan, planner: planner.SavePlanner
     ) -> torch.futures.Future[list[storage.WriteResult]]:
-        """Write the items of a plan with the wrapped writer."""
+        """Write the items of a plan with the wrapped writer; returns a completed future of the items' results."""
         own = planner.wrapped if isinstance(planner, SavePlannerForStock) else StockSavePlanner(planner)
         with self._part_of_save():
             written = self.wrapped.write_data(own_save_plan(plan), own)

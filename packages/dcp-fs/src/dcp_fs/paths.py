@@ -23,7 +23,7 @@ def local_path(checkpoint_id: str | os.PathLike[str]) -> Path:
 
 
 def store_of(foreign_fs: Any, folder: Any) -> Store:
-    """Return the store of a folder on `foreign_fs`, a file system with stock's interface; None for the local one."""
+    """Return the store of a folder on `foreign_fs` (with stock's interface) or, for None, on the local file system."""
     return LocalStore(folder) if foreign_fs is None else StreamStore(foreign_fs, folder)
 
 

@@ -21,7 +21,7 @@ class FileSystemReader(FileAttributes, ByteStorageReader):
 
     Args:
         path: The checkpoint's folder.
-        _extension_registry: Registry in which stream transforms are looked up first; then installed packages are.
+        _extension_registry: Registry in which stream transforms are looked up before installed packages; or None.
         verify: CRC checks of the data. `blocks` or True (the default): check the CRC blocks that are read. `full`:
             check whole items, also if only a slice is loaded. `before`: check all data before any tensor of the
             template changes. False: check nothing.

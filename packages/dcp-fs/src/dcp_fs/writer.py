@@ -36,8 +36,9 @@ class FileSystemWriter(FileAttributes, ByteStorageWriter, BlockingAsyncStager):
             first, the first one writes to the file. To load a slice of such an item, the whole item is read.
         serialization_format: Only `TORCH_SAVE`; stock's other format writes files that cannot be loaded.
         compression: How items are encoded: `auto` (each tensor in blocks, with the smallest result), `planes`, `zstd`
-            (readable by stock), `none`, a transform, a list of them, or a mapping from dtypes or patterns of names to
-            one of these; see `dcp_core.encoding.compression.CompressionPolicy`. Cannot be combined with `_extensions`.
+            (readable by stock), `none` or None, a transform, a list of them, or a mapping from dtypes or patterns of
+            names to one of these; see `dcp_core.encoding.compression.CompressionPolicy`. Cannot be combined with
+            `_extensions`.
         layout: `torch` (readable by stock) or `raw` (smaller and faster to write, not readable by stock).
         interop: Whether to write an index that `torch.distributed.checkpoint` can load, if the layout allows it.
         max_inflight_bytes: Limit of the memory for buffers of all threads together. Tensors on an accelerator, and

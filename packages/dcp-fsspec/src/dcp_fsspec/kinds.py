@@ -1,4 +1,4 @@
-"""Capabilities of fsspec's file systems (exclusive create, conditional put, atomic rename), by protocol."""
+"""Capabilities of fsspec's file systems, known by their protocols: exclusive create, conditional put, atomic rename."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def supports_conditions(fs: Any) -> bool:
 
 
 def is_local(fs: Any) -> bool:
-    """Whether the file system is the local one of this machine, with the same paths."""
+    """Whether the file system is this machine's local one, so that its paths are those of Python's `open`."""
     return bool(_protocols(fs) & {"file", "local"})
 
 

@@ -24,7 +24,7 @@ def open_store(
 
     Args:
         uri: URI of the folder, `scheme://…`; also a chained URI, if its file system can write.
-        storage_options: Arguments of the file system's constructor; never logged.
+        storage_options: Arguments of the file system's constructor, or None; never logged.
         block_bytes: Size of the parts of an upload, bytes.
 
     Raises:

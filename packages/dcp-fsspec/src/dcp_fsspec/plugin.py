@@ -1,4 +1,4 @@
-"""Registration of storages and stores for fsspec's URI schemes by hooks, as a fallback for other packages."""
+"""Registration by hooks of storages and stores for fsspec's URI schemes, used if no other package handles a scheme."""
 
 from dcp_hooks import ANY_SCHEME, StorageBackendSpec, StoreSpec, hookimpl
 

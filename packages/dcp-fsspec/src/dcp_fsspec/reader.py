@@ -23,7 +23,7 @@ class FsspecReader(FileAttributes, ByteStorageReader):
         verify: CRC checks of the data; see `dcp_io.Verify`.
         thread_count: Number of concurrent requests of this rank.
         max_inflight_bytes: Limit of the memory for all running requests and buffers together.
-        storage_options: Options of the file system, as fsspec takes them. Never logged.
+        storage_options: Options of the file system, as fsspec takes them, or None. Never logged.
         kwargs: Further options of the file system; stock takes its options this way.
 
     Source: torch 2.13 `torch.distributed.checkpoint._fsspec_filesystem.FsspecReader` (`path` and `kwargs`).

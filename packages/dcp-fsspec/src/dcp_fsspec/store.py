@@ -90,7 +90,10 @@ class FsspecStore(Store):
             return FsspecSink(self._fs, name, path, exclusive=exclusive, block_bytes=self._block_bytes)
 
     def publish(self, name: str, data: bytes | bytearray | memoryview, *, tag: str = "", sync: bool = True) -> None:
-        """Replace the file: by one PUT or, if the file system shows incomplete files, by renaming a temporary file."""
+        """Replace the file: by one PUT or, if the file system shows incomplete files, by renaming a temporary file.
+
+        Arguments: see `Store.publish`; `sync` has no effect, and the service determines the durability.
+        """
         del sync
         path, content = self._inside(name), bytes(data)
         with self._changing():

@@ -34,15 +34,15 @@ class FsspecWriter(FileAttributes, ByteStorageWriter, BlockingAsyncStager):
         _extensions: Stream transforms of every item: the last one in the list encodes first, the first one writes the
             file.
         serialization_format: Only `TORCH_SAVE`; stock's other format writes files that cannot be loaded.
-        compression: How items are encoded: `auto`, `planes`, `zstd`, `none`, a transform, a list of them, or a mapping
-            from dtypes or patterns of names to one of these; see `dcp_core.encoding.compression.CompressionPolicy`.
-            Cannot be combined with `_extensions`.
+        compression: How items are encoded: `auto`, `planes`, `zstd`, `none` or None, a transform, a list of them, or a
+            mapping from dtypes or patterns of names to one of these; see
+            `dcp_core.encoding.compression.CompressionPolicy`. Cannot be combined with `_extensions`.
         layout: `torch` (readable by stock) or `raw` (smaller and faster to write, not readable by stock).
         interop: Whether to write an index that `torch.distributed.checkpoint` can load, if the layout allows it.
         max_inflight_bytes: Limit of the memory for buffers and uploads of all threads together; None for 64 MiB, or
             more if `per_thread_copy_ahead` requires more.
         stale_after_seconds: A save of another host counts as dead when it has not renewed its marker for this long.
-        storage_options: Options of the file system, as fsspec takes them. Never logged.
+        storage_options: Options of the file system, as fsspec takes them, or None. Never logged.
         cache_staged_state_dict: See `BlockingAsyncStager`; stock has this parameter from torch 2.15 on.
         kwargs: Further options of the file system; stock takes its options this way.
 

@@ -148,7 +148,7 @@ class StoreBackend:
             self._save = JoinedSave(self.store, save_id)
 
     def write(self, requests: Sequence[Writable], *, prefix: str, save_id: str) -> StoredItems:
-        """Write items to data files, and return their locations; see `write_items`.
+        """Write items to data files, and return their locations. Arguments and further errors: see `write_items`.
 
         Raises:
             DcpError: This rank has neither begun nor joined the save.
@@ -217,7 +217,7 @@ class StoreBackend:
         return current.index
 
     def read(self, requests: Sequence[ReadRequest]) -> ReadStats:
-        """Read and verify ranges of stored items; see `read_items`.
+        """Read and verify ranges of stored items. Result and further errors: see `read_items`.
 
         Raises:
             CheckpointReplacedError: A newer save has replaced this checkpoint since `read_index`, and a file is

@@ -92,7 +92,9 @@ class BackgroundSaves:
         future.add_done_callback(ended)
 
     def overdue(self, seconds: float, setting: str, where: str) -> UnfinishedSaveError | None:
-        """Wait until all saves have ended and `settle` has run for each; returns an error if a save exceeds the limit.
+        """Wait until all saves have ended and `settle` has run for each.
+
+        Returns an error, which is not raised, if a save has not ended after `seconds`; otherwise None.
 
         Args:
             seconds: Maximum time to wait.

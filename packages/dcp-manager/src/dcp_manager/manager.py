@@ -58,11 +58,11 @@ class CheckpointManager:
             policy decides on a save that is due while another save runs. None saves while the caller waits.
         writer: Function that makes the storage writer for a checkpoint id; None uses the writer of the id's scheme.
         reader: Function that makes the storage reader for a checkpoint id; None uses the reader of the id's scheme.
-        storage_options: Options of the storage, such as an endpoint; used for the root and for its checkpoints.
+        storage_options: Options of the storage, such as an endpoint, for the root and its checkpoints; None for none.
         process_group: The ranks of the run; None takes all.
         no_dist: Whether this process works alone, even if process groups exist.
         timeout_seconds: Limit of the time that ranks wait for each other in one phase.
-        peers: Options of the connections by which ranks watch each other.
+        peers: Options of the connections by which ranks watch each other; None for the defaults.
         preemption_seconds: Time from a signal that ends the training until the process is killed. After such a signal
             it limits how long ranks wait for each other in a save, and how long the last save and `close` wait for
             saves in the background. None for no limit.
@@ -174,7 +174,7 @@ class CheckpointManager:
         Args:
             step: Number of the training step that has ended, at least 0.
             state: The state to save, or a function that returns it, which is called only if a save is due.
-            metrics: Metrics by name, for `KeepBest`; only the coordinator's are used.
+            metrics: Metrics by name, for `KeepBest`; only those of the coordinator are used. None for none.
 
         Returns:
             Whether a checkpoint was saved, or its save was begun in the background.
@@ -232,7 +232,7 @@ class CheckpointManager:
         Args:
             step: Number of the training step, at least 0. An existing checkpoint of this step is replaced atomically.
             state: The state to save, or a function that returns it.
-            metrics: Metrics by name, for `KeepBest`; only the coordinator's are used.
+            metrics: Metrics by name, for `KeepBest`; only those of the coordinator are used. None for none.
 
         Returns:
             With a saver, a future that completes when the checkpoint exists; without a saver, None.
@@ -362,7 +362,7 @@ class CheckpointManager:
             self._tolerance.raise_owed()
 
     def close(self, seconds: float | None = None) -> None:
-        """Wait for all saves as `wait` does, and restore the signal handlers. Errors after the first one are logged."""
+        """Wait for saves like `wait(seconds)`, and restore the signal handlers. Errors after the first are logged."""
         try:
             self.wait(seconds)
         finally:

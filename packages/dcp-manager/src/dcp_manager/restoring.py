@@ -56,7 +56,13 @@ class _Verdict(Enum):
 
 
 def restore_step(catalogue: Catalogue, ranks: Ranks, load: Load, step: int) -> Restored:
-    """Load the checkpoint of one step. A failure is raised as an error; nothing is quarantined.
+    """Load the checkpoint of one step, and return the load's report. A failure is raised; nothing is quarantined.
+
+    Args:
+        catalogue: Catalogue of the checkpoints.
+        ranks: The ranks that load.
+        load: Function (step) → report of the load; it loads the checkpoint of the step, on all ranks together.
+        step: The step to load.
 
     Args:
         catalogue: Catalogue of the checkpoints.

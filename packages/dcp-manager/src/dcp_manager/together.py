@@ -24,7 +24,7 @@ class Ranks:
         process_group: Process group of the ranks; None for all ranks.
         no_dist: Whether this process works alone.
         timeout_seconds: Limit of the time that ranks wait for each other in one phase.
-        peers: Options of the connections by which ranks watch each other.
+        peers: Options of the connections by which ranks watch each other; None for the defaults.
     """
 
     def __init__(

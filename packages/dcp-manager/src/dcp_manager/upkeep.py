@@ -1,4 +1,4 @@
-"""Maintenance of a manager's root folder: prepares saves, and publishes `latest` and removes checkpoints after them.
+"""Maintenance of a manager's root folder: prepares each save; after a save, updates `latest`, removes checkpoints.
 
 The root is the folder that holds a folder for each checkpoint. Its file `latest` has the folder name of the checkpoint
 that was published last.
@@ -108,7 +108,8 @@ class Upkeep:
 
         Args:
             step: Training step of the save.
-            saved: Whether the save succeeded: then `latest` is published and retention runs, as after other saves.
+            saved: Whether the save succeeded: if so, `latest` is published and retention runs; if not, leftovers of
+                the save are removed.
         """
         self._preparing.discard(step)
         self._settle(step, saved=saved)

@@ -98,7 +98,11 @@ class Client:
                 return found
 
     def once(self, what: str, key: str, function: Callable[[], T]) -> T:
-        """Send a request without retries by this class; return its result. Raises StorageError if the request fails."""
+        """Send a request without retries by this class; return its result. Arguments: see `call`.
+
+        Raises:
+            StorageError: The request failed, for whatever reason.
+        """
         made = Attempts(f"{what} {self.root}/{key}", 1)
         try:
             return function()
@@ -157,7 +161,7 @@ class Client:
         return obstore.list_with_delimiter(self.native, prefix or None)
 
     def writer(self, key: str, *, part_bytes: int, uploads: int) -> Any:
-        """Open a multipart upload.
+        """Open a multipart upload, and return obstore's writer for it.
 
         Args:
             key: Key of the object.

@@ -31,7 +31,7 @@ def open_store(
             read-only.
         storage_options: Configuration of obstore: options of the service under obstore's names (`endpoint`, `region`,
             `access_key_id`, …), and the groups `client_options`, `retry_config` and `credential_provider`. obstore
-            takes missing options from the environment and the machine's identity. Never logged.
+            takes missing options from the environment and the machine's identity. None gives no options. Never logged.
         part_bytes: Size of the parts of large uploads, bytes.
         uploads: Number of parts of one object that are uploaded at the same time.
         spread: Number of key prefixes, at most 256, over which new objects are distributed; 0 for none.

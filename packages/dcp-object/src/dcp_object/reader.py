@@ -20,11 +20,11 @@ class ObjectStoreReader(ByteStorageReader):
 
     Args:
         checkpoint_id: URI of the checkpoint's folder: `s3://bucket/folder`, `gs://…`, `az://…`, `abfs://…`.
-        storage_options: Options of the object store; see `open_store`.
+        storage_options: Options of the object store, or None; see `open_store`.
         verify: CRC checks of the data; see `dcp_io.Verify`.
         thread_count: Number of concurrent requests of this rank.
         max_inflight_bytes: Limit of the memory for all running requests and buffers together.
-        extensions: Registry in which stream transforms are looked up first; then installed packages are.
+        extensions: Registry in which stream transforms are looked up before installed packages; or None.
 
     Example:
         ```python

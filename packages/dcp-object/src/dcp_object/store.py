@@ -96,7 +96,7 @@ class ObjectStore(Store):
         return ObjectSink(self._client, name, key, part_bytes=self._part_bytes, uploads=self._uploads)
 
     def publish(self, name: str, data: bytes | bytearray | memoryview, *, tag: str = "", sync: bool = True) -> None:
-        """Create or replace the object by one PUT."""
+        """Create or replace the object by one PUT; it is always durable. Arguments: see `Store.publish`."""
         del tag, sync
         key, content = self._key(name), bytes(data)
 

@@ -27,20 +27,20 @@ class WebFolder(ObjectStore):
         raise StorageError(f"{self.url}: a web server does not say what it has; name a checkpoint itself")
 
     def create(self, name: str) -> Sink:
-        """Raise an error: a web server is read-only."""
+        """Raise StorageError: a web server is read-only."""
         self._refuse(name)
 
     def publish(self, name: str, data: bytes | bytearray | memoryview, *, tag: str = "", sync: bool = True) -> None:
-        """Raise an error: a web server is read-only."""
+        """Raise StorageError: a web server is read-only."""
         del data, tag, sync
         self._refuse(name)
 
     def touch(self, name: str) -> None:
-        """Raise an error: a web server is read-only."""
+        """Raise StorageError: a web server is read-only."""
         self._refuse(name)
 
     def delete(self, name: str) -> None:
-        """Raise an error: a web server is read-only."""
+        """Raise StorageError: a web server is read-only."""
         self._refuse(name)
 
     def _refuse(self, name: str) -> NoReturn:

@@ -23,7 +23,7 @@ class ObjectStoreWriter(ByteStorageWriter):
 
     Args:
         checkpoint_id: URI of the checkpoint's folder: `s3://bucket/folder`, `gs://…`, `az://…`, `abfs://…`.
-        storage_options: Options of the object store; see `open_store`.
+        storage_options: Options of the object store, or None; see `open_store`.
         overwrite: Whether an existing checkpoint in the folder may be replaced.
         layout: `torch` or `raw`, see `dcp_io.Layout`.
         interop: Whether to write an index that `torch.distributed.checkpoint` can load, if the layout allows it.
@@ -34,8 +34,9 @@ class ObjectStoreWriter(ByteStorageWriter):
         max_inflight_bytes: Limit of the memory for the parts of all threads together. Parts have at least 5 MiB; if the
             limit is too small for `thread_count` x (`uploads` + 2) parts, fewer parts are uploaded at the same time.
         stale_after_seconds: A save of another host counts as dead when it has not renewed its marker for this long.
-        compression: How items are encoded: `auto`, `planes`, `zstd`, `none`, a transform, a list of them, or a mapping
-            from dtypes or patterns of names to one of these; see `dcp_core.encoding.compression.CompressionPolicy`.
+        compression: How items are encoded: `auto`, `planes`, `zstd`, `none` or None, a transform, a list of them, or a
+            mapping from dtypes or patterns of names to one of these; see
+            `dcp_core.encoding.compression.CompressionPolicy`.
 
     Example:
         ```python

@@ -104,7 +104,7 @@ class ModuleAdapter:
     def pack_optimizer_state(
         self, root: nn.Module, optimizer: torch.optim.Optimizer, named: dict[str, Any], options: StateDictOptions
     ) -> dict[str, Any]:
-        """Return the argument for `optimizer.load_state_dict`: the inverse of `name_optimizer_state`.
+        """Return `named`, a result of `name_optimizer_state`, in the form that `optimizer.load_state_dict` takes.
 
         Ranks: may be collective.
         """
@@ -153,13 +153,16 @@ class OptimizerAdapter:
     def initial_state(
         self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any], parameter: torch.Tensor
     ) -> dict[str, Any] | None:
-        """Return a parameter's state before its first step, in new tensors; None to find it by a trial step."""
+        """Return a parameter's state before its first step, name → value, in new tensors; None to find it by a trial.
+
+        A trial is a step of a copy of the optimizer on another parameter. `group` is the parameter's group.
+        """
         del optimizer, group, parameter
         return None
 
 
 class Adapters:
-    """Registry of the adapters in this process, by the class of module or optimizer."""
+    """Registry of this process's adapters; finds those that handle a class of modules, or an optimizer."""
 
     def __init__(self, adapters: Mapping[str, ModuleAdapter | OptimizerAdapter]) -> None:
         self._modules = [adapter for adapter in adapters.values() if isinstance(adapter, ModuleAdapter)]

@@ -82,6 +82,13 @@ def name_model(model: nn.Module, *, modifiers: str = "_fqn_modifiers", adapters:
 def name_models(models: Sequence[nn.Module], *, modifiers: str = "_fqn_modifiers") -> list[ModelNames]:
     """Find the canonical names in each of several modules of one model, such as the pipeline stages of a rank.
 
+    Args:
+        models: The modules; see `name_model`.
+        modifiers: Value of `StateDictOptions.dsd_fqn_modifiers`.
+
+    Returns:
+        The names in each module, in the order of `models`.
+
     Raises:
         DuplicateKeyError: Two of the modules have a value of the same name.
     """

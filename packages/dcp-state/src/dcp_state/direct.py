@@ -33,7 +33,7 @@ def _takes_part(module: nn.Module) -> bool:
 
 
 def load_directly(names: ModelNames, values: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """Copy tensors into the parameters and buffers of the model, by FQN.
+    """Copy each tensor into the model's parameter or buffer of the same FQN.
 
     Returns:
         The list of missing names, and the list of unexpected names.

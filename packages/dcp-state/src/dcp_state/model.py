@@ -42,7 +42,7 @@ def get_model_state_dict(
         model: Plain model, or one in any nesting of DDP, FSDP1, FSDP2, tensor parallel, compiled and checkpointed
             wrappers.
         submodules: Modules to which the state dict is limited; None for the whole model (deprecated).
-        options: Options; see `StateDictOptions`.
+        options: Options; None for the defaults of `StateDictOptions`.
 
     Returns:
         FQN → parameter, persistent buffer or extra state. Tensors share the model's memory, and are DTensors if they
@@ -71,7 +71,7 @@ def set_model_state_dict(
         model_state_dict: FQN → tensor or extra state; not changed. Tensors are copied into the model; a model on the
             meta device takes the tensors themselves. Also accepted, but deprecated in stock and here: submodule → its
             state dict.
-        options: Options; see `StateDictOptions`.
+        options: Options; None for the defaults of `StateDictOptions`.
 
     Returns:
         Missing and unexpected names, and a `StateReport` of the load.
@@ -92,7 +92,7 @@ def set_model_state_dict(
 def model_state(
     model: nn.Module, names: ModelNames, options: StateDictOptions, submodules: set[nn.Module] | None = None
 ) -> dict[str, Any]:
-    """Return the result of `get_model_state_dict` for a model whose names are known."""
+    """Return the result of `get_model_state_dict`, which has the other arguments, for a model with known names."""
     with _around(model, names, options):
         raw = model.state_dict()
     state = {names.fqn(key): value for key, value in raw.items()}
@@ -111,7 +111,10 @@ def restore_model(
     *,
     may_be_empty: bool = False,
 ) -> IncompatibleKeys:
-    """Do the work of `set_model_state_dict` for a model with known names; `may_be_empty` allows an empty state dict."""
+    """Do the work of `set_model_state_dict` for a model with known names, and return its result.
+
+    `may_be_empty` allows an empty state dict.
+    """
     state_dict = _by_names(state_dict, names)
     meta = any(tensor.is_meta for tensor in names.tensors.values())
     done: set[str] = set()
@@ -202,7 +205,7 @@ def submodule_prefixes(names: ModelNames, submodules: set[nn.Module] | None) -> 
 
 
 def take_submodules(state: dict[str, Any], prefixes: list[str] | None, *, keep: bool) -> dict[str, Any]:
-    """Select the values whose names begin with one of `prefixes`; without `keep`, the prefix is cut off."""
+    """Return the values whose names begin with one of `prefixes` (None: all); without `keep`, the prefix is cut off."""
     if prefixes is None:
         return state
     return {

@@ -28,7 +28,9 @@ def get_state_dict(
     submodules: set[nn.Module] | None = None,
     options: StateDictOptions | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the results of `get_model_state_dict` and `get_optimizer_state_dict`, for the same arguments.
+    """Return the state dict of a model, and the state dict of its optimizers.
+
+    They are the results of `get_model_state_dict` and `get_optimizer_state_dict`, which describe the arguments.
 
     Ranks: every rank that holds a part of the model; collective for FSDP1 and for `full_state_dict`.
     Source: torch 2.13 `state_dict.get_state_dict`.
@@ -52,7 +54,8 @@ def set_state_dict(
 ) -> IncompatibleKeys:
     """Load optimizer state as `set_optimizer_state_dict` does, then model state as `set_model_state_dict` does.
 
-    If there are optimizers, an empty `model_state_dict` is accepted, and leaves the model unchanged.
+    These functions describe the arguments. If there are optimizers, an empty `model_state_dict` is accepted, and leaves
+    the model unchanged.
 
     Returns:
         Missing and unexpected names of the model; its `report` also has the optimizer state.

@@ -181,7 +181,7 @@ class FloatPlanes(Versioned, BlockTransformExtension):
         return encoded[:position].data
 
     def decoded_bytes(self, data: memoryview) -> int:
-        """Return the decoded length of a block in bytes, from the block's header."""
+        """Return the decoded length of a block in bytes, which its header states."""
         layout, size, lengths, start = _head(data)
         raw = [size // layout.item_bytes * width for _, width in layout.groups]
         if size % layout.item_bytes or start + sum(lengths) != len(data):

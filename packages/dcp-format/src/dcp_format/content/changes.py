@@ -20,7 +20,12 @@ V = TypeVar("V")
 
 
 def select_values(content: Content, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> Content:
-    """Select the values whose names match a shell pattern in `include` (default: all names) and none in `exclude`.
+    """Return the content with those values whose names match a pattern in `include` and none in `exclude`.
+
+    Args:
+        content: Tensors and objects, which are not changed.
+        include: Shell patterns of names; empty for all names.
+        exclude: Shell patterns of names.
 
     Raises:
         MissingKeyError: A pattern of `include` matches no name.
@@ -56,11 +61,11 @@ def select_values(content: Content, include: Sequence[str] = (), exclude: Sequen
 def rename_values(
     content: Content, rename: Mapping[str, str] | None = None, patterns: Sequence[tuple[str, str]] = ()
 ) -> Content:
-    """Rename values. A renamed value is no longer in its nested dict or list: its new name is a key of the state dict.
+    """Return the content with new names. A renamed value leaves its nested dict or list: its name is a key by itself.
 
     Args:
         content: Tensors and objects to rename.
-        rename: Name in the source → name in the result; a name may also be the dotted prefix of several names.
+        rename: Name, or dotted prefix of several names, in the source → name or prefix in the result; None for none.
         patterns: Pairs (regular expression, replacement) for names that `rename` lacks.
 
     Raises:
@@ -100,7 +105,7 @@ def rename_values(
 
 
 def cast_tensors(content: Content, dtype: torch.dtype) -> Content:
-    """Cast floating-point tensors to another dtype; integers and booleans are unchanged."""
+    """Return the content with floating-point tensors cast to another dtype; integers and booleans are unchanged."""
     name = str(dtype).removeprefix("torch.")
     tensors = {}
     for key, entry in content.tensors.items():

@@ -80,6 +80,10 @@ class _Ticking:
 def refuse_objects(names: Iterable[str], where: str) -> None:
     """Raise an error if there are objects, for a format that holds only tensors.
 
+    Args:
+        names: Names of the objects.
+        where: The file or format that cannot hold them, for the error message.
+
     Raises:
         UnsupportedValueError: There are objects; the message has their names and the remedy.
     """

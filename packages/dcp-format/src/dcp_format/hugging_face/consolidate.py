@@ -66,9 +66,14 @@ def consolidate_safetensors_files_on_every_rank(
 ) -> None:
     """Consolidate safetensors shards like `consolidate_safetensors_files`, on all ranks.
 
-    Rank n % world_size writes file n.
+    Rank n % world_size writes file n. No file gets its final name before every rank has written all of its files.
 
-    No file gets its final name before every rank has written all of its files.
+    Args:
+        input_dir: Folder of the shards; this and the next three arguments: see `consolidate_safetensors_files`.
+        output_dir: Folder for the whole files.
+        fqn_to_index_mapping: Name of a tensor → number of its output file.
+        num_threads: Number of files that a rank writes at the same time.
+        process_group: The ranks; None for all ranks. Without `torch.distributed`, this process writes all files.
 
     Raises:
         CheckpointException: The consolidation failed on some rank; raised on every rank.

@@ -108,6 +108,14 @@ def items_by_file(
 def write_part(store: Store, job: OneFile, planner: SavePlanner) -> list[WriteResult]:
     """Write one file under its temporary name, durably; tensors are resolved one after another.
 
+    Args:
+        store: The folder.
+        job: The file to write.
+        planner: Save planner that returns the tensor of an item.
+
+    Returns:
+        A result for each item, in the order of the items in the file; `storage_data` is (final name, temporary name).
+
     Raises:
         UnsupportedValueError: The format cannot hold a tensor's dtype.
         OSError: The write failed; the incomplete file was removed.

@@ -77,7 +77,12 @@ class HuggingFaceStorageReader(ByteStorageReader):
 
 
 class SafetensorsBackend(StoreBackend):
-    """Read-only `StoreBackend` for safetensors files."""
+    """Read-only `StoreBackend` for safetensors files.
+
+    Args:
+        path: Path of the file or folder; see `HuggingFaceStorageReader`.
+        threads: Number of threads that read.
+    """
 
     def __init__(self, path: str | os.PathLike[str], *, threads: int = 1) -> None:
         place = file_path(path)
@@ -95,6 +100,6 @@ class SafetensorsBackend(StoreBackend):
         return open_safetensors(self._place, ties=False).index
 
     def begin_save(self, *, overwrite: bool, save_id: str | None = None) -> str:
-        """Raise an error: this backend only reads. Use `HuggingFaceStorageWriter` to write safetensors files."""
+        """Raise UnsupportedFormatError: this backend only reads. `HuggingFaceStorageWriter` writes safetensors."""
         del overwrite, save_id
         raise UnsupportedFormatError(f"{self._place}: write safetensors with HuggingFaceStorageWriter")

@@ -175,7 +175,7 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
         return replace(plan, splittable=False, aliases=None)
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Assign file names to each rank, after removing the files of killed saves.
+        """Remove the files of killed saves; return the plans with file names for each rank as `storage_data`.
 
         Raises:
             MissingKeyError: `fqn_to_index_mapping` lacks the name of a tensor.
@@ -209,7 +209,7 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
         return self.fqn_to_index_mapping[fqn]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
-        """Write this rank's files, durably, under temporary names."""
+        """Write this rank's files, durably, under temporary names; returns a completed future of the items' results."""
         placement = plan.storage_data
         if not isinstance(placement, Placement):
             raise DcpError(f"rank {self._rank}: the plan lost its storage data; a planner's finish_plan must keep it")

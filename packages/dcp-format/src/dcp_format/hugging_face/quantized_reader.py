@@ -115,7 +115,7 @@ class QuantizedHuggingFaceStorageReader(HuggingFaceStorageReader):
         return TensorStorageMetadata(replace(values.properties, dtype=self.target_dtype), size, [chunk])
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> torch.futures.Future[None]:
-        """Read all items of the plan; quantised tensors are read one at a time, with their scales."""
+        """Read all items of the plan, and return a completed future; quantised tensors are read one at a time."""
         if self._raw is None:
             self._pairs, self._raw = {}, self._metadata
         logical = self._metadata

@@ -67,7 +67,7 @@ class Stamp:
 
     @classmethod
     def next(cls, folder: Path, save_id: str, files: int) -> Stamp:
-        """Return the stamp of a new save that replaces the current set in a folder."""
+        """Return the stamp of a new save of `files` files that replaces the current set in a folder."""
         store = LocalStore(folder)
         names = sorted(path.name for path in folder.glob(f"*{SUFFIX}") if is_writers_name(path.name))
         highest = 0

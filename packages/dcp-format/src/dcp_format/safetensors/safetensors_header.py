@@ -97,7 +97,7 @@ def build_header(
     Args:
         tensors: Name, torch's dtype name, and sizes of each tensor. If dtypes with larger elements come first, all
             tensors are aligned.
-        metadata: Pairs of strings to write as `__metadata__`.
+        metadata: Pairs of strings to write as `__metadata__`; None for none.
 
     Raises:
         UnsupportedValueError: Safetensors has no such dtype, a tensor is named `__metadata__`, or the header is longer

@@ -73,7 +73,7 @@ def earlier_files(folder: Path) -> set[str]:
 
 
 def open_safetensors(path: str | os.PathLike[str], *, ties: bool = True) -> Folder:
-    """Open a safetensors file, or all safetensors files of a folder, as an index.
+    """Open a safetensors file, or all safetensors files of a folder; returns their index and store.
 
     Args:
         path: Path of a `.safetensors` file, of an `….index.json`, or of a folder, whose index is

@@ -107,7 +107,14 @@ def _entries(content: Content) -> list[TensorEntry]:
 def write_tensor_file(
     sink: Sink, entries: Sequence[TensorEntry], metadata: Mapping[str, str], *, max_inflight_bytes: int
 ) -> None:
-    """Write one safetensors file: the header, then each tensor's bytes, larger element sizes first for alignment."""
+    """Write one safetensors file: the header, then each tensor's bytes, larger element sizes first for alignment.
+
+    Args:
+        sink: Sink of the new file, which the caller closes.
+        entries: The tensors to write.
+        metadata: Pairs of strings for the header's `__metadata__`.
+        max_inflight_bytes: Limit of the size of a piece of a tensor in memory, in bytes.
+    """
     ordered = sorted(entries, key=lambda entry: -ITEM_BYTES[entry.dtype])
     sink.write([build_header([(entry.name, entry.dtype, entry.shape) for entry in ordered], metadata)])
     for entry in ordered:

@@ -62,7 +62,7 @@ class ArchiveRecords:
         self._check(record for record in self._unchecked if _VALUES not in record.name)
 
     def check_range(self, start: int, nbytes: int) -> None:
-        """Check the CRCs of records that overlap a byte range of the file. Raises CorruptCheckpointError for damage."""
+        """Check the CRCs of records that overlap `nbytes` bytes from `start` on. Raises CorruptCheckpointError."""
         stop = start + nbytes
         self._check(
             record for record in self._unchecked if record.start < stop and start < record.start + record.stored_bytes

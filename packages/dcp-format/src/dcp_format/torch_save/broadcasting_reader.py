@@ -31,7 +31,7 @@ class BroadcastingTorchSaveReader(StorageReader):
     The file is mapped into memory and broadcast in pieces: besides its own tensors, a rank holds one piece at a time.
 
     Args:
-        checkpoint_id: Path of the file.
+        checkpoint_id: Path of the file; None if `load` gets it as its `checkpoint_id`.
         coordinator_rank: Rank that reads the file.
 
     Ranks: every rank of the default group, with the same names in its template; collective.

@@ -31,7 +31,7 @@ _PACK_BYTES = 1 << 20
 class ZipFileWriter:
     """Writer of a zip archive: `add` appends a record to a `Sink`, `finish` writes the archive's directory.
 
-    Record names get the prefix `archive/`, which `torch.load` expects. The caller closes the sink after `finish`.
+    Record names get the prefix `archive/`: `torch.load` requires a folder. The caller closes the sink after `finish`.
 
     Args:
         sink: A new `Sink`, to which nothing has been written.

@@ -27,7 +27,7 @@ def crc32(data: Buffer, value: int = 0) -> int:
 
 
 def combine(first: int, second: int, second_bytes: int) -> int:
-    """Return the CRC32 of two concatenated byte ranges, from their CRC32s and the length of the second in bytes."""
+    """Return the CRC32 of two concatenated byte ranges, given their CRC32s and the second's length in bytes."""
     return isal_zlib.crc32_combine(first, second, second_bytes)
 
 

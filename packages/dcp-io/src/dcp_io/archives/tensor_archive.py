@@ -61,7 +61,7 @@ def tensor_frame(dtype: str, sizes: tuple[int, ...], item_bytes: int | None = No
     Args:
         dtype: Name of the torch dtype without `torch.`; no quantized dtype, since its tensors need their quantizer.
         sizes: Sizes of the tensor in elements; `()` for a 0-dimensional tensor.
-        item_bytes: Bytes per element; needed only for a dtype that is newer than this package.
+        item_bytes: Bytes per element; None for a dtype that this package knows.
 
     Returns:
         The frame; `payload_bytes` is the length that the payload must have (row-major, little-endian elements).

@@ -119,7 +119,7 @@ def directory_end(start: int, size: int, count: int) -> bytes:
 
 
 def zip64_directory_end(start: int, size: int, count: int) -> bytes:
-    """Return the zip64 record between directory and `directory_end`, for 64-bit numbers; same arguments."""
+    """Return the zip64 record before `directory_end`, for 64-bit numbers; it takes the arguments of `directory_end`."""
     version = _ZIP64_VERSION
     return ZIP64_END.pack(b"PK\x06\x06", 44, version, version, 0, 0, count, count, size, start) + ZIP64_LOCATOR.pack(
         b"PK\x06\x07", 0, start + size, 1

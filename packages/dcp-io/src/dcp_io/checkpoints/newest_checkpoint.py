@@ -21,7 +21,7 @@ def check_checkpoint(store: Store, *, deep: bool = False, entries: Sequence[Entr
     Args:
         store: The checkpoint's folder.
         deep: Whether to read all data files as well, and check every CRC.
-        entries: The folder's listing, if the caller already has it.
+        entries: The folder's listing, if the caller already has it; None lists the folder.
 
     Raises:
         CheckpointNotFoundError: There is no complete index, or a data file is missing; the message names it.

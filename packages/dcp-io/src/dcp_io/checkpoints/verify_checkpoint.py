@@ -61,8 +61,11 @@ def verify_checkpoint(
     Args:
         checkpoint: The folder, as a path or as a store; for a URI pass `open_store(uri)`.
         threads: Number of files to read at the same time, at least 1.
-        on_read: Progress callback, called with the number of bytes just read, by one thread at a time.
-        on_total: Called once, before `on_read`, with the total number of bytes to read from data files.
+        on_read: Progress callback or None, called with the number of bytes just read, by one thread at a time.
+        on_total: Callback or None, called once before `on_read` with the number of bytes to read from data files.
+
+    Returns:
+        A report with all problems, none for a sound checkpoint. Damage of the checkpoint is not raised as an error.
 
     Returns:
         A report with all problems, none for a sound checkpoint. Damage of the checkpoint is not raised as an error.

@@ -56,6 +56,9 @@ def verify_file(
             last item.
         on_read: Progress callback: called with the number of bytes just read.
 
+    Returns:
+        The problems, none for a sound file; the number of bytes checked; and the keys of items without CRCs.
+
     Raises:
         OSError: The storage failed.
     """

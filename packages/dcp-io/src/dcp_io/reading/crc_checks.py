@@ -60,7 +60,7 @@ def check_blocks(
         start: First position in the stored range; a CRC must be recorded there.
         stop: End position in the stored range; a CRC must be recorded there.
         buffers: The bytes that were read.
-        value: CRC32 of the stored range up to `stop`, if already computed.
+        value: CRC32 of the stored range up to `stop`, if already computed; None computes it.
 
     Raises:
         CorruptCheckpointError: A CRC does not match; the message names the first bad block.
@@ -82,7 +82,7 @@ def check_blocks(
 
 
 def check_whole(key: str, item: StoredItem, crcs: Mapping[int, tuple[int, int]]) -> None:
-    """Check a whole stored range against the item's single CRC, from the CRC32s of its consecutive pieces.
+    """Check a whole stored range against the item's single CRC, given the CRC32s of the pieces that were read.
 
     Args:
         key: FQN of the item, for error messages.

@@ -52,7 +52,7 @@ def read_items(
     changed_keys: set[str] | None = None,
     max_inflight_bytes: int = MAX_INFLIGHT_BYTES,
 ) -> ReadStats:
-    """Fill every request's destination and call its `piece` and `done` with verified bytes, or raise.
+    """Fill every request's destination, and call its `piece` and `done` with verified bytes, or raise an error.
 
     Unless `verify` is False or the item carries no CRC, `done` is never called for bytes that differ from those
     written. After an error a destination may hold unverified bytes, except with `verify="before"`. No byte of an item
@@ -64,7 +64,7 @@ def read_items(
         threads: Limit of the number of reader threads, at least 1.
         verify: CRC checks of the data; see `Verify`.
         changed_keys: A set to which the function adds, also before it raises, the key of every request whose
-            destination may have changed or whose `piece` or `done` was called.
+            destination may have changed or whose `piece` or `done` was called; or None.
         max_inflight_bytes: Limit of the memory for buffers of all threads together, but at least one CRC block (1 MiB).
             Destinations do not count, nor does the memory for a request that has neither `into` nor `piece`.
 

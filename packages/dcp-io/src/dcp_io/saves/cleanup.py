@@ -96,6 +96,12 @@ def remove_dead_saves(store: Store, dead: Iterable[FoundMarker], current: Curren
     If the dead save published the current index, it was killed after publishing: the files that it replaced are
     removed. Otherwise the dead save's own files are removed. If the current index cannot be read, the two cases cannot
     be distinguished, and no file is removed.
+
+    Args:
+        store: The checkpoint's folder.
+        dead: Markers of the dead saves.
+        current: The current checkpoint of the folder.
+        entries: The folder's listing.
     """
     if current.damage is not None:
         return

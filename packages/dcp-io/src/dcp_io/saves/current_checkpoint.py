@@ -50,7 +50,7 @@ def read_current(store: Store, entries: list[Entry] | None = None) -> Current:
 
     Args:
         store: The checkpoint's folder.
-        entries: The folder's listing, if the caller has a fresh one.
+        entries: The folder's listing, if the caller has a fresh one; None lists the folder.
 
     Raises:
         OSError: The storage failed, so the state of the folder is unknown.

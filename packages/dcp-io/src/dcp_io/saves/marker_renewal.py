@@ -16,7 +16,12 @@ _MIN_SECONDS, _MAX_SECONDS = 0.1, 60.0
 class Renewal:
     """Daemon thread that renews a save marker, from `start` to `stop`, before the marker becomes stale.
 
-    If the storage fails, the thread tries again after the interval; if the marker is gone, it sets `lost` and ends.
+    If the storage fails, the thread tries again at the next renewal; if the marker is gone, it sets `lost` and ends.
+
+    Args:
+        store: The checkpoint's folder.
+        name: File name of the marker.
+        stale_after_seconds: Time without renewal after which the marker is stale.
     """
 
     def __init__(self, store: Store, name: str, stale_after_seconds: float) -> None:

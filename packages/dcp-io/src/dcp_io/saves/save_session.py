@@ -125,7 +125,9 @@ class SaveSession:
         rank: int | None = None,
         sync: bool = True,
     ) -> SaveSession:
-        """Claim the folder for a new save, unless another live save owns it; remove leftovers of dead saves.
+        """Claim the folder for a new save, unless another live save owns it, and return the session of the new save.
+
+        Leftovers of dead saves are removed.
 
         Args:
             store: The checkpoint's folder, which is made if it is missing.

@@ -16,6 +16,11 @@ def start_writeback(fd: int, offset: int, length: int) -> None:
 
     This is only a hint: a system without support for it does nothing, and the caller must still call fsync, which
     reports errors of the device.
+
+    Args:
+        fd: File descriptor.
+        offset: Start of the range in the file, bytes.
+        length: Length of the range, bytes.
     """
     call = _sync_file_range()
     if call is not None and length > 0:

@@ -36,7 +36,7 @@ class LocalStore(Store):
     Args:
         path: Path of the folder, which need not exist before `make`. Symbolic links in its path are followed; links
             inside it must not lead out of it.
-        linked: Another folder to which symbolic links in this folder may lead, for reading.
+        linked: Another folder to which symbolic links in this folder may lead, for reading; None for no other.
 
     Example:
         ```python
@@ -78,7 +78,7 @@ class LocalStore(Store):
         return _LocalSink(name, path)
 
     def publish(self, name: str, data: Buffer, *, tag: str = "", sync: bool = True) -> None:
-        """Replace the file atomically, by renaming a temporary file in the same folder."""
+        """Replace the file atomically, by renaming a temporary file in the same folder; see `Store.publish`."""
         path = self._inside(name)
         folder, base = os.path.split(path)
         temporary = os.path.join(folder, f".{base}.{tag}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}")
@@ -173,7 +173,7 @@ class LocalStore(Store):
             return ()
 
     def remove_folder(self) -> None:
-        """Remove the folder durably if it is empty; a symbolic link to a folder, and the folder, are kept."""
+        """Remove the folder durably if it is empty; if its path is a symbolic link, nothing is removed."""
         try:
             os.rmdir(self._path)
         except OSError as error:

@@ -29,7 +29,7 @@ def open_store(uri: str | os.PathLike[str], *, storage_options: Mapping[str, Any
 
     Args:
         uri: A path, `file://…`, or a URI whose scheme an installed package handles.
-        storage_options: Options of the storage, such as an endpoint; documented by the package of the store.
+        storage_options: Options of the storage, such as an endpoint, which its package documents; None for none.
 
     Raises:
         StoreNotFoundError: No installed package handles the scheme; the message names the package to install.

@@ -71,8 +71,12 @@ class Sink(ABC):
 class Source:
     """An open object of a store, which several threads may read at once.
 
-    The default implementation calls `Store.read_into` for each read; stores with open files or connections override
-    `Store.open`, which returns their own `Source`.
+    The default implementation calls `Store.read_into` for each read. A store with open files or connections overrides
+    `Store.open` to return a `Source` class of its own.
+
+    Args:
+        store: Store of the object.
+        name: Name of the object.
 
     Example:
         ```python

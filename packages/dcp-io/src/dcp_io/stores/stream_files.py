@@ -48,13 +48,19 @@ class StreamFileSystem(Protocol):
 
 
 def read_all(fs: StreamFileSystem, place: Any) -> bytes:
-    """Read all bytes of a file. Raises the errors of the file system."""
+    """Read all bytes of the file at the path `place`. Raises the errors of the file system `fs`."""
     with fs.create_stream(place, "rb") as stream:
         return bytes(stream.read())
 
 
 class StreamSink(Sink):
-    """Sink that writes to a stream. It counts the position itself, since most upload streams cannot report theirs."""
+    """Sink that writes to a stream. It counts the position itself, since most upload streams do not report a position.
+
+    Args:
+        fs: File system of the file.
+        name: Name of the object in its store.
+        place: Path of the file, in the form that `fs` uses.
+    """
 
     def __init__(self, fs: StreamFileSystem, name: str, place: Any) -> None:
         self._fs = fs
@@ -119,7 +125,14 @@ class StreamSink(Sink):
 
 
 class StreamSource(Source):
-    """Source that reads from a stream. A stream has a single position, so reads run one at a time."""
+    """Source that reads from a stream. A stream has a single position, so reads run one at a time.
+
+    Args:
+        store: Store of the object.
+        fs: File system of the file.
+        name: Name of the object in its store.
+        place: Path of the file, in the form that `fs` uses.
+    """
 
     __slots__ = ("_context", "_lock", "_stream")
 

@@ -78,7 +78,7 @@ class StreamStore(Store):
         return sink
 
     def publish(self, name: str, data: Buffer, *, tag: str = "", sync: bool = True) -> None:
-        """Replace the file by renaming a temporary file, and check that the rename replaced it."""
+        """Replace the file by renaming a temporary file, and check that it was replaced; see `Store.publish`."""
         content, place = bytes(data), self._inside(name)
         folder, slash, base = name.rpartition("/")
         temporary = f"{folder}{slash}.{base}.{tag}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}"

@@ -30,7 +30,7 @@ def sometimes(faults: tuple[Fault, ...], *, rate: float, seed: int) -> Callable[
 
     Args:
         faults: Faults to choose from.
-        rate: Probability that a request gets a fault, from 0 to 1.
+        rate: Probability that a request gets a fault, from 0 to 1; for other requests the function returns None.
         seed: Seed of the random numbers.
     """
     dice, lock = random.Random(seed), threading.Lock()

@@ -137,6 +137,12 @@ class DataFile:
     def add_alike(self, key: str, alike: Alike, data: Buffer, count: int) -> list[int]:
         """Append `count` raw payloads of one dtype and size, concatenated in `data`; equivalent to one `add` for each.
 
+        Args:
+            key: FQN of one of the items, for error messages.
+            alike: Dtype and sizes of the payloads.
+            data: The payloads, which are copied.
+            count: Number of payloads.
+
         Returns:
             The seven numbers that `add` returns, for one item after another.
         """

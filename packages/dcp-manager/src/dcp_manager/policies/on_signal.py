@@ -79,7 +79,7 @@ class SignalWatch:
         """Monotonic time at which this process received, or learned of, the first signal that ends the training."""
 
     def start(self) -> None:
-        """Install the signal handlers. Raises ValueError outside of the main thread, as Python requires."""
+        """Install the signal handlers. Raises ValueError outside of the main thread, where Python allows none."""
         if self._numbers and threading.current_thread() is not threading.main_thread():
             raise ValueError(
                 "signals can only be listened to from the main thread: make the manager there, or leave OnSignal out"

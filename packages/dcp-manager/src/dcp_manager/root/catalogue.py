@@ -121,7 +121,7 @@ class Catalogue:
         return StepFolder(step, store, tuple(store.list()))
 
     def highest(self) -> CheckpointRecord | None:
-        """Return the checkpoint with the highest step among those not known to be damaged; `restore` tries it first."""
+        """Return the checkpoint with the highest step of those not known to be damaged; None if there is none."""
         folders = map(self._folder, reversed(self._steps()))
         return next((self._record(folder) for folder in folders if folder.is_good), None)
 

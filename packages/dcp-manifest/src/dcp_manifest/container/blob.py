@@ -153,7 +153,7 @@ def pack(columns: Mapping[str, Unsigned], metadata: Mapping[str, Any]) -> bytes:
 
 
 def first_blocks(header: Header) -> tuple[dict[str, int], int]:
-    """Return, for each column, the row of its first block in `block_crcs`; also the total number of these rows."""
+    """Return name of each column → row of its first block in `block_crcs`; and the number of rows of `block_crcs`."""
     first: dict[str, int] = {}
     total = 0
     for name in sorted(header.extents):

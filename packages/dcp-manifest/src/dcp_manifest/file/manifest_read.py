@@ -89,7 +89,7 @@ class ManifestReader:
         return name in self.blob.header.columns
 
     def rows(self, name: str, total: int, dtype: type[N], start: int = 0, stop: int | None = None) -> npt.NDArray[N]:
-        """Return rows [start, stop) of a column with `total` rows, converted to `dtype`."""
+        """Return rows [start, stop) of a column with `total` rows, converted to `dtype`; `stop` None is `total`."""
         column = self.blob.header.columns.get(name)
         if column is None:
             raise ValueError(f"the column {name} is missing")

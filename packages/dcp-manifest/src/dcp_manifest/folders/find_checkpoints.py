@@ -199,7 +199,7 @@ def current_index(folder: Folder, entries: Sequence[Entry] | None = None) -> Che
 
     Args:
         folder: The checkpoint's folder.
-        entries: Listing of the folder, if the caller has a fresh one.
+        entries: Listing of the folder, if the caller has a fresh one; None lists the folder.
 
     Raises:
         CheckpointNotFoundError: There are indexes, but none is complete; the message names the ranks whose indexes are
@@ -227,6 +227,10 @@ def _index_times(entries: Sequence[Entry]) -> dict[str, float]:
 
 def check_files(folder: Path_ | Folder, index: CheckpointIndex) -> None:
     """Check that the data files of a checkpoint exist and are long enough, without reading them.
+
+    Args:
+        folder: The checkpoint's folder: a local path, or a `Folder` such as a store.
+        index: Index of the checkpoint.
 
     Raises:
         CheckpointNotFoundError: A data file is missing; the message names it.

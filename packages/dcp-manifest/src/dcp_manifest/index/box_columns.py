@@ -14,14 +14,14 @@ Bool = npt.NDArray[np.bool_]
 
 
 def starts(counts: npt.NDArray[np.integer[Any]]) -> I64:
-    """Return the start of each of several consecutive runs, given their lengths, and the end of the last run."""
+    """Return the starts of consecutive runs of the lengths `counts`, followed by the end of the last run."""
     sums = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=sums[1:])
     return sums
 
 
 def ranges(first: I64, last: I64) -> I64:
-    """Return all integers in several half-open ranges [first, last), concatenated."""
+    """Return all integers in the half-open ranges [`first[i]`, `last[i]`), concatenated."""
     lengths = last - first
     sums = starts(lengths)
     numbers: I64 = np.arange(int(sums[-1])) + np.repeat(first - sums[:-1], lengths)

@@ -57,7 +57,7 @@ def intersect(first: BoxLike, second: BoxLike) -> Box | None:
 def overlaps(box: BoxLike, chunks: Sequence[BoxLike]) -> list[tuple[int, tuple[int, ...], tuple[int, ...]]]:
     """Return every chunk that overlaps `box`: its position in `chunks`, and start and extent of the intersection.
 
-    The result has the order of `chunks`; all boxes belong to the same tensor.
+    The result has the order of `chunks`. All starts are positions in the tensor to which the boxes belong.
     """
     if len(chunks) <= _FEW:
         return [(row, *shared) for row, chunk in enumerate(chunks) if (shared := intersect(box, chunk)) is not None]

@@ -85,7 +85,7 @@ class BlockColumns:
     crcs: U32
 
     def starts(self) -> I64:
-        """Return the first block row of each item, and the total number of blocks (length: items + 1)."""
+        """Return the row of each item's first block, followed by the total number of blocks: items + 1 numbers."""
         return starts(self.counts)
 
 
@@ -217,22 +217,22 @@ class CheckpointIndex:
 
     @staticmethod
     def ragged_starts(columns: ItemColumns) -> RaggedStarts:
-        """Return, for each row, the start of its running CRCs, and the start of its blocks.
+        """Return two lists: each row's start in `running_crcs`, and each row's first row in the columns of blocks.
 
-        Both arrays have one number more than rows, the end; the second is empty if no item has encoded blocks.
+        Both lists end with one more number, the end of the last row; the second is empty if no item has blocks.
         """
         return starts(
             columns.running_counts()
         ).tolist(), [] if columns.blocks is None else columns.blocks.starts().tolist()
 
     def chunk_starts(self) -> I64:
-        """Return the first chunk row of each tensor, and the number of chunks (length T + 1)."""
+        """Return the row of each tensor's first chunk, followed by the number of chunks: T + 1 numbers."""
         return starts(self.tensor_chunks)
 
     def box_starts(self) -> I64:
-        """Return the start of each tensor's numbers in `chunk_offsets` and `chunk_sizes`, and the end (T + 1 rows)."""
+        """Return each tensor's start in `chunk_offsets` and `chunk_sizes`, followed by the end: T + 1 numbers."""
         return starts(self.tensor_chunks * self.tensor_ndim.astype(np.int64))
 
     def shape_starts(self) -> I64:
-        """Return the start of each tensor's numbers in `tensor_shape`, and the end (length T + 1)."""
+        """Return each tensor's start in `tensor_shape`, followed by the end: T + 1 numbers."""
         return starts(self.tensor_ndim)

@@ -60,7 +60,7 @@ def is_proper(index: CheckpointIndex, *, complete: bool) -> bool:
 
 
 def coverage_problems(index: CheckpointIndex) -> list[tuple[str, str]]:
-    """Return each tensor whose chunks do not cover it exactly: its name, and a sentence that describes the problem."""
+    """Return (name, problem as a sentence) for each tensor whose chunks do not cover it exactly."""
     if is_proper(index, complete=True):
         return []
     found: list[tuple[str, str]] = []

@@ -43,12 +43,12 @@ def text_2(value: str) -> bytes:
 
 
 def global_(module: str, name: str) -> bytes:
-    """Return pickle opcodes that push a class or function, by module and name, on the stack."""
+    """Return pickle opcodes that push the class or function `name` of a module on the stack."""
     return text(module) + text(name) + b"\x93"
 
 
 def global_2(module: str, name: str) -> bytes:
-    """Return pickle opcodes of protocol 2 that push a class or function, by module and name, on the stack."""
+    """Return pickle opcodes of protocol 2 that push the class or function `name` of a module on the stack."""
     return f"c{module}\n{name}\n".encode()
 
 
@@ -60,7 +60,11 @@ def collected(items: Sequence[bytes]) -> bytes:
 
 
 class PickleWriter:
-    """Builder of a pickle from opcodes. A memoized value can be pushed again by a few bytes."""
+    """Builder of a pickle from opcodes. A memoized value can be pushed again by a few bytes.
+
+    Args:
+        start: First bytes of the pickle; by default the opcode that says protocol 4.
+    """
 
     def __init__(self, start: bytes = b"\x80\x04") -> None:
         self._parts: list[bytes] = [start]

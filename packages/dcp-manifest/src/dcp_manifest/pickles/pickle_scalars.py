@@ -18,6 +18,10 @@ class ScalarReader:
     """Reader of scalar pickle opcodes, with a position and a stack; each method `do_x` executes one opcode.
 
     Lengths are checked against the remaining bytes before memory is allocated.
+
+    Args:
+        data: Bytes that contain the pickle.
+        at: Position in `data` at which reading begins.
     """
 
     __slots__ = ("at", "data", "stack")

@@ -169,7 +169,7 @@ State = Callable[[Budget, Any, Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class RecordClass:
-    """Stand-in for a class, whose instances become `Record`s."""
+    """Stand-in for a class that a pickle names; the pickled instances of the class become `Record`s."""
 
     name: str
 
@@ -183,7 +183,7 @@ class Function:
 
 
 class Record:
-    """An instance of a `RecordClass`, represented by its state."""
+    """A pickled instance of the class for which a `RecordClass` stands: the full name of the class, and its state."""
 
     __slots__ = ("name", "state")
 

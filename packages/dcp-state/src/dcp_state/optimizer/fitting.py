@@ -1,4 +1,4 @@
-"""Matching of saved optimizer state to one optimizer: by parameter name, group by group, with all mismatches."""
+"""Matching of saved optimizer state to the parameters and groups of one optimizer; finds all mismatches."""
 
 from __future__ import annotations
 

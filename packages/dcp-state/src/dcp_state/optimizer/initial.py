@@ -46,7 +46,12 @@ class _Known:
 
 
 class InitialStates:
-    """Initial optimizer states of one optimizer's parameters; parameters of one kind share a trial step."""
+    """Initial optimizer states of one optimizer's parameters; parameters of one kind share a trial step.
+
+    Args:
+        optimizer: The optimizer, which is never changed.
+        adapter: Adapter whose `initial_state` is asked first; None for trial steps only.
+    """
 
     def __init__(self, optimizer: torch.optim.Optimizer, adapter: OptimizerAdapter | None) -> None:
         self._optimizer = optimizer
@@ -58,6 +63,10 @@ class InitialStates:
     @torch.inference_mode(mode=False)  # the tensors are trained with later
     def of(self, group_index: int, parameters: Sequence[torch.Tensor]) -> list[dict[str, Any]]:
         """Return initial states of parameters of a group, name → value, in new tensors; empty if there is no state.
+
+        Args:
+            group_index: Position of the parameter's group in `param_groups`.
+            parameter: The parameter.
 
         Args:
             group_index: Position of the parameter's group in `param_groups`.

@@ -43,7 +43,7 @@ def get_optimizer_state_dict(
         model: The model whose parameters the optimizers hold; see `get_model_state_dict`.
         optimizers: One or several optimizers; the result has their groups one after another.
         submodules: Modules to whose parameters the state is limited; None for all parameters (deprecated).
-        options: Options; see `StateDictOptions`.
+        options: Options; None for the defaults of `StateDictOptions`.
 
     Returns:
         `{"state": {FQN: {name: value}}, "param_groups": […]}` with FQNs as `params`, or the flat form; see
@@ -78,7 +78,7 @@ def set_optimizer_state_dict(
         optimizers: One or several optimizers.
         optim_state_dict: Optimizer state, nested or flat, or the `optimizer.state_dict()` of a single optimizer; not
             changed.
-        options: Options; see `StateDictOptions`.
+        options: Options; None for the defaults of `StateDictOptions`.
 
     Returns:
         A report of the names of state that was restored, initialised and dropped (None in stock).
@@ -103,7 +103,7 @@ def optimizer_state(
     options: StateDictOptions,
     submodules: set[nn.Module] | None = None,
 ) -> dict[str, Any]:
-    """Return the result of `get_optimizer_state_dict` for modules of one model whose names are known."""
+    """Return the result of `get_optimizer_state_dict`, which has the other arguments, for modules with known names."""
     names = optimizer_names(parts)
     state: dict[str, Any] = {}
     groups: list[dict[str, Any]] = []
@@ -185,7 +185,7 @@ def restore_optimizers(
     state_dict: Mapping[str, Any],
     options: StateDictOptions,
 ) -> StateReport:
-    """Do the work of `set_optimizer_state_dict` for modules of one model whose names are known."""
+    """Do the work of `set_optimizer_state_dict` for modules with known names of one model, and return its result."""
     optimizers = as_optimizers(optimizers)
     names = optimizer_names(parts)
     initial = [InitialStates(optimizer, _adapter_of(optimizer)) for optimizer in optimizers]
@@ -218,7 +218,16 @@ def restore_saved(
     adopt: bool,
     initial: Sequence[InitialStates] | None = None,
 ) -> StateReport:
-    """Match saved state to each optimizer, and load it; if it does not fit one of them, no optimizer is changed."""
+    """Match saved state to each optimizer, and load it; if it does not fit one of them, no optimizer is changed.
+
+    Args:
+        optimizers: The optimizers.
+        names: Names of their parameters.
+        saved: The saved state, which is not changed.
+        options: Options; only `strict` is used.
+        adopt: Whether optimizers may take the saved tensors themselves, without a copy.
+        initial: Initial states of the parameters of each optimizer; None finds them.
+    """
     if initial is None:
         initial = [InitialStates(optimizer, _adapter_of(optimizer)) for optimizer in optimizers]
     empty_groups = iter(saved.empty_groups)

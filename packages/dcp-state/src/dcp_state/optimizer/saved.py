@@ -108,7 +108,10 @@ def flatten_optimizer_state(state_dict: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rename(state_dict: Mapping[str, Any], function: Callable[[str], str]) -> dict[str, Any]:
-    """Rename the parameters in a nested optimizer state dict; tensors are not copied. An empty dict stays empty."""
+    """Rename the parameters in a nested optimizer state dict by `function` (name → new name); copies no tensor.
+
+    An empty dict stays empty.
+    """
     if not state_dict:
         return {STATE: {}, GROUPS: []}
     return {

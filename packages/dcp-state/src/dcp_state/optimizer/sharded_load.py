@@ -33,7 +33,7 @@ def load_sharded_optimizer_state_dict(
         model_state_dict: Sharded state dict of the model, by FQN; optimizer state is sharded like its parameter.
         optimizer_key: Key of the optimizer state in the saved state dict.
         storage_reader: Storage reader of the checkpoint.
-        planner: Load planner; see `dcp_core.load`.
+        planner: Load planner; None for `DefaultLoadPlanner`.
 
     Returns:
         `{optimizer_key: state}`, nested like the saved state dict, with sharded tensors, whole tensors and objects.

@@ -182,12 +182,11 @@ def step_stand_in(
 ) -> None:
     """Take one step of a stand-in without side effects: generators of random numbers, hooks and modes are restored.
 
-    A step of torch's own optimizers ends after they have made their state, before the update.
+    A step of an optimizer class of torch ends after the optimizer has made its state, before the update.
 
     Args:
-        stand_in: Stand-in of `make_stand_in`.
-        closure: Argument of the step, if there is one.
-        only_prepare: Whether to end before the update even if no state was made; requires `prepares_state`.
+        stand_in: The stand-in, with one parameter.
+        closure: Argument for `step`; None calls `step` without an argument.
     """
     function = _step_of(type(stand_in))
     trial = stand_in.param_groups[0]["params"][0]

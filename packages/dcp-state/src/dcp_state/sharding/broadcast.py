@@ -31,7 +31,7 @@ class _Sent:
 def broadcast_model(
     known_tensors: Mapping[str, torch.Tensor], state_dict: Mapping[str, Any], *, may_be_empty: bool = False
 ) -> tuple[dict[str, Any], set[str]]:
-    """Fill the parameters and buffers of a model, by FQN, from rank 0's state dict.
+    """Fill a model's parameters and buffers with the values of the same FQNs in rank 0's state dict.
 
     Args:
         known_tensors: Parameters and buffers to fill in place.

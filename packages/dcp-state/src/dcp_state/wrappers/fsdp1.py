@@ -56,14 +56,14 @@ class Fsdp1Adapter(ModuleAdapter):
     def name_optimizer_state(
         self, root: nn.Module, optimizer: torch.optim.Optimizer, packed: dict[str, Any], options: StateDictOptions
     ) -> dict[str, Any]:
-        """Return the optimizer state by name, by FSDP's `optim_state_dict`, with the optimizer's hyperparameters."""
+        """Return the result of FSDP's `optim_state_dict`: state and groups with names of parameters."""
         with _state_dict_type(root, options):
             return dict(FullyShardedDataParallel.optim_state_dict(root, optimizer, packed))
 
     def pack_optimizer_state(
         self, root: nn.Module, optimizer: torch.optim.Optimizer, named: dict[str, Any], options: StateDictOptions
     ) -> dict[str, Any]:
-        """Return the argument for `optimizer.load_state_dict`, by FSDP's `optim_state_dict_to_load`."""
+        """Return the argument for `optimizer.load_state_dict`, which FSDP's `optim_state_dict_to_load` makes."""
         with _state_dict_type(root, options):
             return dict(FullyShardedDataParallel.optim_state_dict_to_load(root, optimizer, named))
 
