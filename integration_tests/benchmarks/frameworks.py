@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from integration_tests.benchmarks.figures import paired
@@ -52,7 +53,7 @@ def measure(contenders: dict[str, Contender], root: Path, rounds: int) -> None:
                 _together(act)
                 if turn:
                     taken.setdefault((what, name), []).append(time.perf_counter() - start)
-            _together(lambda name=name, folder=folder: sizes.update({name: file_sizes(folder)["bytes"]}))
+            _together(partial(_note_size, sizes, name, folder))
             _together(partial(remove, folder))
     if dist.is_initialized() and dist.get_rank():
         return
@@ -62,6 +63,10 @@ def measure(contenders: dict[str, Contender], root: Path, rounds: int) -> None:
         assert ratio is not None
         text = f"{statistics.median(seconds):.3f} s, {sizes[name] / 1e6:.1f} MB; {first} ÷ this: {ratio.median:.2f}"
         print(f"{what:4} {name:24} {text} ({ratio.low:.2f} to {ratio.high:.2f})", flush=True)
+
+
+def _note_size(sizes: dict[str, int], name: str, folder: Path) -> None:
+    sizes[name] = file_sizes(folder)["bytes"]
 
 
 def _together(act: Act) -> None:
@@ -79,7 +84,7 @@ def torchtitan(layers: int) -> dict[str, Contender]:
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(layers)))
-    fully_shard(model, mesh=dist.init_device_mesh("cpu", (dist.get_world_size(),)))
+    fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(2, 1024)).sum().backward()
     optimizer.step()

@@ -65,12 +65,8 @@ class InitialStates:
         """Return initial states of parameters of a group, name → value, in new tensors; empty if there is no state.
 
         Args:
-            group_index: Position of the parameter's group in `param_groups`.
-            parameter: The parameter.
-
-        Args:
-            group_index: Position of the parameter's group in `param_groups`.
-            parameter: The parameter.
+            group_index: Position of the parameters' group in `param_groups`.
+            parameters: Parameters of this group.
 
         Raises:
             UnsupportedOptimizerError: The trial step on the stand-in failed; the optimizer itself was not changed.
