@@ -141,7 +141,8 @@ class FoundMarker:
 
 def marker_name(save_id: str, rank: int | None) -> str:
     """Return the file name of a save's marker; `rank` is its rank in a save without a coordinator, otherwise None."""
-    return f"{_PREFIX}{save_id}" if rank is None else f"{_PREFIX}{save_id}.r{rank}"
+    name = f"{SAVE_MARKER_PREFIX}{save_id}"
+    return name if rank is None else f"{name}.r{rank}"
 
 
 def check_save_id(save_id: str) -> str:

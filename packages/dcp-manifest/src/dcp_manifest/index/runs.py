@@ -20,9 +20,9 @@ Positions = npt.NDArray[np.int64]
 class Runs:
     """Regular grid of byte runs: each has `run_bytes` bytes, the first begins at byte `start`.
 
-    Along dimension d the runs have `counts[d]` positions, at distances of `strides[d]` bytes; the outermost dimension is
-    first. A stride is at least the span of the inner dimensions, so runs are ascending and never overlap. A grid without
-    dimensions is a single run.
+    Along dimension d the runs have `counts[d]` positions at distances of `strides[d]` bytes; the first dimension is the
+    outermost. A stride is at least the span of the inner dimensions, so runs are ascending and never overlap. A grid
+    without dimensions is a single run.
     """
 
     start: int

@@ -62,11 +62,11 @@ class InitialStates:
 
     @torch.inference_mode(mode=False)  # the tensors are trained with later
     def of(self, group_index: int, parameters: Sequence[torch.Tensor]) -> list[dict[str, Any]]:
-        """Return initial states of parameters of a group, name → value, in new tensors; empty if there is no state.
+        """Return the initial state (name → value) of each parameter, in new tensors; empty if there is no state.
 
         Args:
             group_index: Position of the parameters' group in `param_groups`.
-            parameters: Parameters of this group.
+            parameters: Parameters of the group.
 
         Raises:
             UnsupportedOptimizerError: The trial step on the stand-in failed; the optimizer itself was not changed.

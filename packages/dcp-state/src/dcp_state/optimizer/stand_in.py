@@ -185,8 +185,9 @@ def step_stand_in(
     A step of an optimizer class of torch ends after the optimizer has made its state, before the update.
 
     Args:
-        stand_in: The stand-in, with one parameter.
+        stand_in: Stand-in of `make_stand_in`.
         closure: Argument for `step`; None calls `step` without an argument.
+        only_prepare: Whether to end before the update even if no state was made; requires `prepares_state`.
     """
     function = _step_of(type(stand_in))
     trial = stand_in.param_groups[0]["params"][0]
