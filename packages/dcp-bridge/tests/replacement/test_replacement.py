@@ -140,6 +140,16 @@ def test_what_we_do_not_have_stays_stocks_and_is_said():
     assert "save" not in made.kept.get(f"{STOCK}.state_dict_saver", ())
 
 
+def test_records_that_stocks_private_functions_make_are_understood_by_ours():
+    with replace_stock():
+        planning = importlib.import_module(f"{STOCK}.default_planner")
+        metadata = planning._create_default_local_metadata(STATE)
+        assert type(metadata) is original_stock("metadata").Metadata
+        plan = planning.create_default_local_load_plan(dict(STATE), metadata)
+    assert type(plan) is dcp_core.LoadPlan
+    assert [item.dest_index.fqn for item in plan.items] == ["w", "step"]
+
+
 def test_everything_is_as_before_also_after_an_error():
     replace_stock().undo()  # which imports what stock had not imported yet
     before = picture()

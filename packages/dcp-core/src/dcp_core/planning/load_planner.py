@@ -17,6 +17,7 @@ from dcp_core.errors import CorruptCheckpointError, DcpError, MissingKeyError, N
 from dcp_core.objects.object_bytes import load_object
 from dcp_core.planning.load_report import LoadMismatchError, suggest
 from dcp_core.planning.read_items import LoadRules, LocalLoadPlan, plan_local_load
+from dcp_core.records.foreign_records import as_metadata
 from dcp_core.records.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 from dcp_core.records.plan import LoadPlan, ReadItem
 from dcp_core.records.protocols import LoadPlanner
@@ -40,13 +41,14 @@ def create_default_local_load_plan(state_dict: dict[str, Any], metadata: Metadat
 
     Args:
         state_dict: FQN → tensor of any kind, or object.
-        metadata: Metadata of the checkpoint.
+        metadata: Metadata of the checkpoint; stock's is converted.
         strict: Whether FQNs that are missing from the checkpoint are an error.
 
     Raises:
         LoadMismatchError: The template does not match the checkpoint; the message lists all mismatches.
     """
-    planned = plan_local_load(state_dict, metadata, LoadRules(allow_missing=not strict, allow_lossy_casts=True))
+    rules = LoadRules(allow_missing=not strict, allow_lossy_casts=True)
+    planned = plan_local_load(state_dict, as_metadata(metadata), rules)
     if planned.problems:
         raise LoadMismatchError(planned.problems)
     return LoadPlan(planned.items)
