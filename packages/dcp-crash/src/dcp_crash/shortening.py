@@ -23,7 +23,8 @@ def shorten(tid: int, name: str, values: kernel.Registers) -> Callable[[], None]
         values: Registers of the thread, which the function may change.
 
     Returns:
-        Function that restores the memory of the thread; call it after the write.
+        Function that undoes changes in the memory of the thread (lengths in a vector of buffers; none for a plain
+            `write`); call it after the write.
     """
     if name in _COUNTS:
         register = _COUNTS[name]

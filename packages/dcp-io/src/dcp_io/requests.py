@@ -119,7 +119,8 @@ class Alike(Protocol):
 class Writable(Protocol):
     """Protocol of a request to write one item; `WriteRequest` implements it.
 
-    A request may also have an attribute `alike`: None, or an `Alike` that many requests share.
+    A request may also have an attribute `alike`: the `Alike` that it shares with the other requests of a group of
+    small tensors with one dtype and size, whose bytes are then fetched together; or None.
     """
 
     @property

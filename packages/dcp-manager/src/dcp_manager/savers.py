@@ -25,6 +25,10 @@ class Saver(Protocol):
 
 
 def future_of(answer: Any) -> Future[Metadata]:
-    """Return the future, done when the checkpoint exists, of what the `save` of a `Saver` has returned."""
+    """Return the future in `answer`, the return value of `Saver.save`; it is done when the checkpoint exists.
+
+    Args:
+        answer: The future itself, or an object whose attribute `upload_completion` is the future.
+    """
     future: Future[Metadata] = getattr(answer, "upload_completion", answer)
     return future

@@ -43,9 +43,9 @@ class Client:
         native: The obstore store of the container.
         root: URI of the container, for error messages.
         deadline_seconds: Time after which a request is not retried.
-        unrepeated: An obstore store of the same container that does not retry, for conditional requests. This class
-            retries them, since a retry can fail because the first attempt has already changed the object. None takes
-            `native`.
+        unrepeated: An obstore store of the same container whose own retries are off, for conditional requests. A
+            repeated conditional request may be refused only because the first attempt succeeded and its answer was
+            lost, so this class repeats such requests itself and checks for that case. If None, `native` is used.
         attempts: Limit of the number of attempts of a conditional request.
     """
 
@@ -149,7 +149,7 @@ class Client:
         return obstore.get_range(self.native, key, start=start, end=stop)
 
     def head(self, key: str) -> Any:
-        """Get the metadata of an object: its `size`, `last_modified`, `e_tag` and the like."""
+        """Return the metadata of an object as obstore's dict: `size`, `last_modified`, `e_tag` and others."""
         return obstore.head(self.native, key)
 
     def delete(self, key: str) -> None:

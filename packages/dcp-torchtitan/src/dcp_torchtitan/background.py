@@ -1,4 +1,4 @@
-"""Background saver for torchtitan's asynchronous modes; it can wait for the copy before the optimizer's step."""
+"""Background saver for torchtitan's asynchronous modes; training waits for the copy before the next optimizer step."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ _ANYWHERE = {str, int, float, complex, bool, bytes, type(None)}
 
 
 class NamedText(str):  # noqa: SLOT000 - there are few, and mypy knows no slots of text
-    """Portable key in place of a key of a `str` subclass: equal to the same text, same `str()` and `repr()`."""
+    """Portable key for a key of a `str` subclass: equals the same text, and has the original `str()` and `repr()`."""
 
     _name: str
     _repr: str

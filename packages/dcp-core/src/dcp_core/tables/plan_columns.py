@@ -149,7 +149,11 @@ class PlanColumns:
         return first
 
     def chunk_rows(self, tensors: I64) -> I64:
-        """Return the row numbers of all chunks of the tensors whose row numbers are given."""
+        """Return the rows, in the columns of chunks, of all chunks of some tensors.
+
+        Args:
+            tensors: Rows of these tensors in the columns of tensors.
+        """
         first = self.index.chunk_starts()
         return ranges(first[:-1][tensors], first[1:][tensors])
 

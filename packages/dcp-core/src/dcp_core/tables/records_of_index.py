@@ -215,7 +215,7 @@ class StorageRecords:
         return sum(int(each.length.sum()) for each in columns if each is not None), self._index.files
 
     def keys(self) -> Iterator[MetadataIndex]:
-        """Yield the `MetadataIndex` of all items: first chunks of tensors, then objects."""
+        """Yield the `MetadataIndex` of all items: the chunks of all tensors, then the objects."""
         if self._index.chunk_items is not None:
             for name, row in self._records.tensors.items():
                 for position, offset in enumerate(self._records.offsets(row)):
@@ -241,7 +241,7 @@ class StorageRecords:
         return self._records.chunk_starts[row] + position, self._index.chunk_items
 
     def items(self) -> Iterator[tuple[MetadataIndex, StorageInfo]]:
-        """Yield all pairs (`MetadataIndex`, `StorageInfo`): first chunks of tensors, then objects."""
+        """Yield all pairs (`MetadataIndex`, `StorageInfo`): the chunks of all tensors, then the objects."""
         if self._index.chunk_items is not None:
             for name, row in self._records.tensors.items():
                 start = self._records.chunk_starts[row]

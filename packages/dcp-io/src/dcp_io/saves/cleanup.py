@@ -122,7 +122,7 @@ def remove_dead_saves(store: Store, dead: Iterable[FoundMarker], current: Curren
 
 
 def remove_orphans(store: Store, entries: Iterable[Entry], *, now: float, stale_after_seconds: float) -> None:
-    """Remove old temporary files of markers, left by saves that were killed before they published their marker.
+    """Remove old temporary files of save markers, left by saves that were killed before they renamed the marker.
 
     Args:
         store: The checkpoint's folder.

@@ -60,9 +60,9 @@ class OnSignal(SavePolicy):
 class SignalWatch:
     """Recorder of signals to this process, which replaces their handlers from `start` to `stop`.
 
-    The second signal that ends the training is passed to the previous handler, since a sender that repeats the signal
-    does not want to wait. Signals to other ranks do not count as the first one: a scheduler sends a signal to each
-    rank, and this process may learn of another rank's signal before its own signal arrives.
+    If this process receives a second signal of `stop_numbers`, that signal goes to the previous handler: a sender that
+    repeats itself does not want to wait. Only signals that this process received itself are counted: a scheduler
+    signals every rank, and this process may learn of another rank's signal before its own arrives.
 
     Args:
         numbers: Signals to record.
