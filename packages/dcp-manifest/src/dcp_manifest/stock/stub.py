@@ -22,7 +22,7 @@ def stub_head(reason: str) -> bytes:
     """
     sentence = (
         "this checkpoint was written by dcp (dcp-manifest) and torch.distributed.checkpoint cannot load it, because "
-        f"{reason}; load it with dcp_all.load (package dcp-all), or save it again there with layout='torch' and "
+        f"{reason}; load it with dcp_all.load (pip install dcp-all), or save it again there with layout='torch' and "
         "interop=True"
     )
     # A failed future is the shortest way to raise a chosen message inside any unpickler.
