@@ -19,6 +19,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from rich.console import Console
+from rich.text import Text
 
 from dcp_all import FileSystemWriter, plugins, run_command, save, visualize
 from dcp_inspect import plugin
@@ -90,7 +91,10 @@ def picture(name: str, arguments: list[str]) -> str:
     screen.print(f"[bold]$ dcp {' '.join(arguments)}[/]")
     with mock.patch("dcp_inspect.printing.output.console", return_value=screen):
         run_command(arguments)
-    return screen.export_svg(title=f"dcp {name}", unique_id=f"dcp-{name}")
+    # Again, since the command leaves it to the terminal to wrap a long line, and a picture would cut it.
+    wrapped = Console(record=True, width=WIDTH, force_terminal=True, highlight=False, file=io.StringIO())
+    wrapped.print(Text.from_ansi(screen.export_text(styles=True)))
+    return wrapped.export_svg(title=f"dcp {name}", unique_id=f"dcp-{name}")
 
 
 def holders() -> str:
