@@ -201,8 +201,9 @@ def test_values_of_small_objects_are_shown(tmp_path: Path, dcp: Dcp) -> None:
     save(state, checkpoint_id=tmp_path / "c", no_dist=True)
     code, out, _ = dcp("show", tmp_path / "c")
     assert code == 0
-    for line in ("step  object  7  ", "lr  object  0.1  ", "'" + "x" * 58 + "…  ", "z  object  1."):
+    for line in ("step  object  7  ", "lr  object  0.1  ", "'" + "x" * 58 + "…  "):
         assert line in out
+    assert re.search(r"^z +object +[\d.]+ (Ki)?B *$", out, re.MULTILINE)  # a complex number: its size alone
     rows = {each["name"]: each["value"] for each in json.loads(dcp("show", tmp_path / "c", "--json")[1])["values"]}
     assert (rows["step"], rows["long"], rows["z"]) == ("7", repr("x" * 100), None)
     assert "0.1" in dcp("show", tmp_path / "c", "config.*")[1]
