@@ -42,3 +42,10 @@ def test_nowhere_to_go(call: Any, checkpoint_id: str | None) -> None:
         call({}, checkpoint_id=checkpoint_id)
     assert isinstance(caught.value, RuntimeError)  # stock's
     assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize("call", [save, load])
+@pytest.mark.parametrize("path", ["run/step-1", Path("run/step-1")])
+def test_a_path_in_the_storages_place_is_told_its_name(call: Any, path: str | Path) -> None:
+    with pytest.raises(TypeError, match=r"'run/step-1' is no storage_\w+: pass checkpoint_id='run/step-1'"):
+        call({"step": 1}, path)

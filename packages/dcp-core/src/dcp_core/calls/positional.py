@@ -6,6 +6,7 @@ Source: torch 2.13 `torch.distributed.checkpoint.utils._api_bc_check` (which cal
 from __future__ import annotations
 
 import functools
+import os
 import warnings
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
@@ -23,7 +24,7 @@ def with_positional_storage(parameter: str) -> Callable[[Callable[P, R]], Callab
         parameter: Name of the keyword argument: `storage_writer` or `storage_reader`.
 
     Raises:
-        TypeError: The decorated function got the argument both by position and by keyword.
+        TypeError: The decorated function got the argument both by position and by keyword, or got a path.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -35,6 +36,10 @@ def with_positional_storage(parameter: str) -> Callable[[Callable[P, R]], Callab
                 return function(*args, **kwargs)
             if parameter in kwargs:
                 raise TypeError(f"{name}() got its {parameter} twice: as a positional argument and by name")
+            if isinstance(args[1], str | os.PathLike):  # a habit from `torch.save(state, path)`
+                raise TypeError(
+                    f"{name}(): {os.fspath(args[1])!r} is no {parameter}: pass checkpoint_id={os.fspath(args[1])!r}"
+                )
             warnings.warn(
                 f"the argument order of {name} has changed: pass {parameter}= by name", UserWarning, stacklevel=2
             )
