@@ -2,7 +2,7 @@
 
 Run: python single_process.py
 
-Run it again, and it goes on where it stopped. Delete the folder `run` to begin anew.
+Run the script again to resume from its last checkpoint. Delete the folder `run` to start over.
 """
 
 import torch

@@ -15,9 +15,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -27,11 +25,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 
-from integration_tests.benchmarks.figures import paired
-from integration_tests.benchmarks.folders import file_sizes, remove, settle
+from integration_tests.benchmarks.folders import remove
+from integration_tests.benchmarks.frameworks import Contender, measure
 
-Act = Callable[[Path], object]
-Contenders = dict[str, tuple[Act, Act]]
+PathAct = Callable[[Path], object]
+Contenders = dict[str, Contender]
 
 
 def plug_ins(layers: int) -> Contenders:
@@ -44,7 +42,7 @@ def plug_ins(layers: int) -> Contenders:
     state = {"state_dict": model.state_dict(), "optimizer_states": [optimizer.state_dict()], "global_step": 1}
     made = {"ours": DcpCheckpointIO(), "Lightning's own": TorchCheckpointIO()}
     return {
-        name: (partial(plug_in.save_checkpoint, state), partial(plug_in.load_checkpoint, map_location="cpu"))
+        name: _contender(partial(plug_in.save_checkpoint, state), partial(plug_in.load_checkpoint, map_location="cpu"))
         for name, plug_in in made.items()
     }
 
@@ -64,7 +62,7 @@ def strategies(layers: int) -> Contenders:
         fabric.launch()
         model, optimizer = trained(fabric.setup_module(_make_model(layers)), fabric)
         state = {"model": model, "optimizer": optimizer, "step": 1}
-        found[name] = (partial(fabric.save, state=state), partial(fabric.load, state=state))
+        found[name] = _contender(partial(fabric.save, state=state), partial(fabric.load, state=state))
     return found
 
 
@@ -83,37 +81,10 @@ def trained(model: Any, fabric: Any = None) -> tuple[Any, Any]:
     return model, optimizer
 
 
-def measure(contenders: Contenders, root: Path, rounds: int) -> None:
-    """Time every contender in each round, and print what rank 0 measured; the first contender is compared with."""
-    taken: dict[tuple[str, str], list[float]] = {}
-    sizes: dict[str, int] = {}
-    for turn in range(rounds + 1):
-        for name in sorted(contenders, reverse=bool(turn % 2)):
-            folder = root / f"{list(contenders).index(name)}-{turn}"
-            for what, act in zip(("save", "load"), contenders[name], strict=True):
-                settle()
-                _meet()
-                start = time.perf_counter()
-                act(folder / "one.ckpt")
-                _meet()
-                if turn:
-                    taken.setdefault((what, name), []).append(time.perf_counter() - start)
-            sizes[name] = file_sizes(folder)["bytes"]
-            _meet()
-            remove(folder)
-    if dist.is_initialized() and dist.get_rank():
-        return
-    first = next(iter(contenders))
-    for (what, name), seconds in sorted(taken.items(), reverse=True):
-        ratio = paired(taken[what, first], seconds)
-        assert ratio is not None
-        text = f"{statistics.median(seconds):.3f} s, {sizes[name] / 1e6:.1f} MB; {first} ÷ this: {ratio.median:.2f}"
-        print(f"{what:4} {name:16} {text} ({ratio.low:.2f} to {ratio.high:.2f})", flush=True)
-
-
-def _meet() -> None:
-    if dist.is_initialized():
-        dist.barrier()
+def _contender(save: PathAct, load: PathAct) -> Contender:
+    return Contender(
+        lambda folder: partial(save, folder / "one.ckpt"), lambda folder: partial(load, folder / "one.ckpt")
+    )
 
 
 def main() -> None:

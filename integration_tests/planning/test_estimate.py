@@ -144,7 +144,7 @@ def test_an_estimate_is_one_event_of_its_own_and_the_next_save_plans_as_the_firs
 
 
 class OwnFiles(dcp.FileSystemWriter):
-    """A writer that makes files that nobody else knows of."""
+    """Storage writer that creates files itself, without the methods of `ByteStorageWriter`."""
 
     def write_data(self, *arguments: Any) -> Any:
         pytest.fail("written")

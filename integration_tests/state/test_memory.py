@@ -57,6 +57,6 @@ def test_peaks_of_whole_state_dicts(ranks: Any, flat: bool) -> None:
     (get_first, set_first), (get_other, set_other) = peaks
     assert get_first <= whole + SLACK_BYTES
     assert get_other <= TENSOR_BYTES + 8 * MIB
-    # The optimizer takes new shards of its state and lets go of the old ones afterwards; else one tensor at a time.
+    # The optimizer holds its old and its new state at once; besides that, tensors are sent one at a time.
     own = 2 * LAYERS * TENSOR_BYTES // 2
     assert max(set_first, set_other) <= own + 2 * TENSOR_BYTES + 8 * MIB

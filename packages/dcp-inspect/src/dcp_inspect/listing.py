@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ from dcp_manifest import (
     file_sizes,
     index_of,
     needed_bytes,
+    rank_of_data_file,
 )
 
 __all__ = ["Listed", "find", "look_at"]
@@ -106,5 +106,5 @@ def _first_problem(needed: Mapping[str, int], sizes: Mapping[str, int | None]) -
 
 def _world_size(index: CheckpointIndex) -> int | None:
     """Return the world size of a checkpoint that stock saved, from its file names."""
-    ranks = {int(found[1]) for name in index.files if (found := re.match(r"__(\d+)_", name))}
+    ranks = [rank for name in index.files if (rank := rank_of_data_file(name)) is not None]
     return max(ranks) + 1 if ranks else None

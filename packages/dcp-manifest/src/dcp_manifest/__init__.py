@@ -16,7 +16,13 @@ from dcp_manifest.file.index_problems import Problem, verify
 from dcp_manifest.file.manifest import decode, encode, read_index
 from dcp_manifest.file.manifest_file import ManifestFile
 from dcp_manifest.folders.checkpoint_order import step_of
-from dcp_manifest.folders.file_names import DATA_SUFFIX, METADATA_NAME, SAVE_MARKER_PREFIX, is_index_name
+from dcp_manifest.folders.file_names import (
+    DATA_SUFFIX,
+    METADATA_NAME,
+    SAVE_MARKER_PREFIX,
+    is_index_name,
+    rank_of_data_file,
+)
 from dcp_manifest.folders.find_checkpoints import (
     FoundCheckpoint,
     checkpoints_below,
@@ -110,6 +116,7 @@ __all__ = [
     "printable_bytes",
     "put_aside_reason",
     "quarantine_reason",
+    "rank_of_data_file",
     "read_index",
     "read_stock",
     "scheme_of",

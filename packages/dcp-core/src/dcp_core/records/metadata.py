@@ -12,7 +12,6 @@ from __future__ import annotations
 import copy
 import os
 import pickle
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -22,6 +21,7 @@ import torch
 
 from dcp_core.records.lazy import LazyDict
 from dcp_core.records.stock_pickling import dumps_as
+from dcp_manifest.folders.file_names import rank_of_data_file
 from dcp_manifest.index.items import Framing, StoredItem
 from dcp_manifest.index.literal_keys import LiteralKey
 from dcp_manifest.printable import printable, printable_bytes
@@ -51,9 +51,6 @@ class MemoryFormatEncoding(Enum):
     TORCH_CHANNELS_LAST = 1
     TORCH_PRESERVE_FORMAT = 2
 
-
-_RANK = re.compile(r"__(\d+)_")
-"""Beginning of the names of a rank's data files, in stock's checkpoints too."""
 
 MEMORY_FORMATS = (torch.contiguous_format, torch.channels_last, torch.preserve_format)
 """The `torch.memory_format` for each number of `MemoryFormatEncoding`."""
@@ -268,7 +265,7 @@ def _summary(places: dict[Any, Any]) -> str:
             nbytes, files = sum(found.values()), {path for path, _ in found}
     except AttributeError:
         return ""
-    ranks = {match[1] for name in files if (match := _RANK.match(name))}
+    ranks = {rank_of_data_file(name) for name in files} - {None}
     by = f", by {_counted(len(ranks), 'rank')}" if ranks else ""
     return f", {printable_bytes(nbytes)} in {_counted(len({*files}), 'file')}{by}"
 

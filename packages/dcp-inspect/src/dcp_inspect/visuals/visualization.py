@@ -11,11 +11,9 @@ from typing import Any
 
 from dcp_inspect.contents import open_index
 from dcp_inspect.visuals.picture import EACH, Row, draw_holders, page
-from dcp_manifest import ITEM_BYTES, CheckpointIndex, UnsupportedFormatError, stored_tensors
+from dcp_manifest import ITEM_BYTES, CheckpointIndex, UnsupportedFormatError, rank_of_data_file, stored_tensors
 
 __all__ = ["Picture", "visualize"]
-
-_RANK = re.compile(r"__(\d+)_")
 
 
 class Picture:
@@ -97,8 +95,8 @@ def _rows_of_index(index: CheckpointIndex) -> Iterable[Row]:
     for tensor in stored_tensors(index):
         boxes: dict[Any, tuple[int, ...]] = {}
         for chunk in tensor.chunks:
-            writer = _RANK.match(chunk.item.file)
-            boxes[chunk.offsets, chunk.sizes] = (int(writer[1]),) if writer else ()
+            writer = rank_of_data_file(chunk.item.file)
+            boxes[chunk.offsets, chunk.sizes] = () if writer is None else (writer,)
         yield Row(tensor.name, tensor.dtype, tensor.shape, ITEM_BYTES.get(tensor.dtype, 1), boxes)
 
 

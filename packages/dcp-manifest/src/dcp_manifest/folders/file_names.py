@@ -14,6 +14,7 @@ __all__ = [
     "data_file_prefix",
     "is_index_name",
     "rank_index_name",
+    "rank_of_data_file",
     "rank_prefix",
 ]
 
@@ -24,6 +25,7 @@ DATA_SUFFIX = ".distcp"
 SAVE_MARKER_PREFIX = ".dcp-save-"
 """Prefix of the names of save markers, which show that a save is running; `dcp_io` writes them."""
 _RANK_INDEX = re.compile(r"__(?P<rank>\d{1,9})(?:\.(?P<save_id>[A-Za-z0-9_-]+))?\.metadata", re.ASCII)
+_RANK_DATA = re.compile(r"__(\d{1,9})_", re.ASCII)
 
 
 def rank_prefix(rank: int) -> str:
@@ -45,6 +47,12 @@ def data_file_name(prefix: str, number: int, save_id: str) -> str:
         save_id: Id of the save; it makes the names differ from those of earlier saves.
     """
     return f"{prefix}{number}.{save_id}{DATA_SUFFIX}"
+
+
+def rank_of_data_file(name: str) -> int | None:
+    """Return the rank whose data files have names like `name`, in stock's checkpoints too; None for other names."""
+    found = _RANK_DATA.match(name)
+    return int(found[1]) if found else None
 
 
 @dataclass(frozen=True, slots=True)
