@@ -2,7 +2,8 @@
 
 Run: python single_process.py
 
-Run the script again to resume from its last checkpoint. Delete the folder `run` to start over.
+Run the script again to resume from its last checkpoint. To start over, delete the
+folder `run`.
 """
 
 import torch

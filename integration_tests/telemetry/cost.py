@@ -67,14 +67,14 @@ def bars() -> Iterator[None]:
 
 
 @contextmanager
-def nobody() -> Iterator[None]:
+def no_observers() -> Iterator[None]:
     """A registry without observers."""
     with mock.patch.object(PluginRegistry, "observed", False), mock.patch.object(PluginRegistry, "emit"):
         yield
 
 
 LISTENERS: dict[str, tuple[Callable[[], Any], ...]] = {
-    "nobody": (nobody,),
+    "no observers": (no_observers,),
     "nothing enabled": (),
     "bar": (bars,),
     "OpenTelemetry": (enable_opentelemetry,),
@@ -147,8 +147,8 @@ def save_once(
 
 
 def report(title: str, saves: dict[str, list[float]], shares: dict[str, list[float]]) -> None:
-    base = saves["nobody"]
-    print(f"{title}: medians of {len(base)} in turns; {statistics.median(base) * 1e3:.0f} ms with nobody listening")
+    base = saves["no observers"]
+    print(f"{title}: medians of {len(base)} in turns; {statistics.median(base) * 1e3:.0f} ms without observers")
     for name, seconds in saves.items():
         ratios = [one / without for one, without in zip(seconds, base, strict=True)]
         print(
