@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     )
     from dcp_io.layout_choices import Layout, Verify, check_layout, check_verify
     from dcp_io.reading.byte_ranges import range_of_values
+    from dcp_io.reading.demands import Demands
     from dcp_io.reading.read_engine import read_items
     from dcp_io.recently_used import RecentlyUsed
     from dcp_io.requests import Payload, PiecewiseData, ReadRequest, ReadStats, Writable, WriteRequest
@@ -64,6 +65,7 @@ __all__ = [
     "CheckpointExistsError",
     "CheckpointReplacedError",
     "Current",
+    "Demands",
     "Entry",
     "FoundCheckpoint",
     "Layout",
@@ -162,6 +164,7 @@ __getattr__, __dir__ = import_lazily(
         ),
         "dcp_io.layout_choices": ("Layout", "Verify", "check_layout", "check_verify"),
         "dcp_io.reading.byte_ranges": ("range_of_values",),
+        "dcp_io.reading.demands": ("Demands",),
         "dcp_io.reading.read_engine": ("read_items",),
         "dcp_io.recently_used": ("RecentlyUsed",),
         "dcp_io.requests": ("Payload", "PiecewiseData", "ReadRequest", "ReadStats", "Writable", "WriteRequest"),

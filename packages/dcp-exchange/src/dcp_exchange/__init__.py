@@ -1,0 +1,8 @@
+"""Cooperative loads: each stored byte is read once, by one rank, and passed on to the other ranks that want the byte.
+
+`dcp_core` knows what each rank wants, `dcp_io` reads and checks bytes, `dcp_ranks` connects ranks.
+"""
+
+from dcp_exchange.assignment import Assignment
+
+__all__ = ["Assignment"]
