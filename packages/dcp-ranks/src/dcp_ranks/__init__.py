@@ -11,11 +11,13 @@ from dcp_ranks.errors import (
     CoordinatorLostError,
     CoordinatorTimeoutError,
     ErrorTypes,
+    JobSecretError,
     OperationError,
     PeerLostError,
     PhaseFailedError,
     RankDisagreementError,
     RanksError,
+    StreamError,
 )
 from dcp_ranks.interrupts import interrupts_deferred
 from dcp_ranks.peers.monitor import Peers
@@ -26,6 +28,13 @@ from dcp_ranks.phases.fence import check_fence
 from dcp_ranks.phases.outcomes import Failure, failure_of
 from dcp_ranks.phases.store_coordinator import StoreCoordinator
 from dcp_ranks.store_connections import borrow_store, store_of
+from dcp_ranks.streams.cards import StreamCard
+from dcp_ranks.streams.dispatcher import Dispatcher
+from dcp_ranks.streams.hosts import group_by_host
+from dcp_ranks.streams.job_secret import job_secret
+from dcp_ranks.streams.reception import NOT_NOW, NotNow, StreamHandler
+from dcp_ranks.streams.stream import Stream
+from dcp_ranks.streams.streams import Streams
 from dcp_ranks.transport.chunked_store import KeyValueStore, StoreWire, guard_store
 from dcp_ranks.transport.pickled import decode, encode
 from dcp_ranks.transport.store_address import STORE_TIMEOUT, connect_store, innermost_store, prefixed_store
@@ -34,15 +43,19 @@ from dcp_ranks.world_size import assume_job_size, job_size
 __all__ = [
     "DEFAULT_TIMEOUT_SECONDS",
     "ERROR_TYPES",
+    "NOT_NOW",
     "STORE_TIMEOUT",
     "CollectiveCoordinator",
     "Coordinator",
     "CoordinatorLostError",
     "CoordinatorTimeoutError",
+    "Dispatcher",
     "ErrorTypes",
     "Failure",
+    "JobSecretError",
     "KeyValueStore",
     "LocalCoordinator",
+    "NotNow",
     "OperationError",
     "PeerLostError",
     "PeerOptions",
@@ -52,6 +65,11 @@ __all__ = [
     "RanksError",
     "StoreCoordinator",
     "StoreWire",
+    "Stream",
+    "StreamCard",
+    "StreamError",
+    "StreamHandler",
+    "Streams",
     "assume_job_size",
     "borrow_store",
     "check_fence",
@@ -59,9 +77,11 @@ __all__ = [
     "decode",
     "encode",
     "failure_of",
+    "group_by_host",
     "guard_store",
     "innermost_store",
     "interrupts_deferred",
+    "job_secret",
     "job_size",
     "make_coordinator",
     "prefixed_store",

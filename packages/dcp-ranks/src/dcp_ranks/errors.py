@@ -7,6 +7,8 @@ RanksError
 ├─ CoordinatorTimeoutError (TimeoutError)   a rank did not arrive at a phase within the deadline
 ├─ CoordinatorLostError (ConnectionError)   the store or process group through which ranks communicate is lost
 ├─ RankDisagreementError (ValueError)       ranks call different phases, or with different arguments
+├─ StreamError (ConnectionError)            a connection to a rank cannot be made, or is lost; has rank and reason
+├─ JobSecretError (ValueError)              the job's secret in the environment cannot be used
 └─ OperationError (RuntimeError)            the operation has ended, or its coordinator was used wrongly
 ```
 
@@ -25,11 +27,13 @@ __all__ = [
     "CoordinatorLostError",
     "CoordinatorTimeoutError",
     "ErrorTypes",
+    "JobSecretError",
     "OperationError",
     "PeerLostError",
     "PhaseFailedError",
     "RankDisagreementError",
     "RanksError",
+    "StreamError",
 ]
 
 
@@ -114,6 +118,29 @@ class PeerLostError(RanksError, ConnectionError):
 
 class RankDisagreementError(RanksError, ValueError):
     """Ranks called different phases, or passed different values where all must be equal; the message lists them."""
+
+
+class StreamError(RanksError, ConnectionError):
+    """A connection to another rank cannot be made, or is lost.
+
+    Args:
+        rank: Rank at the other end.
+        address: Address at which the rank was reached, or addresses that were tried; empty if none was.
+        reason: What went wrong, and what to do about it.
+    """
+
+    def __init__(self, rank: int, address: str, reason: str) -> None:
+        self.rank = rank
+        self.address = address
+        self.reason = reason
+        super().__init__(f"connection to rank {rank}{f' at {address}' if address else ''}: {reason}")
+
+    def __reduce__(self) -> tuple[type[Any], tuple[int, str, str]]:
+        return type(self), (self.rank, self.address, self.reason)
+
+
+class JobSecretError(RanksError, ValueError):
+    """The secret of the job that the environment names cannot be read, is too short, or is named twice."""
 
 
 class OperationError(RanksError, RuntimeError):

@@ -11,7 +11,7 @@ import pytest
 from dcp_ranks.peers.options import PeerOptions
 from dcp_ranks.transport import listening as rank_doors
 from dcp_ranks.transport import newcomers as rank_guests
-from dcp_ranks.transport.connection import listen
+from dcp_ranks.transport.connection import Link, listen
 from dcp_ranks.transport.listening import addresses_to_announce, open_doors
 from dcp_ranks.transport.newcomers import Guests
 
@@ -78,13 +78,13 @@ def test_doors_are_where_they_are_announced():
 
 def test_strangers_are_few_and_do_not_stay(monkeypatch):
     monkeypatch.setattr(rank_guests, "MAX_GUESTS", 3)
-    guests, strangers = Guests(), []
+    guests, strangers = Guests(lambda connection: Link(connection, 60)), []
     with listen() as door:
         strangers += [socket.create_connection(door.getsockname()) for _ in range(5)]
         came = []
         deadline = time.monotonic() + 20
         while len(came) < 5 and time.monotonic() < deadline:
-            came += guests.accept(door, 60)
+            came += guests.accept(door)
     assert guests.unwelcome() == came[:2]  # the first of too many
     for link in came[:3]:
         guests.forget(link)

@@ -17,6 +17,7 @@ import socket
 import time
 import weakref
 from collections.abc import Iterable
+from functools import partial
 
 from dcp_ranks.errors import ERROR_TYPES, ErrorTypes
 from dcp_ranks.interrupts import UninterruptedLock
@@ -92,7 +93,7 @@ class Peers:
         self._addresses: list[str] = []
         self._called_again = 0
         self._call: Call | None = None
-        self._guests = Guests()
+        self._guests = Guests(partial(Link, peer_timeout_seconds=self._options.peer_timeout_seconds))
         self._give_up_at = 0.0
         self._below: dict[int, Link] = {}
         self._lost: dict[int, str] = {}
@@ -295,7 +296,7 @@ class Peers:
             self._receive(link)
 
     def _accept(self, door: socket.socket) -> None:
-        for link in self._guests.accept(door, self._options.peer_timeout_seconds):
+        for link in self._guests.accept(door):
             self._held.add_link(link)
             self._receive(link)  # of a rank the proof is there already, most likely
             self._see_out(self._guests.unwelcome())

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterator
-
-from dcp_ranks.transport.connection import Link
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
 
 __all__ = ["Guests"]
 
@@ -18,40 +17,47 @@ MAX_GUESTS = 32
 GUEST_SECONDS = 10.0
 _ACCEPTED_AT_ONCE = 64
 
+Guest = TypeVar("Guest")
 
-class Guests:
-    """The incoming connections of one rank that are not yet authenticated."""
 
-    def __init__(self) -> None:
-        self._came: dict[Link, float] = {}
+class Guests(Generic[Guest]):
+    """The incoming connections of one rank that are not yet authenticated.
+
+    Args:
+        receive: Function that is called with the socket of each new connection, and returns the object that stands for
+            the connection from then on.
+    """
+
+    def __init__(self, receive: Callable[[socket.socket], Guest]) -> None:
+        self._receive = receive
+        self._came: dict[Guest, float] = {}
 
     @property
-    def waiting(self) -> list[Link]:
+    def waiting(self) -> list[Guest]:
         """All unauthenticated connections, the oldest first."""
         return [*self._came]
 
-    def accept(self, door: socket.socket, peer_timeout_seconds: float) -> Iterator[Link]:
+    def accept(self, door: socket.socket) -> Iterator[Guest]:
         """Accept the pending connections of a listening socket, at most 64 per call, and yield each one.
 
         Args:
             door: Listening socket, in non-blocking mode.
-            peer_timeout_seconds: Time in seconds without an answer of the other host that breaks a connection.
         """
         for _ in range(_ACCEPTED_AT_ONCE):
             try:
                 connection, _ = door.accept()
             except OSError:  # no connection waits, or it is gone again, or no descriptor left
                 return
-            link = Link(connection, peer_timeout_seconds)
-            self._came[link] = time.monotonic()
-            yield link
+            guest = self._receive(connection)
+            self._came[guest] = time.monotonic()
+            yield guest
 
-    def forget(self, link: Link) -> None:
+    def forget(self, guest: Guest) -> None:
         """Remove a connection that has been authenticated or closed."""
-        self._came.pop(link, None)
+        self._came.pop(guest, None)
 
-    def unwelcome(self) -> list[Link]:
+    def unwelcome(self) -> list[Guest]:
         """Return the connections to close: those unauthenticated for 10 s, or else the oldest ones beyond the limit."""
         before = time.monotonic() - GUEST_SECONDS
-        late = [link for link, came in self._came.items() if came < before]
+        late = [guest for guest, came in self._came.items() if came < before]
         return late or [*self._came][: max(0, len(self._came) - MAX_GUESTS)]

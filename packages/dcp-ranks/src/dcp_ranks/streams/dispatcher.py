@@ -1,0 +1,192 @@
+"""`Dispatcher`: receives from all streams of this rank in one thread, and calls a handler.
+
+Not in this module: the bytes of one stream (see `reception`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Final
+
+from dcp_ranks.errors import OperationError
+from dcp_ranks.streams.reception import Reception, StreamHandler
+from dcp_ranks.streams.stream import Stream
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["Dispatcher"]
+
+_LOOK_SECONDS: Final = 0.05
+_CUT_OFF: Final = "its connection ended while this rank did not receive from it: its process has ended, or has given up"
+
+
+class Dispatcher:
+    """Receiver of the messages of all streams of one rank; `Streams.dispatch` makes it.
+
+    It runs in a thread of its own as a context manager, or in the caller's thread with `run`. A killed rank is noticed
+    at once; a suspended one (SIGSTOP) or one that is busy looks like one that has nothing to say, and is noticed by the
+    deadline of the caller alone.
+
+    Args:
+        handler: Functions to call.
+    """
+
+    def __init__(self, handler: StreamHandler) -> None:
+        self._handler = handler
+        self._poller = select.epoll()
+        self._waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poller.register(self._waker, select.EPOLLIN)
+        self._receptions: dict[int, Reception] = {}
+        self._lock = threading.RLock()
+        self._resumed: deque[Stream] = deque()
+        self._running = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+        self._closed = False
+        self.error: BaseException | None = None
+        """Exception of a handler that has ended the dispatcher's own thread."""
+
+    def add(self, stream: Stream) -> None:
+        """Receive from this stream from now on."""
+        with self._lock:
+            if self._closed:
+                return
+            descriptor = stream.connection.fileno()
+            self._receptions[descriptor] = Reception(stream, self._handler)
+            self._poller.register(descriptor, select.EPOLLIN)
+            stream.watch = lambda: self._set_events(descriptor)
+            self._set_events(descriptor)
+
+    def resume(self, stream: Stream) -> None:
+        """Receive again from a stream whose last message the handler has refused with `NOT_NOW`. Thread-safe."""
+        self._resumed.append(stream)
+        self.wake()
+
+    def wake(self) -> None:
+        """Make `run` call its `stop` soon. Thread-safe."""
+        with self._lock:
+            if not self._closed:
+                os.eventfd_write(self._waker, 1)
+
+    def run(self, stop: Callable[[], bool]) -> None:
+        """Receive, and call the handler, until `stop` returns true; an exception of the handler is raised.
+
+        Args:
+            stop: Function that is called after each round of handlers, after `wake`, and 20 times per second.
+
+        Raises:
+            OperationError: The dispatcher is closed, or runs in another thread.
+        """
+        if self._closed or not self._running.acquire(blocking=False):
+            raise OperationError("the dispatcher of these streams is closed, or runs in another thread already")
+        try:
+            while not stop():
+                self._turn(_LOOK_SECONDS)
+        finally:
+            self._running.release()
+
+    def start(self) -> None:
+        """Run in a thread of its own until `close`."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="dcp-streams", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """Stop receiving, and end the thread; later calls do nothing.
+
+        Raises:
+            BaseException: What a handler raised in the dispatcher's own thread.
+        """
+        self._stopping = True
+        self.wake()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        error, self.error = self.error, None
+        self.drop()
+        if error is not None:
+            raise error
+
+    def drop(self) -> None:
+        """Close the descriptors of the dispatcher, not those of the streams; for a forked child, too."""
+        if not self._closed:
+            self._closed = True
+            for reception in self._receptions.values():
+                reception.close()
+            self._receptions.clear()
+            self._poller.close()
+            os.close(self._waker)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            with contextlib.suppress(BaseException):  # the first error is the one to know
+                self.close()
+
+    def _work(self) -> None:
+        try:
+            self.run(lambda: self._stopping)
+        except BaseException as error:  # noqa: BLE001 - `close` raises it in the thread of the caller
+            self.error = error
+
+    def _turn(self, seconds: float) -> None:
+        """Wait for events at most this long, and handle them."""
+        for descriptor, events in self._poller.poll(seconds):
+            if descriptor == self._waker:
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(self._waker)
+                self._resume()
+            elif (reception := self._receptions.get(descriptor)) is not None:
+                self._attend(descriptor, reception, events)
+
+    def _resume(self) -> None:
+        while self._resumed:
+            stream = self._resumed.popleft()
+            for descriptor, reception in list(self._receptions.items()):
+                if reception.stream is stream:
+                    reception.resume()
+                    self._settle(descriptor, reception)
+
+    def _attend(self, descriptor: int, reception: Reception, events: int) -> None:
+        if events & select.EPOLLOUT:
+            reception.stream.flush()
+        if reception.is_paused:
+            if events & (select.EPOLLHUP | select.EPOLLERR | select.EPOLLRDHUP):
+                reception.end = reception.stream.lost or _CUT_OFF
+        elif events & ~select.EPOLLOUT:
+            reception.receive()
+        self._settle(descriptor, reception)
+
+    def _settle(self, descriptor: int, reception: Reception) -> None:
+        """Register the events that a stream waits for, or report its end."""
+        if reception.end is None:
+            self._set_events(descriptor)
+            return
+        with self._lock:
+            self._poller.unregister(descriptor)
+            del self._receptions[descriptor]
+        reception.close()
+        if reception.end:
+            reception.stream.lose(reception.end)
+            self._handler.on_lost(reception.stream, reception.end)
+
+    def _set_events(self, descriptor: int) -> None:
+        """Register the events of a stream as its state is now; any thread may call this."""
+        with self._lock:
+            reception = self._receptions.get(descriptor)
+            if reception is not None and not self._closed:
+                events = select.EPOLLRDHUP if reception.is_paused else select.EPOLLIN
+                self._poller.modify(descriptor, events | (select.EPOLLOUT if reception.stream.is_stuck else 0))

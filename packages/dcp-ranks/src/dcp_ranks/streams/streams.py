@@ -1,0 +1,307 @@
+"""`Streams`: the connections between the ranks of one operation, made on demand.
+
+Not in this module: how ranks exchange their cards, what is sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Collection, Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final
+
+from dcp_ranks.errors import OperationError, StreamError
+from dcp_ranks.peers.options import PeerOptions
+from dcp_ranks.streams.attempt import Attempt
+from dcp_ranks.streams.cards import StreamCard, host_hint
+from dcp_ranks.streams.dispatcher import Dispatcher
+from dcp_ranks.streams.greetings import is_local
+from dcp_ranks.streams.meeting import Doorway, meet_ranks
+from dcp_ranks.streams.reception import StreamHandler
+from dcp_ranks.streams.stream import Stream
+from dcp_ranks.transport.handshake import Listener, new_challenge
+from dcp_ranks.transport.listening import addresses_to_announce, open_doors
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["Streams"]
+
+_BACKLOG: Final = 4096
+_SILENT: Final = (
+    "it did not connect to this rank within {:.1f} s: it is stopped, cannot reach this rank, or does not connect"
+)
+
+
+class Streams:
+    """The connections of one rank to the other ranks of one operation, made on demand; a context manager.
+
+    Of two ranks that connect to each other, each proves to the other that it knows the secret of the job; what is sent
+    afterwards is not encrypted, nor protected against a network that changes it. Connections are made over a Unix
+    socket within a host, and else over TCP on the addresses of `PeerOptions.network`. Leaving the block closes all
+    sockets, threads and descriptors; there are no files. Leaving it without an exception says goodbye to all ranks.
+    A forked child has no streams.
+
+    Args:
+        rank: Rank of this process within the group.
+        secret: Secret of the job, the same on all ranks; see `job_secret`.
+        options: Options for connecting to ranks, the same on all ranks; None for the defaults.
+        store: Store of the process group, by which the network is chosen that the ranks share; None for all addresses
+            of this host.
+        timeout_seconds: Time in seconds after which a rank that takes no bytes is given up. Not longer than
+            `PeerOptions.peer_timeout_seconds` over TCP, where the kernel gives up then.
+
+    Example:
+        ```python
+        from dcp_ranks import Streams, make_coordinator
+
+        class Print:
+            def on_message(self, stream, message, payload_bytes, descriptor):
+                print(stream.rank, message)
+
+            def on_payload(self, stream, message, buffer): ...
+
+            def on_goodbye(self, stream): ...
+
+            def on_lost(self, stream, reason): ...
+
+        with make_coordinator() as ranks:  # on every rank
+            secret = ranks.broadcast("secret", lambda: b"drawn by the coordinator")
+            with Streams(ranks.rank, secret) as streams:
+                streams.meet(ranks.all_gather("cards", lambda: streams.card))
+                others = set(range(ranks.world_size)) - {ranks.rank}
+                made = streams.connect_many(others, timeout_seconds=10)
+                with streams.dispatch(Print()):
+                    for stream in made.values():
+                        stream.send(b"hello")
+                    ranks.barrier("all have sent")
+        ```
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        secret: bytes,
+        *,
+        options: PeerOptions | None = None,
+        store: Any = None,
+        timeout_seconds: float = 120.0,
+    ) -> None:
+        self._rank = rank
+        self._secret = secret
+        self._options = options or PeerOptions()
+        self._timeout_seconds = timeout_seconds
+        self._cards: dict[int, StreamCard] = {}
+        self._streams: dict[int, Stream] = {}
+        self._replaced: list[Stream] = []
+        self._dispatcher: Dispatcher | None = None
+        self._connecting = threading.Lock()
+        self._closed = False
+        challenge = new_challenge()
+        doors, addresses, port = open_doors(addresses_to_announce(store, self._options.network))
+        local, name = _open_local_door()
+        self._doorway = Doorway([*doors, *local], Listener(secret, challenge))
+        self.card = StreamCard(rank, host_hint(), name, addresses, port, challenge)
+        """Record of this rank's listening sockets, for `meet` of the other ranks."""
+        _alive.add(self)
+
+    @property
+    def sockets(self) -> int:
+        """Number of sockets that are open: those that listen, and connections."""
+        doorway = self._doorway
+        made = [*self._streams.values(), *self._replaced]
+        return len(doorway.doors) + len(doorway.guests) + len(doorway.arrived) + (0 if self._closed else len(made))
+
+    @property
+    def made(self) -> dict[int, Stream]:
+        """Rank → stream, for all that were made, including lost ones."""
+        return dict(self._streams)
+
+    def meet(self, cards: Iterable[StreamCard]) -> None:
+        """Get to know the other ranks by their cards; connects to none of them."""
+        self._cards = {card.rank: card for card in cards}
+
+    def connect(self, rank: int, timeout_seconds: float) -> Stream:
+        """Return the stream to a rank, which must connect to this rank, too; a live stream is returned at once.
+
+        Both ranks call this, in any order; a rank that waits here answers all others. A firewall that drops packets
+        costs 3 s for each address of the other rank.
+
+        Raises:
+            StreamError: There is no connection within the timeout, or it cannot be made.
+            OperationError: The rank is unknown (see `meet`) or this rank, or the streams are closed.
+        """
+        found = self.connect_many([rank], timeout_seconds)[rank]
+        if isinstance(found, StreamError):
+            raise found
+        return found
+
+    def connect_many(self, ranks: Collection[int], timeout_seconds: float) -> dict[int, Stream | StreamError]:
+        """Connect to several ranks at once, as `connect` does; returns a stream, or what went wrong, for each of them.
+
+        Raises:
+            OperationError: A rank is unknown (see `meet`) or this rank, or the streams are closed.
+        """
+        started = time.monotonic()
+        self._check(ranks)
+        if not self._connecting.acquire(timeout=timeout_seconds):
+            busy = "another thread of this rank is connecting"
+            return {rank: StreamError(rank, "", busy) for rank in ranks}
+        try:
+            return self._connect_many(ranks, started + timeout_seconds)
+        finally:
+            self._connecting.release()
+
+    def dispatch(self, handler: StreamHandler) -> Dispatcher:
+        """Return the dispatcher that receives from all streams, present and future; there is one at a time.
+
+        Raises:
+            OperationError: There is one already, or the streams are closed.
+        """
+        if self._closed or self._dispatcher is not None:
+            raise OperationError("these streams are closed, or have a dispatcher already")
+        self._dispatcher = Dispatcher(handler)
+        for stream in self._streams.values():
+            if stream.lost is None:
+                self._dispatcher.add(stream)
+        return self._dispatcher
+
+    def close(self) -> None:
+        """Close all sockets and the dispatcher; later calls do nothing.
+
+        Raises:
+            BaseException: What a handler raised in the dispatcher's own thread.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if self._dispatcher is not None:
+                self._dispatcher.close()
+        finally:
+            self._doorway.close()
+            for stream in (*self._streams.values(), *self._replaced):
+                stream.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            for stream in self._streams.values():
+                stream.goodbye()
+            self.close()
+        else:
+            with contextlib.suppress(BaseException):  # the first error is the one to know
+                self.close()
+
+    def _check(self, ranks: Iterable[int]) -> None:
+        if self._closed:
+            raise OperationError("these streams are closed")
+        for rank in ranks:
+            if rank == self._rank or rank not in self._cards:
+                raise OperationError(
+                    f"rank {self._rank} has no card of rank {rank}"
+                    if rank != self._rank
+                    else "a rank does not connect to itself"
+                )
+
+    def _connect_many(self, ranks: Collection[int], deadline: float) -> dict[int, Stream | StreamError]:
+        wanted = [rank for rank in ranks if not self._is_live(rank) and rank not in self._doorway.arrived]
+        now = time.monotonic()
+        host = self.card.host
+        attempts = {
+            rank: Attempt(self._cards[rank], self._rank, host, self._secret, now)
+            for rank in wanted
+            if rank < self._rank
+        }
+        awaited = [rank for rank in wanted if rank > self._rank]
+        try:
+            meet_ranks(self._doorway, attempts.values(), awaited, deadline)
+            waited = time.monotonic() - now
+            return {rank: self._result(rank, attempts.get(rank), waited) for rank in ranks}
+        finally:
+            for attempt in attempts.values():
+                attempt.close()
+
+    def _is_live(self, rank: int) -> bool:
+        return rank in self._streams and self._streams[rank].lost is None and not self._streams[rank].has_left
+
+    def _result(self, rank: int, attempt: Attempt | None, waited_seconds: float) -> Stream | StreamError:
+        if attempt is not None and attempt.is_done and attempt.connection is not None:
+            return self._make(rank, attempt.connection, attempt.where)
+        if attempt is not None:
+            return StreamError(rank, "", attempt.give_up(waited_seconds))
+        if self._is_live(rank):
+            return self._streams[rank]
+        if rank in self._doorway.arrived:
+            connection = self._doorway.arrived.pop(rank)
+            return self._make(rank, connection, _name_of_peer(connection))
+        refused = f"; last refused connection: {self._doorway.refused}" if self._doorway.refused else ""
+        return StreamError(rank, "", _SILENT.format(waited_seconds) + refused)
+
+    def _make(self, rank: int, connection: socket.socket, address: str) -> Stream:
+        made = Stream(
+            connection,
+            rank,
+            address,
+            timeout_seconds=self._timeout_seconds,
+            peer_timeout_seconds=self._options.peer_timeout_seconds,
+        )
+        if rank in self._streams:
+            self._replaced.append(self._streams[rank])
+        self._streams[rank] = made
+        if self._dispatcher is not None:
+            self._dispatcher.add(made)
+        return made
+
+    def drop(self) -> None:
+        """Close all descriptors of this process without a word to other ranks: for a forked child."""
+        self._closed = True
+        if self._dispatcher is not None:
+            self._dispatcher.drop()
+        self._doorway.close()
+        for stream in (*self._streams.values(), *self._replaced):
+            stream.connection.close()
+
+
+def _open_local_door() -> tuple[list[socket.socket], str]:
+    """Open a listening Unix socket without a file; returns no socket where that is not possible."""
+    name = f"dcp-streams-{secrets.token_hex(16)}"
+    door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        door.bind(f"\0{name}")
+        door.listen(_BACKLOG)
+        door.setblocking(False)
+    except OSError:  # not Linux, or a sandbox
+        door.close()
+        return [], ""
+    return [door], name
+
+
+def _name_of_peer(connection: socket.socket) -> str:
+    if is_local(connection):
+        return "its Unix socket"
+    with contextlib.suppress(OSError):
+        return str(connection.getpeername()[0])
+    return ""
+
+
+_alive: weakref.WeakSet[Streams] = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    """Close connections in a forked child: kept open, they would show other ranks that its parent lives."""
+    for streams in list(_alive):
+        streams.drop()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
