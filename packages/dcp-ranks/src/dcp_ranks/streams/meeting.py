@@ -6,7 +6,7 @@ in which ranks connect to each other does not matter. Not in this module: a sing
 
 from __future__ import annotations
 
-import logging
+import contextlib
 import select
 import socket
 import time
@@ -21,8 +21,6 @@ from dcp_ranks.transport.newcomers import Guests
 __all__ = ["Doorway", "meet_ranks"]
 
 _LOOK_SECONDS: Final = 1.0
-
-_log = logging.getLogger(__name__)  # records hold numbers alone: nothing that a terminal would obey
 
 
 class Doorway:
@@ -68,6 +66,17 @@ class Doorway:
                 self.arrived[rank].close()
             self.arrived[rank] = guest.connection
 
+    def has(self, rank: int) -> bool:
+        """Return whether a rank has connected, and has not given up since."""
+        connection = self.arrived.get(rank)
+        if connection is None:
+            return False
+        with contextlib.suppress(BlockingIOError, InterruptedError):  # nothing was sent yet: it lives
+            if not _peek(connection):
+                self.arrived.pop(rank).close()
+                return False
+        return True
+
     def see_out(self) -> None:
         """Close the connections that have taken too long to authenticate, or are too many."""
         for guest in self._guests.unwelcome():
@@ -100,10 +109,17 @@ def meet_ranks(doorway: Doorway, attempts: Collection[Attempt], awaited: Collect
             if _is_open(attempt) and now >= attempt.until:
                 attempt.step(now)
         pending = [attempt for attempt in attempts if _is_open(attempt)]
-        if now >= deadline or not (pending or any(rank not in doorway.arrived for rank in awaited)):
+        if now >= deadline or not (pending or any(not doorway.has(rank) for rank in awaited)):
             return
         until = min([deadline, now + _LOOK_SECONDS, *(attempt.until for attempt in pending)])
         _wait(doorway, pending, max(0.0, until - now))
+
+
+def _peek(connection: socket.socket) -> bytes:
+    try:
+        return connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except ConnectionError:
+        return b""
 
 
 def _is_open(attempt: Attempt) -> bool:

@@ -215,7 +215,7 @@ class Streams:
                 )
 
     def _connect_many(self, ranks: Collection[int], deadline: float) -> dict[int, Stream | StreamError]:
-        wanted = [rank for rank in ranks if not self._is_live(rank) and rank not in self._doorway.arrived]
+        wanted = [rank for rank in ranks if not self._is_live(rank) and not self._doorway.has(rank)]
         now = time.monotonic()
         host = self.card.host
         attempts = {
@@ -242,7 +242,7 @@ class Streams:
             return StreamError(rank, "", attempt.give_up(waited_seconds))
         if self._is_live(rank):
             return self._streams[rank]
-        if rank in self._doorway.arrived:
+        if self._doorway.has(rank):
             connection = self._doorway.arrived.pop(rank)
             return self._make(rank, connection, _name_of_peer(connection))
         refused = f"; last refused connection: {self._doorway.refused}" if self._doorway.refused else ""

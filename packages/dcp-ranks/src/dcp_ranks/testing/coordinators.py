@@ -17,6 +17,7 @@ from dcp_ranks.peers.process_identity import own_identity
 from dcp_ranks.phases.collective_coordinator import CollectiveCoordinator
 from dcp_ranks.phases.coordinator import Coordinator
 from dcp_ranks.phases.store_coordinator import StoreCoordinator
+from dcp_ranks.streams.cards import host_hint
 from dcp_ranks.testing.group_store import group_store, keys_of_group
 
 __all__ = [
@@ -65,8 +66,11 @@ def coordinator(kind: str, **options: Any) -> Coordinator:
 @contextlib.contextmanager
 def pretended_host(name: object) -> Iterator[None]:
     """Context manager: this rank acts as if it ran on another host; ranks with the same `name` share a host."""
-    own = own_identity()
-    with mock.patch("dcp_ranks.peers.monitor.own_identity", return_value=replace(own, host=f"{own.host}{name}")):
+    own, hint = own_identity(), host_hint()
+    with (
+        mock.patch("dcp_ranks.peers.monitor.own_identity", return_value=replace(own, host=f"{own.host}{name}")),
+        mock.patch("dcp_ranks.streams.streams.host_hint", return_value=f"{hint}{name}"),
+    ):
         yield
 
 
