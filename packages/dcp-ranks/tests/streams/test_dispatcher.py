@@ -148,7 +148,7 @@ def test_a_death_in_the_middle_of_a_payload(local):
             inbox.wait(lambda: inbox.messages)
             found[0][1].connection.shutdown(socket.SHUT_RDWR)
             inbox.wait(lambda: inbox.lost)
-            with pytest.raises(StreamError, match="connection to rank 0 at .* without a goodbye"):
+            with pytest.raises(StreamError, match=r"connection to rank 0 at .* without a goodbye"):
                 found[1][0].send(b"")
     assert not inbox.payloads
     assert len(inbox.lost) == 1
@@ -223,10 +223,12 @@ def test_what_a_handler_raises_in_the_thread_is_raised_at_the_end():
     with opened(2) as made:
         found = connect_all(made)
         dispatcher = made[1].dispatch(Broken())
-        with pytest.raises(BugError), dispatcher:
-            found[0][1].send(b"")
-            while dispatcher.error is None:
-                time.sleep(0.01)
+        dispatcher.start()
+        found[0][1].send(b"")
+        while dispatcher.error is None:
+            time.sleep(0.01)
+        with pytest.raises(BugError):
+            made[1].close()
 
 
 def test_running_in_the_callers_thread():

@@ -12,7 +12,15 @@ import socket
 from typing import Final
 
 from dcp_ranks.streams.cards import LOCAL_PORT, Place, StreamCard, places_of
-from dcp_ranks.streams.greetings import ANSWER_BYTES, REFUSAL, FirstBytes, is_local, send_proof, write_greeting
+from dcp_ranks.streams.greetings import (
+    ANSWER_BYTES,
+    NO_MEMORY,
+    REFUSAL,
+    FirstBytes,
+    is_local,
+    send_proof,
+    write_greeting,
+)
 from dcp_ranks.transport.handshake import Call
 
 __all__ = ["Attempt", "name_place"]
@@ -20,6 +28,7 @@ __all__ = ["Attempt", "name_place"]
 CONNECT_SECONDS: Final = 3.0  # for each place: what a firewall that drops packets costs
 _AGAIN: Final = 5
 _AGAIN_SECONDS: Final = 0.05
+_OTHER_HOST: Final = "it shares no memory with this rank, and so is of another host"
 _BUSY: Final = (errno.EAGAIN, errno.EWOULDBLOCK)
 
 
@@ -150,10 +159,12 @@ class Attempt:
             return
         if answer == REFUSAL:
             self._leave("it refused this rank: do all ranks have the same secret (DCP_JOB_SECRET)?", now)
+        elif answer == NO_MEMORY:
+            self._leave(_OTHER_HOST, now)
         elif not call.is_answered_by(answer):
             self._leave("who answered does not know the secret of this job (DCP_JOB_SECRET)", now)
         elif is_local(connection) and not first.prove_host():
-            self._leave("it shares no memory with this rank, and so is of another host", now)
+            self._leave(_OTHER_HOST, now)
         else:
             self.is_done, self.events = True, 0
 

@@ -18,6 +18,7 @@ from dcp_ranks.transport.handshake import Listener
 
 __all__ = [
     "ANSWER_BYTES",
+    "NO_MEMORY",
     "REFUSAL",
     "FirstBytes",
     "Guest",
@@ -34,6 +35,8 @@ _ONE: Final = struct.calcsize("i")
 ANSWER_BYTES: Final = 32
 REFUSAL: Final = bytes(ANSWER_BYTES)
 """Answer to a greeting that is not authentic."""
+NO_MEMORY: Final = bytes(range(ANSWER_BYTES))
+"""Answer to an authentic greeting over a Unix socket that came without the memory file."""
 
 
 def is_local(connection: socket.socket) -> bool:
@@ -136,13 +139,17 @@ class Guest:
             raise ConnectionError("it sent no greeting")
         answer = listener.answer(hello, rank)
         if answer is None:
-            with contextlib.suppress(OSError):
-                self.connection.send(REFUSAL)
+            self._refuse(REFUSAL)
             raise ConnectionError(f"it said that it is rank {rank}, but does not know the secret of this job")
         if is_local(self.connection) and not self._greeting.prove_host():
+            self._refuse(NO_MEMORY)
             raise ConnectionError(f"rank {rank} connected to the Unix socket, but shares no memory with this rank")
         send_proof(self.connection, answer)
         return int(rank)
+
+    def _refuse(self, answer: bytes) -> None:
+        with contextlib.suppress(OSError):
+            self.connection.send(answer)
 
     def close(self) -> None:
         """Close the socket, and all descriptors that came over it."""
