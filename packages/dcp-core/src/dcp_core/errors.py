@@ -73,6 +73,8 @@ RanksError (Exception)                                      base class of errors
 ├─ CoordinatorTimeoutError (TimeoutError)                   a rank missed the deadline
 ├─ PeerLostError (ConnectionError)                          a rank has died
 ├─ RankDisagreementError (ValueError)                       ranks call different functions
+├─ StreamError (ConnectionError)                            no connection to a rank, or it is lost
+├─ JobSecretError (ValueError)                              the job's secret cannot be used
 └─ OperationError (RuntimeError)                            the operation cannot continue
 dcp_hooks:
 HookError (Exception)                                       base class of the errors of plug-ins

@@ -250,11 +250,43 @@ def test_running_in_the_callers_thread():
         dispatcher.wake()
         other.join()
         assert threading.active_count() == before
-        dispatcher.close()
+        other = threading.Thread(target=dispatcher.run, args=(lambda: False,))
+        other.start()
+        found[0][1].send(b"c")
+        inbox.wait(lambda: len(inbox.messages) == 3)
+        dispatcher.close()  # which ends `run`, too
+        other.join()
         with pytest.raises(OperationError, match="closed"):
             dispatcher.run(lambda: True)
         with pytest.raises(OperationError, match="dispatcher already"):
             made[1].dispatch(inbox)
+
+
+def test_a_handler_cannot_close_its_dispatcher():
+    class Closing(Inbox):
+        def on_message(self, stream, message, payload_bytes, descriptor):
+            made[1].close()
+
+    with opened(2) as made:
+        found = connect_all(made)
+        found[0][1].send(b"a")
+        with pytest.raises(OperationError, match="a handler cannot close"):
+            made[1].dispatch(Closing()).run(lambda: False)
+
+
+@WAYS
+def test_after_a_goodbye_no_end_of_the_connection_is_a_loss(local):
+    """What this rank sent last was never read: the kernel says that the connection was reset."""
+    inbox = Inbox()
+    with opened(2, local=local) as made:
+        found = connect_all(made)
+        found[0][1].goodbye()
+        found[1][0].send(b"never read", [memoryview(bytes(100_000))])
+        found[0][1].connection.close()
+        dispatcher = made[1].dispatch(inbox)
+        dispatcher.run(lambda: inbox.left and not dispatcher._receptions)
+    assert inbox.left == [0]
+    assert inbox.lost == []
 
 
 def test_streams_that_are_made_later_are_received_from_too():

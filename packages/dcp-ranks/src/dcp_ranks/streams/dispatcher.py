@@ -47,6 +47,8 @@ class Dispatcher:
         self._lock = threading.RLock()
         self._resumed: deque[Stream] = deque()
         self._running = threading.Lock()
+        self._runner: int | None = None
+        """Thread that is in `run`."""
         self._thread: threading.Thread | None = None
         self._stopping = False
         self._closed = False
@@ -87,9 +89,11 @@ class Dispatcher:
         if self._closed or not self._running.acquire(blocking=False):
             raise OperationError("the dispatcher of these streams is closed, or runs in another thread already")
         try:
-            while not stop():
+            self._runner = threading.get_ident()
+            while not (self._stopping or stop()):
                 self._turn(_LOOK_SECONDS)
         finally:
+            self._runner = None
             self._running.release()
 
     def start(self) -> None:
@@ -99,19 +103,27 @@ class Dispatcher:
             self._thread.start()
 
     def close(self) -> None:
-        """Stop receiving, and end the thread; later calls do nothing.
+        """Stop receiving: end `run`, in whichever thread it is; later calls do nothing. Not for handlers.
 
         Raises:
             BaseException: What a handler raised in the dispatcher's own thread.
+            OperationError: A handler calls this.
         """
+        self.check_caller()
         self._stopping = True
         self.wake()
-        if self._thread is not None and self._thread is not threading.current_thread():
+        if self._thread is not None:
             self._thread.join()
+        with self._running:  # `run` in the thread of a caller has ended
+            self.drop()
         error, self.error = self.error, None
-        self.drop()
         if error is not None:
             raise error
+
+    def check_caller(self) -> None:
+        """Raise OperationError if a handler of this dispatcher calls this."""
+        if self._runner == threading.get_ident():
+            raise OperationError("a handler cannot close its own dispatcher: make `stop` true, or close it elsewhere")
 
     def drop(self) -> None:
         """Close the descriptors of the dispatcher, not those of the streams; for a forked child, too."""
@@ -138,7 +150,7 @@ class Dispatcher:
 
     def _work(self) -> None:
         try:
-            self.run(lambda: self._stopping)
+            self.run(lambda: False)
         except BaseException as error:  # noqa: BLE001 - `close` raises it in the thread of the caller
             self.error = error
 

@@ -32,7 +32,11 @@ class NotNow(enum.Enum):
 
 
 NOT_NOW: Final = NotNow.NOT_NOW
-"""What `StreamHandler.on_message` returns to be called again with the same message, after `Dispatcher.resume`."""
+"""What `StreamHandler.on_message` returns to be called again with the same message, after `Dispatcher.resume`.
+
+Over TCP the kernel of the other rank gives a connection up whose bytes are not taken for
+`PeerOptions.peer_timeout_seconds`: resume sooner.
+"""
 
 
 class StreamHandler(Protocol):
@@ -99,7 +103,7 @@ class Reception:
                 self._end(f"its connection broke: {error.strerror or error}")
                 return
             if not count:
-                self._end("" if self.stream.has_left else _CLOSED)
+                self._end(_CLOSED)
                 return
             left -= count
             self._filled += count
@@ -120,7 +124,8 @@ class Reception:
             os.close(self._descriptors.pop())
 
     def _end(self, reason: str) -> None:
-        self.end = self.stream.lost or reason if reason else ""
+        """Note that nothing can be received any more; after a goodbye, no way in which a connection ends is a loss."""
+        self.end = "" if self.stream.has_left and reason != _MALFORMED else self.stream.lost or reason
 
     def _fill(self) -> int:
         """Receive into the target; returns the number of bytes, 0 at the end of the connection."""

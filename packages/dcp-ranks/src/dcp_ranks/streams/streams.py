@@ -173,13 +173,16 @@ class Streams:
         return self._dispatcher
 
     def close(self) -> None:
-        """Close all sockets and the dispatcher; later calls do nothing.
+        """Close all sockets and the dispatcher; later calls do nothing. Not for handlers.
 
         Raises:
             BaseException: What a handler raised in the dispatcher's own thread.
+            OperationError: A handler calls this.
         """
         if self._closed:
             return
+        if self._dispatcher is not None:
+            self._dispatcher.check_caller()
         self._closed = True
         try:
             if self._dispatcher is not None:
@@ -276,15 +279,14 @@ class Streams:
 def _open_local_door() -> tuple[list[socket.socket], str]:
     """Open a listening Unix socket without a file; returns no socket where that is not possible."""
     name = f"dcp-streams-{secrets.token_hex(16)}"
-    door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
+    with contextlib.suppress(OSError), contextlib.ExitStack() as stack:  # not Linux, or a sandbox
+        door = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         door.bind(f"\0{name}")
         door.listen(_BACKLOG)
         door.setblocking(False)
-    except OSError:  # not Linux, or a sandbox
-        door.close()
-        return [], ""
-    return [door], name
+        stack.pop_all()
+        return [door], name
+    return [], ""
 
 
 def _name_of_peer(connection: socket.socket) -> str:
