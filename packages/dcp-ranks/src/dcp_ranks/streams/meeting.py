@@ -49,7 +49,6 @@ class Doorway:
         """Accept the pending connections of a listening socket, and answer those that have sent a greeting."""
         for guest in self._guests.accept(door):
             self.greet(guest)
-        self.see_out()
 
     def greet(self, guest: Guest) -> None:
         """Answer a connection whose greeting has arrived; close it if it does not belong to this job."""
