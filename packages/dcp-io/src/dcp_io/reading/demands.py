@@ -109,7 +109,7 @@ class Demands:
             made.update(encoded)
         made.update(len(self.objects).to_bytes(8, "little"))
         for column, dtype in ((self.objects, "<i4"), (self.starts, "<i8"), (self.stops, "<i8"), (self.grains, "<i8")):
-            made.update(np.ascontiguousarray(column, dtype))
+            made.update(column.astype(dtype).tobytes())
         return made.digest()
 
     def _check_names(self) -> None:
