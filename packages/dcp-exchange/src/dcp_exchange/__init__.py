@@ -3,6 +3,7 @@
 `dcp_core` knows what each rank wants, `dcp_io` reads and checks bytes, `dcp_ranks` connects ranks.
 """
 
-from dcp_exchange.assignment import Assignment
+from dcp_exchange.assignment.assign import assign
+from dcp_exchange.assignment.assignment import Assignment, count_crossing_bytes, subtract_pieces
 
-__all__ = ["Assignment"]
+__all__ = ["Assignment", "assign", "count_crossing_bytes", "subtract_pieces"]

@@ -1,0 +1,130 @@
+"""Rows of all ranks on one line: objects laid one behind the other, so that a byte range is two numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dcp_exchange.assignment.columns import Numbers, Positions
+from dcp_io import Demands
+
+__all__ = ["Group", "Rows", "line_up"]
+
+Group = tuple[Demands, Sequence[int]]
+"""Demands, and the ranks that have exactly these."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """The rows of all groups of ranks, as ranges on the line: ascending within a group, one group after the other.
+
+    Attributes:
+        names: Names of all objects, ascending.
+        bases: int64[number of objects], position of each object on the line. Objects are farther apart than any gap
+            that one piece may contain.
+        ranks: The ranks of each group, ascending.
+        groups: int32[n], group of each row.
+        starts: int64[n], first byte of each row, on the line.
+        stops: int64[n], end of each row, exclusive.
+        origins: int64[n], `starts` as the demands have them, from which the positions of allowed cuts are counted.
+        demands: Demands of each group.
+    """
+
+    names: tuple[str, ...]
+    bases: Positions
+    ranks: tuple[Numbers, ...]
+    groups: Numbers
+    starts: Positions
+    stops: Positions
+    origins: Positions
+    demands: tuple[Demands, ...]
+
+    @property
+    def group_sizes(self) -> Positions:
+        """Number of ranks of each group."""
+        return np.array([len(ranks) for ranks in self.ranks], np.int64)
+
+    def grains(self) -> Positions:
+        """Return the distance of the allowed cuts of each row, counted from its origin; 0 for none."""
+        return _joined([each.grains for each in self.demands], np.int64)
+
+    def objects_at(self, positions: Positions) -> Positions:
+        """Return the object at each position of the line."""
+        return np.searchsorted(self.bases, positions, "right") - 1
+
+    def snapped(self, borders: Positions) -> Rows:
+        """Return rows whose ends are moved outwards to the nearest of `borders`; each byte is in one row of a group.
+
+        Rows that become empty by this stay as empty rows.
+
+        Args:
+            borders: Ascending positions; the first is at or before every row, the last at or behind every row.
+        """
+        starts = borders[np.searchsorted(borders, self.starts, "right") - 1]
+        stops = borders[np.searchsorted(borders, self.stops, "left")]
+        same = self.groups[1:] == self.groups[:-1]
+        starts[1:][same] = np.maximum(starts[1:], stops[:-1])[same]
+        return replace(self, starts=starts, stops=np.maximum(starts, stops))
+
+
+def line_up(groups: Sequence[Group], world_size: int, gap_bytes: int) -> Rows:
+    """Lay the rows of all groups on one line.
+
+    The result does not depend on the order of the groups.
+
+    Args:
+        groups: Demands, each with the ranks that have exactly these.
+        world_size: Number of ranks.
+        gap_bytes: Distance that objects exceed on the line.
+
+    Raises:
+        ValueError: A rank is in two groups or is no rank of the job, or a group has no rank.
+    """
+    _check_ranks(groups, world_size)
+    ordered = sorted(groups, key=lambda group: min(group[1]))
+    demands = tuple(each for each, _ in ordered)
+    names = tuple(sorted({name for each in {each.names for each in demands} for name in each}))
+    places = {name: place for place, name in enumerate(names)}
+    known: dict[tuple[str, ...], Positions] = {}
+    ends = np.zeros(len(names) + 1, np.int64)
+    for each in demands:
+        if each.names not in known:
+            known[each.names] = np.array([places[name] for name in each.names], np.int64)
+        last = np.append(each.objects[1:] != each.objects[:-1], True)[: len(each.objects)]
+        found = known[each.names][each.objects[last]]
+        ends[found + 1] = np.maximum(ends[found + 1], each.stops[last] + gap_bytes + 1)
+    bases = np.cumsum(ends)[:-1]
+    offsets = [bases[known[each.names]] for each in demands]
+    counts = [len(each.objects) for each in demands]
+    starts = _joined([each.starts + base[each.objects] for each, base in zip(demands, offsets, strict=True)], np.int64)
+    return Rows(
+        names,
+        bases,
+        tuple(np.array(sorted(ranks), np.int32) for _, ranks in ordered),
+        np.repeat(np.arange(len(ordered), dtype=np.int32), counts),
+        starts,
+        _joined([each.stops + base[each.objects] for each, base in zip(demands, offsets, strict=True)], np.int64),
+        starts,
+        demands,
+    )
+
+
+def _check_ranks(groups: Sequence[Group], world_size: int) -> None:
+    seen: set[int] = set()
+    for _, ranks in groups:
+        if not ranks:
+            raise ValueError("demands are given that no rank has")
+        for rank in ranks:
+            if not 0 <= rank < world_size:
+                raise ValueError(f"demands are given for rank {rank}; there are the ranks 0 to {world_size - 1}")
+            if rank in seen:
+                raise ValueError(f"rank {rank} has two demands")
+            seen.add(rank)
+
+
+def _joined(columns: list[npt.NDArray[Any]], dtype: type[np.generic]) -> npt.NDArray[Any]:
+    return np.concatenate([np.zeros(0, dtype), *columns])
