@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 import dcp_all as dcp
 from dcp_core import hookimpl
 from dcp_core.events import _rates
+from dcp_manifest import printable_bytes
 
 
 def replicated() -> dict[str, Any]:
@@ -75,6 +77,24 @@ def test_bytes_and_files_are_those_of_the_save(ranks: Any, tmp_path: Path, optio
             own |= {".metadata": written[".metadata"]} if rank == 0 else {}
             assert found.ranks[rank].files == len(own)
             assert found.ranks[rank].bytes == pytest.approx(sum(own.values()), rel=0.01)
+
+
+@pytest.mark.parametrize("options", [{}, {"layout": "raw", "thread_count": 3}], ids=["torch", "raw"])
+@pytest.mark.parametrize("make", [replicated, many_small], ids=lambda make: make.__name__)
+def test_estimate_and_save_report_the_same_data_files(
+    tmp_path: Path, make: Callable[[], dict[str, Any]], options: dict[str, Any]
+) -> None:
+    state, folder = make(), tmp_path / "c"
+    found = dcp.estimate(state, storage_writer=dcp.FileSystemWriter(folder, **options))
+    saved = dcp.save(state, storage_writer=dcp.FileSystemWriter(folder, **options))
+    read = dcp.FileSystemReader(folder).read_metadata()
+    on_disk = sum(each.stat().st_size for each in folder.glob("*.distcp"))
+    assert found.bytes - found.index_bytes == on_disk
+    assert found.index_bytes == pytest.approx((folder / ".metadata").stat().st_size, rel=0.05)
+    reported = re.compile(r"[\d.,]+ [KM]iB in \d+ data files?")
+    texts = {reported.search(repr(each))[0] for each in (found, saved, read)}  # type: ignore[index]
+    assert texts == {f"{printable_bytes(on_disk)} in {found.files - 1} data file{'s' * (found.files > 2)}"}
+    assert f", and an index of {printable_bytes(found.index_bytes)}" in repr(found)
 
 
 @pytest.mark.parametrize("compression", ["auto", "zstd"])

@@ -382,3 +382,10 @@ def test_waiting_for_a_stager_has_an_end(cancelled: bool) -> None:
     error = answer.upload_completion.exception(timeout=60)
     assert isinstance(error, CancelledError if cancelled else SaverDeadlineError)
     saver.close()
+
+
+@pytest.mark.parametrize("owner", ["function", "method"])
+def test_a_path_without_its_name_is_told_it(owner: str) -> None:
+    call: Any = async_save if owner == "function" else shared_saver("thread").save
+    with pytest.raises(TypeError, match=r"save\(\): 'run/step-1' needs its name: pass checkpoint_id='run/step-1'"):
+        call({"step": 1}, "run/step-1")

@@ -37,7 +37,7 @@ from dcp_core import (
     StorageWriter,
     plugins,
 )
-from dcp_core.toolkit import CheckpointId, absolute_id_for, outside_compile
+from dcp_core.toolkit import CheckpointId, absolute_id_for, outside_compile, without_positional_path
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -179,6 +179,7 @@ class AsyncSaver:
         finally:
             self._entry.leave()
 
+    @without_positional_path
     @outside_compile
     def save(
         self,
@@ -321,8 +322,7 @@ class AsyncSaver:
     def _enter(self, place: CheckpointId | None, *, wait: bool) -> None:
         """Acquire the start lock; with `wait`, first wait for all earlier saves, without holding a lock.
 
-        Raises:
-            SaverDeadlineError: This takes longer than `save_seconds`.
+        Raises SaverDeadlineError if this takes longer than `save_seconds`.
         """
         while True:
             if wait:

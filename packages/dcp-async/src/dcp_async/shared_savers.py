@@ -17,7 +17,7 @@ from dcp_async.options import AsyncCheckpointerType, Overlap, SaverOptions
 from dcp_async.queue.jobs import AsyncSaveResponse
 from dcp_async.saver import AsyncSaver
 from dcp_core import AsyncStager, Metadata, SavePlanner, StorageWriter
-from dcp_core.toolkit import CheckpointId
+from dcp_core.toolkit import CheckpointId, without_positional_path
 
 __all__ = ["async_save", "close_savers", "shared_saver"]
 
@@ -25,6 +25,7 @@ _savers: dict[str, AsyncSaver] = {}
 _lock = threading.Lock()
 
 
+@without_positional_path
 def async_save(
     state_dict: dict[str, Any],
     *,

@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from dcp_core.adopt_foreign import adopt_writer
 from dcp_core.calls.outside_compile import outside_compile
+from dcp_core.calls.positional import refuse_path
 from dcp_core.errors import RANK_ERRORS, UnsupportedValueError
 from dcp_core.events import write_rate
 from dcp_core.records.protocols import CheckpointId, SavePlanner, StorageWriter, with_states
@@ -16,6 +17,7 @@ from dcp_core.saving import measure_with
 from dcp_core.state_dict.per_rank import with_rank_values
 from dcp_core.storage.storage_writer import ByteStorageWriter
 from dcp_core.storage_choice import resolve_writer
+from dcp_manifest import METADATA_NAME
 from dcp_manifest.printable import printable_bytes
 from dcp_ranks import DEFAULT_TIMEOUT_SECONDS, make_coordinator
 
@@ -40,6 +42,7 @@ class RankEstimate:
     bytes: int
     """Size in bytes of the files that the rank writes; on the coordinator, the index is included."""
     files: int
+    """Number of files that the rank writes; on the coordinator, the index is included."""
     staging_bytes: int
     """Size in bytes of the memory for an asynchronous saver's copy of the state dict; 0 for `save`, without a copy."""
     seconds: float | None
@@ -47,6 +50,8 @@ class RankEstimate:
 
     None if this process has not yet saved 1 MiB or more to such a checkpoint id.
     """
+    index_bytes: int = 0
+    """Size in bytes of the index, which the coordinator writes; 0 on other ranks."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -68,8 +73,13 @@ class Estimate:
 
     @property
     def files(self) -> int:
-        """Number of all files."""
+        """Number of all files, including the index."""
         return sum(rank.files for rank in self.ranks)
+
+    @property
+    def index_bytes(self) -> int:
+        """Size of the index in bytes."""
+        return sum(rank.index_bytes for rank in self.ranks)
 
     @property
     def staging_bytes(self) -> int:
@@ -84,10 +94,14 @@ class Estimate:
 
     def __repr__(self) -> str:
         count = len(self.ranks)
-        most = max(rank.bytes for rank in self.ranks)
-        text = f"{'at most ' * self.is_upper_bound}{printable_bytes(self.bytes)} in {self.files:,} files"
+        most = max(rank.bytes - rank.index_bytes for rank in self.ranks)
+        # Data files and index apart, as the repr of what `save` returns counts data files only.
+        data_bytes, files = self.bytes - self.index_bytes, self.files - sum(rank.index_bytes > 0 for rank in self.ranks)
+        in_files = f"in {files:,} data file{'' if files == 1 else 's'}"
+        text = f"{'at most ' * self.is_upper_bound}{printable_bytes(data_bytes)} {in_files}"
         if count > 1:
             text += f", up to {printable_bytes(most)} on each of {count:,} ranks"
+        text += f", and an index of {printable_bytes(self.index_bytes)}"
         if self.staging_bytes:
             text += f", {printable_bytes(self.staging_bytes)} of memory for a copy"
         return f"<Estimate: {text}{'' if self.seconds is None else f', about {self.seconds:.3g} s'}>"
@@ -142,9 +156,14 @@ def estimate(
 
         found = estimate({"weight": torch.ones(1000, 1000), "step": 7})
         assert 4_000_000 < found.bytes < 4_010_000
-        print(found)  # <Estimate: 3.82 MiB in 2 files>
+        print(found)  # <Estimate: 3.82 MiB in 1 data file, and an index of 5.26 KiB>
         ```
     """
+    refuse_path("estimate", saver, "saver")
+    if saver is not None and not callable(getattr(saver, "bytes_to_stage", None)):
+        raise TypeError(
+            f"estimate(): a {type(saver).__name__} is no saver; a storage writer is passed as storage_writer="
+        )
     coordinator = make_coordinator(process_group, no_dist=no_dist, timeout_seconds=timeout_seconds, errors=RANK_ERRORS)
 
     def prepare() -> tuple[dict[str, Any], int, ByteStorageWriter, bool]:
@@ -163,7 +182,9 @@ def estimate(
         coordinator.all_gather("estimate", lambda: prepared.append(prepare()))
         values, staging, writer, compresses = prepared[0]
         measure_with(coordinator, values, writer, planner)
-        sizes = writer.measured_files().values()
+        sizes = writer.measured_files()
+        total = sum(sizes.values())
         rate = write_rate(checkpoint_id or writer.checkpoint_id)
-        mine = RankEstimate(sum(sizes), len(sizes), staging, None if rate is None else sum(sizes) / rate)
+        seconds = None if rate is None else total / rate
+        mine = RankEstimate(total, len(sizes), staging, seconds, sizes.get(METADATA_NAME, 0))
         return Estimate(tuple(coordinator.all_gather("estimate", lambda: mine)), compresses)

@@ -31,6 +31,7 @@ from dcp_core.records.protocols import (
     LoadPlanner,
     Stateful,
     StorageReader,
+    check_state_dict,
     in_shared_order,
     is_stateful,
     with_states,
@@ -243,6 +244,7 @@ class _Load:
 
     def prepare(self) -> bool:
         """Prepare the template; returns whether this rank's planner or reader may change the global plan."""
+        check_state_dict(self.state_dict)  # a model in its place matters more than a missing checkpoint id
         self.reader = resolve_reader(self.reader, self.checkpoint_id)
         self.template = with_states(self.state_dict)
         self.stateful = {key: value for key, value in self.state_dict.items() if is_stateful(value)}

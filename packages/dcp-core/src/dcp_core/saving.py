@@ -24,7 +24,15 @@ from dcp_core.planning.save_planner import DefaultSavePlanner
 from dcp_core.records.abilities import SavePlannerAbilities, WriterAbilities, abilities, set_up_save_planner, takes
 from dcp_core.records.metadata import DeferredMetadata, Metadata
 from dcp_core.records.plan import SavePlan
-from dcp_core.records.protocols import CheckpointId, SavePlanner, StorageWriter, WriteResult, placed_plans, with_states
+from dcp_core.records.protocols import (
+    CheckpointId,
+    SavePlanner,
+    StorageWriter,
+    WriteResult,
+    check_state_dict,
+    placed_plans,
+    with_states,
+)
 from dcp_core.state_dict.per_rank import with_rank_values
 from dcp_core.storage.checkpoint_ids import absolute_id_for
 from dcp_core.storage_choice import resolve_writer
@@ -154,6 +162,7 @@ class _Save:
         return abilities(self.writer, WriterAbilities)
 
     def plan_locally(self) -> SavePlan:
+        check_state_dict(self.state_dict)  # a model in its place matters more than a missing checkpoint id
         self.writer = resolve_writer(self.writer, self.checkpoint_id)
         state_dict = with_rank_values(with_states(self.state_dict), self.coordinator.rank)
         can = self.can()

@@ -127,7 +127,11 @@ def _resolve(storage: Any, checkpoint_id: CheckpointId | None, role: str) -> Any
             storage.reset(checkpoint_id)
         return storage
     if checkpoint_id is None or checkpoint_id == "":
-        raise NoCheckpointIdError(f"pass a checkpoint_id or a storage_{role}: there is nowhere to go to")
+        purpose = "save to" if role == "writer" else "load from"
+        raise NoCheckpointIdError(
+            f"there is no place to {purpose}: pass checkpoint_id=, a folder or URI such as 'run/step-100', or "
+            f"storage_{role}="
+        )
     return _open(checkpoint_id, role, None, {})
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dcp_core.adopt_foreign import adopt_reader, adopt_save_planner, adopt_writer
 from dcp_core.calls.child_interpreter import module_command
 from dcp_core.calls.outside_compile import outside_compile
+from dcp_core.calls.positional import without_positional_path
 from dcp_core.encoding.compression import CompressedRequest, Compression, CompressionPolicy, one_setting
 from dcp_core.encoding.payloads import tensor_payload
 from dcp_core.events import note_rate
@@ -123,4 +124,5 @@ __all__ = [
     "value_digest",
     "with_rank_values",
     "with_states",
+    "without_positional_path",
 ]

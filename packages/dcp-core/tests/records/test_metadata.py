@@ -200,7 +200,7 @@ def test_a_repr_is_one_line_whatever_the_metadata_holds() -> None:
     }
     values = {name: BytesStorageMetadata() for name in ("w", "tied")}
     metadata = Metadata({**values}, storage_data=places, storage_meta=StorageMeta("step\n1"))
-    assert repr(metadata) == r"<Metadata of step\n1: 2 values, 3.00 KiB in 2 files, by 2 ranks>"
+    assert repr(metadata) == r"<Metadata of step\n1: 2 values, 3.00 KiB in 2 data files, by 2 ranks>"
     assert repr(Metadata({"w": BytesStorageMetadata()})) == "<Metadata: 1 value>"
     assert repr(Metadata({}, storage_data={"what": "another storage"})) == "<Metadata: 0 values>"
     assert repr(Metadata({}, storage_data=object())) == "<Metadata: 0 values>"

@@ -203,13 +203,16 @@ class StoreBackend:
         Raises:
             CheckpointNotFoundError: There is no checkpoint; the message names the folder.
             CorruptCheckpointError, UnsafeCheckpointError, UnsupportedFormatError: The index is damaged, hostile, or of
-                an unknown format.
+                an unknown format; the message names the folder.
         """
         current = read_current(self.store)
         if current.damage is not None:
+            current.damage.name_place(self.url)
             raise current.damage
         if current.index is None:
             lack = current.lack or "it has no .metadata, nor rank-local indexes"
+            if any(entry.name.endswith(".safetensors") for entry in self.store.list()):
+                lack += ", but safetensors files, which the HuggingFaceStorageReader of dcp-format loads"
             raise CheckpointNotFoundError(
                 f"there is no checkpoint in {self.url}: {lack}; check the path, or whether the save finished"
             )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+
 from dcp_manifest.errors import CheckpointNotFoundError, DcpError
 
 __all__ = [
@@ -25,10 +28,15 @@ class NotAFolderError(DcpError, NotADirectoryError):
     @classmethod
     def of(cls, path: str) -> NotAFolderError:
         """Return the error for a path, with advice on files of other formats."""
+        file = path
+        while not os.path.lexists(file) and os.path.dirname(file) != file:
+            file = os.path.dirname(file)
+        if file != path:
+            return cls(f"there can be no checkpoint at {path}: {file} is a file, and a checkpoint is a folder")
         return cls(
-            f"{path} is a file, or below one, and a checkpoint is a folder. Files of torch.save and safetensors: "
-            "dcp_format.convert (`dcp convert FILE FOLDER`) makes a checkpoint of one; to load them as they are, pass "
-            "storage_reader=BroadcastingTorchSaveReader() or HuggingFaceStorageReader(folder)"
+            f"{path} is a file, and a checkpoint is a folder: save to another place. To load a torch.save or "
+            f"safetensors file, convert it first: `dcp convert {shlex.quote(path)} FOLDER` in a shell, or "
+            f"dcp_format.convert({path!r}, 'FOLDER') in Python; both come with dcp-all, or dcp-format and dcp-inspect"
         )
 
 

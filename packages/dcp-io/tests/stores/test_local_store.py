@@ -160,9 +160,14 @@ def test_make_makes_parents_and_may_be_repeated(tmp_path):
         LocalStore(tmp_path / "file" / "x").make()
     with pytest.raises(NotADirectoryError):
         LocalStore(tmp_path / "file").make()
-    for place in ("file", "file/x"):
-        with pytest.raises(NotAFolderError, match=r"is a file.*convert.*storage_reader="):
-            LocalStore(tmp_path / place).list()
+    file = tmp_path / "file"
+    with pytest.raises(
+        NotAFolderError, match=r"is a file.*`dcp convert \S+ FOLDER`.*dcp_format\.convert\('.*'\)"
+    ) as caught:
+        LocalStore(file).list()
+    assert str(caught.value).count(str(file)) == 3
+    with pytest.raises(NotAFolderError, match=f"there can be no checkpoint at {file}/x/y: {file} is a file"):
+        LocalStore(file / "x" / "y").list()
 
 
 def test_many_may_make_one_folder(tmp_path):

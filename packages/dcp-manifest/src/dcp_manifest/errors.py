@@ -27,6 +27,12 @@ class DcpError(Exception):
     def __str__(self) -> str:
         return printable(super().__str__(), keep="\n\t")
 
+    def name_place(self, place: str) -> None:
+        """Put the path or URI of a checkpoint before the message, unless it is there."""
+        message = str(self.args[0]) if self.args else ""
+        if not message.startswith(f"{place}: "):
+            self.args = (f"{place}: {message}", *self.args[1:])
+
 
 class CheckpointNotFoundError(DcpError, FileNotFoundError):
     """There is no checkpoint in a folder, or a file of the checkpoint is missing."""

@@ -259,15 +259,16 @@ def _summary(places: dict[Any, Any]) -> str:
     source = places.source if isinstance(places, LazyDict) else None
     try:
         if source is not None:
-            nbytes, files = source.totals()  # type: ignore[attr-defined] # the one source that there is
+            ends: dict[str, int] = source.file_bytes()  # type: ignore[attr-defined] # the one source that there is
         else:
-            found = {(each.relative_path, each.offset): each.length for each in places.values()}
-            nbytes, files = sum(found.values()), {path for path, _ in found}
+            ends = {}
+            for each in places.values():
+                ends[each.relative_path] = max(ends.get(each.relative_path, 0), each.offset + each.length)
     except AttributeError:
         return ""
-    ranks = {rank_of_data_file(name) for name in files} - {None}
+    ranks = {rank_of_data_file(name) for name in ends} - {None}
     by = f", by {_counted(len(ranks), 'rank')}" if ranks else ""
-    return f", {printable_bytes(nbytes)} in {_counted(len({*files}), 'file')}{by}"
+    return f", {printable_bytes(sum(ends.values()))} in {_counted(len(ends), 'data file')}{by}"
 
 
 def _counted(count: int, noun: str) -> str:

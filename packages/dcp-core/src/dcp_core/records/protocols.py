@@ -85,21 +85,27 @@ def with_states(state_dict: Mapping[str, Any]) -> dict[str, Any]:
 
     Ranks: every rank; `state_dict()` may be collective, and is called in the same order on all ranks.
     """
-    if not callable(getattr(state_dict, "items", None)):
-        raise UnsupportedValueError(_not_a_state_dict(state_dict))
+    check_state_dict(state_dict)
     stateful = {key: value for key, value in state_dict.items() if type(value) not in _TENSORS and is_stateful(value)}
     states = {key: value.state_dict() for key, value in in_shared_order(stateful)}
     return {key: states.get(key, value) for key, value in state_dict.items()}
 
 
-def _not_a_state_dict(value: object) -> str:
-    """Say what to pass instead of a value that is no state dict."""
-    kind = type(value).__name__
-    if is_stateful(value):
-        return (
-            f"a state dict is a dict of names and values, not a {kind}: pass {{'model': model}}, or model.state_dict()"
+def check_state_dict(value: object) -> None:
+    """Raise UnsupportedValueError for a value that is no mapping; the message says what to pass instead."""
+    if callable(getattr(value, "items", None)):
+        return
+    if isinstance(value, str | os.PathLike):
+        path = os.fspath(value)
+        raise UnsupportedValueError(
+            f"the first argument is the state dict, and {path!r} is a path: pass it as checkpoint_id={path!r}"
         )
-    return f"a state dict is a dict of names and values, not a {kind}: pass a dict, such as {{'model': model}}"
+    remedy = (
+        "pass {'model': model}, or model.state_dict()"
+        if is_stateful(value)
+        else "pass a dict, such as {'model': model}"
+    )
+    raise UnsupportedValueError(f"a state dict is a dict of names and values, not a {type(value).__name__}: {remedy}")
 
 
 StatefulT = TypeVar("StatefulT", bound=Stateful)

@@ -6,7 +6,7 @@ The conversion of records into columns is in `metadata_columns`.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any, cast
 
@@ -26,6 +26,7 @@ from dcp_core.records.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
+from dcp_manifest import needed_bytes
 from dcp_manifest.index.columns import CheckpointIndex, ItemColumns, TensorFlags
 
 __all__ = ["StateRecords", "StorageRecords", "dtype_of", "properties_of", "records_of"]
@@ -209,10 +210,9 @@ class StorageRecords:
         except KeyError:
             return False
 
-    def totals(self) -> tuple[int, Iterable[str]]:
-        """Return the number of bytes of all items together, and the names of their data files."""
-        columns = (self._index.chunk_items, self._index.object_items)
-        return sum(int(each.length.sum()) for each in columns if each is not None), self._index.files
+    def file_bytes(self) -> dict[str, int]:
+        """Return the size of each data file in bytes: the end of its last item."""
+        return needed_bytes(self._index)
 
     def keys(self) -> Iterator[MetadataIndex]:
         """Yield the `MetadataIndex` of all items: the chunks of all tensors, then the objects."""

@@ -180,13 +180,16 @@ def index_of(folder: Path_ | Folder) -> CheckpointIndex:
     Raises:
         CheckpointNotFoundError: There is no complete index; the message names the folder.
         CorruptCheckpointError, UnsafeCheckpointError, UnsupportedFormatError: The index is damaged, hostile, or of an
-            unknown format.
+            unknown format; the message names the folder.
     """
     place = _opened(folder)
     try:
         index = current_index(place)
     except CheckpointNotFoundError as error:
         raise CheckpointNotFoundError(f"there is no checkpoint in {place.url}: {error}") from error
+    except DcpError as error:
+        error.name_place(place.url)
+        raise
     if index is None:
         raise CheckpointNotFoundError(
             f"there is no checkpoint in {place.url}: it has no {METADATA_NAME}; check the path"
