@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from dcp_core import (
 )
 from dcp_core.errors import DuplicateKeyError, MissingKeyError, UnsupportedValueError
 from dcp_core.testing.trees import same
-from dcp_format import Content, TensorEntry, WriteOptions, convert, detect, open_content
+from dcp_format import Content, Conversion, TensorEntry, WriteOptions, convert, detect, open_content
 from dcp_format.content.changes import select_values
 from dcp_format.converters import converter_for
 from dcp_format.safetensors.safetensors_index import INDEX_NAME
@@ -44,9 +45,9 @@ NAMES = {"checkpoint": "ckpt", "torch": "model.pt", "safetensors": "model.safete
 def test_any_into_any(tmp_path: Path, first: str, second: str) -> None:
     value = source(tmp_path / "source")
     one, two = tmp_path / NAMES[first], tmp_path / f"second-{NAMES[second]}"
-    assert convert(tmp_path / "source", one) == first
+    assert convert(tmp_path / "source", one).format == first
     assert detect(one) == first
-    assert convert(one, two) == second
+    assert convert(one, two).format == second
     convert(two, tmp_path / "end")
     assert same(load_keys(checkpoint_id=tmp_path / "end"), value)
     from dcp_manifest import index_of
@@ -82,6 +83,30 @@ def test_names_dtype_and_choice(tmp_path: Path) -> None:
     assert same(loaded, {"model.a": value["a"].half(), "model.b": value["b"]})
 
 
+def test_a_conversion_reports_what_it_wrote(tmp_path: Path) -> None:
+    save({"model": {"w": torch.ones(3), "v": torch.ones(5)}, "step": 7}, checkpoint_id=tmp_path / "c")
+    done = convert(tmp_path / "c", tmp_path / "out.pt", exclude=["model.v"], dtype=torch.float64)
+    assert done == Conversion(str(tmp_path / "c"), str(tmp_path / "out.pt"), "torch", 1, 1, 24)
+    assert repr(done) == f"<Conversion: {tmp_path / 'out.pt'}: 1 tensor, 24 B, torch>"
+    assert repr(replace(done, tensors=1200, destination="a\nb")).startswith(r"<Conversion: a\nb: 1,200 tensors, ")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"include": ["model"]}, r"include='model' matches no value in .*; did you mean 'model\.\*', for all values"),
+        ({"include": ["model.ww*"]}, r"include='model.ww\*' matches no value in .*; did you mean 'model.w"),
+        ({"include": ["xyz"]}, r"include='xyz' matches no value in [^;]*; `dcp show` lists the names"),
+        ({"exclude": ["*"]}, "exclude leaves nothing of the 3 values in"),
+    ],
+)
+def test_nothing_to_convert(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    save({"model": {"w": torch.ones(3), "v": torch.ones(5)}, "step": 7}, checkpoint_id=tmp_path / "c")
+    with pytest.raises(MissingKeyError, match=message):
+        convert(tmp_path / "c", tmp_path / "out.pt", **options)
+    assert not (tmp_path / "out.pt").exists()
+
+
 def test_a_tied_name_outlives_its_tensor(tmp_path: Path) -> None:
     value = source(tmp_path / "source")
     convert(tmp_path / "source", tmp_path / "out.safetensors", exclude=["a"])
@@ -108,7 +133,8 @@ def test_the_name_of_the_metadata_is_refused(tmp_path: Path) -> None:
 
 def test_objects(tmp_path: Path) -> None:
     save({"w": torch.ones(3), "step": 7}, checkpoint_id=tmp_path / "c")
-    with pytest.raises(UnsupportedValueError, match="'step'"):
+    remedies = r"objects='beside'.*objects='skip'.*include=\['model"
+    with pytest.raises(UnsupportedValueError, match=f"tensors only; 'step' is not a tensor: .*{remedies}"):
         convert(tmp_path / "c", tmp_path / "x.safetensors")
     assert not (tmp_path / "x.safetensors").exists()
     convert(tmp_path / "c", tmp_path / "x.safetensors", options=WriteOptions(objects="beside"))

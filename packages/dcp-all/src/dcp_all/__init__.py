@@ -77,6 +77,7 @@ from dcp_core import (
 )
 from dcp_core.shards.declared_shards import CheckpointableTensor
 from dcp_format import (
+    Conversion,
     HuggingFaceStorageReader,
     HuggingFaceStorageWriter,
     QuantizedHuggingFaceStorageReader,
@@ -120,6 +121,7 @@ __all__ = [
     "CheckpointNotFoundError",
     "CheckpointableTensor",
     "ChunkStorageMetadata",
+    "Conversion",
     "CorruptCheckpointError",
     "DcpError",
     "DefaultLoadPlanner",

@@ -12,7 +12,7 @@ from dcp_hooks import import_lazily
 if TYPE_CHECKING:
     from dcp_format.content.content import Content, TensorEntry
     from dcp_format.content.write_options import WriteOptions
-    from dcp_format.conversion import convert, open_content
+    from dcp_format.conversion import Conversion, convert, open_content
     from dcp_format.converters import Converter, converter_for, detect
     from dcp_format.hugging_face.consolidate import (
         consolidate_safetensors_files,
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BroadcastingTorchSaveReader",
     "Content",
+    "Conversion",
     "Converter",
     "DynamicMetaLoadPlanner",
     "HuggingFaceStorageReader",
@@ -49,7 +50,7 @@ __getattr__, __dir__ = import_lazily(
     __name__,
     {
         "dcp_format.content.content": ("Content", "TensorEntry"),
-        "dcp_format.conversion": ("convert", "open_content"),
+        "dcp_format.conversion": ("Conversion", "convert", "open_content"),
         "dcp_format.content.write_options": ("WriteOptions",),
         "dcp_format.converters": ("Converter", "converter_for", "detect"),
         "dcp_format.hugging_face.consolidate": (

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -16,9 +16,31 @@ from dcp_format.converters import WriteOptions, converter_for, detect, detect_at
 from dcp_format.fetched_files import Fetched
 from dcp_hooks import WEB_SCHEMES, Progress, report_operation
 from dcp_io import open_store
-from dcp_manifest import file_path, scheme_of
+from dcp_manifest import file_path, printable, printable_bytes, scheme_of
 
-__all__ = ["convert", "open_content"]
+__all__ = ["Conversion", "convert", "open_content"]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Conversion:
+    """Report of a conversion: the format that was written, and how much. Its `repr` is a short text for notebooks."""
+
+    source: str
+    """Path or URI that was read."""
+    destination: str
+    """Path or URI that was written."""
+    format: str
+    """Name of the format that was written: `checkpoint`, `torch`, `safetensors`, or a plug-in's format."""
+    tensors: int
+    """Number of tensors; every name of a tied tensor counts."""
+    objects: int
+    """Number of other values that were selected; `WriteOptions.objects` decides about them in formats of tensors."""
+    bytes: int
+    """Size in bytes of the tensors' elements; tied tensors count once."""
+
+    def __repr__(self) -> str:
+        count = f"{self.tensors:,} tensor{'' if self.tensors == 1 else 's'}"
+        return f"<Conversion: {printable(self.destination)}: {count}, {printable_bytes(self.bytes)}, {self.format}>"
 
 
 def open_content(path: str | os.PathLike[str], *, format: str | None = None) -> Content:  # noqa: A002 - what users call it
@@ -71,8 +93,7 @@ def convert(
     rename_regex: Sequence[tuple[str, str]] = (),
     dtype: torch.dtype | None = None,
     options: WriteOptions | None = None,
-    started: Callable[[Content], None] = lambda _: None,
-) -> str:
+) -> Conversion:
     """Convert a checkpoint or file to another format, tensor by tensor; an error leaves the destination unchanged.
 
     Args:
@@ -87,10 +108,9 @@ def convert(
         rename_regex: Pairs (regular expression, replacement) for names that `rename` lacks.
         dtype: Dtype of floating-point tensors in the result; None keeps their dtypes.
         options: Options for writing.
-        started: Callback before the write begins; gets the `Content` to be written.
 
     Returns:
-        The name of the format that was written.
+        A report: the format that was written, the number of values, and the bytes of the tensors.
 
     Raises:
         DcpError: The conversion failed; the subclass gives the reason: not found, damaged, unsafe, unsupported.
@@ -106,7 +126,9 @@ def convert(
         from dcp_format import convert
 
         torch.save({"weight": torch.ones(3), "bias": torch.zeros(3)}, "model.pt")
-        convert("model.pt", "model.safetensors", exclude=["bias"], dtype=torch.bfloat16)
+        done = convert("model.pt", "model.safetensors", exclude=["bias"], dtype=torch.bfloat16)
+        assert (done.format, done.tensors) == ("safetensors", 1)
+        print(done)  # <Conversion: model.safetensors: 1 tensor, 6 B, safetensors>
         ```
     """
     source, destination = _local_or_uri(source), _local_or_uri(destination)
@@ -121,13 +143,13 @@ def convert(
         changed = rename_values(select_values(content, include, exclude), rename, rename_regex)
         if dtype is not None:
             changed = cast_tensors(changed, dtype)
-        started(changed)
         with report_operation("convert", destination) as progress:
             progress.expect(changed.nbytes)
             writer.write(changed, destination, _reporting(options or WriteOptions(), progress))
+        tensors = len(changed.tensors) + len(changed.aliases)
+        return Conversion(source, destination, name, tensors, len(changed.objects), changed.nbytes)
     finally:
         content.close()
-    return name
 
 
 def _reporting(options: WriteOptions, progress: Progress) -> WriteOptions:

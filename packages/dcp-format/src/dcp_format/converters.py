@@ -103,6 +103,8 @@ def _detect_file(path: str | os.PathLike[str]) -> str:
     if not Path(path).is_file() and not Path(path).is_dir():
         # A converter that opened a pipe would wait for a writer.
         raise UnsupportedFormatError(f"{os.fspath(path)} is neither a file nor a folder: check the path")
+    if Path(path).is_file() and not Path(path).stat().st_size:
+        raise UnsupportedFormatError(f"{os.fspath(path)} is empty: a write to it may not have finished")
     names = plugins.names("converters")
     failure: Exception | None = None
     for name in names:

@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 
 from dcp_core.errors import DuplicateKeyError, MissingKeyError
-from dcp_core.toolkit import KeyMap, tensor_bytes
+from dcp_core.toolkit import KeyMap, suggest, tensor_bytes
 from dcp_format.content.content import Content, TensorEntry
 from dcp_io import PiecewiseData
 
@@ -28,18 +28,23 @@ def select_values(content: Content, include: Sequence[str] = (), exclude: Sequen
         exclude: Shell patterns of names.
 
     Raises:
-        MissingKeyError: A pattern of `include` matches no name.
+        MissingKeyError: A pattern of `include` matches no name, or `exclude` leaves no value.
     """
     names = [*content.tensors, *content.objects, *content.aliases]
     for pattern in include:
         if not fnmatch.filter(names, pattern):
-            raise MissingKeyError(f"no value in {content.url} matches {pattern!r}; `dcp show` lists the names")
+            meant = _meant(pattern, names)
+            raise MissingKeyError(
+                f"include={pattern!r} matches no value in {content.url}{meant or ';'} `dcp show` lists the names"
+            )
     wanted = {
         name
         for name in names
         if (not include or any(fnmatch.fnmatchcase(name, pattern) for pattern in include))
         and not any(fnmatch.fnmatchcase(name, pattern) for pattern in exclude)
     }
+    if names and not wanted:
+        raise MissingKeyError(f"exclude leaves nothing of the {len(names)} values in {content.url} to convert")
     tensors = {name: entry for name, entry in content.tensors.items() if name in wanted}
     aliases: dict[str, str] = {}
     heirs: dict[str, str] = {}
@@ -56,6 +61,13 @@ def select_values(content: Content, include: Sequence[str] = (), exclude: Sequen
     if paths is not None and len(wanted) < len(names):
         paths = {name: path for name, path in paths.items() if name in wanted}
     return replace(content, tensors=tensors, objects=objects, aliases=aliases, paths=paths)
+
+
+def _meant(pattern: str, names: Sequence[str]) -> str:
+    """Return a hint for a pattern that matches no name: everything below it, or the names that are most like it."""
+    if any(name.startswith(f"{pattern}.") for name in names):
+        return f"; did you mean {f'{pattern}.*'!r}, for all values below it?"
+    return suggest(pattern, names)
 
 
 def rename_values(

@@ -16,6 +16,10 @@ from dcp_manifest import PathElement
 __all__ = ["Content", "TensorEntry", "refuse_objects", "ticking"]
 
 Path = tuple[PathElement, ...]
+_REMEDY = (
+    "write such values to a file beside it (objects='beside', `--objects beside`), leave them out (objects='skip', "
+    "`--objects skip`), or name what to convert (include=['model.*'], `--include 'model.*'`)"
+)
 _SHOWN = 8
 
 
@@ -77,12 +81,13 @@ class _Ticking:
             self._tick(len(piece))
 
 
-def refuse_objects(names: Iterable[str], where: str) -> None:
+def refuse_objects(names: Iterable[str], where: str, *, remedy: str = _REMEDY) -> None:
     """Raise an error if there are objects, for a format that holds only tensors.
 
     Args:
         names: Names of the objects.
         where: The file or format that cannot hold them, for the error message.
+        remedy: Advice for the error message; by default, the options of a conversion.
 
     Raises:
         UnsupportedValueError: There are objects; the message has their names and the remedy.
@@ -90,8 +95,7 @@ def refuse_objects(names: Iterable[str], where: str) -> None:
     found = sorted(names)
     if found:
         more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+        verb = "are not tensors" if len(found) > 1 else "is not a tensor"
         raise UnsupportedValueError(
-            f"{where} holds tensors only, and {', '.join(map(repr, found[:_SHOWN]))}{more} "
-            f"{'are none' if len(found) > 1 else 'is none'}: put them beside with objects='beside' "
-            "(`--objects beside`), or leave them out"
+            f"{where} holds tensors only; {', '.join(map(repr, found[:_SHOWN]))}{more} {verb}: {remedy}"
         )

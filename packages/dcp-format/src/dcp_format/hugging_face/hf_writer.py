@@ -163,7 +163,11 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
         Raises:
             UnsupportedValueError: The plan has a value that is not a tensor, or a shard without `save_distributed`.
         """
-        refuse_objects({item.index.fqn for item in plan.items if item.type is WriteItemType.BYTE_IO}, "safetensors")
+        refuse_objects(
+            {item.index.fqn for item in plan.items if item.type is WriteItemType.BYTE_IO},
+            "safetensors",
+            remedy="leave them out of the state dict, or save them to another checkpoint",
+        )
         for item in plan.items:
             data = item.tensor_data
             if not self.save_distributed and data is not None and data.chunk.sizes != data.size:
