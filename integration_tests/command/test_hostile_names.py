@@ -53,7 +53,8 @@ def check(text: str) -> None:
     assert len(re.findall(r"^\[\d+\]$", text, re.MULTILINE)) == len(COMMANDS), text[-2000:]
     bad = [line for line in text.split("\n") if not line.isprintable()]
     assert not bad, bad[:3]
-    assert not any(line.strip().startswith(MARK) for line in text.split("\n"))
+    forged = [line for line in text.split("\n") if line.strip().startswith(MARK)]
+    assert not forged, forged[:3]
     assert "Traceback" not in text
 
 

@@ -247,7 +247,7 @@ def test_the_library_writes_nowhere_else(here: Path, name: str, place: Any) -> N
 @pytest.mark.parametrize("place", ["s3://bucket/from-the-library", "memory://from/the/library"])
 def test_the_library_converts_to_uris(here: Path, s3: S3Server, place: str) -> None:
     before = below(here)
-    assert dcp.convert("good", place) == "checkpoint"
+    assert dcp.convert("good", place).format == "checkpoint"
     assert below(here) == before
     assert is_there(place)
     dcp.convert(place, "back.pt")

@@ -120,6 +120,31 @@ def test_diff_of_special_values(capsys: Any, tmp_path: Path, a: list[Any], b: li
     assert sum(each["different"] for each in found) == different
 
 
+@pytest.mark.parametrize(
+    ("a", "b", "shown"),
+    [
+        (torch.tensor(0.5), torch.tensor(0.25), ("0.5", "0.25")),
+        (torch.tensor([[0.1]]), torch.tensor([[0.3]]), ("0.1", "0.3")),
+        (torch.tensor([0.5]).bfloat16(), torch.tensor([float("nan")]).bfloat16(), ("0.5", "nan")),
+        (torch.tensor(2**62), torch.tensor(2**62 + 1), (str(2**62), str(2**62 + 1))),
+        (torch.tensor(True), torch.tensor(False), ("True", "False")),
+        (torch.tensor(7), torch.tensor(7.5), ("7", "7.5")),
+        (torch.ones(2), torch.zeros(2), ("", "")),
+    ],
+)
+def test_diff_shows_the_values_of_tensors_with_one_element(
+    capsys: Any, tmp_path: Path, a: torch.Tensor, b: torch.Tensor, shown: tuple[str, str]
+) -> None:
+    for name, value in (("a", a), ("b", b)):
+        torch.save({"w": value}, tmp_path / f"{name}.pt")
+    code, out, _ = dcp(capsys, "diff", tmp_path / "a.pt", tmp_path / "b.pt", "--json")
+    (found,) = (each for each in json.loads(out)["differences"] if each["what"] == "values")
+    assert (code, found["a"], found["b"]) == (1, *shown)
+    out = dcp(capsys, "diff", tmp_path / "a.pt", tmp_path / "b.pt")[1]
+    (line,) = (line for line in map(str.split, out.splitlines()) if line[:2] == ["w", "values"])
+    assert line[2 : 2 + len(" ".join(shown).split())] == [*filter(None, shown)]
+
+
 NAN = torch.tensor([0x7FC00000, 0x7FC00001, 0x7F800001], dtype=torch.int32).view(torch.float32)
 """Three values that are no numbers, of other bits each."""
 
@@ -156,7 +181,7 @@ def test_diff_compares_objects_by_type_and_bits(capsys: Any, tmp_path: Path, one
 def test_convert(capsys: Any, places: dict[str, Path], tmp_path: Path) -> None:
     code, out, err = dcp(capsys, "convert", places["a"], tmp_path / "out.safetensors")
     assert (code, out) == (4, "")
-    assert "'step' is none" in err
+    assert "'step' is not a tensor: " in err
     options = ("--objects", "skip", "--dtype", "float16", "--rename", "model=net", "--exclude", "*.tied")
     code, out, _ = dcp(capsys, "convert", places["a"], tmp_path / "out.safetensors", *options, "--json")
     assert code == 0

@@ -27,17 +27,16 @@ _PHRASES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
             "; choose another place, or add --overwrite",
         ),
         (r"or allow overwriting it", "or add --overwrite"),
-        (
-            r"put them beside with objects='beside' \(`--objects beside`\), or leave them out",
-            "write them to a file beside it (--objects beside), or leave them out (--objects skip)",
-        ),
+        (r"\(\w+=[^`()]*, `(--[^`]+)`\)", r"(\1)"),
+        (r" in a shell, or dcp_format\.convert\(.*\) in Python; .*", ""),
+        (r"^include=", "--include "),
+        (r"^exclude leaves", "--exclude leaves"),
         (
             r"pass them as storage_options, or by the environment",
             "give them by the environment, as for the storage's own tools",
         ),
         (r", as in a pathlib\.Path: write (\S+) as a string,", r": write \1,"),
         (r" \(options given: none\)", ""),
-        (r" \(format='checkpoint', `--to checkpoint`\)", " (--to checkpoint)"),
         (
             r"other formats have no place for one value per rank; load them with .*",
             "other formats have no place for one value per rank; leave them out (--exclude)",

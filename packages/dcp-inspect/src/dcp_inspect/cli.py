@@ -18,6 +18,8 @@ import click
 from dcp_inspect.advice import in_options, program
 from dcp_inspect.examples import examples
 from dcp_inspect.exit_codes import INTERRUPTED, exit_code
+from dcp_inspect.printing.json_errors import print_error, wants_json
+from dcp_inspect.printing.other_words import meant_command, meant_options
 
 __all__ = ["COMMANDS", "dcp", "main", "run"]
 
@@ -38,20 +40,8 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
     }
 )
 """Command → its module in `dcp_inspect.commands`, and its description."""
-_OTHER_WORDS: Mapping[str, str] = MappingProxyType(
-    {
-        **dict.fromkeys(("list", "dir", "find"), "ls"),
-        **dict.fromkeys(("info", "inspect", "keys", "tree", "view", "open"), "show"),
-        **dict.fromkeys(("get", "print", "value", "values"), "cat"),
-        **dict.fromkeys(("check", "validate", "fsck", "test"), "verify"),
-        **dict.fromkeys(("compare", "cmp"), "diff"),
-        **dict.fromkeys(("export", "import", "copy", "cp", "to"), "convert"),
-        **dict.fromkeys(("remove", "delete", "del"), "rm"),
-        **dict.fromkeys(("clean", "cleanup", "gc"), "prune"),
-        "version": "--version",
-    }
-)
-"""Word that people try → the command that they look for."""
+_BUG = 1
+"""Exit code of Python for an error that nobody has foreseen."""
 
 
 class _Lazy(click.Group):
@@ -78,7 +68,7 @@ class _Lazy(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            found = _meant(args[0])
+            found = meant_command(args[0], COMMANDS)
             if found is not None:
                 raise click.UsageError(f"{error.message} Did you mean {found}?", ctx) from error
             raise
@@ -88,17 +78,6 @@ class _Lazy(click.Group):
         del ctx
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
-
-
-def _meant(word: str) -> str | None:
-    """Return the command that is most like a word; None if nothing is."""
-    from dcp_inspect.printing.suggestions import near  # noqa: PLC0415 - for a mistake only
-
-    known = word.lower()
-    if known in _OTHER_WORDS:
-        return _OTHER_WORDS[known]
-    found = near(known, [*COMMANDS, *_OTHER_WORDS])
-    return None if not found else _OTHER_WORDS.get(found[0], found[0])
 
 
 @click.group(
@@ -132,28 +111,48 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns its exit code."""
+    """Run the command line; returns its exit code.
+
+    With `--json` among the arguments, an error is a JSON object on stdout, besides the message on stderr.
+    """
+    given = sys.argv[1:] if arguments is None else [*arguments]
     try:
-        result = dcp.main(args=None if arguments is None else [*arguments], prog_name=program(), standalone_mode=False)
-    except click.exceptions.NoArgsIsHelpError as error:
-        error.show()
-        return error.exit_code
-    except click.ClickException as error:
-        _print_wrong_use(error)
-        return error.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        click.echo("dcp: interrupted", err=True)
-        return INTERRUPTED
+        return _run(given)
     except BrokenPipeError:
         sys.stderr.close()
         return 0
-    except Exception as error:
-        code = exit_code(error)
-        if code is None:
-            raise
-        _say(f"dcp: {in_options(first_line(error))}")
-        return code
+
+
+def _run(arguments: list[str]) -> int:
+    try:
+        result = dcp.main(args=arguments, prog_name=program(), standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return error.exit_code
+    except BrokenPipeError:
+        raise
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - bugs are raised again
+        return _failed(error, as_json=wants_json(arguments))
     return result if isinstance(result, int) else 0
+
+
+def _failed(error: BaseException, *, as_json: bool) -> int:
+    """Print an error, and return its exit code. Raises the error itself if it is a bug."""
+    code: int | None
+    if isinstance(error, click.ClickException):
+        code, message = error.exit_code, _print_wrong_use(error)
+    elif isinstance(error, click.Abort | KeyboardInterrupt):
+        code, message = INTERRUPTED, "interrupted"
+        click.echo("dcp: interrupted", err=True)
+    else:
+        code, message = exit_code(error), in_options(first_line(error))
+        if code is not None:
+            _say(f"dcp: {message}")
+    if as_json:
+        print_error(message, _BUG if code is None else code)
+    if code is None:
+        raise error
+    return code
 
 
 def first_line(error: BaseException) -> str:
@@ -161,12 +160,21 @@ def first_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def _print_wrong_use(error: click.ClickException) -> None:
-    """Print wrong usage as click does: usage line and message, whose arguments may hold line breaks."""
+def _print_wrong_use(error: click.ClickException) -> str:
+    """Print wrong usage as click does, usage line and message, and return the message.
+
+    The arguments in a message may hold line breaks.
+    """
     error.message = in_options(" ".join(error.message.split()))  # type: ignore[misc]  # the same, on one line
+    if isinstance(error, click.NoSuchOption) and error.ctx is not None:
+        known = [name for each in error.ctx.command.params for name in each.opts if name.startswith("--")]
+        error.possibilities = meant_options(error.option_name, known)  # type: ignore[misc]
+        if error.ctx.command is dcp and error.option_name == "--json":
+            error.message += " It goes after the command."  # type: ignore[misc]
     said = io.StringIO()
     error.show(said)
     _say(said.getvalue().rstrip("\n"))
+    return error.format_message()
 
 
 def _print_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from dcp_inspect.errors import OtherFormatError
 from dcp_inspect.places import is_uri
 from dcp_manifest import (
+    DATA_SUFFIX,
     ITEM_BYTES,
     METADATA_NAME,
     CheckpointIndex,
@@ -23,6 +24,9 @@ from dcp_manifest import (
 )
 
 __all__ = ["Row", "folder_of", "open_index", "rows_of", "select"]
+
+
+_READ_BY = "; `dcp show`, `dcp cat`, `dcp diff` and `dcp convert` read other formats, too"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +71,11 @@ def open_index(path: str | os.PathLike[str]) -> CheckpointIndex:
     if not place.exists():
         raise CheckpointNotFoundError(f"there is nothing at {place}: check the path")
     if place.is_file():
-        raise OtherFormatError(f"{place} is a file, not a checkpoint's folder")
+        if place.suffix == DATA_SUFFIX and (place.parent / METADATA_NAME).exists():
+            raise CheckpointNotFoundError(
+                f"{place} is a data file of the checkpoint in {place.parent}: `dcp show {place.parent}` shows it"
+            )
+        raise OtherFormatError(f"{place} is a file, not a checkpoint's folder{_READ_BY}")
     try:
         return index_of(place)
     except CheckpointNotFoundError as error:
@@ -83,7 +91,7 @@ def _index_at(uri: str) -> CheckpointIndex:
         return StoreBackend(store).read_index()
     except CheckpointNotFoundError as error:
         if file_at(uri) is not None:
-            raise OtherFormatError(f"{uri} is a file, not a checkpoint's folder") from error
+            raise OtherFormatError(f"{uri} is a file, not a checkpoint's folder{_READ_BY}") from error
         _say_what_is_there(uri, store, [entry.name for entry in store.list()], error)
         raise
 
@@ -92,9 +100,13 @@ def _say_what_is_there(place: str, folder: Any, names: Sequence[str], error: Che
     """Raise an error that says what a folder without a checkpoint holds instead, if it holds anything known."""
     found = checkpoints_below(folder, unfinished=True)
     if any(one.unfinished and not one.place.parts for one in found):
+        from dcp_inspect.unfinished import unfinished_save  # noqa: PLC0415 - folders need no stores otherwise
+        from dcp_io import open_store  # noqa: PLC0415
+
+        save = unfinished_save(open_store(place))
         raise CheckpointNotFoundError(
-            f"{place} holds an unfinished save and no checkpoint: `dcp ls {place}` says whether it is running, `dcp rm "
-            f"{place}` removes what it left"
+            f"{place} holds an unfinished save and no checkpoint: {save.reason or 'no save is running'}; "
+            f"{save.removal(place)}"
         ) from error
     below = [one.store.url.rstrip("/").removeprefix("./") for one in found if not one.unfinished]
     if below:
@@ -104,7 +116,7 @@ def _say_what_is_there(place: str, folder: Any, names: Sequence[str], error: Che
             f"verify -r {place}` checks all of them"
         ) from error
     if any(name.endswith(".safetensors") for name in names):
-        raise OtherFormatError(f"{place} holds safetensors files, not a checkpoint") from error
+        raise OtherFormatError(f"{place} holds safetensors files, not a checkpoint{_READ_BY}") from error
 
 
 def rows_of(index: CheckpointIndex) -> Iterator[Row]:

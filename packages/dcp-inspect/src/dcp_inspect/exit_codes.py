@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 __all__ = [
-    "DIFFERENT", "EXISTS", "INTERRUPTED", "NOT_FOUND", "UNREADABLE", "UNSAFE", "UNSUPPORTED", "WRONG_USE", "exit_code",
+    "DIFFERENT", "EXISTS", "INTERRUPTED", "KINDS", "NOT_FOUND", "UNREADABLE", "UNSAFE", "UNSUPPORTED", "WRONG_USE",
+    "exit_code",
 ]  # fmt: skip
 
 DIFFERENT = 1
@@ -17,6 +19,18 @@ UNSUPPORTED = 5
 UNSAFE = 6
 EXISTS = 7
 INTERRUPTED = 130
+KINDS: Mapping[int, str] = MappingProxyType(
+    {
+        WRONG_USE: "usage",
+        NOT_FOUND: "not_found",
+        UNREADABLE: "failed",
+        UNSUPPORTED: "unsupported",
+        UNSAFE: "unsafe",
+        EXISTS: "exists",
+        INTERRUPTED: "interrupted",
+    }
+)
+"""Exit code of an error → its name in JSON."""
 
 
 def exit_code(error: BaseException) -> int | None:

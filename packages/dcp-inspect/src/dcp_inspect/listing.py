@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from dcp_inspect.places import existing_folder, is_uri
-from dcp_io import STALE_AFTER_SECONDS, LocalStore, open_store, running_saves
+from dcp_inspect.unfinished import unfinished_save
+from dcp_io import LocalStore, open_store
 from dcp_manifest import (
+    METADATA_NAME,
     CheckpointIndex,
     DcpError,
     FoundCheckpoint,
@@ -31,6 +33,7 @@ class Listed:
     step: int | None
     """Step from the folder's name or the manager's note."""
     bytes: int
+    """Size of the index and the data files."""
     values: int | None
     world_size: int | None
     modified_seconds: float
@@ -64,10 +67,10 @@ def look_at(found: FoundCheckpoint[Any]) -> Listed:
     try:
         index = index_of(store)
         needed = needed_bytes(index)
-        sizes = file_sizes(store, needed)
+        sizes = file_sizes(store, {METADATA_NAME: 0, **needed})
     except (DcpError, OSError) as error:
-        text = " ".join(str(error).split())
-        return Listed(path, step, 0, None, None, modified, False, text, None)
+        text = " ".join(str(error).split()).removeprefix(f"{store.url}: ")
+        return Listed(path, step, _bytes_in(store), None, None, modified, False, text, None)
     problem = found.put_aside or _first_problem(needed, sizes)
     info = index.info
     return Listed(
@@ -84,12 +87,19 @@ def look_at(found: FoundCheckpoint[Any]) -> Listed:
     )
 
 
+def _bytes_in(folder: Any) -> int:
+    """Return the size of the files in a folder whose index cannot be read; 0 if the storage fails."""
+    try:
+        return sum(entry.bytes for entry in folder.list())
+    except (DcpError, OSError):
+        return 0
+
+
 def _unfinished(found: FoundCheckpoint[Any], path: str) -> Listed:
     """Summarise the files of a save without an index."""
     store = open_store(path) if is_uri(path) else LocalStore(path)
     size = sum(entry.bytes for entry in store.list())
-    running = running_saves(store, stale_after_seconds=STALE_AFTER_SECONDS)
-    problem = f"being saved: {running[0]}" if running else "unfinished: no .metadata, and no live save"
+    problem = unfinished_save(store).summary
     return Listed(path, found.step, size, None, None, found.modified_seconds, False, problem, None, unfinished=True)
 
 

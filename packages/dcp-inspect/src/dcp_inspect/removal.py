@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dcp_hooks import WEB_SCHEMES
 from dcp_inspect.errors import CheckpointInUseError
-from dcp_inspect.printing.output import age
+from dcp_inspect.unfinished import PATIENCE, unfinished_save
 from dcp_io import (
     REMOVING,
     STALE_AFTER_SECONDS,
@@ -32,7 +31,7 @@ from dcp_manifest import (
     is_index_name,
 )
 
-__all__ = ["Removal", "plan_removal", "remove"]
+__all__ = ["Removal", "plan_removal", "preview_removal", "remove"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +48,8 @@ class Removal:
     """Files that are kept, because no save has made them."""
     force: bool
     """Whether the removal ignores running saves and readers."""
+    refusal: str | None = None
+    """In a dry run, why the removal would be refused without `force`; None if it would not."""
 
 
 def plan_removal(path: str, store: Store, *, force: bool = False) -> Removal:
@@ -93,13 +94,26 @@ def _check_unfinished(path: str, store: Store, ours: Collection[str], *, force: 
     markers = any(name.startswith(SAVE_MARKER_PREFIX) for name in ours)
     if not data and not markers:
         raise CheckpointNotFoundError(f"there is no checkpoint in {path}: it has no {METADATA_NAME}")
-    # PyTorch's own saves leave no marker by which a running one could be known.
-    quiet_seconds = time.time() - max((entry.mtime for entry in data), default=0.0)
-    if not (force or markers) and quiet_seconds < STALE_AFTER_SECONDS:
+    save = unfinished_save(store)
+    if save.quiet is not None and not force:
         raise SaveInProgressError(
-            f"{path} has no {METADATA_NAME}, and its files were written {age(quiet_seconds)} ago: a save may still be "
-            "running; wait for it, or use rm --force"
+            f"{path} has no {METADATA_NAME}, and {save.reason}: wait until nothing has been written for {PATIENCE}, or "
+            "use rm --force"
         )
+
+
+def preview_removal(path: str, store: Store, *, force: bool = False) -> Removal:
+    """Return what would be removed, for a dry run: a refusal is noted in the result. Arguments: see `plan_removal`.
+
+    Raises:
+        CheckpointNotFoundError, StorageError: As `plan_removal`: there is nothing that `force` would remove.
+    """
+    if force:
+        return plan_removal(path, store, force=True)
+    try:
+        return plan_removal(path, store)
+    except DcpError as error:
+        return replace(plan_removal(path, store, force=True), refusal=str(error))
 
 
 def remove(removal: Removal) -> None:

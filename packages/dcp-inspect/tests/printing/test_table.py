@@ -50,7 +50,8 @@ def test_nothing_is_cut(shown: Shown, width: int, longest: int) -> None:
     assert names[-1] in text.replace("\n", "")
     assert all(word in "".join(lines).replace(" ", "") for word in PROBLEM.split()) or width < 60
     if longest < width:
-        assert all(len(line) <= width or PROBLEM in line or "too narrow" in line for line in lines)
+        # A single word may be wider than the terminal.
+        assert all(len(line) <= width or len(line.split()) == 1 or "too narrow" in line for line in lines)
 
 
 def test_columns_are_left_out_in_order(shown: Shown) -> None:

@@ -13,7 +13,7 @@ from dcp_inspect.errors import MissingValueError
 from dcp_inspect.examples import examples
 from dcp_inspect.places import PLACE
 from dcp_inspect.printing.output import console, json_option, print_json, say
-from dcp_inspect.printing.suggestions import near
+from dcp_inspect.printing.suggestions import hint
 from dcp_inspect.reading.values import array_rows, load_value, open_values, whole_array
 from dcp_manifest import DcpError
 
@@ -50,9 +50,8 @@ def command(path: str, key: str, as_json: bool) -> int:
                 say(repr(value), lines=True)
             return 0
         if name not in content.tensors:
-            found = near(name, [*content.tensors, *content.objects])
-            hint = f"; near it: {', '.join(found)}" if found else ""
-            raise MissingValueError(f"{path} holds no value {name!r}{hint}; `dcp show {path}` lists the names")
+            meant = hint(path, name, [*content.tensors, *content.objects])
+            raise MissingValueError(f"{path} holds no value {name!r}{meant}; `dcp show {path}` lists the names")
         entry = content.tensors[name]
         array = _part(entry, slices)
     finally:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import re
+from dataclasses import asdict
 from typing import Any
 
 import click
 
+from dcp_inspect.contents import folder_of, open_index
+from dcp_inspect.errors import OtherFormatError
 from dcp_inspect.examples import examples
-from dcp_inspect.places import PLACE
+from dcp_inspect.places import PLACE, is_uri
 from dcp_inspect.printing.output import count_bytes, json_option, print_json, print_line
-from dcp_inspect.reading.values import formats
+from dcp_inspect.reading.other_formats import check_exists, formats
+from dcp_manifest import UnsupportedFormatError
 
 __all__ = ["command", "parse_size"]
 
@@ -66,15 +71,12 @@ def command(source: str, destination: str, as_json: bool, **given: Any) -> int:
     Hugging Face folder, anything else a checkpoint's folder; --to says otherwise. Both may be URIs, such as
     s3://bucket/run/step-100; only checkpoints are written to a URI.
     """
-    package = formats()
+    check_exists(source)
+    source = folder_of(source)
+    package = formats("converting")
+    _check_source(package, source)
     _check(package, given)
-    facts: dict[str, Any] = {}
-
-    def start(content: Any) -> None:
-        tensors, objects = len(content.tensors) + len(content.aliases), len(content.objects)
-        facts.update(tensors=tensors, objects=objects, bytes=content.nbytes)
-
-    name = package.convert(
+    done = package.convert(
         source,
         destination,
         format=given["to"],
@@ -90,14 +92,25 @@ def command(source: str, destination: str, as_json: bool, **given: Any) -> int:
             layout=given["layout"],
             compression=given["compression"],
         ),
-        started=start,
     )
     if as_json:
-        print_json({"source": source, "destination": destination, "format": name, **facts})
+        print_json({**asdict(done), "source": source, "destination": destination})
     else:
-        tensors = f"{facts['tensors']} tensor{'s' if facts['tensors'] != 1 else ''}"
-        print_line(f"{destination}: {tensors}, {count_bytes(facts['bytes'])}, {name}")
+        tensors = f"{done.tensors} tensor{'s' if done.tensors != 1 else ''}"
+        print_line(f"{destination}: {tensors}, {count_bytes(done.bytes)}, {done.format}")
     return 0
+
+
+def _check_source(package: Any, source: str) -> None:
+    """Refuse a folder or file of no known format by the error of `show`, which says what is there instead."""
+    if is_uri(source):
+        return
+    try:
+        package.detect(source)
+    except UnsupportedFormatError:
+        with contextlib.suppress(OtherFormatError):
+            open_index(source)
+        raise
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -17,8 +17,8 @@ from dcp_inspect.exit_codes import DIFFERENT
 from dcp_inspect.places import PLACE
 from dcp_inspect.printing.output import Cell, json_option, print_json, print_line
 from dcp_inspect.printing.table import print_table
-from dcp_inspect.reading.arrays import array_of
-from dcp_inspect.reading.values import load_value, open_values, same_value
+from dcp_inspect.reading.arrays import array_of, is_number
+from dcp_inspect.reading.values import load_value, open_values, same_value, whole_array
 from dcp_manifest import ITEM_BYTES
 
 __all__ = ["command"]
@@ -76,7 +76,7 @@ def command(a: str, b: str, keys_only: bool, atol: float, rtol: float, as_json: 
             {"a": a, "b": b, "equal": not found, "values": count, "differences": [asdict(each) for each in found]}
         )
     else:
-        _print(found, count)
+        _print(found, count, keys_only=keys_only)
     return DIFFERENT if found else 0
 
 
@@ -130,9 +130,13 @@ def _tensors(
         measured.add(left, right)
         tick(left.nbytes)
     if measured.different:
-        yield Difference(
-            name, "values", max_abs=measured.max_abs, max_rel=measured.max_rel, different=measured.different
-        )
+        values = (_only_element(a), _only_element(b)) if math.prod(a.shape) == 1 else ("", "")
+        yield Difference(name, "values", *values, measured.max_abs, measured.max_rel, measured.different)
+
+
+def _only_element(entry: Any) -> str:
+    """Return the element of a tensor that has one, as text; an empty text for dtypes that are shown as bits."""
+    return str(whole_array(entry).reshape(-1)[0]) if is_number(entry.dtype) else ""
 
 
 def _aligned(a: Any, b: Any) -> Iterator[tuple[Bits, Bits]]:
@@ -205,9 +209,10 @@ class _Measured:
             self.max_rel = max(self.max_rel, float(relative.max()))
 
 
-def _print(found: list[Difference], count: int) -> None:
+def _print(found: list[Difference], count: int, *, keys_only: bool) -> None:
     if not found:
-        print_line(("equal", "green"), f": {count} values")
+        compared = ", by name, dtype and shape" if keys_only else ""
+        print_line(("equal", "green"), f": {count} values{compared}")
         return
     columns = ("name", "differs in", "A", "B", "elements", "max abs", "max rel")
     print_table(columns, map(_row, found), right=columns[4:], drop=("max rel", "elements"), wrap=("A", "B"))

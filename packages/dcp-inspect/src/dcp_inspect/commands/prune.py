@@ -11,7 +11,7 @@ from dcp_inspect.listing import find, look_at
 from dcp_inspect.places import PLACE, is_uri, open_folder
 from dcp_inspect.printing.output import confirm, count_bytes, json_option, print_json, say
 from dcp_inspect.pruning import Pruning, choose
-from dcp_inspect.removal import Removal, plan_removal, remove
+from dcp_inspect.removal import Removal, plan_removal, preview_removal, remove
 from dcp_manifest import CheckpointNotFoundError
 
 __all__ = ["command"]
@@ -45,7 +45,8 @@ def command(path: str, keep: int, yes: bool, dry_run: bool, force: bool, as_json
     if not found and is_uri(path):  # an empty prefix and a misspelt one look the same
         raise CheckpointNotFoundError(f"there is no checkpoint in {path} or below: check the address")
     pruning = choose([(one, look_at(one)) for one in found], keep, force=force)
-    removals = [plan_removal(one.path, open_folder(one.path)) for one in pruning.removed]
+    plan = preview_removal if dry_run else plan_removal
+    removals = [plan(one.path, open_folder(one.path)) for one in pruning.removed]
     size = sum(removal.bytes for removal in removals)
     if removals and not (yes or dry_run):
         for removal in removals:
@@ -58,7 +59,7 @@ def command(path: str, keep: int, yes: bool, dry_run: bool, force: bool, as_json
     else:
         for removal in removals:
             say(f"{'would remove' if dry_run else 'removed'} {removal.path}  {count_bytes(removal.bytes)}")
-        for line in _summary(pruning, size):
+        for line in _summary(pruning, removals):
             say(line)
     return 0
 
@@ -73,10 +74,14 @@ def _as_json(path: str, pruning: Pruning, removals: list[Removal], *, removed: b
         "invalid": [one.path for one in pruning.invalid],
         "doubtful": {one.path: reason for one, reason in pruning.doubtful},
         "without_step": [one.path for one in pruning.without_step],
+        "refusals": {removal.path: removal.refusal for removal in removals if removal.refusal is not None},
     }
 
 
-def _summary(pruning: Pruning, size: int) -> Iterator[str]:
+def _summary(pruning: Pruning, removals: list[Removal]) -> Iterator[str]:
+    for removal in removals:
+        if removal.refusal is not None:
+            yield f"refused as it is, and nothing removed: {removal.refusal}"
     for one, reason in pruning.doubtful:
         yield f"stays {one.path}: {reason}; --force removes it"
     removed = len(pruning.removed)
@@ -84,6 +89,6 @@ def _summary(pruning: Pruning, size: int) -> Iterator[str]:
     damaged, unnumbered = len(pruning.invalid), len(pruning.without_step)
     stay = "is not valid stays" if damaged == 1 else "are not valid stay"
     left = f"; {damaged} that {stay}, see `dcp ls`" if damaged else ""
-    yield f"{removed} of {valid} valid checkpoints, {count_bytes(size)}{left}"
+    yield f"{removed} of {valid} valid checkpoints, {count_bytes(sum(removal.bytes for removal in removals))}{left}"
     if unnumbered:
         yield f"{unnumbered} without a step {'stays' if unnumbered == 1 else 'stay'}: `dcp rm` removes one"

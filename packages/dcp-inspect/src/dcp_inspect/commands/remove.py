@@ -7,7 +7,7 @@ import click
 from dcp_inspect.examples import examples
 from dcp_inspect.places import PLACE, open_folder
 from dcp_inspect.printing.output import confirm, count_bytes, json_option, print_json, say
-from dcp_inspect.removal import plan_removal, remove
+from dcp_inspect.removal import plan_removal, preview_removal, remove
 
 __all__ = ["command"]
 
@@ -28,9 +28,11 @@ __all__ = ["command"]
 def command(path: str, yes: bool, dry_run: bool, force: bool, as_json: bool) -> int:
     """Remove the checkpoint in PATH, a folder or a URI: its index, then all files of saves. Other files stay.
 
-    It is refused while a process saves or reads it.
+    It is refused while a process saves or reads it. What an unfinished save of PyTorch left may belong to a running
+    one: it is removed when nothing has been written for an hour. --dry-run says whether --force is needed.
     """
-    removal = plan_removal(path, open_folder(path), force=force)
+    plan = preview_removal if dry_run else plan_removal
+    removal = plan(path, open_folder(path), force=force)
     what = f"{path}: {_files(len(removal.indexes) + len(removal.files))}, {count_bytes(removal.bytes)}"
     if not (yes or dry_run):
         confirm(f"Remove {what}?")
@@ -38,13 +40,14 @@ def command(path: str, yes: bool, dry_run: bool, force: bool, as_json: bool) -> 
         remove(removal)
     if as_json:
         names = [*removal.indexes, *removal.files]
-        print_json(
-            {"path": path, "removed": not dry_run, "files": names, "bytes": removal.bytes, "kept": removal.others}
-        )
-    else:
-        others = len(removal.others)
-        kept = f"; {_files(others, 'other ')} {'stays' if others == 1 else 'stay'}" if others else ""
-        say(f"{'would remove' if dry_run else 'removed'} {what}{kept}")
+        facts = {"path": path, "removed": not dry_run, "files": names, "bytes": removal.bytes, "kept": removal.others}
+        print_json({**facts, "refusal": removal.refusal})
+        return 0
+    others = len(removal.others)
+    kept = f"; {_files(others, 'other ')} {'stays' if others == 1 else 'stay'}" if others else ""
+    say(f"{'would remove' if dry_run else 'removed'} {what}{kept}")
+    if removal.refusal is not None:
+        say(f"with --force only: {removal.refusal}")
     return 0
 
 

@@ -17,6 +17,7 @@ from dcp_inspect.errors import MissingValueError
 from dcp_inspect.examples import examples
 from dcp_inspect.places import PLACE
 from dcp_inspect.printing.output import count_bytes, json_option, print_json, print_line, print_lines
+from dcp_inspect.printing.suggestions import hint
 from dcp_inspect.printing.table import print_table
 from dcp_inspect.printing.tree import tree_lines
 from dcp_inspect.reading.arrays import array_of, is_number
@@ -49,8 +50,9 @@ def command(path: str, patterns: tuple[str, ...], flat: bool, depth: int | None,
     index, rows = _rows(path)
     chosen = select(rows, patterns)
     if patterns and not chosen:
+        meant = hint(path, patterns[0], [row.name for row in rows])
         raise MissingValueError(
-            f"no name in {path} matches {' or '.join(map(repr, patterns))}; `dcp show {path}` lists all"
+            f"no name in {path} matches {' or '.join(map(repr, patterns))}{meant}; `dcp show {path}` lists all"
         )
     if index is not None:
         chosen = with_values(path, index, chosen)
@@ -59,7 +61,7 @@ def command(path: str, patterns: tuple[str, ...], flat: bool, depth: int | None,
         values = [{**row.as_json(), **({"stats": found[row.name]} if row.name in found else {})} for row in chosen]
         print_json({"path": path, **_facts(index), "values": values})
         return 0
-    print_line(_title(path, index, rows))
+    print_line((path, "bold"), f": {_summary(index, rows)}")
     if flat or patterns or stats:
         _table(chosen, found)
     else:
@@ -102,7 +104,7 @@ def _facts(index: CheckpointIndex | None) -> dict[str, object]:
     }
 
 
-def _title(path: str, index: CheckpointIndex | None, rows: list[Row]) -> str:
+def _summary(index: CheckpointIndex | None, rows: list[Row]) -> str:
     kinds = Counter(row.kind for row in rows)
     parts = [f"{count} {kind}{'s' if count != 1 and kind != 'alias' else 'es' if count != 1 else ''}"
              for kind, count in kinds.items()]  # fmt: skip
@@ -113,7 +115,7 @@ def _title(path: str, index: CheckpointIndex | None, rows: list[Row]) -> str:
         parts.append(f"written by {info.writer}")
     elif index is not None:
         parts.append("written by torch.distributed.checkpoint")
-    return f"{path}: {', '.join(parts)}"
+    return ", ".join(parts)
 
 
 def _form(row: Row) -> str:

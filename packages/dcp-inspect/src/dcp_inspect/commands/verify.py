@@ -85,7 +85,10 @@ def _verify_below(path: str, threads: int | None, *, as_json: bool) -> int:
         checkpoints = [_as_json(place, report) for place, report in reports.items()]
         print_json({"path": path, "ok": sound == len(reports), "checkpoints": checkpoints, "unfinished": unfinished})
     else:
-        print_lines((("unfinished", "yellow"), f"  {place}: no .metadata, nothing to check") for place in unfinished)
+        print_lines(
+            (("unfinished", "yellow"), "  ", (place, "bold"), ": no .metadata, nothing to check")
+            for place in unfinished
+        )
         read = count_bytes(sum(report.bytes for report in reports.values()))
         print_line(f"{sound} of {len(reports)} checkpoints sound; {read} read")
     return 0 if sound == len(reports) else DIFFERENT
@@ -106,7 +109,7 @@ def _must_be_a_folder(path: str) -> None:
         raise CheckpointNotFoundError(f"there is nothing at {path}: check the path")
     if not Path(path).is_dir():
         raise UnsupportedFormatError(
-            f"{path} is a file, not a checkpoint's folder; files of other formats have no CRCs"
+            f"{path} is a file, not a checkpoint's folder; files of other formats have no CRCs to verify"
         )
 
 
@@ -136,10 +139,10 @@ def _print(path: str, report: VerifyReport) -> None:
     causes = [*_causes(report.problems)]
     read = f"{report.items} items, {count_bytes(report.bytes)} read"
     if report.ok:
-        print_line(("sound", "green"), f"    {path}: {read}")
+        print_line(("sound", "green"), "    ", (path, "bold"), f": {read}")
     else:
         count = f"{len(causes)} problem{'s' if len(causes) != 1 else ''}"
-        print_line(("damaged", "red"), f"  {path}: {count}; {read}")
+        print_line(("damaged", "red"), "  ", (path, "bold"), f": {count}; {read}")
     print_lines([("  " + cause,) for cause in causes])
     if report.unverified_keys:
         some = ", ".join(sorted(report.unverified_keys)[:_SHOWN_KEYS])

@@ -14,6 +14,8 @@ from typing import Any
 
 import click
 
+from dcp_inspect.printing.cells import Cell, cell_text
+from dcp_inspect.printing.wrapping import wrapped
 from dcp_manifest import printable, printable_bytes
 
 __all__ = [
@@ -22,8 +24,6 @@ __all__ = [
 ]  # fmt: skip
 
 count_bytes = printable_bytes
-Cell = str | tuple[str, str]
-"""A text, or a text and its style. A text is one line: a line break in it is escaped."""
 _LINES_AT_ONCE = 1000
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -37,7 +37,10 @@ def console() -> Any:
 
 
 def say(text: str, *, err: bool = False, lines: bool = False) -> None:
-    """Print a line without style; with `lines`, a text with intended line breaks."""
+    """Print a line without style; with `lines`, a text with intended line breaks.
+
+    Terminals wrap long lines themselves: broken between words, an unquoted path with blanks could forge a line's start.
+    """
     click.echo(printable(text, keep="\n" if lines else ""), err=err)
 
 
@@ -52,19 +55,14 @@ def print_line(*cells: Cell) -> None:
 
 
 def print_lines(lines: Iterable[Sequence[Cell]]) -> None:
-    """Print lines of styled parts. None is broken here: a terminal wraps long ones, and copies them as one line."""
+    """Print lines of styled parts: on a narrow terminal broken between words, to files and pipes whole."""
     out = console()
     rest = iter(lines)
     while some := [*islice(rest, _LINES_AT_ONCE)]:
         if out.is_terminal:
-            out.print(styled(some), soft_wrap=True)
+            out.print(styled([line for cells in some for line in wrapped(cells, out.width)]), soft_wrap=True)
         else:
             click.echo("\n".join("".join(map(cell_text, cells)) for cells in some))
-
-
-def cell_text(cell: Cell) -> str:
-    """Return the text of a cell as it is printed, without its style."""
-    return printable(cell if isinstance(cell, str) else cell[0])
 
 
 def styled(lines: Sequence[Sequence[Cell]]) -> Any:

@@ -19,31 +19,16 @@ from dcp_inspect.contents import folder_of, open_index
 from dcp_inspect.errors import OtherFormatError
 from dcp_inspect.places import is_uri
 from dcp_inspect.reading.arrays import array_of
+from dcp_inspect.reading.other_formats import formats, open_other_format
 from dcp_inspect.reading.stored_content import StoredContent, stored_content
 from dcp_io import open_store, read_plain_object
 from dcp_manifest import CheckpointNotFoundError, UnsupportedFormatError
 
-__all__ = ["array_rows", "formats", "load_value", "open_values", "same_value", "whole_array"]
+__all__ = ["array_rows", "load_value", "open_values", "same_value", "whole_array"]
 
 Array = npt.NDArray[Any]
 _READ_BYTES = 64 << 20
-
-
-def formats() -> Any:
-    """Import dcp-format.
-
-    Raises:
-        UnsupportedFormatError: dcp-format, a package that it needs, or torch is missing; the message names the one to
-            install.
-    """
-    try:
-        importlib.import_module("dcp_format.conversion")  # torch included, which its front door leaves for later
-        return importlib.import_module("dcp_format")
-    except ImportError as error:
-        raise UnsupportedFormatError(
-            f"this needs the values of tensors, and {error.name or 'dcp_format'} is not installed: "
-            "install dcp-format, from the source of your other dcp packages"
-        ) from error
+_COMPRESSED = "reading compressed tensors, and objects that hold tensors,"
 
 
 def open_values(path: str | os.PathLike[str]) -> Any:
@@ -56,12 +41,12 @@ def open_values(path: str | os.PathLike[str]) -> Any:
     try:
         return _open_checkpoint(os.fspath(path))
     except OtherFormatError:
-        return formats().open_content(path)
+        return open_other_format(path)
     except CheckpointNotFoundError:
         if is_uri(path) or not os.path.isdir(path):
             raise
         try:  # a plug-in may know the folder's format
-            return formats().open_content(path)
+            return open_other_format(path)
         except UnsupportedFormatError:
             pass
         raise
@@ -70,7 +55,7 @@ def open_values(path: str | os.PathLike[str]) -> Any:
 def _open_checkpoint(path: str) -> StoredContent:
     index = open_index(path)
     path = folder_of(path)
-    return stored_content(open_store(path), index, lambda: formats().open_content(path))
+    return stored_content(open_store(path), index, lambda: formats(_COMPRESSED).open_content(path))
 
 
 def whole_array(entry: Any) -> Array:
@@ -96,7 +81,7 @@ def load_value(data: bytes, name: str) -> Any:
     try:
         return read_plain_object(data)
     except ValueError:
-        formats()
+        formats(f"the object {name!r} is no plain number, text or container, and reading it")
         return importlib.import_module("dcp_core.objects.object_bytes").load_object(data, key=name)
 
 
@@ -107,7 +92,7 @@ def same_value(one: Any, other: Any) -> bool:
         # The opcodes may be bytes of something else; sets are compared regardless of their order.
         if not any(opcode in data for data in pair for opcode in (pickle.EMPTY_SET, pickle.FROZENSET)):
             return pair[0] == pair[1]
-    formats()
+    formats("comparing these objects")
     return bool(importlib.import_module("dcp_core.planning.comparable_bytes").same_value(one, other))
 
 
