@@ -1,13 +1,17 @@
-"""`dir()` of every package has its public names: shells and notebooks complete them before anything is imported."""
+"""Public names of packages: shells, notebooks and type checkers know them before anything is imported."""
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 FRONT_DOORS = sorted(Path(__file__).parents[2].glob("packages/*/src/*/__init__.py"))
+LAZY = [path for path in FRONT_DOORS if "import_lazily(" in path.read_text()]
 LISTED = """
 import importlib, json, sys
 missing = {}
@@ -24,7 +28,7 @@ print(json.dumps(missing))
 
 def test_public_names_are_listed() -> None:
     # Lazy packages come first, so that no other package has imported their names.
-    lazy = [path.parent.name for path in FRONT_DOORS if "import_lazily" in path.read_text()]
+    lazy = [path.parent.name for path in LAZY]
     others = [path.parent.name for path in FRONT_DOORS if path.parent.name not in lazy]
     assert lazy
     command = [sys.executable, "-c", LISTED, *lazy, *others]
@@ -32,3 +36,36 @@ def test_public_names_are_listed() -> None:
     absent = {name for name, missing in found.items() if isinstance(missing, str) and not missing.startswith("dcp_")}
     assert {name: missing for name, missing in found.items() if missing and name not in absent} == {}
     assert not absent & {*lazy}
+
+
+def _texts(node: ast.expr) -> list[str]:
+    """The texts in an expression, also in tuples that are unpacked there."""
+    return [each.value for each in ast.walk(node) if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+
+
+def test_lazy_packages_are_found() -> None:
+    assert {"dcp_all", "dcp_hooks", "dcp_state"} <= {path.parent.name for path in LAZY}
+
+
+@pytest.mark.parametrize("path", LAZY, ids=lambda path: str(path.parent.name))
+def test_type_checkers_see_what_is_imported_on_first_use(path: Path) -> None:
+    """The imports for type checkers, those on first use, and `__all__` are the same names of the same modules."""
+    tree = ast.parse(path.read_text())
+    (checked,) = (node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    seen = {
+        (node.module, f"{alias.name} as {alias.asname}" if alias.asname else alias.name)
+        for node in checked.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    (homes,) = (
+        node.args[1]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "import_lazily"
+    )
+    assert isinstance(homes, ast.Dict)
+    pairs = zip(homes.keys, homes.values, strict=True)
+    assert {(ast.literal_eval(module), name) for module, names in pairs if module for name in _texts(names)} == seen
+    at_once = {alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    (listed,) = (ast.literal_eval(node.value) for node in tree.body if ast.unparse(node).startswith("__all__ = "))
+    assert {name.rpartition(" as ")[2] for _, name in seen} == {*listed} - at_once

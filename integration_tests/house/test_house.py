@@ -56,13 +56,17 @@ def functions(path: Path) -> Iterator[tuple[str, int]]:
 
 
 def imports(node: ast.AST) -> Iterator[str]:
-    """Top-level names of what is imported, other than for type checkers."""
+    """Top-level names of what is imported, also on first use, other than for type checkers."""
     if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
         return
     if isinstance(node, ast.Import):
         yield from (alias.name.split(".")[0] for alias in node.names)
     elif isinstance(node, ast.ImportFrom) and node.module:
         yield node.module.split(".")[0]
+    elif (
+        isinstance(node, ast.Call) and ast.unparse(node.func) == "import_lazily" and isinstance(node.args[1], ast.Dict)
+    ):
+        yield from (ast.literal_eval(module).split(".")[0] for module in node.args[1].keys if module is not None)
     for child in ast.iter_child_nodes(node):
         yield from imports(child)
 

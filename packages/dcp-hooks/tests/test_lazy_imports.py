@@ -52,5 +52,21 @@ def test_names_are_listed_before_they_are_imported(toybox: str) -> None:
         exec("from toybox import third")
 
 
+def test_names_under_another_name_and_submodules(toybox: str, tmp_path: Path) -> None:
+    homes = '{"toybox": ("first_room", "other_room"), "toybox.first_room": ("first as one",)}'
+    (tmp_path / "toybox" / "__init__.py").write_text(
+        f"from dcp_hooks import import_lazily\n__getattr__, __dir__ = import_lazily(__name__, {homes})\n"
+    )
+    package = importlib.import_module(toybox)
+    assert {"first_room", "other_room", "one"} <= {*dir(package)}
+    assert "first" not in dir(package)
+    assert package.one is importlib.import_module("toybox.first_room").first
+    assert package.first_room is sys.modules["toybox.first_room"]
+    with pytest.raises(ImportError, match="this room is closed"):
+        _ = package.other_room
+    with pytest.raises(AttributeError, match="has no attribute 'first'"):
+        _ = package.first
+
+
 def test_all_names_of_this_package_are_there() -> None:
     assert all(getattr(dcp_hooks, name) is not None for name in dcp_hooks.__all__)

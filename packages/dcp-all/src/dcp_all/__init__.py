@@ -1,115 +1,122 @@
 """All public names of the project under one import: `import dcp_all as dcp`.
 
 Names and modules are those of `torch.distributed.checkpoint`: to migrate a script, change its import line. Re-exports
-only; each name is documented where it is defined.
+only, which are imported when they are first used; each name is documented where it is defined.
 """
 
-from dcp_all import (
-    api,
-    default_planner,
-    filesystem,
-    format_utils,
-    fsspec_filesystem,
-    hf_storage,
-    logger,
-    logging_handlers,
-    metadata,
-    optimizer,
-    planner,
-    planner_helpers,
-    protocol,
-    quantized_hf_storage,
-    resharding,
-    staging,
-    state_dict,
-    state_dict_loader,
-    state_dict_saver,
-    stateful,
-    storage,
-    utils,
-)
-from dcp_async import (
-    AsyncCheckpointerType,
-    AsyncSaver,
-    AsyncSaveResponse,
-    SaverOptions,
-    SaveSkippedError,
-    SaveSupersededError,
-    WorkerLostError,
-    WorkerOptions,
-    async_save,
-)
-from dcp_bridge import replace_stock
-from dcp_core import (
-    BytesStorageMetadata,
-    CheckpointException,
-    CheckpointNotFoundError,
-    ChunkStorageMetadata,
-    CorruptCheckpointError,
-    DcpError,
-    DefaultLoadPlanner,
-    DefaultSavePlanner,
-    Estimate,
-    LoadMismatchError,
-    LoadPlan,
-    LoadPlanner,
-    LoadReport,
-    Metadata,
-    PeerLostError,
-    PerRank,
-    ReadItem,
-    SavePlan,
-    SavePlanner,
-    Stateful,
-    StorageReader,
-    StorageWriter,
-    TensorStorageMetadata,
-    UnsafeCheckpointError,
-    UnsupportedFormatError,
-    WriteItem,
-    estimate,
-    load,
-    load_keys,
-    load_state_dict,
-    plugins,
-    save,
-    save_state_dict,
-)
-from dcp_core.shards.declared_shards import CheckpointableTensor
-from dcp_format import (
-    Conversion,
-    HuggingFaceStorageReader,
-    HuggingFaceStorageWriter,
-    QuantizedHuggingFaceStorageReader,
-    convert,
-)
-from dcp_fs import FileSystemReader, FileSystemWriter
-from dcp_fsspec import FsspecReader, FsspecWriter
-from dcp_inspect import run as run_command
-from dcp_inspect import show_progress, visualize
-from dcp_io import (
-    SaveInProgressError,
-    StorageError,
-    find_checkpoints,
-    latest_valid,
-    open_store,
-    verify_checkpoint,
-)
-from dcp_manager import (
-    CheckpointManager,
-    EverySeconds,
-    EverySteps,
-    KeepAll,
-    KeepBest,
-    KeepEvery,
-    KeepFor,
-    KeepLast,
-    OnRequest,
-    OnSignal,
-)
-from dcp_object import ObjectStoreReader, ObjectStoreWriter
-from dcp_ranks import PeerOptions
-from dcp_state import RandomState, StateMismatchError, app_state, load_sharded_optimizer_state_dict
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dcp_hooks import import_lazily
+
+if TYPE_CHECKING:
+    from dcp_all import (
+        api,
+        default_planner,
+        filesystem,
+        format_utils,
+        fsspec_filesystem,
+        hf_storage,
+        logger,
+        logging_handlers,
+        metadata,
+        optimizer,
+        planner,
+        planner_helpers,
+        protocol,
+        quantized_hf_storage,
+        resharding,
+        staging,
+        state_dict,
+        state_dict_loader,
+        state_dict_saver,
+        stateful,
+        storage,
+        utils,
+    )
+    from dcp_async import (
+        AsyncCheckpointerType,
+        AsyncSaver,
+        AsyncSaveResponse,
+        SaverOptions,
+        SaveSkippedError,
+        SaveSupersededError,
+        WorkerLostError,
+        WorkerOptions,
+        async_save,
+    )
+    from dcp_bridge import replace_stock
+    from dcp_core import (
+        BytesStorageMetadata,
+        CheckpointException,
+        CheckpointNotFoundError,
+        ChunkStorageMetadata,
+        CorruptCheckpointError,
+        DcpError,
+        DefaultLoadPlanner,
+        DefaultSavePlanner,
+        Estimate,
+        LoadMismatchError,
+        LoadPlan,
+        LoadPlanner,
+        LoadReport,
+        Metadata,
+        PeerLostError,
+        PerRank,
+        ReadItem,
+        SavePlan,
+        SavePlanner,
+        Stateful,
+        StorageReader,
+        StorageWriter,
+        TensorStorageMetadata,
+        UnsafeCheckpointError,
+        UnsupportedFormatError,
+        WriteItem,
+        estimate,
+        load,
+        load_keys,
+        load_state_dict,
+        plugins,
+        save,
+        save_state_dict,
+    )
+    from dcp_core.shards.declared_shards import CheckpointableTensor
+    from dcp_format import (
+        Conversion,
+        HuggingFaceStorageReader,
+        HuggingFaceStorageWriter,
+        QuantizedHuggingFaceStorageReader,
+        convert,
+    )
+    from dcp_fs import FileSystemReader, FileSystemWriter
+    from dcp_fsspec import FsspecReader, FsspecWriter
+    from dcp_inspect import run as run_command
+    from dcp_inspect import show_progress, visualize
+    from dcp_io import (
+        SaveInProgressError,
+        StorageError,
+        find_checkpoints,
+        latest_valid,
+        open_store,
+        verify_checkpoint,
+    )
+    from dcp_manager import (
+        CheckpointManager,
+        EverySeconds,
+        EverySteps,
+        KeepAll,
+        KeepBest,
+        KeepEvery,
+        KeepFor,
+        KeepLast,
+        OnRequest,
+        OnSignal,
+    )
+    from dcp_object import ObjectStoreReader, ObjectStoreWriter
+    from dcp_ranks import PeerOptions
+    from dcp_state import RandomState, StateMismatchError, app_state, load_sharded_optimizer_state_dict
 
 __all__ = [
     "AsyncCheckpointerType",
@@ -214,3 +221,47 @@ __all__ = [
     "verify_checkpoint",
     "visualize",
 ]
+
+__getattr__, __dir__ = import_lazily(
+    __name__,
+    {
+        "dcp_all": (
+            *("api", "default_planner", "filesystem", "format_utils", "fsspec_filesystem", "hf_storage", "logger"),
+            *("logging_handlers", "metadata", "optimizer", "planner", "planner_helpers", "protocol"),
+            *("quantized_hf_storage", "resharding", "staging", "state_dict", "state_dict_loader", "state_dict_saver"),
+            *("stateful", "storage", "utils"),
+        ),
+        "dcp_async": (
+            *("AsyncCheckpointerType", "AsyncSaver", "AsyncSaveResponse", "SaverOptions", "SaveSkippedError"),
+            *("SaveSupersededError", "WorkerLostError", "WorkerOptions", "async_save"),
+        ),
+        "dcp_bridge": ("replace_stock",),
+        "dcp_core": (
+            *("BytesStorageMetadata", "CheckpointException", "CheckpointNotFoundError", "ChunkStorageMetadata"),
+            *("CorruptCheckpointError", "DcpError", "DefaultLoadPlanner", "DefaultSavePlanner", "Estimate"),
+            *("LoadMismatchError", "LoadPlan", "LoadPlanner", "LoadReport", "Metadata", "PeerLostError", "PerRank"),
+            *("ReadItem", "SavePlan", "SavePlanner", "Stateful", "StorageReader", "StorageWriter"),
+            *("TensorStorageMetadata", "UnsafeCheckpointError", "UnsupportedFormatError", "WriteItem", "estimate"),
+            *("load", "load_keys", "load_state_dict", "plugins", "save", "save_state_dict"),
+        ),
+        "dcp_core.shards.declared_shards": ("CheckpointableTensor",),
+        "dcp_format": (
+            *("Conversion", "HuggingFaceStorageReader", "HuggingFaceStorageWriter"),
+            *("QuantizedHuggingFaceStorageReader", "convert"),
+        ),
+        "dcp_fs": ("FileSystemReader", "FileSystemWriter"),
+        "dcp_fsspec": ("FsspecReader", "FsspecWriter"),
+        "dcp_inspect": ("run as run_command", "show_progress", "visualize"),
+        "dcp_io": (
+            *("SaveInProgressError", "StorageError", "find_checkpoints", "latest_valid", "open_store"),
+            "verify_checkpoint",
+        ),
+        "dcp_manager": (
+            *("CheckpointManager", "EverySeconds", "EverySteps", "KeepAll", "KeepBest", "KeepEvery", "KeepFor"),
+            *("KeepLast", "OnRequest", "OnSignal"),
+        ),
+        "dcp_object": ("ObjectStoreReader", "ObjectStoreWriter"),
+        "dcp_ranks": ("PeerOptions",),
+        "dcp_state": ("RandomState", "StateMismatchError", "app_state", "load_sharded_optimizer_state_dict"),
+    },
+)

@@ -77,6 +77,6 @@ __getattr__, __dir__ = import_lazily(
         "dcp_async.saver": ("AsyncSaver",),
         "dcp_async.shared_savers": ("async_save", "close_savers", "shared_saver"),
         "dcp_async.staging.stagers": ("DefaultStager", "StagingOptions", "StateDictStager"),
-        "dcp_core.tensors.staging": ("AsyncStager", "BlockingAsyncStager"),
+        "dcp_core": ("AsyncStager", "BlockingAsyncStager"),
     },
 )

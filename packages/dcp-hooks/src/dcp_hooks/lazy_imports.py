@@ -23,7 +23,8 @@ def import_lazily(
 
     Args:
         package: `__name__` of the package.
-        homes: Module name → names that the package re-exports from that module.
+        homes: Module name → names that the package re-exports from that module, `name as other` under another name;
+            the names of the package itself are submodules.
 
     Example:
         ```python
@@ -32,13 +33,21 @@ def import_lazily(
         __getattr__, __dir__ = import_lazily(__name__, {"acme.storage": ("VaultReader", "VaultWriter")})
         ```
     """
-    modules = {name: module for module, names in homes.items() for name in names}
+    # Public name → its module, and its name there.
+    modules = {
+        entry.rpartition(" as ")[2]: (module, entry.partition(" as ")[0])
+        for module, names in homes.items()
+        for entry in names
+    }
     found = vars(sys.modules[package])
 
     def get(name: str) -> Any:
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        found[name] = getattr(importlib.import_module(modules[name]), name)
+        module, original = modules[name]
+        if module == package:
+            return importlib.import_module(f"{package}.{original}")
+        found[name] = getattr(importlib.import_module(module), original)
         return found[name]
 
     def names() -> list[str]:
