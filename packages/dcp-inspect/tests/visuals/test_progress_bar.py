@@ -73,7 +73,7 @@ def test_a_line_is_drawn_again_and_erased_at_the_end(terminal: Terminal, end: st
     assert first.startswith("saving step-100 ━")
     assert "1.0/3.0 GiB" in first
     assert "2.0/3.0 GiB" in second
-    assert re.search(r"[GT]B/s +\d:\d\d:\d\d", second)
+    assert re.search(r"[GT]iB/s +\d:\d\d:\d\d", second)
     assert "\n" not in terminal.getvalue()
     assert "\x1b[?25l" not in terminal.getvalue()  # a process that is killed leaves the cursor visible
 

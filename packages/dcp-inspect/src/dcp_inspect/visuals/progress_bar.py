@@ -225,15 +225,26 @@ def progress_columns(width: int) -> list[Any]:
     from rich.progress import (  # noqa: PLC0415 - only when a bar is shown
         BarColumn,
         DownloadColumn,
+        ProgressColumn,
+        Task,
         TextColumn,
         TimeRemainingColumn,
-        TransferSpeedColumn,
     )
+    from rich.text import Text  # noqa: PLC0415
+
+    from dcp_manifest import printable_bytes  # noqa: PLC0415 - each process that looks for plug-ins imports this module
+
+    class RateColumn(ProgressColumn):
+        """The rate in binary units, as the bytes beside it."""
+
+        def render(self, task: Task) -> Text:
+            rate = "?" if task.speed is None else f"{printable_bytes(int(task.speed))}/s"
+            return Text(rate, style="progress.data.speed")
 
     return [
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=max(4, min(40, width - 80))),
         DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
+        RateColumn(),
         TimeRemainingColumn(elapsed_when_finished=False),
     ]
