@@ -119,6 +119,13 @@ def _imports(module: str) -> Mapping[str, str]:
     return {each.asname or each.name: statement.module or "" for statement in statements for each in statement.names}
 
 
+@cache
+def _aliases(module: str) -> Mapping[str, str]:
+    """Name → the name of what a module imports under it, where the two differ."""
+    statements = [each for each in ast.walk(_source(module)) if isinstance(each, ast.ImportFrom)]
+    return {each.asname: each.name for statement in statements for each in statement.names if each.asname}
+
+
 def _is_module(package: str, name: str) -> bool:
     """Whether `from package import name` imports a submodule."""
     path = _folder(package.partition(".")[0]).joinpath(*package.split("."), name)
@@ -185,18 +192,23 @@ def _list(module: str, names: list[str] | tuple[str, ...]) -> str:
 
 def _mirror(module: str) -> dict[str, str]:
     """Each name of a module that only re-exports, with the module that documents it."""
-    rows, modules = [], []
+    rows, modules, others = [], [], []
     for name in public_names(module):
         owner = _owner(module, name)
-        if owner != module:
+        if _is_module(module, name):
+            modules.append(f"`{module}.{name}`{{ #{module}.{name} }}")
+        elif name in _aliases(module):
+            original = f"{_imports(module)[name]}.{_aliases(module)[name]}"
+            rows.append(f"| `{name}`{{ #{module}.{name} }} | [`{original}`][{original}] |")
+        elif owner != module:
             beside = name in BESIDE_THE_FRONT_DOOR.get(owner, ())
             target = f"({owner}/{name}.md)" if beside else f"[{owner}.{name}]"
             rows.append(f"| `{name}`{{ #{module}.{name} }} | [`{owner}.{name}`]{target} |")
         else:
-            modules.append(f"`{module}.{name}`{{ #{module}.{name} }}")
+            others.append(_entry(module, name))
     introduction = " ".join((ast.get_docstring(_source(module)) or "").split())
     text = (
         f"# {module}\n\n{introduction}\n\nModules named as PyTorch's: {', '.join(modules)}.\n\n"
-        "| name | described at |\n| --- | --- |\n" + "\n".join(rows) + "\n"
+        "| name | described at |\n| --- | --- |\n" + "\n".join(rows) + "\n\n" + "\n".join(others)
     )
     return {f"reference/{module}.md": text}

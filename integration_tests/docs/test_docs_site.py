@@ -97,6 +97,14 @@ def test_what_another_package_describes_is_a_link_to_it() -> None:
     assert "[`dcp_ranks.PeerOptions`][dcp_ranks.PeerOptions]" in reference.pages()["reference/dcp_core/classes.md"]
 
 
+def test_the_mirror_tells_modules_from_names() -> None:
+    page = reference.pages()["reference/dcp_all.md"]
+    modules, _, others = page.partition("| --- | --- |")
+    assert "`dcp_all.filesystem`" in modules
+    assert "`run_command`{ #dcp_all.run_command } | [`dcp_inspect.run`][dcp_inspect.run]" in others
+    assert "::: dcp_core.shards.declared_shards.CheckpointableTensor" in others  # of no package's public names
+
+
 def test_what_most_look_for_comes_first() -> None:
     page = reference.pages()["reference/dcp_core.md"]
     entries = re.findall(r"^::: dcp_core\.([\w.]+)$", page, re.MULTILINE)
