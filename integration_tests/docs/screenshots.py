@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -120,7 +121,7 @@ class BarOnly:
     """Keeps what a bar shows about the middle of a save, instead of a terminal."""
 
     def __init__(self) -> None:
-        self.last, self._drawn = Console(record=True), 0
+        self.last = Console(record=True)
 
     def width(self) -> int:
         return WIDTH
@@ -128,8 +129,9 @@ class BarOnly:
     def draw(self, line: Callable[[Any], object]) -> None:
         screen = Console(record=True, width=WIDTH, force_terminal=True, file=io.StringIO())
         line(screen)
-        if self._drawn < 10:
-            self.last, self._drawn = screen, self._drawn + 1
+        done, everything = map(float, re.findall(r"([\d.]+)/([\d.]+) MiB", screen.export_text(clear=False))[0])
+        if done < 0.7 * everything:
+            self.last = screen
 
     def clear(self) -> None: ...
 
@@ -140,6 +142,7 @@ def bar(folder: Path) -> str:
     state = {f"layer {number}": torch.zeros(16 << 20) for number in range(8)}
     with (
         mock.patch.object(progress_bar, "AFTER_SECONDS", 0),
+        mock.patch.object(progress_bar, "PAUSE_SECONDS", 0),
         mock.patch("dcp_hooks.progress.INTERVAL_SECONDS", 0.02),
         mock.patch.object(progress_bar, "_screen", return_value=shown),
     ):
