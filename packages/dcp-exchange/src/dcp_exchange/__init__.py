@@ -5,5 +5,6 @@
 
 from dcp_exchange.assignment.assign import assign
 from dcp_exchange.assignment.assignment import Assignment, count_crossing_bytes, subtract_pieces
+from dcp_exchange.topology import Topology
 
-__all__ = ["Assignment", "assign", "count_crossing_bytes", "subtract_pieces"]
+__all__ = ["Assignment", "Topology", "assign", "count_crossing_bytes", "subtract_pieces"]
