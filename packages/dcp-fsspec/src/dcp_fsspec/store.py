@@ -18,7 +18,7 @@ from dcp_fsspec.renaming import replace_file
 from dcp_fsspec.requests import repeated
 from dcp_fsspec.sink import FsspecSink
 from dcp_fsspec.times import modified_seconds
-from dcp_io import TEMPORARY_SUFFIX, Entry, Sink, Store, TruncatedError, check_name
+from dcp_io import TEMPORARY_SUFFIX, Entry, Place, Sink, Store, TruncatedError, check_name
 from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError
 
 __all__ = ["FsspecStore"]
@@ -67,6 +67,11 @@ class FsspecStore(Store):
     def url(self) -> str:
         """URI of the folder."""
         return self._url
+
+    @property
+    def place(self) -> Place:
+        """`local` for files of this machine and for fsspec's file system in memory, otherwise `remote`."""
+        return "local" if is_local(self._fs) or self._kind == "process" else "remote"
 
     def make(self) -> None:
         """Make the folder, if the file system has folders."""

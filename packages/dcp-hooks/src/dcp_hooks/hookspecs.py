@@ -154,6 +154,14 @@ class HookSpecs:
         return {}
 
     @hookspec
+    def dcp_register_exchange(self) -> Mapping[str, str]:
+        """Return `{"cooperative": "module:attribute"}`: a function by which ranks read a checkpoint together.
+
+        `dcp_core.Exchange` describes the function. Without such a plug-in every rank reads for itself.
+        """
+        return {}
+
+    @hookspec
     def dcp_on_event(self, event: CheckpointEvent) -> None:
         """Observe an event of a save or load; called in the thread of that save or load.
 

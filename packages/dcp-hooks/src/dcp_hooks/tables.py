@@ -96,6 +96,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
         "savers": Table("the saver {name!r}", f"install dcp-async{_SOURCE}"),
         "state_adapters": Table("the adapter {name!r}", f"install dcp-state{_SOURCE}"),
         "converters": Table("the converter {name!r}", f"install dcp-format{_SOURCE}"),
+        "exchange": Table("the exchange {name!r} for loads", f"install dcp-exchange{_SOURCE}"),
         "bridges": Table(
             "a bridge to {name}", f"install dcp-bridge{_SOURCE}, or change the import of its base class to dcp_core"
         ),

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     )
     from dcp_io.layout_choices import Layout, Verify, check_layout, check_verify
     from dcp_io.reading.byte_ranges import range_of_values
+    from dcp_io.reading.delivery import Delivery
     from dcp_io.reading.demands import Demands
     from dcp_io.reading.read_engine import read_items
     from dcp_io.recently_used import RecentlyUsed
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     from dcp_io.stores.local_store import LocalStore
     from dcp_io.stores.open_store import file_at, open_store, scheme_of
     from dcp_io.stores.retries import Attempts, TruncatedError
-    from dcp_io.stores.store import TEMPORARY_SUFFIX, Entry, Sink, Source, Store, check_name
+    from dcp_io.stores.store import TEMPORARY_SUFFIX, Entry, Place, Sink, Source, Store, check_name
     from dcp_io.stores.stream_files import StreamFileSystem
     from dcp_io.stores.stream_store import StreamStore
     from dcp_io.stores.upload_sink import UploadSink
@@ -65,6 +66,7 @@ __all__ = [
     "CheckpointExistsError",
     "CheckpointReplacedError",
     "Current",
+    "Delivery",
     "Demands",
     "Entry",
     "FoundCheckpoint",
@@ -73,6 +75,7 @@ __all__ = [
     "NotAFolderError",
     "Payload",
     "PiecewiseData",
+    "Place",
     "Problem",
     "ProcessIdentity",
     "ReadRequest",
@@ -164,6 +167,7 @@ __getattr__, __dir__ = import_lazily(
         ),
         "dcp_io.layout_choices": ("Layout", "Verify", "check_layout", "check_verify"),
         "dcp_io.reading.byte_ranges": ("range_of_values",),
+        "dcp_io.reading.delivery": ("Delivery",),
         "dcp_io.reading.demands": ("Demands",),
         "dcp_io.reading.read_engine": ("read_items",),
         "dcp_io.recently_used": ("RecentlyUsed",),
@@ -175,7 +179,7 @@ __getattr__, __dir__ = import_lazily(
         "dcp_io.stores.local_store": ("LocalStore",),
         "dcp_io.stores.open_store": ("file_at", "open_store", "scheme_of"),
         "dcp_io.stores.retries": ("Attempts", "TruncatedError"),
-        "dcp_io.stores.store": ("TEMPORARY_SUFFIX", "Entry", "Sink", "Source", "Store", "check_name"),
+        "dcp_io.stores.store": ("TEMPORARY_SUFFIX", "Entry", "Place", "Sink", "Source", "Store", "check_name"),
         "dcp_io.stores.stream_files": ("StreamFileSystem",),
         "dcp_io.stores.stream_store": ("StreamStore",),
         "dcp_io.stores.upload_sink": ("UploadSink",),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from dcp_io.errors import CheckpointReplacedError
 from dcp_io.layout_choices import Layout, Verify
+from dcp_io.reading.delivery import Delivery
 from dcp_io.reading.read_engine import read_items
+from dcp_io.reading.read_plan import RUN_GAP_BYTES
 from dcp_io.requests import ReadRequest, ReadStats, Writable
 from dcp_io.saves.current_checkpoint import read_current
 from dcp_io.saves.joined_session import JoinedSave
@@ -78,6 +81,21 @@ class StoreBackend:
     def url(self) -> str:
         """Path or URI of the folder, for messages."""
         return self.store.url
+
+    @property
+    def threads(self) -> int:
+        """Number of writer or reader threads of this rank."""
+        return self._threads
+
+    @property
+    def verify(self) -> Verify:
+        """Which CRCs `read` checks; see `Verify`."""
+        return self._verify
+
+    @property
+    def max_inflight_bytes(self) -> int:
+        """Limit of the memory for buffers of a write or a read."""
+        return self._max_inflight_bytes
 
     @property
     def generation(self) -> int:
@@ -227,7 +245,11 @@ class StoreBackend:
                 missing: call `read_index` again, and repeat the read.
         """
         self.changed_keys = set()
-        try:
+        return self.read_more(requests)
+
+    def read_more(self, requests: Sequence[ReadRequest]) -> ReadStats:
+        """Read like `read`, as a further part of the same read: `changed_keys` grows."""
+        with self.noticing_replacement():
             return read_items(
                 self.store,
                 requests,
@@ -236,6 +258,35 @@ class StoreBackend:
                 changed_keys=self.changed_keys,
                 max_inflight_bytes=self._max_inflight_bytes,
             )
+
+    def start_delivery(self, requests: Sequence[ReadRequest], count: Callable[[int], object] | None = None) -> Delivery:
+        """Return a delivery for the requests, with this backend's checks, for bytes that other processes read.
+
+        Args:
+            requests: Requests for byte ranges, as for `read`.
+            count: Function that is called with the number of bytes of each delivered part; None for none.
+
+        Raises:
+            CorruptCheckpointError, ValueError: See `read_items`.
+        """
+        self.changed_keys = set()
+        return Delivery(
+            requests,
+            verify=self._verify,
+            run_gap_bytes=max(RUN_GAP_BYTES, self.store.read_gap_bytes or 0),
+            changed_keys=self.changed_keys,
+            count=count,
+        )
+
+    @contextlib.contextmanager
+    def noticing_replacement(self) -> Iterator[None]:
+        """Context manager for reads of the checkpoint's files, in which a missing file is looked into.
+
+        Raises:
+            CheckpointReplacedError: A file is missing because a newer save has replaced this checkpoint.
+        """
+        try:
+            yield
         except CheckpointNotFoundError as error:
             now = read_current(self.store).save_id
             if now is not None and now != self._save_id:

@@ -191,5 +191,8 @@ class ReadStats:
     """Statistics of a batch of reads: number of bytes, and keys of items without CRCs."""
 
     bytes_read: int
+    """Number of bytes that this process read from storage."""
     unverified_keys: frozenset[str] = frozenset()
     """Keys of requests for items without CRCs."""
+    bytes_received: int = 0
+    """Number of bytes that other processes read from storage for this process."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from dcp_io import Entry, Sink, Source, Store, TruncatedError, check_name
+from dcp_io import Entry, Place, Sink, Source, Store, TruncatedError, check_name
 from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError
 from dcp_object.address import Address
 from dcp_object.client import Client
@@ -70,6 +70,11 @@ class ObjectStore(Store):
     def url(self) -> str:
         """URI of the folder."""
         return self._address.url
+
+    @property
+    def place(self) -> Place:
+        """`remote`: all processes read from one service over the network."""
+        return "remote"
 
     def make(self) -> None:
         """Do nothing: in an object store, folders are only prefixes of keys."""

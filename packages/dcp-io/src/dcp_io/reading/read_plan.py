@@ -21,7 +21,7 @@ from dcp_manifest.errors import CorruptCheckpointError
 from dcp_manifest.index.items import CRC_BLOCK_MIN_BYTES, ItemKind, StoredItem, block_bytes, border_count
 from dcp_manifest.index.runs import Runs
 
-__all__ = ["Check", "ItemRead", "SharedRead", "Step", "Wanted", "parts_to_read", "plan_reads", "want"]
+__all__ = ["Check", "ItemRead", "SharedRead", "Step", "Wanted", "parts_of", "parts_to_read", "plan_reads", "want"]
 
 # Requests for at least this much of an item are streamed; smaller ones share reads and are copied.
 STREAM_MIN_BYTES = 256 << 10
@@ -249,6 +249,20 @@ def parts_to_read(step: Step, *, run_gap_bytes: int = RUN_GAP_BYTES) -> list[tup
         starts, stops = merge_runs(starts, stops, gap_bytes=1)
     else:
         starts, stops = merge_runs(starts, stops, gap_bytes=run_gap_bytes)
+    return list(zip(starts.tolist(), stops.tolist(), strict=True))
+
+
+def parts_of(one: Wanted, *, run_gap_bytes: int = RUN_GAP_BYTES) -> list[tuple[int, int]]:
+    """Return the parts of a request's range that must be read, like `parts_to_read` for a step of the whole range."""
+    if one.check >= Check.WHOLE or one.runs is None:
+        return [(one.start, one.stop)]
+    if one.check is not Check.BLOCKS:
+        starts, stops = merge_runs(*one.runs.within(one.start, one.stop), gap_bytes=run_gap_bytes)
+        return list(zip(starts.tolist(), stops.tolist(), strict=True))
+    size = one.request.item.stored_bytes
+    block = block_bytes(size)
+    starts, stops = one.runs.joined(block).within(one.start, one.stop)  # a gap below a block's size spares no block
+    starts, stops = merge_runs(starts // block * block, np.minimum(-(-stops // block) * block, size), gap_bytes=1)
     return list(zip(starts.tolist(), stops.tolist(), strict=True))
 
 

@@ -13,7 +13,8 @@ from dcp_io.errors import NotAFolderError
 from dcp_io.stores.durable_folders import make_folder, sync_folder
 from dcp_io.stores.early_writeback import start_writeback
 from dcp_io.stores.full_transfers import read_fully, write_fully
-from dcp_io.stores.store import TEMPORARY_SUFFIX, Buffer, Entry, Sink, Source, Store, check_name
+from dcp_io.stores.mounts import is_network_folder
+from dcp_io.stores.store import TEMPORARY_SUFFIX, Buffer, Entry, Place, Sink, Source, Store, check_name
 from dcp_manifest.descriptors import open_descriptor
 from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError, UnsafeCheckpointError
 
@@ -62,6 +63,11 @@ class LocalStore(Store):
     def path(self) -> str:
         """The folder's absolute path."""
         return self._path
+
+    @property
+    def place(self) -> Place:
+        """`remote` in a network file system such as NFS or Lustre, otherwise `local`."""
+        return "remote" if is_network_folder(self._path) else "local"
 
     def __fspath__(self) -> str:
         return self._path

@@ -9,14 +9,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import closing
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from dcp_manifest.errors import UnsafeCheckpointError
 from dcp_manifest.folders.folder import Entry
 
-__all__ = ["TEMPORARY_SUFFIX", "Entry", "Sink", "Source", "Store", "check_name"]
+__all__ = ["TEMPORARY_SUFFIX", "Entry", "Place", "Sink", "Source", "Store", "check_name"]
 
 Buffer = bytes | bytearray | memoryview
+
+Place = Literal["local", "remote", "host"]
+"""Where the objects of a store lie, as seen from several processes: `local`, on a disk or in memory of this machine,
+where reading the same bytes again costs little; `remote`, behind a network that all processes share, such as an object
+store or a network file system; `host`, on each machine other objects under the same names."""
 
 TEMPORARY_SUFFIX = ".tmp"
 """Suffix of the temporary objects that `Store.publish` may make."""
@@ -135,6 +140,11 @@ class Store(ABC):
     disks."""
     read_step_bytes: int | None = None
     """Size in bytes of the pieces in which a larger range is read, if memory allows; None for the default for disks."""
+
+    @property
+    def place(self) -> Place:
+        """Where the objects lie; see `Place`. Loads of several ranks read the bytes of a `remote` store only once."""
+        return "local"
 
     @property
     @abstractmethod

@@ -1,0 +1,354 @@
+"""`Delivery`: delivers bytes that any process may have read to the read requests of this process.
+
+The counterpart of `read_engine`, which reads for one process alone: here, the ranks of a load agree on who reads which
+bytes. `Delivery` states which bytes this rank wants (`demands`), takes them in pieces as they arrive (`take`), and
+returns requests for the bytes that this rank reads for itself (`left_alone`). Not in this module: reading and moving
+bytes.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from dcp_io.archives.crc import crc32
+from dcp_io.layout_choices import Verify
+from dcp_io.reading.block_reads import with_blocks_apart
+from dcp_io.reading.crc_checks import check_archive, check_blocks, check_whole
+from dcp_io.reading.demands import Demands
+from dcp_io.reading.read_plan import RUN_GAP_BYTES, Check, Wanted, parts_of, want
+from dcp_io.requests import ReadRequest
+from dcp_manifest.errors import DcpError
+from dcp_manifest.index.items import CRC_BLOCK_MAX_BYTES, block_bytes
+
+__all__ = ["Delivery"]
+
+Range = tuple[int, int]
+_NO_BYTES = memoryview(b"")
+
+
+@dataclass(slots=True, eq=False)
+class _Arrival:
+    """One request, and what is still to come of it."""
+
+    wanted: Wanted
+    parts: list[Range]
+    """Ranges of the file that `take` must deliver; ascending."""
+    left: int
+    """Bytes of these parts that have not arrived, and one for each request for the rest of the bytes."""
+    memory: memoryview | None = None
+    """Memory for the whole range, if the bytes are needed at once."""
+    crcs: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """With `Check.WHOLE`: position of each piece → its CRC and length."""
+
+
+class Delivery:
+    """Delivers pieces of files to the read requests of one rank, in any order, from any thread.
+
+    What the callbacks of the requests are guaranteed is said at `read_items`: `done` is called once, after all bytes of
+    the request were checked and delivered.
+
+    Args:
+        requests: Requests for byte ranges, as for `read_items`.
+        verify: CRC checks of the data: `blocks`, `full` or False.
+        run_gap_bytes: Largest gap between two runs of an item that is read rather than skipped.
+        changed_keys: A set to which each request's key is added before its destination changes; None for none.
+        count: Function that is called with the number of bytes of each delivered part; None for none.
+
+    Raises:
+        CorruptCheckpointError, ValueError: See `read_items`.
+
+    Example:
+        ```python
+        from dcp_io import Delivery, ReadRequest, crc32
+        from dcp_manifest import Framing, StoredItem
+
+        data = b"01234567"
+        item = StoredItem("file", 0, 8, 0, 8, Framing.RAW, crc32(data), None)
+        into = memoryview(bytearray(8))
+        delivery = Delivery([ReadRequest("key", item, 0, 8, into)])
+        assert delivery.demands.total_bytes == 8
+        delivery.take("file", 0, memoryview(data), checked=False)
+        delivery.finish()
+        assert bytes(into) == data
+        ```
+    """
+
+    def __init__(
+        self,
+        requests: Sequence[ReadRequest],
+        *,
+        verify: Verify = "blocks",
+        run_gap_bytes: int = RUN_GAP_BYTES,
+        changed_keys: set[str] | None = None,
+        count: Callable[[int], object] | None = None,
+    ) -> None:
+        if verify == "before":
+            raise ValueError("verify='before' reads all bytes before it delivers any: use read_items")
+        self._changed = set() if changed_keys is None else changed_keys
+        self._count = count
+        self._lock = threading.Lock()
+        self._waiting = 0
+        self._files: dict[str, _PartsOfFile] = {}
+        self._empty: list[ReadRequest] = []
+        self._arrivals: list[_Arrival] = []
+        for request in with_blocks_apart(requests, whole=verify == "full"):
+            one = want(request, verify, run_gap_bytes=run_gap_bytes)
+            if one.start == one.stop:
+                self._empty.append(request)
+                continue
+            parts = [(one.base + start, one.base + stop) for start, stop in parts_of(one, run_gap_bytes=run_gap_bytes)]
+            self._arrivals.append(_Arrival(one, parts, 0))
+        self.unverified = {one.wanted.request.key for one in self._arrivals if one.wanted.check is Check.NOTHING}
+        """Keys of requests for bytes without a CRC."""
+        self.demands = _demands(self._arrivals)
+        """The byte ranges of files that the requests want."""
+        self._expect(self._arrivals)
+
+    def left_alone(self, shared: Mapping[str, Sequence[Range]]) -> list[ReadRequest]:
+        """Leave some bytes out of the delivery: return requests for all bytes outside the shared ranges.
+
+        The caller reads these with `read_items`; the requests' callbacks are called when both parts have arrived.
+
+        Args:
+            shared: Name of each file → the ranges that `take` will get, ascending; where they cut a demand, they cut it
+                at a grain.
+        """
+        alone: list[ReadRequest] = []
+        kept: list[_Arrival] = []
+        for one in self._arrivals:
+            inside, outside = _divide(one.parts, shared.get(one.wanted.request.item.file, ()))
+            if not inside:
+                alone.append(one.wanted.request)
+                continue
+            one.parts = inside
+            rest = self._rest(one, outside)
+            one.left = len(rest)
+            alone += rest
+            kept.append(one)
+        self._arrivals = kept
+        self._expect(kept)
+        return alone
+
+    def take(self, file: str, start: int, data: memoryview, *, checked: bool) -> None:
+        """Deliver a piece of a file to all requests that want bytes of it. Thread-safe.
+
+        Args:
+            file: Name of the file.
+            start: Offset of the piece in the file, bytes.
+            data: The bytes of the piece, unchanged until the method returns. If the piece cuts a demand, it cuts at a
+                grain.
+            checked: Whether the bytes have been checked against the CRCs at block borders (see `check`).
+
+        Raises:
+            CorruptCheckpointError: The bytes do not match their CRC; the message has file, key and offset.
+        """
+        for one, first, last in self._overlapping(file, start, start + len(data)):
+            self._deliver(one, first - one.wanted.base, data[first - start : last - start], checked=checked)
+
+    def check(self, file: str, start: int, data: memoryview) -> bool:
+        """Check a piece of a file, without delivering it.
+
+        Returns:
+            Whether every request that wants bytes of the piece has CRCs at block borders, all of which match. If not,
+            `take` checks what can be checked.
+
+        Raises:
+            CorruptCheckpointError: The bytes do not match their CRC; the message has file, key and offset.
+        """
+        found = False
+        for one, first, last in self._overlapping(file, start, start + len(data)):
+            found = True
+            wanted = one.wanted
+            if wanted.check is not Check.BLOCKS:
+                return False
+            view = data[first - start : last - start]
+            check_blocks(wanted.request.key, wanted.request.item, first - wanted.base, last - wanted.base, [view])
+        return found
+
+    def finish(self) -> None:
+        """End the delivery: call `done` of requests for no bytes. Raises DcpError if some bytes have not arrived."""
+        if self._waiting:
+            keys = sorted({one.wanted.request.key for one in self._arrivals if one.left})
+            raise DcpError(f"{self._waiting} requests did not get all of their bytes, the first for {keys[0]!r}")
+        for request in self._empty:
+            self._changed.add(request.key)
+            _finish(request, _NO_BYTES)
+
+    def _expect(self, arrivals: Sequence[_Arrival]) -> None:
+        by_file: defaultdict[str, list[tuple[int, int, _Arrival]]] = defaultdict(list)
+        for one in arrivals:
+            one.left += sum(stop - start for start, stop in one.parts)
+            for start, stop in one.parts:
+                by_file[one.wanted.request.item.file].append((start, stop, one))
+        self._files = {name: _PartsOfFile(parts) for name, parts in by_file.items()}
+        self._waiting = len(arrivals)
+
+    def _overlapping(self, file: str, start: int, stop: int) -> Iterator[tuple[_Arrival, int, int]]:
+        parts = self._files.get(file)
+        return iter(()) if parts is None else parts.overlapping(start, stop)
+
+    def _rest(self, one: _Arrival, outside: Sequence[Range]) -> list[ReadRequest]:
+        """Return requests for the bytes of a request that lie outside the shared ranges."""
+        wanted, request = one.wanted, one.wanted.request
+        rest: list[ReadRequest] = []
+        for first, last in outside:
+            start, stop = max(first - wanted.base, request.start), min(last - wanted.base, request.stop)
+            if start >= stop:  # read only for a CRC
+                continue
+            if _is_whole(wanted):
+                # Checked together with the shared bytes, when all have arrived.
+                item = replace(request.item, crc32=None, running_crcs=None)
+                rest.append(
+                    ReadRequest(request.key, item, start, stop, None, self._rest_done(one), self._rest_piece(one))
+                )
+                continue
+            into = None if request.into is None else request.into[start - request.start : stop - request.start]
+            rest.append(replace(request, start=start, stop=stop, into=into, done=self._rest_done(one)))
+        return rest
+
+    def _rest_done(self, one: _Arrival) -> Callable[[memoryview], None]:
+        return lambda _: self._arrived(one, 1)
+
+    def _rest_piece(self, one: _Arrival) -> Callable[[int, memoryview], None]:
+        return lambda position, data: self._place(one, position, data)
+
+    def _deliver(self, one: _Arrival, position: int, data: memoryview, *, checked: bool) -> None:
+        """Check and place bytes of a request; `position` counts from the start of the item's stored range."""
+        wanted, request = one.wanted, one.wanted.request
+        if wanted.check is Check.BLOCKS and not checked:
+            check_blocks(request.key, request.item, position, position + len(data), [data])
+        self._place(one, position, data)
+        self._arrived(one, len(data))
+        if self._count is not None:
+            self._count(len(data))
+
+    def _place(self, one: _Arrival, position: int, data: memoryview) -> None:
+        wanted, request = one.wanted, one.wanted.request
+        if wanted.check is Check.WHOLE:
+            value = crc32(data)
+            with self._lock:
+                one.crcs[position] = value, len(data)
+        if _is_held(wanted):
+            with self._lock:
+                if one.memory is None:
+                    one.memory = np.empty(wanted.stop - wanted.start, np.uint8).data
+            _copy(one.memory, position - wanted.start, data)
+            return
+        self._changed.add(request.key)
+        start, stop = max(position, request.start), min(position + len(data), request.stop)
+        if start >= stop:
+            return
+        data = data[start - position : stop - position]
+        if request.into is not None:
+            _copy(request.into, start - request.start, data)
+        elif request.piece is not None:
+            request.piece(start, data)
+
+    def _arrived(self, one: _Arrival, amount: int) -> None:
+        with self._lock:
+            one.left -= amount
+            complete = one.left == 0
+        if not complete:
+            return
+        wanted, request, memory = one.wanted, one.wanted.request, one.memory
+        if wanted.check is Check.WHOLE:
+            check_whole(request.key, request.item, one.crcs)
+        elif memory is not None and wanted.check is Check.ARCHIVE:
+            self._check_archive(request, memory)
+        self._changed.add(request.key)
+        held = _NO_BYTES
+        if memory is not None:
+            held, one.memory = memory[request.start - wanted.start : request.stop - wanted.start], None
+            if request.into is not None:
+                _copy(request.into, 0, held)
+            elif request.piece is not None:
+                request.piece(request.start, held)
+        _finish(request, held)
+        with self._lock:
+            self._waiting -= 1
+
+    def _check_archive(self, request: ReadRequest, memory: memoryview) -> None:
+        if not check_archive(request.key, request.item, memory):
+            with self._lock:
+                self.unverified.add(request.key)
+
+
+class _PartsOfFile:
+    """The wanted parts of one file, sorted, for finding those that overlap a piece."""
+
+    def __init__(self, parts: list[tuple[int, int, _Arrival]]) -> None:
+        parts.sort(key=lambda part: part[0])
+        self._parts = parts
+        self._starts = [start for start, _, _ in parts]
+        # Two records may name the same bytes, so a part may end after one that begins later.
+        self._furthest = np.maximum.accumulate(np.array([stop for _, stop, _ in parts], np.int64)).tolist()
+
+    def overlapping(self, start: int, stop: int) -> Iterator[tuple[_Arrival, int, int]]:
+        """Yield each request with a part that overlaps [start, stop), and the common range."""
+        position = bisect_left(self._starts, stop)
+        while position and self._furthest[position - 1] > start:
+            position -= 1
+            first, last, one = self._parts[position]
+            if last > start:
+                yield one, max(first, start), min(last, stop)
+
+
+def _is_whole(wanted: Wanted) -> bool:
+    """Whether the bytes of a request are checked or delivered all at once."""
+    return wanted.check >= Check.WHOLE or _is_held(wanted)
+
+
+def _is_held(wanted: Wanted) -> bool:
+    request = wanted.request
+    return wanted.check is Check.ARCHIVE or (request.into is None and request.piece is None)
+
+
+def _demands(arrivals: Sequence[_Arrival]) -> Demands:
+    names: dict[str, int] = {}
+    rows: list[tuple[int, int, int, int]] = []
+    for one in arrivals:
+        item = one.wanted.request.item
+        name = names.setdefault(item.file, len(names))
+        grain = block_bytes(item.stored_bytes) if one.wanted.check is Check.BLOCKS else CRC_BLOCK_MAX_BYTES
+        rows += [(name, start, stop, grain) for start, stop in one.parts]
+    columns = np.array(rows, np.int64).reshape(-1, 4).T
+    return Demands.of([*names], *columns)
+
+
+def _divide(parts: Sequence[Range], shared: Sequence[Range]) -> tuple[list[Range], list[Range]]:
+    """Divide ascending parts into what lies inside and outside ascending shared ranges."""
+    inside: list[Range] = []
+    outside: list[Range] = []
+    for start, stop in parts:
+        at = start
+        position = max(0, bisect_left(shared, (start, start)) - 1)
+        while position < len(shared) and shared[position][0] < stop:
+            first, last = max(shared[position][0], start), min(shared[position][1], stop)
+            if first < last:
+                if at < first:
+                    outside.append((at, first))
+                if inside and inside[-1][1] == first:
+                    inside[-1] = inside[-1][0], last
+                else:
+                    inside.append((first, last))
+                at = last
+            position += 1
+        if at < stop:
+            outside.append((at, stop))
+    return inside, outside
+
+
+def _copy(target: memoryview, position: int, data: memoryview) -> None:
+    # Copies of arrays let other threads run, those of memoryviews do not.
+    np.frombuffer(target, np.uint8)[position : position + len(data)] = np.frombuffer(data, np.uint8)
+
+
+def _finish(request: ReadRequest, data: memoryview) -> None:
+    if request.done is not None:
+        request.done(request.into if request.into is not None else _NO_BYTES if request.piece is not None else data)
