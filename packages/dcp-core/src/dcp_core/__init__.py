@@ -58,6 +58,7 @@ from dcp_core.records.protocols import (
 )
 from dcp_core.saving import save, save_state_dict
 from dcp_core.state_dict.per_rank import PerRank
+from dcp_core.storage.exchange import Exchange, Exchanged, PreparedRead
 from dcp_core.storage.storage_reader import ByteStorageReader
 from dcp_core.storage.storage_writer import ByteStorageWriter
 from dcp_core.tensors.staging import AsyncStager, BlockingAsyncStager
@@ -84,6 +85,8 @@ __all__ = [
     "DivergentReplicaWarning",
     "EmptyStateDictLoadPlanner",
     "Estimate",
+    "Exchange",
+    "Exchanged",
     "LoadItemType",
     "LoadMismatchError",
     "LoadPlan",
@@ -97,6 +100,7 @@ __all__ = [
     "PeerOptions",
     "PerRank",
     "PlanError",
+    "PreparedRead",
     "RankDisagreementError",
     "RankEstimate",
     "ReadItem",

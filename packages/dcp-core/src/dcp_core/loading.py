@@ -38,6 +38,7 @@ from dcp_core.records.protocols import (
 )
 from dcp_core.state_dict.per_rank import RankValues
 from dcp_core.storage.checkpoint_ids import absolute_id_for
+from dcp_core.storage.cooperation import Cooperation, Offer
 from dcp_core.storage.storage_reader import ByteStorageReader
 from dcp_core.storage_choice import resolve_reader
 from dcp_ranks import DEFAULT_TIMEOUT_SECONDS, Coordinator, PeerOptions, make_coordinator
@@ -61,6 +62,7 @@ def load(
     no_dist: bool = False,
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
     peers: PeerOptions | None = None,
+    cooperative: bool | None = None,
 ) -> LoadReport:
     """Load a checkpoint into a state dict, in place, and reshard its tensors if they were saved with other sharding.
 
@@ -77,6 +79,10 @@ def load(
         timeout_seconds: Time in seconds that a rank waits for the other ranks in one phase, counted from its own
             arrival.
         peers: Options for how ranks detect the death of other ranks before the timeout; None for the defaults.
+        cooperative: Whether the ranks read together: each stored byte is read by one rank, and passed on to the other
+            ranks that want it. This needs the package dcp-exchange. None decides by the storage: together from object
+            stores and network file systems, each rank for itself from a local disk, or without dcp-exchange. The report
+            says which way was taken, and why.
 
     Returns:
         Report of this rank's load: missing, unexpected, converted and resized tensors, and other findings.
@@ -105,7 +111,7 @@ def load(
     coordinator = make_coordinator(
         process_group, no_dist=no_dist, timeout_seconds=timeout_seconds, peers=peers, errors=RANK_ERRORS
     )
-    return _load(state_dict, checkpoint_id, storage_reader, planner, coordinator)
+    return _load(state_dict, checkpoint_id, storage_reader, planner, coordinator, cooperative, peers)
 
 
 def load_state_dict(
@@ -161,6 +167,7 @@ def load_keys(
     no_dist: bool = False,
     allow_globals: Iterable[Any] = (),
     trust_objects: bool = False,
+    cooperative: bool | None = None,
 ) -> dict[str, Any]:
     """Load all or some keys of a checkpoint without a template, as whole CPU tensors in the nesting that was saved.
 
@@ -173,6 +180,7 @@ def load_keys(
         no_dist: Whether this process loads alone, even if process groups exist.
         allow_globals: Classes and functions that stored objects may use in addition to the default allow-list.
         trust_objects: Whether to unpickle stored objects without restriction, which lets a checkpoint run any code.
+        cooperative: Whether the ranks read together; see `load`.
 
     Returns:
         Nested state dict of the loaded tensors and objects.
@@ -196,7 +204,7 @@ def load_keys(
     planner = EmptyStateDictLoadPlanner(keys, allow_globals=tuple(allow_globals), trust_objects=trust_objects)
     coordinator = make_coordinator(process_group, no_dist=no_dist, errors=RANK_ERRORS)
     with coordinator:
-        run = _Load({}, checkpoint_id, adopt_reader(storage_reader), planner, coordinator)
+        run = _Load({}, checkpoint_id, adopt_reader(storage_reader), planner, coordinator, Cooperation(cooperative))
         run.run()
     return run.values
 
@@ -210,6 +218,7 @@ class _Load:
     reader: StorageReader | None
     planner: LoadPlanner
     coordinator: Coordinator
+    cooperation: Cooperation
     template: dict[str, Any] = field(default_factory=dict)
     stateful: dict[str, Stateful] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
@@ -225,31 +234,42 @@ class _Load:
         with events.phase("total") as total:
             folder = absolute_id_for(self.reader, self.checkpoint_id)  # ranks may have different working folders
             self.coordinator.agree("load", os.fspath(folder or ""), describe="checkpoint ids")
-            self.exchanges = any(self.coordinator.all_gather("state_dict", self.prepare))
+            prepared = self.coordinator.all_gather("state_dict", self.prepare)
+            self.exchanges = any(changes for changes, _ in prepared)
+            self.cooperation.choose([offer for _, offer in prepared])
             for attempt in range(_MAX_ATTEMPTS):
                 with events.phase("plan") as planning:
                     local = planning.timed(self.plan_locally)
                     plan = self.coordinator.reduce_scatter("plan", local, self.plan_globally)
                 self.plan = plan or self.plan
                 with events.phase("read") as reading:
-                    read = reading.timed(partial(self.read, last=attempt == _MAX_ATTEMPTS - 1))
-                    replaced = self.coordinator.all_gather("read", read)
+                    if self.cooperation.together:
+                        replaced = self.cooperation.read(
+                            self.coordinator, self._reader(), self.finish_plan, self.planner
+                        )
+                    else:
+                        read = reading.timed(partial(self.read, last=attempt == _MAX_ATTEMPTS - 1))
+                        replaced = any(self.coordinator.all_gather("read", read))
                     reading.bytes = total.bytes = self.reader_can().bytes_read
-                if not any(replaced):
+                if not replaced:
                     break
             report = self.report()
             with events.phase("load_state_dict") as applying:
                 self.coordinator.all_gather("load_state_dict", applying.timed(self.apply))
         return report
 
-    def prepare(self) -> bool:
-        """Prepare the template; returns whether this rank's planner or reader may change the global plan."""
+    def prepare(self) -> tuple[bool, Offer]:
+        """Prepare the template; returns whether this rank's planner or reader may change the global plan, and an offer.
+
+        The offer says whether this rank can read together with the others.
+        """
         check_state_dict(self.state_dict)  # a model in its place matters more than a missing checkpoint id
         self.reader = resolve_reader(self.reader, self.checkpoint_id)
         self.template = with_states(self.state_dict)
         self.stateful = {key: value for key, value in self.state_dict.items() if is_stateful(value)}
         methods = (self.planner.create_global_plan, self.reader.prepare_global_plan)
-        return any(getattr(method, "__func__", None) not in _IDENTITIES for method in methods)
+        changes = any(getattr(method, "__func__", None) not in _IDENTITIES for method in methods)
+        return changes, self.cooperation.offer(self.reader, self.coordinator.world_size)
 
     def plan_locally(self) -> tuple[LoadPlan | None, str | None]:
         reader = self._reader()
@@ -266,7 +286,12 @@ class _Load:
         else:
             reader.set_up_storage_reader(self.metadata, is_coordinator)
         self.plan = reader.prepare_local_plan(self.planner.create_local_plan())
-        return self.plan if self.exchanges else None, _save_id(self.metadata)
+        return self.plan if self.exchanges else None, self.save_id
+
+    @property
+    def save_id(self) -> str | None:
+        """Save id of the checkpoint; None if it has none, or its metadata was not read yet."""
+        return None if self.metadata is None else _save_id(self.metadata)
 
     def restore_rank_values(self) -> None:
         """Restore the `PerRank` values of the template, with the loaded values in them."""
@@ -285,15 +310,19 @@ class _Load:
             return [None] * len(found)
         return [*self._reader().prepare_global_plan(self.planner.create_global_plan(plans))]
 
+    def finish_plan(self) -> LoadPlan:
+        """Return this rank's plan, as its planner has finished it."""
+        if self.plan is None:
+            raise DcpError("the load was not planned")
+        return self.planner.finish_plan(self.plan)
+
     def read(self, *, last: bool) -> bool:
         """Read this rank's items; True if the load must be planned again, as the checkpoint was replaced meanwhile."""
-        if self.plan is None or self.metadata is None:
-            raise DcpError("the load was not planned")
-        reader = self._reader()
+        reader, plan = self._reader(), self.finish_plan()
         try:
-            reader.read_data(self.planner.finish_plan(self.plan), self.planner).wait()
+            reader.read_data(plan, self.planner).wait()
         except CheckpointNotFoundError:
-            if last or _save_id(_read_metadata(reader, self.coordinator.rank)) == _save_id(self.metadata):
+            if last or _save_id(_read_metadata(reader, self.coordinator.rank)) == self.save_id:
                 raise
             return True
         return False
@@ -315,9 +344,12 @@ class _Load:
         found = LoadReport(
             unverified=tuple(sorted(reader_did.unverified_keys or ())),
             bytes_read=reader_did.bytes_read or 0,
-            save_id=_save_id(self.metadata) if self.metadata is not None else None,
+            save_id=self.save_id,
             initialised=tuple(sorted(did.initialised or ())),
             per_rank=dict(sorted(self.rank_values.taken.items())) if self.rank_values is not None else {},
+            cooperative=self.cooperation.together,
+            cooperative_reason=self.cooperation.reason,
+            bytes_received=self.cooperation.bytes_received,
         )
         if local is None:  # a planner of another kind
             used = {item.storage_index.fqn for item in items}
@@ -347,10 +379,13 @@ def _load(
     reader: StorageReader | None,
     planner: LoadPlanner | None,
     coordinator: Coordinator,
+    cooperative: bool | None = None,
+    peers: PeerOptions | None = None,
 ) -> LoadReport:
     with coordinator:  # an error in here reaches the other ranks
         planner = adopt_load_planner(planner) or DefaultLoadPlanner()
-        run = _Load(state_dict, checkpoint_id, adopt_reader(reader), planner, coordinator)
+        cooperation = Cooperation(cooperative, peers)
+        run = _Load(state_dict, checkpoint_id, adopt_reader(reader), planner, coordinator, cooperation)
         try:
             return run.run()
         finally:

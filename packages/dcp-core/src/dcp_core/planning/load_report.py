@@ -76,6 +76,12 @@ class LoadReport:
     """Keys whose bytes were read without a check, because the checkpoint has no CRC of the bytes that were read."""
     bytes_read: int = 0
     save_id: str | None = None
+    cooperative: bool = False
+    """Whether the ranks have read together, so that each stored byte was read by one rank and passed on to others."""
+    cooperative_reason: str = ""
+    """Reason why they have, or have not, as a clause."""
+    bytes_received: int = 0
+    """Number of bytes that other ranks read from storage for this rank."""
 
     def __repr__(self) -> str:
         """Return a short text: notebooks print what the last line of a cell returns."""

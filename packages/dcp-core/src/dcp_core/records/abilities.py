@@ -69,6 +69,14 @@ class ReaderAbilities:
     """Number of bytes that the last `read_data` read from storage."""
     unverified_keys: Collection[str] | None
     """FQNs whose bytes the last `read_data` could not check, because there is no CRC of the bytes that were read."""
+    prepare_read: Callable[..., Any] | None
+    """Method that returns the read requests of a plan, which an `Exchange` reads instead of `read_data`."""
+    finish_read: Callable[..., None] | None
+    """Method that records what an `Exchange` has read for the requests of `prepare_read`."""
+    place: Any
+    """Where the checkpoint's files lie; see `dcp_io.Place`."""
+    reads_alone: str | None
+    """Reason why other ranks cannot read for this rank, as a clause; None if they can."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,13 +18,15 @@ from dcp_core.records.metadata import Metadata, MetadataIndex, TensorStorageMeta
 from dcp_core.records.plan import LoadItemType, LoadPlan, ReadItem
 from dcp_core.records.protocols import CheckpointId, LoadPlanner, StorageReader
 from dcp_core.storage.byte_storage import ByteStorage
+from dcp_core.storage.exchange import PreparedRead
 from dcp_core.storage.gc_pause import collector_paused
 from dcp_core.storage.item_decoder import ItemDecoder
 from dcp_core.storage.read_requests import direct_memory, object_request, tensor_request, whole_request
 from dcp_core.storage.whole_reads import split_whole_reads
 from dcp_core.tables.metadata_columns import metadata_from_index
 from dcp_core.tensors.device_copy import DeviceCopies
-from dcp_io.requests import ReadRequest
+from dcp_io.requests import ReadRequest, ReadStats
+from dcp_io.stores.store import Place
 from dcp_manifest.index.items import StoredItem
 
 __all__ = ["ByteStorageReader"]
@@ -128,19 +130,42 @@ class ByteStorageReader(ByteStorage, StorageReader):
             CorruptCheckpointError: Bytes do not match their CRC; the message names file, key and offset.
             CheckpointNotFoundError: A data file is missing.
         """
-        self.bytes_read = 0
         with collector_paused():
-            requests = self._requests(plan, planner)
+            prepared = self.prepare_read(plan, planner)
             try:
-                stats = self._backend.read(requests)
+                stats = self._backend.read(prepared.requests)
             except Exception as error:
-                _note_changes(error, self._backend.changed_keys)
+                prepared.note_changes(error)
                 raise
-        self.bytes_read += stats.bytes_read
-        self.unverified_keys = set(stats.unverified_keys)
+        self.finish_read(stats)
         done: torch.futures.Future[None] = torch.futures.Future()
         done.set_result(None)
         return done
+
+    def prepare_read(self, plan: LoadPlan, planner: LoadPlanner) -> PreparedRead:
+        """Return the read requests of a plan, for whoever reads them instead of `read_data`: an `Exchange`."""
+        self.bytes_read = 0
+        backend = self._backend
+        return PreparedRead(
+            backend, self._requests(plan, planner), lambda error: _note_changes(error, backend.changed_keys)
+        )
+
+    def finish_read(self, stats: ReadStats) -> None:
+        """Record what was read for the requests of `prepare_read`."""
+        self.bytes_read += stats.bytes_read
+        self.unverified_keys = set(stats.unverified_keys)
+
+    @property
+    def place(self) -> Place:
+        """Where the checkpoint's files lie, as seen from several ranks; see `dcp_io.Place`."""
+        return self._backend.store.place
+
+    @property
+    def reads_alone(self) -> str | None:
+        """Reason why other ranks cannot read for this rank, as a clause; None if they can."""
+        if self._backend.verify == "before":
+            return "verify='before' checks all bytes before it delivers any"
+        return None
 
     def _requests(self, plan: LoadPlan, planner: LoadPlanner) -> list[ReadRequest]:
         decoder = ItemDecoder(self._extensions)

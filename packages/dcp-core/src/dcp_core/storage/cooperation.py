@@ -1,0 +1,141 @@
+"""Whether the ranks of a load read together, so that each stored byte is read once, or each rank for itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from dcp_core.errors import DcpError, PluginNotFoundError
+from dcp_core.records.abilities import ReaderAbilities, abilities
+from dcp_core.records.plan import LoadPlan
+from dcp_core.records.protocols import LoadPlanner, StorageReader
+from dcp_core.storage.exchange import Exchange, PreparedRead
+from dcp_core.storage.gc_pause import collector_paused
+from dcp_core.storage_choice import PLUGIN_ERRORS
+from dcp_hooks import installed
+from dcp_ranks import Coordinator, PeerOptions
+
+__all__ = ["Cooperation", "Offer"]
+
+_PLUGIN = "cooperative"
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What one rank says before the ranks choose: what it was asked for, and what it can do."""
+
+    asked: bool | None
+    """The argument `cooperative` of the load."""
+    obstacle: str | None
+    """Reason why this rank cannot read together with others, as a clause; None if it can."""
+    place: str = "local"
+    """Where the checkpoint's files lie; see `dcp_io.Place`."""
+
+
+class Cooperation:
+    """The choice of one load between reading together and alone, and the common read.
+
+    Args:
+        asked: The argument `cooperative` of the load.
+        peers: Options for connections between ranks; None for the defaults.
+    """
+
+    def __init__(self, asked: bool | None, peers: PeerOptions | None = None) -> None:
+        self._asked = asked
+        self._peers = peers
+        self._exchange: Exchange | None = None
+        self.together = False
+        """Whether the ranks read together."""
+        self.reason = ""
+        """Reason for it, as a clause."""
+        self.bytes_received = 0
+        """Number of bytes that other ranks have read for this rank."""
+
+    def offer(self, reader: StorageReader, world_size: int) -> Offer:
+        """Return what this rank can do; looks for a plug-in only if the other facts allow to read together.
+
+        Raises:
+            PluginNotFoundError: The load was asked to read together, and the plug-in for it is not installed.
+        """
+        if self._asked is False or world_size == 1:
+            return Offer(self._asked, None)
+        can = abilities(reader, ReaderAbilities)
+        if can.prepare_read is None or can.finish_read is None:
+            return Offer(self._asked, f"{type(reader).__name__} reads by itself, as in stock")
+        place = can.place or "local"
+        if can.reads_alone is not None or (self._asked is None and place == "local"):
+            return Offer(self._asked, can.reads_alone, place)
+        try:
+            self._exchange = installed.factory("exchange", _PLUGIN, errors=PLUGIN_ERRORS)
+        except PluginNotFoundError:
+            if self._asked:
+                raise
+            return Offer(None, "dcp-exchange is not installed", place)
+        return Offer(self._asked, None, place)
+
+    def choose(self, offers: Sequence[Offer]) -> None:
+        """Choose, from what all ranks say; the choice is the same on all ranks.
+
+        Raises:
+            ValueError: The ranks were called with different values of `cooperative`.
+        """
+        self.together, self.reason = _choose(offers)
+
+    def read(
+        self,
+        coordinator: Coordinator,
+        reader: StorageReader,
+        finish_plan: Callable[[], LoadPlan],
+        planner: LoadPlanner,
+    ) -> bool:
+        """Read the plans of all ranks together.
+
+        Args:
+            coordinator: Coordinator of the load.
+            reader: Storage reader of this rank.
+            finish_plan: Function that returns this rank's plan; called once, within a phase.
+            planner: Load planner of this rank.
+
+        Returns:
+            Whether a newer save has replaced the checkpoint meanwhile, so that the load must be planned again.
+
+        Ranks: every rank; collective.
+        """
+        can = abilities(reader, ReaderAbilities)
+        exchange, prepare_read, finish_read = self._exchange, can.prepare_read, can.finish_read
+        if exchange is None or prepare_read is None or finish_read is None:
+            raise DcpError("the ranks did not choose to read together")
+
+        def prepare() -> PreparedRead:
+            with collector_paused():
+                made: PreparedRead = prepare_read(finish_plan(), planner)
+            return made
+
+        done = exchange(coordinator, prepare, peers=self._peers)
+        finish_read(done.stats)
+        self.bytes_received = done.stats.bytes_received
+        if done.alone is not None:
+            self.together, self.reason = False, done.alone
+        return done.replaced
+
+
+def _choose(offers: Sequence[Offer]) -> tuple[bool, str]:
+    asked = offers[0].asked
+    for rank, offer in enumerate(offers):
+        if offer.asked is not asked:
+            raise ValueError(
+                f"rank 0 loads with cooperative={asked}, rank {rank} with cooperative={offer.asked}; "
+                "pass the same value on all ranks"
+            )
+    if asked is False:
+        return False, "cooperative=False"
+    if len(offers) == 1:
+        return False, "there is one rank"
+    for rank, offer in enumerate(offers):
+        if offer.obstacle is not None:
+            return False, f"rank {rank}: {offer.obstacle}"
+    if asked:
+        return True, "cooperative=True"
+    if any(offer.place == "local" for offer in offers):
+        return False, "the checkpoint is on a local disk, from which each rank reads fast"
+    return True, "the checkpoint is in a remote storage"
