@@ -111,7 +111,8 @@ def load(
     coordinator = make_coordinator(
         process_group, no_dist=no_dist, timeout_seconds=timeout_seconds, peers=peers, errors=RANK_ERRORS
     )
-    return _load(state_dict, checkpoint_id, storage_reader, planner, coordinator, cooperative, peers)
+    cooperation = Cooperation(cooperative, timeout_seconds=timeout_seconds, peers=peers)
+    return _load(state_dict, checkpoint_id, storage_reader, planner, coordinator, cooperation)
 
 
 def load_state_dict(
@@ -154,7 +155,7 @@ def load_by_reader(
     coordinator = make_coordinator(
         process_group, no_dist=no_dist, coordinator_rank=coordinator_rank, errors=RANK_ERRORS
     )
-    return _load(state_dict, None, storage_reader, planner, coordinator)
+    return _load(state_dict, None, storage_reader, planner, coordinator, Cooperation(None))
 
 
 @outside_compile
@@ -379,12 +380,10 @@ def _load(
     reader: StorageReader | None,
     planner: LoadPlanner | None,
     coordinator: Coordinator,
-    cooperative: bool | None = None,
-    peers: PeerOptions | None = None,
+    cooperation: Cooperation,
 ) -> LoadReport:
     with coordinator:  # an error in here reaches the other ranks
         planner = adopt_load_planner(planner) or DefaultLoadPlanner()
-        cooperation = Cooperation(cooperative, peers)
         run = _Load(state_dict, checkpoint_id, adopt_reader(reader), planner, coordinator, cooperation)
         try:
             return run.run()

@@ -13,7 +13,7 @@ from dcp_core.storage.exchange import Exchange, PreparedRead
 from dcp_core.storage.gc_pause import collector_paused
 from dcp_core.storage_choice import PLUGIN_ERRORS
 from dcp_hooks import installed
-from dcp_ranks import Coordinator, PeerOptions
+from dcp_ranks import DEFAULT_TIMEOUT_SECONDS, Coordinator, PeerOptions
 
 __all__ = ["Cooperation", "Offer"]
 
@@ -37,11 +37,19 @@ class Cooperation:
 
     Args:
         asked: The argument `cooperative` of the load.
+        timeout_seconds: Time without news from other ranks after which a rank gives up.
         peers: Options for connections between ranks; None for the defaults.
     """
 
-    def __init__(self, asked: bool | None, peers: PeerOptions | None = None) -> None:
+    def __init__(
+        self,
+        asked: bool | None,
+        *,
+        timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+        peers: PeerOptions | None = None,
+    ) -> None:
         self._asked = asked
+        self._timeout_seconds = timeout_seconds
         self._peers = peers
         self._exchange: Exchange | None = None
         self.together = False
@@ -111,7 +119,7 @@ class Cooperation:
                 made: PreparedRead = prepare_read(finish_plan(), planner)
             return made
 
-        done = exchange(coordinator, prepare, peers=self._peers)
+        done = exchange(coordinator, prepare, timeout_seconds=self._timeout_seconds, peers=self._peers)
         finish_read(done.stats)
         self.bytes_received = done.stats.bytes_received
         if done.alone is not None:

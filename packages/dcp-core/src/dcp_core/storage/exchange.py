@@ -43,13 +43,19 @@ class Exchange(Protocol):
     """Function of a plug-in (hook `dcp_register_exchange`) by which the ranks of a load read their plans together."""
 
     def __call__(
-        self, coordinator: Coordinator, prepare: Callable[[], PreparedRead], *, peers: PeerOptions | None
+        self,
+        coordinator: Coordinator,
+        prepare: Callable[[], PreparedRead],
+        *,
+        timeout_seconds: float,
+        peers: PeerOptions | None,
     ) -> Exchanged:
         """Read and deliver the requests of all ranks.
 
         Args:
             coordinator: Coordinator of the load, for the exchange's own phases.
             prepare: Function that returns this rank's requests; called once, within a phase.
+            timeout_seconds: Time without news from other ranks after which a rank gives up.
             peers: Options for connections between ranks; None for the defaults.
 
         Raises:

@@ -171,6 +171,15 @@ class Delivery:
             check_blocks(wanted.request.key, wanted.request.item, first - wanted.base, last - wanted.base, [view])
         return found
 
+    def key_at(self, file: str, start: int, stop: int) -> str | None:
+        """Return the key of a request that wants bytes of [start, stop) of a file; None if there is none."""
+        return next((one.wanted.request.key for one, _, _ in self._overlapping(file, start, stop)), None)
+
+    @property
+    def missing_bytes(self) -> int:
+        """Number of bytes that have not been delivered."""
+        return sum(one.left for one in self._arrivals)
+
     def finish(self) -> None:
         """End the delivery: call `done` of requests for no bytes. Raises DcpError if some bytes have not arrived."""
         if self._waiting:

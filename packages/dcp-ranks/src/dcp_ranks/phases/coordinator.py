@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dcp_ranks.errors import ERROR_TYPES, ErrorTypes
 from dcp_ranks.phases.outcomes import format_ranks
@@ -56,6 +56,11 @@ class Coordinator(ABC):
         self.sequence = 0
         self.slowest: tuple[int, float] | None = None
         """Rank whose `map_fn` took longest in the last successful phase, and its seconds; None if unknown."""
+
+    @property
+    def store(self) -> Any:
+        """Connection to the store of the process group, for finding the network of the ranks; None if there is none."""
+        return None
 
     @property
     def is_coordinator(self) -> bool:
@@ -111,6 +116,25 @@ class Coordinator(ABC):
     @abstractmethod
     def save_nonce(self) -> str:
         """Return a random string that is equal on all ranks of this operation and differs from other operations'."""
+
+    def tickets(self, queues: int) -> Callable[[int], int] | None:  # noqa: ARG002
+        """Return a function that takes the next ticket of a queue: 0, 1, 2, …, each number once over all ranks.
+
+        By tickets ranks share out work while a phase runs, without waiting for each other. The function may be called
+        from several threads, but not while this rank is between two phases.
+
+        Args:
+            queues: Number of queues, which have the numbers from 0 on; the same on all ranks.
+
+        Returns:
+            The function (number of a queue → ticket); None on all ranks if the ranks have no store in common.
+
+        Raises:
+            CoordinatorLostError: The store does not answer any more; raised by the function.
+
+        Ranks: every rank, once per operation; the call does not wait for other ranks.
+        """
+        return None
 
     @abstractmethod
     def close(self) -> None:

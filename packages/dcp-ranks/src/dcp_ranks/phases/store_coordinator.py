@@ -2,20 +2,22 @@
 
 An operation, such as a save, is a sequence of phases, for which each rank makes one `StoreCoordinator`.
 
-Keys under the group's prefix: `dcp/drawn/<rank>` counts operations; under `dcp/<sequence>/` are `nonce`, `closed`, and
-for each phase under `<number>/`: `up/<rank>` (outcome of a rank), `arrived` (number of ranks that have arrived),
-`ready` (set when all ranks have arrived or one has failed), `verdict` (result of the phase), `each/<rank>` (return
-values of `scattered` phases). Each rank deletes the keys that it wrote and those that it alone reads; the coordinator
-deletes keys that all ranks have read; the last rank that closes its coordinator deletes the rest. (Keys of peers: see
-`roster`.)
+Keys under the group's prefix: `dcp/drawn/<rank>` counts operations; under `dcp/<sequence>/` are `nonce`, `closed`,
+`ticket/<queue>` (number of tickets taken), and for each phase under `<number>/`: `up/<rank>` (outcome of a rank),
+`arrived` (number of ranks that have arrived), `ready` (set when all ranks have arrived or one has failed), `verdict`
+(result of the phase), `each/<rank>` (return values of `scattered` phases). Each rank deletes the keys that it wrote and
+those that it alone reads; the coordinator deletes keys that all ranks have read; the last rank that closes its
+coordinator deletes the rest. (Keys of peers: see `roster`.)
 """
 
 from __future__ import annotations
 
 import secrets
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from dcp_ranks.errors import ERROR_TYPES, CoordinatorLostError, ErrorTypes
 from dcp_ranks.peers.monitor import Peers
@@ -94,6 +96,8 @@ class StoreCoordinator(PhasedCoordinator):
         self._phase: StoreRound | None = None
         self._lost = False
         self._closed = False
+        self._queues = 0
+        self._ticket_lock = threading.Lock()
 
     @staticmethod
     def draw(store: KeyValueStore, rank: int, errors: ErrorTypes = ERROR_TYPES) -> int:
@@ -103,9 +107,24 @@ class StoreCoordinator(PhasedCoordinator):
         """
         return StoreWire(store, "dcp/", 1, errors=errors).add(f"drawn/{rank}")
 
+    @property
+    def store(self) -> Any:
+        """Connection to the store of the process group; see `Coordinator.store`."""
+        return self._store
+
     def save_nonce(self) -> str:
         """Return a random string, equal on all ranks; see `Coordinator.save_nonce`. Does not wait for other ranks."""
         return self._wire.claim("nonce", secrets.token_hex(8))
+
+    def tickets(self, queues: int) -> Callable[[int], int]:
+        """Return a function that takes the next ticket of a queue; see `Coordinator.tickets`."""
+        self._queues = queues
+
+        def take(queue: int) -> int:
+            with self._ticket_lock:  # one thread at a time may use the connection
+                return self._wire.add(f"ticket/{queue}") - 1
+
+        return take
 
     def _exchange(
         self, step: Step, outcome: Outcome, conclude: Callable[[list[Outcome]], Answer]
@@ -178,7 +197,8 @@ class StoreCoordinator(PhasedCoordinator):
     def _close(self) -> None:
         if self._wire.add("closed") == self.world_size:
             unread = [key for keys in self._unread for key in keys]
-            self._wire.delete([*unread, *shared_keys(self._steps), "nonce", "closed"])
+            tickets = [f"ticket/{queue}" for queue in range(self._queues)]
+            self._wire.delete([*unread, *shared_keys(self._steps), *tickets, "nonce", "closed"])
         elif self._steps and (self._hosts_store or self.is_coordinator):
             patience_seconds = _LINGER_AFTER_FAILURE_SECONDS if self._ended else _LINGER_SECONDS
             self._wire.wait(lambda: not self._wire.has("closed"), time.monotonic() + patience_seconds)

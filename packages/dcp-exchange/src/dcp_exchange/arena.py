@@ -1,0 +1,108 @@
+"""`Arena`: shared memory of one rank, in equal slots, from which other ranks of the host read pieces without a copy.
+
+The memory has no name: a descriptor of it is passed to the other ranks, and the kernel frees it with the last of them.
+
+Source: Linux `memfd_create(2)`, `mmap(2)`.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+
+__all__ = ["Arena", "Window"]
+
+
+class Arena:
+    """Slots of shared memory, with a count of users for each. Not thread-safe: callers hold a lock.
+
+    Args:
+        slot_bytes: Size of each slot, bytes.
+        slots: Number of slots, at least 1.
+        incoming: Number of these slots that are reserved for bytes that come from other hosts, so that these never
+            wait for what this rank reads itself.
+
+    Raises:
+        OSError: There is not enough memory, or too many descriptors.
+    """
+
+    def __init__(self, slot_bytes: int, slots: int, *, incoming: int = 0) -> None:
+        self.slot_bytes = slot_bytes
+        self.descriptor = os.memfd_create("dcp-exchange", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(self.descriptor, slot_bytes * slots)
+            self._memory = memoryview(mmap.mmap(self.descriptor, slot_bytes * slots))
+        except BaseException:
+            os.close(self.descriptor)
+            raise
+        # The slot that was freed last is taken first: its pages exist, and may be in the processor's cache.
+        self._free = {False: [*range(incoming, slots)][::-1], True: [*range(incoming)][::-1]}
+        self._incoming = incoming
+        self._users: dict[int, int] = {}
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the memory, bytes."""
+        return len(self._memory)
+
+    def has_free(self, *, incoming: bool = False) -> bool:
+        """Whether `take` would find a slot."""
+        return bool(self._free[incoming])
+
+    def take(self, *, incoming: bool = False) -> int:
+        """Take a free slot, with one user; returns its number. There must be one (see `has_free`)."""
+        slot = self._free[incoming].pop()
+        self._users[slot] = 1
+        return slot
+
+    def share(self, slot: int, users: int) -> None:
+        """Add users to a slot that is taken."""
+        self._users[slot] += users
+
+    def release(self, slot: int) -> bool:
+        """Remove one user of a slot; returns whether the slot is free now."""
+        self._users[slot] -= 1
+        if self._users[slot]:
+            return False
+        del self._users[slot]
+        self._free[slot < self._incoming].append(slot)
+        return True
+
+    @property
+    def taken(self) -> int:
+        """Number of slots that are taken."""
+        return len(self._users)
+
+    def view(self, slot: int, size: int) -> memoryview:
+        """Return the first `size` bytes of a slot, writable."""
+        start = slot * self.slot_bytes
+        return self._memory[start : start + size]
+
+    def close(self) -> None:
+        """Close the descriptor; the memory is freed when nobody uses it any more."""
+        os.close(self.descriptor)
+        self._memory = memoryview(b"")
+
+
+class Window:
+    """Read-only view of another rank's arena.
+
+    Args:
+        descriptor: Descriptor of the arena, which is closed.
+        slot_bytes: Size of each slot, bytes.
+
+    Raises:
+        OSError: The memory cannot be mapped.
+    """
+
+    def __init__(self, descriptor: int, slot_bytes: int) -> None:
+        try:
+            self._memory = memoryview(mmap.mmap(descriptor, 0, prot=mmap.PROT_READ))
+        finally:
+            os.close(descriptor)
+        self._slot_bytes = slot_bytes
+
+    def view(self, slot: int, size: int) -> memoryview:
+        """Return the first `size` bytes of a slot."""
+        start = slot * self._slot_bytes
+        return self._memory[start : start + size]

@@ -1,0 +1,47 @@
+"""`Sender`: sends pieces to a rank of another host, in a thread of its own: a slow connection must not stop others."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+
+from dcp_ranks import Stream, StreamError
+
+__all__ = ["Sender"]
+
+
+class Sender(threading.Thread):
+    """Thread that sends pieces over one stream, in order.
+
+    Args:
+        stream: The stream.
+        on_error: Function that is called when the stream is lost.
+    """
+
+    def __init__(self, stream: Stream, on_error: Callable[[StreamError], None]) -> None:
+        super().__init__(name=f"dcp-exchange-to-{stream.rank}", daemon=True)
+        self._stream = stream
+        self._on_error = on_error
+        self._queue: queue.SimpleQueue[tuple[bytes, memoryview, Callable[[], None]] | None] = queue.SimpleQueue()
+        self._ended = False
+
+    def send(self, message: bytes, payload: memoryview, done: Callable[[], None]) -> None:
+        """Send a message with a payload later, and call `done` when the payload is not needed any more."""
+        self._queue.put((message, payload, done))
+
+    def end(self) -> None:
+        """End the thread after what it is sending."""
+        self._ended = True
+        self._queue.put(None)
+
+    def run(self) -> None:
+        """Send until `end`."""
+        while (task := self._queue.get()) is not None and not self._ended:
+            message, payload, done = task
+            try:
+                self._stream.send(message, [payload])
+                done()
+            except StreamError as error:
+                self._on_error(error)
+                return

@@ -1,0 +1,298 @@
+"""`read_together`: the ranks of a load read each stored byte once, and pass it on to the other ranks that want it.
+
+The phases: what each rank wants, who is of one host, who reads what, the reading. If ranks cannot connect to each
+other, each reads for itself, as without this package.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dcp_core import Exchanged, PreparedRead
+from dcp_exchange.arena import Arena
+from dcp_exchange.assignment.assign import assign
+from dcp_exchange.errors import ExchangeError
+from dcp_exchange.piece_queue import PieceQueue, helped
+from dcp_exchange.piece_reader import PieceReader
+from dcp_exchange.roles import Plan, Roles
+from dcp_exchange.transfer import Interrupted, Transfer
+from dcp_hooks import find_progress
+from dcp_io import CheckpointReplacedError, Delivery, Demands, ReadRequest, ReadStats
+from dcp_ranks import Coordinator, PeerOptions, StreamCard, StreamError, Streams, group_by_host, job_secret
+
+__all__ = ["read_together"]
+
+_log = logging.getLogger("dcp")
+
+_CONNECT_SECONDS = 30.0
+_ARENA_BYTES = 64 << 20
+_PAGE_BYTES = 4096
+_GAP_BYTES = 16 << 10
+_NOTHING_SHARED = "no two ranks want the same bytes"
+
+
+def read_together(
+    coordinator: Coordinator,
+    prepare: Callable[[], PreparedRead],
+    *,
+    timeout_seconds: float,
+    peers: PeerOptions | None = None,
+) -> Exchanged:
+    """Read and deliver the requests of all ranks, each stored byte once; see `dcp_core.Exchange`.
+
+    Guarantees: every byte with a CRC is checked before it is delivered, by the rank that has read it, and again on each
+    other host to which it is sent. Memory beyond the destinations stays below 64 MiB per rank, unless a single block of
+    the checkpoint that is checked as a whole is larger. If one rank fails, all raise. If ranks cannot connect to each
+    other, each reads for itself.
+
+    Args:
+        coordinator: Coordinator of the load.
+        prepare: Function that returns this rank's requests; called once, within a phase.
+        timeout_seconds: Time without news from other ranks after which this rank gives up.
+        peers: Options for connections between ranks; None for the defaults.
+
+    Raises:
+        CheckpointException: A rank failed; raised on all ranks.
+        ExchangeError: The connection of two ranks was lost, although both live; raised on all ranks.
+
+    Ranks: every rank; collective.
+    """
+    run = _Exchange(coordinator, prepare, timeout_seconds, peers)
+    secret = run.agree_on_demands()
+    with contextlib.ExitStack() as stack:
+        obstacle = run.connect(stack, secret)
+        if obstacle is None:
+            return run.read(stack)
+    if obstacle is not _NOTHING_SHARED and coordinator.is_coordinator:
+        _log.warning("each rank reads for itself, although the ranks were to read together: %s", obstacle)
+    return run.read_alone(obstacle)
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """What one rank reads."""
+
+    read: PreparedRead
+    delivery: Delivery
+
+
+class _Exchange:
+    """One exchange on one rank, phase by phase. Arguments: see `read_together`."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        prepare: Callable[[], PreparedRead],
+        timeout_seconds: float,
+        peers: PeerOptions | None,
+    ) -> None:
+        self._coordinator = coordinator
+        self._prepare = prepare
+        self._timeout_seconds = timeout_seconds
+        self._peers = peers
+        self._prepared: _Prepared | None = None
+        self._groups: list[list[int]] = []
+        """On the coordinator: ranks with equal demands."""
+        self._demands: list[Demands] = []
+        """On the coordinator: the demands of each group."""
+        self._sends = False
+        self._streams: Streams | None = None
+        self._plan: Plan | None = None
+        self._hosts: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def prepared(self) -> _Prepared:
+        """What this rank reads."""
+        if self._prepared is None:
+            raise ExchangeError("the exchange was not prepared")
+        return self._prepared
+
+    def agree_on_demands(self) -> bytes:
+        """Find out which ranks want the same; returns the secret of the job."""
+
+        def digest() -> bytes:
+            read = self._prepare()
+            self._prepared = _Prepared(read, read.backend.start_delivery(read.requests, find_progress()))
+            return self.prepared.delivery.demands.digest()
+
+        def group(digests: list[bytes]) -> list[tuple[bytes, bool]]:
+            ranks: defaultdict[bytes, list[int]] = defaultdict(list)
+            for rank, each in enumerate(digests):
+                ranks[each].append(rank)
+            self._groups = [*ranks.values()]
+            drawn, first = secrets.token_bytes(32), {group[0] for group in self._groups}
+            return [(drawn, rank in first) for rank in range(len(digests))]
+
+        drawn, self._sends = self._coordinator.reduce_scatter("demands", digest, group)
+        return drawn
+
+    def connect(self, stack: contextlib.ExitStack, secret: bytes) -> str | None:
+        """Connect the ranks, and plan; returns None, or the reason why each rank must read for itself."""
+        cards = self._coordinator.all_reduce("cards", lambda: self._open_streams(stack, secret), self._keep_demands)
+        streams = self._made
+        streams.meet(cards)
+        mine = cards[self._coordinator.rank]
+        near = [card.rank for card in cards if card.host == mine.host and card.rank != mine.rank]
+
+        def find_neighbours() -> list[int]:
+            made = streams.connect_many(near, min(self._timeout_seconds, _CONNECT_SECONDS))
+            return [rank for rank, stream in made.items() if not isinstance(stream, StreamError) and stream.same_host]
+
+        found = self._coordinator.all_reduce("hosts", find_neighbours, self._make_plan)
+        if isinstance(found, str):
+            return found
+        self._plan = found
+        if len(found.hosts) == 1:
+            return None
+        failed = [text for text in self._coordinator.all_gather("connections", self._connect_hosts) if text]
+        return failed[0] if failed else None
+
+    def read(self, stack: contextlib.ExitStack) -> Exchanged:
+        """Read together."""
+        if self._plan is None:
+            raise ExchangeError("the exchange was not planned")
+        plan, delivery = self._plan, self.prepared.delivery
+        take = self._coordinator.tickets(self._coordinator.world_size)
+        alone = delivery.left_alone(_ranges(plan))
+        progress = find_progress()
+        progress.expect(delivery.missing_bytes)
+        reader = PieceReader(self.prepared.read.backend, delivery)
+        rank = self._coordinator.rank
+        queue = PieceQueue(plan.assignment.owners.tolist(), rank, take, helped(rank, plan.hosts))
+
+        def read() -> ReadStats | Interrupted:
+            arena = _make_arena(plan, rank, queue.own, self.prepared.read.backend.max_inflight_bytes)
+            transfer = Transfer(
+                plan,
+                rank,
+                delivery=delivery,
+                reader=reader,
+                queue=queue,
+                streams=self._made,
+                threads=self.prepared.read.backend.threads,
+                arena=arena,
+                timeout_seconds=self._timeout_seconds,
+            )
+            stack.callback(transfer.close)
+            return self._run(transfer, alone, reader)
+
+        results = self._coordinator.all_gather("read", read)
+        mine = results[rank]
+        stopped = [result for result in results if isinstance(result, Interrupted)]
+        if any(result.replaced for result in stopped):
+            return Exchanged(ReadStats(reader.bytes_read), replaced=True)
+        if isinstance(mine, Interrupted) or stopped:
+            raise ExchangeError(
+                f"the ranks could not read together: {stopped[0]}; load again, or with cooperative=False"
+            )
+        return Exchanged(mine)
+
+    def _run(self, transfer: Transfer, alone: Sequence[ReadRequest], reader: PieceReader) -> ReadStats | Interrupted:
+        backend, delivery = self.prepared.read.backend, self.prepared.delivery
+        own = ReadStats(0)
+        try:
+            try:
+                transfer.start()
+                if alone:
+                    own = backend.read_more(alone)
+                transfer.wait()
+                delivery.finish()
+            except Interrupted:
+                raise
+            except BaseException as error:  # noqa: BLE001 - `wait` raises it
+                transfer.fail(error)
+                transfer.wait()  # another rank's error may have come first
+        except Interrupted as error:
+            return error
+        except CheckpointReplacedError as error:
+            return Interrupted(str(error), replaced=True)
+        except Exception as error:
+            self.prepared.read.note_changes(error)
+            raise
+        return ReadStats(
+            own.bytes_read + reader.bytes_read, own.unverified_keys | delivery.unverified, transfer.bytes_received
+        )
+
+    def read_alone(self, reason: str) -> Exchanged:
+        """Read for this rank alone, as without an exchange."""
+        prepared = self.prepared.read
+
+        def read() -> ReadStats | None:
+            try:
+                return prepared.backend.read(prepared.requests)
+            except CheckpointReplacedError:
+                return None
+            except Exception as error:
+                prepared.note_changes(error)
+                raise
+
+        results = self._coordinator.all_gather("read", read)
+        mine = results[self._coordinator.rank]
+        if mine is None or any(result is None for result in results):
+            return Exchanged(mine or ReadStats(0), alone=reason, replaced=True)
+        return Exchanged(mine, alone=reason)
+
+    @property
+    def _made(self) -> Streams:
+        if self._streams is None:
+            raise ExchangeError("the streams of the exchange are not open")
+        return self._streams
+
+    def _open_streams(self, stack: contextlib.ExitStack, secret: bytes) -> tuple[StreamCard, Demands | None]:
+        made = Streams(
+            self._coordinator.rank,
+            job_secret(secret),
+            options=self._peers,
+            store=self._coordinator.store,
+            timeout_seconds=self._timeout_seconds,
+        )
+        self._streams = stack.enter_context(made)
+        return made.card, self.prepared.delivery.demands if self._sends else None
+
+    def _keep_demands(self, sent: list[tuple[StreamCard, Demands | None]]) -> list[StreamCard]:
+        self._demands = [demands for _, demands in sent if demands is not None]
+        return [card for card, _ in sent]
+
+    def _make_plan(self, neighbours: list[list[int]]) -> Plan | str:
+        """On the coordinator: decide who reads what; the text says why nobody reads for others."""
+        hosts = group_by_host(dict(enumerate(neighbours)))
+        host_of = {rank: number for number, host in enumerate(hosts) for rank in host}
+        store = self.prepared.read.backend.store
+        gap_bytes = _GAP_BYTES if store.read_gap_bytes is None else store.read_gap_bytes
+        groups = list(zip(self._demands, self._groups, strict=True))
+        made = assign(groups, [host_of[rank] for rank in range(len(neighbours))], gap_bytes=gap_bytes)
+        return Plan(made, hosts) if len(made.starts) else _NOTHING_SHARED
+
+    def _connect_hosts(self) -> str:
+        """Connect to the ranks of other hosts that this rank needs; returns what went wrong, or an empty text."""
+        if self._plan is None:
+            raise ExchangeError("the exchange was not planned")
+        distant = Roles(self._plan, self._coordinator.rank).distant
+        made = self._made.connect_many([*distant.values()], min(self._timeout_seconds, _CONNECT_SECONDS))
+        return next((str(found) for found in made.values() if isinstance(found, StreamError)), "")
+
+
+def _ranges(plan: Plan) -> dict[str, list[tuple[int, int]]]:
+    """Return the shared ranges of each file."""
+    found: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
+    pieces = plan.assignment
+    columns = (pieces.objects, pieces.starts, pieces.stops)
+    for number, start, stop in zip(*(column.tolist() for column in columns), strict=True):
+        found[pieces.names[number]].append((start, stop))
+    return found
+
+
+def _make_arena(plan: Plan, rank: int, own_pieces: int, most_bytes: int) -> Arena:
+    sizes = plan.assignment.stops - plan.assignment.starts
+    slot_bytes = -(-int(np.max(sizes)) // _PAGE_BYTES) * _PAGE_BYTES
+    most = max(2, min(_ARENA_BYTES, most_bytes) // slot_bytes)
+    distant = Roles(plan, rank).distant
+    incoming = max(1, most // 2) if distant else 0
+    return Arena(slot_bytes, incoming + max(1, min(most - incoming, own_pieces + 1)), incoming=incoming)
