@@ -85,7 +85,7 @@ class Arena:
 
 
 class Window:
-    """Read-only view of another rank's arena.
+    """View of another rank's arena, for reading alone (torch takes no memory that is marked as such).
 
     Args:
         descriptor: Descriptor of the arena, which is closed.
@@ -97,7 +97,7 @@ class Window:
 
     def __init__(self, descriptor: int, slot_bytes: int) -> None:
         try:
-            self._memory = memoryview(mmap.mmap(descriptor, 0, prot=mmap.PROT_READ))
+            self._memory = memoryview(mmap.mmap(descriptor, 0))
         finally:
             os.close(descriptor)
         self._slot_bytes = slot_bytes
