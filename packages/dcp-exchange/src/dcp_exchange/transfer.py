@@ -287,7 +287,7 @@ class Transfer:
 
     def _add(self, task: Callable[[], None]) -> None:
         self._tasks.append(task)
-        self._changed.notify()
+        self._changed.notify_all()  # one alone might wake the thread in `wait`
 
     def _release_later(self, slot: int) -> None:
         with self._changed:
