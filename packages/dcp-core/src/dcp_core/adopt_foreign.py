@@ -13,9 +13,13 @@ from __future__ import annotations
 from typing import Any
 
 from dcp_core import plugins
+from dcp_core.errors import DcpError
+from dcp_core.records.abilities import takes
+from dcp_core.records.foreign_records import as_metadata
+from dcp_core.records.metadata import Metadata
 from dcp_core.records.protocols import LoadPlanner, SavePlanner, StorageReader, StorageWriter
 
-__all__ = ["STOCK", "adopt_load_planner", "adopt_reader", "adopt_save_planner", "adopt_writer"]
+__all__ = ["STOCK", "adopt_load_planner", "adopt_reader", "adopt_save_planner", "adopt_writer", "read_metadata"]
 
 STOCK = "torch.distributed.checkpoint"
 _ROLES: tuple[type[Any], ...] = (StorageWriter, StorageReader, SavePlanner, LoadPlanner)
@@ -69,3 +73,20 @@ def _home(kind: type, role: str) -> str | None:
         if any(f"{module}.".startswith(f"{package}.") for module in modules):
             return package
     return None
+
+
+def read_metadata(reader: StorageReader, rank: int) -> Metadata:
+    """Read the metadata; if a reader in stock's style finds none for the whole job, read that of one rank.
+
+    Args:
+        reader: Storage reader.
+        rank: The rank whose metadata is read if need be.
+    """
+    try:
+        return as_metadata(reader.read_metadata())
+    except DcpError:
+        raise
+    except Exception:
+        if not takes(reader.read_metadata, "kwargs"):
+            raise
+        return as_metadata(reader.read_metadata(rank=rank))

@@ -53,6 +53,8 @@ class Phase:
     def __init__(self) -> None:
         self.bytes: int | None = None
         """Number of bytes that this rank read from or wrote to storage in the phase; None for other phases."""
+        self.bytes_received: int | None = None
+        """Number of bytes that other ranks read from storage for this rank; None for phases that read nothing."""
         self.own_seconds = 0.0
 
     def timed(self, function: Callable[[], T]) -> Callable[[], T]:
@@ -108,6 +110,7 @@ class Operation:
             "finished",
             seconds=time.monotonic() - start,
             bytes=phase.bytes,
+            bytes_received=phase.bytes_received,
             own_seconds=phase.own_seconds,
             slowest_rank=rank,
             slowest_seconds=longest,

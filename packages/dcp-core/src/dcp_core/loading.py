@@ -14,7 +14,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from dcp_core.adopt_foreign import adopt_load_planner, adopt_reader
+from dcp_core.adopt_foreign import adopt_load_planner, adopt_reader, read_metadata
 from dcp_core.calls.outside_compile import outside_compile
 from dcp_core.calls.positional import with_positional_storage
 from dcp_core.errors import RANK_ERRORS, CheckpointNotFoundError, DcpError
@@ -23,7 +23,6 @@ from dcp_core.planning.load_planner import DefaultLoadPlanner, EmptyStateDictLoa
 from dcp_core.planning.load_report import LoadReport
 from dcp_core.planning.read_items import LocalLoadPlan
 from dcp_core.records.abilities import LoadPlannerAbilities, ReaderAbilities, abilities, takes
-from dcp_core.records.foreign_records import as_metadata
 from dcp_core.records.metadata import Metadata
 from dcp_core.records.plan import LoadPlan
 from dcp_core.records.protocols import (
@@ -252,8 +251,11 @@ class _Load:
                         read = reading.timed(partial(self.read, last=attempt == _MAX_ATTEMPTS - 1))
                         replaced = any(self.coordinator.all_gather("read", read))
                     reading.bytes = total.bytes = self.reader_can().bytes_read
+                    reading.bytes_received = total.bytes_received = self.cooperation.bytes_received
                 if not replaced:
                     break
+            else:
+                raise DcpError(f"the checkpoint was replaced {_MAX_ATTEMPTS} times while it was loaded; load again")
             report = self.report()
             with events.phase("load_state_dict") as applying:
                 self.coordinator.all_gather("load_state_dict", applying.timed(self.apply))
@@ -274,7 +276,7 @@ class _Load:
 
     def plan_locally(self) -> tuple[LoadPlan | None, str | None]:
         reader = self._reader()
-        self.metadata = _read_metadata(reader, self.coordinator.rank)
+        self.metadata = read_metadata(reader, self.coordinator.rank)
         self.restore_rank_values()
         self.values = dict(self.template)
         self.rank_values = RankValues(self.values, self.metadata.state_dict_metadata.keys(), self.coordinator.rank)
@@ -323,7 +325,7 @@ class _Load:
         try:
             reader.read_data(plan, self.planner).wait()
         except CheckpointNotFoundError:
-            if last or _save_id(_read_metadata(reader, self.coordinator.rank)) == self.save_id:
+            if last or _save_id(read_metadata(reader, self.coordinator.rank)) == self.save_id:
                 raise
             return True
         return False
@@ -389,18 +391,6 @@ def _load(
             return run.run()
         finally:
             run.restore_rank_values()
-
-
-def _read_metadata(reader: StorageReader, rank: int) -> Metadata:
-    """Read the metadata; if a reader in stock's style finds none for the whole job, read that of this rank."""
-    try:
-        return as_metadata(reader.read_metadata())
-    except DcpError:
-        raise
-    except Exception:
-        if not takes(reader.read_metadata, "kwargs"):
-            raise
-        return as_metadata(reader.read_metadata(rank=rank))
 
 
 def _save_id(metadata: Metadata) -> str | None:

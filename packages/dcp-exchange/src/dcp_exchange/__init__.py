@@ -1,7 +1,7 @@
 """Cooperative loads: each stored byte is read once, by one rank, and passed on to the other ranks that want the byte.
 
-`dcp_core` knows what each rank wants, `dcp_io` reads and checks bytes, `dcp_ranks` connects ranks. `dcp_core.load` finds
-this package by its entry point; programs need not import it.
+`dcp_core` knows what each rank wants, `dcp_io` reads and checks bytes, `dcp_ranks` connects ranks. `dcp_core.load`
+finds this package by its entry point: programs need not import it.
 """
 
 from dcp_exchange.assignment.assign import assign

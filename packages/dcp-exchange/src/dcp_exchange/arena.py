@@ -7,8 +7,10 @@ Source: Linux `memfd_create(2)`, `mmap(2)`.
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import os
+from collections.abc import Sequence
 
 __all__ = ["Arena", "Window"]
 
@@ -18,26 +20,25 @@ class Arena:
 
     Args:
         slot_bytes: Size of each slot, bytes.
-        slots: Number of slots, at least 1.
-        incoming: Number of these slots that are reserved for bytes that come from other hosts, so that these never
-            wait for what this rank reads itself.
+        slots: Number of slots for each purpose, at least 1 each: a slot is taken for the purpose it is reserved for.
 
     Raises:
         OSError: There is not enough memory, or too many descriptors.
     """
 
-    def __init__(self, slot_bytes: int, slots: int, *, incoming: int = 0) -> None:
+    def __init__(self, slot_bytes: int, slots: Sequence[int]) -> None:
         self.slot_bytes = slot_bytes
         self.descriptor = os.memfd_create("dcp-exchange", os.MFD_CLOEXEC)
         try:
-            os.ftruncate(self.descriptor, slot_bytes * slots)
-            self._memory = memoryview(mmap.mmap(self.descriptor, slot_bytes * slots))
+            os.ftruncate(self.descriptor, slot_bytes * sum(slots))
+            self._memory = memoryview(mmap.mmap(self.descriptor, slot_bytes * sum(slots)))
         except BaseException:
             os.close(self.descriptor)
             raise
         # The slot that was freed last is taken first: its pages exist, and may be in the processor's cache.
-        self._free = {False: [*range(incoming, slots)][::-1], True: [*range(incoming)][::-1]}
-        self._incoming = incoming
+        borders = [*itertools.accumulate(slots, initial=0)]
+        self._free = [[*range(start, stop)][::-1] for start, stop in itertools.pairwise(borders)]
+        self._purposes = [purpose for purpose, count in enumerate(slots) for _ in range(count)]
         self._users: dict[int, int] = {}
 
     @property
@@ -45,13 +46,13 @@ class Arena:
         """Size of the memory, bytes."""
         return len(self._memory)
 
-    def has_free(self, *, incoming: bool = False) -> bool:
-        """Whether `take` would find a slot."""
-        return bool(self._free[incoming])
+    def has_free(self, purpose: int = 0) -> bool:
+        """Return whether `take` would find a slot."""
+        return bool(self._free[purpose])
 
-    def take(self, *, incoming: bool = False) -> int:
-        """Take a free slot, with one user; returns its number. There must be one (see `has_free`)."""
-        slot = self._free[incoming].pop()
+    def take(self, purpose: int = 0) -> int:
+        """Take a free slot for a purpose, with one user; returns its number. There must be one (see `has_free`)."""
+        slot: int = self._free[purpose].pop()
         self._users[slot] = 1
         return slot
 
@@ -65,7 +66,7 @@ class Arena:
         if self._users[slot]:
             return False
         del self._users[slot]
-        self._free[slot < self._incoming].append(slot)
+        self._free[self._purposes[slot]].append(slot)
         return True
 
     @property

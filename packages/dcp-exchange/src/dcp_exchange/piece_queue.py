@@ -1,4 +1,4 @@
-"""`PieceQueue`: the order in which one rank reads pieces: first its own, then those that slower ranks have not begun."""
+"""`PieceQueue`: which pieces one rank reads: first its own, then those that slower ranks have not begun."""
 
 from __future__ import annotations
 

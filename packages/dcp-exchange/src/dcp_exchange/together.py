@@ -22,6 +22,7 @@ from dcp_exchange.errors import ExchangeError
 from dcp_exchange.piece_queue import PieceQueue, helped
 from dcp_exchange.piece_reader import PieceReader
 from dcp_exchange.roles import Plan, Roles
+from dcp_exchange.topology import Topology
 from dcp_exchange.transfer import Interrupted, Transfer
 from dcp_hooks import find_progress
 from dcp_io import CheckpointReplacedError, Delivery, Demands, ReadRequest, ReadStats
@@ -33,6 +34,7 @@ _log = logging.getLogger("dcp")
 
 _CONNECT_SECONDS = 30.0
 _ARENA_BYTES = 64 << 20
+_LARGEST_PIECE_BYTES = 4 << 20
 _PAGE_BYTES = 4096
 _GAP_BYTES = 16 << 10
 _NOTHING_SHARED = "no two ranks want the same bytes"
@@ -105,7 +107,6 @@ class _Exchange:
         self._sends = False
         self._streams: Streams | None = None
         self._plan: Plan | None = None
-        self._hosts: tuple[tuple[int, ...], ...] = ()
 
     @property
     def prepared(self) -> _Prepared:
@@ -149,7 +150,7 @@ class _Exchange:
         if isinstance(found, str):
             return found
         self._plan = found
-        if len(found.hosts) == 1:
+        if len(found.topology.members) == 1:
             return None
         failed = [text for text in self._coordinator.all_gather("connections", self._connect_hosts) if text]
         return failed[0] if failed else None
@@ -165,10 +166,10 @@ class _Exchange:
         progress.expect(delivery.missing_bytes)
         reader = PieceReader(self.prepared.read.backend, delivery)
         rank = self._coordinator.rank
-        queue = PieceQueue(plan.assignment.owners.tolist(), rank, take, helped(rank, plan.hosts))
+        queue = PieceQueue(plan.assignment.owners.tolist(), rank, take, helped(rank, plan.topology.members))
 
         def read() -> ReadStats | Interrupted:
-            arena = _make_arena(plan, rank, queue.own, self.prepared.read.backend.max_inflight_bytes)
+            arena = _make_arena(plan, Roles(plan, rank), queue.own, self.prepared.read.backend.max_inflight_bytes)
             transfer = Transfer(
                 plan,
                 rank,
@@ -264,11 +265,12 @@ class _Exchange:
         """On the coordinator: decide who reads what; the text says why nobody reads for others."""
         hosts = group_by_host(dict(enumerate(neighbours)))
         host_of = {rank: number for number, host in enumerate(hosts) for rank in host}
+        numbers = [host_of[rank] for rank in range(len(neighbours))]
         store = self.prepared.read.backend.store
         gap_bytes = _GAP_BYTES if store.read_gap_bytes is None else store.read_gap_bytes
         groups = list(zip(self._demands, self._groups, strict=True))
-        made = assign(groups, [host_of[rank] for rank in range(len(neighbours))], gap_bytes=gap_bytes)
-        return Plan(made, hosts) if len(made.starts) else _NOTHING_SHARED
+        made = assign(groups, numbers, gap_bytes=gap_bytes, largest_piece_bytes=_LARGEST_PIECE_BYTES)
+        return Plan(made, Topology.of(numbers)) if len(made.starts) else _NOTHING_SHARED
 
     def _connect_hosts(self) -> str:
         """Connect to the ranks of other hosts that this rank needs; returns what went wrong, or an empty text."""
@@ -289,10 +291,10 @@ def _ranges(plan: Plan) -> dict[str, list[tuple[int, int]]]:
     return found
 
 
-def _make_arena(plan: Plan, rank: int, own_pieces: int, most_bytes: int) -> Arena:
+def _make_arena(plan: Plan, roles: Roles, own_pieces: int, most_bytes: int) -> Arena:
     sizes = plan.assignment.stops - plan.assignment.starts
     slot_bytes = -(-int(np.max(sizes)) // _PAGE_BYTES) * _PAGE_BYTES
     most = max(2, min(_ARENA_BYTES, most_bytes) // slot_bytes)
-    distant = Roles(plan, rank).distant
-    incoming = max(1, most // 2) if distant else 0
-    return Arena(slot_bytes, incoming + max(1, min(most - incoming, own_pieces + 1)), incoming=incoming)
+    own = min(most // 2 if roles.lanes else most, own_pieces + 1)
+    incoming = [max(1, most // 2 // max(1, roles.lanes))] * roles.lanes
+    return Arena(slot_bytes, [max(1, own), *incoming])

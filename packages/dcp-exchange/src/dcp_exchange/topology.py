@@ -1,4 +1,4 @@
-"""`Topology`: between which hosts there are links, which rank keeps each link, and by which hosts bytes are passed on."""
+"""`Topology`: which hosts have links, which rank keeps each link, and by which hosts bytes are passed on."""
 
 from __future__ import annotations
 

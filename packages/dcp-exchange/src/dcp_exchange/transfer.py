@@ -74,7 +74,8 @@ class Transfer:
         pieces = plan.assignment
         self._roles = Roles(plan, rank)
         self._names = [pieces.names[number] for number in pieces.objects.tolist()]
-        self._starts, self._stops = pieces.starts.tolist(), pieces.stops.tolist()
+        self._starts: list[int] = pieces.starts.tolist()
+        self._sizes: list[int] = (pieces.stops - pieces.starts).tolist()
         self._classes, self._owners = pieces.classes.tolist(), pieces.owners.tolist()
         self._delivery, self._reader, self._queue, self._arena = delivery, reader, queue, arena
         self._timeout_seconds = timeout_seconds
@@ -83,7 +84,7 @@ class Transfer:
         self._windows: dict[int, Window] = {}
         self._changed = threading.Condition()
         self._tasks: deque[Callable[[], None]] = deque()
-        self._refused: deque[Stream] = deque()
+        self._refused: list[Stream] = []
         self._arriving: dict[int, int] = {}
         self._error: BaseException | None = None
         self._closing = self._has_read_all = False
@@ -197,10 +198,11 @@ class Transfer:
         """Return a slot for a piece from another host."""
         if payload_bytes != self._size(message.piece):
             raise ValueError(f"rank {stream.rank} sent {payload_bytes} bytes for piece {message.piece}")
-        if not self._arena.has_free(incoming=True):
+        purpose = 1 + self._roles.lane(stream.rank)
+        if not self._arena.has_free(purpose):
             self._refused.append(stream)
             return NOT_NOW
-        slot = self._arriving[stream.rank] = self._arena.take(incoming=True)
+        slot = self._arriving[stream.rank] = self._arena.take(purpose)
         return self._arena.view(slot, payload_bytes)
 
     def _work(self) -> None:
@@ -296,15 +298,16 @@ class Transfer:
     def _release(self, slot: int) -> None:
         """Remove one user of a slot of this rank's arena."""
         if self._arena.release(slot):
-            if self._refused and self._arena.has_free(incoming=True):
-                self._dispatcher.resume(self._refused.popleft())
+            refused, self._refused = self._refused, []
+            for stream in refused:  # those for which there is still no room are refused again
+                self._dispatcher.resume(stream)
             self._changed.notify_all()
 
     def _is_finished(self) -> bool:
         return self._has_read_all and not (self._awaited or self._tasks or self._arena.taken)
 
     def _size(self, piece: int) -> int:
-        return self._stops[piece] - self._starts[piece]
+        return self._sizes[piece]
 
     def _fail_to_send(self, error: StreamError) -> None:
         self.fail(Interrupted(str(error)))

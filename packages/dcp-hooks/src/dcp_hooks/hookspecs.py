@@ -94,6 +94,8 @@ class CheckpointEvent:
         operation_id: Identifier of this save or load on this rank, the same in all of its events; it distinguishes
             operations that run at the same time.
         time: Time at which the event occurred, in seconds since the Unix epoch.
+        bytes_received: Number of bytes that other ranks read from storage for this rank in a finished phase of a load;
+            None for other phases.
         expected_bytes: In a `progress` event, the value that `bytes` will have at the end, as far as it is known;
             None in other events.
     """
@@ -113,6 +115,7 @@ class CheckpointEvent:
     operation_id: str | None = None
     time: float | None = None
     expected_bytes: int | None = None
+    bytes_received: int | None = None
 
 
 class HookSpecs:

@@ -302,7 +302,12 @@ class CheckpointManager:
         return future
 
     def restore(
-        self, state: dict[str, Any], *, step: int | None = None, planner: LoadPlanner | None = None
+        self,
+        state: dict[str, Any],
+        *,
+        step: int | None = None,
+        planner: LoadPlanner | None = None,
+        cooperative: bool | None = None,
     ) -> Restored | None:
         """Load the newest undamaged checkpoint, or that of `step`; the world size may differ from that of the save.
 
@@ -313,6 +318,7 @@ class CheckpointManager:
             state: The template, filled in place; see `dcp_core.load`.
             step: The step to load; None tries all steps, from the highest down.
             planner: Load planner; see `dcp_core.load`.
+            cooperative: Whether the ranks read together; see `dcp_core.load`.
 
         Returns:
             The restored step, which is the same on all ranks, and the load's report; None if there is no checkpoint.
@@ -334,6 +340,7 @@ class CheckpointManager:
                 no_dist=self._ranks.no_dist,
                 timeout_seconds=self._ranks.timeout_seconds,
                 peers=self._ranks.peers,
+                cooperative=cooperative,
             )
 
         if step is not None:

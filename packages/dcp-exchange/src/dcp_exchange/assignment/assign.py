@@ -35,6 +35,7 @@ def assign(
     *,
     holders: Mapping[str, Collection[int]] | None = None,
     gap_bytes: int = GAP_BYTES,
+    largest_piece_bytes: int = LARGEST_PIECE_BYTES,
 ) -> Assignment:
     """Decide which rank reads which bytes, so that each byte that several ranks want is read once.
 
@@ -47,6 +48,7 @@ def assign(
         hosts: Host of each rank, as any number.
         holders: Name of each object → hosts that have it; None if every rank can read all objects.
         gap_bytes: Largest gap between two wanted ranges that is read rather than skipped.
+        largest_piece_bytes: Limit of the size of a piece, unless it must not be cut.
 
     Returns:
         The pieces that several ranks want, or that the only rank that wants them cannot read, with their owners. An
@@ -64,7 +66,7 @@ def assign(
         del found
         found = _separate(rows, places)
     borders, readers = list_readers(rows, found.stretches.starts[found.examples])
-    own_bytes, pieces = found.own_bytes, _make_pieces(rows, found, gap_bytes)
+    own_bytes, pieces = found.own_bytes, _make_pieces(rows, found, gap_bytes, largest_piece_bytes)
     del found
     objects = rows.objects_at(pieces.starts)
     sizes = pieces.stops - pieces.starts
@@ -119,11 +121,11 @@ def _separate(rows: Rows, places: Places) -> _Separated:
     return _Separated(stretches, own_bytes, shared, classes, shared[examples].astype(np.int64))
 
 
-def _make_pieces(rows: Rows, found: _Separated, gap_bytes: int) -> Pieces:
+def _make_pieces(rows: Rows, found: _Separated, gap_bytes: int, largest_bytes: int) -> Pieces:
     """Make pieces of a good size of what is read for others."""
     follows = np.append(False, np.diff(found.shared) == 1)[: len(found.shared)]
     starts, stops = found.stretches.starts[found.shared], found.stretches.stops[found.shared]
     fair_bytes = int((stops - starts).sum()) // (PIECES_PER_RANK * len(found.own_bytes))
-    piece_bytes = min(max(fair_bytes, SMALLEST_PIECE_BYTES), LARGEST_PIECE_BYTES)
+    piece_bytes = min(max(fair_bytes, SMALLEST_PIECE_BYTES), largest_bytes)
     pieces = cut_pieces(Pieces(starts, stops, found.classes, follows), rows, piece_bytes)
     return join_pieces(pieces, piece_bytes=piece_bytes, gap_bytes=gap_bytes)
