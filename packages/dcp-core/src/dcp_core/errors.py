@@ -57,6 +57,10 @@ DcpError (Exception)                                        base class of the er
 ├─ SaverDeadlineError (TimeoutError)                        a save exceeded its deadline
 ├─ WorkerError (RuntimeError)                               the worker process cannot start or be used
 ├─ WorkerLostError (ConnectionError)                        the worker process ended during a save
+│ dcp_exchange:
+├─ ExchangeError (ConnectionError)                          ranks could not pass on what they read
+│  ├─ ExchangeInterruptedError                              another rank has failed
+│  └─ ExchangeTimeoutError (TimeoutError)                   other ranks have sent nothing for too long
 │ dcp_manager:
 ├─ UnfinishedSaveError (TimeoutError)                       a background save takes too long
 ├─ StepWentBackError (ValueError)                           the step is lower than a good checkpoint

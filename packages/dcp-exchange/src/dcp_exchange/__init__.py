@@ -6,13 +6,14 @@ finds this package by its entry point: programs need not import it.
 
 from dcp_exchange.assignment.assign import assign
 from dcp_exchange.assignment.assignment import Assignment, count_crossing_bytes, subtract_pieces
-from dcp_exchange.errors import ExchangeError, ExchangeTimeoutError
+from dcp_exchange.errors import ExchangeError, ExchangeInterruptedError, ExchangeTimeoutError
 from dcp_exchange.together import read_together
 from dcp_exchange.topology import Topology
 
 __all__ = [
     "Assignment",
     "ExchangeError",
+    "ExchangeInterruptedError",
     "ExchangeTimeoutError",
     "Topology",
     "assign",

@@ -7,7 +7,6 @@ other, each reads for itself, as without this package.
 from __future__ import annotations
 
 import contextlib
-import logging
 import secrets
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -16,21 +15,22 @@ from dataclasses import dataclass
 import numpy as np
 
 from dcp_core import Exchanged, PreparedRead
+from dcp_core.toolkit import library_logger
 from dcp_exchange.arena import Arena
 from dcp_exchange.assignment.assign import assign
-from dcp_exchange.errors import ExchangeError
+from dcp_exchange.errors import ExchangeError, ExchangeInterruptedError
 from dcp_exchange.piece_queue import PieceQueue, helped
 from dcp_exchange.piece_reader import PieceReader
 from dcp_exchange.roles import Plan, Roles
 from dcp_exchange.topology import Topology
-from dcp_exchange.transfer import Interrupted, Transfer
+from dcp_exchange.transfer import Transfer
 from dcp_hooks import find_progress
 from dcp_io import CheckpointReplacedError, Delivery, Demands, ReadRequest, ReadStats
 from dcp_ranks import Coordinator, PeerOptions, StreamCard, StreamError, Streams, group_by_host, job_secret
 
 __all__ = ["read_together"]
 
-_log = logging.getLogger("dcp")
+_log = library_logger(__name__)
 
 _CONNECT_SECONDS = 30.0
 _ARENA_BYTES = 64 << 20
@@ -168,7 +168,7 @@ class _Exchange:
         rank = self._coordinator.rank
         queue = PieceQueue(plan.assignment.owners.tolist(), rank, take, helped(rank, plan.topology.members))
 
-        def read() -> ReadStats | Interrupted:
+        def read() -> ReadStats | ExchangeInterruptedError:
             arena = _make_arena(plan, Roles(plan, rank), queue.own, self.prepared.read.backend.max_inflight_bytes)
             transfer = Transfer(
                 plan,
@@ -186,16 +186,18 @@ class _Exchange:
 
         results = self._coordinator.all_gather("read", read)
         mine = results[rank]
-        stopped = [result for result in results if isinstance(result, Interrupted)]
+        stopped = [result for result in results if isinstance(result, ExchangeInterruptedError)]
         if any(result.replaced for result in stopped):
             return Exchanged(ReadStats(reader.bytes_read), replaced=True)
-        if isinstance(mine, Interrupted) or stopped:
+        if isinstance(mine, ExchangeInterruptedError) or stopped:
             raise ExchangeError(
                 f"the ranks could not read together: {stopped[0]}; load again, or with cooperative=False"
             )
         return Exchanged(mine)
 
-    def _run(self, transfer: Transfer, alone: Sequence[ReadRequest], reader: PieceReader) -> ReadStats | Interrupted:
+    def _run(
+        self, transfer: Transfer, alone: Sequence[ReadRequest], reader: PieceReader
+    ) -> ReadStats | ExchangeInterruptedError:
         backend, delivery = self.prepared.read.backend, self.prepared.delivery
         own = ReadStats(0)
         try:
@@ -205,15 +207,15 @@ class _Exchange:
                     own = backend.read_more(alone)
                 transfer.wait()
                 delivery.finish()
-            except Interrupted:
+            except ExchangeInterruptedError:
                 raise
             except BaseException as error:  # noqa: BLE001 - `wait` raises it
                 transfer.fail(error)
                 transfer.wait()  # another rank's error may have come first
-        except Interrupted as error:
+        except ExchangeInterruptedError as error:
             return error
         except CheckpointReplacedError as error:
-            return Interrupted(str(error), replaced=True)
+            return ExchangeInterruptedError(str(error), replaced=True)
         except Exception as error:
             self.prepared.read.note_changes(error)
             raise

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import partial
 
 from dcp_exchange.arena import Arena, Window
-from dcp_exchange.errors import ExchangeTimeoutError
+from dcp_exchange.errors import ExchangeInterruptedError, ExchangeTimeoutError
 from dcp_exchange.messages import Kind, Message, decode, encode
 from dcp_exchange.piece_queue import PieceQueue
 from dcp_exchange.piece_reader import PieceReader
@@ -26,21 +26,9 @@ from dcp_exchange.sender import Sender
 from dcp_io import Delivery
 from dcp_ranks import NOT_NOW, NotNow, Stream, StreamError, Streams
 
-__all__ = ["Interrupted", "Transfer"]
+__all__ = ["Transfer"]
 
 _LOOK_SECONDS = 1.0
-
-
-class Interrupted(Exception):  # noqa: N818 - it ends this rank's part, and is no error of this rank
-    """The exchange has ended because of another rank, whose error is the one to report.
-
-    Attributes:
-        replaced: Whether it ended because a newer save has replaced the checkpoint.
-    """
-
-    def __init__(self, reason: str, *, replaced: bool = False) -> None:
-        super().__init__(reason)
-        self.replaced = replaced
 
 
 class Transfer:
@@ -116,7 +104,7 @@ class Transfer:
         The threads go on passing on what others read, until `close`.
 
         Raises:
-            Interrupted: Another rank has failed.
+            ExchangeInterruptedError: Another rank has failed.
             ExchangeTimeoutError: Other ranks have sent nothing for the timeout.
             BaseException: An error of this rank.
         """
@@ -182,7 +170,7 @@ class Transfer:
         """End the exchange: a rank on which others depend is gone."""
         with self._changed:
             if not self._closing:
-                self._fail(Interrupted(f"the connection to rank {stream.rank} is lost: {reason}"))
+                self._fail(ExchangeInterruptedError(f"the connection to rank {stream.rank} is lost: {reason}"))
 
     def _handle(self, stream: Stream, message: Message, descriptor: int | None) -> None:
         if message.kind is Kind.ARENA and descriptor is not None:
@@ -192,7 +180,7 @@ class Transfer:
         elif message.kind is Kind.DONE:
             self._release(message.slot)
         elif message.kind is Kind.STOP:
-            self._fail(Interrupted(message.text, replaced=message.checked))
+            self._fail(ExchangeInterruptedError(message.text, replaced=message.checked))
 
     def _find_room(self, stream: Stream, message: Message, payload_bytes: int) -> memoryview | NotNow:
         """Return a slot for a piece from another host."""
@@ -310,13 +298,13 @@ class Transfer:
         return self._sizes[piece]
 
     def _fail_to_send(self, error: StreamError) -> None:
-        self.fail(Interrupted(str(error)))
+        self.fail(ExchangeInterruptedError(str(error)))
 
     def _fail(self, error: BaseException) -> None:
         if self._error is not None:
             return
         self._error = error
-        replaced = isinstance(error, Interrupted) and error.replaced
+        replaced = isinstance(error, ExchangeInterruptedError) and error.replaced
         notice = encode(Message(Kind.STOP, checked=replaced, text=f"{type(error).__name__}: {error}"[:1000]))
         for stream in self._streams.values():
             try:

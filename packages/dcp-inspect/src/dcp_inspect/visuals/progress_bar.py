@@ -222,6 +222,7 @@ def _title(event: CheckpointEvent) -> str:
 
 def progress_columns(width: int) -> list[Any]:
     """Return the columns of a bar on a screen of that many columns."""
+    from rich.filesize import pick_unit_and_suffix  # noqa: PLC0415
     from rich.progress import (  # noqa: PLC0415 - only when a bar is shown
         BarColumn,
         DownloadColumn,
@@ -232,13 +233,13 @@ def progress_columns(width: int) -> list[Any]:
     )
     from rich.text import Text  # noqa: PLC0415
 
-    from dcp_manifest import printable_bytes  # noqa: PLC0415 - each process that looks for plug-ins imports this module
-
     class RateColumn(ProgressColumn):
         """The rate in binary units, as the bytes beside it."""
 
         def render(self, task: Task) -> Text:
-            rate = "?" if task.speed is None else f"{printable_bytes(int(task.speed))}/s"
+            speed = task.speed or 0.0
+            unit, name = pick_unit_and_suffix(int(speed), ["B", "KiB", "MiB", "GiB", "TiB"], 1024)
+            rate = "?" if task.speed is None else f"{speed / unit:.1f} {name}/s"
             return Text(rate, style="progress.data.speed")
 
     return [
