@@ -36,6 +36,24 @@ class Dispatcher:
 
     Args:
         handler: Functions to call.
+
+    Example:
+        ```python
+        from dcp_ranks import Streams
+
+        class Receiver:
+            def on_message(self, stream, message, payload_bytes, descriptor):
+                return memoryview(bytearray(payload_bytes)) if payload_bytes else None
+
+            def on_payload(self, stream, message, buffer):
+                print(f"rank {stream.rank}: {message!r}, {len(buffer)} bytes")
+
+            def on_goodbye(self, stream): ...
+            def on_lost(self, stream, reason): ...
+
+        with Streams(0, b"secret of the job") as streams, streams.dispatch(Receiver()):
+            pass  # connect, send
+        ```
     """
 
     def __init__(self, handler: StreamHandler) -> None:

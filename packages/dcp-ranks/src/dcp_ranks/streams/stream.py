@@ -42,6 +42,21 @@ class Stream:
         address: Address of the other end, as text.
         same_host: Whether the other rank has proved that it is of this host: each has read memory through a descriptor
             from the other. True on both ends, or on none.
+
+    Example:
+        ```python
+        from concurrent.futures import ThreadPoolExecutor
+        from dcp_ranks import Streams
+
+        with Streams(0, b"secret") as first, Streams(1, b"secret") as second:  # in earnest of two processes
+            for each in (first, second):
+                each.meet([first.card, second.card])
+            with ThreadPoolExecutor() as pool:
+                pool.submit(second.connect, 0, 10)
+                stream = first.connect(1, 10)
+            stream.send(b"weights", [memoryview(bytes(1000))])
+            assert stream.same_host
+        ```
     """
 
     def __init__(

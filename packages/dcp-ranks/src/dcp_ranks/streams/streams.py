@@ -59,28 +59,17 @@ class Streams:
 
     Example:
         ```python
-        from dcp_ranks import Streams, make_coordinator
-
-        class Print:
-            def on_message(self, stream, message, payload_bytes, descriptor):
-                print(stream.rank, message)
-
-            def on_payload(self, stream, message, buffer): ...
-
-            def on_goodbye(self, stream): ...
-
-            def on_lost(self, stream, reason): ...
+        import secrets
+        from dcp_ranks import Stream, Streams, job_secret, make_coordinator
 
         with make_coordinator() as ranks:  # on every rank
-            secret = ranks.broadcast("secret", lambda: b"drawn by the coordinator")
+            secret = job_secret(ranks.broadcast("draw a secret", lambda: secrets.token_bytes(32)))
             with Streams(ranks.rank, secret) as streams:
-                streams.meet(ranks.all_gather("cards", lambda: streams.card))
-                others = set(range(ranks.world_size)) - {ranks.rank}
-                made = streams.connect_many(others, timeout_seconds=10)
-                with streams.dispatch(Print()):
-                    for stream in made.values():
-                        stream.send(b"hello")
-                    ranks.barrier("all have sent")
+                streams.meet(ranks.all_gather("exchange cards", lambda: streams.card))
+                others = {*range(ranks.world_size)} - {ranks.rank}
+                for found in streams.connect_many(others, timeout_seconds=10).values():
+                    if isinstance(found, Stream):
+                        found.send(b"hello")
         ```
     """
 
