@@ -12,8 +12,12 @@ from dcp_ranks import PeerOptions, StreamError, Streams
 from dcp_ranks.testing.networks import network_hosts, networks_missing
 from dcp_ranks.testing.streams import SECRET, Inbox
 
-REASON = networks_missing()
-pytestmark = pytest.mark.skipif(bool(REASON), reason=REASON)
+
+@pytest.fixture(scope="module", autouse=True)
+def networks():
+    """Skip where no hosts can be pretended."""
+    if reason := networks_missing():
+        pytest.skip(reason)
 
 
 @contextlib.contextmanager
