@@ -58,6 +58,7 @@ def units_of(demands: Demands) -> set[Unit]:
 
 def pieces_of(found: Assignment) -> list[tuple[set[Unit], set[int], int]]:
     """The pieces: their units, readers and owner."""
+    assert all(np.all(np.diff(found.readers_of(piece)) > 0) for piece in range(len(found.starts)))
     return [
         (
             units(found.names[found.objects[piece]], int(found.starts[piece]), int(found.stops[piece])),
@@ -97,7 +98,7 @@ def jobs(draw: st.DrawFn, *, aligned: bool = True) -> Job:
 
 
 HOLDERS = st.none() | st.fixed_dictionaries({name: st.sets(st.sampled_from([3, 7, 11]), min_size=1) for name in NAMES})
-SMALL = {"SMALLEST_PIECE_BYTES": 4 * UNIT, "LARGEST_PIECE_BYTES": 12 * UNIT}
+SMALL = {"SMALLEST_PIECE_BYTES": 6 * UNIT, "LARGEST_PIECE_BYTES": 12 * UNIT}
 
 
 def assigned(
@@ -139,6 +140,14 @@ def gaps(missing: Sequence[Unit]) -> list[int]:
     numbers = sorted(unit for _, unit in missing)
     runs = itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
     return [len([*run]) for _, run in runs]
+
+
+def test_a_piece_does_not_reach_over_what_another_rank_reads_alone() -> None:
+    both = ((0, 0, 1, 1), (0, 2, 3, 1))
+    job = Job((both, (*both, (0, 1, 2, 1))), (3, 3))
+    assert [found for found, _, _ in pieces_of(assigned(job, gap=2))] == [{("a", 0)}, {("a", 2)}]
+    job = Job((both, both), (3, 3))
+    assert [found for found, _, _ in pieces_of(assigned(job, gap=2))] == [{("a", unit) for unit in range(3)}]
 
 
 @given(jobs())

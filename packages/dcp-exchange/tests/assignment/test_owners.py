@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 
 from dcp_exchange import Assignment, assign, count_crossing_bytes
+from dcp_exchange.assignment.kinds import Kinds
+from dcp_exchange.assignment.levels import IMPOSSIBLE, level
+from dcp_exchange.assignment.owners import choose_owners
 from dcp_io import Demands
 
 MIB = 1 << 20
@@ -139,6 +142,24 @@ def test_pieces_of_an_owner_are_neighbours() -> None:
     found = assign(replicated(8), [0] * 8)
     changes = np.count_nonzero(np.diff(found.owners))
     assert changes == 7
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_rank_has_more_than_its_level_and_one_piece(seed: int) -> None:
+    """Kinds of few pieces, of which each rank can read only some: whole pieces seldom fit the levels."""
+    random = np.random.default_rng(seed)
+    kinds, ranks = 12, 6
+    of_pieces = np.sort(np.append(np.arange(kinds), random.integers(0, kinds, 12)))
+    tiers = random.choice([0, 0, 1, 2, 3, IMPOSSIBLE], (kinds, ranks)).astype(np.int8)
+    tiers[:, 0] = 0
+    sizes = random.integers(1, MIB, len(of_pieces))
+    own = random.integers(0, 4 * MIB, ranks) * (random.random(ranks) < 0.3)
+    loads = own.copy()
+    owners = choose_owners(Kinds(of_pieces, tiers), sizes, own)
+    np.add.at(loads, owners, sizes)
+    kind_bytes = np.bincount(of_pieces, sizes).astype(np.int64)
+    assert (loads - own - level(kind_bytes, tiers, own).sum(axis=0)).max() <= sizes.max()
+    assert (tiers[of_pieces, owners] < IMPOSSIBLE).all()
 
 
 def test_objects_are_read_where_they_are() -> None:
