@@ -32,7 +32,7 @@ __all__ = ["read_together"]
 
 _log = library_logger(__name__)
 
-_CONNECT_SECONDS = 30.0
+_CONNECT_SECONDS = 15.0
 _ARENA_BYTES = 64 << 20
 _LARGEST_PIECE_BYTES = 4 << 20
 _PAGE_BYTES = 4096
