@@ -30,9 +30,15 @@ class Sender(threading.Thread):
         """Send a message with a payload later, and call `done` when the payload is not needed any more."""
         self._queue.put((message, payload, done))
 
-    def end(self) -> None:
-        """End the thread after what it is sending."""
+    def end(self, *, abort: bool) -> None:
+        """End the thread after the piece that it is sending.
+
+        Args:
+            abort: Whether to break off, as the other rank may take no more bytes.
+        """
         self._ended = True
+        if abort:
+            self._stream.lose("the exchange has failed")
         self._queue.put(None)
 
     def run(self) -> None:

@@ -132,7 +132,7 @@ class Transfer:
             self._tasks.clear()
             self._changed.notify_all()
         for sender in self._senders.values():
-            sender.end()
+            sender.end(abort=self._error is not None)
         for thread in (*self._threads, *self._senders.values()):
             if thread.ident is not None:
                 thread.join()
