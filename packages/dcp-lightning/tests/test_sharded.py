@@ -71,6 +71,10 @@ def saved(kind: str) -> dict[str, Any]:
         del state["optimizer"]
     elif kind == "no state of a parameter":
         del state["optimizer"]["state"]["bias"]["exp_avg"]
+    elif kind == "state of another parameter":
+        state["optimizer"]["state"]["extra"] = state["optimizer"]["state"]["bias"]
+    elif kind == "more state of a parameter":
+        state["optimizer"]["state"]["bias"]["max_exp_avg_sq"] = torch.ones(3)
     return state
 
 
@@ -80,6 +84,8 @@ REFUSALS = {
     "another shape": r"model\.weight",
     "no optimizer": r"optimizer\.state",
     "no state of a parameter": r"optimizer\.state\.bias\.exp_avg",
+    "state of another parameter": r"optimizer\.state\.extra\.step.*not in the model or its optimizers",
+    "more state of a parameter": r"optimizer\.state\.bias\.max_exp_avg_sq.*not in the model or its optimizers",
 }
 
 
@@ -95,6 +101,31 @@ def test_after_a_refusal_every_bit_is_as_before(kind: str, tmp_path: Path) -> No
     with pytest.raises(LoadMismatchError, match=REFUSALS[kind]):
         load_shards(DcpCheckpointIO(), tmp_path / "one", parts, strict=True, weights_only=None)
     assert bits(model, optimizer) == before
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_optimizers_that_only_the_checkpoint_has_are_refused_and_left_over_settings_are_not(
+    listed: bool, tmp_path: Path
+) -> None:
+    from dcp_lightning import DcpCheckpointIO
+    from dcp_lightning.sharded import load_shards
+
+    state = saved("")
+    for group in state["optimizer"]["param_groups"]:
+        group["initial_lr"] = 0.3  # what a scheduler adds
+    if listed:
+        state["optimizer"] = [state["optimizer"]]
+    save(state, checkpoint_id=tmp_path / "one")
+    model, optimizer = trained(1)
+    parts = {"model": model, "optimizer": [optimizer] if listed else optimizer}
+    load_shards(DcpCheckpointIO(), tmp_path / "one", parts, strict=True, weights_only=None)
+    assert optimizer.param_groups[0]["lr"] == 0.2
+    if listed:
+        save({**state, "optimizer": state["optimizer"] * 2}, checkpoint_id=tmp_path / "two")
+        before = bits(model, optimizer)
+        with pytest.raises(LoadMismatchError, match=r"optimizer\.1\."):
+            load_shards(DcpCheckpointIO(), tmp_path / "two", parts, strict=True, weights_only=None)
+        assert bits(model, optimizer) == before
 
 
 def refuse_on_ranks(folder: str, kind: str) -> str:

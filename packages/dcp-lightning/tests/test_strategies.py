@@ -84,7 +84,7 @@ class Model(LightningModule):
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
 
-def train(kind, folder, steps, resumed_from=None, background=None, killed_at=None, tested=None, samples=16):
+def train(kind, folder, steps, resumed_from=None, background=None, killed_in=None, tested=None, samples=16):
     strategy = {
         "model parallel": lambda: DcpModelParallelStrategy(data_parallel_size=ranks, tensor_parallel_size=1),
         "tensor parallel": lambda: DcpModelParallelStrategy(replicas[kind], ranks // replicas[kind]),
@@ -101,7 +101,7 @@ def train(kind, folder, steps, resumed_from=None, background=None, killed_at=Non
     replace = os.replace
 
     def killed(source, target):
-        if str(target).endswith(".metadata") and trainer.global_step == killed_at:
+        if str(target).endswith(".metadata") and [trainer.global_step, Path(target).parent.name] == killed_in:
             os.kill(os.getpid(), signal.SIGKILL)  # all data is there, the index is not
         replace(source, target)
 
@@ -319,15 +319,25 @@ def writers(place: Path) -> set[int]:
     return {int(re.findall(r"__(\d+)_", file)[0]) for file in files}
 
 
-@pytest.mark.parametrize("kind", ["model parallel", "lightning's ddp"])
-def test_a_kill_in_the_middle_of_a_save_leaves_the_checkpoint_before(kind: str, tmp_path: Path) -> None:
+KILLS = [  # in the save to which path, and which one is the newest then
+    (KINDS[0], 6, "epoch=2-step=6.ckpt", "last.ckpt"),
+    (KINDS[2], 6, "epoch=2-step=6.ckpt", "last.ckpt"),
+    (KINDS[0], 2, "last.ckpt", "epoch=0-step=2.ckpt"),
+]
+
+
+@pytest.mark.parametrize(("kind", "step", "name", "newest"), KILLS)
+def test_a_kill_in_the_middle_of_a_save_leaves_the_checkpoint_before(
+    kind: str, step: int, name: str, newest: str, tmp_path: Path
+) -> None:
     common = {"kind": kind, "folder": str(tmp_path / "run"), "steps": 8}
-    killed = launch(tmp_path, TRAIN, 2, [{**common, "killed_at": 6}])
+    killed = launch(tmp_path, TRAIN, 2, [{**common, "killed_in": [step, name]}])
     assert killed.returncode != 0
     assert not (tmp_path / "result").exists()
-    assert not dcp_io.verify_checkpoint(dcp_io.open_store(last(tmp_path / "run"))).problems
+    assert not dcp_io.read_current(dcp_io.open_store(tmp_path / "run" / name)).exists
+    assert not dcp_io.verify_checkpoint(dcp_io.open_store(tmp_path / "run" / newest)).problems
     (found,) = train(tmp_path, TRAIN, 2, {**common, "resumed_from": "last"})
-    assert [step for step, _ in found["losses"]] == [4, 5, 6, 7]
+    assert [each for each, _ in found["losses"]] == [*range(4 if step == 6 else 2, 8)]
 
 
 def test_fabric_goes_from_two_ranks_to_four_to_one(tmp_path: Path) -> None:

@@ -18,8 +18,11 @@ from lightning_utilities.core.apply_func import apply_to_collection
 import dcp_io
 from dcp_async import AsyncSaver
 from dcp_core import EmptyStateDictLoadPlanner, Metadata, load, plugins, save
+from dcp_core.toolkit import library_logger
 
-__all__ = ["META_OF_LIGHTNING", "DcpCheckpointIO", "PathLike", "source_of"]
+__all__ = ["META_OF_LIGHTNING", "DcpCheckpointIO", "PathLike"]
+
+_log = library_logger(__name__)
 
 PathLike = str | os.PathLike[str]
 
@@ -28,6 +31,8 @@ META_OF_LIGHTNING = "meta.pt"
 
 ASIDE = ".replaced"
 """Suffix given to a file at the path where a folder is saved; the file is removed when the folder is complete."""
+
+_NEWEST = ("last", "hpc_ckpt_")  # Lightning resumes from paths of such names without a look into them
 
 
 class DcpCheckpointIO:
@@ -111,12 +116,35 @@ class DcpCheckpointIO:
             FileNotFoundError: There is no checkpoint at that path.
             UnsafeCheckpointError: An object needs a class that is not allowed.
         """
-        path = source_of(path)
+        path = self.source_of(path)
         if os.path.isfile(path):
             return torch.load(path, map_location=map_location, weights_only=weights_only)
         state = self.load_except(path, (), weights_only=weights_only, no_dist=True)
         device = _device(map_location)
         return apply_to_collection(state, torch.Tensor, lambda tensor: tensor.to(device)) if device else state
+
+    def source_of(self, path: PathLike) -> str:
+        """Return the path or URI of the checkpoint to load: `path`, unless the save to it was not completed.
+
+        Then it is the file that the save has moved aside; or, if `path` has a name of Lightning's newest checkpoint
+        (`last…`, `hpc_ckpt_…`), the newest complete checkpoint in the same folder, with a warning in the log.
+        """
+        self.settle()
+        place, aside = os.fspath(path), os.fspath(path) + ASIDE
+        folder, name = os.path.split(place)
+        moved = os.path.exists(aside)
+        if os.path.isfile(place) or not (moved or name.startswith(_NEWEST)):
+            return place
+        store = self._open(place)
+        if dcp_io.read_current(store).exists:
+            return place
+        if moved:
+            return aside
+        found = dcp_io.latest_valid(self._open(folder or os.curdir)) if store.list() or os.path.isdir(place) else None
+        if found is None:
+            return place
+        _log.warning("the save to %s was not completed: loading %s, the newest checkpoint", place, found.store.url)
+        return found.store.url
 
     def load_except(
         self, path: PathLike, left_out: Collection[str], *, weights_only: bool | None, no_dist: bool = False
@@ -162,8 +190,7 @@ class DcpCheckpointIO:
             if _is_file(place):
                 os.remove(place)
             else:
-                store = dcp_io.open_store(place, storage_options=self._storage_options or None)
-                dcp_io.remove_checkpoint(store, also=frozenset({META_OF_LIGHTNING}))
+                dcp_io.remove_checkpoint(self._open(place), also=frozenset({META_OF_LIGHTNING}))
 
     def teardown(self) -> None:
         """Wait for saves like `settle`, and end the background thread or process; called by Lightning's Trainer."""
@@ -173,6 +200,9 @@ class DcpCheckpointIO:
         finally:
             if saver is not None:
                 saver.close()
+
+    def _open(self, place: str) -> dcp_io.Store:
+        return dcp_io.open_store(place, storage_options=self._storage_options or None)
 
 
 for _fabric in ("lightning.fabric", "lightning_fabric"):  # twins: each takes only plug-ins that it knows
@@ -190,13 +220,6 @@ class _AllBut(EmptyStateDictLoadPlanner):
         if metadata is not None and self.left_out:
             self.keys = {str(path[0]) for path in (metadata.planner_data or {}).values()} - self.left_out
         super().set_up_planner(state_dict, metadata, is_coordinator)
-
-
-def source_of(path: PathLike) -> str:
-    """Return the path to load: of the file that a save has moved aside if that save was not completed, else `path`."""
-    aside = os.fspath(path) + ASIDE
-    moved = os.path.exists(aside) and not dcp_io.read_current(dcp_io.open_store(path)).exists
-    return aside if moved else os.fspath(path)
 
 
 def _absolute(path: PathLike) -> str:

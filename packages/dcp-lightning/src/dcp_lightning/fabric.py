@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from dcp_lightning.checkpoint_io import PathLike, source_of
+from dcp_lightning.checkpoint_io import PathLike
 from dcp_lightning.sharded import OwnCheckpointIO, is_of_lightning, load_shards, state_of
 
 try:
@@ -55,7 +55,7 @@ class DcpFabricStrategy(OwnCheckpointIO):
         self, path: PathLike, state: Any = None, strict: bool = True, weights_only: bool | None = None
     ) -> dict[str, Any]:
         """Load each rank's shards into the objects of `state` in place; returns all entries that `state` lacks."""
-        place = self.broadcast(source_of(path))
+        place = self.broadcast(self.checkpoint_io.source_of(path))
         if is_of_lightning(place) or isinstance(state, nn.Module | Optimizer):
             return super().load_checkpoint(place, state, strict, weights_only)  # type: ignore[no-any-return]
         parts = {name: value for name, value in (state or {}).items() if isinstance(value, nn.Module | Optimizer)}

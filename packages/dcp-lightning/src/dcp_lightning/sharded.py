@@ -6,7 +6,7 @@ Shared by the strategies of the Trainer and of Fabric.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from torch import nn
@@ -70,7 +70,8 @@ def load_shards(
         plugin: Plug-in whose settings are used.
         path: Path or URI of the checkpoint.
         parts: Name in the checkpoint → module, optimizer, or list of optimizers.
-        strict: Whether it is an error if only the checkpoint has a parameter or buffer, or only the model has it.
+        strict: Whether it is an error if only the checkpoint has a parameter, a buffer or the state of a parameter, or
+            only the modules and optimizers have it.
         weights_only: See `DcpCheckpointIO.load_checkpoint`; for the objects in the optimizers' states.
 
     Raises:
@@ -83,28 +84,43 @@ def load_shards(
     template = {name: state_of(part, modules) for name, part in parts.items()}
     planner = _ShardPlanner(allow_partial_load=not strict, allow_lossy_casts=True, **plugin.trust(weights_only))
     if strict:
-        planner.of_modules = tuple(f"{name}." for name, part in parts.items() if isinstance(part, nn.Module))
+        planner.of_parts = tuple(f"{name}." for name in parts)
+        planner.of_settings = tuple(f"{place}.param_groups." for place in _places_of_optimizers(parts))
     load(template, checkpoint_id=path, storage_reader=plugin.storage(path, "reader"), planner=planner)
     for name, part in parts.items():
         _restore(part, template[name], modules, dcp_state.StateDictOptions(strict=strict))
 
 
-_SURPLUS = "is in the checkpoint, not in the model: load it without strict, or with the same model"
+_SURPLUS = "is in the checkpoint, not in the model or its optimizers: load it without strict, or with the same ones"
 
 
 class _ShardPlanner(DefaultLoadPlanner):
-    """Planner that refuses names of modules that only the checkpoint has, before any tensor changes."""
+    """Planner that refuses names that only the checkpoint has, before any tensor changes."""
 
-    of_modules: tuple[str, ...] = ()
+    of_parts: tuple[str, ...] = ()
+    """Prefixes of the names of modules and optimizers."""
+    of_settings: tuple[str, ...] = ()
+    """Prefixes of optimizers' settings: schedulers and versions of torch add to them, so some may be left over."""
 
     def create_local_plan(self) -> LoadPlan:
-        """Return the plan of `DefaultLoadPlanner`; raises LoadMismatchError for a surplus name of a module."""
+        """Return the plan of `DefaultLoadPlanner`; raises LoadMismatchError for a surplus name of a part."""
         plan = super().create_local_plan()
         unexpected = [] if self.local_load is None else sorted(self.local_load.unexpected)
-        surplus = [name for name in unexpected if name.startswith(self.of_modules)]
+        surplus = [
+            name for name in unexpected if name.startswith(self.of_parts) and not name.startswith(self.of_settings)
+        ]
         if surplus:
             raise LoadMismatchError([LoadProblem(name, "unexpected", f"{name!r} {_SURPLUS}") for name in surplus])
         return plan
+
+
+def _places_of_optimizers(parts: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the names of optimizers in the checkpoint; those in a list have numbers."""
+    for name, part in parts.items():
+        if isinstance(part, Optimizer):
+            yield name
+        elif not isinstance(part, nn.Module):
+            yield from (f"{name}.{number}" for number in range(len(part)))
 
 
 def _restore(part: Any, state: Any, modules: Iterable[nn.Module], options: dcp_state.StateDictOptions) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dcp_lightning.checkpoint_io import PathLike, source_of
+from dcp_lightning.checkpoint_io import PathLike
 from dcp_lightning.sharded import OwnCheckpointIO, is_of_lightning, load_shards, state_of
 
 try:
@@ -56,7 +56,7 @@ class DcpTrainerStrategy(OwnCheckpointIO):
 
     def load_checkpoint(self, checkpoint_path: PathLike, weights_only: bool | None = None) -> dict[str, Any]:
         """Load each rank's shards of model and optimizers in place; returns everything else."""
-        path = self.broadcast(source_of(checkpoint_path))
+        path = self.broadcast(self.checkpoint_io.source_of(checkpoint_path))
         module = self.lightning_module
         fitting = module.trainer.state.fn == "fit"
         if is_of_lightning(path):
