@@ -10,7 +10,7 @@ from typing import Literal, get_args
 from dcp_core import PeerOptions
 from dcp_ranks import DEFAULT_TIMEOUT_SECONDS
 
-__all__ = ["AsyncCheckpointerType", "Overlap", "SaverOptions", "WorkerOptions", "check_overlap"]
+__all__ = ["AsyncCheckpointerType", "Overlap", "SaverOptions", "WorkerOptions", "check_overlap", "saver_name"]
 
 Overlap = Literal["wait", "skip", "latest"]
 """Overlap policy for a new save while an earlier save runs: `wait` for the earlier save, `skip` the new save, or let
@@ -22,6 +22,11 @@ class AsyncCheckpointerType(Enum):
 
     THREAD = "thread"
     PROCESS = "process"
+
+
+def saver_name(kind: Enum | str) -> str:
+    """Return the name of a kind of saver; stock's `AsyncCheckpointerType` has the same values as ours."""
+    return str(kind.value) if isinstance(kind, Enum) else kind
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch.distributed as dist
 
 from dcp_async.errors import SaverClosedError, SaverDeadlineError
-from dcp_async.options import AsyncCheckpointerType, Overlap, SaverOptions, check_overlap
+from dcp_async.options import AsyncCheckpointerType, Overlap, SaverOptions, check_overlap, saver_name
 from dcp_async.queue.job_staging import JobStager
 from dcp_async.queue.jobs import AsyncSaveResponse, SaveFuture, SaveJob
 from dcp_async.queue.save_agreement import GroupLink, LinkTable
@@ -105,7 +105,7 @@ class AsyncSaver:
         check_overlap(overlap)
         self.options = options or SaverOptions()
         self._overlap: Overlap = overlap
-        name = kind.value if isinstance(kind, AsyncCheckpointerType) else kind
+        name = saver_name(kind)
         self._backend: Backend = plugins.saver(name)(self.options)
         self._links = LinkTable(self.options)
         self._pool = ArenaPool(

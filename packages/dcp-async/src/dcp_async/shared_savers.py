@@ -13,7 +13,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from dcp_async.options import AsyncCheckpointerType, Overlap, SaverOptions
+from dcp_async.options import AsyncCheckpointerType, Overlap, SaverOptions, saver_name
 from dcp_async.queue.jobs import AsyncSaveResponse
 from dcp_async.saver import AsyncSaver
 from dcp_core import AsyncStager, Metadata, SavePlanner, StorageWriter
@@ -106,7 +106,7 @@ def shared_saver(
     Raises:
         ValueError: The saver already exists with other options; close it first.
     """
-    name = kind.value if isinstance(kind, AsyncCheckpointerType) else kind
+    name = saver_name(kind)
     with _lock:
         saver = _savers.get(name)
         if saver is None or saver.closed:

@@ -6,6 +6,7 @@ The program is `__main__` for the rest of the process, as if Python had started 
 from __future__ import annotations
 
 import argparse
+import builtins
 import importlib.machinery
 import importlib.util
 import logging
@@ -62,12 +63,14 @@ def main(arguments: list[str]) -> None:
         _run(*_of_module(parser, chosen.program))
         return
     path = Path(chosen.program).absolute()
-    if not path.exists():
+    if not chosen.program or not path.exists():
         parser.error(f"there is no script {chosen.program}; a module needs -m")
+    if path.is_dir() and not any(path.glob("__main__.py*")):
+        parser.error(f"the folder {chosen.program} has no __main__.py")
     if path.is_file() and path.suffix in ("", ".py"):
         _run(*_of_script(path))
     else:  # a folder or an archive with a __main__.py, or compiled code
-        runpy.run_path(chosen.program, run_name="__main__")
+        runpy.run_path(chosen.program, {"__builtins__": builtins}, run_name="__main__")
 
 
 def _of_script(path: Path) -> tuple[CodeType, ModuleType]:
@@ -75,16 +78,20 @@ def _of_script(path: Path) -> tuple[CodeType, ModuleType]:
         sys.path[0] = str(path.resolve().parent)
     loader = importlib.machinery.SourceFileLoader("__main__", str(path))
     module = ModuleType("__main__")
-    vars(module).update(__file__=str(path), __loader__=loader, __cached__=None)
+    vars(module).update(__file__=str(path), __loader__=loader, __cached__=None, __builtins__=builtins)
     return loader.source_to_code(path.read_bytes(), str(path)), module
 
 
 def _of_module(parser: argparse.ArgumentParser, name: str) -> tuple[CodeType, ModuleType]:
+    if name.startswith("."):
+        parser.error(f"the name of a module must be absolute, and {name} is relative")
     try:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.submodule_search_locations is not None:
             spec = importlib.util.find_spec(f"{name}.__main__")
-    except ModuleNotFoundError:
+    except ModuleNotFoundError as error:
+        if not f"{name}.".startswith(f"{error.name}."):  # one that a package imports: not the one asked for
+            raise
         spec = None
     loader = spec.loader if spec is not None else None
     code = loader.get_code(spec.name) if isinstance(loader, importlib.machinery.SourceFileLoader) and spec else None
@@ -94,6 +101,7 @@ def _of_module(parser: argparse.ArgumentParser, name: str) -> tuple[CodeType, Mo
     vars(module).update(
         __file__=spec.origin, __loader__=loader, __cached__=spec.cached, __spec__=spec, __package__=spec.parent
     )
+    vars(module)["__builtins__"] = builtins
     sys.argv[0] = str(spec.origin)
     return code, module
 

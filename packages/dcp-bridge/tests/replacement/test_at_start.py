@@ -152,7 +152,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 import dcp_fs, torch.distributed.checkpoint as dcp
 assert FileSystemWriter is dcp_fs.FileSystemWriter is dcp.FileSystemWriter
 assert torch.distributed.checkpoint is dcp is sys.modules["torch.distributed.checkpoint"]
-assert [each for each in sys.meta_path if "dcp" in type(each).__module__] == []
+assert [type(each).__name__ for each in sys.meta_path if "dcp" in type(each).__module__] == ["ReloadGuard"]
 assert type(dcp.__spec__.loader).__name__ == "SourceFileLoader"
 from dcp_bridge import replace_stock
 with replace_stock() as made:
@@ -172,6 +172,7 @@ def main():
     spec = __spec__ and __spec__.name
     print(__name__, sys.argv[1:], __file__ == sys.argv[0] or (__file__, sys.argv[0]), spec)
     assert type(pickle.loads(pickle.dumps(Mine()))) is sys.modules["__main__"].Mine is Mine
+    assert __builtins__.print is print  # in __main__ it is the module
     assert "torch" not in sys.modules
     import beside
     if "--fail" in sys.argv:
@@ -188,6 +189,9 @@ def programs(tmp_path) -> Path:
         (tmp_path / file).write_text(TOLD)
     for file in ("scripts/beside.py", "beside.py", "archive/beside.py", "package/__init__.py"):
         (tmp_path / file).touch()
+    (tmp_path / "package" / "lacking.py").write_text("import not_installed")
+    (tmp_path / "lacking").mkdir()
+    (tmp_path / "lacking" / "__init__.py").write_text("import not_installed")
     return tmp_path
 
 
@@ -221,14 +225,25 @@ def test_the_status_is_the_programs(python, programs):
         (["lost.py"], "there is no script lost.py"),
         (["-m", "lost"], "there is no module lost"),
         (["-m", "lost.deeper"], "there is no module lost.deeper"),
+        (["-m", "package.lost"], "there is no module package.lost"),
+        (["-m", ".module"], ".module is relative"),
+        (["scripts"], "the folder scripts has no __main__.py"),
+        ([""], "there is no script"),
         ([], "PROGRAM"),
     ],
 )
-def test_programs_that_are_not_there(python, tmp_path, command: list[str], said: str):
-    done = run(python, "-m", "dcp_bridge", *command, cwd=tmp_path)
+def test_programs_that_are_not_there(python, programs, command: list[str], said: str):
+    done = run(python, "-m", "dcp_bridge", *command, cwd=programs)
     assert done.returncode == 2
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("module", ["package.lacking", "lacking", "lacking.deeper"])
+def test_a_program_that_lacks_a_module_says_which(python, programs, module: str):
+    done = run(python, "-m", "dcp_bridge", "-m", module, cwd=programs)
+    assert done.returncode == 1
+    assert done.stderr.endswith("ModuleNotFoundError: No module named 'not_installed'\n")
 
 
 def test_verbose_says_what_was_replaced(python, tmp_path):

@@ -51,6 +51,7 @@ def picture() -> dict[str, Any]:
         "loaded": {name: id(module) for name, module in loaded.items()},
         "globals": {name: {key: id(value) for key, value in vars(module).items()} for name, module in loaded.items()},
         "attribute": id(torch.distributed.checkpoint),
+        "hooks": [*sys.meta_path],
     }
 
 
@@ -327,6 +328,20 @@ def test_functions_that_use_it_can_be_sent_to_other_processes():
         assert cloudpickle.loads(sent)() is dcp_core.save
         assert copy.deepcopy(names["dcp"]) is names["dcp"]
     assert cloudpickle.loads(sent)() is original_stock().save
+
+
+@pytest.mark.parametrize("short", ["", *MODULES])
+def test_a_reload_meanwhile_is_refused(short):
+    name = f"{STOCK}.{short}".rstrip(".")
+    if name not in sys.modules:
+        pytest.skip(f"torch {torch.__version__} has no {short}")
+    with replace_stock():
+        before = {**vars(sys.modules[name])}
+        with pytest.raises(ImportError, match=f"{name} is replaced and cannot be reloaded: undo"):
+            importlib.reload(sys.modules[name])
+        assert vars(sys.modules[name]) == before
+        module = run(USES["import as"])
+        assert module.save is dcp_core.save
 
 
 def test_metadata_pickles_and_comes_back_as_ours():

@@ -14,7 +14,7 @@ import torch.distributed
 
 from dcp_bridge.replacement.bound_names import BoundName, bound_names, rebind
 from dcp_bridge.replacement.mirror import MIRROR, STOCK, check_torch, import_mirror, import_stock, own_names
-from dcp_bridge.replacement.stand_in import StandInModule, take_back
+from dcp_bridge.replacement.stand_in import ReloadGuard, StandInModule, take_back
 from dcp_core.toolkit import library_logger
 
 __all__ = ["Replacement", "original_stock", "replace_stock"]
@@ -107,6 +107,7 @@ class _Swap:
         self.entries: list[tuple[str, StandInModule, ModuleType]] = []
         self.rebound: list[BoundName] = []
         self.left: list[BoundName] = []
+        self.guard = ReloadGuard()
 
     def begin(self) -> None:
         """Put the stand-ins where the modules of stock are, and swap the names that modules have bound."""
@@ -125,6 +126,7 @@ class _Swap:
                 self.entries.append((key, stand_in, module))
                 sys.modules[key] = stand_in
         vars(torch.distributed)["checkpoint"] = self.stand_ins[""]
+        sys.meta_path.insert(0, self.guard)
         calls = {key for key, (theirs, _) in values.items() if _is_call(theirs)}
         bases = {key for key, (theirs, _) in values.items() if isinstance(theirs, type) and not _is_protocol(theirs)}
         self.rebound, self.left = rebind(modules | values, frozenset(calls | modules.keys()), frozenset(bases))
@@ -143,6 +145,8 @@ class _Swap:
                 sys.modules[key] = module
         if vars(torch.distributed).get("checkpoint") is self.stand_ins[""]:
             vars(torch.distributed)["checkpoint"] = self.stock[""]
+        if self.guard in sys.meta_path:
+            sys.meta_path.remove(self.guard)
         for own in self.own.values():
             own.clear()
         for each in reversed(self.rebound):

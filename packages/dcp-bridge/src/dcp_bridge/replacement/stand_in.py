@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Sequence
 from types import FrameType, ModuleType
 from typing import Any
 
-__all__ = ["StandInModule", "take_back"]
+__all__ = ["ReloadGuard", "StandInModule", "take_back"]
 
 # Within a call of one of these everything is stock's: its own classes are pickled and made by looking names up here.
 _STOCKS_OWN = ("torch.distributed.checkpoint.", "dcp_bridge.")
+# Their own code never names stock: a lookup from there is a pickle's, of an object of stock that a call was given.
+_PICKLING = ("dcp_async.", "dcp_core.", "dcp_ranks.")
 
 
 class StandInModule(ModuleType):
@@ -40,7 +43,7 @@ class StandInModule(ModuleType):
         if name not in own:
             return theirs
         frame = sys._getframe(1)  # noqa: SLF001 - the one way to know who asks
-        if _is_within_stock(frame):
+        if _is_within_stock(frame) or _module(frame).startswith(_PICKLING):
             return theirs
         ours = own[name]
         if frame.f_code.co_name == "<module>":  # `from … import name`: a module that keeps it
@@ -56,6 +59,17 @@ class StandInModule(ModuleType):
         return dir(vars(self)["__stock__"])
 
 
+class ReloadGuard:
+    """Import hook that refuses to reload a stand-in, in which a reload would put all of stock's names."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> None:
+        """Find nothing; raises ImportError for a reload of a stand-in."""
+        del path
+        if isinstance(target, StandInModule):
+            text = f"{name} is replaced and cannot be reloaded: undo the replacement first"
+            raise ImportError(text, name=name)  # noqa: TRY004 - what a reload that fails raises
+
+
 def take_back(stand_in: StandInModule) -> None:
     """Restore stock's objects in the globals of modules that have imported names from a stand-in."""
     taken = vars(stand_in)["__taken__"]
@@ -67,7 +81,12 @@ def take_back(stand_in: StandInModule) -> None:
 
 def _is_within_stock(frame: FrameType | None) -> bool:
     while frame is not None:
-        if f"{frame.f_globals.get('__name__')}.".startswith(_STOCKS_OWN):
+        if _module(frame).startswith(_STOCKS_OWN):
             return True
         frame = frame.f_back
     return False
+
+
+def _module(frame: FrameType) -> str:
+    """Return the name of the module whose code a frame runs, with a dot at its end."""
+    return f"{frame.f_globals.get('__name__')}."
