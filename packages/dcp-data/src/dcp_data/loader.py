@@ -1,0 +1,146 @@
+"""`ResumableLoader`: a `DataLoader` that counts the batches that it hands out, not those that its workers prefetch."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, cast
+
+import torch
+from torch.utils.data import DataLoader, Dataset, get_worker_info
+
+from dcp_data.keys import derive_seed
+from dcp_data.parts import Part, Share
+from dcp_data.position import Position
+from dcp_data.progress import Progress
+from dcp_data.seeding import generators_kept, seed_generators
+
+__all__ = ["ResumableLoader", "SampleReader"]
+
+_OURS = ("batch_size", "batch_sampler", "drop_last", "sampler", "shuffle")
+
+
+class SampleReader:
+    """Data set of a `DataLoader` whose elements are whole batches, `Part` → collated samples; runs in the workers.
+
+    Args:
+        read: Sample function: part → its samples in order, one at a time.
+        collate_fn: Function from a list of samples to a batch.
+        seed_samples: Seed the random generators for each sample.
+    """
+
+    def __init__(
+        self, read: Callable[[Part], Iterator[Any]], collate_fn: Callable[[list[Any]], Any], *, seed_samples: bool
+    ) -> None:
+        self._read = read
+        self._collate_fn = collate_fn
+        self._seed_samples = seed_samples
+
+    def __getitem__(self, part: Part) -> Any:
+        in_trainer = get_worker_info() is None
+        with generators_kept() if in_trainer and self._seed_samples else contextlib.nullcontext():
+            samples: list[Any] = []
+            self._seed(part, 0)
+            for sample in self._read(part):
+                samples.append(sample)
+                self._seed(part, len(samples))
+            self._seed(part, 0, "batch")
+            return self._collate_fn(samples)
+
+    def _seed(self, part: Part, number: int, what: str = "sample") -> None:
+        if self._seed_samples:
+            seed_generators(derive_seed(what, part.seed, part.epoch, part.start + number))
+
+
+class _Batches:
+    """Sampler of the `DataLoader`: keeps the shares of the batches that are in flight."""
+
+    def __init__(self, parts: Callable[[], Iterator[tuple[Part, Share]]]) -> None:
+        self._parts = parts
+        self.in_flight: deque[Share] = deque()
+
+    def __iter__(self) -> Iterator[Part]:
+        self.in_flight = in_flight = deque()
+        for part, share in self._parts():
+            in_flight.append(share)
+            yield part
+
+
+class ResumableLoader:
+    """Loader of batches that counts what it hands out: `ResumableSampler.loader` and `ResumableStream.loader` make it.
+
+    A `for` loop yields this rank's batches from the position to the end of the epoch; the next loop continues with the
+    next epoch, or where this one was left by `break`. A batch counts when the loop receives it, and a step when its
+    last micro-batch does. So save after the optimizer's step and before the next batch.
+
+    Attributes:
+        dataset: The data set or stream whose samples are loaded.
+        position: The sampler or stream that made the loader.
+        weight: Factor for the mean loss of the last batch, so that the sum over the micro-batches of a step and the
+            mean over the ranks is the mean over the global batch: 1 / `micro_batches` where parts have equal sizes.
+    """
+
+    def __init__(
+        self,
+        position: Position,
+        dataset: Any,
+        reader: SampleReader,
+        progress: Progress,
+        parts: Callable[[], Iterator[tuple[Part, Share]]],
+        options: dict[str, Any],
+    ) -> None:
+        if taken := [name for name in _OURS if name in options]:
+            raise TypeError(f"{taken[0]}= is decided by the {type(position).__name__}: leave it out")
+        if options.get("in_order") is False:
+            raise TypeError("in_order=False would hand out batches in an order that nothing can repeat: leave it out")
+        self.dataset = dataset
+        self.position = position
+        self.weight = 1.0
+        self._progress = progress
+        self._batches = _Batches(parts)
+        self._generator = None if "generator" in options else torch.Generator("cpu")
+        self._loader: DataLoader[Any] = DataLoader(
+            cast(Dataset[Any], reader),
+            batch_size=None,  # the reader makes the batches
+            sampler=cast(Iterable[Any], self._batches),
+            collate_fn=_as_it_is,
+            **{"generator": self._generator, **options},
+        )
+
+    def __len__(self) -> int:
+        """Return the number of batches of this rank in a whole epoch, wherever the position is."""
+        return len(self.position)
+
+    def __iter__(self) -> Iterator[Any]:
+        counter = object()
+        self._progress.begin(counter)
+        if self._generator is not None:  # workers' seeds: without it, they would be drawn from the trainer's generator
+            position = self.position
+            place = (position.seed, position.epoch, position.samples_in_epoch, position.rank)
+            self._generator.manual_seed(derive_seed("workers", *place))
+        return self._counted(iter(self._loader), counter)
+
+    def _counted(self, batches: Iterator[Any], counter: object) -> Iterator[Any]:
+        progress = self._progress
+        try:
+            while True:
+                progress.check(counter)
+                batch = next(batches, _END)
+                if batch is _END:
+                    progress.move(progress.epoch + 1, 0)
+                    return
+                share = self._batches.in_flight.popleft()
+                self.weight = share.weight
+                if share.step_end is not None:
+                    progress.samples = share.step_end
+                yield batch
+        finally:
+            progress.release(counter)
+
+
+_END = object()
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
