@@ -3,5 +3,6 @@
 from dcp_data.errors import PositionMismatchError
 from dcp_data.loader import ResumableLoader
 from dcp_data.sampler import ResumableSampler
+from dcp_data.stream import ResumableStream
 
-__all__ = ["PositionMismatchError", "ResumableLoader", "ResumableSampler"]
+__all__ = ["PositionMismatchError", "ResumableLoader", "ResumableSampler", "ResumableStream"]

@@ -61,7 +61,8 @@ class _Batches:
         self.in_flight: deque[Share] = deque()
 
     def __iter__(self) -> Iterator[Part]:
-        self.in_flight = in_flight = deque()
+        in_flight: deque[Share] = deque()
+        self.in_flight = in_flight
         for part, share in self._parts():
             in_flight.append(share)
             yield part

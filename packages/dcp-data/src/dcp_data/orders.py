@@ -27,6 +27,7 @@ class Sequential:
         self.length = length
 
     def take(self, positions: torch.Tensor) -> torch.Tensor:
+        """Return the elements at `positions`, which are the same numbers."""
         return positions
 
 
@@ -38,6 +39,7 @@ class Listed:
         self._elements = elements.to("cpu", torch.int64) if isinstance(elements, torch.Tensor) else elements
 
     def take(self, positions: torch.Tensor) -> torch.Tensor:
+        """Return the elements at `positions`, as int64."""
         if isinstance(self._elements, torch.Tensor):
             return self._elements[positions]
         found = [int(self._elements[each]) for each in positions.tolist()]

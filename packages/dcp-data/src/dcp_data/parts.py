@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from dcp_data.lanes import Lanes
+
 __all__ = ["Part", "Share", "shares_of"]
 
 
@@ -29,10 +31,19 @@ class Part:
     start: int
     """Position of the first element within the epoch; the others follow."""
     indices: list[int]
+    lanes: Lanes | None = None
+    """Division of a stream into lanes; None for a sampler."""
 
 
 def shares_of(
-    consumed: int, length: int, *, global_batch_size: int, rank: int, world_size: int, micro_batches: int, drop_last: bool
+    consumed: int,
+    length: int,
+    *,
+    global_batch_size: int,
+    rank: int,
+    world_size: int,
+    micro_batches: int,
+    drop_last: bool,
 ) -> Iterator[Share]:
     """Yield the batches of one rank for the rest of an epoch, `micro_batches` for each step.
 

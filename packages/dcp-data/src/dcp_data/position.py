@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from dcp_data.errors import PositionMismatchError
+from dcp_data.lanes import Lanes
 from dcp_data.parts import Part, Share, shares_of
 from dcp_data.progress import Progress
 
@@ -50,6 +51,7 @@ class Position(ABC):
         self.rank, self.world_size = _rank_of(rank, world_size)
         self._seed = operator.index(seed)
         self._progress = Progress()
+        self._lanes: Lanes | None = None
 
     @abstractmethod
     def _settings(self) -> dict[str, int | str]:
@@ -83,39 +85,10 @@ class Position(ABC):
         whole, rest = divmod(self._length(), self.global_batch_size)
         return (whole + (rest > 0 and not self.drop_last)) * self.micro_batches
 
-    def __iter__(self) -> Iterator[list[int]]:
-        """Yield this rank's batches of indices from the position to the end of the epoch, without counting them.
-
-        For `DataLoader(dataset, batch_sampler=sampler)`, which asks far ahead of training: `advance` counts there.
-        """
-        if self._progress.iterated and self._ended():
-            self.set_epoch(self.epoch + 1)
-        self._progress.iterated = True
-        return (part.indices for part, _ in self._parts())
-
     def set_epoch(self, epoch: int) -> None:
         """Begin an epoch. The number of the current epoch changes nothing: the position in it is kept."""
         if epoch != self.epoch:
             self._progress.move(_at_least(0, epoch, "epoch"), 0)
-
-    def advance(self, steps: int = 1) -> None:
-        """Count optimizer steps, for a plain `DataLoader`; what `loader` returns counts by itself.
-
-        Args:
-            steps: Number of steps that have been taken since the last call.
-
-        Raises:
-            RuntimeError: A loader counts already, or the epoch has fewer steps.
-        """
-        if self._progress.is_counted:
-            raise RuntimeError("the loader counts the batches that it hands out: do not call advance() beside it")
-        for _ in range(steps):
-            if self._ended():
-                raise RuntimeError(
-                    f"epoch {self.epoch} has ended: all of its {self._length()} samples are counted. Call advance() "
-                    "once for each optimizer step, and set_epoch() between epochs"
-                )
-            self._progress.samples = min(self.samples_in_epoch + self.global_batch_size, self._length())
 
     def state_dict(self) -> dict[str, int | str]:
         """Return the position as numbers and strings that are equal on all ranks."""
@@ -179,7 +152,7 @@ class Position(ABC):
             indices = iter(self._indices(positions).tolist())
             for share in group:
                 taken = [*islice(indices, share.stop - share.start)]
-                yield Part(seed, epoch, share.start, taken), share
+                yield Part(seed, epoch, share.start, taken, self._lanes), share
 
 
 def _at_least(least: int, value: int, name: str) -> int:

@@ -103,12 +103,43 @@ class ResumableSampler(Position):
             raise ValueError("num_samples= and replacement= are for weights=: pass weights, or an order of your own")
         self._shuffle = shuffle
         self._function = order
-        self._weights = None if weights is None else checked_weights(torch.as_tensor(weights, device="cpu"), self._elements)
+        self._weights = (
+            None if weights is None else checked_weights(torch.as_tensor(weights, device="cpu"), self._elements)
+        )
         self._replacement = replacement
         self._draws = self._elements if num_samples is None else operator.index(num_samples)
         if self._weights is not None and not replacement:
             self._draws = _drawable(self._weights, num_samples)
         self._order: tuple[int, int, Order] | None = None  # of an epoch and seed
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Yield this rank's batches of indices from the position to the end of the epoch, without counting them.
+
+        For `DataLoader(dataset, batch_sampler=sampler)`, which asks far ahead of training: `advance` counts there.
+        """
+        if self._progress.iterated and self._ended():
+            self.set_epoch(self.epoch + 1)
+        self._progress.iterated = True
+        return (part.indices for part, _ in self._parts())
+
+    def advance(self, steps: int = 1) -> None:
+        """Count optimizer steps, for a plain `DataLoader`; what `loader` returns counts by itself.
+
+        Args:
+            steps: Number of steps that have been taken since the last call.
+
+        Raises:
+            RuntimeError: A loader counts already, or the epoch has fewer steps.
+        """
+        if self._progress.is_counted:
+            raise RuntimeError("the loader counts the batches that it hands out: do not call advance() beside it")
+        for _ in range(steps):
+            if self._ended():
+                raise RuntimeError(
+                    f"epoch {self.epoch} has ended: all of its {self._length()} samples are counted. Call advance() "
+                    "once for each optimizer step, and set_epoch() between epochs"
+                )
+            self._progress.samples = min(self.samples_in_epoch + self.global_batch_size, self._length())
 
     def loader(
         self,

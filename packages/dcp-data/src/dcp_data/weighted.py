@@ -45,6 +45,7 @@ class Drawn:
         self._keys = derive_keys(8, *labels)
 
     def take(self, positions: torch.Tensor) -> torch.Tensor:
+        """Return the elements that are drawn at `positions`, as int64."""
         total = int(self._sums[-1])
         points = (uniform(positions, self._keys) * float(total)).long().clamp_(max=total - 1)
         return torch.searchsorted(self._sums, points, right=True)
