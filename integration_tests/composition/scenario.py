@@ -141,6 +141,18 @@ def _agree(folder: str) -> None:
         assert ranks.all_reduce("count", lambda: 3, sum) == 3
 
 
+@_step("dcp-data")
+def _continue_an_epoch(folder: str) -> None:
+    from dcp_data import ResumableSampler
+
+    data = range(20)
+    first, second = (ResumableSampler(data, 4, rank=0, world_size=1) for _ in range(2))
+    taken = next(iter(first.loader(data))).tolist()
+    second.load_state_dict(first.state_dict())
+    taken += [each for batch in second.loader(data) for each in batch.tolist()]
+    assert sorted(taken) == [*data]
+
+
 @_step("dcp-core")
 def _save_and_load_in_memory(folder: str) -> None:
     from dcp_core import load, save

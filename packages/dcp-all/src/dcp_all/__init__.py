@@ -83,6 +83,7 @@ if TYPE_CHECKING:
         save_state_dict,
     )
     from dcp_core.shards.declared_shards import CheckpointableTensor
+    from dcp_data import PositionMismatchError, ResumableLoader, ResumableSampler, ResumableStream
     from dcp_format import (
         Conversion,
         HuggingFaceStorageReader,
@@ -159,9 +160,13 @@ __all__ = [
     "PeerLostError",
     "PeerOptions",
     "PerRank",
+    "PositionMismatchError",
     "QuantizedHuggingFaceStorageReader",
     "RandomState",
     "ReadItem",
+    "ResumableLoader",
+    "ResumableSampler",
+    "ResumableStream",
     "SaveInProgressError",
     "SavePlan",
     "SavePlanner",
@@ -245,6 +250,7 @@ __getattr__, __dir__ = import_lazily(
             *("load", "load_keys", "load_state_dict", "plugins", "save", "save_state_dict"),
         ),
         "dcp_core.shards.declared_shards": ("CheckpointableTensor",),
+        "dcp_data": ("PositionMismatchError", "ResumableLoader", "ResumableSampler", "ResumableStream"),
         "dcp_format": (
             *("Conversion", "HuggingFaceStorageReader", "HuggingFaceStorageWriter"),
             *("QuantizedHuggingFaceStorageReader", "convert"),

@@ -85,6 +85,8 @@ HookError (Exception)                                       base class of the er
 ├─ PluginNotFoundError (LookupError, RuntimeError)          a package must be installed
 ├─ DuplicatePluginError (ValueError)                        two plug-ins offer the same name
 └─ PluginLoadError (ImportError)                            a plug-in cannot be imported
+dcp_data:
+PositionMismatchError (ValueError)                          a data position is of other data or another order
 dcp_core:
 UnloadableObjectWarning (UserWarning)                       a saved object loads only with `allow_globals`
 DivergentReplicaWarning (UserWarning)                       replicas differ between ranks

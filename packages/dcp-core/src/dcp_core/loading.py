@@ -20,7 +20,7 @@ from dcp_core.calls.positional import with_positional_storage
 from dcp_core.errors import RANK_ERRORS, CheckpointNotFoundError, DcpError
 from dcp_core.events import Operation
 from dcp_core.planning.load_planner import DefaultLoadPlanner, EmptyStateDictLoadPlanner
-from dcp_core.planning.load_report import LoadReport
+from dcp_core.planning.load_report import LoadMismatchError, LoadProblem, LoadReport
 from dcp_core.planning.read_items import LocalLoadPlan
 from dcp_core.records.abilities import LoadPlannerAbilities, ReaderAbilities, abilities, takes
 from dcp_core.records.metadata import Metadata
@@ -279,7 +279,12 @@ class _Load:
         self.metadata = read_metadata(reader, self.coordinator.rank)
         self.restore_rank_values()
         self.values = dict(self.template)
-        self.rank_values = RankValues(self.values, self.metadata.state_dict_metadata.keys(), self.coordinator.rank)
+        coordinator = self.coordinator
+        self.rank_values = RankValues(
+            self.values, self.metadata.state_dict_metadata.keys(), coordinator.rank, coordinator.world_size
+        )
+        if refused := self.rank_values.refused:
+            raise LoadMismatchError([LoadProblem(name, "ranks", message) for name, message in refused.items()])
         is_coordinator = self.coordinator.is_coordinator
         self.planner.set_up_planner(self.values, self.metadata, is_coordinator)
         if takes(reader.set_up_storage_reader, "kwargs"):

@@ -27,7 +27,7 @@ def test_a_save_copies_only_what_it_changes():
 def test_a_load_takes_the_ranks_own_value(rank, otherwise, stands, taken):
     value = PerRank("old", otherwise=otherwise)
     template = {"a": [{"rng": value}]}
-    values = RankValues(template, {f"a.0.rng.rank_{n}" for n in range(3)} | {"a.0.rng.rank_x", "a.0.rng_"}, rank)
+    values = RankValues(template, {f"a.0.rng.rank_{n}" for n in range(3)} | {"a.0.rng.rank_x", "a.0.rng_"}, rank, 6)
     assert template == {"a": [{"rng": stands}]}
     assert values.taken == {"a.0.rng": taken}
     if stands:
@@ -43,7 +43,7 @@ def test_a_load_takes_the_ranks_own_value(rank, otherwise, stands, taken):
 )
 def test_one_value_for_all_and_none_at_all(names, stands):
     template = {"rng": PerRank("old")}
-    values = RankValues(template, names, 0)
+    values = RankValues(template, names, 0, 6)
     assert template == {"rng": stands}
     if stands == "old":
         template["rng"] = "new"
@@ -52,7 +52,7 @@ def test_one_value_for_all_and_none_at_all(names, stands):
 
 
 def test_unknown_rules_are_refused():
-    with pytest.raises(ValueError, match="'keep' or 'modulo'"):
+    with pytest.raises(ValueError, match="'keep', 'modulo' or 'error'"):
         PerRank(1, otherwise="first")
 
 
@@ -72,7 +72,7 @@ def test_stateful_values_give_and_take_their_state(names):
     assert with_rank_values({"p": PerRank(Part(4))}, 0) == {"p": {"rank_0": ({"at": 4},)}}
     part = Part(1)
     template = {"p": PerRank(part)}
-    values = RankValues(template, names, 0)
+    values = RankValues(template, names, 0, 6)
     loaded = ({"at": 9},)
     template["p"] = loaded if names == {"p"} else {"rank_0": loaded}
     values.restore()
@@ -80,3 +80,13 @@ def test_stateful_values_give_and_take_their_state(names):
     values.apply()
     assert part.at == 9
     assert template["p"].value is part
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_a_value_can_refuse_another_number_of_ranks(world_size):
+    names = {f"loader.rank_{rank}.position" for rank in range(3)} | {"shared"}
+    template = {"loader": PerRank(1, otherwise="error"), "shared": PerRank(2, otherwise="error")}
+    values = RankValues(template, names, 0, world_size)
+    assert [*values.refused] == ([] if world_size == 3 else ["loader"])
+    if world_size != 3:
+        assert f"saved by 3 ranks for each of them, and there are {world_size} ranks now" in values.refused["loader"]

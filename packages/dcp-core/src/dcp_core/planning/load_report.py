@@ -26,7 +26,8 @@ class LoadProblem:
     kind: str
     """Kind of the mismatch: `missing`, `unexpected`, `shape`, `kind` (a tensor instead of an object, or the reverse),
     `cast` (lossy conversion of dtype), `hole` (elements without stored data), `overlap` (elements stored twice),
-    `memory` (the template's tensor cannot be filled) or `rename` (renamed key that is not in the template)."""
+    `memory` (the template's tensor cannot be filled), `rename` (renamed key that is not in the template) or `ranks`
+    (a `PerRank` value of another number of ranks)."""
     message: str
 
 

@@ -25,12 +25,14 @@ class PerRank:
     Args:
         value: Tensor, object or container to save; in the template of a load, it is filled or replaced as without the
             wrapper. The state of a `Stateful` is saved as one object.
-        otherwise: Rule for a rank without an entry, because the job that saved had fewer ranks: `keep` keeps the object
-            in the template, `modulo` loads the entry of the rank (own rank modulo the number of ranks that saved).
+        otherwise: Rule for another number of ranks than that of the job that saved. A rank without an entry, because
+            that job had fewer ranks: `keep` keeps the object in the template, `modulo` loads the entry of the rank
+            (own rank modulo the number of ranks that saved). `error`: `load` raises a `LoadMismatchError` on every rank
+            if there were fewer ranks or more.
 
-    `load` ignores entries of ranks beyond its own world size; `load_keys` returns all entries. If the checkpoint has
-    one ordinary object under the key of the `PerRank`, every rank loads this object. `LoadReport.per_rank` names the
-    rank whose entry was loaded.
+    With `keep` and `modulo`, `load` ignores entries of ranks beyond its own world size; `load_keys` returns all
+    entries. If the checkpoint has one ordinary object under the key of the `PerRank`, every rank loads this object.
+    `LoadReport.per_rank` names the rank whose entry was loaded.
 
     Example:
         ```python
@@ -46,9 +48,9 @@ class PerRank:
 
     __slots__ = ("otherwise", "value")
 
-    def __init__(self, value: Any, *, otherwise: Literal["keep", "modulo"] = "keep") -> None:
-        if otherwise not in ("keep", "modulo"):
-            raise ValueError(f"otherwise={otherwise!r} is not known; choose 'keep' or 'modulo'")
+    def __init__(self, value: Any, *, otherwise: Literal["keep", "modulo", "error"] = "keep") -> None:
+        if otherwise not in ("keep", "modulo", "error"):
+            raise ValueError(f"otherwise={otherwise!r} is not known; choose 'keep', 'modulo' or 'error'")
         self.value = value
         self.otherwise = otherwise
 
@@ -93,15 +95,23 @@ class RankValues:
         template: Template of the load, which is changed in place until `restore`.
         names: FQNs of all tensors and objects in the checkpoint.
         rank: Rank of this process within the group.
+        world_size: Number of ranks in the group.
     """
 
-    def __init__(self, template: dict[str, Any], names: Collection[str], rank: int) -> None:
+    def __init__(self, template: dict[str, Any], names: Collection[str], rank: int, world_size: int) -> None:
         self.taken: dict[str, int | None] = {}
         """FQN of a `PerRank` → rank whose entry is loaded; None if the template's is kept, or all ranks share one."""
+        self.refused: dict[str, str] = {}
+        """FQN of a `PerRank` that refuses another number of ranks than saved it → message."""
         self._places: list[_Place] = []
         self._states: list[tuple[Stateful, Any]] = []
         for name, place in sorted(_find(template, ""), key=lambda found: found[0]):
             saved = _saved_ranks(names, name)
+            if place.value.otherwise == "error" and saved and len(saved) != world_size:
+                self.refused[name] = (
+                    f"{name!r} was saved by {len(saved)} ranks for each of them, and there are {world_size} ranks now: "
+                    "resume with as many ranks as saved it, or leave this value out of the load"
+                )
             source: int | None = rank
             if saved and rank not in saved:
                 source = rank % (max(saved) + 1) if place.value.otherwise == "modulo" else None
