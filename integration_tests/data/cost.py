@@ -1,9 +1,9 @@
 """What indices cost: `ResumableSampler` beside torch's `DistributedSampler`, each in a process of its own.
 
-`python -m integration_tests.data.cost` prints medians of five runs (three of the longest) on rank 3 of 8, with 32 samples
-in each of its batches: the time to the first batch, the time for each sample of this rank after it, the memory that the
-process gains, and the time to the first batch after a resume in the middle of the epoch, where a plain sampler skips
-what was consumed.
+`python -m integration_tests.data.cost` prints medians of five runs (three of the longest) on rank 3 of 8, with 32
+samples in each of its batches: the time to the first batch, the time for each sample of this rank after it, the memory
+that the process gains, and the time to the first batch after a resume in the middle of the epoch, where a plain sampler
+skips what was consumed.
 """
 
 from __future__ import annotations

@@ -299,6 +299,15 @@ def test_the_global_batch_may_have_another_size_after_a_resume() -> None:
     assert found + epoch_of(resumed) == whole
 
 
+def test_a_loader_has_the_state_of_its_sampler() -> None:
+    made, other = sampler(), sampler()
+    loader = made.loader(range(40))
+    next(iter(loader))
+    again = other.loader(range(40))
+    again.load_state_dict(loader.state_dict())
+    assert other.state_dict() == made.state_dict() == loader.state_dict()
+
+
 def test_the_saved_seed_counts() -> None:
     made, resumed = sampler(seed=8), sampler(seed=9)
     resumed.load_state_dict(made.state_dict())

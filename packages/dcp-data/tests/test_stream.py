@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -77,6 +78,37 @@ def test_orders_depend_on_seed_epoch_and_buffer() -> None:
     orders = [epoch_of(made), epoch_of(made), epoch_of(stream(seed=2, shuffle_buffer=4)), epoch_of(stream(seed=1))]
     assert len({tuple(order) for order in orders}) == 4
     assert epoch_of(stream(seed=1, shuffle_buffer=4)) == orders[0]
+
+
+def test_orders_never_change() -> None:
+    """Saved positions belong to them: another algorithm needs another name in the state."""
+    made = stream(seed=1, shuffle_buffer=4, lanes=4, chunk=2)
+    assert epoch_of(made)[:24] == [
+        20,
+        23,
+        33,
+        34,
+        11,
+        12,
+        44,
+        47,
+        22,
+        21,
+        32,
+        37,
+        14,
+        13,
+        45,
+        0,
+        24,
+        27,
+        36,
+        35,
+        16,
+        15,
+        46,
+        3,
+    ]
 
 
 def test_one_lane_without_shuffling_is_the_order_of_the_shards() -> None:
@@ -239,6 +271,16 @@ def test_a_loader_reads_the_lanes_that_were_loaded_after_it_was_made() -> None:
         next(iter(loader))
         other.load_state_dict(made.state_dict())
         assert [each for batch in loader for each in batch.tolist()] == epoch_of(stream())[8:]
+
+
+def test_open_shards_stay_in_their_process() -> None:
+    made = stream(SHARDS["functions"])
+    loader = made.loader()
+    batches = iter(loader)
+    found = next(batches).tolist()
+    reader = pickle.loads(pickle.dumps(loader._loader.dataset))  # as a worker that is spawned gets it
+    loader._loader.dataset.__dict__.update(reader.__dict__)
+    assert found + [each for batch in batches for each in batch.tolist()] == epoch_of(stream())
 
 
 # What cannot be.

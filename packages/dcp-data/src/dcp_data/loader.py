@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, cast
 
 import torch
@@ -112,6 +112,14 @@ class ResumableLoader:
     def __len__(self) -> int:
         """Return the number of batches of this rank in a whole epoch, wherever the position is."""
         return len(self.position)
+
+    def state_dict(self) -> dict[str, int | str]:
+        """Return the position, as the sampler's or stream's `state_dict`: for frameworks that save data loaders."""
+        return self.position.state_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, int | str]) -> None:
+        """Continue from a saved position, as the sampler's or stream's `load_state_dict`."""
+        self.position.load_state_dict(state_dict)
 
     def __iter__(self) -> Iterator[Any]:
         counter = object()
