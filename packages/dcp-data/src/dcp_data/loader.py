@@ -80,6 +80,19 @@ class ResumableLoader:
         position: The sampler or stream that made the loader.
         weight: Factor for the mean loss of the last batch, so that the sum over the micro-batches of a step and the
             mean over the ranks is the mean over the global batch: 1 / `micro_batches` where parts have equal sizes.
+
+    Example:
+        ```python
+        import torch
+        from dcp_data import ResumableSampler
+
+        dataset = torch.arange(10.0)
+        sampler = ResumableSampler(dataset, global_batch_size=4, rank=0, world_size=1)
+        loader = sampler.loader(dataset)
+        for batch in loader:
+            loss = loader.weight * batch.mean()  # … and the optimizer's step
+        assert (sampler.epoch, sampler.samples_in_epoch) == (1, 0)
+        ```
     """
 
     def __init__(
