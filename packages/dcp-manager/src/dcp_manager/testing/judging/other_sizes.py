@@ -1,0 +1,145 @@
+"""Comparison of a resumed run with the uninterrupted one on another world size, where not everything can be equal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from dcp_manager.testing.judging.moments import differing_items, item_difference
+from dcp_manager.testing.judging.omissions import omission_of
+from dcp_manager.testing.judging.report import Difference, SizeResult
+from dcp_manager.testing.judging.same_size import Runs
+from dcp_manager.testing.judging.sample_order import explain_order
+from dcp_manager.testing.observing.random_states import CPU_RANDOM
+from dcp_manager.testing.observing.records import Moment, RunRecord
+
+__all__ = ["compare_other_size", "default_tolerance"]
+
+_SHARED = frozenset({"parameter", "buffer", "batchnorm", "optimizer", "scheduler", "scaler", "average"})
+_TOLERANCES = {"float64": 1e-8, "float32": 1e-4, "float16": 1e-2, "bfloat16": 1e-2}
+
+
+def default_tolerance(records: Sequence[RunRecord]) -> float:
+    """Return the relative tolerance of losses: that of the coarsest dtype among all parameters.
+
+    float64 1e-8, float32 1e-4, float16 and bfloat16 1e-2: a few thousand roundings, since sums over another number of
+    ranks are rounded in another order.
+    """
+    items = (item for moment in records[0].moments for item in moment.items.values() if item.kind == "parameter")
+    dtypes = {item.shown.partition("[")[0] for item in items}
+    known = [tolerance for dtype, tolerance in _TOLERANCES.items() if dtype in dtypes]
+    return max(known, default=_TOLERANCES["float32"])
+
+
+def compare_other_size(runs: Runs, tolerance: float) -> SizeResult:
+    """Compare what can be equal: the restored state that all ranks share, the samples of each step, and mean losses.
+
+    Args:
+        runs: Both runs, whose numbers of ranks differ.
+        tolerance: Largest relative difference of mean losses.
+    """
+    result = SizeResult(len(runs.found), runs.kill_at, exact=False)
+    result.not_compared.append("random states, which cannot be equal on another number of ranks, and gradients")
+    result.differences += _restored(runs, result)
+    samples = _samples(runs, result)
+    if _draws(runs):
+        result.not_compared.append("losses: the steps draw random numbers, of which other ranks draw others")
+        losses = []
+    else:
+        losses = _losses(runs, tolerance, result)
+    result.differences += samples + losses
+    result.omissions = [*dict.fromkeys(each.omission for each in result.differences if each.omission is not None)]
+    return result
+
+
+def _restored(runs: Runs, result: SizeResult) -> list[Difference]:
+    """Compare the state of rank 0 after the restore, as far as it has the same shape on both numbers of ranks."""
+    expected, found = runs.expected[0].at("saved", runs.kill_at), runs.found[0].at("restored", runs.kill_at)
+    if expected is None or found is None:
+        return []
+    differences, sharded = [], 0
+    for name, pair in differing_items(expected, found).items():
+        kind = pair[0].kind or pair[1].kind
+        if kind not in _SHARED or name in runs.unsteady:
+            continue
+        if "batchnorm" == kind or _is_shard(pair[0].shown, pair[1].shown):
+            sharded += 1
+            continue
+        differences.append(item_difference(name, pair, found, 0, omission=omission_of(kind, name)))
+    if sharded:
+        result.not_compared.append(f"{sharded} tensors that each rank has its own part or version of")
+    return differences
+
+
+def _is_shard(expected: str, found: str) -> bool:
+    return "[" in expected and expected == found
+
+
+def _samples(runs: Runs, result: SizeResult) -> list[Difference]:
+    """Compare the samples of all ranks in each step, without regard to which rank reads which."""
+    expected, found = _joined_steps(runs.expected), _joined_steps(runs.found)
+    if not any(moment.samples for moment in found.values()):
+        result.not_compared.append("samples: no ids were seen")
+        return []
+    compared = 0
+    for step, moment in sorted(found.items()):
+        same = expected.get(step)
+        if same is None:
+            continue
+        compared += 1
+        if Counter(map(repr, same.samples)) != Counter(map(repr, moment.samples)):
+            keys, sentence = explain_order(expected, moment)
+            result.evidence.append(sentence)
+            shown = (f"{sorted(map(repr, each.samples))[:8]}" for each in (same, moment))
+            return [Difference("samples", step, False, 0, *shown, omission=keys[0])]
+    result.compared.append(f"the samples of {compared} steps, as sets over all ranks")
+    return []
+
+
+def _joined_steps(records: Sequence[RunRecord]) -> dict[int, Moment]:
+    steps: dict[int, Moment] = {}
+    for record in records:
+        for step, moment in record.steps().items():
+            joined = steps.setdefault(step, Moment("step", step, full=False))
+            joined.samples = sorted([*joined.samples, *moment.samples], key=repr)
+    return steps
+
+
+def _draws(runs: Runs) -> bool:
+    """Whether the uninterrupted run draws numbers in the steps that the resumed one repeats."""
+    for record in runs.expected:
+        before = record.at("saved", runs.kill_at)
+        after = record.at("step", runs.kill_at + 1)
+        if before is not None and after is not None and before.items[CPU_RANDOM] != after.items[CPU_RANDOM]:
+            return True
+    return False
+
+
+def _losses(runs: Runs, tolerance: float, result: SizeResult) -> list[Difference]:
+    expected, found = _mean_losses(runs.expected), _mean_losses(runs.found)
+    steps = [step for step in sorted(found) if step in expected]
+    if not steps:
+        result.not_compared.append("losses: step() returned none")
+        return []
+    worst = 0.0
+    for step in steps:
+        scale = max(abs(expected[step]), abs(found[step])) or 1.0
+        difference = abs(expected[step] - found[step]) / scale
+        if not difference <= tolerance:
+            text = f"loss (mean of all ranks; differs by {difference:.1e}, tolerance {tolerance:.1e})"
+            return [Difference(text, step, False, 0, repr(expected[step]), repr(found[step]))]
+        worst = max(worst, difference)
+    result.compared.append(
+        f"the mean losses of {len(steps)} steps, which differ by {worst:.1e} of their size at most "
+        f"(tolerance {tolerance:.1e})"
+    )
+    return []
+
+
+def _mean_losses(records: Sequence[RunRecord]) -> Mapping[int, float]:
+    losses: dict[int, list[float]] = {}
+    for record in records:
+        for step, moment in record.steps().items():
+            if moment.loss is not None:
+                losses.setdefault(step, []).append(moment.loss)
+    return {step: sum(values) / len(values) for step, values in losses.items() if len(values) == len(records)}

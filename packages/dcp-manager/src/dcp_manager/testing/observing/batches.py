@@ -1,0 +1,113 @@
+"""Watch of the batches that a training reads: those of data loaders, with sample ids, and the inputs of its models."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.modules import module as hooks
+from torch.utils.data import dataloader
+
+from dcp_manager.testing.observing.fingerprint import PLAIN, fingerprint
+
+__all__ = ["BatchWatch"]
+
+_MAX_IDS = 100_000
+
+
+class BatchWatch:
+    """Watch of data loaders and model inputs in this process, from `start` on. There is no way to end it.
+
+    Args:
+        before_forward: Function to call before the outermost forward call of a module in training mode; None for none.
+    """
+
+    def __init__(self, before_forward: Callable[[], None] | None = None) -> None:
+        self._before_forward = before_forward
+        self._batches: list[str] = []
+        self._inputs: list[str] = []
+        self._samples: list[Any] = []
+        self._iterators = 0
+        self._workers = 0
+        self._drawn: dict[int, deque[Any]] = {}
+        self._depth = threading.local()
+
+    def start(self) -> None:
+        """Begin to watch: all data loaders and modules of this process."""
+        self._watch_loaders(dataloader._BaseDataLoaderIter)
+        hooks.register_module_forward_pre_hook(self._before)
+        hooks.register_module_forward_hook(self._after, always_call=True)
+
+    def take(self) -> tuple[list[str], list[Any], int, int]:
+        """Return batches, sample ids, new iterators and workers since the last call; inputs if there were no batches.
+
+        Ids are empty if any batch came without them.
+        """
+        found = self._batches or self._inputs, self._samples, self._iterators, self._workers
+        self._batches, self._inputs, self._samples, self._iterators = [], [], [], 0
+        return found
+
+    def _watch_loaders(self, kind: Any) -> None:
+        init, draw, following = kind.__init__, kind._next_index, kind.__next__
+        watch = self
+
+        def make(self: Any, *args: Any, **options: Any) -> None:
+            watch._drawn[id(self)] = deque()
+            watch._iterators += 1
+            init(self, *args, **options)
+
+        def next_index(self: Any) -> Any:
+            index = draw(self)
+            watch._drawn.setdefault(id(self), deque()).append(index)
+            return index
+
+        def next_batch(self: Any) -> Any:
+            batch = following(self)
+            drawn = watch._drawn.get(id(self))
+            watch._note(batch, drawn.popleft() if drawn else None, self._num_workers)
+            return batch
+
+        kind.__init__, kind._next_index, kind.__next__ = make, next_index, next_batch
+
+    def _note(self, batch: Any, index: Any, workers: int) -> None:
+        self._batches.append(fingerprint(list(_tensors(batch))))
+        self._workers = workers
+        ids = index if isinstance(index, (list, tuple)) else [index]
+        if len(self._samples) < _MAX_IDS:
+            self._samples += [int(each) for each in ids if isinstance(each, int) or hasattr(each, "__index__")]
+
+    def _before(self, module: nn.Module, inputs: Any) -> None:
+        if torch.compiler.is_compiling():  # the compiler traces hooks
+            return
+        depth = getattr(self._depth, "value", 0)
+        self._depth.value = depth + 1
+        if depth:
+            return
+        if module.training and torch.is_grad_enabled():
+            if self._before_forward is not None:
+                self._before_forward()
+            self._inputs.append(fingerprint(list(_tensors(inputs))))
+
+    def _after(self, module: nn.Module, inputs: Any, output: Any) -> None:  # noqa: ARG002 - the hook's signature
+        if not torch.compiler.is_compiling():
+            self._depth.value = max(getattr(self._depth, "value", 1) - 1, 0)
+
+
+def _tensors(value: Any) -> Iterator[Any]:
+    """Return the tensors, arrays and plain values of a batch, in order."""
+    if isinstance(value, Mapping):
+        for inner in value.values():
+            yield from _tensors(inner)
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            yield from _tensors(inner)
+    elif isinstance(value, (torch.Tensor, np.ndarray, *PLAIN)):
+        yield value
+    elif dataclasses.is_dataclass(value):
+        yield from _tensors(vars(value))

@@ -1,0 +1,70 @@
+"""Recorder of one rank's run: writes moments of the training to a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dcp_manager.testing.observing.batches import BatchWatch
+from dcp_manager.testing.observing.crawl import Crawl
+from dcp_manager.testing.observing.fingerprint import fingerprint, shorten
+from dcp_manager.testing.observing.random_states import global_random_states
+from dcp_manager.testing.observing.records import Item, Moment, write_moment, write_note
+
+__all__ = ["Recorder"]
+
+
+class Recorder:
+    """Recorder of a run.
+
+    Args:
+        path: File to append to.
+        watch: Watch of the batches, which has been started.
+    """
+
+    def __init__(self, path: Path, watch: BatchWatch) -> None:
+        self._file = path.open("a", encoding="utf-8")
+        self._watch = watch
+        self._noted: set[str] = set()
+
+    def record(
+        self,
+        at: str,
+        step: int,
+        roots: Mapping[str, Any],
+        *,
+        full: bool,
+        loss: float | None = None,
+        samples: list[Any] | None = None,
+    ) -> None:
+        """Record a moment.
+
+        Args:
+            at: Name of the moment.
+            step: Number of training steps that are done.
+            roots: Name → object from which the training's state can be reached.
+            full: Whether to record all tensors.
+            loss: Loss of the step; None if there is none.
+            samples: Ids of the step's samples; None for those that were seen in data loaders.
+        """
+        batches, seen, iterators, workers = self._watch.take()
+        moment = Moment(at, step, full, loss=loss, batches=batches, iterators=iterators, workers=workers)
+        moment.samples = seen if samples is None else samples
+        for name, state in global_random_states().items():
+            moment.items[name] = Item("random", fingerprint(state), "")
+        crawl = Crawl(roots, full=full)
+        for name, (kind, value) in crawl.found.items():
+            try:
+                moment.items[name] = Item(kind, fingerprint(value), _shown(kind, value))
+            except Exception as error:  # noqa: BLE001 - values of any kind, which may refuse to be read
+                crawl.notes.append(f"{name} cannot be read ({type(error).__name__}: {error})")
+        for note in crawl.notes:
+            if note not in self._noted:
+                self._noted.add(note)
+                write_note(self._file, note)
+        write_moment(self._file, moment)
+
+
+def _shown(kind: str, value: Any) -> str:
+    return "" if kind == "generator" else shorten(value)

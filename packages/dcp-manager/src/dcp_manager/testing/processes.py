@@ -1,0 +1,124 @@
+"""Processes of the ranks of one run: started with the environment of a launcher, supervised, and ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch.distributed as dist
+
+from dcp_core import DcpError
+
+__all__ = ["RunFailedError", "run_ranks"]
+
+_GRACE_SECONDS = 10.0
+_SHOWN_BYTES = 4_000
+
+
+class RunFailedError(DcpError, RuntimeError):
+    """A run of the training failed by itself: a rank raised an error, took too long, or ended too early."""
+
+
+def run_ranks(
+    command: Sequence[str],
+    world_size: int,
+    folder: Path,
+    *,
+    what: str,
+    killed: bool = False,
+    timeout_seconds: float,
+    environment: Mapping[str, str] | None = None,
+    working_folder: str | os.PathLike[str] | None = None,
+) -> None:
+    """Run a command as the ranks of one job on this machine, and wait for them.
+
+    Args:
+        command: Command of each rank.
+        world_size: Number of ranks. Each gets the variables that `torchrun` sets.
+        folder: Folder for the output of the ranks: `rank0.log`, …
+        what: Description of the run, for error messages.
+        killed: Whether the ranks are expected to end by SIGKILL.
+        timeout_seconds: Time after which the run is ended as failed.
+        environment: Further environment variables; None for none.
+        working_folder: Working folder of the ranks; None for that of this process.
+
+    Raises:
+        RunFailedError: A rank ended otherwise than expected; with the end of its output.
+    """
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        "127.0.0.1", 0, None, is_master=True, wait_for_workers=False
+    )
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        for rank in range(world_size):
+            with (folder / f"rank{rank}.log").open("wb") as log:
+                processes.append(
+                    subprocess.Popen(
+                        command,
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                        cwd=working_folder,
+                        env={**os.environ, **_environment(rank, world_size, store.port), **(environment or {})},
+                        start_new_session=True,
+                    )
+                )
+        _wait(processes, folder, what=what, killed=killed, timeout_seconds=timeout_seconds)
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+
+def _wait(
+    processes: Sequence[subprocess.Popen[bytes]], folder: Path, *, what: str, killed: bool, timeout_seconds: float
+) -> None:
+    wanted = -signal.SIGKILL if killed else 0
+    deadline = time.monotonic() + timeout_seconds
+    late = False
+    while any(process.poll() is None for process in processes):
+        wrong = [process for process in processes if process.poll() not in (None, wanted)]
+        if wrong:
+            deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
+        late = time.monotonic() > deadline
+        if late:
+            break
+        time.sleep(0.02)
+    codes = {rank: process.poll() for rank, process in enumerate(processes)}
+    failed = sorted((rank for rank, code in codes.items() if code != wanted), key=lambda rank: codes[rank] is None)
+    if not failed:
+        return
+    rank = failed[0]
+    code = codes[rank]
+    if code is None:
+        how = f"was still running after {timeout_seconds:g} s (timeout_seconds)"
+    elif code == 0:
+        how = "ended by itself before the save after which it was to be killed"
+    else:
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+    raise RunFailedError(f"{what}: rank {rank} of {len(processes)} {how}\n{_tail(folder / f'rank{rank}.log')}")
+
+
+def _environment(rank: int, world_size: int, port: int) -> dict[str, str]:
+    values = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GROUP_RANK": 0}
+    elastic = {"TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": 0}
+    found = {name: str(value) for name, value in {**values, **place, **elastic}.items()}
+    if world_size > 1:
+        found["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
+    if sys.platform == "linux" and "GLOO_SOCKET_IFNAME" not in os.environ:
+        found["GLOO_SOCKET_IFNAME"] = "lo"
+    return {**found, "PYTHONUNBUFFERED": "1"}
+
+
+def _tail(log: Path) -> str:
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - _SHOWN_BYTES))
+        text = file.read().decode(errors="replace").strip()
+    return text or "(no output)"

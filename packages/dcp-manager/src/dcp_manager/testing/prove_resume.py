@@ -1,0 +1,224 @@
+"""`prove_resume`: trains without an interruption, then with a kill and a resume, and compares both."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from dcp_manager.testing.judging.describe import describe
+from dcp_manager.testing.judging.other_sizes import compare_other_size, default_tolerance
+from dcp_manager.testing.judging.report import ResumeReport
+from dcp_manager.testing.judging.same_size import Runs, compare_same_size, find_unsteady
+from dcp_manager.testing.observing.records import RunRecord, read_record
+from dcp_manager.testing.processes import run_ranks
+from dcp_manager.testing.trainer import Trainer
+
+__all__ = ["prove_resume"]
+
+
+class _Runner(Protocol):
+    """Function that runs a command as the ranks of a job; see `run_ranks`."""
+
+    def __call__(
+        self,
+        command: Sequence[str],
+        world_size: int,
+        folder: Path,
+        *,
+        what: str,
+        killed: bool = False,
+        timeout_seconds: float,
+    ) -> None: ...
+
+
+def prove_resume(
+    make_trainer: Callable[[str], Trainer],
+    steps: int,
+    kill_at: int | Iterable[int],
+    world_sizes: int | Iterable[int] = (1,),
+    *,
+    check: bool = True,
+    tolerance: float | None = None,
+    ignore: Iterable[str] = (),
+    backend: str = "gloo",
+    folder: str | None = None,
+    timeout_seconds: float = 600.0,
+) -> ResumeReport:
+    """Prove that a training goes on after a kill as if it had never been interrupted; otherwise say what is missing.
+
+    Trains `steps` steps without an interruption; trains `kill_at` steps, saves, and is killed by SIGKILL; resumes in new
+    processes and trains the rest. All that can be reached from the trainer is compared, and also the global random
+    states and what data loaders and models read: on as many ranks bit by bit, on others as far as it can be equal.
+
+    Args:
+        make_trainer: Function (folder) → `Trainer`, of a module, or a `functools.partial` of one. It is called on each
+            rank of each run, in a new process, with an initialised process group if there are several ranks. The folder
+            is for checkpoints; it is empty at the beginning, and the same for all ranks and for the resume.
+        steps: Number of steps of the uninterrupted run.
+        kill_at: Number of steps before the kill, at least 1 and less than `steps`; or several, each of which is tried.
+            In the uninterrupted run, the trainer saves after the same steps.
+        world_sizes: Numbers of ranks. The first one is that of the uninterrupted run and of the run that is killed; the
+            resume is tried on each.
+        check: Whether to raise an error if a resumed run differs.
+        tolerance: Largest relative difference of losses on other numbers of ranks; None for 1e-8 (parameters in
+            float64), 1e-4 (float32) or 1e-2 (float16, bfloat16).
+        ignore: Names of parts of the state that need not be equal, with `*` for any text: `trainer.history*`.
+        backend: Backend of the process group, if there are several ranks.
+        folder: Folder for the runs' checkpoints, records and output, which is kept; None for a temporary one.
+        timeout_seconds: Time after which one run is ended as failed.
+
+    Returns:
+        The report. `print` shows it; `report.ok` and `report.omissions` are for programs.
+
+    Raises:
+        ResumeError: A resumed run differs from the uninterrupted one, or the training is not deterministic; only with
+            `check`.
+        RunFailedError: A run failed by itself; with the output of the rank.
+        TypeError: `make_trainer` cannot be called in another process.
+        ValueError: `steps`, `kill_at` or `world_sizes` do not fit together.
+
+    Ranks: called in one process, which starts those of the ranks.
+
+    Example:
+        ```python
+        # test_resume.py
+        from dcp_manager.testing import prove_resume
+        from my_training import Fit  # has step(), save() and restore()
+
+
+        def test_resume_is_exact():
+            prove_resume(Fit, steps=12, kill_at=5)
+        ```
+    """
+    kills = sorted({kill_at} if isinstance(kill_at, int) else {*kill_at})
+    sizes = [world_sizes] if isinstance(world_sizes, int) else [*dict.fromkeys(world_sizes)]
+    if not kills or not all(0 < kill < steps for kill in kills):
+        raise ValueError(f"kill_at is {kill_at!r}; it must be at least 1 and less than steps ({steps})")
+    if not sizes or min(sizes) < 1:
+        raise ValueError(f"world_sizes is {world_sizes!r}; it must be one or more numbers of ranks, at least 1")
+    job = {**_pickled(make_trainer), "steps": steps, "backend": backend}
+    with _Proof(job, kills, run_ranks, timeout_seconds, folder) as proof:
+        report = proof.run(sizes, tolerance, tuple(ignore))
+    if check:
+        report.raise_if_different()
+    return report
+
+
+@dataclass(slots=True)
+class _Proof:
+    """One proof: its job, steps of the kills, and the folder of its runs."""
+
+    job: dict[str, Any]
+    kills: Sequence[int]
+    runner: _Runner
+    timeout_seconds: float
+    folder: str | None
+    _place: Path = Path()
+
+    def __enter__(self) -> _Proof:
+        if self.folder is not None:
+            Path(self.folder).mkdir(parents=True, exist_ok=True)
+        self._place = Path(self.folder or tempfile.mkdtemp(prefix="dcp-prove-")).resolve()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.folder is None:
+            shutil.rmtree(self._place, ignore_errors=True)
+
+    def run(self, sizes: Sequence[int], tolerance: float | None, ignore: Sequence[str]) -> ResumeReport:
+        steps, size = self.job["steps"], sizes[0]
+        report = ResumeReport(steps, size)
+        expected = self._train("uninterrupted", size)
+        for kill in self.kills:
+            name = f"killed-{kill}"
+            killed = self._train(name, size, kill=kill)
+            report.unsteady, unsteady = find_unsteady(expected, killed, kill)
+            if report.unsteady:
+                return report
+            unsteady |= _ignored(expected, ignore)
+            for other in sizes:
+                found = self._train(f"resumed-{kill}-{other}", other, resume_from=name, first_step=kill)
+                runs = Runs(expected, found, kill, steps, frozenset(unsteady))
+                if other == size:
+                    result = compare_same_size(runs)
+                else:
+                    result = compare_other_size(runs, default_tolerance(expected) if tolerance is None else tolerance)
+                describe(result, runs)
+                report.results.append(result)
+        return report
+
+    def _train(
+        self, name: str, world_size: int, *, kill: int | None = None, resume_from: str | None = None, first_step: int = 0
+    ) -> list[RunRecord]:
+        folder = self._place / name
+        shutil.rmtree(folder, ignore_errors=True)
+        root = folder / "checkpoints"
+        if resume_from is None:
+            root.mkdir(parents=True)
+        else:
+            shutil.copytree(self._place / resume_from / "checkpoints", root, symlinks=True)
+        steps = self.job["steps"]
+        job = {
+            **self.job,
+            "root": str(root),
+            "records": str(folder),
+            "first_step": first_step,
+            "kill_at": kill,
+            "save_at": [each for each in self.kills if each > first_step and (kill is None or each <= kill)],
+            "full_at": [*self.kills, *(each + 1 for each in self.kills), steps],
+        }
+        command = [sys.executable, "-c", _PROGRAM, json.dumps(job)]
+        what = f"the {'uninterrupted' if kill is None else 'killed'} run" if resume_from is None else "the resumed run"
+        self.runner(
+            command, world_size, folder, what=what, killed=kill is not None, timeout_seconds=self.timeout_seconds
+        )
+        return [read_record(folder / f"rank{rank}.jsonl") for rank in range(world_size)]
+
+
+# Not `python -m`, which would search the working directory for every module first.
+_PROGRAM = "import sys; from dcp_manager.testing.rank import run_rank; run_rank(sys.argv[1])"
+
+
+def _pickled(make_trainer: Any) -> dict[str, Any]:
+    """Return what another process needs to find `make_trainer`.
+
+    Raises:
+        TypeError: It is no function of a module.
+    """
+    if not callable(make_trainer):
+        raise TypeError(f"make_trainer is {make_trainer!r}; it must be a function (folder) → trainer")
+    function = make_trainer
+    while isinstance(function, partial):
+        function = function.func
+    name = getattr(function, "__module__", None) or type(function).__module__
+    file = getattr(sys.modules.get(name), "__file__", None)
+    try:
+        data = pickle.dumps(make_trainer)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise TypeError(
+            f"make_trainer is {make_trainer!r}, which new processes cannot import ({error}); it must be a function or "
+            "class at the top level of a module, or functools.partial of one with plain arguments"
+        ) from error
+    if file is None and name != "builtins":
+        raise TypeError(f"make_trainer is in {name}, which has no file; write it to a module, which processes can import")
+    modules = {name: str(Path(file).resolve())} if file is not None else {}
+    return {
+        "make_trainer": base64.b64encode(data).decode(),
+        "modules": modules,
+        "sys_path": [str(Path(entry or ".").resolve()) for entry in sys.path],
+    }
+
+
+def _ignored(records: Sequence[RunRecord], patterns: Sequence[str]) -> set[str]:
+    names = {name for record in records for moment in record.moments for name in moment.items}
+    return {name for name in names for pattern in patterns if fnmatchcase(name, pattern)}
