@@ -89,13 +89,14 @@ class Vision:
         return loss.detach()
 
     def _state(self) -> dict[str, Any]:
-        gradients = {name: parameter.grad for name, parameter in self.model.named_parameters()}
+        model = getattr(self.model, "module", self.model)
+        gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
         parts = {
             "scaler": self.scaler,
-            "ema": self.ema,
+            "ema": dcp.PerRank(self.ema),  # averages of the rank's own BatchNorm are in it
             "accumulation": dcp.PerRank(gradients),
             "random": state_of_generators(self.omit),
-            "norms": dcp.PerRank({name: buffer for name, buffer in self.model.named_buffers()}),
+            "norms": dcp.PerRank(dict(model.named_buffers())),
             "epoch": self.epoch,
             "position": self.position,
             "micro": self.micro,
@@ -103,9 +104,8 @@ class Vision:
         without = {"batchnorm": ("norms",), "accumulation": ("accumulation", "micro")}.get(self.omit or "", (self.omit,))
         kept = {name: value for name, value in parts.items() if name not in without}
         scheduler = None if self.omit == "scheduler" else self.scheduler
-        model: Any = self.model
         if self.omit == "batchnorm":
-            model = nn.ParameterList(self.model.parameters())
+            model = nn.ParameterList(model.parameters())
         return {"app": dcp.app_state(model, self.optimizer, scheduler=scheduler, **kept)}
 
     def save(self) -> None:

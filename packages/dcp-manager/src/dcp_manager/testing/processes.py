@@ -6,15 +6,17 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
 from dcp_core import DcpError
 
-__all__ = ["RunFailedError", "run_ranks"]
+__all__ = ["RunFailedError", "end_with_parent", "launcher_environment", "launcher_store", "run_ranks"]
 
 _GRACE_SECONDS = 10.0
 _SHOWN_BYTES = 4_000
@@ -50,9 +52,7 @@ def run_ranks(
     Raises:
         RunFailedError: A rank ended otherwise than expected; with the end of its output.
     """
-    store = dist.TCPStore(  # type: ignore[attr-defined]
-        "127.0.0.1", 0, None, is_master=True, wait_for_workers=False
-    )
+    store = launcher_store()
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for rank in range(world_size):
@@ -60,11 +60,11 @@ def run_ranks(
                 processes.append(
                     subprocess.Popen(
                         command,
-                        stdin=subprocess.DEVNULL,
+                        stdin=subprocess.PIPE,  # which `end_with_parent` watches
                         stdout=log,
                         stderr=subprocess.STDOUT,
                         cwd=working_folder,
-                        env={**os.environ, **_environment(rank, world_size, store.port), **(environment or {})},
+                        env={**os.environ, **launcher_environment(rank, world_size, store.port), **(environment or {})},
                         start_new_session=True,
                     )
                 )
@@ -74,6 +74,21 @@ def run_ranks(
             if process.poll() is None:
                 process.kill()
             process.wait()
+            if process.stdin is not None:
+                process.stdin.close()
+
+
+def end_with_parent() -> None:
+    """End this process when the process ends that has started it; called by a program of `run_ranks` at its start."""
+    pipe = os.dup(0)
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+
+    def watch() -> None:
+        os.read(pipe, 1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _wait(
@@ -105,7 +120,21 @@ def _wait(
     raise RunFailedError(f"{what}: rank {rank} of {len(processes)} {how}\n{_tail(folder / f'rank{rank}.log')}")
 
 
-def _environment(rank: int, world_size: int, port: int) -> dict[str, str]:
+def launcher_store() -> Any:
+    """Return a store at which the ranks of this machine meet; it ends with the object."""
+    return dist.TCPStore(  # type: ignore[attr-defined]
+        "127.0.0.1", 0, None, is_master=True, wait_for_workers=False
+    )
+
+
+def launcher_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
+    """Return the environment variables that `torchrun` gives to a rank of a job on this machine.
+
+    Args:
+        rank: Rank of the process.
+        world_size: Number of ranks.
+        port: Port of the store at which they meet.
+    """
     values = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GROUP_RANK": 0}
     elastic = {"TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": 0}

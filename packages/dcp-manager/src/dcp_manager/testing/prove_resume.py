@@ -23,10 +23,10 @@ from dcp_manager.testing.observing.records import RunRecord, read_record
 from dcp_manager.testing.processes import run_ranks
 from dcp_manager.testing.trainer import Trainer
 
-__all__ = ["prove_resume"]
+__all__ = ["Proof", "Runner", "pickled_factory", "prove_resume"]
 
 
-class _Runner(Protocol):
+class Runner(Protocol):
     """Function that runs a command as the ranks of a job; see `run_ranks`."""
 
     def __call__(
@@ -106,8 +106,8 @@ def prove_resume(
         raise ValueError(f"kill_at is {kill_at!r}; it must be at least 1 and less than steps ({steps})")
     if not sizes or min(sizes) < 1:
         raise ValueError(f"world_sizes is {world_sizes!r}; it must be one or more numbers of ranks, at least 1")
-    job = {**_pickled(make_trainer), "steps": steps, "backend": backend}
-    with _Proof(job, kills, run_ranks, timeout_seconds, folder) as proof:
+    job = {**pickled_factory(make_trainer), "steps": steps, "backend": backend}
+    with Proof(job, kills, run_ranks, timeout_seconds, folder) as proof:
         report = proof.run(sizes, tolerance, tuple(ignore))
     if check:
         report.raise_if_different()
@@ -115,17 +115,25 @@ def prove_resume(
 
 
 @dataclass(slots=True)
-class _Proof:
-    """One proof: its job, steps of the kills, and the folder of its runs."""
+class Proof:
+    """One proof, whose folder exists within a `with` block.
+
+    Args:
+        job: What the processes of the ranks are told, apart from what differs between runs.
+        kills: Steps after which a run is killed, ascending.
+        runner: Function that runs the ranks.
+        timeout_seconds: Time after which one run is ended as failed.
+        folder: Folder of the runs; None for a temporary one.
+    """
 
     job: dict[str, Any]
     kills: Sequence[int]
-    runner: _Runner
+    runner: Runner
     timeout_seconds: float
     folder: str | None
     _place: Path = Path()
 
-    def __enter__(self) -> _Proof:
+    def __enter__(self) -> Proof:
         if self.folder is not None:
             Path(self.folder).mkdir(parents=True, exist_ok=True)
         self._place = Path(self.folder or tempfile.mkdtemp(prefix="dcp-prove-")).resolve()
@@ -136,6 +144,13 @@ class _Proof:
             shutil.rmtree(self._place, ignore_errors=True)
 
     def run(self, sizes: Sequence[int], tolerance: float | None, ignore: Sequence[str]) -> ResumeReport:
+        """Run everything, and return the report.
+
+        Args:
+            sizes: Numbers of ranks; the first one is that of the run without an interruption.
+            tolerance: Largest relative difference of losses on other numbers of ranks; None for that of the dtype.
+            ignore: Patterns of names that need not be equal.
+        """
         steps, size = self.job["steps"], sizes[0]
         report = ResumeReport(steps, size)
         expected = self._train("uninterrupted", size)
@@ -186,10 +201,13 @@ class _Proof:
 
 
 # Not `python -m`, which would search the working directory for every module first.
-_PROGRAM = "import sys; from dcp_manager.testing.rank import run_rank; run_rank(sys.argv[1])"
+_PROGRAM = (
+    "import sys; from dcp_manager.testing.processes import end_with_parent; end_with_parent(); "
+    "from dcp_manager.testing.rank import run_rank; run_rank(sys.argv[1])"
+)
 
 
-def _pickled(make_trainer: Any) -> dict[str, Any]:
+def pickled_factory(make_trainer: Any) -> dict[str, Any]:
     """Return what another process needs to find `make_trainer`.
 
     Raises:

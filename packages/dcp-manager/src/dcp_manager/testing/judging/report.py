@@ -137,7 +137,7 @@ def _result_lines(result: SizeResult, report: ResumeReport) -> list[str]:
     else:
         lines = [f"different: {where}", f"  first difference: {result.differences[0]}"]
         for number, key in enumerate(result.omissions):
-            word = "likely omission" if number == 0 else "and"
+            word = "likely omission" if number == 0 else "another"
             lines += [f"  {word}: {OMISSIONS[key].title} ({key})", f"    remedy: {OMISSIONS[key].remedy}"]
         if not result.omissions:
             lines.append("  no known omission explains it: look at what the training holds where nothing can find it")

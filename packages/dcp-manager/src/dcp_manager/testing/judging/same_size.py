@@ -96,7 +96,7 @@ def compare_same_size(runs: Runs) -> SizeResult:
             result.not_compared.append(f"numbers and texts, which differ without an effect so far: {_joined(harmless)}")
         return result
     causes = _causes(runs, lasting, effects, result)
-    shown = [each for each in lasting if each.omission in causes] if causes else []
+    shown = sorted((each for each in lasting if each.omission in causes), key=lambda each: causes.index(each.omission))
     result.omissions = causes
     result.differences = [*shown, *_first_of_each_name(effects, known={each.name for each in shown})]
     return result
