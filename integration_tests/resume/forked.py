@@ -19,7 +19,7 @@ from dcp_manager.testing.processes import launcher_environment, launcher_store
 
 __all__ = ["run_forked_ranks"]
 
-_PRELOADED = ["integration_tests.resume.language", "integration_tests.resume.vision"]
+_PRELOADED = ["torch._dynamo", "integration_tests.resume.language", "integration_tests.resume.vision"]
 
 
 def run_forked_ranks(
@@ -50,8 +50,11 @@ def run_forked_ranks(
 
 
 def _run(job: str, environment: dict[str, str], log: str) -> None:
+    from torch.utils.data._utils import worker
+
     from dcp_manager.testing.rank import run_rank
 
+    worker.MP_STATUS_CHECK_INTERVAL = 0.2  # how soon a data worker notices that its rank was killed
     os.environ.update(environment)
     with open(log, "wb") as file:
         os.dup2(file.fileno(), 1)

@@ -63,12 +63,22 @@ class _WithoutNumpy(dcp.RandomState):
         return {name: value for name, value in super().state_dict().items() if name != "numpy"}
 
 
+class _OfOneRank:
+    """What a script does that saves `torch.get_rng_state()` itself: one object of the checkpoint for all ranks."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"torch": torch.get_rng_state()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        torch.set_rng_state(state_dict["torch"])
+
+
 def state_of_generators(omit: str | None) -> Any:
     """The random state of all ranks for `app_state`; None without any."""
     if omit == "torch-rng":
         return None
     if omit == "one-rank-rng":
-        return dcp.RandomState()
+        return _OfOneRank()
     return dcp.PerRank(_WithoutNumpy() if omit == "numpy-rng" else dcp.RandomState())
 
 

@@ -355,6 +355,7 @@ class _Load:
             save_id=self.save_id,
             initialised=tuple(sorted(did.initialised or ())),
             per_rank=dict(sorted(self.rank_values.taken.items())) if self.rank_values is not None else {},
+            derived=dict(sorted(self.rank_values.derived.items())) if self.rank_values is not None else {},
             cooperative=self.cooperation.together,
             cooperative_reason=self.cooperation.reason,
             bytes_received=self.cooperation.bytes_received,

@@ -25,6 +25,7 @@ from dcp_state.optimizer.optimizer_names import optimizer_names
 from dcp_state.optimizer.optimizer_state_dict import optimizer_state, restore_saved
 from dcp_state.optimizer.saved import GROUPS, PARAMS, STATE, SavedOptimizer
 from dcp_state.options import StateDictOptions
+from dcp_state.random_state import RandomState
 from dcp_state.report import StateReport
 from dcp_state.sharding.gather_whole import named_tensors
 
@@ -51,7 +52,7 @@ def app_state(
         strict: Whether a load raises an error for missing and unexpected names of model and optimizer.
         values: Further values by name: numbers and tensors, which after a load are read as `app["step"]`; objects with
             `state_dict` and `load_state_dict`, which are restored in place; a value that differs between ranks, in a
-            `PerRank`.
+            `PerRank`. The random state is added by `random=RandomState()`, which is kept for each rank.
 
     Returns:
         A `Stateful`, which reads the state when it is saved. The call itself neither reads nor changes the state.
@@ -118,12 +119,14 @@ class AppState:
         self._parts = tuple(parts)
         self._optimizers = tuple(optimizers)
         self._schedulers = tuple(schedulers)
-        self._values = dict(values)
+        # Restored on all ranks, the random state of one rank would make all of them draw the same numbers.
+        self._wrapped = {name: PerRank(value) for name, value in values.items() if isinstance(value, RandomState)}
+        self._values = {**values, **self._wrapped}
         self._options = StateDictOptions(strict=strict)
         self._given = WeakIdKeyDictionary()
 
     def __getitem__(self, name: str) -> Any:
-        return self._values[name]
+        return self._wrapped[name].value if name in self._wrapped else self._values[name]
 
     def __contains__(self, name: str) -> bool:
         return name in self._values

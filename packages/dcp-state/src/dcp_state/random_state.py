@@ -1,8 +1,9 @@
-"""State of the random number generators as a `Stateful`. The state differs between ranks: save it as `PerRank`."""
+"""State of the random number generators as a `Stateful`. It differs between ranks."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib
 import random
 import sys
@@ -15,7 +16,17 @@ __all__ = ["RandomState", "random_state_kept"]
 
 
 class RandomState:
-    """State of the random number generators of torch (CPU and current CUDA device), Python and, if imported, numpy.
+    """State of the global random number generators: torch (CPU and CUDA), Python and, if it is imported, numpy.
+
+    Of CUDA, it is the current device, and all others on which this process has allocated memory. Every rank has a state
+    of its own: `app_state(…, random=RandomState())` keeps it for each rank; in other state dicts, wrap it in `PerRank`.
+
+    A rank that the saving job had, too, draws what it would have drawn: its generators are restored bit by bit. A rank
+    that the saving job did not have derives its state from the state of rank (own rank modulo the number of ranks that
+    saved), and so from the seed and the step of the save, and from its own number: the same in each resume, and not the
+    state of any other rank. `LoadReport.derived` says so.
+
+    Not part of it are generators of your own (`torch.Generator`, `numpy.random.default_rng`): save their states.
 
     Source: torch `get_rng_state`, `torch.cuda.get_rng_state`; Python `random.getstate`; numpy `random.get_state`.
 
@@ -24,18 +35,21 @@ class RandomState:
         from dcp_core import PerRank, load, save
         from dcp_state import RandomState
 
-        state = {"random": PerRank(RandomState(), otherwise="modulo")}
+        state = {"random": PerRank(RandomState())}
         save(state, checkpoint_id="step-1")
         load(state, checkpoint_id="step-1")  # sets the generators
         ```
     """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return name (`torch`, `python`, `cuda`, `numpy`) → state of the generator, as tensors and plain values."""
+        """Return name (`torch`, `python`, `cuda`, `cuda_devices`, `numpy`) → state, as tensors and plain values."""
         version, words, gauss = random.getstate()
         state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": [version, list(words), gauss]}
         if torch.cuda.is_available():
             state["cuda"] = torch.cuda.get_rng_state()
+            others = {number: torch.cuda.get_rng_state(number) for number in _other_devices_in_use()}
+            if others:
+                state["cuda_devices"] = others
         numpy = sys.modules.get("numpy")
         if numpy is not None:
             kind, keys, *rest = numpy.random.get_state()
@@ -43,16 +57,52 @@ class RandomState:
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Set the random number generators whose states `state_dict` has."""
+        """Set the random number generators whose states `state_dict` has, of CUDA devices as far as they exist."""
         torch.set_rng_state(state_dict["torch"].to("cpu", torch.uint8))
         version, words, gauss = state_dict["python"]
         random.setstate((version, tuple(words), gauss))
         if "cuda" in state_dict and torch.cuda.is_available():
             torch.cuda.set_rng_state(state_dict["cuda"].to("cpu", torch.uint8))
+            for number, state in state_dict.get("cuda_devices", {}).items():
+                if int(number) < torch.cuda.device_count():
+                    torch.cuda.set_rng_state(state.to("cpu", torch.uint8), int(number))
         if "numpy" in state_dict:
             numpy = importlib.import_module("numpy")  # no dependency: only where the saved run had it
             kind, keys, *rest = state_dict["numpy"]
             numpy.random.set_state((kind, numpy.array(keys, numpy.uint32), *rest))
+
+    def load_derived_state(self, state_dict: dict[str, Any], rank: int) -> None:
+        """Seed the random number generators whose states `state_dict` has from these states and the rank.
+
+        Args:
+            state_dict: State of a rank of the job that saved.
+            rank: This rank, which that job did not have.
+        """
+        torch.default_generator.manual_seed(_derived_seed(state_dict["torch"], rank, "torch"))
+        random.seed(_derived_seed(state_dict["python"], rank, "python"))
+        if "cuda" in state_dict and torch.cuda.is_available():
+            torch.cuda.manual_seed_all(_derived_seed(state_dict["cuda"], rank, "cuda"))
+        if "numpy" in state_dict:
+            numpy = importlib.import_module("numpy")
+            seed = _derived_seed(state_dict["numpy"], rank, "numpy")
+            numpy.random.seed([seed & 0xFFFFFFFF, seed >> 32])
+
+
+def _other_devices_in_use() -> list[int]:
+    """Return the CUDA devices, apart from the current one, on which this process has allocated memory."""
+    current = torch.cuda.current_device()
+    return [
+        number
+        for number in range(torch.cuda.device_count())
+        if number != current and torch.cuda.memory_reserved(number) > 0
+    ]
+
+
+def _derived_seed(state: Any, rank: int, name: str) -> int:
+    """Return a seed of 63 bits that depends on all of a generator's state, the rank and the generator's name."""
+    data = bytes(state.tolist()) if isinstance(state, torch.Tensor) else repr(state).encode()
+    key = f"{name} {rank}".encode()
+    return int.from_bytes(hashlib.blake2b(data, key=key, digest_size=8).digest(), "little") >> 1
 
 
 @contextlib.contextmanager

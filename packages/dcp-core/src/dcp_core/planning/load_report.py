@@ -68,6 +68,9 @@ class LoadReport:
     """Keys of meta tensors that the load allocated as zeros and filled not at all or only in part."""
     per_rank: dict[str, int | None] = field(default_factory=dict)
     """Key of a `PerRank` → rank whose saved entry was loaded; None if no entry was loaded, or all ranks share one."""
+    derived: dict[str, int] = field(default_factory=dict)
+    """Key of a `PerRank` whose state was derived, because the checkpoint has none of this rank → rank from whose entry
+    it was derived. Random states, for example: this rank draws other numbers than any rank that saved."""
     renamed: dict[str, str] = field(default_factory=dict)
     """Key in the template → key in the checkpoint, where they differ."""
     overlapping: tuple[tuple[str, str], ...] = ()
@@ -98,6 +101,7 @@ class LoadReport:
             "resized": [f"{key} ({old} → {new})" for key, (old, new) in self.resized.items()],
             "initialised": self.initialised,
             "per rank": [f"{key} (rank {source})" for key, source in self.per_rank.items()],
+            "derived": [f"{key} (from rank {source})" for key, source in self.derived.items()],
             "renamed": [f"{key} (from {stored})" for key, stored in self.renamed.items()],
             "overlapping": [f"{one} and {other}" for one, other in self.overlapping],
             "unverified": self.unverified,

@@ -6,13 +6,13 @@ load; each rank writes its own entry.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 
-from dcp_core.records.protocols import Stateful, in_shared_order, is_stateful
+from dcp_core.records.protocols import in_shared_order, is_stateful
 
 __all__ = ["PerRank", "RankValues", "with_rank_values"]
 
@@ -28,11 +28,13 @@ class PerRank:
         otherwise: Rule for another number of ranks than that of the job that saved. A rank without an entry, because
             that job had fewer ranks: `keep` keeps the object in the template, `modulo` loads the entry of the rank
             (own rank modulo the number of ranks that saved). `error`: `load` raises a `LoadMismatchError` on every rank
-            if there were fewer ranks or more.
+            if there were fewer ranks or more. None is `keep`, but `modulo` for a `Stateful` that also has a method
+            `load_derived_state(state_dict, rank)`: it is given the other rank's entry to derive a state of its own from
+            it, as `dcp_state.RandomState` does.
 
-    With `keep` and `modulo`, `load` ignores entries of ranks beyond its own world size; `load_keys` returns all
-    entries. If the checkpoint has one ordinary object under the key of the `PerRank`, every rank loads this object.
-    `LoadReport.per_rank` names the rank whose entry was loaded.
+    Except with `error`, `load` ignores entries of ranks beyond its own world size; `load_keys` returns all entries. If
+    the checkpoint has one ordinary object under the key of the `PerRank`, every rank loads this object.
+    `LoadReport.per_rank` names the rank whose entry was loaded, and `LoadReport.derived` the keys with a derived state.
 
     Example:
         ```python
@@ -48,7 +50,9 @@ class PerRank:
 
     __slots__ = ("otherwise", "value")
 
-    def __init__(self, value: Any, *, otherwise: Literal["keep", "modulo", "error"] = "keep") -> None:
+    def __init__(self, value: Any, *, otherwise: Literal["keep", "modulo", "error"] | None = None) -> None:
+        if otherwise is None:
+            otherwise = "modulo" if _derives(value) else "keep"
         if otherwise not in ("keep", "modulo", "error"):
             raise ValueError(f"otherwise={otherwise!r} is not known; choose 'keep', 'modulo' or 'error'")
         self.value = value
@@ -86,6 +90,8 @@ class _Place:
     value: PerRank
     path: tuple[str, ...] | None = None
     """Path of the loaded values below the place; None if nothing is loaded."""
+    derives: bool = False
+    """Whether the loaded state is another rank's, from which this rank derives its own."""
 
 
 class RankValues:
@@ -103,8 +109,11 @@ class RankValues:
         """FQN of a `PerRank` → rank whose entry is loaded; None if the template's is kept, or all ranks share one."""
         self.refused: dict[str, str] = {}
         """FQN of a `PerRank` that refuses another number of ranks than saved it → message."""
+        self.derived: dict[str, int] = {}
+        """FQN of a `PerRank` whose state is derived from another rank's entry → that rank."""
+        self._rank = rank
         self._places: list[_Place] = []
-        self._states: list[tuple[Stateful, Any]] = []
+        self._states: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         for name, place in sorted(_find(template, ""), key=lambda found: found[0]):
             saved = _saved_ranks(names, name)
             if place.value.otherwise == "error" and saved and len(saved) != world_size:
@@ -118,11 +127,14 @@ class RankValues:
             shared = not saved and any(known == name or known.startswith(f"{name}.") for known in names)
             self.taken[name] = None if shared else source
             if shared:
-                place.path, stand_in = (), _held(place.value)
+                place.path, stand_in = (), _held_by_all(place.value, is_one=name in names)
             elif source is None:
                 stand_in = {}
             else:
                 place.path, stand_in = (_key(source),), {_key(source): _held(place.value)}
+                if source != rank and _derives(place.value.value):
+                    self.derived[name] = source
+                    place.derives = True
             place.container[place.key] = stand_in
             self._places.append(place)
 
@@ -134,21 +146,33 @@ class RankValues:
                 loaded = held[place.path[0]] if place.path else held
                 if not is_stateful(place.value.value):
                     place.value.value = loaded
-                elif isinstance(loaded, tuple):
-                    self._states.append((place.value.value, loaded[0]))
+                elif place.derives:
+                    self._states.append((place.value.value.load_derived_state, (loaded[0], self._rank)))
+                else:
+                    state = loaded[0] if isinstance(loaded, tuple) else loaded
+                    self._states.append((place.value.value.load_state_dict, (state,)))
             place.container[place.key] = place.value
         self._places.clear()
 
     def apply(self) -> None:
         """Call `load_state_dict` of each `Stateful` in a `PerRank` with its loaded state. Call it after `restore`."""
-        for stateful, state in self._states:
-            stateful.load_state_dict(state)
+        for method, arguments in self._states:
+            method(*arguments)
         self._states.clear()
 
 
 def _held(value: PerRank) -> Any:
     """Return the value to save; the state of a stateful value as one object, because its form may change."""
     return (value.value.state_dict(),) if is_stateful(value.value) else value.value
+
+
+def _held_by_all(value: PerRank, *, is_one: bool) -> Any:
+    """Return the template of an object that was saved without a `PerRank`; its state may have been saved in parts."""
+    return value.value.state_dict() if is_stateful(value.value) and not is_one else _held(value)
+
+
+def _derives(value: Any) -> bool:
+    return is_stateful(value) and callable(getattr(value, "load_derived_state", None))
 
 
 def _key(rank: int) -> str:
