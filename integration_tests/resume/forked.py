@@ -50,11 +50,10 @@ def run_forked_ranks(
 
 
 def _run(job: str, environment: dict[str, str], log: str) -> None:
-    from torch.utils.data._utils import worker
-
     from dcp_manager.testing.rank import run_rank
 
-    worker.MP_STATUS_CHECK_INTERVAL = 0.2  # how soon a data worker notices that its rank was killed
+    # Data workers are then children of the rank, and notice its death.
+    multiprocessing.set_start_method("fork", force=True)
     os.environ.update(environment)
     with open(log, "wb") as file:
         os.dup2(file.fileno(), 1)

@@ -64,13 +64,13 @@ class _WithoutNumpy(dcp.RandomState):
 
 
 class _OfOneRank:
-    """What a script does that saves `torch.get_rng_state()` itself: one object of the checkpoint for all ranks."""
+    """What a script does that saves the states of its generators itself: one object of the checkpoint for all ranks."""
 
     def state_dict(self) -> dict[str, Any]:
-        return {"torch": torch.get_rng_state()}
+        return dcp.RandomState().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        torch.set_rng_state(state_dict["torch"])
+        dcp.RandomState().load_state_dict(state_dict)
 
 
 def state_of_generators(omit: str | None) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -71,8 +72,8 @@ def run_ranks(
         _wait(processes, folder, what=what, killed=killed, timeout_seconds=timeout_seconds)
     finally:
         for process in processes:
-            if process.poll() is None:
-                process.kill()
+            with contextlib.suppress(ProcessLookupError):  # its data workers, too
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             if process.stdin is not None:
                 process.stdin.close()
