@@ -10,12 +10,11 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from dcp_manager.testing.judging.describe import describe
+from dcp_manager.testing.judging.describe import describe, matching_names
 from dcp_manager.testing.judging.other_sizes import compare_other_size, default_tolerance
 from dcp_manager.testing.judging.report import ResumeReport
 from dcp_manager.testing.judging.same_size import Runs, compare_same_size, find_unsteady
@@ -160,7 +159,7 @@ class Proof:
             report.unsteady, unsteady = find_unsteady(expected, killed, kill)
             if report.unsteady:
                 return report
-            unsteady |= _ignored(expected, ignore)
+            unsteady |= matching_names(expected, ignore)
             for other in sizes:
                 found = self._train(f"resumed-{kill}-{other}", other, resume_from=name, first_step=kill)
                 runs = Runs(expected, found, kill, steps, frozenset(unsteady))
@@ -235,8 +234,3 @@ def pickled_factory(make_trainer: Any) -> dict[str, Any]:
         "modules": modules,
         "sys_path": [str(Path(entry or ".").resolve()) for entry in sys.path],
     }
-
-
-def _ignored(records: Sequence[RunRecord], patterns: Sequence[str]) -> set[str]:
-    names = {name for record in records for moment in record.moments for name in moment.items}
-    return {name for name in names for pattern in patterns if fnmatchcase(name, pattern)}

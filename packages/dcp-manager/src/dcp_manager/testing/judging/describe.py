@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 
 from dcp_manager.testing.judging.report import SizeResult
 from dcp_manager.testing.judging.same_size import Runs
-from dcp_manager.testing.observing.records import Moment
+from dcp_manager.testing.observing.records import Moment, RunRecord
 
-__all__ = ["describe"]
+__all__ = ["describe", "matching_names"]
 
 _KINDS = {
     "parameter": "parameters",
@@ -65,3 +66,14 @@ def _describe_steps(result: SizeResult, steps: Sequence[Moment]) -> None:
         result.compared.append(f"contents of {sum(len(moment.batches) for moment in steps)} batches")
     else:
         result.not_compared.append("contents of batches: neither data loaders nor models in training mode were seen")
+
+
+def matching_names(records: Sequence[RunRecord], patterns: Sequence[str]) -> set[str]:
+    """Return the names of items that match one of some patterns, in which `*` stands for any text.
+
+    Args:
+        records: Records of a run, by rank.
+        patterns: The patterns.
+    """
+    names = {name for record in records for moment in record.moments for name in moment.items}
+    return {name for name in names for pattern in patterns if fnmatchcase(name, pattern)}

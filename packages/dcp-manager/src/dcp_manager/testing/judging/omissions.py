@@ -44,17 +44,17 @@ OMISSIONS: Mapping[str, Omission] = MappingProxyType(
         ),
         "one-rank-rng": Omission(
             "random state of one rank, restored on every rank",
-            "save the state of each rank: random=PerRank(RandomState())",
+            "save the state of each rank: app_state(…, random=RandomState()), or PerRank(RandomState())",
         ),
         "torch-rng": Omission(
-            "random state of torch", "save it for each rank: app_state(…, random=PerRank(RandomState()))"
+            "random state of torch", "save it for each rank: app_state(…, random=RandomState())"
         ),
         "numpy-rng": Omission(
             "random state of NumPy",
-            "save it for each rank: app_state(…, random=PerRank(RandomState())), with numpy imported before the load",
+            "save it for each rank: app_state(…, random=RandomState()), with numpy imported before the load",
         ),
         "python-rng": Omission(
-            "random state of Python's random module", "save it for each rank: app_state(…, random=PerRank(RandomState()))"
+            "random state of Python's random module", "save it for each rank: app_state(…, random=RandomState())"
         ),
         "generator": Omission(
             "state of a random generator", "save its get_state(), in a PerRank if it differs between ranks"
@@ -106,7 +106,7 @@ _BY_GENERATOR = {CPU_RANDOM: "torch-rng", NUMPY_RANDOM: "numpy-rng", PYTHON_RAND
 _BY_NAME = (
     (re.compile(r"accum|micro", re.IGNORECASE), "accumulation"),
     (re.compile(r"epoch", re.IGNORECASE), "epoch"),
-    (re.compile(r"pos|cursor|offset|index|batch|seen|consumed|sample|token", re.IGNORECASE), "position"),
+    (re.compile(r"pos|steps?_done|cursor|offset|index|batch|seen|consumed|sample|token", re.IGNORECASE), "position"),
 )
 
 

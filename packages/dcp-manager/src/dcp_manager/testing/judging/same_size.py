@@ -91,7 +91,7 @@ def compare_same_size(runs: Runs) -> SizeResult:
     effects = [*_effects(runs)]
     lasting = [*_lasting(runs)]
     if not effects:
-        harmless = [each.name for each in lasting]
+        harmless = [each.name for each in lasting if each.omission != "accumulation"]
         if harmless:
             result.not_compared.append(f"numbers and texts, which differ without an effect so far: {_joined(harmless)}")
         return result
@@ -179,9 +179,7 @@ def _causes_of_reads(
     if random_lost and not by_item:
         return set()  # whoever shuffles with the random state gets another order without it
     result.evidence.append(sentence)
-    if len(keys) > 1 and by_item:
-        return set(by_item)
-    return {keys[0], *by_item[:1]} if keys[0] not in by_item else {keys[0]}
+    return {*by_item} or {keys[0]}
 
 
 def _draws_of_resume(runs: Runs, effects: Sequence[Difference], result: SizeResult) -> set[str]:

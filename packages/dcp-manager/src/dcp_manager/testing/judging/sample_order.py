@@ -38,10 +38,9 @@ def explain_order(expected: Mapping[int, Moment], found: Moment) -> tuple[list[s
     if same:
         text = f"step {step} of the resumed run reads the {what} of step {same[0]}, at another place of another epoch"
         return ["epoch", "position"], text
-    begin = (step - 1) // length * length
-    flat = [each for other in sorted(reads) if begin < other <= begin + length for each in reads[other]]
+    flat = [each for other in sorted(reads) for each in reads[other]]
     if _is_part(own, flat):
-        return ["position"], f"step {step} of the resumed run begins elsewhere in the same order of {what}"
+        return ["position"], f"step {step} of the resumed run begins elsewhere in the order of the {what}"
     return ["epoch"], f"step {step} of the resumed run reads {what} in an order that the uninterrupted run does not have"
 
 

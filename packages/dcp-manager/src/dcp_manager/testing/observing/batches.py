@@ -18,11 +18,11 @@ from dcp_manager.testing.observing.fingerprint import PLAIN, fingerprint
 
 __all__ = ["BatchWatch"]
 
-_MAX_IDS = 100_000
-
 
 class BatchWatch:
     """Watch of data loaders and model inputs in this process, from `start` on. There is no way to end it.
+
+    Of several batches that are read before one forward call, the last counts: a resumed run may skip some.
 
     Args:
         before_forward: Function to call before the outermost forward call of a module in training mode; None for none.
@@ -30,9 +30,9 @@ class BatchWatch:
 
     def __init__(self, before_forward: Callable[[], None] | None = None) -> None:
         self._before_forward = before_forward
-        self._batches: list[str] = []
+        self._waiting: list[tuple[str, list[Any]]] = []
+        self._batches: list[tuple[str, list[Any]]] = []
         self._inputs: list[str] = []
-        self._samples: list[Any] = []
         self._iterators = 0
         self._workers = 0
         self._drawn: dict[int, deque[Any]] = {}
@@ -46,11 +46,11 @@ class BatchWatch:
 
     def take(self) -> tuple[list[str], list[Any], int, int]:
         """Return batches, sample ids, new iterators and workers since the last call; inputs if there were no batches.
-
-        Ids are empty if any batch came without them.
         """
-        found = self._batches or self._inputs, self._samples, self._iterators, self._workers
-        self._batches, self._inputs, self._samples, self._iterators = [], [], [], 0
+        read = self._batches or self._waiting
+        ids = [each for _, samples in read for each in samples]
+        found = [digest for digest, _ in read] or self._inputs, ids, self._iterators, self._workers
+        self._batches, self._waiting, self._inputs, self._iterators = [], [], [], 0
         return found
 
     def _watch_loaders(self, kind: Any) -> None:
@@ -76,11 +76,10 @@ class BatchWatch:
         kind.__init__, kind._next_index, kind.__next__ = make, next_index, next_batch
 
     def _note(self, batch: Any, index: Any, workers: int) -> None:
-        self._batches.append(fingerprint(list(_tensors(batch))))
-        self._workers = workers
         ids = index if isinstance(index, (list, tuple)) else [index]
-        if len(self._samples) < _MAX_IDS:
-            self._samples += [int(each) for each in ids if isinstance(each, int) or hasattr(each, "__index__")]
+        known = [int(each) for each in ids if hasattr(each, "__index__")]
+        self._waiting.append((fingerprint(list(_tensors(batch))), known))
+        self._workers = workers
 
     def _before(self, module: nn.Module, inputs: Any) -> None:
         if torch.compiler.is_compiling():  # the compiler traces hooks
@@ -92,6 +91,8 @@ class BatchWatch:
         if module.training and torch.is_grad_enabled():
             if self._before_forward is not None:
                 self._before_forward()
+            self._batches += self._waiting[-1:]
+            self._waiting = []
             self._inputs.append(fingerprint(list(_tensors(inputs))))
 
     def _after(self, module: nn.Module, inputs: Any, output: Any) -> None:  # noqa: ARG002 - the hook's signature

@@ -37,6 +37,7 @@ class Recorder:
         full: bool,
         loss: float | None = None,
         samples: list[Any] | None = None,
+        reads: bool = True,
     ) -> None:
         """Record a moment.
 
@@ -47,8 +48,9 @@ class Recorder:
             full: Whether to record all tensors.
             loss: Loss of the step; None if there is none.
             samples: Ids of the step's samples; None for those that were seen in data loaders.
+            reads: Whether what was read counts for this moment, and not for the next one.
         """
-        batches, seen, iterators, workers = self._watch.take()
+        batches, seen, iterators, workers = self._watch.take() if reads else ([], [], 0, 0)
         moment = Moment(at, step, full, loss=loss, batches=batches, iterators=iterators, workers=workers)
         moment.samples = seen if samples is None else samples
         for name, state in global_random_states().items():
