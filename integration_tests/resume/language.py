@@ -109,9 +109,7 @@ class Language:
             values |= {"gradients": dcp.PerRank(gradients), "accumulated": self.accumulated}
         if self.omit != "ema":
             values["ema"] = self.average
-        random = state_of_generators(self.omit)
-        if random is not None:
-            values["random"] = random
+        values["random"] = state_of_generators(self.omit)
         scheduler = None if self.omit == "scheduler" else self.scheduler
         return {"app": dcp.app_state(self.model, self.optimizer, scheduler=scheduler, **values)}
 

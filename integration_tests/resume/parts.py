@@ -63,6 +63,11 @@ class _WithoutNumpy(dcp.RandomState):
         return {name: value for name, value in super().state_dict().items() if name != "numpy"}
 
 
+class _WithoutTorch(dcp.RandomState):
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict({**state_dict, "torch": torch.get_rng_state()})
+
+
 class _OfOneRank:
     """What a script does that saves the states of its generators itself: one object of the checkpoint for all ranks."""
 
@@ -74,9 +79,9 @@ class _OfOneRank:
 
 
 def state_of_generators(omit: str | None) -> Any:
-    """The random state of all ranks for `app_state`; None without any."""
+    """The random state of all ranks for `app_state`, without one part of it if `omit` names it."""
     if omit == "torch-rng":
-        return None
+        return dcp.PerRank(_WithoutTorch())
     if omit == "one-rank-rng":
         return _OfOneRank()
     return dcp.PerRank(_WithoutNumpy() if omit == "numpy-rng" else dcp.RandomState())
