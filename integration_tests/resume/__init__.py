@@ -1,1 +1,1 @@
-"""Proofs of exact resumes: training loops in the style of public ones, in which one part is left out of the checkpoint."""
+"""Proofs of exact resumes: loops in the style of public ones, which leave one part out of the checkpoint."""

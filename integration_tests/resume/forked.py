@@ -1,4 +1,4 @@
-"""Ranks of a proof as forks of one process that has imported everything: as `run_ranks`, without the seconds of imports.
+"""Ranks of a proof as forks of one process that has imported everything, which saves the seconds of imports.
 
 A fork begins with the random states of the process that was forked; the loops here seed every generator.
 """

@@ -68,7 +68,9 @@ class Language:
     def __init__(self, root: str, *, omit: str | None = None) -> None:
         self.root, self.omit = root, omit
         torch.manual_seed(0)
-        self.net = nn.Sequential(nn.Embedding(WORDS, 8), nn.Linear(8, 16), nn.GELU(), nn.Dropout(0.1), nn.Linear(16, WORDS))
+        self.net = nn.Sequential(
+            nn.Embedding(WORDS, 8), nn.Linear(8, 16), nn.GELU(), nn.Dropout(0.1), nn.Linear(16, WORDS)
+        )
         self.model: Any = DistributedDataParallel(self.net) if ranks()[1] > 1 else self.net
         self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=1e-2)
         warm_up = torch.optim.lr_scheduler.LinearLR(self.optimizer, 0.1, total_iters=4)

@@ -42,7 +42,7 @@ class EpochSampler(Sampler[int]):
 
 
 class Images(Dataset[tuple[torch.Tensor, int]]):
-    """Small images of noise, each with a label; augmented by what seed, epoch and index say, or by the worker's dice."""
+    """Small images of noise with labels; augmented by epoch and index, or by the worker's random numbers."""
 
     def __init__(self, size: int, *, by_worker: bool) -> None:
         self.pixels = torch.randn(size, 3, 8, 8, generator=torch.Generator().manual_seed(1))

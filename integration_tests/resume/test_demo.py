@@ -1,4 +1,4 @@
-"""The proof on the training of the demo: FSDP2 on two ranks, resumed on two, one and four, in processes of their own."""
+"""The proof on the training of the demo: FSDP2 on two ranks, resumed on two, one and four."""
 
 from __future__ import annotations
 

@@ -101,7 +101,9 @@ class Vision:
             "position": self.position,
             "micro": self.micro,
         }
-        without = {"batchnorm": ("norms",), "accumulation": ("accumulation", "micro")}.get(self.omit or "", (self.omit,))
+        without = {"batchnorm": ("norms",), "accumulation": ("accumulation", "micro")}.get(
+            self.omit or "", (self.omit,)
+        )
         kept = {name: value for name, value in parts.items() if name not in without}
         scheduler = None if self.omit == "scheduler" else self.scheduler
         if self.omit == "batchnorm":

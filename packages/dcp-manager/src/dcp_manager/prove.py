@@ -1,4 +1,4 @@
-"""Command `python -m dcp_manager.prove script.py`: proves that a training script resumes exactly, or says what is missing."""
+"""Command `python -m dcp_manager.prove`: proves that a training script resumes exactly, or names what is missing."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from dcp_manager.testing.prove_script import prove_script
 __all__ = ["main"]
 
 _DESCRIPTION = """\
-Runs a training script to its end; runs it again, kills it (SIGKILL) after a save, and starts it a third time, so that it
-resumes. Both ways are compared bit by bit after each step of the optimizer: losses, samples, parameters, optimizer,
+Runs a training script to its end; runs it again, kills it (SIGKILL) after a save, and starts it a third time, so that
+it resumes. Both ways are compared bit by bit after each step of the optimizer: losses, samples, parameters, optimizer,
 scheduler, scaler, moving averages, buffers, random states. The first difference is shown by name, with what is probably
 missing from the checkpoint.
 
@@ -46,9 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             timeout_seconds=given.timeout,
         )
     except (RunFailedError, DcpError, OSError, ValueError) as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        sys.stderr.write(f"{type(error).__name__}: {error}\n")
         return 2
-    print(json.dumps(report.as_dict(), indent=2) if given.json else report)
+    sys.stdout.write(f"{json.dumps(report.as_dict(), indent=2) if given.json else report}\n")
     return 0 if report.ok else 1
 
 

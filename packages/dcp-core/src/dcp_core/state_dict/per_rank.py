@@ -147,7 +147,8 @@ class RankValues:
                 if not is_stateful(place.value.value):
                     place.value.value = loaded
                 elif place.derives:
-                    self._states.append((place.value.value.load_derived_state, (loaded[0], self._rank)))
+                    derive = getattr(place.value.value, "load_derived_state")  # noqa: B009 - optional in a Stateful
+                    self._states.append((derive, (loaded[0], self._rank)))
                 else:
                     state = loaded[0] if isinstance(loaded, tuple) else loaded
                     self._states.append((place.value.value.load_state_dict, (state,)))

@@ -55,8 +55,8 @@ def prove_resume(
 ) -> ResumeReport:
     """Prove that a training goes on after a kill as if it had never been interrupted; otherwise say what is missing.
 
-    Trains `steps` steps without an interruption; trains `kill_at` steps, saves, and is killed by SIGKILL; resumes in new
-    processes and trains the rest. All that can be reached from the trainer is compared, and also the global random
+    Trains `steps` steps without an interruption; trains `kill_at` steps, saves, and is killed by SIGKILL; resumes in
+    new processes and trains the rest. All that can be reached from the trainer is compared, and also the global random
     states and what data loaders and models read: on as many ranks bit by bit, on others as far as it can be equal.
 
     Args:
@@ -172,7 +172,13 @@ class Proof:
         return report
 
     def _train(
-        self, name: str, world_size: int, *, kill: int | None = None, resume_from: str | None = None, first_step: int = 0
+        self,
+        name: str,
+        world_size: int,
+        *,
+        kill: int | None = None,
+        resume_from: str | None = None,
+        first_step: int = 0,
     ) -> list[RunRecord]:
         folder = self._place / name
         shutil.rmtree(folder, ignore_errors=True)
@@ -227,7 +233,9 @@ def pickled_factory(make_trainer: Any) -> dict[str, Any]:
             "class at the top level of a module, or functools.partial of one with plain arguments"
         ) from error
     if file is None and name != "builtins":
-        raise TypeError(f"make_trainer is in {name}, which has no file; write it to a module, which processes can import")
+        raise TypeError(
+            f"make_trainer is in {name}, which has no file; write it to a module, which processes can import"
+        )
     modules = {name: str(Path(file).resolve())} if file is not None else {}
     return {
         "make_trainer": base64.b64encode(data).decode(),

@@ -39,7 +39,7 @@ def prove_script(
     folder: str | None = None,
     timeout_seconds: float = 600.0,
 ) -> ResumeReport:
-    """Prove that a training script, when it is killed after a save and started again, goes on as if nothing had happened.
+    """Prove that a training script goes on as if nothing had happened when it is killed and started again.
 
     The script saves with a `CheckpointManager` or `save`, and resumes by itself when it is started again. Its variables
     are observed after each step of an optimizer. It runs in a folder of its own, with links to what is in the working
@@ -76,9 +76,7 @@ def prove_script(
             shutil.rmtree(place, ignore_errors=True)
 
 
-def _prove(
-    runs: _ScriptRuns, sizes: Sequence[int], tolerance: float | None, ignore: Sequence[str]
-) -> ResumeReport:
+def _prove(runs: _ScriptRuns, sizes: Sequence[int], tolerance: float | None, ignore: Sequence[str]) -> ResumeReport:
     size = sizes[0]
     expected = runs.run("uninterrupted", size)
     steps = max((moment.step for record in expected for moment in record.moments), default=0)
@@ -164,7 +162,9 @@ class _ScriptRuns:
         records = [folder / f"rank{rank}.jsonl" for rank in range(world_size)]
         found = [read_record(path) for path in records]
         if not kills and not all(record.steps() for record in found):
-            raise RunFailedError(f"the {name} run of {self.script.name}: no step of an optimizer of torch.optim was seen")
+            raise RunFailedError(
+                f"the {name} run of {self.script.name}: no step of an optimizer of torch.optim was seen"
+            )
         return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import runpy
@@ -44,7 +45,7 @@ def run_script(text: str) -> None:
 
 
 class _Watcher:
-    """Watcher of a script: counts steps of optimizers and saves, and kills the process after the save that is wanted."""
+    """Watcher of a script: counts steps and saves, and kills the process after the save that is wanted."""
 
     def __init__(self, job: Mapping[str, Any]) -> None:
         self._folder = Path(job["records"])
@@ -67,13 +68,13 @@ class _Watcher:
         self._watch.start()
         register_optimizer_step_post_hook(self._after_step)
         plugins.register(self, name="dcp-prove")
-        begin, watcher = CheckpointManager._save, self
+        begin, watcher = CheckpointManager._save, self  # noqa: SLF001 - it has no hook
 
         def begin_save(manager: CheckpointManager, step: int, *args: Any, **options: Any) -> Any:
             watcher._begin_save(str(manager.checkpoint_id(step)))
             return begin(manager, step, *args, **options)
 
-        CheckpointManager._save = begin_save  # type: ignore[method-assign]
+        CheckpointManager._save = begin_save  # type: ignore[assignment,method-assign]  # noqa: SLF001
 
     @hookimpl
     def dcp_on_event(self, event: CheckpointEvent) -> None:
@@ -102,11 +103,11 @@ class _Watcher:
     def _before_forward(self) -> None:
         if self._awaits is not None:
             at, self._awaits = self._awaits, None
-            self._recorder.record(at, self._steps, _variables(sys._getframe()), full=True, reads=False)
+            self._recorder.record(at, self._steps, _variables(inspect.currentframe()), full=True, reads=False)
 
     def _after_step(self, *_: Any) -> None:
         self._steps += 1
-        variables = _variables(sys._getframe())
+        variables = _variables(inspect.currentframe())
         full = self._steps in self._full_at or self._last_seconds < _CHEAP_SECONDS
         start = time.monotonic()
         self._recorder.record("step", self._steps, variables, full=full, loss=_loss(variables))

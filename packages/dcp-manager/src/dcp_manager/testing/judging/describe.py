@@ -43,7 +43,9 @@ def describe(result: SizeResult, runs: Runs) -> None:
         counts = Counter(item.kind for item in restored.items.values())
         found = [f"{counts[kind]} {name}" for kind, name in _KINDS.items() if counts[kind]]
         result.compared.append(f"after the restore (rank 0): {', '.join(found)}")
-    kinds = {name: item.kind for record in runs.expected for moment in record.moments for name, item in moment.items.items()}
+    kinds = {
+        name: item.kind for record in runs.expected for moment in record.moments for name, item in moment.items.items()
+    }
     unsteady = sorted(name for name in runs.unsteady if kinds.get(name) not in ("value", None))
     if unsteady:
         more = ", …" if len(unsteady) > _SHOWN else ""

@@ -9,9 +9,7 @@ from dcp_manager.testing.observing.records import Item, Moment
 
 __all__ = ["ABSENT", "STATE_KINDS", "differing_items", "differing_reads", "item_difference"]
 
-STATE_KINDS = frozenset(
-    {"parameter", "buffer", "batchnorm", "optimizer", "scheduler", "scaler", "average", "random"}
-)
+STATE_KINDS = frozenset({"parameter", "buffer", "batchnorm", "optimizer", "scheduler", "scaler", "average", "random"})
 """Kinds of items that must be equal after every step. Others may differ for a while without harm: a gradient that is
 zeroed before it is used, a counter, a generator that is seeded again."""
 

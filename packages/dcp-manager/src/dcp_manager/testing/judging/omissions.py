@@ -23,7 +23,9 @@ class Omission:
 
 OMISSIONS: Mapping[str, Omission] = MappingProxyType(
     {
-        "model": Omission("parameters of a model", "save the model, and load it before the first step: app_state(model)"),
+        "model": Omission(
+            "parameters of a model", "save the model, and load it before the first step: app_state(model)"
+        ),
         "optimizer": Omission(
             "state of the optimizer", "save the optimizer with the model: app_state(model, optimizer)"
         ),
@@ -46,9 +48,7 @@ OMISSIONS: Mapping[str, Omission] = MappingProxyType(
             "random state of one rank, restored on every rank",
             "save the state of each rank: app_state(…, random=RandomState()), or PerRank(RandomState())",
         ),
-        "torch-rng": Omission(
-            "random state of torch", "save it for each rank: app_state(…, random=RandomState())"
-        ),
+        "torch-rng": Omission("random state of torch", "save it for each rank: app_state(…, random=RandomState())"),
         "numpy-rng": Omission(
             "random state of NumPy",
             "save it for each rank: app_state(…, random=RandomState()), with numpy imported before the load",
@@ -80,8 +80,8 @@ OMISSIONS: Mapping[str, Omission] = MappingProxyType(
         ),
         "worker-seeds": Omission(
             "seeds of data workers",
-            "draw random augmentations from a generator that is seeded by (seed, epoch, sample id) in the data set, not "
-            "from the generator of the worker, which begins anew with each iterator",
+            "draw random augmentations from a generator that is seeded by (seed, epoch, sample id) in the data set, "
+            "not from the generator of the worker, which begins anew with each iterator",
         ),
         "state": Omission("state of the training that is not in the checkpoint", "save it: app_state(…, name=value)"),
     }

@@ -62,7 +62,7 @@ def _restored(runs: Runs, result: SizeResult) -> list[Difference]:
         kind = pair[0].kind or pair[1].kind
         if kind not in _SHARED or name in runs.unsteady:
             continue
-        if "batchnorm" == kind or _is_shard(pair[0].shown, pair[1].shown):
+        if kind == "batchnorm" or _is_shard(pair[0].shown, pair[1].shown):
             sharded += 1
             continue
         differences.append(item_difference(name, pair, found, 0, omission=omission_of(kind, name)))
@@ -90,8 +90,8 @@ def _samples(runs: Runs, result: SizeResult) -> list[Difference]:
         if Counter(map(repr, same.samples)) != Counter(map(repr, moment.samples)):
             keys, sentence = explain_order(expected, moment)
             result.evidence.append(sentence)
-            shown = (f"{sorted(map(repr, each.samples))[:8]}" for each in (same, moment))
-            return [Difference("samples", step, False, 0, *shown, omission=keys[0])]
+            one, other = (f"{sorted(map(repr, each.samples))[:8]}" for each in (same, moment))
+            return [Difference("samples", step, False, 0, one, other, keys[0])]
     result.compared.append(f"the samples of {compared} steps, as sets over all ranks")
     return []
 

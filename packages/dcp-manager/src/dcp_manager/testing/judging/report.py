@@ -1,4 +1,4 @@
-"""Report of a proof: whether the resumed run was equal to the uninterrupted one, the first difference, and its cause."""
+"""Report of a proof: whether the resumed run was equal, the first difference, and its likely cause."""
 
 from __future__ import annotations
 

@@ -96,7 +96,9 @@ def compare_same_size(runs: Runs) -> SizeResult:
             result.not_compared.append(f"numbers and texts, which differ without an effect so far: {_joined(harmless)}")
         return result
     causes = _causes(runs, lasting, effects, result)
-    shown = sorted((each for each in lasting if each.omission in causes), key=lambda each: causes.index(each.omission))
+    shown = sorted(
+        (each for each in lasting if each.omission in causes), key=lambda each: causes.index(str(each.omission))
+    )
     result.omissions = causes
     result.differences = [*shown, *_first_of_each_name(effects, known={each.name for each in shown})]
     return result
@@ -136,13 +138,11 @@ def _lasting(runs: Runs) -> Iterator[Difference]:
             yield item_difference(name, pair, found, rank, omission=key)
 
 
-def _causes(
-    runs: Runs, lasting: Sequence[Difference], effects: Sequence[Difference], result: SizeResult
-) -> list[str]:
+def _causes(runs: Runs, lasting: Sequence[Difference], effects: Sequence[Difference], result: SizeResult) -> list[str]:
     """Return keys of the omissions that explain the effects, and add sentences to the result."""
     items = {name: item for record in runs.expected for moment in record.moments for name, item in moment.items.items()}
     items |= {name: item for record in runs.found for moment in record.moments for name, item in moment.items.items()}
-    state = {each.omission for each in lasting if items[each.name].kind in STATE_KINDS}
+    state = {str(each.omission) for each in lasting if items[each.name].kind in STATE_KINDS}
     weak = {each.omission for each in lasting if items[each.name].kind not in STATE_KINDS}
     causes = state | _causes_of_reads(runs, weak, effects, result, random_lost=bool(state & _RANDOM))
     first = effects[0]

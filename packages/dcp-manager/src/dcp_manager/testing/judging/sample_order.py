@@ -34,14 +34,18 @@ def explain_order(expected: Mapping[int, Moment], found: Moment) -> tuple[list[s
         word = "again" if in_epoch[0] < step else "too early"
         return ["position"], f"step {step} of the resumed run reads the {what} of step {in_epoch[0]} {word}"
     if any((other - 1) % length == (step - 1) % length for other in same):
-        return ["epoch"], f"step {step} of the resumed run reads the {what} of step {same[0]}, which is in another epoch"
+        return [
+            "epoch"
+        ], f"step {step} of the resumed run reads the {what} of step {same[0]}, which is in another epoch"
     if same:
         text = f"step {step} of the resumed run reads the {what} of step {same[0]}, at another place of another epoch"
         return ["epoch", "position"], text
     flat = [each for other in sorted(reads) for each in reads[other]]
     if _is_part(own, flat):
         return ["position"], f"step {step} of the resumed run begins elsewhere in the order of the {what}"
-    return ["epoch"], f"step {step} of the resumed run reads {what} in an order that the uninterrupted run does not have"
+    return [
+        "epoch"
+    ], f"step {step} of the resumed run reads {what} in an order that the uninterrupted run does not have"
 
 
 def _epoch_steps(reads: Mapping[int, Sequence[Hashable]]) -> int:

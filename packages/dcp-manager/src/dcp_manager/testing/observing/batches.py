@@ -40,13 +40,12 @@ class BatchWatch:
 
     def start(self) -> None:
         """Begin to watch: all data loaders and modules of this process."""
-        self._watch_loaders(dataloader._BaseDataLoaderIter)
+        self._watch_loaders(dataloader._BaseDataLoaderIter)  # noqa: SLF001 - torch has no hook for it
         hooks.register_module_forward_pre_hook(self._before)
         hooks.register_module_forward_hook(self._after, always_call=True)
 
     def take(self) -> tuple[list[str], list[Any], int, int]:
-        """Return batches, sample ids, new iterators and workers since the last call; inputs if there were no batches.
-        """
+        """Return batches (or inputs, without batches), sample ids, new iterators and workers since the last call."""
         read = self._batches or self._waiting
         ids = [each for _, samples in read for each in samples]
         found = [digest for digest, _ in read] or self._inputs, ids, self._iterators, self._workers
@@ -54,7 +53,7 @@ class BatchWatch:
         return found
 
     def _watch_loaders(self, kind: Any) -> None:
-        init, draw, following = kind.__init__, kind._next_index, kind.__next__
+        init, draw, following = kind.__init__, kind._next_index, kind.__next__  # noqa: SLF001
         watch = self
 
         def make(self: Any, *args: Any, **options: Any) -> None:
@@ -73,7 +72,7 @@ class BatchWatch:
             watch._note(batch, drawn.popleft() if drawn else None, self._num_workers)
             return batch
 
-        kind.__init__, kind._next_index, kind.__next__ = make, next_index, next_batch
+        kind.__init__, kind._next_index, kind.__next__ = make, next_index, next_batch  # noqa: SLF001
 
     def _note(self, batch: Any, index: Any, workers: int) -> None:
         ids = index if isinstance(index, (list, tuple)) else [index]

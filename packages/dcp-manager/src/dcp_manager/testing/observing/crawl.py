@@ -11,7 +11,7 @@ import random
 import re
 import types
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -30,14 +30,38 @@ _MAX_OBJECTS = 20_000
 _MAX_ENTRIES = 1_000
 _AVERAGE = re.compile(r"(^|[^a-z])(ema|swa|polyak|teacher|shadow)($|[^a-z])|averag|Ema($|[A-Z])|EMA", re.ASCII)
 _OPAQUE_MODULES = (
-    *("dcp_async", "dcp_core", "dcp_fs", "dcp_hooks", "dcp_io", "dcp_manager", "dcp_manifest", "dcp_ranks", "dcp_state"),
+    *(
+        "dcp_async",
+        "dcp_core",
+        "dcp_fs",
+        "dcp_hooks",
+        "dcp_io",
+        "dcp_manager",
+        "dcp_manifest",
+        "dcp_ranks",
+        "dcp_state",
+    ),
     *("_io", "_thread", "asyncio", "concurrent", "ctypes", "importlib", "inspect", "io", "logging", "multiprocessing"),
     *("pathlib", "queue", "re", "selectors", "socket", "subprocess", "tempfile", "threading", "weakref"),
     *("torch._C", "torch._dynamo", "torch._inductor", "torch.autograd", "torch.cuda", "torch.distributed"),
     *("torch.futures", "torch.fx", "torch.jit", "torch.profiler", "torch.utils.data._utils"),
     *("torch.utils.data.dataloader", "torch.utils.hooks", "torch.utils.tensorboard"),
 )
-_OPAQUE = (type, types.ModuleType, types.BuiltinFunctionType, types.CodeType, types.FrameType, torch.device, torch.dtype)
+_GENERATORS: Mapping[type, Callable[[Any], Any]] = {
+    torch.Generator: lambda generator: generator.get_state(),
+    np.random.Generator: lambda generator: generator.bit_generator.state,
+    np.random.RandomState: lambda generator: generator.get_state(),
+    random.Random: lambda generator: generator.getstate(),
+}
+_OPAQUE = (
+    type,
+    types.ModuleType,
+    types.BuiltinFunctionType,
+    types.CodeType,
+    types.FrameType,
+    torch.device,
+    torch.dtype,
+)
 
 
 class Crawl:
@@ -90,20 +114,15 @@ class Crawl:
         if isinstance(value, (torch.Tensor, np.ndarray)):
             if self._full:
                 self.found[name] = (role if role == "average" else "tensor", value)
-        elif isinstance(value, np.generic):
+            return True
+        for kind, state_of in _GENERATORS.items():
+            if isinstance(value, kind):
+                self.found[name] = ("generator", state_of(value))
+                return True
+        if isinstance(value, np.generic):
             self.found[name] = ("value", value.item())
-        elif isinstance(value, torch.Generator):
-            self.found[name] = ("generator", value.get_state())
-        elif isinstance(value, np.random.Generator):
-            self.found[name] = ("generator", value.bit_generator.state)
-        elif isinstance(value, np.random.RandomState):
-            self.found[name] = ("generator", value.get_state())
-        elif isinstance(value, random.Random):
-            self.found[name] = ("generator", value.getstate())
-        elif isinstance(value, LRScheduler):
-            self._add_states(name, "scheduler", value)
-        elif type(value).__name__.endswith("GradScaler"):
-            self._add_states(name, "scaler", value)
+        elif isinstance(value, LRScheduler) or type(value).__name__.endswith("GradScaler"):
+            self._add_states(name, "scheduler" if isinstance(value, LRScheduler) else "scaler", value)
         elif isinstance(value, torch.optim.Optimizer):
             self._optimizers.append((name, value))
         else:
@@ -178,30 +197,33 @@ def _role_of(owner: Any, name: str, role: str) -> str:
 
 def _children(value: Any, name: str) -> Iterator[tuple[str, Any]]:
     """Return the names and values of an object's parts."""
-    if isinstance(value, Mapping):
+    if isinstance(value, (Mapping, list, tuple, deque)):
+        entries = value.items() if isinstance(value, Mapping) else enumerate(value)
         if len(value) <= _MAX_ENTRIES:
-            yield from ((f"{name}[{key!r}]", inner) for key, inner in [*value.items()])
-    elif isinstance(value, (list, tuple, deque)):
-        if len(value) <= _MAX_ENTRIES:
-            yield from ((f"{name}[{number}]", inner) for number, inner in enumerate([*value]))
-    elif isinstance(value, types.FunctionType):
-        yield from _cells(value, name)
-    elif isinstance(value, types.MethodType):
-        yield name, value.__self__
-        yield from _cells(value.__func__, name)
-    elif isinstance(value, functools.partial):
-        yield f"{name}.func", value.func
-        yield f"{name}.args", value.args
-        yield f"{name}.keywords", value.keywords
+            yield from ((f"{name}[{key!r}]", inner) for key, inner in [*entries])
+    elif isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
+        yield from _bound(value, name)
     elif isinstance(value, types.GeneratorType):
-        frame = value.gi_frame
-        if frame is not None:
-            yield from ((f"{name}.{key}", inner) for key, inner in frame.f_locals.items())
+        variables = {} if value.gi_frame is None else value.gi_frame.f_locals
+        yield from ((f"{name}.{key}", inner) for key, inner in variables.items())
     elif isinstance(value, DataLoader):
         for key in ("sampler", "batch_sampler", "dataset", "generator"):
             yield f"{name}.{key}", getattr(value, key, None)
     else:
         yield from _attributes(value, name)
+
+
+def _bound(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Return what a function refers to: its closure, the object of a method, the arguments of a partial function."""
+    if isinstance(value, functools.partial):
+        yield f"{name}.func", value.func
+        yield f"{name}.args", value.args
+        yield f"{name}.keywords", value.keywords
+    elif isinstance(value, types.MethodType):
+        yield name, value.__self__
+        yield from _cells(value.__func__, name)
+    else:
+        yield from _cells(value, name)
 
 
 def _cells(function: Any, name: str) -> Iterator[tuple[str, Any]]:

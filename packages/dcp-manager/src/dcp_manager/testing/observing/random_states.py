@@ -18,7 +18,7 @@ PYTHON_RANDOM = "random"
 def global_random_states() -> dict[str, Any]:
     """Return name of a generator → its state; reading draws nothing. CUDA devices only if CUDA is in use."""
     states: dict[str, Any] = {CPU_RANDOM: torch.get_rng_state(), PYTHON_RANDOM: random.getstate()}
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         for number, state in enumerate(torch.cuda.get_rng_state_all()):
             states[f"torch.cuda.random[{number}]"] = state
     numpy = sys.modules.get("numpy")
