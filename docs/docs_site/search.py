@@ -42,6 +42,10 @@ WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "state-dicts.md": ("optimizer state", "random seed", "RNG", "EMA"),
         "async.md": ("async save", "background", "GPU memory", "checkpoint stall"),
         "manager.md": ("keep last n", "latest checkpoint", "resume training", "SIGTERM", "preemption", "SLURM"),
+        "prove-a-resume.md": (
+            *("loss jump after resume", "loss spike", "exact resume", "deterministic resume", "reproducible", "prove"),
+            *("samples seen twice", "sampler epoch", "GradScaler", "random seed"),
+        ),
         "compression.md": ("compression", "zstd", "smaller checkpoint"),
         "formats.md": ("safetensors", "convert checkpoint", "export weights", "torch.save"),
         "storage.md": ("save to S3", "GCS", "Azure", "bucket", "cloud"),
@@ -89,6 +93,9 @@ QUESTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "convert checkpoint": ("formats.md", "command.md"),
         "cost": ("cost.md",),
         "torch.save": ("from-torch-save.md",),
+        "why did the loss jump after resume": ("prove-a-resume.md",),
+        "samples seen twice": ("prove-a-resume.md",),
+        "exact resume": ("prove-a-resume.md",),
     }
 )
 """What a reader types → the pages of which one must be among the first results."""

@@ -39,7 +39,10 @@ def run_rank(text: str) -> None:
     recorder = Recorder(Path(job["records"]) / f"rank{rank}.jsonl", watch)
     trainer = make_trainer(job["root"])
     check_trainer(trainer)
-    _train(trainer, recorder, job)
+    try:
+        _train(trainer, recorder, job)
+    finally:
+        recorder.close()
     if world_size > 1:
         dist.destroy_process_group()
 

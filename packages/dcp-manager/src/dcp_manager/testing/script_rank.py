@@ -41,7 +41,10 @@ def run_script(text: str) -> None:
     sys.path[:] = [str(Path(script).parent), *job["sys_path"]]
     watcher = _Watcher(job)
     watcher.start()
-    runpy.run_path(script, run_name="__main__")
+    try:
+        runpy.run_path(script, run_name="__main__")
+    finally:
+        watcher.stop()
 
 
 class _Watcher:
@@ -75,6 +78,11 @@ class _Watcher:
             return begin(manager, step, *args, **options)
 
         CheckpointManager._save = begin_save  # type: ignore[assignment,method-assign]  # noqa: SLF001
+
+    def stop(self) -> None:
+        """Close the record."""
+        self._recorder.close()
+        plugins.unregister("dcp-prove")
 
     @hookimpl
     def dcp_on_event(self, event: CheckpointEvent) -> None:

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+import torch
+
 __all__ = ["StepResult", "Trainer", "check_trainer", "read_step"]
 
 StepResult = Any
@@ -98,6 +100,7 @@ def read_step(result: Any) -> tuple[float | None, list[Any] | None]:
         samples = result.get("samples")
         result = result.get("loss")
     try:
+        result = result.detach() if isinstance(result, torch.Tensor) else result
         loss = None if result is None else float(result)
         ids = None if samples is None else [_plain(each) for each in samples]
     except (TypeError, ValueError, RuntimeError) as error:

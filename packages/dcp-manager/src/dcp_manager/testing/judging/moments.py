@@ -18,9 +18,11 @@ _SHOWN_IDS = 8
 
 
 def differing_items(expected: Moment, found: Moment) -> dict[str, tuple[Item, Item]]:
-    """Return name → both items, for items that differ, or that only one of the moments has."""
-    names = dict.fromkeys([*expected.items, *found.items])
-    pairs = {name: (expected.items.get(name, ABSENT), found.items.get(name, ABSENT)) for name in names}
+    """Return name → both items, for items that differ or are absent from the resumed run.
+
+    What only the resumed run has is no state that was lost: what it has loaded, for example.
+    """
+    pairs = {name: (item, found.items.get(name, ABSENT)) for name, item in expected.items.items()}
     return {name: (one, other) for name, (one, other) in pairs.items() if one.digest != other.digest}
 
 

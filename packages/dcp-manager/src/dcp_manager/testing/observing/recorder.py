@@ -28,6 +28,10 @@ class Recorder:
         self._watch = watch
         self._noted: set[str] = set()
 
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
     def record(
         self,
         at: str,
