@@ -104,6 +104,8 @@ class Crawl:
             return
         if isinstance(value, nn.Module):
             self._add_module(name, value, role)
+            if type(value).__module__.startswith("torch."):
+                return
         if self._is_opaque(value):
             return
         for inner, child in _children(value, name):
