@@ -151,7 +151,7 @@ def _causes(runs: Runs, lasting: Sequence[Difference], effects: Sequence[Differe
         causes.add("accumulation")
     if not causes:
         causes = _draws_of_resume(runs, effects, result)
-    causes = causes or {key for key in weak if key != "accumulation"}
+    causes = causes or {str(key) for key in weak if key != "accumulation"}
     return [key for key in OMISSIONS if key in causes]
 
 
