@@ -279,20 +279,14 @@ class _Load:
         self.metadata = read_metadata(reader, self.coordinator.rank)
         self.restore_rank_values()
         self.values = dict(self.template)
-        coordinator = self.coordinator
-        self.rank_values = RankValues(
-            self.values, self.metadata.state_dict_metadata.keys(), coordinator.rank, coordinator.world_size
-        )
+        names, coordinator = self.metadata.state_dict_metadata.keys(), self.coordinator
+        self.rank_values = RankValues(self.values, names, coordinator.rank, coordinator.world_size)
         if refused := self.rank_values.refused:
             raise LoadMismatchError([LoadProblem(name, "ranks", message) for name, message in refused.items()])
-        is_coordinator = self.coordinator.is_coordinator
-        self.planner.set_up_planner(self.values, self.metadata, is_coordinator)
-        if takes(reader.set_up_storage_reader, "kwargs"):
-            reader.set_up_storage_reader(
-                self.metadata, is_coordinator, rank=self.coordinator.rank, use_collectives=True
-            )
-        else:
-            reader.set_up_storage_reader(self.metadata, is_coordinator)
+        self.planner.set_up_planner(self.values, self.metadata, coordinator.is_coordinator)
+        knows_ranks = takes(reader.set_up_storage_reader, "kwargs")
+        of_rank = {"rank": coordinator.rank, "use_collectives": True} if knows_ranks else {}
+        reader.set_up_storage_reader(self.metadata, coordinator.is_coordinator, **of_rank)
         self.plan = reader.prepare_local_plan(self.planner.create_local_plan())
         return self.plan if self.exchanges else None, self.save_id
 
