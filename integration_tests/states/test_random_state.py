@@ -51,7 +51,10 @@ def load(folder: str, form: str) -> tuple[Draws, dict[str, int], str]:
     return draws(), report.derived, report.summary()
 
 
-@pytest.mark.parametrize(("saved_on", "loaded_on"), [(1, 2), (2, 4), (4, 2), (2, 2)])
+@pytest.mark.parametrize(
+    ("saved_on", "loaded_on"),
+    [(1, 2), (2, 2), *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in ((2, 4), (4, 2)))],
+)
 @pytest.mark.parametrize("form", ["app", "per rank", "modulo"])
 def test_ranks_keep_their_state_or_derive_one_of_their_own(
     ranks: Any, tmp_path: Path, saved_on: int, loaded_on: int, form: str
