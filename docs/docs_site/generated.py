@@ -19,6 +19,7 @@ HOOK_TABLES = {
     "savers": "dcp_register_savers",
     "state_adapters": "dcp_register_state_adapters",
     "converters": "dcp_register_converters",
+    "exchange": "dcp_register_exchange",
     "bridges": "dcp_register_bridges",
 }
 

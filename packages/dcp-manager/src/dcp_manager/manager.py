@@ -282,10 +282,8 @@ class CheckpointManager:
             save(
                 values,
                 **self._places.to_write(self.checkpoint_id(step)),
-                process_group=self._ranks.process_group,
-                no_dist=self._ranks.no_dist,
+                **self._ranks.arguments,
                 timeout_seconds=self._seconds_left(),
-                peers=self._ranks.peers,
             )
         except BaseException:
             self._upkeep.ended(step, saved=False)
@@ -335,11 +333,9 @@ class CheckpointManager:
             return load(
                 state,
                 **self._places.to_read(self.checkpoint_id(step)),
+                **self._ranks.arguments,
                 planner=planner,
-                process_group=self._ranks.process_group,
-                no_dist=self._ranks.no_dist,
                 timeout_seconds=self._ranks.timeout_seconds,
-                peers=self._ranks.peers,
                 cooperative=cooperative,
             )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
@@ -52,6 +52,11 @@ class Ranks:
             peers=self.peers,
             errors=RANK_ERRORS,
         )
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Arguments by which `save` and `load` of `dcp_core` take these ranks; they have a limit of time beside."""
+        return {"process_group": self.process_group, "no_dist": self.no_dist, "peers": self.peers}
 
     @property
     def is_coordinator(self) -> bool:
