@@ -84,6 +84,7 @@ if TYPE_CHECKING:
     )
     from dcp_core.shards.declared_shards import CheckpointableTensor
     from dcp_data import PositionMismatchError, ResumableLoader, ResumableSampler, ResumableStream
+    from dcp_exchange import ExchangeError
     from dcp_format import (
         Conversion,
         HuggingFaceStorageReader,
@@ -135,6 +136,7 @@ __all__ = [
     "DefaultLoadPlanner",
     "DefaultSavePlanner",
     "Estimate",
+    "ExchangeError",
     "EverySeconds",
     "EverySteps",
     "FileSystemReader",
@@ -251,6 +253,7 @@ __getattr__, __dir__ = import_lazily(
         ),
         "dcp_core.shards.declared_shards": ("CheckpointableTensor",),
         "dcp_data": ("PositionMismatchError", "ResumableLoader", "ResumableSampler", "ResumableStream"),
+        "dcp_exchange": ("ExchangeError",),
         "dcp_format": (
             *("Conversion", "HuggingFaceStorageReader", "HuggingFaceStorageWriter"),
             *("QuantizedHuggingFaceStorageReader", "convert"),
