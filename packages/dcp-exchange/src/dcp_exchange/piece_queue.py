@@ -30,6 +30,7 @@ class PieceQueue:
     def __init__(
         self, owners: Sequence[int], rank: int, take: Callable[[int], int] | None, helped: Sequence[int] = ()
     ) -> None:
+        self._rank = rank
         wanted = {rank, *(helped if take is not None else ())}
         self._pieces: dict[int, list[int]] = {owner: [] for owner in wanted}
         for piece, owner in enumerate(owners):
@@ -43,7 +44,7 @@ class PieceQueue:
     @property
     def own(self) -> int:
         """Number of the pieces of which this rank is the owner."""
-        return len(self._pieces[self._victims[0]]) if self._victims else 0
+        return len(self._pieces[self._rank])
 
     def next(self) -> int | None:
         """Return the number of the piece to read next; None if there is none left for this rank.
