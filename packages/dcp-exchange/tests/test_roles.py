@@ -83,11 +83,7 @@ def play(roles: list[Roles], owner: int, of_class: int) -> Played:
     return found
 
 
-@pytest.fixture(params=["direct", "indirect"])
-def direct(request: pytest.FixtureRequest) -> bool:
-    return request.param == "direct"
-
-
+@pytest.mark.parametrize("direct", [True, False], ids=["direct", "indirect"])
 @given(job=jobs())
 def test_who_wants_a_piece_gets_it_once_and_each_host_gets_it_once(direct: bool, job: Job) -> None:
     assignment = job.assignment()

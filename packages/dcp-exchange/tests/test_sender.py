@@ -26,7 +26,7 @@ class Wire:
         self.reached.set()
         assert self.open.wait(PATIENCE_SECONDS)
         if len(self.sent) == self.fails_at:
-            raise StreamError("cut on purpose")
+            raise StreamError(3, "", "cut on purpose")
         self.sent.append((message, [bytes(part) for part in payload]))
 
 
@@ -54,7 +54,7 @@ def test_all_is_sent_in_order_and_memory_is_given_back_after_it() -> None:
     assert done == [], "the memory is in use until it is sent"
     wire.open.set()
     assert all_done.wait(PATIENCE_SECONDS)
-    sender.end()
+    sender.end(abort=False)
     sender.join(PATIENCE_SECONDS)
     assert not sender.is_alive()
     assert wire.sent == [(b"m%d" % number, [b"p%d" % number]) for number in range(3)]
@@ -67,14 +67,14 @@ def test_a_lost_stream_is_reported_once_and_ends_the_thread() -> None:
     sender, errors, done, _ = started(wire)
     sender.join(PATIENCE_SECONDS)
     assert not sender.is_alive()
-    assert (done, [str(error) for error in errors]) == ([0], ["cut on purpose"])
+    assert (done, [str(error) for error in errors]) == ([0], ["connection to rank 3: cut on purpose"])
 
 
 def test_an_end_does_not_wait_for_what_has_not_begun() -> None:
     wire = Wire()
     sender, errors, done, _ = started(wire)
     assert wire.reached.wait(PATIENCE_SECONDS)
-    sender.end()
+    sender.end(abort=False)
     wire.open.set()
     sender.join(PATIENCE_SECONDS)
     assert not sender.is_alive()
