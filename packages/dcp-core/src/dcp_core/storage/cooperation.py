@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dcp_core.errors import DcpError, PluginNotFoundError
+from dcp_core.errors import DcpError, PluginLoadError, PluginNotFoundError
 from dcp_core.records.abilities import ReaderAbilities, abilities
 from dcp_core.records.plan import LoadPlan
 from dcp_core.records.protocols import LoadPlanner, StorageReader
@@ -63,7 +63,8 @@ class Cooperation:
         """Return what this rank can do; looks for a plug-in only if the other facts allow to read together.
 
         Raises:
-            PluginNotFoundError: The load was asked to read together, and the plug-in for it is not installed.
+            PluginNotFoundError, PluginLoadError: The load was asked to read together, and the plug-in for it is not
+                installed, or broken.
         """
         if self._asked is False or world_size == 1:
             return Offer(self._asked, None)
@@ -75,10 +76,11 @@ class Cooperation:
             return Offer(self._asked, can.reads_alone, place)
         try:
             self._exchange = installed.factory("exchange", _PLUGIN, errors=PLUGIN_ERRORS)
-        except PluginNotFoundError:
+        except (PluginNotFoundError, PluginLoadError) as error:
             if self._asked:
                 raise
-            return Offer(None, "dcp-exchange is not installed", place)
+            lack = "is not installed" if isinstance(error, PluginNotFoundError) else f"cannot be loaded ({error})"
+            return Offer(None, f"dcp-exchange {lack}", place)
         return Offer(self._asked, None, place)
 
     def choose(self, offers: Sequence[Offer]) -> None:
