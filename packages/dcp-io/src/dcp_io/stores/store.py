@@ -195,7 +195,7 @@ class Store(ABC):
 
         Raises:
             CheckpointNotFoundError: There is no such object; the message has its name.
-            CorruptCheckpointError: The object is too short; `file` is the name, and `offset` the one that was asked for.
+            CorruptCheckpointError: The object is too short; `file` is its name, `offset` the one asked for.
         """
         if type(self).open is Store.open:
             raise NotImplementedError(f"{type(self).__name__} overrides neither read_into nor open: it cannot be read")
