@@ -9,16 +9,31 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.utils.data import Dataset, Sampler
 
 import dcp_all as dcp
 
-__all__ = ["EpochSampler", "Images", "ranks", "seed_all", "state_of_generators"]
+__all__ = ["Buffers", "EpochSampler", "Images", "ranks", "seed_all", "state_of_generators"]
 
 
 def ranks() -> tuple[int, int]:
     """This rank and the number of ranks."""
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+
+
+class Buffers:
+    """A rank's own buffers, restored after those of the model, which all ranks share: the tensors are the same."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.buffers = dict(model.named_buffers())
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: buffer.clone() for name, buffer in self.buffers.items()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        for name, buffer in self.buffers.items():
+            buffer.copy_(state_dict[name])
 
 
 class EpochSampler(Sampler[int]):

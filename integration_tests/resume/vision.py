@@ -14,7 +14,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader
 
 import dcp_all as dcp
-from integration_tests.resume.parts import EpochSampler, Images, ranks, seed_all, state_of_generators
+from integration_tests.resume.parts import Buffers, EpochSampler, Images, ranks, seed_all, state_of_generators
 
 __all__ = ["OMISSIONS", "Vision"]
 
@@ -96,7 +96,7 @@ class Vision:
             "ema": dcp.PerRank(self.ema),  # averages of the rank's own BatchNorm are in it
             "accumulation": dcp.PerRank(gradients),
             "random": state_of_generators(self.omit),
-            "norms": dcp.PerRank(dict(model.named_buffers())),
+            "norms": dcp.PerRank(Buffers(model)),
             "epoch": self.epoch,
             "position": self.position,
             "micro": self.micro,

@@ -103,7 +103,7 @@ def test_save_with_closes_its_coordinator() -> None:
             Watched.closed += 1
 
     save_with(Watched(), {"w": torch.ones(2)}, storage_writer=MemoryWriter("closed"))
-    with pytest.raises(Exception, match="nowhere"):
+    with pytest.raises(Exception, match="no place to save to"):
         save_with(Watched(), {"w": torch.ones(2)})
     assert Watched.closed == 2
 

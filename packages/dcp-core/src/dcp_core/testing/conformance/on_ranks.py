@@ -154,11 +154,15 @@ def load_on_ranks(door: Door, value: float, placements: tuple[Placement, ...]) -
 
 
 def load_part(door: Door, value: float, placements: tuple[Placement, ...]) -> int:
-    """Load only this rank's shard, and return the number of bytes read, or -1 if it is wrong. Called on every rank."""
+    """Load only this rank's shard. Called on every rank.
+
+    Returns:
+        Number of bytes that this rank read or received from other ranks, or -1 if a value is wrong.
+    """
     template = {"sharded": part(0.0, placements)["sharded"]}
     report = door.load(template)
     right = same(template["sharded"].to_local(), part(value, placements)["sharded"].to_local())
-    return report.bytes_read if right else -1
+    return report.bytes_read + report.bytes_received if right else -1
 
 
 def fail_on_ranks(door: Door, value: float, failing_rank: int) -> list[int]:
