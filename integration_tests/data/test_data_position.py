@@ -11,11 +11,19 @@ import torch
 import torch.distributed as dist
 
 import dcp_all as dcp
+from dcp_ranks.testing.ranks import RankPool
 
 LENGTH = 101
 LENGTHS = [13, 0, 40, 8, 40]
 GLOBAL_BATCH_SIZE = 12
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[RankPool]:
+    """Processes of this module alone: data workers are forked from them, with whatever other tests left there."""
+    with RankPool(timeout_seconds=240) as pool:
+        yield pool
 
 
 def read(shard: int) -> Iterator[int]:
