@@ -149,6 +149,17 @@ NAN = torch.tensor([0x7FC00000, 0x7FC00001, 0x7F800001], dtype=torch.int32).view
 """Three values that are no numbers, of other bits each."""
 
 
+def test_diff_shows_where_long_values_differ(capsys: Any, tmp_path: Path) -> None:
+    words = [f"word {number}" for number in range(100)]
+    torch.save({"words": words}, tmp_path / "a.pt")
+    torch.save({"words": [*words[:50], "another", *words[51:]]}, tmp_path / "b.pt")
+    _, out, _ = dcp(capsys, "diff", tmp_path / "a.pt", tmp_path / "b.pt", "--json")
+    (found,) = json.loads(out)["differences"]
+    assert "'word 50'" in found["a"]
+    assert "'another'" in found["b"]
+    assert max(len(found["a"]), len(found["b"])) <= 62
+
+
 def test_diff_compares_tensors_by_bits_unless_a_tolerance_is_given(capsys: Any, tmp_path: Path) -> None:
     zeros, pairs = torch.tensor([0.0, -0.0]), torch.tensor([0.0, -0.0, 1.0, -2.0]).view(torch.complex64)
     a = {"nan": NAN, "zero": zeros, "complex": pairs, "byte": torch.tensor([0x00, 0x80]).byte()}

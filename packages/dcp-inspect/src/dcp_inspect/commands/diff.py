@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -24,6 +25,8 @@ from dcp_manifest import ITEM_BYTES
 __all__ = ["command"]
 
 _PIECE_BYTES = 8 << 20
+_SHOWN_LETTERS = 60
+_SAME_LETTERS = 20  # before the first that differs
 Array = npt.NDArray[Any]
 Bits = npt.NDArray[np.uint8]
 
@@ -112,7 +115,17 @@ def _objects(name: str, a: bytes, b: bytes) -> Iterator[Difference]:
         return
     left, right = load_value(a, name), load_value(b, name)
     if not same_value(left, right):
-        yield Difference(name, "values", repr(left)[:60], repr(right)[:60])
+        yield Difference(name, "values", *_excerpts(repr(left), repr(right)))
+
+
+def _excerpts(*texts: str) -> Iterator[str]:
+    """Yield the part of each text in which they differ first."""
+    alike = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*texts, strict=False))
+    same = sum(1 for _ in alike)
+    start = max(0, same - _SAME_LETTERS) if max(map(len, texts)) > _SHOWN_LETTERS else 0
+    for text in texts:
+        end = start + _SHOWN_LETTERS
+        yield f"{'…' if start else ''}{text[start:end]}{'…' if len(text) > end else ''}"
 
 
 def _tensors(
