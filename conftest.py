@@ -21,14 +21,14 @@ PATIENCE_SECONDS = 240.0
 def pytest_configure() -> None:
     """No example of a property has a deadline: a busy machine can hold up any of them for longer than 0.2 s.
 
-    The examples are the same each time, so that what fails has to do with a change; `--hypothesis-profile=random` draws
-    new ones.
+    The examples are few and the same each time, so that what fails has to do with a change; `--hypothesis-profile=random`
+    draws new ones, and more.
     """
     if importlib.util.find_spec("hypothesis") is None:  # not every package has it installed
         return
     from hypothesis import settings  # noqa: PLC0415
 
-    settings.register_profile("same", deadline=None, derandomize=True)
+    settings.register_profile("same", deadline=None, derandomize=True, max_examples=30)
     settings.register_profile("random", deadline=None)
     settings.load_profile("same")
 

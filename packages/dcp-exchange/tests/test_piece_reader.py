@@ -58,7 +58,7 @@ def test_pieces_are_read_in_threads_and_counted(store: LocalStore, kind: type[Lo
     assert reader.bytes_read == 20_000
     assert len(os.listdir("/proc/self/fd")) <= before + 4, "each thread has one file open"
     reader.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_a_missing_file_is_named_with_the_key(tmp_path: Path) -> None:

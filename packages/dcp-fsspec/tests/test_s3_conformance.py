@@ -43,6 +43,7 @@ class TestS3Store(StoreConformance):
 
 
 @pytest.mark.slow  # the same suite runs over memory, and over S3 without fsspec
+@pytest.mark.slow  # fsspec's memory storage and dcp-object's S3 storage are judged in the short suite
 class TestS3Storage(StorageConformance):
     @pytest.fixture
     def door(self, storage: Any) -> Any:

@@ -15,6 +15,7 @@ from dcp_http_example.server import ObjectServer
 _numbers = itertools.count()
 
 
+@pytest.mark.slow  # the same engine as dcp-object, which is judged in the short suite; the store is judged there, too
 class TestHttpStorage(StorageConformance):
     @pytest.fixture
     def folder(self) -> str:

@@ -220,7 +220,7 @@ def test_a_descriptor_from_a_stranger_is_closed():
                         with contextlib.suppress(ConnectionResetError):
                             assert guest.recv(100) == b""
         made[0].connect_many([1], 0.05)
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_memory_is_compared_whole():
