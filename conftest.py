@@ -21,8 +21,8 @@ PATIENCE_SECONDS = 240.0
 def pytest_configure() -> None:
     """No example of a property has a deadline: a busy machine can hold up any of them for longer than 0.2 s.
 
-    The examples are few and the same each time, so that what fails has to do with a change; `--hypothesis-profile=random`
-    draws new ones, and more.
+    The examples are few and the same each time, so that what fails has to do with a change;
+    `--hypothesis-profile=random` draws new ones, and more.
     """
     if importlib.util.find_spec("hypothesis") is None:  # not every package has it installed
         return
