@@ -9,6 +9,7 @@ from integration_tests.resume.demo import DemoTrainer, WithoutStep
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # eleven processes that import torch
 def test_the_demo_resumes_exactly() -> None:
     report = prove_resume(DemoTrainer, steps=5, kill_at=2, world_sizes=(2, 1, 4))
     assert [result.exact for result in report.results] == [True, False, False]

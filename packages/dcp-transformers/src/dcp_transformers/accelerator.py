@@ -81,7 +81,7 @@ def _state(accelerator: Any, values: dict[str, Any]) -> dict[str, Any]:
     own: dict[str, Any] = {
         "scheduler": accelerator._schedulers or None,
         "accelerator_step": accelerator.step,
-        "random": PerRank(RandomState(), otherwise="modulo"),
+        "random": PerRank(RandomState()),
         "loaders": PerRank(_Loaders(accelerator._dataloaders), otherwise="modulo"),
     }
     own |= {} if accelerator.scaler is None else {"scaler": accelerator.scaler}

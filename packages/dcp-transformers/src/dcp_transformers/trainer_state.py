@@ -6,6 +6,7 @@ import dataclasses
 import json
 from typing import Any
 
+import torch
 from transformers.trainer_callback import ExportableState, TrainerCallback
 
 from dcp_core import PerRank
@@ -24,10 +25,15 @@ class RandomStates(TrainerCallback):
     Samplers draw the order of an epoch at its beginning. A resumed epoch draws the same order again, skips the examples
     that were seen, and only then continues with the random state of the save. So loaded states are kept until the
     Trainer sets them.
+
+    A rank that the saving job did not have gets another rank's states, and derives those of Python, numpy and CUDA from
+    them. That of torch's CPU generator stays the other rank's: some samplers, such as that which groups examples by
+    length, draw one order on all ranks, which must agree on it.
     """
 
     loaded: dict[str, Any] | None = None
     """The loaded states, until the Trainer sets them."""
+    _derives_for: int | None = None
     _epoch_start: dict[str, Any] | None = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -36,7 +42,11 @@ class RandomStates(TrainerCallback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep both states for later; no generator is set yet."""
-        self.loaded = state_dict
+        self.loaded, self._derives_for = state_dict, None
+
+    def load_derived_state(self, state_dict: dict[str, Any], rank: int) -> None:
+        """Keep another rank's states for later, for a rank that the saving job did not have."""
+        self.loaded, self._derives_for = state_dict, rank
 
     def on_epoch_begin(self, *_: Any, **__: Any) -> None:
         """Set the loaded state from which the epoch's order is drawn, if there is one, and note the current state."""
@@ -48,7 +58,11 @@ class RandomStates(TrainerCallback):
         """Set the generators to their states at the save, which are also those of an epoch that begins now."""
         if self.loaded is None:  # the checkpoint holds the model only
             return
-        RandomState().load_state_dict(self.loaded["now"])
+        if self._derives_for is None:
+            RandomState().load_state_dict(self.loaded["now"])
+        else:
+            RandomState().load_derived_state(self.loaded["now"], self._derives_for)
+            torch.set_rng_state(self.loaded["now"]["torch"])
         if trainer.args.ignore_data_skip or float(trainer.state.epoch).is_integer():
             self._epoch_start = self.loaded["now"]
         self.loaded = None
@@ -66,7 +80,7 @@ def collect_state(trainer: Any, random: RandomStates, saved: dict[str, Any] | No
     state: dict[str, Any] = {"app": app_state(trainer.model)}
     if not only_model:
         scaler = getattr(trainer.accelerator, "scaler", None)
-        values = {"random": PerRank(random, otherwise="modulo")} | ({} if scaler is None else {"scaler": scaler})
+        values = {"random": PerRank(random)} | ({} if scaler is None else {"scaler": scaler})
         state["app"] = app_state(trainer.model, trainer.optimizer, scheduler=trainer.lr_scheduler, **values)
     if saved is None and trainer.is_world_process_zero():
         callbacks = (*trainer.callback_handler.callbacks, trainer.control)
