@@ -19,13 +19,25 @@ from dcp_manager.testing.processes import launcher_environment, launcher_store
 
 __all__ = ["run_forked_ranks"]
 
-_PRELOADED = ["torch._dynamo", "integration_tests.resume.language", "integration_tests.resume.vision"]
+_PRELOADED = [
+    "torch._dynamo",
+    "lightning.pytorch",
+    "integration_tests.resume.language",
+    "integration_tests.resume.vision",
+]
 
 
 def run_forked_ranks(
-    command: Sequence[str], world_size: int, folder: Path, *, what: str, killed: bool = False, timeout_seconds: float
+    command: Sequence[str],
+    world_size: int,
+    folder: Path,
+    *,
+    what: str,
+    killed: bool = False,
+    timeout_seconds: float,
+    working_folder: Path | None = None,
 ) -> None:
-    """Run the ranks of a job of `prove_resume`; see `run_ranks`."""
+    """Run the ranks of a job of `prove_resume` or `prove_script`; see `run_ranks`."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
     store = launcher_store()
@@ -33,7 +45,7 @@ def run_forked_ranks(
     for rank in range(world_size):
         environment = launcher_environment(rank, world_size, store.port)
         log = str(folder / f"rank{rank}.log")
-        processes.append(context.Process(target=_run, args=(command[-1], environment, log)))
+        processes.append(context.Process(target=_run, args=(command, environment, log, working_folder)))
         processes[-1].start()
     try:
         wanted = -signal.SIGKILL if killed else 0
@@ -49,8 +61,9 @@ def run_forked_ranks(
             process.kill()
 
 
-def _run(job: str, environment: dict[str, str], log: str) -> None:
+def _run(command: Sequence[str], environment: dict[str, str], log: str, working_folder: Path | None) -> None:
     from dcp_manager.testing.rank import run_rank
+    from dcp_manager.testing.script_rank import run_script
 
     # Data workers are then children of the rank, and notice its death.
     multiprocessing.set_start_method("fork", force=True)
@@ -58,8 +71,11 @@ def _run(job: str, environment: dict[str, str], log: str) -> None:
     with open(log, "wb") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
+    *_, program, job = command
+    if working_folder is not None:
+        os.chdir(working_folder)
     try:
-        run_rank(job)
+        (run_script if run_script.__name__ in program else run_rank)(job)
     except BaseException:
         traceback.print_exc()
         raise

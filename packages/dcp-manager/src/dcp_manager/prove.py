@@ -19,9 +19,10 @@ it resumes. Both ways are compared bit by bit after each step of the optimizer: 
 scheduler, scaler, moving averages, buffers, random states. The first difference is shown by name, with what is probably
 missing from the checkpoint.
 
-The script saves with a CheckpointManager, or with save of dcp_all or dcp_core, and resumes by itself when it is started
-again. It runs in a temporary folder with links to everything in the working folder, except for folders that have
-checkpoints. If it writes to another place, pass that as an argument with {root}, an empty folder:
+The script saves with a CheckpointManager, or with save of dcp_all or dcp_core on all ranks, and resumes by itself when
+it is started again. With --world-sizes 2,1 it is started on 2 ranks as by torchrun, and resumed on 2 and on 1. It runs
+in a temporary folder with links to everything in the working folder, except for folders that have checkpoints. If it
+writes to another place, pass that as an argument with {root}, an empty folder:
     python -m dcp_manager.prove train.py --out {root}
 """
 _EPILOG = "Exit status: 0 equal, 1 different or not deterministic, 2 wrong arguments or the script failed."

@@ -140,6 +140,30 @@ def test_items_that_differ_between_equal_runs_prove_nothing() -> None:
     assert names == {"trainer.started"}
 
 
+def test_tensors_that_only_one_of_two_equal_runs_recorded_prove_nothing() -> None:
+    """How often tensors are recorded depends on the time that it takes."""
+    other = run()
+    for moment in other.moments[:2]:
+        moment.full = False
+        del moment.items["trainer.model.weight"]
+    assert find_unsteady([run()], [other], KILL)[0] == []
+    other.moments[2].items["trainer.model.weight"] = Item("parameter", "another", "float32[3]")
+    assert [each.step for each in find_unsteady([run()], [other], KILL)[0]] == [3]
+
+
+@pytest.mark.parametrize(("weight", "is_ok"), [(f"w{KILL}", True), ("lost", False)])
+def test_models_with_and_without_a_wrapper_are_compared(weight: str, is_ok: bool) -> None:
+    found = [run(KILL), run(KILL)]
+    for record in found:
+        for moment in record.moments:
+            del moment.items["trainer.model.weight"]
+            moment.samples = []
+            moment.items["trainer.model.module.weight"] = Item("parameter", weight, "1.0")
+    result = compare_other_size(Runs([run()], found, KILL, STEPS), 1e-4)
+    assert result.ok is is_ok
+    assert result.omissions == ([] if is_ok else ["model"])
+
+
 def test_losses_on_other_numbers_of_ranks_have_a_tolerance() -> None:
     for loss, is_ok in ((5.0001, True), (5.01, False)):
         found = [run(KILL), run(KILL)]

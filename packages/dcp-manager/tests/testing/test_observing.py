@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import DataLoader, RandomSampler
 
 from dcp_manager.testing import prove_resume
+from dcp_manager.testing.observing.batches import _ids_of
 from dcp_manager.testing.observing.crawl import Crawl
 from dcp_manager.testing.observing.fingerprint import fingerprint
 from dcp_manager.testing.trainer import check_trainer, read_step
@@ -63,6 +64,27 @@ def test_state_is_found_wherever_it_is_held() -> None:
     assert found["t.ema['weight']"] == "average"
     assert found["t.rng"] == "generator"
     assert found["t.loader.sampler.generator"] == "generator"
+
+
+def test_what_several_groups_reach_has_the_name_of_the_first() -> None:
+    model = torch.nn.Linear(1, 1, bias=False)
+    found = Crawl({"trainer": Holder(fit=Holder(model=model))}, {"self": model, "step": 1}, full=True).found
+    assert {*found} == {"trainer.fit.model.weight", "step"}
+
+
+@pytest.mark.parametrize(
+    ("drawn", "ids"),
+    [
+        (3, [3]),
+        ([3, 1], [3, 1]),
+        (torch.tensor(4), [4]),
+        ([None], []),
+        (Holder(indices=[5, 2], epoch=1, lanes=None), [5, 2]),  # of a sampler of dcp_data
+        (Holder(indices=[5, 6], epoch=1, lanes=Holder()), ["1/5", "1/6"]),  # of a stream: places in an epoch
+    ],
+)
+def test_ids_of_samples_are_seen_by_what_is_drawn(drawn: Any, ids: list[Any]) -> None:
+    assert _ids_of(drawn) == ids
 
 
 def test_without_tensors_it_is_light() -> None:

@@ -136,10 +136,12 @@ def launcher_environment(rank: int, world_size: int, port: int) -> dict[str, str
         world_size: Number of ranks.
         port: Port of the store at which they meet.
     """
-    values = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GROUP_RANK": 0}
-    elastic = {"TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": 0}
-    found = {name: str(value) for name, value in {**values, **place, **elastic}.items()}
+    kinds = ("", "LOCAL_", "ROLE_")
+    found = {f"{kind}RANK": str(rank) for kind in kinds} | {f"{kind}WORLD_SIZE": str(world_size) for kind in kinds}
+    found |= {"GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "ROLE_NAME": "default"}
+    found |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    # Frameworks see by the run's id that a launcher has started them.
+    found |= {"TORCHELASTIC_RUN_ID": "prove", "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0"}
     if world_size > 1:
         found["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
     if sys.platform == "linux" and "GLOO_SOCKET_IFNAME" not in os.environ:

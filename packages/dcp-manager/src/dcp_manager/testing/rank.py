@@ -48,8 +48,8 @@ def run_rank(text: str) -> None:
 
 
 def _train(trainer: Any, recorder: Recorder, job: dict[str, Any]) -> None:
-    roots, first = {"trainer": trainer}, job["first_step"]
-    recorder.record("made", 0, {}, full=False)  # forgets the batches that were read meanwhile
+    roots, first = [{"trainer": trainer}], job["first_step"]
+    recorder.record("made", 0, [], full=False)  # forgets the batches that were read meanwhile
     if first:
         trainer.restore()
         recorder.record("restored", first, roots, full=True)

@@ -8,11 +8,12 @@ import os
 import runpy
 import signal
 import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -52,14 +53,18 @@ class _Watcher:
 
     def __init__(self, job: Mapping[str, Any]) -> None:
         self._folder = Path(job["records"])
-        self._wanted_save = job["kill_at_save"]
+        self._kill_at_save = job["kill_at_save"]
         self._kills = job["kills"]
         self._resumed = job["first_step"] is not None
         self._steps = job["first_step"] or 0
         self._rank, self._world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self._full_at = {self._steps + 1} if self._resumed else set()
         self._restores = self._resumed
-        self._saved_ids: list[str] = []
+        self._saves = 0
+        self._steps_at_save = 0
+        self._announced: dict[str, int] = {}
+        """Place of a manager's save that has begun → its number, until its events come."""
+        self._wanted_operation: str | None = None
         self._last_seconds = 0.0
         watch = BatchWatch(self._before_forward)
         self._recorder = Recorder(self._folder / f"rank{self._rank}.jsonl", watch)
@@ -74,7 +79,7 @@ class _Watcher:
         begin, watcher = CheckpointManager._save, self  # noqa: SLF001 - it has no hook
 
         def begin_save(manager: CheckpointManager, step: int, *args: Any, **options: Any) -> Any:
-            watcher._begin_save(str(manager.checkpoint_id(step)))
+            watcher._announced[str(manager.checkpoint_id(step))] = watcher._begin_save()
             return begin(manager, step, *args, **options)
 
         CheckpointManager._save = begin_save  # type: ignore[assignment,method-assign]  # noqa: SLF001
@@ -89,24 +94,32 @@ class _Watcher:
         """See `dcp_hooks.HookSpecs.dcp_on_event`."""
         if event.operation != "save" or event.phase != "total":
             return
-        name = str(event.checkpoint_id)
         if event.state == "started":
-            self._begin_save(name)
-        elif event.state == "finished" and self._kills and self._wanted() == name:
-            self._recorder.record("killed", self._steps_at_save, {}, full=False, reads=False)
+            name = str(event.checkpoint_id)
+            number = self._announced.pop(name) if name in self._announced else self._begin_unannounced()
+            if number == self._kill_at_save:
+                self._wanted_operation = event.operation_id
+        elif event.state == "finished" and self._kills and event.operation_id == self._wanted_operation:
+            if event.world_size != self._world_size:
+                _fail(f"rank {event.rank} saved alone; the proof on several ranks needs saves by all of them")
+            self._recorder.record("killed", self._steps_at_save, [], full=False, reads=False)
             self._die()
 
-    def _wanted(self) -> str | None:
-        return self._saved_ids[self._wanted_save - 1] if len(self._saved_ids) >= self._wanted_save else None
+    def _begin_unannounced(self) -> int:
+        """Count a call of `save`, which is seen by its events alone."""
+        if threading.current_thread() is not threading.main_thread():
+            _fail("a save in the background whose call was not seen: save with a CheckpointManager(…, saver=…)")
+        return self._begin_save()
 
-    def _begin_save(self, name: str) -> None:
-        if name in self._saved_ids or self._resumed:
-            return
-        self._saved_ids.append(name)
-        if len(self._saved_ids) == self._wanted_save:
+    def _begin_save(self) -> int:
+        """Count a save that begins, and return its number."""
+        self._saves += 1
+        if self._saves == self._kill_at_save and not self._resumed:
             self._steps_at_save = self._steps
             self._full_at.add(self._steps + 1)
             self._awaits = "saved"
+            self._watch.forget_trained()
+        return self._saves
 
     def _before_forward(self) -> None:
         if self._awaits is not None:
@@ -131,16 +144,28 @@ class _Watcher:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _variables(frame: FrameType | None) -> dict[str, Any]:
-    """Return the variables of the script's functions that are running, and of its module."""
+def _fail(text: str) -> NoReturn:
+    """End this process, with a sentence in its output."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def _variables(frame: FrameType | None) -> list[dict[str, Any]]:
+    """Return the variables of the script's module and of its functions that are running, the outermost first.
+
+    Functions differ between a step of the optimizer and a forward call. What both reach has the outermost's name.
+    """
     frames = []
     while frame is not None:
         if _is_users(frame):
             frames.append(frame)
         frame = frame.f_back
-    found: dict[str, Any] = {}
-    for each in [*reversed(frames)]:
-        found.update({name: value for name, value in {**_globals(each), **each.f_locals}.items() if name[:2] != "__"})
+    found: list[dict[str, Any]] = []
+    for each in reversed(frames):
+        for variables in (_globals(each), each.f_locals):
+            known = {name for group in found for name in group}
+            found.append({name: value for name, value in variables.items() if name[:2] != "__" and name not in known})
     return found
 
 
@@ -156,8 +181,8 @@ def _is_users(frame: FrameType) -> bool:
     return not (top in sys.stdlib_module_names or top.startswith("dcp_") or top == "torch")
 
 
-def _loss(variables: Mapping[str, Any]) -> float | None:
-    value = variables.get("loss")
+def _loss(variables: Sequence[Mapping[str, Any]]) -> float | None:
+    value = next((group["loss"] for group in reversed(variables) if "loss" in group), None)
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         return float(value.detach())
     return float(value) if isinstance(value, (int, float)) else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from dcp_manager.testing.judging.moments import differing_items, item_difference
 from dcp_manager.testing.judging.omissions import omission_of
@@ -58,7 +59,7 @@ def _restored(runs: Runs, result: SizeResult) -> list[Difference]:
     if expected is None or found is None:
         return []
     differences, sharded = [], 0
-    for name, pair in differing_items(expected, found).items():
+    for name, pair in differing_items(_unwrapped(expected), _unwrapped(found)).items():
         kind = pair[0].kind or pair[1].kind
         if kind not in _SHARED or name in runs.unsteady:
             continue
@@ -69,6 +70,11 @@ def _restored(runs: Runs, result: SizeResult) -> list[Difference]:
     if sharded:
         result.not_compared.append(f"{sharded} tensors that each rank has its own part or version of")
     return differences
+
+
+def _unwrapped(moment: Moment) -> Moment:
+    """Return a moment with the names of models that nothing wraps: one rank may do without what several need."""
+    return replace(moment, items={name.replace(".module.", "."): item for name, item in moment.items.items()})
 
 
 def _is_shard(expected: str, found: str) -> bool:

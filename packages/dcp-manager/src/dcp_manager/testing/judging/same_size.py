@@ -73,6 +73,8 @@ def find_unsteady(
                 continue
             differences += differing_reads(same, moment, rank)
             for name, pair in differing_items(same, moment).items():
+                if ABSENT in pair and same.full != moment.full:
+                    continue  # tensors were not recorded in one of the runs
                 kinds = {item.kind for item in pair}
                 if kinds & STATE_KINDS and "random" not in kinds:
                     differences.append(item_difference(name, pair, moment, rank))

@@ -52,6 +52,10 @@ class BatchWatch:
         self._batches, self._waiting, self._inputs, self._iterators = [], [], [], 0
         return found
 
+    def forget_trained(self) -> None:
+        """Forget batches that a forward call has used: those of a step that a save interrupts are not read again."""
+        self._batches, self._inputs = [], []
+
     def _watch_loaders(self, kind: Any) -> None:
         init, draw, following = kind.__init__, kind._next_index, kind.__next__  # noqa: SLF001
         watch = self
@@ -75,9 +79,7 @@ class BatchWatch:
         kind.__init__, kind._next_index, kind.__next__ = make, next_index, next_batch  # noqa: SLF001
 
     def _note(self, batch: Any, index: Any, workers: int) -> None:
-        ids = index if isinstance(index, (list, tuple)) else [index]
-        known = [int(each) for each in ids if hasattr(each, "__index__")]
-        self._waiting.append((fingerprint(list(_tensors(batch))), known))
+        self._waiting.append((fingerprint(list(_tensors(batch))), _ids_of(index)))
         self._workers = workers
 
     def _before(self, module: nn.Module, inputs: Any) -> None:
@@ -97,6 +99,17 @@ class BatchWatch:
     def _after(self, module: nn.Module, inputs: Any, output: Any) -> None:  # noqa: ARG002 - the hook's signature
         if not torch.compiler.is_compiling():
             self._depth.value = max(getattr(self._depth, "value", 1) - 1, 0)
+
+
+def _ids_of(index: Any) -> list[Any]:
+    """Return the ids of a batch's samples by what the loader drew for it.
+
+    That is an index, a list of indices, or a batch of `dcp_data`: with indices, or with positions in an epoch's stream.
+    """
+    indices = getattr(index, "indices", None)
+    ids = indices if isinstance(indices, list) else index if isinstance(index, (list, tuple)) else [index]
+    known = [int(each) for each in ids if hasattr(each, "__index__")]
+    return known if getattr(index, "lanes", None) is None else [f"{index.epoch}/{position}" for position in known]
 
 
 def _tensors(value: Any) -> Iterator[Any]:

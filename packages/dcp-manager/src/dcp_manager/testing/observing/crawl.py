@@ -68,12 +68,12 @@ class Crawl:
     """State that can be reached from some objects.
 
     Args:
-        roots: Name → object to begin at.
+        roots: Groups of name → object to begin at. What can be reached from an earlier group is named by it.
         full: Whether tensors are wanted, too; without, only numbers, texts, generators and the state of schedulers and
             scalers.
     """
 
-    def __init__(self, roots: Mapping[str, Any], *, full: bool) -> None:
+    def __init__(self, *roots: Mapping[str, Any], full: bool) -> None:
         self.found: dict[str, tuple[str, Any]] = {}
         """Name → kind and value; see `Item.kind`."""
         self.notes: list[str] = []
@@ -82,12 +82,13 @@ class Crawl:
         self._seen: dict[int, Any] = {}  # holds the objects, so that no id is used twice
         self._names: dict[int, str] = {}
         self._optimizers: list[tuple[str, torch.optim.Optimizer]] = []
-        self._queue = deque((name, value, "", 0) for name, value in roots.items())
-        while self._queue:
-            if len(self._seen) > _MAX_OBJECTS:
-                self.notes.append(f"only the first {_MAX_OBJECTS:,} objects of the training were looked at")
-                break
-            self._visit(*self._queue.popleft())
+        self._queue: deque[tuple[str, Any, str, int]] = deque()
+        for group in roots:
+            self._queue.extend((name, value, "", 0) for name, value in group.items())
+            while self._queue and len(self._seen) <= _MAX_OBJECTS:
+                self._visit(*self._queue.popleft())
+        if self._queue:
+            self.notes.append(f"only the first {_MAX_OBJECTS:,} objects of the training were looked at")
         for name, optimizer in self._optimizers:
             self._add_optimizer(name, optimizer)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ class Recorder:
         self._file = path.open("a", encoding="utf-8")
         self._watch = watch
         self._noted: set[str] = set()
+        self._lock = threading.Lock()  # a save in the background ends in a thread of its own
 
     def close(self) -> None:
         """Close the file."""
@@ -36,7 +38,7 @@ class Recorder:
         self,
         at: str,
         step: int,
-        roots: Mapping[str, Any],
+        roots: Sequence[Mapping[str, Any]],
         *,
         full: bool,
         loss: float | None = None,
@@ -48,7 +50,7 @@ class Recorder:
         Args:
             at: Name of the moment.
             step: Number of training steps that are done.
-            roots: Name → object from which the training's state can be reached.
+            roots: Groups of name → object from which the training's state can be reached; see `Crawl`.
             full: Whether to record all tensors.
             loss: Loss of the step; None if there is none.
             samples: Ids of the step's samples; None for those that were seen in data loaders.
@@ -59,17 +61,18 @@ class Recorder:
         moment.samples = seen if samples is None else samples
         for name, state in global_random_states().items():
             moment.items[name] = Item("random", fingerprint(state), "")
-        crawl = Crawl(roots, full=full)
+        crawl = Crawl(*roots, full=full)
         for name, (kind, value) in crawl.found.items():
             try:
                 moment.items[name] = Item(kind, fingerprint(value), _shown(kind, value))
             except Exception as error:  # noqa: BLE001 - values of any kind, which may refuse to be read
                 crawl.notes.append(f"{name} cannot be read ({type(error).__name__}: {error})")
-        for note in crawl.notes:
-            if note not in self._noted:
-                self._noted.add(note)
-                write_note(self._file, note)
-        write_moment(self._file, moment)
+        with self._lock:
+            for note in crawl.notes:
+                if note not in self._noted:
+                    self._noted.add(note)
+                    write_note(self._file, note)
+            write_moment(self._file, moment)
 
 
 def _shown(kind: str, value: Any) -> str:
