@@ -146,7 +146,8 @@ def _causes(runs: Runs, lasting: Sequence[Difference], effects: Sequence[Differe
     items |= {name: item for record in runs.found for moment in record.moments for name, item in moment.items.items()}
     state = {str(each.omission) for each in lasting if items[each.name].kind in STATE_KINDS}
     weak = {each.omission for each in lasting if items[each.name].kind not in STATE_KINDS}
-    causes = state | _causes_of_reads(runs, weak, effects, result, random_lost=bool(state & _RANDOM))
+    own = {str(each.omission) for each in lasting if items[each.name].kind in ("epoch", "sampler")}
+    causes = state | _causes_of_reads(runs, weak, own, effects, result, random_lost=bool(state & _RANDOM))
     first = effects[0]
     early = first.name in _READS and first.step == runs.kill_at + 1
     if "accumulation" in weak and not causes and not early:
@@ -158,9 +159,19 @@ def _causes(runs: Runs, lasting: Sequence[Difference], effects: Sequence[Differe
 
 
 def _causes_of_reads(
-    runs: Runs, weak: Collection[str | None], effects: Sequence[Difference], result: SizeResult, *, random_lost: bool
+    runs: Runs,
+    weak: Collection[str | None],
+    own: Collection[str],
+    effects: Sequence[Difference],
+    result: SizeResult,
+    *,
+    random_lost: bool,
 ) -> set[str]:
-    """Return the omissions that other samples or batches suggest."""
+    """Return the omissions that other samples or batches suggest.
+
+    Of what differs (`weak`), a sampler's own parts (`own`) count; another number counts if the samples agree with its
+    name: frameworks have many that differ after each resume.
+    """
     order = next((each for each in effects if each.name == "samples"), None)
     content = next((each for each in effects if each.name == "batches"), None)
     if content is None and order is None:
@@ -181,7 +192,7 @@ def _causes_of_reads(
     if random_lost and not by_item:
         return set()  # whoever shuffles with the random state gets another order without it
     result.evidence.append(sentence)
-    return {*by_item} or {keys[0]}
+    return {key for key in by_item if key in own or key in keys} or {*by_item} or {keys[0]}
 
 
 def _draws_of_resume(runs: Runs, effects: Sequence[Difference], result: SizeResult) -> set[str]:
