@@ -5,6 +5,7 @@ A fork begins with the random states of the process that was forked; the loops h
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import signal
@@ -45,7 +46,8 @@ def run_forked_ranks(
     for rank in range(world_size):
         environment = launcher_environment(rank, world_size, store.port)
         log = str(folder / f"rank{rank}.log")
-        processes.append(context.Process(target=_run, args=(command, environment, log, working_folder)))
+        job = (command, environment, log, working_folder, timeout_seconds / 2)
+        processes.append(context.Process(target=_run, args=job))
         processes[-1].start()
     try:
         wanted = -signal.SIGKILL if killed else 0
@@ -61,7 +63,13 @@ def run_forked_ranks(
             process.kill()
 
 
-def _run(command: Sequence[str], environment: dict[str, str], log: str, working_folder: Path | None) -> None:
+def _run(
+    command: Sequence[str],
+    environment: dict[str, str],
+    log: str,
+    working_folder: Path | None,
+    traceback_seconds: float,
+) -> None:
     from dcp_manager.testing.rank import run_rank
     from dcp_manager.testing.script_rank import run_script
 
@@ -71,6 +79,7 @@ def _run(command: Sequence[str], environment: dict[str, str], log: str, working_
     with open(log, "wb") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
+    faulthandler.dump_traceback_later(traceback_seconds, file=2)  # shows where a rank hangs
     *_, program, job = command
     if working_folder is not None:
         os.chdir(working_folder)

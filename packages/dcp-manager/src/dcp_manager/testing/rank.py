@@ -44,6 +44,7 @@ def run_rank(text: str) -> None:
     finally:
         recorder.close()
     if world_size > 1:
+        dist.barrier()  # another rank may still be in its last step
         dist.destroy_process_group()
 
 
