@@ -10,16 +10,26 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset, Sampler
 
 import dcp_all as dcp
 
-__all__ = ["Buffers", "EpochSampler", "Images", "ranks", "seed_all", "state_of_generators"]
+__all__ = ["Buffers", "EpochSampler", "Images", "ranks", "seed_all", "state_of_generators", "wrapped"]
 
 
 def ranks() -> tuple[int, int]:
     """This rank and the number of ranks."""
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+
+
+def wrapped(model: nn.Module) -> DistributedDataParallel:
+    """The model under DDP, which sums alike and shares no buffers in the first step after a resume as in any other.
+
+    Otherwise DDP sums in buckets of another order after its first step, which rounds otherwise on three ranks or more,
+    and overwrites the buffers of a rank when it is made, even between two steps of the optimizer.
+    """
+    return DistributedDataParallel(model, broadcast_buffers=False, find_unused_parameters=True)
 
 
 class Buffers:

@@ -14,11 +14,12 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader
 
 import dcp_all as dcp
-from integration_tests.resume.parts import Buffers, EpochSampler, Images, ranks, seed_all, state_of_generators
+from integration_tests.resume.parts import Buffers, EpochSampler, Images, ranks, seed_all, state_of_generators, wrapped
 
-__all__ = ["OMISSIONS", "Vision"]
+__all__ = ["OMISSIONS", "ResumableVision", "Vision"]
 
 IMAGES, BATCH, ACCUMULATED = 24, 2, 2
+GLOBAL_BATCH = 4
 OMISSIONS = (
     *("scheduler", "scaler", "ema", "batchnorm", "accumulation", "epoch", "position"),
     *("numpy-rng", "one-rank-rng", "worker-seeds"),
@@ -35,7 +36,7 @@ class Vision:
             *(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten()),
             *(nn.Dropout(0.2), nn.Linear(4 * 36, 4)),
         )
-        self.model: Any = DistributedDataParallel(model) if ranks()[1] > 1 else model
+        self.model: Any = wrapped(model) if ranks()[1] > 1 else model
         self.optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
         self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, T_max=20)
         self.scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=2)
@@ -100,6 +101,7 @@ class Vision:
             "epoch": self.epoch,
             "position": self.position,
             "micro": self.micro,
+            **self._data_state(),
         }
         without = {"batchnorm": ("norms",), "accumulation": ("accumulation", "micro")}.get(
             self.omit or "", (self.omit,)
@@ -109,6 +111,9 @@ class Vision:
         if self.omit == "batchnorm":
             model = nn.ParameterList(model.parameters())
         return {"app": dcp.app_state(model, self.optimizer, scheduler=scheduler, **kept)}
+
+    def _data_state(self) -> dict[str, Any]:
+        return {}
 
     def save(self) -> None:
         dcp.save(self._state(), checkpoint_id=f"{self.root}/checkpoint")
@@ -120,3 +125,28 @@ class Vision:
         for name in ("epoch", "position", "micro"):
             if name in app:
                 setattr(self, name, app[name])
+
+
+class ResumableVision(Vision):
+    """The same with a `ResumableSampler`, which goes on with the same global batches on other numbers of ranks.
+
+    Its epoch and position are left out with `omit="position"`.
+    """
+
+    def __init__(self, root: str, *, omit: str | None = None, workers: int = 0) -> None:
+        super().__init__(root, omit=omit)
+        self.data = dcp.ResumableSampler(IMAGES, GLOBAL_BATCH, seed=3)
+        self.loader: Any = self.data.loader(self.images, num_workers=workers)
+
+    def _next_batch(self) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.batches is None:
+            self.images.epoch = self.data.epoch
+            self.batches = iter(self.loader)
+        found: tuple[torch.Tensor, torch.Tensor] | None = next(self.batches, None)
+        if found is None:
+            self.batches = None
+            return self._next_batch()
+        return found
+
+    def _data_state(self) -> dict[str, Any]:
+        return {} if self.omit == "position" else {"data": self.data}

@@ -164,6 +164,27 @@ def test_models_with_and_without_a_wrapper_are_compared(weight: str, is_ok: bool
     assert result.omissions == ([] if is_ok else ["model"])
 
 
+@pytest.mark.parametrize("other_name", [True, False])
+def test_a_second_name_that_the_resumed_run_lacks_is_no_difference(other_name: bool) -> None:
+    expected, found = run(samples={step: [] for step in range(9)}), [run(KILL), run(KILL)]
+    for moment in (moment for record in found for moment in record.moments):
+        moment.samples = []
+        if not other_name:
+            del moment.items["trainer.model.weight"]
+    for moment in expected.moments:
+        moment.items["trainer.wrapper.weight"] = moment.items["trainer.model.weight"]
+    assert compare_other_size(Runs([expected], found, KILL, STEPS), 1e-4).ok is other_name
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_ok"), [([21], [20], True), ([20, 21], [20], True), ([21], [21], False)]
+)
+def test_samples_that_fill_a_batch_of_another_rank_count_once(first: list[int], second: list[int], is_ok: bool) -> None:
+    expected = run(samples={6: [20, 21]})
+    found = [run(KILL, samples={6: samples}) for samples in (first, second)]
+    assert compare_other_size(Runs([expected], found, KILL, STEPS), 1e-4).ok is is_ok
+
+
 def test_losses_on_other_numbers_of_ranks_have_a_tolerance() -> None:
     for loss, is_ok in ((5.0001, True), (5.01, False)):
         found = [run(KILL), run(KILL)]

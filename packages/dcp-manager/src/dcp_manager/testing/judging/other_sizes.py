@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from dcp_manager.testing.judging.moments import differing_items, item_difference
+from dcp_manager.testing.judging.moments import ABSENT, differing_items, item_difference
 from dcp_manager.testing.judging.omissions import omission_of
 from dcp_manager.testing.judging.report import Difference, SizeResult
 from dcp_manager.testing.judging.same_size import Runs
@@ -59,7 +58,11 @@ def _restored(runs: Runs, result: SizeResult) -> list[Difference]:
     if expected is None or found is None:
         return []
     differences, sharded = [], 0
-    for name, pair in differing_items(_unwrapped(expected), _unwrapped(found)).items():
+    expected, found = _unwrapped(expected), _unwrapped(found)
+    present = {item.digest for name, item in expected.items.items() if name in found.items}
+    for name, pair in differing_items(expected, found).items():
+        if pair[1] is ABSENT and pair[0].digest in present:
+            continue  # another name of something that the resumed run has
         kind = pair[0].kind or pair[1].kind
         if kind not in _SHARED or name in runs.unsteady:
             continue
@@ -93,21 +96,23 @@ def _samples(runs: Runs, result: SizeResult) -> list[Difference]:
         if same is None:
             continue
         compared += 1
-        if Counter(map(repr, same.samples)) != Counter(map(repr, moment.samples)):
+        if same.samples != moment.samples:
             keys, sentence = explain_order(expected, moment)
             result.evidence.append(sentence)
-            one, other = (f"{sorted(map(repr, each.samples))[:8]}" for each in (same, moment))
+            one, other = (f"{each.samples[:8]}" for each in (same, moment))
             return [Difference("samples", step, False, 0, one, other, keys[0])]
     result.compared.append(f"the samples of {compared} steps, as sets over all ranks")
     return []
 
 
 def _joined_steps(records: Sequence[RunRecord]) -> dict[int, Moment]:
+    """Return each step with the samples of all ranks, each once: ranks may repeat some to have as many as others."""
     steps: dict[int, Moment] = {}
     for record in records:
         for step, moment in record.steps().items():
             joined = steps.setdefault(step, Moment("step", step, full=False))
-            joined.samples = sorted([*joined.samples, *moment.samples], key=repr)
+            distinct = {repr(sample): sample for sample in (*joined.samples, *moment.samples)}
+            joined.samples = [distinct[shown] for shown in sorted(distinct)]
     return steps
 
 
