@@ -60,8 +60,21 @@ def sliding() -> Groups:
     return [(rows("a", (np.arange(ROWS) * 2 * RANKS + rank) * BLOCK, RANKS * BLOCK), [rank]) for rank in range(RANKS)]
 
 
+def scattered() -> Groups:
+    """Random windows: each rank wants one of a random size somewhere in each of 3,000 ranges."""
+    maker, width = np.random.default_rng(7), 2 * RANKS
+    groups: Groups = []
+    for rank in range(RANKS):
+        ends = np.sort(maker.integers(0, width, (ROWS, 2)), axis=1)
+        ends[:, 1] += ends[:, 0] == ends[:, 1]
+        starts, stops = (ends + np.arange(ROWS)[:, None] * (width + 1)).T * BLOCK
+        zeros, grains = np.zeros(ROWS, np.int32), np.full(ROWS, BLOCK)
+        groups.append((Demands(("a",), zeros, starts.copy(), stops.copy(), grains), [rank]))
+    return groups
+
+
 CASES: dict[str, Callable[[], Groups]] = {
-    each.__name__: each for each in (equal, hybrid, columns, distinct, nested, sliding)
+    each.__name__: each for each in (equal, hybrid, columns, distinct, nested, sliding, scattered)
 }
 
 

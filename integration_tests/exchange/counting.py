@@ -36,8 +36,7 @@ class _CountingSource(Source):
         return self.inner.size()
 
     def read_into(self, offset: int, buffers: Sequence[memoryview]) -> None:
-        if self._name.endswith(".distcp"):  # each rank reads the index
-            self._store.reads.append((self._name, offset, offset + sum(map(len, buffers))))
+        self._store.note((self._name, offset, offset + sum(map(len, buffers))))
         self.inner.read_into(offset, buffers)
 
     def close(self) -> None:
@@ -45,29 +44,34 @@ class _CountingSource(Source):
 
 
 class _CountingStore(LocalStore):
-    def __init__(self, path: str, kind: Any, reads: list[Read]) -> None:
+    def __init__(self, path: str, kind: Any, reads: list[Read], index_reads: list[Read]) -> None:
         super().__init__(path)
-        self.kind, self.reads = kind, reads
+        self.kind, self.reads, self.index_reads = kind, reads, index_reads
 
     @property
     def place(self) -> Any:
         return self.kind
+
+    def note(self, read: Read) -> None:
+        """Note a read, of the index in a list of its own."""
+        (self.index_reads if read[0].endswith(".metadata") else self.reads).append(read)
 
     def open(self, name: str) -> Source:
         return _CountingSource(self, name, super().open(name))
 
 
 class CountingReader(dcp.FileSystemReader):
-    """A reader that notes each read of a data file, and says where the folder lies."""
+    """A reader that notes each read of a data file and of an index, and says where the folder lies."""
 
     def __init__(self, path: str, *, kind: str = "remote", **options: Any) -> None:
         self.reads: list[Read] = []
+        self.index_reads: list[Read] = []
         self.kind = kind
         super().__init__(path, **options)
 
     def _open(self, checkpoint_id: Any) -> Any:
         backend = super()._open(checkpoint_id)
-        backend.store = _CountingStore(backend.store.url, self.kind, self.reads)
+        backend.store = _CountingStore(backend.store.url, self.kind, self.reads, self.index_reads)
         return backend
 
 
@@ -184,10 +188,12 @@ class Loaded:
 
     report: Any
     reads: list[Read] = field(default_factory=list)
+    index_bytes: int = 0
+    """Bytes of indexes that this rank read."""
 
 
 def load(folder: str, template: dict[str, Any], cooperative: bool | None, **options: Any) -> Loaded:
     """Load with a counting reader."""
     reader = CountingReader(folder)
     report = dcp.load(template, storage_reader=reader, cooperative=cooperative, timeout_seconds=60, **options)
-    return Loaded(report, reader.reads)
+    return Loaded(report, reader.reads, sum(stop - start for _, start, stop in reader.index_reads))

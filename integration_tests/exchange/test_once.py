@@ -54,6 +54,9 @@ def check(found: list[tuple[Loaded, Loaded]], *, reason: str = SHARED, tolerance
     assert taken[1] == sum(one.report.bytes_read for one in together), "the reports count what the store gave"
     for one in alone:
         assert (one.report.cooperative, one.report.bytes_received) == (False, 0)
+    files = [one.index_bytes for one in alone]
+    assert len(set(files)) == 1, "each rank reads the index"
+    assert [one.index_bytes for one in together] == [files[0]] + [0] * (len(found) - 1), "one rank reads the index"
     for one in together:
         assert (one.report.cooperative, one.report.cooperative_reason) == (reason == SHARED, reason)
         assert one.report.loaded == alone[together.index(one)].report.loaded

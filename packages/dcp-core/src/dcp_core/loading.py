@@ -239,7 +239,9 @@ class _Load:
             self.cooperation.choose([offer for _, offer in prepared])
             for attempt in range(_MAX_ATTEMPTS):
                 with events.phase("plan") as planning:
-                    local = planning.timed(self.plan_locally)
+                    # Planned anew, each rank reads the index, and notices if its storage is another one.
+                    shared = None if attempt else self.cooperation.share_metadata(self.coordinator, self._reader())
+                    local = planning.timed(partial(self.plan_locally, shared))
                     plan = self.coordinator.reduce_scatter("plan", local, self.plan_globally)
                 self.plan = plan or self.plan
                 with events.phase("read") as reading:
@@ -274,9 +276,9 @@ class _Load:
         changes = any(getattr(method, "__func__", None) not in _IDENTITIES for method in methods)
         return changes, self.cooperation.offer(self.reader, self.coordinator.world_size)
 
-    def plan_locally(self) -> tuple[LoadPlan | None, str | None]:
+    def plan_locally(self, shared: Metadata | None) -> tuple[LoadPlan | None, str | None]:
         reader = self._reader()
-        self.metadata = read_metadata(reader, self.coordinator.rank)
+        self.metadata = shared or read_metadata(reader, self.coordinator.rank)
         self.restore_rank_values()
         self.values = dict(self.template)
         names, coordinator = self.metadata.state_dict_metadata.keys(), self.coordinator

@@ -234,8 +234,12 @@ class StoreBackend:
             raise CheckpointNotFoundError(
                 f"there is no checkpoint in {self.url}: {lack}; check the path, or whether the save finished"
             )
-        self._save_id = current.save_id
+        self.use_index(current.index)
         return current.index
+
+    def use_index(self, index: CheckpointIndex) -> None:
+        """Set the checkpoint to read, as `read_index` does, from an index that another process has read."""
+        self._save_id = None if index.info is None else index.info.save_id
 
     def read(self, requests: Sequence[ReadRequest]) -> ReadStats:
         """Read and verify ranges of stored items. Result and further errors: see `read_items`.

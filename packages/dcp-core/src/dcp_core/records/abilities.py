@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from dcp_core.records.metadata import Metadata, StorageMeta
 from dcp_core.records.plan import SavePlan
+from dcp_manifest.index.columns import CheckpointIndex
 
 __all__ = [
     "LoadPlannerAbilities",
@@ -77,6 +78,12 @@ class ReaderAbilities:
     """Where the checkpoint's files lie; see `dcp_io.Place`."""
     reads_alone: str | None
     """Reason why other ranks cannot read for this rank, as a clause; None if they can."""
+    shares_index: bool | None
+    """Whether one rank may call `read_index` for all, and the others `use_index` in place of `read_metadata`."""
+    read_index: Callable[[], CheckpointIndex] | None
+    """Method that reads the index of the checkpoint."""
+    use_index: Callable[[CheckpointIndex], Metadata] | None
+    """Method that returns the metadata of the checkpoint from its index."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from dcp_core.errors import DcpError, PluginLoadError, PluginNotFoundError
 from dcp_core.records.abilities import ReaderAbilities, abilities
+from dcp_core.records.metadata import Metadata
 from dcp_core.records.plan import LoadPlan
 from dcp_core.records.protocols import LoadPlanner, StorageReader
 from dcp_core.storage.exchange import Exchange, PreparedRead
@@ -30,6 +31,8 @@ class Offer:
     """Reason why this rank cannot read together with others, as a clause; None if it can."""
     place: str = "local"
     """Where the checkpoint's files lie; see `dcp_io.Place`."""
+    shares_index: bool = False
+    """Whether this rank can take the index from another rank."""
 
 
 class Cooperation:
@@ -52,6 +55,7 @@ class Cooperation:
         self._timeout_seconds = timeout_seconds
         self._peers = peers
         self._exchange: Exchange | None = None
+        self._shares_index = False
         self.together = False
         """Whether the ranks read together."""
         self.reason = ""
@@ -81,7 +85,7 @@ class Cooperation:
                 raise
             lack = "is not installed" if isinstance(error, PluginNotFoundError) else f"cannot be loaded ({error})"
             return Offer(None, f"dcp-exchange {lack}", place)
-        return Offer(self._asked, None, place)
+        return Offer(self._asked, None, place, bool(can.shares_index))
 
     def choose(self, offers: Sequence[Offer]) -> None:
         """Choose, from what all ranks say; the choice is the same on all ranks.
@@ -90,6 +94,23 @@ class Cooperation:
             ValueError: The ranks were called with different values of `cooperative`.
         """
         self.together, self.reason = _choose(offers)
+        self._shares_index = self.together and all(offer.shares_index for offer in offers)
+
+    def share_metadata(self, coordinator: Coordinator, reader: StorageReader) -> Metadata | None:
+        """Return the metadata of the checkpoint, from the index that the coordinator reads for all ranks.
+
+        Returns:
+            The metadata; None if each rank reads it, since the ranks do not read together, or their readers cannot.
+
+        Raises:
+            CheckpointException: The coordinator could not read the index; raised on all ranks.
+
+        Ranks: every rank; collective if the ranks read together.
+        """
+        can = abilities(reader, ReaderAbilities)
+        if not self._shares_index or can.read_index is None or can.use_index is None:
+            return None
+        return can.use_index(coordinator.broadcast("index", can.read_index))
 
     def read(
         self,

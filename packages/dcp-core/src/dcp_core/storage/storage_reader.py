@@ -27,6 +27,7 @@ from dcp_core.tables.metadata_columns import metadata_from_index
 from dcp_core.tensors.device_copy import DeviceCopies
 from dcp_io.requests import ReadRequest, ReadStats
 from dcp_io.stores.store import Place
+from dcp_manifest.index.columns import CheckpointIndex
 from dcp_manifest.index.items import StoredItem
 
 __all__ = ["ByteStorageReader"]
@@ -104,10 +105,28 @@ class ByteStorageReader(ByteStorage, StorageReader):
             CorruptCheckpointError: The index is damaged.
         """
         del args, kwargs
+        return self.use_index(self.read_index())
+
+    def read_index(self) -> CheckpointIndex:
+        """Read the index of which `use_index` makes the metadata, on one rank for all. Errors: see `read_metadata`."""
         self._reopen()
-        metadata = metadata_from_index(self._backend.read_index())
+        return self._backend.read_index()
+
+    def use_index(self, index: CheckpointIndex) -> Metadata:
+        """Load the checkpoint that an index describes, which this rank or another one has read; returns its metadata.
+
+        Args:
+            index: Index of the checkpoint; must not be changed afterwards.
+        """
+        self._backend.use_index(index)
+        metadata = metadata_from_index(index)
         note_checkpoint_id(metadata, self.checkpoint_id).load_id = self.load_id
         return metadata
+
+    @property
+    def shares_index(self) -> bool:
+        """Whether `read_metadata` is that of `ByteStorageReader`, so that one rank can read the index for others."""
+        return getattr(self.read_metadata, "__func__", None) is ByteStorageReader.read_metadata
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Set the metadata of the checkpoint to load, whose `storage_data` has the locations of items."""

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal, overload
 
 import numpy as np
+import numpy.typing as npt
 
 from dcp_exchange.assignment.assignment import Assignment
 from dcp_exchange.assignment.coarsening import coarsen, keep_whole
-from dcp_exchange.assignment.columns import Numbers, Positions
+from dcp_exchange.assignment.columns import Positions
 from dcp_exchange.assignment.kinds import Places, kinds_of, places_of
 from dcp_exchange.assignment.owners import choose_owners
 from dcp_exchange.assignment.pieces import Pieces, cut_pieces, join_pieces
 from dcp_exchange.assignment.reader_sets import list_readers, number_sets
 from dcp_exchange.assignment.rows import Group, Rows, line_up
-from dcp_exchange.assignment.stretches import Stretches, sweep
+from dcp_exchange.assignment.stretches import CHUNK, Stretches, sweep
 
 __all__ = ["assign"]
 
@@ -60,13 +62,15 @@ def assign(
     """
     rows = keep_whole(line_up(groups, len(hosts), gap_bytes))
     places = places_of(rows.names, hosts, holders)
-    found = _separate(rows, places)
-    if found.reader_count > MOST_READERS or len(found.shared) > MOST_PIECES:
-        rows = coarsen(rows, found.stretches, gap_bytes=gap_bytes, most_readers=MOST_READERS)
-        del found
-        found = _separate(rows, places)
-    borders, readers = list_readers(rows, found.stretches.starts[found.examples])
-    own_bytes, pieces = found.own_bytes, _make_pieces(rows, found, gap_bytes, largest_piece_bytes)
+    stretches = sweep(rows)
+    found = _separate(rows, stretches, places)
+    if found is None:
+        rows = coarsen(rows, stretches, gap_bytes=gap_bytes, most_readers=MOST_READERS)
+        stretches = sweep(rows)
+        found = _separate(rows, stretches, places, may_refuse=False)
+    del stretches  # more than half of the memory
+    borders, readers = list_readers(rows, found.pieces.starts[found.examples])
+    own_bytes, pieces = found.own_bytes, _resize(found.pieces, rows, len(hosts), gap_bytes, largest_piece_bytes)
     del found
     objects = rows.objects_at(pieces.starts)
     sizes = pieces.stops - pieces.starts
@@ -87,45 +91,60 @@ def assign(
 class _Separated:
     """What each rank reads for itself alone, and what is read for others."""
 
-    stretches: Stretches
     own_bytes: Positions
     """int64[ranks], bytes that each rank alone wants, and can read."""
-    shared: Numbers
-    """int32[n], the other stretches."""
-    classes: Numbers
-    """int32[n], their classes."""
+    pieces: Pieces
+    """The other stretches."""
     examples: Positions
-    """int64[classes], a stretch of each class."""
-
-    @property
-    def reader_count(self) -> int:
-        """Number of ranks of all classes."""
-        return int(self.stretches.counts[self.examples].sum(dtype=np.int64))
+    """int64[classes], a piece of each class."""
 
 
-def _separate(rows: Rows, places: Places) -> _Separated:
-    """Separate what several ranks want, or the only one cannot read, from what each rank reads for itself alone."""
-    stretches = sweep(rows)
-    first_ranks = np.array([ranks[0] for ranks in rows.ranks], np.int64)
-    alone = np.flatnonzero(stretches.counts == 1)
+@overload
+def _separate(rows: Rows, stretches: Stretches, places: Places) -> _Separated | None: ...
+@overload
+def _separate(rows: Rows, stretches: Stretches, places: Places, *, may_refuse: Literal[False]) -> _Separated: ...
+def _separate(rows: Rows, stretches: Stretches, places: Places, *, may_refuse: bool = True) -> _Separated | None:
+    """Separate what several ranks want, or the only one cannot read, from what each rank reads for itself alone.
+
+    Returns:
+        What was separated; None, if the caller may be refused, for too many pieces or sets of ranks.
+    """
+    if may_refuse and _count_readers(rows, stretches, np.flatnonzero(stretches.counts[:CHUNK] > 1)) > MOST_READERS:
+        return None  # those of the first stretches are too many already
+    own_bytes, is_alone = _find_own(rows, stretches, places)
+    shared = np.flatnonzero(~is_alone).astype(np.int32)
+    classes, examples = number_sets(rows, stretches, shared)
+    readers = int(stretches.counts[shared[examples]].sum(dtype=np.int64))
+    if may_refuse and (readers > MOST_READERS or len(shared) > MOST_PIECES):
+        return None
+    follows = np.append(False, np.diff(shared) == 1)[: len(shared)]
+    return _Separated(own_bytes, Pieces(stretches.starts[shared], stretches.stops[shared], classes, follows), examples)
+
+
+def _count_readers(rows: Rows, stretches: Stretches, chosen: Positions) -> int:
+    """Return the number of ranks of all different sets of ranks that want the chosen stretches."""
+    chosen_rows = chosen.astype(np.int32)
+    _, examples = number_sets(rows, stretches, chosen_rows)
+    return int(stretches.counts[chosen_rows[examples]].sum(dtype=np.int64))
+
+
+def _find_own(rows: Rows, stretches: Stretches, places: Places) -> tuple[Positions, npt.NDArray[np.bool_]]:
+    """Return the bytes that each rank alone wants, and can read, and which stretches these are."""
+    first_ranks = np.array([ranks[0] for ranks in rows.ranks], np.int32)
+    alone = np.flatnonzero(stretches.counts == 1).astype(np.int32)
     readers = first_ranks[stretches.totals(np.arange(len(first_ranks), dtype=np.int32), alone)]
     if not places.can_read.all():
         able = places.can_read[places.sets[rows.objects_at(stretches.starts[alone])], readers]
         alone, readers = alone[able], readers[able]
     own_bytes = np.zeros(len(places.hosts), np.int64)
     np.add.at(own_bytes, readers, stretches.stops[alone] - stretches.starts[alone])
-    mask = np.ones(len(stretches.starts), bool)
-    mask[alone] = False
-    shared = np.flatnonzero(mask).astype(np.int32)
-    classes, examples = number_sets(rows, stretches, shared)
-    return _Separated(stretches, own_bytes, shared, classes, shared[examples].astype(np.int64))
+    is_alone = np.zeros(len(stretches.starts), bool)
+    is_alone[alone] = True
+    return own_bytes, is_alone
 
 
-def _make_pieces(rows: Rows, found: _Separated, gap_bytes: int, largest_bytes: int) -> Pieces:
-    """Make pieces of a good size of what is read for others."""
-    follows = np.append(False, np.diff(found.shared) == 1)[: len(found.shared)]
-    starts, stops = found.stretches.starts[found.shared], found.stretches.stops[found.shared]
-    fair_bytes = int((stops - starts).sum()) // (PIECES_PER_RANK * len(found.own_bytes))
+def _resize(pieces: Pieces, rows: Rows, rank_count: int, gap_bytes: int, largest_bytes: int) -> Pieces:
+    """Cut and join what is read for others to pieces of a good size."""
+    fair_bytes = int((pieces.stops - pieces.starts).sum()) // (PIECES_PER_RANK * rank_count)
     piece_bytes = min(max(fair_bytes, SMALLEST_PIECE_BYTES), largest_bytes)
-    pieces = cut_pieces(Pieces(starts, stops, found.classes, follows), rows, piece_bytes)
-    return join_pieces(pieces, piece_bytes=piece_bytes, gap_bytes=gap_bytes)
+    return join_pieces(cut_pieces(pieces, rows, piece_bytes), piece_bytes=piece_bytes, gap_bytes=gap_bytes)

@@ -40,7 +40,9 @@ def coarsen(rows: Rows, stretches: Stretches, *, gap_bytes: int, most_readers: i
         most_readers: Limit of the sum, over all cells, of the number of ranks that want bytes of the cell.
     """
     sizes = rows.group_sizes[rows.groups]
-    shift = SMALLEST_CELL_BYTES.bit_length() - 1
+    # A row has at least as many cells as fit into it.
+    least = int((sizes * (rows.stops - rows.starts)).sum()) // most_readers
+    shift = max(SMALLEST_CELL_BYTES.bit_length(), least.bit_length()) - 1
     while shift < 62 and (sizes * (((rows.stops - 1) >> shift) - (rows.starts >> shift) + 1)).sum() > most_readers:
         shift += 1
     apart = np.flatnonzero(stretches.starts[1:] - stretches.stops[:-1] > gap_bytes) + 1

@@ -15,7 +15,7 @@ from dcp_exchange.assignment.levels import IMPOSSIBLE, Tiers
 __all__ = ["Kinds", "Places", "kinds_of", "places_of"]
 
 # Kinds that are levelled one by one; the many small ones beyond are gathered by a rank that wants them.
-MOST_KINDS = 2048
+MOST_KINDS = 512
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -48,8 +48,9 @@ def level(kind_bytes: Positions, tiers: Tiers, own_bytes: Positions) -> Position
         for kind in order.tolist():
             loads -= shares[kind]
             # At first over the best ranks alone, so that kinds do not fill the places that are best for others.
-            able = np.flatnonzero(tiers[kind] < IMPOSSIBLE if turn else tiers[kind] == tiers[kind].min())
-            poured = _pour(int(kind_bytes[kind]), loads[able] + handicaps[tiers[kind][able]])
+            of_kind = tiers[kind]
+            able = np.flatnonzero(of_kind < IMPOSSIBLE if turn else of_kind == of_kind.min())
+            poured = _pour(int(kind_bytes[kind]), loads[able] + handicaps[of_kind[able]])
             shares[kind, able] = poured
             loads[able] += poured
         if turn and np.abs(loads - before).max() <= mean // 1000:

@@ -85,6 +85,8 @@ def _running(steps: npt.NDArray[Any], per_group: npt.NDArray[Any], places: Numbe
     borders = np.searchsorted(places, np.arange(0, len(steps) + CHUNK, CHUNK))
     before = np.zeros(1, per_group.dtype)
     for part, (low, high) in enumerate(pairwise(borders.tolist())):
+        if low == len(places):
+            break
         running = change[steps[part * CHUNK : (part + 1) * CHUNK]]
         running[:1] += before
         np.cumsum(running, out=running)
