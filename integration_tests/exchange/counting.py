@@ -20,7 +20,18 @@ from dcp_exchange import together, topology
 from dcp_io import LocalStore, Source
 from dcp_ranks import Streams
 
-__all__ = ["CountingReader", "Loaded", "Read", "blank", "count_union", "hosts_of", "load", "same", "whole"]
+__all__ = [
+    "CountingReader",
+    "Loaded",
+    "Read",
+    "blank",
+    "blank_experts",
+    "count_union",
+    "hosts_of",
+    "load",
+    "same",
+    "whole",
+]
 
 Read = tuple[str, int, int]
 
@@ -158,6 +169,23 @@ def blank(kind: str, state: dict[str, Any]) -> dict[str, Any]:
             template[key] = torch.full_like(value, 9)
     if kind == "pipeline":
         template = {key: value for key, value in template.items() if isinstance(value, torch.Tensor)}
+    return template
+
+
+def blank_experts(state: dict[str, Any]) -> dict[str, Any]:
+    """Expert parallelism: every second matrix is split over 2 ranks and replicated, the others are split over all."""
+    size = dist.get_world_size()
+    experts, dense = init_device_mesh("cpu", (size // 2, 2)), init_device_mesh("cpu", (size,))
+    template: dict[str, Any] = {}
+    for number, (key, value) in enumerate(state.items()):
+        if not isinstance(value, torch.Tensor):
+            template[key] = _OBJECTS[key]
+        elif value.ndim < 2:
+            template[key] = torch.full_like(value, 9)
+        elif number % 2:
+            template[key] = distribute(torch.full_like(value, 9), experts, [Replicate(), Shard(0)])
+        else:
+            template[key] = distribute(torch.full_like(value, 9), dense, [Shard(0)])
     return template
 
 

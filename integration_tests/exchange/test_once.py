@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ from torch.distributed.tensor import Shard
 
 import dcp_all as dcp
 from dcp_core.testing.sharding import distribute
+from dcp_ranks.testing.coordinators import caught
 from dcp_ranks.testing.ranks import RankPool
+from dcp_transforms import BlockZStandard, FloatPlanes, ZStandard
 from integration_tests.exchange import counting
-from integration_tests.exchange.counting import Loaded, blank, count_union, whole
+from integration_tests.exchange.counting import Loaded, blank, blank_experts, count_union, whole
 
 SHARED = "cooperative=True"
 NOTHING_SHARED = "no two ranks want the same bytes"
@@ -37,7 +40,8 @@ def save_sharded(folder: str, use_collectives: bool) -> None:
 
 def both(folder: str, kind: str) -> tuple[Loaded, Loaded]:
     """A load by each rank for itself, and one together, which bring the same."""
-    alone, together = blank(kind, whole()), blank(kind, whole())
+    make = blank_experts if kind == "experts" else partial(blank, kind)
+    alone, together = make(whole()), make(whole())
     loads = counting.load(folder, alone, cooperative=False), counting.load(folder, together, cooperative=True)
     assert counting.same(alone, together)
     assert "step" not in alone or alone["step"] == 3
@@ -70,7 +74,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return made
 
 
-KINDS = [(2, "ddp"), (4, "ddp"), (4, "hsdp"), (4, "hsdp columns"), (4, "columns"), (3, "columns"), (4, "some")]
+MESHES = [(4, "hsdp"), (4, "hsdp columns"), (4, "columns"), (3, "columns"), (4, "3d")]
+KINDS = [(2, "ddp"), (4, "ddp"), *MESHES, (4, "some")]
 
 
 @pytest.mark.parametrize(("world", "kind"), KINDS)
@@ -82,7 +87,7 @@ def test_each_byte_is_read_once(ranks: RankPool, folder: str, world: int, kind: 
     assert all(received), "every rank was helped by others"
 
 
-@pytest.mark.parametrize(("world", "kind"), [(4, "rows"), (3, "rows")])
+@pytest.mark.parametrize(("world", "kind"), [(4, "rows"), (3, "rows"), (4, "experts")])
 def test_blocks_at_the_borders_of_rows_are_read_once(ranks: RankPool, folder: str, world: int, kind: str) -> None:
     check(ranks.run(world, both, folder, kind))
 
@@ -101,9 +106,22 @@ def test_from_four_ranks_to_three(ranks: RankPool, tmp_path: Path, use_collectiv
         check(ranks.run(3, both, str(tmp_path), kind))
 
 
-@pytest.mark.parametrize("options", [{"compression": "zstd"}, {"compression": "auto"}, {"layout": "raw"}], ids=str)
+FORMS: dict[str, dict[str, Any]] = {
+    "stream": {"compression": "zstd"},
+    "auto": {"compression": "auto"},
+    "planes": {"compression": "planes"},
+    "blocks": {"compression": BlockZStandard(level=1)},
+    "chain": {"compression": [ZStandard(), FloatPlanes()]},
+    "as in stock": {"_extensions": [ZStandard()]},
+    "raw": {"layout": "raw"},
+    "raw planes": {"layout": "raw", "compression": "planes"},
+    "a file per item": {"single_file_per_rank": False},
+}
+
+
+@pytest.mark.parametrize("options", FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize("kind", ["ddp", "columns"])
-def test_compressed_and_raw(ranks: RankPool, tmp_path: Path, options: dict[str, Any], kind: str) -> None:
+def test_each_form_of_stored_items(ranks: RankPool, tmp_path: Path, options: dict[str, Any], kind: str) -> None:
     save_plain(str(tmp_path / "saved"), **options)
     check(ranks.run(4, both, str(tmp_path / "saved"), kind))
 
@@ -113,7 +131,55 @@ def test_compressed_and_raw(ranks: RankPool, tmp_path: Path, options: dict[str, 
 @pytest.mark.parametrize("kind", ["ddp", "columns"])
 def test_checkpoints_of_stock(ranks: RankPool, tmp_path: Path, kind: str) -> None:
     stock.save(whole(), checkpoint_id=tmp_path, no_dist=True)
-    check(ranks.run(4, both, str(tmp_path), kind), tolerance=0.04)  # each rank reads the heads of archives
+    check(ranks.run(4, both, str(tmp_path), kind))
+
+
+BLOB = {"blob": bytes(range(256)) * 8192, "w": torch.arange(4096.0)}
+
+
+def with_an_object(folder: str) -> tuple[Any, bool]:
+    state: dict[str, Any] = {"blob": b"", "w": torch.zeros(4096)}
+    loaded = counting.load(folder, state, cooperative=True)
+    return loaded, state["blob"] == BLOB["blob"] and torch.equal(state["w"], BLOB["w"])
+
+
+def test_an_object_is_read_once(ranks: RankPool, tmp_path: Path) -> None:
+    dcp.save(BLOB, checkpoint_id=tmp_path, no_dist=True)
+    found = ranks.run(4, with_an_object, str(tmp_path))
+    assert [right for _, right in found] == [True] * 4
+    unique = len(BLOB["blob"]) + BLOB["w"].nbytes
+    assert unique <= sum(one.report.bytes_read for one, _ in found) <= 1.01 * unique
+    assert [one.report.unverified for one, _ in found] == [()] * 4
+
+
+def test_an_object_that_is_damaged_is_refused_by_all(ranks: RankPool, tmp_path: Path) -> None:
+    dcp.save(BLOB, checkpoint_id=tmp_path, no_dist=True)
+    (file,) = tmp_path.glob("*.distcp")
+    data = bytearray(file.read_bytes())
+    data[data.index(BLOB["blob"]) + 70_000] ^= 1
+    file.write_bytes(data)
+    for error in ranks.run(3, lambda: caught(lambda: with_an_object(str(tmp_path)))):
+        assert "blob" in str(error), str(error)
+        assert "CorruptCheckpointError" in str(error)
+
+
+def from_safetensors(folder: str, kind: str) -> tuple[bool, int, int]:
+    tensors = {key: value for key, value in whole().items() if isinstance(value, torch.Tensor)}
+    template = blank(kind, tensors)
+    dcp.load(template, storage_reader=dcp.HuggingFaceStorageReader(folder), cooperative=False)
+    again = blank(kind, tensors)
+    report = dcp.load(again, storage_reader=dcp.HuggingFaceStorageReader(folder), cooperative=True)
+    return counting.same(template, again) and report.cooperative, report.bytes_read, report.bytes_received
+
+
+@pytest.mark.parametrize("kind", ["ddp", "columns"])
+def test_safetensors_files(ranks: RankPool, tmp_path: Path, kind: str) -> None:
+    tensors = {key: value for key, value in whole().items() if isinstance(value, torch.Tensor)}
+    dcp.save(tensors, storage_writer=dcp.HuggingFaceStorageWriter(str(tmp_path)), no_dist=True)
+    found = ranks.run(4, from_safetensors, str(tmp_path), kind)
+    assert all(right and received for right, _, received in found)
+    wanted = sum(value.nbytes for value in tensors.values())
+    assert wanted <= sum(read for _, read, _ in found) <= 1.01 * wanted
 
 
 def keys_both_ways(folder: str) -> int:

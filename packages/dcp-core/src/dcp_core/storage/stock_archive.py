@@ -28,8 +28,8 @@ __all__ = ["ArchiveSearch", "ArchivedTensor", "locate_tensor"]
 
 # Smaller archives are read whole: that takes one read instead of two.
 _SEARCH_MIN_BYTES = 1 << 20
-# Bytes read of each end: enough, as the pickle comes first and the directory last.
-_END_BYTES = 16 << 10
+# Bytes read of each end, by each rank: less than 1 KiB is before the elements, and less than 1 KiB behind them.
+_END_BYTES = 2 << 10
 _MAX_DIMS = 64
 
 
