@@ -143,6 +143,8 @@ def _sentence(event: CheckpointEvent, world_size: int) -> str:
         text += f" after {event.seconds:.3f} s"
     if event.bytes is not None:
         text += f", {event.bytes / 1e6:,.1f} MB by this rank"
+    if event.bytes_received:
+        text += f", {event.bytes_received / 1e6:,.1f} MB from other ranks"
     if world_size > 1 and event.slowest_rank is not None and event.slowest_seconds is not None:
         text += f"; slowest: rank {event.slowest_rank} ({event.slowest_seconds:.3f} s)"
     return text if event.error is None else f"{text}: {event.error}"

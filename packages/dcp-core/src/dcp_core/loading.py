@@ -236,7 +236,7 @@ class _Load:
             self.coordinator.agree("load", os.fspath(folder or ""), describe="checkpoint ids")
             prepared = self.coordinator.all_gather("state_dict", self.prepare)
             self.exchanges = any(changes for changes, _ in prepared)
-            self.cooperation.choose([offer for _, offer in prepared])
+            self.cooperation.choose([offer for _, offer in prepared], speaks=self.coordinator.is_coordinator)
             for attempt in range(_MAX_ATTEMPTS):
                 with events.phase("plan") as planning:
                     # Planned anew, each rank reads the index, and notices if its storage is another one.

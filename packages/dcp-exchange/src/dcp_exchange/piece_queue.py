@@ -66,15 +66,16 @@ class PieceQueue:
             return self._run.popleft() if self._run else None
 
 
-def helped(rank: int, hosts: Sequence[Sequence[int]]) -> list[int]:
+def helped(rank: int, hosts: Sequence[Sequence[int]], *, near_only: bool = False) -> list[int]:
     """Return the ranks whose pieces a rank reads when it has read its own: those of its host, then some of others.
 
     Args:
         rank: The rank.
         hosts: Ranks of each host.
+        near_only: Whether to leave out the others, as each host has objects of its own.
     """
     near = next(host for host in hosts if rank in host)
-    others = [member for host in hosts if host is not near for member in host]
+    others = [] if near_only else [member for host in hosts if host is not near for member in host]
     mine = [member for member in near if member > rank] + [member for member in near if member < rank]
     step = max(1, len(others) // _HELPED)
     return mine + [others[(rank + number * step) % len(others)] for number in range(min(_HELPED, len(others)))]

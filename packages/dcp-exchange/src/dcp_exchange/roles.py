@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dcp_exchange.assignment.assignment import Assignment
+from dcp_exchange.holders import Holders
 from dcp_exchange.topology import Topology
 
 __all__ = ["Plan", "Roles"]
@@ -15,10 +16,17 @@ __all__ = ["Plan", "Roles"]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the coordinator has decided, the same on all ranks: who reads and wants each piece, and hosts' links."""
+    """What the coordinator has decided, the same on all ranks: who reads and wants each piece, and hosts' links.
+
+    Attributes:
+        assignment: Who reads and wants each piece.
+        topology: Links between the hosts.
+        holders: Hosts that have each object; None if every rank can read all.
+    """
 
     assignment: Assignment
     topology: Topology
+    holders: Holders | None = None
 
 
 class Roles:

@@ -19,6 +19,7 @@ from dcp_core.toolkit import library_logger
 from dcp_exchange.arena import Arena
 from dcp_exchange.assignment.assign import assign
 from dcp_exchange.errors import ExchangeError, ExchangeInterruptedError
+from dcp_exchange.holders import Unreadable, name_in, pack_held, unpack_holders
 from dcp_exchange.piece_queue import PieceQueue, helped
 from dcp_exchange.piece_reader import PieceReader
 from dcp_exchange.roles import Plan, Roles
@@ -52,11 +53,12 @@ def read_together(
     Guarantees: every byte with a CRC is checked before it is delivered, by the rank that has read it, and again on each
     other host to which it is sent. Memory beyond the destinations stays below 64 MiB per rank, unless a single block of
     the checkpoint that is checked as a whole is larger. If one rank fails, all raise. If ranks cannot connect to each
-    other, each reads for itself.
+    other, each reads for itself. Where each host has objects of its own (`Store.place` is `host`), a host reads what
+    it has; if a copy is missing or cannot be read, all is read again with the copy of another host.
 
     Args:
         coordinator: Coordinator of the load.
-        prepare: Function that returns this rank's requests; called once, within a phase.
+        prepare: Function that returns this rank's requests; called within a phase, and again for each further attempt.
         timeout_seconds: Time without news from other ranks after which this rank gives up.
         peers: Options for connections between ranks; None for the defaults.
 
@@ -67,14 +69,18 @@ def read_together(
     Ranks: every rank; collective.
     """
     run = _Exchange(coordinator, prepare, timeout_seconds, peers)
-    secret = run.agree_on_demands()
-    with contextlib.ExitStack() as stack:
-        obstacle = run.connect(stack, secret)
-        if obstacle is None:
-            return run.read(stack)
-    if obstacle is not _NOTHING_SHARED and coordinator.is_coordinator:
-        _log.warning("each rank reads for itself, although the ranks were to read together: %s", obstacle)
-    return run.read_alone(obstacle)
+    done: Exchanged | None = None
+    while done is None:  # again for each copy of an object that cannot be read, as long as another host has one
+        secret = run.agree_on_demands()
+        with contextlib.ExitStack() as stack:
+            obstacle = run.connect(stack, secret)
+            if obstacle is None:
+                done = run.read(stack)
+        if obstacle is not None:
+            if obstacle != _NOTHING_SHARED and coordinator.is_coordinator:
+                _log.warning("each rank reads for itself, although the ranks were to read together: %s", obstacle)
+            done = run.read_alone(obstacle)
+    return done
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +113,10 @@ class _Exchange:
         self._sends = False
         self._streams: Streams | None = None
         self._plan: Plan | None = None
+        self._names: list[str] | None = None
+        """Names of the objects that the ranks want, if each host has objects of its own."""
+        self._bad: dict[tuple[str, int], str] = {}
+        """Object and lowest rank of a host whose copy cannot be read → the error, as text."""
 
     @property
     def prepared(self) -> _Prepared:
@@ -136,39 +146,41 @@ class _Exchange:
 
     def connect(self, stack: contextlib.ExitStack, secret: bytes) -> str | None:
         """Connect the ranks, and plan; returns None, or the reason why each rank must read for itself."""
-        cards = self._coordinator.all_reduce("cards", lambda: self._open_streams(stack, secret), self._keep_demands)
+        cards, self._names = self._coordinator.all_reduce(
+            "cards", lambda: self._open_streams(stack, secret), self._keep_demands
+        )
         streams = self._made
         streams.meet(cards)
         mine = cards[self._coordinator.rank]
         near = [card.rank for card in cards if card.host == mine.host and card.rank != mine.rank]
 
-        def find_neighbours() -> list[int]:
+        def find_neighbours() -> tuple[list[int], bytes | None]:
             made = streams.connect_many(near, min(self._timeout_seconds, _CONNECT_SECONDS))
-            return [rank for rank, stream in made.items() if not isinstance(stream, StreamError) and stream.same_host]
+            found = [rank for rank, stream in made.items() if not isinstance(stream, StreamError) and stream.same_host]
+            return found, self._held()
 
-        found = self._coordinator.all_reduce("hosts", find_neighbours, self._make_plan)
-        if isinstance(found, str):
-            return found
-        self._plan = found
+        found = self._plan = self._coordinator.all_reduce("hosts", find_neighbours, self._make_plan)
+        if not len(found.assignment.starts):
+            return _NOTHING_SHARED
         if len(found.topology.members) == 1:
             return None
         failed = [text for text in self._coordinator.all_gather("connections", self._connect_hosts) if text]
         return failed[0] if failed else None
 
-    def read(self, stack: contextlib.ExitStack) -> Exchanged:
-        """Read together."""
-        if self._plan is None:
-            raise ExchangeError("the exchange was not planned")
-        plan, delivery = self._plan, self.prepared.delivery
+    def read(self, stack: contextlib.ExitStack) -> Exchanged | None:
+        """Read together; returns None if copies could not be read that other hosts have, too."""
+        plan, delivery = self._planned, self.prepared.delivery
         take = self._coordinator.tickets(self._coordinator.world_size)
         alone = delivery.left_alone(_ranges(plan))
         progress = find_progress()
         progress.expect(delivery.missing_bytes)
         reader = PieceReader(self.prepared.read.backend, delivery)
         rank = self._coordinator.rank
-        queue = PieceQueue(plan.assignment.owners.tolist(), rank, take, helped(rank, plan.topology.members))
+        near_only = plan.holders is not None
+        helping = helped(rank, plan.topology.members, near_only=near_only)
+        queue = PieceQueue(plan.assignment.owners.tolist(), rank, take, helping)
 
-        def read() -> ReadStats | ExchangeInterruptedError:
+        def read() -> ReadStats | Unreadable | ExchangeInterruptedError:
             arena = _make_arena(plan, Roles(plan, rank), queue.own, self.prepared.read.backend.max_inflight_bytes)
             transfer = Transfer(
                 plan,
@@ -185,11 +197,13 @@ class _Exchange:
             return self._run(transfer, alone, reader)
 
         results = self._coordinator.all_gather("read", read)
+        if self._leave_out(results):
+            return None
         mine = results[rank]
         stopped = [result for result in results if isinstance(result, ExchangeInterruptedError)]
         if any(result.replaced for result in stopped):
             return Exchanged(ReadStats(reader.bytes_read), replaced=True)
-        if isinstance(mine, ExchangeInterruptedError) or stopped:
+        if not isinstance(mine, ReadStats) or stopped:
             raise ExchangeError(
                 f"the ranks could not read together: {stopped[0]}; load again, or with cooperative=False"
             )
@@ -197,7 +211,7 @@ class _Exchange:
 
     def _run(
         self, transfer: Transfer, alone: Sequence[ReadRequest], reader: PieceReader
-    ) -> ReadStats | ExchangeInterruptedError:
+    ) -> ReadStats | Unreadable | ExchangeInterruptedError:
         backend, delivery = self.prepared.read.backend, self.prepared.delivery
         own = ReadStats(0)
         try:
@@ -210,37 +224,75 @@ class _Exchange:
             except ExchangeInterruptedError:
                 raise
             except BaseException as error:  # noqa: BLE001 - `wait` raises it
-                transfer.fail(error)
+                lost = isinstance(error, StreamError)
+                transfer.fail(ExchangeInterruptedError(str(error)) if lost else error)
                 transfer.wait()  # another rank's error may have come first
         except ExchangeInterruptedError as error:
             return error
         except CheckpointReplacedError as error:
             return ExchangeInterruptedError(str(error), replaced=True)
-        except Exception as error:
-            self.prepared.read.note_changes(error)
-            raise
+        except Exception as error:  # noqa: BLE001 - it is raised again, unless another host has a copy
+            return self._look_into(error, transfer.origin)
         return ReadStats(
             own.bytes_read + reader.bytes_read, own.unverified_keys | delivery.unverified, transfer.bytes_received
         )
 
-    def read_alone(self, reason: str) -> Exchanged:
-        """Read for this rank alone, as without an exchange."""
+    def read_alone(self, reason: str) -> Exchanged | None:
+        """Read for this rank alone, as without an exchange; returns None as `read` does."""
         prepared = self.prepared.read
 
-        def read() -> ReadStats | None:
+        def read() -> ReadStats | Unreadable | None:
             try:
                 return prepared.backend.read(prepared.requests)
             except CheckpointReplacedError:
                 return None
             except Exception as error:
-                prepared.note_changes(error)
-                raise
+                if reason != _NOTHING_SHARED:  # no host reads for another one
+                    prepared.note_changes(error)
+                    raise
+                return self._look_into(error, self._own_host)
 
         results = self._coordinator.all_gather("read", read)
+        if self._leave_out(results):
+            return None
         mine = results[self._coordinator.rank]
-        if mine is None or any(result is None for result in results):
-            return Exchanged(mine or ReadStats(0), alone=reason, replaced=True)
+        if not isinstance(mine, ReadStats) or any(result is None for result in results):
+            return Exchanged(mine if isinstance(mine, ReadStats) else ReadStats(0), alone=reason, replaced=True)
         return Exchanged(mine, alone=reason)
+
+    def _look_into(self, error: Exception, host: int) -> Unreadable:
+        """Return the copy that an error is about, if another host has one, too; raise the error if not."""
+        holders = None if self._plan is None else self._plan.holders
+        name = None if holders is None else name_in(error, holders)
+        if holders is None or name is None or not {*holders[name]} - {host}:
+            self.prepared.read.note_changes(error)
+            raise error
+        return Unreadable(name, host, str(error))
+
+    def _leave_out(self, results: Sequence[object]) -> bool:
+        """Leave copies that could not be read out of the next attempt; returns whether there were any."""
+        found = [result for result in results if isinstance(result, Unreadable)]
+        for each in found:
+            lowest = self._planned.topology.members[each.host][0]
+            self._bad[each.name, lowest] = each.error
+            if self._coordinator.is_coordinator:
+                _log.warning("the copy on the host of rank %d is left for another one: %s", lowest, each.error)
+        return bool(found)
+
+    def _held(self) -> bytes | None:
+        """Return which of the wanted objects this rank can read; None if every rank can read all."""
+        store = self.prepared.read.backend.store
+        return None if self._names is None else pack_held(store, self._names)
+
+    @property
+    def _planned(self) -> Plan:
+        if self._plan is None:
+            raise ExchangeError("the exchange was not planned")
+        return self._plan
+
+    @property
+    def _own_host(self) -> int:
+        return self._planned.topology.hosts[self._coordinator.rank]
 
     @property
     def _made(self) -> Streams:
@@ -248,7 +300,7 @@ class _Exchange:
             raise ExchangeError("the streams of the exchange are not open")
         return self._streams
 
-    def _open_streams(self, stack: contextlib.ExitStack, secret: bytes) -> tuple[StreamCard, Demands | None]:
+    def _open_streams(self, stack: contextlib.ExitStack, secret: bytes) -> tuple[StreamCard, Demands | None, bool]:
         made = Streams(
             self._coordinator.rank,
             job_secret(secret),
@@ -257,28 +309,34 @@ class _Exchange:
             timeout_seconds=self._timeout_seconds,
         )
         self._streams = stack.enter_context(made)
-        return made.card, self.prepared.delivery.demands if self._sends else None
+        apart = self.prepared.read.backend.store.place == "host"
+        return made.card, self.prepared.delivery.demands if self._sends else None, apart
 
-    def _keep_demands(self, sent: list[tuple[StreamCard, Demands | None]]) -> list[StreamCard]:
-        self._demands = [demands for _, demands in sent if demands is not None]
-        return [card for card, _ in sent]
+    def _keep_demands(
+        self, sent: list[tuple[StreamCard, Demands | None, bool]]
+    ) -> tuple[list[StreamCard], list[str] | None]:
+        self._demands = [demands for _, demands, _ in sent if demands is not None]
+        names = {name for demands in self._demands for name in demands.names}
+        return [card for card, _, _ in sent], sorted(names) if any(apart for _, _, apart in sent) else None
 
-    def _make_plan(self, neighbours: list[list[int]]) -> Plan | str:
-        """On the coordinator: decide who reads what; the text says why nobody reads for others."""
+    def _make_plan(self, told: list[tuple[list[int], bytes | None]]) -> Plan:
+        """On the coordinator: decide who reads what."""
+        neighbours = [found for found, _ in told]
         hosts = group_by_host(dict(enumerate(neighbours)))
         host_of = {rank: number for number, host in enumerate(hosts) for rank in host}
         numbers = [host_of[rank] for rank in range(len(neighbours))]
         store = self.prepared.read.backend.store
         gap_bytes = _GAP_BYTES if store.read_gap_bytes is None else store.read_gap_bytes
         groups = list(zip(self._demands, self._groups, strict=True))
-        made = assign(groups, numbers, gap_bytes=gap_bytes, largest_piece_bytes=_LARGEST_PIECE_BYTES)
-        return Plan(made, Topology.of(numbers)) if len(made.starts) else _NOTHING_SHARED
+        holders = None
+        if self._names is not None:
+            holders = unpack_holders(self._names, [held for _, held in told], hosts, self._bad)
+        made = assign(groups, numbers, holders=holders, gap_bytes=gap_bytes, largest_piece_bytes=_LARGEST_PIECE_BYTES)
+        return Plan(made, Topology.of(numbers), holders)
 
     def _connect_hosts(self) -> str:
         """Connect to the ranks of other hosts that this rank needs; returns what went wrong, or an empty text."""
-        if self._plan is None:
-            raise ExchangeError("the exchange was not planned")
-        distant = Roles(self._plan, self._coordinator.rank).distant
+        distant = Roles(self._planned, self._coordinator.rank).distant
         made = self._made.connect_many([*distant.values()], min(self._timeout_seconds, _CONNECT_SECONDS))
         return next((str(found) for found in made.values() if isinstance(found, StreamError)), "")
 

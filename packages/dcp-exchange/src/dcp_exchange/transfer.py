@@ -23,12 +23,15 @@ from dcp_exchange.piece_queue import PieceQueue
 from dcp_exchange.piece_reader import PieceReader
 from dcp_exchange.roles import Plan, Roles
 from dcp_exchange.sender import Sender
-from dcp_io import Delivery
+from dcp_io import CheckpointReplacedError, Delivery
 from dcp_ranks import NOT_NOW, NotNow, Stream, StreamError, Streams
 
 __all__ = ["Transfer"]
 
 _LOOK_SECONDS = 1.0
+
+# What is to be done, and the host on which its piece was read.
+_Task = tuple[Callable[[], None], int]
 
 
 class Transfer:
@@ -71,10 +74,12 @@ class Transfer:
         self._dispatcher = streams.dispatch(self)
         self._windows: dict[int, Window] = {}
         self._changed = threading.Condition()
-        self._tasks: deque[Callable[[], None]] = deque()
+        self._tasks: deque[_Task] = deque()
         self._refused: list[Stream] = []
         self._arriving: dict[int, int] = {}
         self._error: BaseException | None = None
+        self.origin = self._roles.host
+        """Number of the host that has read the piece with which this rank's error has to do."""
         self._closing = self._has_read_all = False
         self._awaited = {number for number, of_class in enumerate(self._classes) if self._roles.wants(of_class)}
         self._last_news = time.monotonic()
@@ -140,6 +145,7 @@ class Transfer:
         self._windows.clear()
         self._arena.close()
         self._reader.close()
+        self._error = None  # whose traceback has this transfer, which would keep the memory until a garbage collection
 
     def on_message(
         self, stream: Stream, data: bytes, payload_bytes: int, descriptor: int | None
@@ -161,7 +167,7 @@ class Transfer:
         message = decode(data)
         with self._changed:
             self._last_news = time.monotonic()
-            self._add(partial(self._take_arrived, self._arriving.pop(stream.rank), message, buffer))
+            self._add(partial(self._take_arrived, self._arriving.pop(stream.rank), message, buffer), message.origin)
 
     def on_goodbye(self, stream: Stream) -> None:
         """Do nothing: a rank says goodbye when all ranks have finished."""
@@ -176,7 +182,7 @@ class Transfer:
         if message.kind is Kind.ARENA and descriptor is not None:
             self._windows[stream.rank] = Window(descriptor, message.piece)
         elif message.kind is Kind.READY:
-            self._add(partial(self._take_ready, stream, message))
+            self._add(partial(self._take_ready, stream, message), message.origin)
         elif message.kind is Kind.DONE:
             self._release(message.slot)
         elif message.kind is Kind.STOP:
@@ -195,12 +201,18 @@ class Transfer:
 
     def _work(self) -> None:
         while (task := self._next_task()) is not None:
+            run, origin = task
             try:
-                task()
+                run()
+            except StreamError as error:
+                self._fail_to_send(error)
             except BaseException as error:  # noqa: BLE001 - `wait` raises it
-                self.fail(error)
+                with self._changed:
+                    if self._error is None:
+                        self.origin = origin
+                    self._fail(error)
 
-    def _next_task(self) -> Callable[[], None] | None:
+    def _next_task(self) -> _Task | None:
         """Wait for something to do, and return it; None if all is over. To take comes before to read.
 
         Nobody may wait for a slot while others wait for what lies in theirs to be taken.
@@ -210,7 +222,7 @@ class Transfer:
                 if self._tasks:
                     return self._tasks.popleft()
                 if not self._has_read_all and self._arena.has_free():
-                    return partial(self._read, self._arena.take())
+                    return partial(self._read, self._arena.take()), self._roles.host
                 self._changed.wait()
         return None
 
@@ -275,8 +287,8 @@ class Transfer:
             with self._changed:
                 self.bytes_received += self._size(piece)
 
-    def _add(self, task: Callable[[], None]) -> None:
-        self._tasks.append(task)
+    def _add(self, task: Callable[[], None], origin: int) -> None:
+        self._tasks.append((task, origin))
         self._changed.notify_all()  # one alone might wake the thread in `wait`
 
     def _release_later(self, slot: int) -> None:
@@ -304,7 +316,7 @@ class Transfer:
         if self._error is not None:
             return
         self._error = error
-        replaced = isinstance(error, ExchangeInterruptedError) and error.replaced
+        replaced = isinstance(error, CheckpointReplacedError) or getattr(error, "replaced", False)
         notice = encode(Message(Kind.STOP, checked=replaced, text=f"{type(error).__name__}: {error}"[:1000]))
         for stream in self._streams.values():
             try:

@@ -60,6 +60,22 @@ def test_what_is_no_network_is_refused_on_all_ranks():
         PeerOptions(network="ib0")
 
 
+@pytest.mark.parametrize("ports", [(0, 5), (7, 6), (1, 1 << 16), (5,)])
+def test_what_is_no_range_of_ports_is_refused(ports):
+    with pytest.raises(ValueError, match="first and the last"):
+        PeerOptions(ports=ports)
+
+
+def test_doors_are_in_the_range_that_was_asked_for():
+    with listen() as taken:
+        first = taken.getsockname()[1]
+        doors, announced, port = open_doors(["127.0.0.1"], (first, first + 50))
+        with doors[0]:
+            assert first < port <= first + 50
+            assert (announced, doors[0].getsockname()[1]) == (("127.0.0.1",), port)
+        assert open_doors(["127.0.0.1"], (first, first)) == ([], (), 0), "the port is taken"
+
+
 def test_the_way_to_the_store_sends_nothing_and_knows_this_host():
     assert rank_doors._source_towards("127.0.0.1", 1) == "127.0.0.1"
     assert rank_doors._source_towards("::1", 1) in ("127.0.0.1", None)

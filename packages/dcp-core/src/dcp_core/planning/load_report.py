@@ -112,7 +112,16 @@ class LoadReport:
                 shown = "" if kind == "loaded" else ": " + ", ".join([*keys][:_SHOWN_KEYS])
                 more = ", …" if shown and len(keys) > _SHOWN_KEYS else ""
                 lines.append(f"{len(keys):,} {kind}{shown}{more}")
-        return "\n".join(lines) or "nothing was loaded"
+        return "\n".join([*(lines or ["nothing was loaded"]), *self._way()])
+
+    def _way(self) -> list[str]:
+        """Return a line on how the bytes were read; none for a report that no load has made."""
+        if not self.cooperative_reason:
+            return []
+        amounts = f"{self.bytes_read:,} bytes by this rank"
+        if self.cooperative:
+            amounts += f", {self.bytes_received:,} from other ranks"
+        return [f"read {'together' if self.cooperative else 'alone'} ({self.cooperative_reason}): {amounts}"]
 
 
 class NearNames:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dcp_core.errors import DcpError, PluginLoadError, PluginNotFoundError
+from dcp_core.logs import library_logger
 from dcp_core.records.abilities import ReaderAbilities, abilities
 from dcp_core.records.metadata import Metadata
 from dcp_core.records.plan import LoadPlan
@@ -18,7 +19,10 @@ from dcp_ranks import DEFAULT_TIMEOUT_SECONDS, Coordinator, PeerOptions
 
 __all__ = ["Cooperation", "Offer"]
 
+_log = library_logger(__name__)
+
 _PLUGIN = "cooperative"
+_ONE_RANK = "there is one rank"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +91,20 @@ class Cooperation:
             return Offer(None, f"dcp-exchange {lack}", place)
         return Offer(self._asked, None, place, bool(can.shares_index))
 
-    def choose(self, offers: Sequence[Offer]) -> None:
+    def choose(self, offers: Sequence[Offer], *, speaks: bool = False) -> None:
         """Choose, from what all ranks say; the choice is the same on all ranks.
+
+        Args:
+            offers: What the ranks say, in rank order.
+            speaks: Whether this rank warns for all if they were asked to read together, and cannot.
 
         Raises:
             ValueError: The ranks were called with different values of `cooperative`.
         """
         self.together, self.reason = _choose(offers)
         self._shares_index = self.together and all(offer.shares_index for offer in offers)
+        if speaks and self._asked and not self.together and self.reason != _ONE_RANK:
+            _log.warning("cooperative=True: each rank reads for itself all the same: %s", self.reason)
 
     def share_metadata(self, coordinator: Coordinator, reader: StorageReader) -> Metadata | None:
         """Return the metadata of the checkpoint, from the index that the coordinator reads for all ranks.
@@ -137,9 +147,13 @@ class Cooperation:
         if exchange is None or prepare_read is None or finish_read is None:
             raise DcpError("the ranks did not choose to read together")
 
+        finished: list[LoadPlan] = []
+
         def prepare() -> PreparedRead:
             with collector_paused():
-                made: PreparedRead = prepare_read(finish_plan(), planner)
+                if not finished:
+                    finished.append(finish_plan())
+                made: PreparedRead = prepare_read(finished[0], planner)
             return made
 
         done = exchange(coordinator, prepare, timeout_seconds=self._timeout_seconds, peers=self._peers)
@@ -161,12 +175,16 @@ def _choose(offers: Sequence[Offer]) -> tuple[bool, str]:
     if asked is False:
         return False, "cooperative=False"
     if len(offers) == 1:
-        return False, "there is one rank"
+        return False, _ONE_RANK
     for rank, offer in enumerate(offers):
         if offer.obstacle is not None:
             return False, f"rank {rank}: {offer.obstacle}"
-    if asked:
-        return True, "cooperative=True"
-    if any(offer.place == "local" for offer in offers):
+    return (True, "cooperative=True") if asked else _choose_by_place({offer.place for offer in offers})
+
+
+def _choose_by_place(places: set[str]) -> tuple[bool, str]:
+    if "local" in places:
         return False, "the checkpoint is on a local disk, from which each rank reads fast"
+    if "host" in places:
+        return True, "each host has files of its own"
     return True, "the checkpoint is in a remote storage"

@@ -54,7 +54,7 @@ class Exchange(Protocol):
 
         Args:
             coordinator: Coordinator of the load, for the exchange's own phases.
-            prepare: Function that returns this rank's requests; called once, within a phase.
+            prepare: Function that returns this rank's requests; called within a phase, and again for another attempt.
             timeout_seconds: Time without news from other ranks after which a rank gives up.
             peers: Options for connections between ranks; None for the defaults.
 

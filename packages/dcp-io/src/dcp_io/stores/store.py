@@ -7,7 +7,7 @@ storage needs neither rename nor append.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import closing
 from typing import ClassVar, Literal
 
@@ -143,7 +143,10 @@ class Store(ABC):
 
     @property
     def place(self) -> Place:
-        """Where the objects lie; see `Place`. Loads of several ranks read the bytes of a `remote` store only once."""
+        """Where the objects lie; see `Place`.
+
+        Loads of several ranks read the bytes of a `remote` store only once, and those of a `host` store where they are.
+        """
         return "local"
 
     @property
@@ -213,6 +216,14 @@ class Store(ABC):
     @abstractmethod
     def exists(self, name: str) -> bool:
         """Whether the object exists."""
+
+    def holding(self, names: Collection[str]) -> set[str]:
+        """Return which of the objects this store has; one listing, unless names have a `/`.
+
+        Ranks ask each other this for a store whose `place` is `host`, so that each object is read where it is.
+        """
+        listed = {entry.name for entry in self.list()}
+        return {name for name in names if name in listed or ("/" in name and self.exists(name))}
 
     @abstractmethod
     def list(self) -> list[Entry]:

@@ -218,7 +218,7 @@ class Peers:
         return StoreWire(store, self._prefix, self._world_size, errors=self._errors)
 
     def _open_door(self, store: KeyValueStore) -> tuple[tuple[str, ...], int]:
-        doors, addresses, port = open_doors(addresses_to_announce(store, self._options.network))
+        doors, addresses, port = open_doors(addresses_to_announce(store, self._options.network), self._options.ports)
         self._held.add_doors(doors)
         return addresses, port
 

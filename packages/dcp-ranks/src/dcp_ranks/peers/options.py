@@ -19,9 +19,11 @@ class PeerOptions:
         fan_out: Largest number of leaders that communicate directly with the same leader or with the coordinator.
         network: IP network, such as `10.0.0.0/8`, in which ranks accept connections from each other. None for the
             network through which the ranks reach the store.
+        ports: First and last TCP port on which ranks accept connections, such as `(29500, 29599)`, for firewalls that
+            let some ports through: at least two for each rank of a host. None for any free ports.
 
     Raises:
-        ValueError: `network` is not a valid network.
+        ValueError: `network` is not a valid network, or `ports` are not two ports in ascending order.
 
     Example:
         ```python
@@ -36,8 +38,13 @@ class PeerOptions:
     leaders_above: int = 256
     fan_out: int = 16
     network: str | None = None
+    ports: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
-        """Check that `network` is a valid IP network; raises ValueError if not."""
+        """Check that `network` is a valid IP network, and `ports` a range of ports; raises ValueError if not."""
         if self.network is not None:
             ipaddress.ip_network(self.network, strict=False)
+        if self.ports is not None and not (len(self.ports) == 2 and 1 <= self.ports[0] <= self.ports[1] < 1 << 16):
+            raise ValueError(
+                f"ports={self.ports!r}: pass the first and the last TCP port, from 1 to 65535, such as (29500, 29599)"
+            )

@@ -124,7 +124,8 @@ class Coordinator(ABC):
         from several threads, but not while this rank is between two phases.
 
         Args:
-            queues: Number of queues, which have the numbers from 0 on; the same on all ranks.
+            queues: Number of queues, which have the numbers from 0 on; the same on all ranks. Each call makes new ones,
+                whose tickets begin at 0.
 
         Returns:
             The function (number of a queue → ticket); None on all ranks if the ranks have no store in common.
@@ -132,7 +133,7 @@ class Coordinator(ABC):
         Raises:
             CoordinatorLostError: The store does not answer any more; raised by the function.
 
-        Ranks: every rank, once per operation; the call does not wait for other ranks.
+        Ranks: every rank, the same calls in the same order; a call does not wait for other ranks.
         """
         return None
 

@@ -227,9 +227,12 @@ class PhasedCoordinator(Coordinator):
 
 def _fail(local: BaseException | None, shared: RanksError) -> NoReturn:
     """Raise the error that all ranks share, unless this rank was interrupted itself."""
-    if local is not None and not isinstance(local, Exception):
-        raise local
-    raise shared from local
+    try:
+        if local is not None and not isinstance(local, Exception):
+            raise local
+        raise shared from local
+    finally:
+        del local, shared  # in this frame they would keep all that their tracebacks hold until a garbage collection
 
 
 def _different_steps(step: Step, outcomes: list[Outcome]) -> str | None:

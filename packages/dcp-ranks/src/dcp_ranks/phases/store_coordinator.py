@@ -118,11 +118,12 @@ class StoreCoordinator(PhasedCoordinator):
 
     def tickets(self, queues: int) -> Callable[[int], int]:
         """Return a function that takes the next ticket of a queue; see `Coordinator.tickets`."""
-        self._queues = queues
+        first = self._queues
+        self._queues += queues
 
         def take(queue: int) -> int:
             with self._ticket_lock:  # one thread at a time may use the connection
-                return self._wire.add(f"ticket/{queue}") - 1
+                return self._wire.add(f"ticket/{first + queue}") - 1
 
         return take
 

@@ -107,7 +107,9 @@ class Attempt:
         elif self._places:
             reasons = [*reasons, f"{self.where}: no connection within {waited_seconds:.1f} s"]
         self.close()
-        return "; ".join(reasons) or "it listens nowhere"
+        return (
+            "; ".join(reasons) or "it listens nowhere: it has no address in the network, or no free port (PeerOptions)"
+        )
 
     def close(self) -> None:
         """Close the socket, if it is not done."""

@@ -93,7 +93,7 @@ class Streams:
         self._connecting = threading.Lock()
         self._closed = False
         challenge = new_challenge()
-        doors, addresses, port = open_doors(addresses_to_announce(store, self._options.network))
+        doors, addresses, port = open_doors(addresses_to_announce(store, self._options.network), self._options.ports)
         local, name = _open_local_door()
         self._doorway = Doorway([*doors, *local], Listener(secret, challenge))
         self.card = StreamCard(rank, host_hint(), name, addresses, port, challenge)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from dcp_ranks.transport.connection import listen, own_addresses
@@ -43,22 +43,35 @@ def addresses_to_announce(store: Any, network: str | None) -> list[str]:
     return [source]
 
 
-def open_doors(addresses: Iterable[str]) -> tuple[list[socket.socket], tuple[str, ...], int]:
+def open_doors(
+    addresses: Iterable[str], ports: tuple[int, int] | None = None
+) -> tuple[list[socket.socket], tuple[str, ...], int]:
     """Open a listening socket on each address, all on the same free port.
+
+    Args:
+        addresses: IP addresses.
+        ports: First and last port to choose from; None for all.
 
     Returns:
         The sockets that could be opened, their addresses, and the port (0 if no socket could be opened).
     """
     doors: list[socket.socket] = []
     announced: list[str] = []
-    port = 0
+    choices: Sequence[int] = (0,) if ports is None else range(ports[0], ports[1] + 1)
     for address in addresses:
-        if len(doors) < _MAX_DOORS:
-            with contextlib.suppress(OSError):  # not this host's any more, or the port is taken there
-                doors.append(listen(address, port))
-                announced.append(address)
-                port = doors[0].getsockname()[1]
-    return doors, tuple(announced), port
+        if len(doors) < _MAX_DOORS and (door := _listen_on_one(address, choices)) is not None:
+            doors.append(door)
+            announced.append(address)
+            choices = (doors[0].getsockname()[1],)
+    return doors, tuple(announced), choices[0] if doors else 0
+
+
+def _listen_on_one(address: str, ports: Sequence[int]) -> socket.socket | None:
+    """Listen on the first of some ports that is free; returns None if none is, or the address is not of this host."""
+    for port in ports:
+        with contextlib.suppress(OSError):
+            return listen(address, port)
+    return None
 
 
 def _server(store: Any) -> tuple[str, int]:

@@ -1,0 +1,60 @@
+"""Faults in a cooperative load: right tensors, or the same named error on all living ranks in time; nothing is left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dcp_ranks.testing.ranks import RankPool
+from integration_tests.exchange.faults import KINDS, Fault, check, save_checkpoints, told_of
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+# On a machine that does other things, too.
+PATIENCE = 4.0
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("faults")
+    save_checkpoints(made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def own_ranks() -> Iterator[RankPool]:
+    """Ranks that are killed and stopped, apart from those of other tests."""
+    with RankPool(4, timeout_seconds=240) as pool:
+        yield pool
+
+
+@pytest.mark.parametrize("ranks_of_host", [4, 2, 1], ids=["1 x 4", "2 x 2", "4 x 1"])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("kill", "stop")])
+def test_files_and_connections(own_ranks: RankPool, root: Path, tmp_path: Path, kind: str, ranks_of_host: int) -> None:
+    fault = Fault(kind, 1, "read", ranks_of_host=ranks_of_host)
+    found = told_of(own_ranks, root, tmp_path / "run", fault)
+    check(fault, found, patience=PATIENCE)
+    assert all(told.seconds is not None for told in found), "it did not strike"
+    assert [bool(told.error) for told in found] == [kind != "replace"] * 4
+    if kind == "replace":
+        assert [told.state for told in found] == ["new"] * 4
+
+
+@pytest.mark.parametrize("kind", ["kill", "stop"])
+def test_a_rank_that_does_nothing_more(own_ranks: RankPool, root: Path, tmp_path: Path, kind: str) -> None:
+    fault = Fault(kind, 1, "read", ranks_of_host=2)
+    found = told_of(own_ranks, root, tmp_path / "run", fault)
+    check(fault, found, patience=PATIENCE)
+    assert all(told.error for told in found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks_of_host", [4, 2, 1], ids=["1 x 4", "2 x 2", "4 x 1"])
+@pytest.mark.parametrize("victim", range(4))
+@pytest.mark.parametrize("kind", ["kill", "stop", "cut"])
+def test_each_owner(
+    own_ranks: RankPool, root: Path, tmp_path: Path, kind: str, victim: int, ranks_of_host: int
+) -> None:
+    fault = Fault(kind, victim, "read", 1, ranks_of_host=ranks_of_host)
+    check(fault, told_of(own_ranks, root, tmp_path / "run", fault), patience=PATIENCE)

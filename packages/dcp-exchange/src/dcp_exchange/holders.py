@@ -1,0 +1,92 @@
+"""Holders: which hosts have which objects, where each host has objects of its own (`Store.place` is `host`).
+
+Hosts say so themselves, of the objects that the load wants and no others, as a bit for each. A copy that cannot be read
+is left out of the next attempt, as long as another host has one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dcp_io import Store
+from dcp_manifest import CheckpointNotFoundError, CorruptCheckpointError
+
+__all__ = ["Holders", "Unreadable", "name_in", "pack_held", "unpack_holders"]
+
+Holders = Mapping[str, tuple[int, ...]]
+"""Name of each object that the load wants → numbers of the hosts that have it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A copy of an object that could not be read.
+
+    Attributes:
+        name: Name of the object.
+        host: Number of the host that has the copy.
+        error: Error, as text.
+    """
+
+    name: str
+    host: int
+    error: str
+
+
+def pack_held(store: Store, names: Sequence[str]) -> bytes:
+    """Return a bit for each name: whether the store of this host has the object."""
+    held = store.holding(names)
+    return np.packbits(np.array([name in held for name in names], bool)).tobytes()
+
+
+def unpack_holders(
+    names: Sequence[str],
+    packed: Sequence[bytes | None],
+    hosts: Sequence[Sequence[int]],
+    bad: Mapping[tuple[str, int], str],
+) -> Holders:
+    """Return the holders of each object.
+
+    Args:
+        names: Names of the objects.
+        packed: What each rank has returned of `pack_held`.
+        hosts: Ranks of each host.
+        bad: Object and lowest rank of a host whose copy cannot be read → the error, as text.
+
+    Raises:
+        CheckpointNotFoundError: No host has one of the objects.
+        CorruptCheckpointError: All copies of an object are among the bad ones.
+    """
+    found: dict[str, list[int]] = {name: [] for name in names}
+    for number, members in enumerate(hosts):
+        said = [bits for rank in members if (bits := packed[rank]) is not None]
+        held = np.zeros(len(names), bool)
+        for bits in said:
+            held |= np.unpackbits(np.frombuffer(bits, np.uint8), count=len(names)).astype(bool)
+        for place in np.flatnonzero(held).tolist():
+            if (names[place], members[0]) not in bad:
+                found[names[place]].append(number)
+    for name, holding in found.items():
+        if not holding:
+            raise _lack(name, len(hosts), {rank: text for (of, rank), text in bad.items() if of == name})
+    return {name: tuple(holding) for name, holding in found.items()}
+
+
+def _lack(name: str, hosts: int, bad: Mapping[int, str]) -> Exception:
+    remedy = "load an earlier checkpoint, or start the job on the hosts that have written this one"
+    if not bad:
+        return CheckpointNotFoundError(f"none of the {hosts} hosts of this job has {name}: {remedy}")
+    copies = "; ".join(f"rank {rank}'s: {text}" for rank, text in bad.items())
+    return CorruptCheckpointError(
+        f"no copy can be read on the {hosts} hosts of this job ({copies}): {remedy}", file=name
+    )
+
+
+def name_in(error: BaseException, names: Iterable[str]) -> str | None:
+    """Return the name of the object that a read error is about; None if it is about none of them."""
+    file = getattr(error, "file", None)
+    text = str(error)
+    candidates = [name for name in names if name == file or name in text]
+    return max(candidates, key=lambda name: (name == file, len(name)), default=None)
