@@ -43,7 +43,7 @@ MOMENTS = {
 LAYOUTS = ("torch", "raw", "zstd")
 _PATIENCE_SECONDS = 60.0
 _PIECE_BYTES = 64 << 10
-_warm: list[None] = []
+_warm: list[int] = []
 
 
 @dataclass(frozen=True)
@@ -153,8 +153,11 @@ def load_with(root: str, folder: str, fault: Fault, timeout_seconds: float) -> T
         shutil.copytree(Path(root, fault.layout), folder)
     template, expected = blank(fault.template, whole()), blank(fault.template, whole())
     dcp.load(expected, checkpoint_id=Path(root, fault.layout), cooperative=False)
-    if not _warm:  # there is what lasts between loads
-        _warm.append(_load(str(Path(root, fault.layout)), blank(fault.template, whole()), fault, 60.0))
+    fresh: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(fresh, os.getpid() not in _warm)
+    if any(fresh):  # there is what lasts between loads
+        _load(str(Path(root, fault.layout)), blank(fault.template, whole()), fault, 60.0)
+        _warm.append(os.getpid())
     before = _open_now()
     dist.barrier()
     error: BaseException | None = None

@@ -31,6 +31,17 @@ def files(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.distcp"), key=lambda file: -file.stat().st_size)
 
 
+class ApartReader(CountingReader):
+    """A reader of one host's folder, which is at the same path on each host."""
+
+    def __init__(self, path: str, folder: str) -> None:
+        self.folder = folder
+        super().__init__(path, kind="host")
+
+    def _open(self, checkpoint_id: Any) -> Any:
+        return super()._open(self.folder)
+
+
 class Warned(logging.Handler):
     """Keeps the warnings of a load."""
 
@@ -44,7 +55,7 @@ class Warned(logging.Handler):
 
 def load_apart(folders: list[str], kind: str, cooperative: bool | None = None) -> dict[str, Any]:
     """Load with two ranks of each host, each from its host's folder; None is enough to read together."""
-    reader = CountingReader(folders[dist.get_rank() // 2], kind="host")
+    reader = ApartReader("/a/folder/of/each/host", folders[dist.get_rank() // 2])
     template, warned = blank(kind, whole()), Warned()
     logging.getLogger("dcp_exchange").addHandler(warned)
     try:

@@ -231,8 +231,10 @@ class _Exchange:
             return error
         except CheckpointReplacedError as error:
             return ExchangeInterruptedError(str(error), replaced=True)
-        except Exception as error:  # noqa: BLE001 - it is raised again, unless another host has a copy
-            return self._look_into(error, transfer.origin)
+        except Exception as error:
+            if (bad := self._look_into(error, transfer.origin)) is None:
+                raise
+            return bad
         return ReadStats(
             own.bytes_read + reader.bytes_read, own.unverified_keys | delivery.unverified, transfer.bytes_received
         )
@@ -247,10 +249,11 @@ class _Exchange:
             except CheckpointReplacedError:
                 return None
             except Exception as error:
-                if reason != _NOTHING_SHARED:  # no host reads for another one
-                    prepared.note_changes(error)
+                # Where ranks cannot connect, no host reads for another one.
+                bad = self._look_into(error, self._own_host) if reason == _NOTHING_SHARED else None
+                if bad is None:
                     raise
-                return self._look_into(error, self._own_host)
+                return bad
 
         results = self._coordinator.all_gather("read", read)
         if self._leave_out(results):
@@ -260,14 +263,14 @@ class _Exchange:
             return Exchanged(mine if isinstance(mine, ReadStats) else ReadStats(0), alone=reason, replaced=True)
         return Exchanged(mine, alone=reason)
 
-    def _look_into(self, error: Exception, host: int) -> Unreadable:
-        """Return the copy that an error is about, if another host has one, too; raise the error if not."""
+    def _look_into(self, error: Exception, host: int) -> Unreadable | None:
+        """Return the copy that an error is about, if another host has one, too; None if the error is to be raised."""
         holders = None if self._plan is None else self._plan.holders
         name = None if holders is None else name_in(error, holders)
-        if holders is None or name is None or not {*holders[name]} - {host}:
-            self.prepared.read.note_changes(error)
-            raise error
-        return Unreadable(name, host, str(error))
+        if holders is not None and name is not None and {*holders[name]} - {host}:
+            return Unreadable(name, host, str(error))
+        self.prepared.read.note_changes(error)
+        return None
 
     def _leave_out(self, results: Sequence[object]) -> bool:
         """Leave copies that could not be read out of the next attempt; returns whether there were any."""

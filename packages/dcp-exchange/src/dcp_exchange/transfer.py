@@ -145,7 +145,9 @@ class Transfer:
         self._windows.clear()
         self._arena.close()
         self._reader.close()
-        self._error = None  # whose traceback has this transfer, which would keep the memory until a garbage collection
+        # Both lead back to this transfer, and would keep the memory of pieces until a garbage collection.
+        self._senders.clear()
+        self._error = None
 
     def on_message(
         self, stream: Stream, data: bytes, payload_bytes: int, descriptor: int | None
