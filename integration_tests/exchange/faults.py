@@ -167,6 +167,8 @@ def load_with(root: str, folder: str, fault: Fault, timeout_seconds: float) -> T
         except dcp.DcpError as caught:
             error = caught
         ended = time.monotonic()
+    if fault.kind == "kill" and dist.get_rank() == fault.victim:
+        os.kill(os.getpid(), signal.SIGKILL)  # it was expected to die, and did not get as far as that
     struck = _when(folder)
     if fault.kind == "stop" and struck is not None:
         _continue_victim(folder, fault)
