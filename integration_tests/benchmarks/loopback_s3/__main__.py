@@ -1,4 +1,4 @@
-"""Runs the server until standard input ends; prints its port first."""
+"""Runs the server until standard input ends; prints its port first. An argument is the address to listen on."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _accept(listener: socket.socket, service: Service) -> None:
 
 def main() -> None:
     """Serve."""
-    listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+    listener = socket.create_server((sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1", 0), backlog=128)
     threading.Thread(target=_accept, args=(listener, Service()), daemon=True).start()
     print(listener.getsockname()[1], flush=True)
     sys.stdin.read()

@@ -36,6 +36,8 @@ _log = library_logger(__name__)
 _CONNECT_SECONDS = 15.0
 _ARENA_BYTES = 64 << 20
 _LARGEST_PIECE_BYTES = 4 << 20
+# One slot that is being filled, and others that are being taken: each more is memory whose pages must be made first.
+_SLOTS_PER_THREAD = 2
 _PAGE_BYTES = 4096
 _GAP_BYTES = 16 << 10
 _NOTHING_SHARED = "no two ranks want the same bytes"
@@ -181,7 +183,9 @@ class _Exchange:
         queue = PieceQueue(plan.assignment.owners.tolist(), rank, take, helping)
 
         def read() -> ReadStats | Unreadable | ExchangeInterruptedError:
-            arena = _make_arena(plan, Roles(plan, rank), queue.own, self.prepared.read.backend.max_inflight_bytes)
+            backend = self.prepared.read.backend
+            most_own = min(queue.own + 1, _SLOTS_PER_THREAD * backend.threads)
+            arena = _make_arena(plan, Roles(plan, rank), most_own, backend.max_inflight_bytes)
             transfer = Transfer(
                 plan,
                 rank,
@@ -189,7 +193,7 @@ class _Exchange:
                 reader=reader,
                 queue=queue,
                 streams=self._made,
-                threads=self.prepared.read.backend.threads,
+                threads=backend.threads,
                 arena=arena,
                 timeout_seconds=self._timeout_seconds,
             )
@@ -354,10 +358,10 @@ def _ranges(plan: Plan) -> dict[str, list[tuple[int, int]]]:
     return found
 
 
-def _make_arena(plan: Plan, roles: Roles, own_pieces: int, most_bytes: int) -> Arena:
+def _make_arena(plan: Plan, roles: Roles, most_own: int, most_bytes: int) -> Arena:
     sizes = plan.assignment.stops - plan.assignment.starts
     slot_bytes = -(-int(np.max(sizes)) // _PAGE_BYTES) * _PAGE_BYTES
     most = max(2, min(_ARENA_BYTES, most_bytes) // slot_bytes)
-    own = min(most // 2 if roles.lanes else most, own_pieces + 1)
+    own = min(most // 2 if roles.lanes else most, most_own)
     incoming = [max(1, most // 2 // max(1, roles.lanes))] * roles.lanes
     return Arena(slot_bytes, [max(1, own), *incoming])

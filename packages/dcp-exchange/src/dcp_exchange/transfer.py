@@ -73,7 +73,10 @@ class Transfer:
         self._streams = streams.made
         self._dispatcher = streams.dispatch(self)
         self._windows: dict[int, Window] = {}
-        self._changed = threading.Condition()
+        lock = threading.RLock()
+        self._changed = threading.Condition(lock)
+        # Of the same lock, so that what a worker has to do does not wake the thread in `wait`, too.
+        self._over = threading.Condition(lock)
         self._tasks: deque[_Task] = deque()
         self._refused: list[Stream] = []
         self._arriving: dict[int, int] = {}
@@ -119,7 +122,7 @@ class Transfer:
                 left = self._last_news + self._timeout_seconds - time.monotonic()
                 if left <= 0:
                     self._fail(self._silence())
-                self._changed.wait(max(0.0, min(left, _LOOK_SECONDS)))
+                self._over.wait(max(0.0, min(left, _LOOK_SECONDS)))
             if self._error is not None:
                 raise self._error
 
@@ -135,7 +138,7 @@ class Transfer:
                 return
             self._closing = True
             self._tasks.clear()
-            self._changed.notify_all()
+            self._wake_all()
         for sender in self._senders.values():
             sender.end(abort=self._error is not None)
         for thread in (*self._threads, *self._senders.values()):
@@ -222,7 +225,9 @@ class Transfer:
         with self._changed:
             while not self._closing and self._error is None:
                 if self._tasks:
-                    return self._tasks.popleft()
+                    task = self._tasks.popleft()
+                    self._note_progress()
+                    return task
                 if not self._has_read_all and self._arena.has_free():
                     return partial(self._read, self._arena.take()), self._roles.host
                 self._changed.wait()
@@ -282,7 +287,7 @@ class Transfer:
         self._delivery.take(self._names[piece], self._starts[piece], view, checked=checked)
         with self._changed:
             self._awaited.discard(piece)
-            self._changed.notify_all()
+            self._note_progress()
 
     def _count_received(self, piece: int) -> None:
         if self._roles.wants(self._classes[piece]):
@@ -291,7 +296,7 @@ class Transfer:
 
     def _add(self, task: Callable[[], None], origin: int) -> None:
         self._tasks.append((task, origin))
-        self._changed.notify_all()  # one alone might wake the thread in `wait`
+        self._changed.notify()
 
     def _release_later(self, slot: int) -> None:
         with self._changed:
@@ -303,10 +308,19 @@ class Transfer:
             refused, self._refused = self._refused, []
             for stream in refused:  # those for which there is still no room are refused again
                 self._dispatcher.resume(stream)
-            self._changed.notify_all()
+            self._changed.notify()
+            self._note_progress()
 
     def _is_finished(self) -> bool:
         return self._has_read_all and not (self._awaited or self._tasks or self._arena.taken)
+
+    def _note_progress(self) -> None:
+        if self._is_finished():
+            self._over.notify_all()
+
+    def _wake_all(self) -> None:
+        self._changed.notify_all()
+        self._over.notify_all()
 
     def _size(self, piece: int) -> int:
         return self._sizes[piece]
@@ -325,7 +339,7 @@ class Transfer:
                 stream.post(notice)
             except StreamError:  # it learns of it from others, or is gone
                 continue
-        self._changed.notify_all()
+        self._wake_all()
 
     def _silence(self) -> ExchangeTimeoutError:
         owners = sorted({self._owners[piece] for piece in self._awaited})

@@ -1,0 +1,1 @@
+"""What cooperative loads cost beside independent ones: `python -m integration_tests.benchmarks.cooperative`."""
