@@ -34,6 +34,7 @@ def test_each_host_says_what_it_has(tmp_path: Path) -> None:
 
 
 def test_names_in_folders_are_found(tmp_path: Path) -> None:
+    (tmp_path / "0" / "folder").mkdir(parents=True)
     (store,) = stores(tmp_path, [["folder/file"]])
     assert store.holding(["folder/file", "folder/other", "other", "unwanted"]) == {"folder/file", "unwanted"}
 
