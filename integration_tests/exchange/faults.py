@@ -173,10 +173,10 @@ def load_with(root: str, folder: str, fault: Fault, timeout_seconds: float) -> T
     if fault.kind == "stop" and struck is not None:
         _continue_victim(folder, fault)
     state = _state_of(template, expected) if error is None else ""
-    left = _wait_for_nothing(before)
     error_types = "" if error is None else _types(error)
     text = str(error)
-    del error  # its traceback has frames of the load
+    del error  # its traceback has frames of the load, and these have its memory
+    left = _wait_for_nothing(before)
     again = None
     if fault.lasts and not (fault.kind == "stop" and fault.victim == 0):
         again = _is_right_again(root, fault, expected)

@@ -146,16 +146,22 @@ class PhasedCoordinator(Coordinator):
             verdict, own = self._exchange(step, outcome, conclude)
         except RanksError as lost:
             self._ended = True
+            decided.clear()
             if error is None:
                 raise
             _fail(error, lost)
         except BaseException as interrupted:
             self._abandon(interrupted)
             raise
-        if not verdict.ok:
-            self._ended = True
-            local = decided[0].error if decided and error is None else error
-            _fail(local, self._error(step, verdict, local))
+        else:
+            if not verdict.ok:
+                self._ended = True
+                local = decided[0].error if decided and error is None else error
+                decided.clear()
+                _fail(local, self._error(step, verdict, local))
+        finally:
+            # The traceback of an error leads to this frame: what it holds would live until a garbage collection.
+            error = local = None
         self._passed = self._steps
         self.slowest = verdict.slowest
         if decided:
