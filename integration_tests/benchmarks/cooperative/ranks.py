@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as stock
+from torch.distributed.checkpoint import state_dict_loader as stock
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
 
 import dcp_all as dcp
@@ -137,11 +137,10 @@ def _cpu_seconds() -> float:
 def _make_way(name: str, task: Task, template: dict[str, torch.Tensor]) -> Callable[[], float]:
     """Return the function that loads in one way, and returns the bytes that it took from the storage, if it counts."""
     if name == "stock":
-        return lambda: stock.load(template, storage_reader=FsspecReader(task.place)) or 0.0  # type: ignore[func-returns-value]
+        return lambda: stock.load(template, storage_reader=FsspecReader(task.place)) or 0.0  # type: ignore[no-untyped-call, func-returns-value]
     if name == "floor":
         return _Floor(task.place, template)
     peers = dcp.PeerOptions(network=task.network) if task.network else None
-    options = {"peers": peers, "cooperative": _COOPERATIVE[name]}
     buckets: list[TokenBucket] = []
     if task.storage == "throttled":
         buckets.append(TokenBucket(f"{task.place}.limit", task.bytes_per_second))
@@ -156,7 +155,8 @@ def _make_way(name: str, task: Task, template: dict[str, torch.Tensor]) -> Calla
             reader = (
                 dcp.ObjectStoreReader(task.place) if task.storage == "objects" else dcp.FileSystemReader(task.place)
             )
-        return float(dcp.load(template, storage_reader=reader, **options).bytes_read)
+        report = dcp.load(template, storage_reader=reader, peers=peers, cooperative=_COOPERATIVE[name])
+        return float(report.bytes_read)
 
     return load
 

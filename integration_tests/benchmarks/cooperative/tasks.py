@@ -62,9 +62,8 @@ class Taken:
 
     def ratio(self, other: Taken, column: str = "seconds") -> float:
         """Median of the quotients of two times of one round."""
-        return statistics.median(
-            one / two for one, two in zip(getattr(self, column), getattr(other, column), strict=False)
-        )
+        quotients = (one / two for one, two in zip(getattr(self, column), getattr(other, column), strict=False))
+        return float(statistics.median(quotients))
 
     @classmethod
     def of(cls, rounds: Sequence[Sequence[tuple[float, float, float, float]]], state_bytes: float) -> Taken:

@@ -12,4 +12,4 @@ __all__ = ["LoopbackS3"]
 class LoopbackS3(S3Server):
     """A running server; used like `S3Server`. Run from the repository's root."""
 
-    command = (sys.executable, "-m", "integration_tests.benchmarks.loopback_s3")
+    command: tuple[str, ...] = (sys.executable, "-m", "integration_tests.benchmarks.loopback_s3")

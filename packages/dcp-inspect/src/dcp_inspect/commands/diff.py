@@ -115,7 +115,8 @@ def _objects(name: str, a: bytes, b: bytes) -> Iterator[Difference]:
         return
     left, right = load_value(a, name), load_value(b, name)
     if not same_value(left, right):
-        yield Difference(name, "values", *_excerpts(repr(left), repr(right)))
+        first, second = _excerpts(repr(left), repr(right))
+        yield Difference(name, "values", first, second)
 
 
 def _excerpts(*texts: str) -> Iterator[str]:
