@@ -61,16 +61,20 @@ def _may_trace() -> bool:
 @pytest.fixture
 def fill_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Return a function that fills the disk: from then on only empty files can be made in folders."""
-    from dcp_io.stores import local_store as local  # noqa: PLC0415 - not every package has it installed
+    from dcp_io.stores import local_ranges, local_store  # noqa: PLC0415 - not every package has it installed
 
-    write = local.write_fully
+    write = local_store.write_fully
 
     def refuse(fd: int, buffers: Sequence[Any], offset: int) -> int:
         if any(map(len, buffers)):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return write(fd, buffers, offset)
 
-    return lambda: monkeypatch.setattr(local, "write_fully", refuse)
+    def fill() -> None:
+        for module in (local_store, local_ranges):
+            monkeypatch.setattr(module, "write_fully", refuse)
+
+    return fill
 
 
 @pytest.fixture(scope="session")

@@ -51,7 +51,17 @@ if TYPE_CHECKING:
     from dcp_io.stores.local_store import LocalStore
     from dcp_io.stores.open_store import file_at, open_store, scheme_of
     from dcp_io.stores.retries import Attempts, TruncatedError
-    from dcp_io.stores.store import TEMPORARY_SUFFIX, Entry, Place, Sink, Source, Store, check_name
+    from dcp_io.stores.store import (
+        SHARED_BLOCK_BYTES,
+        TEMPORARY_SUFFIX,
+        Entry,
+        Place,
+        RangeSink,
+        Sink,
+        Source,
+        Store,
+        check_name,
+    )
     from dcp_io.stores.stream_files import StreamFileSystem
     from dcp_io.stores.stream_store import StreamStore
     from dcp_io.stores.upload_sink import UploadSink
@@ -60,6 +70,7 @@ if TYPE_CHECKING:
 __all__ = [
     "READING_PREFIX",
     "REMOVING",
+    "SHARED_BLOCK_BYTES",
     "STALE_AFTER_SECONDS",
     "TEMPORARY_SUFFIX",
     "Attempts",
@@ -78,6 +89,7 @@ __all__ = [
     "Place",
     "Problem",
     "ProcessIdentity",
+    "RangeSink",
     "ReadRequest",
     "ReadStats",
     "ReadingSign",
@@ -179,7 +191,10 @@ __getattr__, __dir__ = import_lazily(
         "dcp_io.stores.local_store": ("LocalStore",),
         "dcp_io.stores.open_store": ("file_at", "open_store", "scheme_of"),
         "dcp_io.stores.retries": ("Attempts", "TruncatedError"),
-        "dcp_io.stores.store": ("TEMPORARY_SUFFIX", "Entry", "Place", "Sink", "Source", "Store", "check_name"),
+        "dcp_io.stores.store": (
+            *("SHARED_BLOCK_BYTES", "TEMPORARY_SUFFIX", "Entry", "Place", "RangeSink", "Sink", "Source", "Store"),
+            "check_name",
+        ),
         "dcp_io.stores.stream_files": ("StreamFileSystem",),
         "dcp_io.stores.stream_store": ("StreamStore",),
         "dcp_io.stores.upload_sink": ("UploadSink",),

@@ -152,6 +152,14 @@ def test_a_store_without_any_way_to_read_ranges_says_so():
         NoReads().open("x").read_into(0, [memoryview(bytearray(1))])
 
 
+def test_a_store_that_writes_no_ranges_says_so():
+    store = MemoryStore()
+    assert not store.writes_ranges
+    for call in (lambda: store.create_sized("x", 1), lambda: store.open_sized("x")):
+        with pytest.raises(NotImplementedError, match="MemoryStore does not write ranges"):
+            call()
+
+
 @pytest.mark.parametrize("name", ["a", ".metadata", "a/b", "..a", "a..b/c", "ä b"])
 def test_names_inside(name):
     assert check_name(name) == name

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dcp_io import LocalStore
-from dcp_io.testing import StoreConformance
+from dcp_io.testing import RangeConformance, StoreConformance
 
 
 class LocalFolder:
@@ -28,7 +28,7 @@ class LocalFolder:
         (self.path / name).unlink()
 
 
-class TestLocalStore(StoreConformance):
+class TestLocalStore(StoreConformance, RangeConformance):
     @pytest.fixture
     def place(self, tmp_path):
         return tmp_path

@@ -13,8 +13,20 @@ from dcp_io.errors import NotAFolderError
 from dcp_io.stores.durable_folders import make_folder, sync_folder
 from dcp_io.stores.early_writeback import start_writeback
 from dcp_io.stores.full_transfers import read_fully, write_fully
+from dcp_io.stores.local_ranges import create_sized, open_sized
 from dcp_io.stores.mounts import is_network_folder
-from dcp_io.stores.store import TEMPORARY_SUFFIX, Buffer, Entry, Place, Sink, Source, Store, check_name
+from dcp_io.stores.naming import naming
+from dcp_io.stores.store import (
+    TEMPORARY_SUFFIX,
+    Buffer,
+    Entry,
+    Place,
+    RangeSink,
+    Sink,
+    Source,
+    Store,
+    check_name,
+)
 from dcp_manifest.descriptors import open_descriptor
 from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError, UnsafeCheckpointError
 
@@ -50,6 +62,8 @@ class LocalStore(Store):
         ```
     """
 
+    writes_ranges = True
+
     def __init__(self, path: str | os.PathLike[str], *, linked: str | os.PathLike[str] | None = None) -> None:
         self._path = os.path.abspath(os.fspath(path))
         self._linked = None if linked is None else os.path.realpath(linked)
@@ -83,6 +97,18 @@ class LocalStore(Store):
             make_folder(os.path.dirname(path))
         return _LocalSink(name, path)
 
+    def create_sized(self, name: str, size: int) -> RangeSink:
+        """Create a file of `size` bytes, whose space on the disk is reserved if the file system can do so."""
+        path = self._inside(name)
+        if "/" in name:
+            make_folder(os.path.dirname(path))
+        return create_sized(name, path, size)
+
+    def open_sized(self, name: str) -> RangeSink:
+        """Open an existing file for writes of ranges."""
+        with self._finding(name):
+            return open_sized(name, self._inside(name))
+
     def publish(self, name: str, data: Buffer, *, tag: str = "", sync: bool = True) -> None:
         """Replace the file atomically, by renaming a temporary file in the same folder; see `Store.publish`."""
         path = self._inside(name)
@@ -92,7 +118,7 @@ class LocalStore(Store):
         try:
             sink.write([data])
             sink.close(sync=sync)
-            with _naming(path):
+            with naming(path):
                 os.replace(temporary, path)
         except BaseException:
             sink.abort()
@@ -236,7 +262,7 @@ class _LocalSink(Sink):
         self._fd = -1
         self._exists = False
         try:
-            with _naming(path):
+            with naming(path):
                 self._fd = open_descriptor(path, _CREATE, _MODE)
                 self._exists = True
         except BaseException:  # a KeyboardInterrupt after the file was opened
@@ -254,7 +280,7 @@ class _LocalSink(Sink):
 
     def write(self, buffers: Sequence[Buffer]) -> None:
         """Append the buffers to the file."""
-        with _naming(self._path):
+        with naming(self._path):
             self._position += write_fully(self._fd, buffers, self._position)
 
     def start_sync(self) -> None:
@@ -266,7 +292,7 @@ class _LocalSink(Sink):
         """Close the file, after an fsync if `sync`."""
         if self._fd < 0:
             return
-        with _naming(self._path):
+        with naming(self._path):
             try:
                 if sync:
                     os.fsync(self._fd)
@@ -336,7 +362,7 @@ class _LocalSource(Source):
     def read_into(self, offset: int, buffers: Sequence[memoryview]) -> None:
         """Fill the buffers from the file."""
         wanted = sum(map(len, buffers))
-        with _naming(self._name):
+        with naming(self._name):
             read = read_fully(self._fd, buffers, offset)
         if read < wanted:
             raise CorruptCheckpointError(
@@ -364,19 +390,3 @@ def _is_folder_entry(item: os.DirEntry[str]) -> bool:
 
 def _no_file(path: str) -> UnsafeCheckpointError:
     return UnsafeCheckpointError(f"{path} is not a file; the checkpoint may be hostile: do not load it")
-
-
-class _naming:  # noqa: N801 - used like a function; a generator would cost as much as a small read
-    """Context manager that adds the file's path to an OSError of a call on its descriptor."""
-
-    __slots__ = ("_path",)
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, OSError) and error.errno is not None and error.filename is None:
-            raise OSError(error.errno, os.strerror(error.errno), self._path) from error

@@ -14,7 +14,10 @@ from typing import ClassVar, Literal
 from dcp_manifest.errors import UnsafeCheckpointError
 from dcp_manifest.folders.folder import Entry
 
-__all__ = ["TEMPORARY_SUFFIX", "Entry", "Place", "Sink", "Source", "Store", "check_name"]
+__all__ = [
+    "SHARED_BLOCK_BYTES", "TEMPORARY_SUFFIX",
+    "Entry", "Place", "RangeSink", "Sink", "Source", "Store", "check_name",
+]  # fmt: skip
 
 Buffer = bytes | bytearray | memoryview
 
@@ -25,6 +28,10 @@ store or a network file system; `host`, on each machine other objects under the 
 
 TEMPORARY_SUFFIX = ".tmp"
 """Suffix of the temporary objects that `Store.publish` may make."""
+
+
+SHARED_BLOCK_BYTES = 1 << 20
+"""Size of the aligned blocks of an object of which each has one writing host; see `RangeSink`."""
 
 
 class Sink(ABC):
@@ -71,6 +78,45 @@ class Sink(ABC):
     @abstractmethod
     def abort(self) -> None:
         """Abort the write: remove the object. No error if the object is gone already."""
+
+
+class RangeSink(ABC):
+    """Writer of ranges of an object whose size is fixed; see `Store.create_sized`.
+
+    Several threads may use one, and several processes may each have one for the same object, if no two of them write
+    the same bytes. Processes of several hosts must not write into the same aligned block of `SHARED_BLOCK_BYTES`:
+    network file systems lose one of two changes to a block.
+    """
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Name of the object in its store."""
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """Size of the object in bytes."""
+
+    @abstractmethod
+    def write_at(self, offset: int, buffers: Sequence[Buffer]) -> None:
+        """Write all bytes of the buffers, in order, from `offset` of the object on.
+
+        Args:
+            offset: Position of the first byte in the object.
+            buffers: One-dimensional contiguous buffers of bytes, any number and size. They may change after the call.
+
+        Raises:
+            ValueError: The range is not within the object; nothing was written.
+            OSError: The storage failed (full, disconnected, …); the message names the object.
+        """
+
+    def start_sync(self, offset: int, size: int) -> None:  # noqa: B027 - a hint, which a storage may have no use for
+        """Begin to make a range durable, without waiting; a hint that `close` with `sync` will follow."""
+
+    @abstractmethod
+    def close(self, *, sync: bool) -> None:
+        """Release the object; may be called again. With `sync`, what this sink has written is durable on return."""
 
 
 class Source:
@@ -141,6 +187,9 @@ class Store(ABC):
     read_step_bytes: int | None = None
     """Size in bytes of the pieces in which a larger range is read, if memory allows; None for the default for disks."""
 
+    writes_ranges: ClassVar[bool] = False
+    """Whether the store has `create_sized` and `open_sized`, so that several processes may write one object."""
+
     @property
     def place(self) -> Place:
         """Where the objects lie; see `Place`.
@@ -167,6 +216,30 @@ class Store(ABC):
         Raises:
             FileExistsError: An object of that name exists, and is not changed.
         """
+
+    def create_sized(self, name: str, size: int) -> RangeSink:
+        """Create an object of `size` zero bytes, whose ranges this and other processes write in any order.
+
+        An optional ability: see `writes_ranges`. The space is reserved now, if the storage can do so: a full disk is
+        an error here rather than after the work. Other processes use `open_sized`; `delete` ends a failed write.
+
+        Args:
+            name: Name of the new object.
+            size: Size of the object in bytes; 0 or more.
+
+        Raises:
+            FileExistsError: An object of that name exists, and is not changed.
+            OSError: The storage failed or has no space; no object is left.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not write ranges of objects in {self.url}")
+
+    def open_sized(self, name: str) -> RangeSink:
+        """Open an object that `create_sized` made, for writing; used by the ranks that did not create it.
+
+        Raises:
+            CheckpointNotFoundError: There is no such object; the message has its name.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not write ranges of objects in {self.url}")
 
     @abstractmethod
     def publish(self, name: str, data: Buffer, *, tag: str = "", sync: bool = True) -> None:
