@@ -317,6 +317,9 @@ def _carry_out(run: _Save, plans: PlanExchange, *, name: str = "save") -> Metada
             with events.phase("plan") as planning:
                 central_plan = plans.run(planning.timed(run.plan_locally), run.chosen_writer)
             with events.phase("write") as writing:
+                connect_ranks = run.can().connect_ranks
+                if connect_ranks is not None:
+                    connect_ranks(coordinator, central_plan)
                 fields = coordinator.all_reduce(
                     "write",
                     writing.timed(lambda: plans.pack_results(run.write(central_plan))),

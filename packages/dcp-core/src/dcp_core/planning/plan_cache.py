@@ -72,6 +72,8 @@ class GlobalPlan:
     """For each rank, the numbers of the sets of replicated FQNs that this rank compares with other ranks."""
     layouts: list[RecentlyUsed[bytes, ItemColumns]]
     """For each rank, a cache of the locations of its tensors in files after recent saves: digest → locations."""
+    storage_data: list[Any]
+    """For each rank, what the storage writer added to the local plan, which is part of the plan's digest."""
 
 
 RANK_PLANS: RecentlyUsed[Hashable, list[RankPlan]] = RecentlyUsed(_KEPT)

@@ -36,6 +36,7 @@ from dcp_core.tables.plan_columns import PlanColumns, Selection, written_of
 from dcp_core.tables.planned_rows import PlannedRows
 from dcp_core.tables.records_of_index import records_of
 from dcp_io.recently_used import RecentlyUsed
+from dcp_manifest.index.columns import ItemColumns
 from dcp_ranks import Coordinator
 
 __all__ = ["PlanExchange"]
@@ -186,7 +187,7 @@ class PlanExchange:
         self.metadata = metadata_from_index(known.index)
         self.metadata.planner_data = dict(known.planner_data) if known.planner_data is not None else None
         items = [LazyList(rows) for rows in known.plans]
-        plans = [SavePlan(one) for one in items]
+        plans = [SavePlan(one, added) for one, added in zip(items, known.storage_data, strict=True)]
         adopt = abilities(self._planner, SavePlannerAbilities).adopt_global_plan
         if adopt is not None:
             adopt(plans, self.metadata)
@@ -216,7 +217,9 @@ class PlanExchange:
             numbers = [[n for n, (ranks, _) in enumerate(sets) if rank in ranks] for rank in range(len(plans))]
             # The caller gets this metadata, and may change it.
             paths = None if metadata.planner_data is None else dict(metadata.planner_data)
-            self._global = GlobalPlan(source, paths, whole, numbers, [RecentlyUsed(KEPT_LAYOUTS) for _ in plans])
+            layouts: list[RecentlyUsed[bytes, ItemColumns]] = [RecentlyUsed(KEPT_LAYOUTS) for _ in plans]
+            added = [plan.storage_data for plan in all_plans]
+            self._global = GlobalPlan(source, paths, whole, numbers, layouts, added)
             GLOBAL_PLANS.put(self._token, self._global)
         replies = []
         for rank, (plan, one, local) in enumerate(zip(plans, chosen, all_plans, strict=True)):

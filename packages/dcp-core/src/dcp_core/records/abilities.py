@@ -42,6 +42,9 @@ class WriterAbilities:
     """Whether tied tensors are stored once, with their names recorded by `finish` in `Metadata.aliases`."""
     published_metadata: Callable[[str | None], Metadata] | None
     """Method that reads from storage the metadata of the checkpoint with a save id. Called on every rank."""
+    connect_ranks: Callable[[Any, SavePlan], None] | None
+    """Method that gets the save's `dcp_ranks.Coordinator` and the rank's plan before `write_data`, to run phases of its
+    own, such as an exchange of addresses. Called on every rank if the ranks plan together."""
     abort: Callable[[BaseException], None] | None
     """Method that cleans up after a save that failed with the error in its argument. Called on every rank."""
 
