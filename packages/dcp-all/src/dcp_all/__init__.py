@@ -91,6 +91,7 @@ if TYPE_CHECKING:
         HuggingFaceStorageWriter,
         QuantizedHuggingFaceStorageReader,
         convert,
+        save_safetensors,
     )
     from dcp_fs import FileSystemReader, FileSystemWriter
     from dcp_fsspec import FsspecReader, FsspecWriter
@@ -216,6 +217,7 @@ __all__ = [
     "resharding",
     "run_command",
     "save",
+    "save_safetensors",
     "save_state_dict",
     "show_progress",
     "staging",
@@ -256,7 +258,7 @@ __getattr__, __dir__ = import_lazily(
         "dcp_exchange": ("ExchangeError",),
         "dcp_format": (
             *("Conversion", "HuggingFaceStorageReader", "HuggingFaceStorageWriter"),
-            *("QuantizedHuggingFaceStorageReader", "convert"),
+            *("QuantizedHuggingFaceStorageReader", "convert", "save_safetensors"),
         ),
         "dcp_fs": ("FileSystemReader", "FileSystemWriter"),
         "dcp_fsspec": ("FsspecReader", "FsspecWriter"),

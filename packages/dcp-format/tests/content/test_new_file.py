@@ -94,10 +94,9 @@ def test_a_save_sweeps_what_a_killed_one_was_writing(
     me = this_process()
     dead = ProcessIdentity(me.host, me.boot_id, me.pid_namespace, gone_process(), 1)
     writer = HuggingFaceStorageWriter(str(tmp_path), save_distributed=consolidated, enable_consolidation=consolidated)
-    name = "shard-00001-model-00001-of-00001.safetensors" if consolidated else "model-00001-of-00001.safetensors"
-    folder = tmp_path / "sharded" if consolidated else tmp_path
-    swept = left_behind(folder, name, dead, monkeypatch)
-    running = left_behind(folder, name, me, monkeypatch)
+    name = "model-00001-of-00001.safetensors"
+    swept = left_behind(tmp_path, name, dead, monkeypatch)
+    running = left_behind(tmp_path, name, me, monkeypatch)
     save({"w": torch.ones(5)}, storage_writer=writer, no_dist=True)
     assert [*tmp_path.rglob("*.tmp")] == [running]
     assert not swept.exists()

@@ -14,7 +14,7 @@ from dcp_core.toolkit import KeyMap, suggest, tensor_bytes
 from dcp_format.content.content import Content, TensorEntry
 from dcp_io import PiecewiseData
 
-__all__ = ["cast_tensors", "rename_values", "select_values"]
+__all__ = ["CastData", "cast_tensors", "rename_values", "select_values"]
 
 V = TypeVar("V")
 
@@ -123,13 +123,19 @@ def cast_tensors(content: Content, dtype: torch.dtype) -> Content:
     for key, entry in content.tensors.items():
         old: torch.dtype = getattr(torch, entry.dtype)
         if old.is_floating_point and old is not dtype:
-            entry = TensorEntry(key, name, entry.shape, _Cast(entry.data, old, dtype), entry.requires_grad)
+            entry = TensorEntry(key, name, entry.shape, CastData(entry.data, old, dtype), entry.requires_grad)
         tensors[key] = entry
     return replace(content, tensors=tensors)
 
 
-class _Cast:
-    """A tensor's stream of bytes, cast to another dtype."""
+class CastData:
+    """A tensor's stream of bytes, cast to another dtype.
+
+    Args:
+        data: Bytes of the tensor, in pieces of whole elements.
+        old: Dtype of these bytes.
+        new: Dtype of the bytes to produce.
+    """
 
     def __init__(self, data: PiecewiseData, old: torch.dtype, new: torch.dtype) -> None:
         self._data = data

@@ -10,17 +10,13 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
-
-from dcp_core import SavePlanner, TensorWriteData, WriteItem, WriteResult
-from dcp_core.errors import DcpError, UnsupportedValueError
-from dcp_core.toolkit import tensor_payload
+from dcp_core import SavePlanner, WriteItem, WriteResult
 from dcp_format.content.new_file import WriteBack, aborting
+from dcp_format.export.items import checked_payload, form_of, tensor_data_of
 from dcp_format.safetensors.complete_set import SUFFIX
 from dcp_format.safetensors.safetensors_header import build_header
 from dcp_format.safetensors.safetensors_index import ALIASES, SHAPES, SHARDING
-from dcp_io import Payload, Store
-from dcp_manifest import Framing
+from dcp_io import Store
 
 __all__ = ["OneFile", "Placement", "names_of_files", "sharded_files", "write_part"]
 
@@ -120,14 +116,14 @@ def write_part(store: Store, job: OneFile, planner: SavePlanner) -> list[WriteRe
         UnsupportedValueError: The format cannot hold a tensor's dtype.
         OSError: The write failed; the incomplete file was removed.
     """
-    items = sorted(job.items, key=lambda item: -_data(item).properties.dtype.itemsize)
-    header = build_header([(item.index.fqn, *_form(item)) for item in items], _metadata(job))
+    items = sorted(job.items, key=lambda item: -tensor_data_of(item).properties.dtype.itemsize)
+    header = build_header([(item.index.fqn, *form_of(item)) for item in items], _metadata(job))
     results = []
     sink = WriteBack(store.create(job.temporary))
     with aborting(sink):
         sink.write([header])
         for item in items:
-            payload = _payload(item, planner.resolve_data(item))
+            payload = checked_payload(item, planner.resolve_data(item))
             before = sink.tell()
             value = payload.data
             for piece in [value] if isinstance(value, (bytes, memoryview)) else value.pieces(_PIECE_BYTES):
@@ -142,35 +138,9 @@ def _metadata(job: OneFile) -> dict[str, str]:
     if job.sharded:
         metadata["DCP_VERSION"] = "1.0"
         metadata[SHARDING] = json.dumps(
-            {item.index.fqn: {"saved_offsets": [*_data(item).chunk.offsets]} for item in job.items}
+            {item.index.fqn: {"saved_offsets": [*tensor_data_of(item).chunk.offsets]} for item in job.items}
         )
-        metadata[SHAPES] = json.dumps({item.index.fqn: [*_data(item).size] for item in job.items})
+        metadata[SHAPES] = json.dumps({item.index.fqn: [*tensor_data_of(item).size] for item in job.items})
     if job.ties:
         metadata[ALIASES] = json.dumps(dict(job.ties))
     return metadata
-
-
-def _payload(item: WriteItem, data: object) -> Payload:
-    """Return the bytes of a tensor, checked against the header."""
-    if not isinstance(data, torch.Tensor):
-        raise UnsupportedValueError(f"the planner gave bytes for {item.index.fqn!r}; safetensors holds tensors")
-    payload = tensor_payload(item.index.fqn, data)
-    dtype, sizes = _form(item)
-    if payload.framing is not Framing.RAW or (payload.dtype, payload.sizes) != (dtype, sizes):
-        raise DcpError(
-            f"{item.index.fqn!r} was planned as {dtype} of sizes {sizes} and resolved to {payload.dtype} of sizes "
-            f"{payload.sizes}: safetensors needs to know before"
-        )
-    return payload
-
-
-def _data(item: WriteItem) -> TensorWriteData:
-    if item.tensor_data is None:
-        raise UnsupportedValueError(f"{item.index.fqn!r} is no tensor, and safetensors holds tensors only")
-    return item.tensor_data
-
-
-def _form(item: WriteItem) -> tuple[str, tuple[int, ...]]:
-    """Return the name of the dtype, and the sizes, of what an item writes."""
-    data = _data(item)
-    return str(data.properties.dtype).removeprefix("torch."), tuple(data.chunk.sizes)

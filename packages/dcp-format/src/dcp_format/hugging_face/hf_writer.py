@@ -1,6 +1,6 @@
 """`HuggingFaceStorageWriter`: saves into safetensors files that Hugging Face libraries open.
 
-`hf_files` writes the files of one rank; `consolidate` joins the ranks' shards into files of whole tensors.
+`hf_files` writes the files of one rank, and the modules of `export` files that all ranks share.
 
 Source: torch 2.13 `torch.distributed.checkpoint.hf_storage.HuggingFaceStorageWriter` (parameters, names of files).
 """
@@ -33,7 +33,10 @@ from dcp_core import (
 from dcp_core.errors import DcpError, MissingKeyError, UnsupportedValueError
 from dcp_format.content.content import refuse_objects
 from dcp_format.content.temporary_files import sweep, temporary_name
-from dcp_format.hugging_face.consolidate import consolidate_safetensors_files
+from dcp_format.export.file_map import ExportedTensor, PlannedFile, lay_out, tensors_of
+from dcp_format.export.publishing import choose_names, publish_files
+from dcp_format.export.shared_files import RankFacts, RankPart, share_out
+from dcp_format.export.write_files import RankLink, check_complete, create_files
 from dcp_format.hugging_face.hf_files import (
     OneFile,
     Placement,
@@ -42,16 +45,15 @@ from dcp_format.hugging_face.hf_files import (
     sharded_files,
     write_part,
 )
-from dcp_format.safetensors.complete_set import Stamp, fresh_name, is_writers_name
+from dcp_format.safetensors.complete_set import SUFFIX, Stamp, fresh_name, is_writers_name
 from dcp_format.safetensors.safetensors_index import INDEX_NAME, earlier_files
 from dcp_format.safetensors.safetensors_write import remove_earlier
 from dcp_format.safetensors.split_files import index_json
 from dcp_io import LocalStore
 from dcp_manifest import file_path
+from dcp_ranks import Coordinator
 
 __all__ = ["HuggingFaceStorageWriter"]
-
-_PARTS = "sharded"
 
 
 class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
@@ -68,10 +70,9 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
         thread_count: Number of files that a rank writes at the same time.
         save_distributed: Whether each rank writes its shards of the tensors into files of its own. Otherwise every
             tensor must be whole on the rank that writes it.
-        enable_consolidation: Whether the coordinator finally joins the ranks' shards into files of whole tensors; the
-            shards stay in the folder `sharded`. `consolidate_safetensors_files_on_every_rank` joins them on all ranks
-            instead.
-        thread_count_consolidation: Number of files that consolidation writes at the same time.
+        enable_consolidation: Whether the files have whole tensors, of which each rank writes its shards, each byte
+            once; see `save_safetensors`.
+        thread_count_consolidation: Accepted and not used: there is nothing to join.
 
     Ranks: every rank; the coordinator chooses the names of the files.
 
@@ -120,6 +121,9 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
         self._rank = 0
         self._aliases: dict[str, str] = {}
         self._temporary: list[str] = []
+        self._order: list[str] = []
+        self._shared: list[PlannedFile] | None = None
+        self._link = RankLink()
 
     @property
     def path(self) -> Path:
@@ -143,8 +147,8 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
         return str(self.path / INDEX_NAME)
 
     def _store(self) -> LocalStore:
-        """Return the store of this save's files."""
-        return LocalStore(self.path / _PARTS if self.enable_consolidation else self.path)
+        """Return the store of the folder."""
+        return LocalStore(self.path)
 
     def storage_meta(self) -> StorageMeta | None:
         """Return the path of the folder and the save id."""
@@ -176,6 +180,9 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
                     "enable_consolidation=True for plain files), or gather whole tensors first"
                 )
         self._aliases = dict(plan.aliases or {})
+        if self.enable_consolidation:
+            self._order = [item.index.fqn for item in plan.items]
+            return replace(plan, aliases=None, storage_data=RankFacts.of_this_rank(None))
         return replace(plan, splittable=False, aliases=None)
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
@@ -184,6 +191,9 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
         Raises:
             MissingKeyError: `fqn_to_index_mapping` lacks the name of a tensor.
         """
+        self._shared = None
+        if self.enable_consolidation:
+            return self._place_together(plans)
         groups: list[dict[int, list[WriteItem]]] = []
         for plan in plans:
             numbers: dict[int, list[WriteItem]] = defaultdict(list)
@@ -205,6 +215,31 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
         stamp = Stamp.next(folder, tag, sum(counts)).metadata
         return [replace(plan, storage_data=Placement(own, stamp)) for plan, own in zip(plans, names, strict=True)]
 
+    def _place_together(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Make the files that all ranks write, and return the placed plans."""
+        groups: dict[int, list[ExportedTensor]] = defaultdict(list)
+        for tensor in tensors_of(plans, self._order):
+            groups[self._number(tensor.fqn)].append(tensor)
+        highest = max(groups, default=1)
+        tag = self.save_id = secrets.token_hex(8)
+        store = LocalStore(self.path)
+        store.make()
+        sweep(store, is_writers_name)
+        wanted = [f"model-{number:05d}-of-{highest:05d}{SUFFIX}" for number in sorted(groups)]
+        names = choose_names(self.path, wanted, tag, always_indexed=True).files
+        metadata = {"format": "pt", **Stamp.next(self.path, tag, len(names)).metadata}
+        files = [
+            lay_out(name, tensors, metadata) for name, (_, tensors) in zip(names, sorted(groups.items()), strict=True)
+        ]
+        placed = share_out(plans, files, [RankFacts.of(plan).host for plan in plans], ranges=True)
+        create_files(store, files)
+        self._shared = files
+        return placed
+
+    def connect_ranks(self, coordinator: Coordinator, plan: SavePlan) -> None:
+        """Connect this rank to the others if ranks pass bytes on. Collective."""
+        self._link.open(coordinator, plan)
+
     def _number(self, fqn: str) -> int:
         if self.fqn_to_index_mapping is None:
             return 1
@@ -214,7 +249,11 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
         """Write this rank's files, durably, under temporary names; returns a completed future of the items' results."""
+        done: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
         placement = plan.storage_data
+        if isinstance(placement, RankPart):
+            done.set_result(self._link.write(LocalStore(self.path), plan, planner, threads=self.thread_count))
+            return done
         if not isinstance(placement, Placement):
             raise DcpError(f"rank {self._rank}: the plan lost its storage data; a planner's finish_plan must keep it")
         files = items_by_file(plan.items, placement.files, self._number)
@@ -226,7 +265,6 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
         self._temporary = [job.temporary for job in jobs]
         with ThreadPoolExecutor(self.thread_count, thread_name_prefix="dcp-hf") as pool:
             written = [*pool.map(lambda job: write_part(store, job, planner), jobs)]
-        done: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
         done.set_result([result for results in written for result in results])
         return done
 
@@ -235,10 +273,20 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
         return {} if self.save_distributed else {a: t for a, t in self._aliases.items() if {a, t} <= names}
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Publish the save: rename the files, write the index or consolidate the shards, remove an older save's files.
+        """Publish the save: rename the files, write the index, remove an older save's files.
 
         At any moment the folder holds the old or the new complete set of files; see `complete_set`.
         """
+        if self._shared is None:
+            self._publish_parts(results)
+        else:
+            check_complete(self._shared, results)
+            publish_files(self.path, self._shared, indexed=True)
+            self._shared = None
+        metadata.storage_meta = self.storage_meta()
+
+    def _publish_parts(self, results: list[list[WriteResult]]) -> None:
+        """Publish files that single ranks wrote."""
         store = self._store()
         folder = Path(store.path)
         files: dict[str, list[tuple[str, int]]] = defaultdict(list)
@@ -254,23 +302,17 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
         store.sync_folder()
         if not self.save_distributed:
             store.publish(INDEX_NAME, index_json(dict(sorted(files.items()))))
-        elif not self.enable_consolidation:
+        else:
             store.delete(INDEX_NAME)  # of an older save, whose files counted until now
             store.sync_folder()
         remove_earlier(store, earlier - files.keys())
-        if self.enable_consolidation:
-            mapping = self.fqn_to_index_mapping or dict.fromkeys(metadata.state_dict_metadata, 1)
-            mapping = {name: number for name, number in mapping.items() if name in metadata.state_dict_metadata}
-            consolidate_safetensors_files(
-                str(folder), str(self.path), mapping, num_threads=self.thread_count_consolidation
-            )
-        metadata.storage_meta = self.storage_meta()
 
     def abort(self, error: BaseException) -> None:
         """Remove the files that this rank wrote for a failed save."""
         del error
+        self._link.close()
         store = self._store()
-        for name in self._temporary:
+        for name in [*self._temporary, *(file.temporary for file in self._shared or ())]:
             with contextlib.suppress(OSError):
                 store.delete(name)
 

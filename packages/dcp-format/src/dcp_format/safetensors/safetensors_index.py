@@ -32,7 +32,7 @@ from dcp_manifest import (
 )
 
 __all__ = [
-    "ALIASES", "INDEX_NAME", "SHAPES", "SHARDING",
+    "ALIASES", "INDEX_NAME", "SHAPES", "SHARDING", "STORED_ONCE",
     "Folder", "earlier_files", "open_safetensors", "read_weight_map",
 ]  # fmt: skip
 
@@ -43,6 +43,8 @@ SHAPES = "DCP_GLOBAL_SHAPES"
 """Key in a file's metadata: JSON, tensor name → sizes of the whole tensor, by which a missing file is noticed."""
 ALIASES = "DCP_ALIASES"
 """Key in a file's metadata: JSON, alias → name of its tensor. An alias with other bytes than the tensor is ignored."""
+STORED_ONCE = "DCP_STORED_ONCE"
+"""Key in a file's metadata: JSON, alias → name of its tensor, whose bytes the file has under this name only."""
 _COMPARED_BYTES = 4 << 20
 _SHARD = re.compile(r"shard-(\d{5})-model-(\d{5})-of-(\d{5})")
 Box = tuple[HeaderEntry, str, tuple[int, ...]]
@@ -78,8 +80,8 @@ def open_safetensors(path: str | os.PathLike[str], *, ties: bool = True) -> Fold
     Args:
         path: Path of a `.safetensors` file, of an `….index.json`, or of a folder, whose index is
             `model.safetensors.index.json`.
-        ties: Whether to detect tied tensors (several names of one tensor), which reads their bytes. Otherwise every
-            name is a tensor of its own.
+        ties: Whether to detect tied tensors (several names of one tensor) that are stored several times, which reads
+            their bytes. Otherwise every name with bytes is a tensor of its own.
 
     Raises:
         CheckpointNotFoundError: There is nothing at `path`, or a file that the index names is missing.
@@ -107,7 +109,8 @@ def open_safetensors(path: str | os.PathLike[str], *, ties: bool = True) -> Fold
     try:
         boxes = _boxes(headers, weight_map, str(folder))
         _check_named(weight_map or {}, boxes, index)
-        found = _index(boxes, _shapes(headers, boxes), _ties(store, headers, boxes) if ties else {})
+        aliases = _stored_once(headers, boxes) | (_ties(store, headers, boxes) if ties else {})
+        found = _index(boxes, _shapes(headers, boxes), aliases)
         check_index(found)
     except (ValueError, TypeError, OverflowError, AttributeError) as error:
         if isinstance(error, CorruptCheckpointError):
@@ -236,6 +239,16 @@ def _ties(store: Store, headers: Mapping[str, Header], boxes: Mapping[str, list[
         for name, target in said.items()
         if name in boxes and target in boxes and target not in said and _same_values(store, boxes[name], boxes[target])
     }
+
+
+def _stored_once(headers: Mapping[str, Header], boxes: Mapping[str, list[Box]]) -> dict[str, str]:
+    """Return the ties whose alias has no bytes of its own: name → the name of the tensor."""
+    said = {
+        name: str(target)
+        for file, header in headers.items()
+        for name, target in _table(header, STORED_ONCE, file).items()
+    }
+    return {name: target for name, target in said.items() if name not in boxes and target in boxes}
 
 
 def _same_values(store: Store, one: list[Box], other: list[Box]) -> bool:

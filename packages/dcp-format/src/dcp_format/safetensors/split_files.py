@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
 
-from dcp_format.content.content import TensorEntry
 from dcp_format.safetensors.complete_set import SUFFIX
 
 __all__ = ["index_json", "shard_names", "split_by_size"]
 
 
-def split_by_size(entries: Iterable[TensorEntry], shard_bytes: int) -> list[list[TensorEntry]]:
-    """Split tensors, in order, into groups of at most `shard_bytes` bytes; a larger tensor gets a group of its own."""
+T = TypeVar("T")
+
+
+def split_by_size(entries: Iterable[T], shard_bytes: int, nbytes: Callable[[T], int]) -> list[list[T]]:
+    """Split tensors, in order, into groups of at most `shard_bytes` bytes; a larger tensor gets a group of its own.
+
+    Args:
+        entries: The tensors.
+        shard_bytes: Largest size of a group, bytes.
+        nbytes: Function (tensor) → size in bytes.
+    """
     if shard_bytes < 1:
         raise ValueError(f"shard_bytes={shard_bytes} must be at least 1")
-    groups: list[list[TensorEntry]] = [[]]
+    groups: list[list[T]] = [[]]
     size = 0
     for entry in entries:
-        if groups[-1] and size + entry.data.nbytes > shard_bytes:
+        if groups[-1] and size + nbytes(entry) > shard_bytes:
             groups.append([])
             size = 0
         groups[-1].append(entry)
-        size += entry.data.nbytes
+        size += nbytes(entry)
     return groups
 
 

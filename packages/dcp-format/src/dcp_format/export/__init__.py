@@ -1,0 +1,1 @@
+"""Export: whole safetensors files that all ranks write together, each byte once, at computed offsets."""

@@ -1,0 +1,102 @@
+"""Publishing of an export: final names, then the index, then removal of what it replaced.
+
+At each moment the folder holds the old or the new model, whole: new files take names that are free. One file that
+replaces one file does so by a single rename. Objects of an object store cannot be renamed: they always have new names.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dcp_format.export.file_map import ExportedTensor, PlannedFile
+from dcp_format.safetensors.complete_set import SUFFIX, fresh_name, is_writers_name
+from dcp_format.safetensors.safetensors_index import INDEX_NAME, earlier_files
+from dcp_format.safetensors.safetensors_write import remove_earlier
+from dcp_format.safetensors.split_files import index_json
+from dcp_io import LocalStore, Store
+
+__all__ = ["Names", "choose_names", "choose_object_names", "publish_files", "publish_objects"]
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Final names of an export's files, and whether its index is needed to find them."""
+
+    files: Sequence[str]
+    indexed: bool
+    """False if the only file replaces the only file, or nothing, in one rename."""
+
+
+def choose_names(folder: Path, wanted: Sequence[str], tag: str, *, always_indexed: bool) -> Names:
+    """Return names for the files of an export, none of which is the name of an older save's file.
+
+    Args:
+        folder: Folder of the export.
+        wanted: Wanted names.
+        tag: Id of the save; its first letters become part of names that are taken.
+        always_indexed: Whether an index is written even for a single file.
+    """
+    present = {path.name for path in folder.glob(f"*{SUFFIX}")}
+    if not always_indexed and len(wanted) == 1 and present <= {*wanted}:
+        return Names(wanted, indexed=False)
+    taken: Collection[str] = earlier_files(folder)
+    indexed = always_indexed or len(wanted) > 1 or bool(present) or (folder / INDEX_NAME).exists()
+    return Names([fresh_name(name, taken, tag) for name in wanted], indexed)
+
+
+def publish_files(folder: Path, files: Sequence[PlannedFile], *, indexed: bool) -> None:
+    """Give complete and durable files their names, write the index if there is to be one, remove an older save's files.
+
+    Args:
+        folder: Folder of the export.
+        files: The files.
+        indexed: `Names.indexed` of these files.
+
+    Ranks: the coordinator, after all ranks have written.
+    """
+    store = LocalStore(folder)
+    earlier = earlier_files(folder)
+    if not indexed and store.exists(INDEX_NAME):
+        # It names the one file that is replaced, which is complete without it.
+        store.delete(INDEX_NAME)
+        store.sync_folder()
+    for file in files:
+        os.replace(folder / file.temporary, folder / file.name)
+    store.sync_folder()
+    if indexed:
+        store.publish(INDEX_NAME, _index(files))
+    remove_earlier(store, earlier - {file.name for file in files})
+
+
+def choose_object_names(store: Store, wanted: Sequence[str], tag: str) -> Names:
+    """Return names for the objects of an export that no object has; arguments: see `choose_names`."""
+    present = {entry.name for entry in store.list()}
+    earlier = INDEX_NAME in present or any(name.endswith(SUFFIX) for name in present)
+    return Names([fresh_name(name, present, tag) for name in wanted], indexed=len(wanted) > 1 or earlier)
+
+
+def publish_objects(store: Store, files: Sequence[PlannedFile], *, indexed: bool) -> None:
+    """Write the index of complete objects if there is to be one, and remove an older save's objects, by their names.
+
+    Ranks: the coordinator, after all ranks have uploaded.
+    """
+    if not indexed:
+        return
+    store.publish(INDEX_NAME, _index(files))
+    ours = {file.name for file in files}
+    for entry in store.list():
+        if is_writers_name(entry.name) and entry.name not in ours:
+            store.delete(entry.name)
+    store.sync_folder()
+
+
+def _index(files: Sequence[PlannedFile]) -> bytes:
+    return index_json({file.name: [pair for tensor in file.tensors for pair in _sizes(tensor)] for file in files})
+
+
+def _sizes(tensor: ExportedTensor) -> list[tuple[str, int]]:
+    """Return the names and sizes in bytes of the tensors in the file."""
+    return [(name, tensor.nbytes // len(tensor.stored)) for name, _ in tensor.stored]

@@ -1,0 +1,232 @@
+"""Writing of the files that ranks share: creation by the coordinator, each rank's writes or uploads, a last check."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, nullcontext
+
+from dcp_core import PeerOptions, SavePlan, SavePlanner, WriteItem, WriteResult
+from dcp_core.errors import DcpError
+from dcp_format.export.box_writes import write_box
+from dcp_format.export.file_map import PlannedFile
+from dcp_format.export.gather_plan import Gather
+from dcp_format.export.gathering import Gathering
+from dcp_format.export.shared_files import RankPart
+from dcp_io import RangeSink, Sink, Store
+from dcp_ranks import DEFAULT_TIMEOUT_SECONDS, Coordinator, StreamError, Streams, job_secret
+
+__all__ = ["RankLink", "check_complete", "create_files"]
+
+
+def create_files(store: Store, files: Iterable[PlannedFile]) -> None:
+    """Create the files under their temporary names, in full size; after an error none of them is left.
+
+    Ranks: the coordinator, before any rank writes.
+    """
+    made: list[str] = []
+    try:
+        for file in files:
+            made.append(file.temporary)
+            store.create_sized(file.temporary, file.size).close(sync=False)
+        store.sync_folder()
+    except BaseException:
+        for name in made:
+            store.delete(name)
+        raise
+
+
+# A rank may be stopped for a while meanwhile; a killed one is waited for.
+_CONNECT_SECONDS = 300.0
+
+
+class RankLink:
+    """This rank's connections to the ranks to which it passes bytes on, and its writing of a part with them.
+
+    Args:
+        timeout_seconds: Time in seconds without news from other ranks after which a rank gives up.
+        peers: Options for connecting to ranks; None for the defaults.
+    """
+
+    def __init__(self, timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS, peers: PeerOptions | None = None) -> None:
+        self._timeout_seconds = timeout_seconds
+        self._peers = peers
+        self._rank = 0
+        self._streams: Streams | None = None
+
+    def open(self, coordinator: Coordinator, plan: SavePlan) -> None:
+        """Connect the ranks if any rank passes bytes on; raises StreamError if two of them cannot connect.
+
+        Ranks: every rank, with its plan from `share_out`; collective if a rank passes bytes on.
+        """
+        self.close()
+        self._rank = coordinator.rank
+        part = plan.storage_data
+        if not isinstance(part, RankPart) or not part.secret:
+            return
+        self._streams = streams = Streams(
+            coordinator.rank,
+            job_secret(part.secret),
+            options=self._peers,
+            store=coordinator.store,
+            timeout_seconds=self._timeout_seconds,
+        )
+        streams.meet(coordinator.all_gather("cards", lambda: streams.card))
+        others = {rank for gather in part.gathers for rank in gather.ranks} - {coordinator.rank}
+        coordinator.all_gather("connections", lambda: self._connect(streams, others))
+
+    def _connect(self, streams: Streams, others: set[int]) -> None:
+        found = streams.connect_many(others, min(self._timeout_seconds, _CONNECT_SECONDS))
+        for stream in found.values():
+            if isinstance(stream, StreamError):
+                raise stream
+
+    def write(self, store: Store, plan: SavePlan, planner: SavePlanner, *, threads: int) -> list[WriteResult]:
+        """Write, upload and pass on what the rank's plan says; arguments and errors: see `write_part`."""
+        part: RankPart = plan.storage_data
+        with self._streams or nullcontext() as streams:
+            gathering = Gathering(self._rank, part.gathers, streams, self._timeout_seconds)
+            if store.writes_ranges:
+                return write_part(store, plan, planner, threads, gathering)
+            return upload_part(store, plan, planner, gathering)
+
+    def close(self) -> None:
+        """Close the connections."""
+        streams, self._streams = self._streams, None
+        if streams is not None:
+            streams.close()
+
+
+def write_part(
+    store: Store, plan: SavePlan, planner: SavePlanner, threads: int, gathering: Gathering
+) -> list[WriteResult]:
+    """Write the boxes and headers of one rank into the shared files, durably.
+
+    Args:
+        store: The folder.
+        plan: Final plan of the rank, from `share_out`.
+        planner: Save planner, which resolves the tensors.
+        threads: Number of boxes that are written at the same time.
+        gathering: This rank's part in passing bytes on.
+
+    Returns:
+        A result for each item.
+
+    Raises:
+        CheckpointNotFoundError: A file is not there: it was removed, or this rank sees another folder.
+        UnsupportedValueError, DcpError: A tensor is not what was planned.
+        StreamError: Another rank failed while it passed bytes on.
+        OSError: The write failed; the message names the file.
+    """
+    part: RankPart = plan.storage_data
+    passed_on = {gather.fqn for gather in part.gathers}
+    direct = [item for item in plan.items if item.index.fqn not in passed_on]
+    indirect = [item for item in plan.items if item.index.fqn in passed_on]
+    names = {part.places[item.index.fqn].file for item in direct} | part.headers.keys()
+    names |= {gather.place.file for gather in part.gathers}
+    with ExitStack() as closing:
+        sinks: dict[str, RangeSink] = {}
+        for name in sorted(names):
+            sink = sinks[name] = store.open_sized(name)
+            closing.callback(sink.close, sync=False)
+        for name, header in part.headers.items():
+            sinks[name].write_at(0, [header])
+
+        def write(item: WriteItem) -> WriteResult:
+            place = part.places[item.index.fqn]
+            return WriteResult(
+                item.index, write_box(sinks[place.file], place, item, planner.resolve_data(item)), place.file
+            )
+
+        with ThreadPoolExecutor(threads, thread_name_prefix="dcp-export") as pool:
+            results = [*pool.map(write, direct)]
+        if part.gathers:
+
+            def write_band(gather: Gather, begin: int, data: memoryview) -> None:
+                sink, at = sinks[gather.place.file], gather.place.offset + begin
+                sink.write_at(at, [data])
+                sink.start_sync(at, len(data))
+
+            results += _gathered(gathering, plan, indirect, planner, write_band)
+        for sink in sinks.values():
+            sink.close(sync=True)
+    return results
+
+
+def upload_part(store: Store, plan: SavePlan, planner: SavePlanner, gathering: Gathering) -> list[WriteResult]:
+    """Upload the files that this rank owns from first to last byte, each as one object, and pass on what others own.
+
+    Args:
+        store: The folder.
+        plan: Final plan of the rank, from `share_out` for a store that does not write ranges.
+        planner: Save planner, which resolves the tensors.
+        gathering: This rank's part in passing bytes on.
+
+    Returns:
+        A result for each item.
+
+    Raises:
+        FileExistsError: An object of this name exists, and is not changed.
+        UnsupportedValueError, DcpError, StreamError, OSError: As for `write_part`; no object is left.
+    """
+    headers = dict(plan.storage_data.headers)
+    made: list[Sink] = []
+
+    def begin(name: str) -> None:
+        """Begin an object, after the one before it is complete."""
+        if made:
+            made[-1].close(sync=True)
+        made.append(store.create(name))
+        made[-1].write([headers.pop(name)])
+
+    def write_band(gather: Gather, begin_at: int, data: memoryview) -> None:
+        del begin_at
+        if gather.place.file in headers:
+            begin(gather.place.file)
+        made[-1].write([data])
+
+    try:
+        results = _gathered(gathering, plan, plan.items, planner, write_band)
+        for name in [*headers]:  # of tensors without bytes
+            begin(name)
+        if made:
+            made[-1].close(sync=True)
+    except BaseException:
+        for sink in made:
+            sink.abort()
+        raise
+    return results
+
+
+def _gathered(
+    gathering: Gathering,
+    plan: SavePlan,
+    items: Sequence[WriteItem],
+    planner: SavePlanner,
+    write: Callable[[Gather, int, memoryview], None],
+) -> list[WriteResult]:
+    """Run a gathering; returns a result for each of the items, whose tensors are gathered or empty."""
+    sent = gathering.run(items, planner, write)
+    places = plan.storage_data.places
+    # The first result of a tensor has the bytes of all boxes of the rank, since the sum is what is checked.
+    return [WriteResult(item.index, sent.pop(item.index.fqn, 0), places[item.index.fqn].file) for item in items]
+
+
+def check_complete(files: Iterable[PlannedFile], results: Iterable[Iterable[WriteResult]]) -> None:
+    """Check that the ranks wrote as many bytes of each tensor as it has, before the files get their names.
+
+    Raises:
+        DcpError: A tensor is incomplete, as a planner of the caller's left out a part of it.
+    """
+    written: dict[str, int] = defaultdict(int)
+    for rank_results in results:
+        for result in rank_results:
+            written[result.index.fqn] += result.size_in_bytes
+    for file in files:
+        for tensor in file.tensors:
+            if written[tensor.fqn] != tensor.nbytes:
+                raise DcpError(
+                    f"{tensor.fqn!r} has {tensor.nbytes} bytes, and the ranks wrote {written[tensor.fqn]}: the parts "
+                    "of the planner are not the whole tensor"
+                )
