@@ -64,10 +64,18 @@ def convert(source: str, folder: str, format: str) -> None:  # noqa: A002 - as i
     dcp.convert(source, target, format=format, options=options)
 
 
+def _export(folder: str, version: int, state: dict[str, Any], *, format: str, max_file_bytes: int) -> str:  # noqa: A002 - as in convert
+    del version, format
+    dcp.save_safetensors({"model": state["model"]}, folder, max_file_bytes=max_file_bytes)
+    mark(SAVED)
+    return "exported"
+
+
 ACTIONS: dict[str, Callable[..., Any]] = {
     "save": _save,
     "background": _save_in_background,
     "load": _load,
     "stock": _stock,
     "convert": _convert,
+    "export": _export,
 }

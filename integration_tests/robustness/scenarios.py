@@ -42,6 +42,10 @@ class Scenario:
 
 
 LOCAL = {"use_collectives": False}
+SET = {"format": "safetensors", "max_file_bytes": 64}
+ONE_FILE = {"format": "safetensors", "max_file_bytes": 1 << 30}
+_FILES = {"convert", "export"}
+"""Actions whose result is no checkpoint, but files of another format."""
 RAW = {"layout": "raw", "single_file_per_rank": False}
 BEFORE: dict[str, dict[str, Any]] = {
     "torch": {},
@@ -68,6 +72,11 @@ SCENARIOS = {
         Scenario("convert to torch.save again", "torch.save", action="convert", options={"format": "torch"}),
         Scenario("convert to safetensors", None, action="convert", options={"format": "safetensors"}),
         Scenario("convert to safetensors again", "safetensors", action="convert", options={"format": "safetensors"}),
+        Scenario("export, 2 ranks", None, 2, action="export", options=SET),
+        Scenario("export again, 2 ranks", "safetensors", 2, action="export", options=SET),
+        Scenario("export one file over several", "safetensors", action="export", options=ONE_FILE),
+        Scenario("export one file over one", "one file", action="export", options=ONE_FILE),
+        Scenario("export several files over one, 2 ranks", "one file", 2, action="export", options=SET),
     )
 }
 
@@ -106,6 +115,9 @@ class Lab:
     def _made(self, kind: str, version: int) -> Path:
         """A checkpoint, or what one was converted to. Never changed."""
         folder = self.place / f"made-{kind}-{version}"
+        if kind == "one file":
+            dcp.save_safetensors({"model": states.values(version)["model"]}, folder, no_dist=True)
+            return folder
         if kind in {"torch.save", "safetensors"}:
             folder.mkdir()
             convert(str(self.made("torch", version)), str(folder), kind.removesuffix(".save"))
@@ -121,7 +133,7 @@ class Lab:
         self.root.mkdir()
         if scenario.before is not None:
             shutil.copytree(self.made(scenario.before, OLD), self.folder)
-        elif scenario.action == "convert":
+        elif scenario.action in _FILES:
             self.folder.mkdir()
 
     def job(self, scenario: Scenario, **more: Any) -> Job:
@@ -135,7 +147,7 @@ class Lab:
 
     def check_clean(self, scenario: Scenario) -> None:
         """A save that failed, and was not killed, has removed what it wrote."""
-        if scenario.action == "convert" or scenario.world > 1 or not any(self.folder.glob("*.metadata")):
+        if scenario.action in _FILES or scenario.world > 1 or not any(self.folder.glob("*.metadata")):
             return
         if states.version_in(self.folder, [OLD, NEW]) == OLD:
             left = states.debris(self.folder)
@@ -148,7 +160,7 @@ class Lab:
             AssertionError: It is not exactly the old or the new, or cannot be saved to.
         """
         root = self.root if folder is None else folder
-        if scenario.action == "convert":
+        if scenario.action in _FILES:
             return self._judge_conversion(scenario, root / "job")
         return _judge_checkpoint(scenario, root)
 

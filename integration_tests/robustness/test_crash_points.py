@@ -43,7 +43,14 @@ def _id(scenario: Scenario) -> str:
 
 def _one_of_each_sort() -> list[Any]:
     """Numbers of all scenarios, some of them slow."""
-    quick = ("first save", "re-save, 2 ranks", "ranks alone, 2 ranks", "in a thread", "convert to safetensors again")
+    quick = (
+        "first save",
+        "re-save, 2 ranks",
+        "ranks alone, 2 ranks",
+        "in a thread",
+        "convert to safetensors again",
+        "export again, 2 ranks",
+    )
     return [
         pytest.param(number, id=_id(scenario), marks=() if scenario.name in quick else pytest.mark.slow)
         for number, scenario in enumerate(SCENARIOS.values())
@@ -57,7 +64,8 @@ def test_every_point(lab: Lab, scenario: Scenario, kind: Any, rank: int) -> None
     tally = lose_power(lab, scenario) if kind == POWER else strike(lab, scenario, kind, rank=rank)
     assert tally.losses == []
     assert tally.tried > 0
-    assert tally.found["new"] > 0
+    # Of an export all is written before anything counts, and rank 1 does nothing else.
+    assert tally.found["new"] > 0 or (scenario.action == "export" and (rank or kind == "torn"))
     # Rank 1 alone has little to do before it publishes nothing.
     assert rank or kind == "short" or tally.found["old"] + tally.found["nothing"] > 0
 

@@ -21,7 +21,13 @@ def write_fully(fd: int, buffers: Sequence[Buffer], offset: int) -> int:
     Raises:
         OSError: A system call failed, or wrote nothing.
     """
-    written = 0
+    if len(buffers) == 1 and 0 < len(buffers[0]) <= CALL_LIMIT_BYTES:  # nearly always; a partial write goes on below
+        written = os.pwritev(fd, buffers, offset)
+        if written == len(buffers[0]):
+            return written
+        buffers = [memoryview(buffers[0])[written:]] if written else buffers
+    else:
+        written = 0
     for batch in _batches(buffers):
         while batch:
             moved = os.pwritev(fd, batch, offset + written)

@@ -18,7 +18,7 @@ _PIECE_BYTES = 1000
 
 
 class RangeConformance(StoreFixtures):
-    """Tests for a store that `writes_ranges`, of `create_sized` and `open_sized`; to derive from beside the other tests.
+    """Tests of `Store.create_sized` and `open_sized`, for a store that `writes_ranges`; derive from both test classes.
 
     ```python
     class TestMyStore(StoreConformance, RangeConformance): ...
