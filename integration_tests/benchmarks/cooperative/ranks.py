@@ -137,7 +137,7 @@ def _cpu_seconds() -> float:
 def _make_way(name: str, task: Task, template: dict[str, torch.Tensor]) -> Callable[[], float]:
     """Return the function that loads in one way, and returns the bytes that it took from the storage, if it counts."""
     if name == "stock":
-        return lambda: stock.load(template, storage_reader=FsspecReader(task.place)) or 0.0  # type: ignore[no-untyped-call, func-returns-value]
+        return lambda: stock.load(template, storage_reader=FsspecReader(task.place)) or 0.0
     if name == "floor":
         return _Floor(task.place, template)
     peers = dcp.PeerOptions(network=task.network) if task.network else None

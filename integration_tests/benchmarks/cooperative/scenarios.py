@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import dcp_all as dcp
 from dcp_ranks.testing.networks import NetworkHost, network_hosts
@@ -41,7 +42,7 @@ class Outcome:
 
 
 class _OpenS3(LoopbackS3):
-    command = (sys.executable, "-m", "integration_tests.benchmarks.loopback_s3", "0.0.0.0")
+    command: ClassVar[Sequence[str]] = (sys.executable, "-m", "integration_tests.benchmarks.loopback_s3", "0.0.0.0")
 
 
 @contextlib.contextmanager

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from typing import ClassVar
 
 from dcp_io.testing.s3_server import S3Server
 
@@ -12,4 +14,4 @@ __all__ = ["LoopbackS3"]
 class LoopbackS3(S3Server):
     """A running server; used like `S3Server`. Run from the repository's root."""
 
-    command: tuple[str, ...] = (sys.executable, "-m", "integration_tests.benchmarks.loopback_s3")
+    command: ClassVar[Sequence[str]] = (sys.executable, "-m", "integration_tests.benchmarks.loopback_s3")
