@@ -10,11 +10,15 @@ from typing import Literal, get_args
 from dcp_core import PeerOptions
 from dcp_ranks import DEFAULT_TIMEOUT_SECONDS
 
-__all__ = ["AsyncCheckpointerType", "Overlap", "SaverOptions", "WorkerOptions", "check_overlap", "saver_name"]
+__all__ = ["AsyncCheckpointerType", "Overlap", "SaverOptions", "Staging", "WorkerOptions", "check_overlap", "saver_name"]
 
 Overlap = Literal["wait", "skip", "latest"]
 """Overlap policy for a new save while an earlier save runs: `wait` for the earlier save, `skip` the new save, or let
 the new save replace the queued save (`latest`)."""
+
+Staging = Literal["refuse", "waves"]
+"""What a saver does with a state dict that is larger than `max_staging_bytes`: `refuse` the save, or copy in `waves`,
+for which training waits until the storage has taken what does not fit."""
 
 
 class AsyncCheckpointerType(Enum):
@@ -76,6 +80,8 @@ class SaverOptions:
 
     Attributes:
         max_staging_bytes: Limit in bytes of the memory for all staged copies of this rank; None for no limit.
+        staging: What happens to a save that needs more memory than `max_staging_bytes`: `refuse` raises
+            `StagingLimitError`; with `waves`, `save` returns when only `max_staging_bytes` are left to be written.
         copy_threads: Number of threads that copy tensors in host memory during `save`; by default one for each core
             that this process may use, at most four.
         pin_memory: Whether the memory for staged copies is pinned, if CUDA is available.
@@ -109,12 +115,17 @@ class SaverOptions:
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
     peers: PeerOptions = field(default_factory=PeerOptions)
     worker: WorkerOptions = field(default_factory=WorkerOptions)
+    staging: Staging = "refuse"
 
     def __post_init__(self) -> None:
         if self.copy_threads < 1:
             raise ValueError(f"copy_threads={self.copy_threads} must be at least 1")
         if self.max_staging_bytes is not None and self.max_staging_bytes < 1:
             raise ValueError(f"max_staging_bytes={self.max_staging_bytes} must be at least 1, or None for no limit")
+        if self.staging not in get_args(Staging):
+            raise ValueError(f"staging={self.staging!r} is not known; choose 'refuse' or 'waves'")
+        if self.staging == "waves" and self.max_staging_bytes is None:
+            raise ValueError("staging='waves' needs max_staging_bytes, the memory that copies may take")
 
 
 def check_overlap(overlap: str) -> None:

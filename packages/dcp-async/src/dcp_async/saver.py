@@ -28,6 +28,7 @@ from dcp_async.staging.arena import ArenaPool
 from dcp_async.staging.copy_state import Staged, Stager
 from dcp_async.staging.copying import Copier
 from dcp_async.staging.mutation_guard import MutationGuard
+from dcp_async.staging.placement import Budget
 from dcp_core import (
     AsyncStager,
     CheckpointNotFoundError,
@@ -114,14 +115,17 @@ class AsyncSaver:
             max_bytes=self.options.max_staging_bytes,
         )
         guard = MutationGuard() if self.options.mutation_guard else None
-        stager = Stager(self._pool, Copier(self.options.copy_threads), guard)
+        stager = Stager(self._pool, Copier(self.options.copy_threads), guard, Budget.of(self.options))
         self._seconds = min(self.options.save_seconds, threading.TIMEOUT_MAX)
         self._entry = Entry()
-        self._copies = JobStager(stager, self._entry, self._seconds)
-        self.bytes_to_stage = self._copies.measure
-        """Function that returns the memory for the copy of a state dict on this rank, in bytes, without copying."""
+        run = _Run(self._backend)
         # None of what carries saves out holds this object: one that is dropped is freed at once.
-        self._queue = SaveQueue(_Run(self._backend, self._copies), f"dcp-{name}-saver", self.options.save_seconds)
+        self._queue = SaveQueue(run, f"dcp-{name}-saver", self.options.save_seconds)
+        run.copies = self._copies = JobStager(stager, self._entry, self._seconds, self._queue.wait_turn)
+        self.bytes_to_stage = self._copies.bytes_to_stage
+        """Function that returns the memory for the copy of a state dict on this rank, in bytes, without copying."""
+        self.bytes_to_wait_for = self._copies.bytes_to_wait_for
+        """Function that returns how many bytes of it the storage takes before `save` returns; 0 without waves."""
         self._owner = os.getpid()
         self._warning = weakref.finalize(self, warn_dropped, name, self._owner)
         self._warning.atexit = False
@@ -349,7 +353,9 @@ class AsyncSaver:
             with naming_the_end():
                 answer = self._copies.stage(job, state_dict, stager)
                 self._queue.put(job)
+            self._copies.finish(job)
         except BaseException as error:
+            self._copies.abandon(job, error)
             job.release()
             job.link.withdraw(job.ticket, error)
             raise
@@ -372,22 +378,27 @@ class _Run:
 
     Args:
         backend: Backend of the saver.
-        copies: Stager of the saver's jobs.
     """
 
-    def __init__(self, backend: Backend, copies: JobStager) -> None:
-        self._backend, self._copies = backend, copies
+    copies: JobStager
+    """Stager of the saver's jobs."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
 
     def __call__(self, job: SaveJob) -> Metadata:
         """Save once the copy is complete; if staging failed, report its error to the other ranks."""
         try:
-            self._copies.await_copy(job)
+            self.copies.await_copy(job)
             if job.staged is None and self._backend.shares_memory:
-                self._copies.plan_and_copy(job)
+                self.copies.plan_and_copy(job)
         except BaseException as error:
             job.link.withdraw(job.ticket, error)
             raise
-        return self._backend.run(job)
+        try:
+            return self._backend.run(job)
+        finally:
+            self.copies.await_waves(job)
 
 
 def _check_policy(job: SaveJob, policy: Overlap) -> None:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from dcp_core.adopt_foreign import adopt_save_planner, adopt_writer
 from dcp_core.calls.outside_compile import outside_compile
 from dcp_core.calls.positional import with_positional_storage
-from dcp_core.errors import RANK_ERRORS
+from dcp_core.errors import RANK_ERRORS, UnsupportedValueError
 from dcp_core.events import Operation
 from dcp_core.planning.plan_exchange import PlanExchange
 from dcp_core.planning.save_planner import DefaultSavePlanner
@@ -33,6 +33,7 @@ from dcp_core.records.protocols import (
     placed_plans,
     with_states,
 )
+from dcp_core.shards.fed_tensors import TensorFeed
 from dcp_core.state_dict.per_rank import with_rank_values
 from dcp_core.storage.checkpoint_ids import absolute_id_for
 from dcp_core.storage_choice import resolve_writer
@@ -258,6 +259,7 @@ def save_with(
     planner: SavePlanner | None = None,
     use_collectives: bool = True,
     group: Hashable = None,
+    feed: TensorFeed | None = None,
 ) -> Metadata:
     """Save a state dict as `save` does, through an existing coordinator, in any thread or process.
 
@@ -269,6 +271,8 @@ def save_with(
         planner: Save planner that decides which rank writes which item; None for a `DefaultSavePlanner`.
         use_collectives: Whether the ranks plan together; if False, every rank plans alone.
         group: Key of this group of ranks in the cache of plans.
+        feed: Source of those tensors of this rank whose memory must not be read; `planner` is then a
+            `DefaultSavePlanner`.
 
     Returns:
         The checkpoint's metadata.
@@ -282,7 +286,15 @@ def save_with(
         writer = adopt_writer(storage_writer)
         planner = adopt_save_planner(planner) or DefaultSavePlanner()
         run = _Save(state_dict, checkpoint_id, writer, planner, coordinator, use_collectives)
-        return _carry_out(run, PlanExchange(coordinator, planner, group))
+        if feed is None:
+            return _carry_out(run, PlanExchange(coordinator, planner, group))
+        if not isinstance(planner, DefaultSavePlanner):
+            raise UnsupportedValueError(f"a {type(planner).__qualname__} cannot plan tensors that come from a feed")
+        planner.feed = feed
+        try:
+            return _carry_out(run, PlanExchange(coordinator, planner, group))
+        finally:
+            planner.feed = planner.fed_tensors = None
 
 
 def measure_with(

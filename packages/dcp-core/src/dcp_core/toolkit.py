@@ -25,6 +25,7 @@ from dcp_core.records.lazy import LazyList
 from dcp_core.records.metadata import DeferredMetadata, note_checkpoint_id
 from dcp_core.records.protocols import CheckpointId, in_shared_order, is_stateful, placed_plans, with_states
 from dcp_core.saving import save_with
+from dcp_core.shards.fed_tensors import TensorFeed
 from dcp_core.shards.mesh_boxes import LocalBox, local_boxes
 from dcp_core.shards.shards import LocalShard, LocalTensor, box_view, local_tensor, sharded_dims
 from dcp_core.shards.tensor_checks import check_memory
@@ -66,6 +67,7 @@ __all__ = [
     "PartialItem",
     "SavePlannerAbilities",
     "SerializationFormat",
+    "TensorFeed",
     "TensorPieces",
     "WriterAbilities",
     "abilities",

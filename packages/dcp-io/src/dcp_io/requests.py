@@ -119,8 +119,10 @@ class Alike(Protocol):
 class Writable(Protocol):
     """Protocol of a request to write one item; `WriteRequest` implements it.
 
-    A request may also have an attribute `alike`: the `Alike` that it shares with the other requests of a group of
-    small tensors with one dtype and size, whose bytes are then fetched together; or None.
+    A request may also have optional attributes: `alike`, the `Alike` that it shares with the other requests of a group
+    of small tensors with one dtype and size, whose bytes are then fetched together, or None; `urgent`, whether it is
+    written before all requests that are not; `abandon`, a function without arguments that is called when the write
+    fails in any thread, so that a payload that waits for its bytes stops waiting and raises.
     """
 
     @property

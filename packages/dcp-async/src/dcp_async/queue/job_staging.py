@@ -5,6 +5,8 @@ Not in this module: how tensors are copied (`staging`), and which save may begin
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
@@ -16,6 +18,7 @@ from dcp_async.queue.worker_planner import plan_here
 from dcp_async.staging.copy_state import Staged, Stager
 from dcp_async.staging.copying import on_this_stream
 from dcp_async.staging.stagers import DefaultStager, is_plain_blocking
+from dcp_async.staging.wave_source import WaveSource
 from dcp_core import AsyncStager, DefaultSavePlanner, StorageWriter
 from dcp_core.toolkit import with_rank_values, with_states
 
@@ -28,25 +31,33 @@ class JobStager:
     Args:
         stager: Stager that copies the state dicts.
         entry: Lock of the saver for the start of saves; the caller of `stage` holds it.
-        seconds: Longest time in seconds that `await_copy` waits.
+        seconds: Longest time in seconds that `await_copy` waits, and that `copy_in_waves` takes.
+        free_memory: Function that waits for earlier saves, so that their copies' memory can be used for waves.
     """
 
-    def __init__(self, stager: Stager, entry: Entry, seconds: float) -> None:
+    def __init__(self, stager: Stager, entry: Entry, seconds: float, free_memory: Callable[[], object]) -> None:
         self._stager = stager
         self._entry = entry
         self._seconds = seconds
+        self._free_memory = free_memory
         self._thread: ThreadPoolExecutor | None = None
 
     def stage_now(self, state_dict: dict[str, Any], link: GroupLink) -> Staged:
         """Stage a state dict without a save, as a warm-up; the caller must pass the copy to `give_back` afterwards."""
-        return self._stager.stage(_values(state_dict, link))
+        return self._stager.stage(_values(state_dict, link), in_waves=True, free_memory=self._free_memory)
 
-    def measure(self, state_dict: dict[str, Any]) -> int:
+    def bytes_to_stage(self, state_dict: dict[str, Any]) -> int:
         """Return the size in bytes of the memory that a copy of a state dict takes, without copying."""
-        return self._stager.measure(with_states(state_dict))
+        return self._stager.measure(with_states(state_dict))[0]
+
+    def bytes_to_wait_for(self, state_dict: dict[str, Any]) -> int:
+        """Return the number of bytes that the storage must have taken before `save` returns, without copying."""
+        return self._stager.measure(with_states(state_dict))[1]
 
     def give_back(self, staged: Staged) -> None:
-        """Return the memory of a copy from `stage_now` to the pool."""
+        """Return the memory of a copy to the pool."""
+        if staged.waves is not None:
+            staged.waves.close()
         self._stager.pool.give_back(staged.arena)
 
     def stage(
@@ -80,7 +91,7 @@ class JobStager:
         chosen = stager if stager is not None else _stager_of(job.storage_writer)
         if chosen is None or (isinstance(chosen, DefaultStager) and not chosen.config.use_async_staging):
             self._copy(job, values)
-            job.staging.set_result(None)
+            self._end_copy(job)
             return job.future
         if isinstance(chosen, DefaultStager):
             return self._copy_later(job, values)
@@ -94,15 +105,51 @@ class JobStager:
         job.staging.set_result(None)
         return job.future
 
-    def _copy_for_worker(self, job: SaveJob, values: dict[str, Any]) -> None:
+    def _copy_for_worker(self, job: SaveJob, values: dict[str, Any], *, in_waves: bool = False) -> None:
         nested = bool(getattr(job.planner, "flatten_state_dict", True))
-        job.staged = staged = self._stager.stage(values, nested=nested)
-        job.done.append(lambda: self._stager.pool.give_back(staged.arena))
+        free_memory = self._free_memory if in_waves and self._stager.budget is not None else None
+        job.staged = staged = self._stager.stage(values, nested=nested, in_waves=in_waves, free_memory=free_memory)
+        job.done.append(lambda: self.give_back(staged))
+
+    def _end_copy(self, job: SaveJob) -> None:
+        """Mark a copy as complete, unless a part of it will be made in waves."""
+        job.waves = None if job.staged is None else job.staged.waves
+        if job.waves is None:
+            job.staging.set_result(None)
+        else:
+            job.copied.set_result(None)
+
+    def finish(self, job: SaveJob) -> None:
+        """Copy the rest of the state dict in waves, while the queued save writes it; does nothing without waves.
+
+        If the save itself fails meanwhile, this function returns, and the future has the error.
+
+        Raises:
+            SaverDeadlineError: The storage did not take what does not fit in time; the save fails.
+            Exception: A tensor could not be copied or has changed; the save fails with the same error.
+        """
+        if job.waves is None:
+            return
+        self._serve(job, job.waves)
+        job.staging.set_result(None)
+
+    def abandon(self, job: SaveJob, error: BaseException) -> None:
+        """Make a save fail with `error` that cannot be copied to its end; does nothing without waves."""
+        if job.waves is not None and not job.staging.done():
+            job.future.asked = True
+            job.waves.abort(error)
+            job.staging.set_exception(error)
+
+    def _serve(self, job: SaveJob, waves: WaveSource) -> None:
+        begun = time.monotonic()
+        waves.serve(job.future.done, self._seconds)
+        job.waited_seconds = time.monotonic() - begun
 
     def _copy(self, job: SaveJob, values: dict[str, Any]) -> None:
         """Copy the state for the backend; keeps DTensors and containers if a custom planner will read the copy."""
         if job.planner is None or type(job.planner) is DefaultSavePlanner:
-            self._copy_for_worker(job, values)
+            # Values are compared in the saver's process, which has no memory for all of them.
+            self._copy_for_worker(job, values, in_waves=not getattr(job.planner, "compare_all", False))
             return
         job.staged_state, arena = self._stager.stage_as_it_is(values)
         job.done.append(lambda: self._stager.pool.give_back(arena))
@@ -121,8 +168,10 @@ class JobStager:
     def _copy_later(self, job: SaveJob, values: dict[str, Any]) -> AsyncSaveResponse:
         if self._entry.locked_here:  # values may change as soon as this returns
             self._copy(job, values)
-            job.staging.set_result(None)
+            self._end_copy(job)
             return AsyncSaveResponse(job.staging, job.future)
+        if self._stager.budget is not None:  # the thread could not wait for the earlier saves: this one is queued
+            self._free_memory()
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="dcp-stager")
         copied = self._entry.copy_later()
@@ -131,6 +180,9 @@ class JobStager:
             failed = None
             try:
                 self._copy(job, values)
+                if job.staged is not None and job.staged.waves is not None:
+                    job.copied.set_result(None)
+                    self._serve(job, job.staged.waves)
             except BaseException as error:  # noqa: BLE001 - both futures hold it
                 failed = error
             copied()  # before threads that wait for the lock are notified
@@ -153,15 +205,19 @@ class JobStager:
         )
 
     def await_copy(self, job: SaveJob) -> None:
-        """Wait until the copy of a save is complete.
+        """Wait until the copy of a save is complete, except for what is copied in waves.
 
         Raises:
             SaverDeadlineError: The copy was not complete in time.
             Exception: Staging failed.
         """
-        if wait([job.staging], self._seconds).not_done:
+        if wait([job.copied], self._seconds).not_done:
             raise self._late_copy(job)
-        job.staging.result()
+        job.copied.result()
+
+    def await_waves(self, job: SaveJob) -> None:
+        """Wait until the trainer has heard of the end of a save, for which it may still be copying."""
+        wait([job.staging], self._seconds)
 
     def end(self) -> None:
         """End the threads of staging; each copy's memory is released once the copy is not in use any more."""

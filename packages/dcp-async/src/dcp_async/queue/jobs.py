@@ -13,6 +13,7 @@ from dcp_async.queue.rank_place import Ticket
 from dcp_async.queue.save_agreement import GroupLink
 from dcp_async.queue.trainer_environment import Surroundings
 from dcp_async.staging.copy_state import Staged
+from dcp_async.staging.wave_source import WaveSource
 from dcp_core import Metadata, SavePlanner, StorageWriter
 from dcp_core.toolkit import CheckpointId, adopt_save_planner, adopt_writer
 
@@ -112,6 +113,12 @@ class SaveJob:
     """Local plan of a custom planner, made in the trainer for a worker process; None with `DefaultSavePlanner`."""
     staging: Future[None] = field(default_factory=Future)
     """Future that is done when the state dict has been copied and may be changed again."""
+    copied: Future[None] = field(default_factory=Future)
+    """Future that is done when the save may begin: before `staging` if a part of the copy is made in waves."""
+    waves: WaveSource | None = None
+    """Source of what is copied in waves, before `save` returns."""
+    waited_seconds: float = 0.0
+    """Time in seconds in which the rest was copied in waves, at the rate of the storage."""
     surroundings: Surroundings = field(default_factory=Surroundings.now)
     """Working directory and environment variables of the trainer when `save` was called."""
     group_store: object = None
@@ -124,6 +131,16 @@ class SaveJob:
         # A save cannot be stopped by its caller, so neither future can be cancelled (`asyncio.wrap_future` tries).
         self.future.set_running_or_notify_cancel()
         self.staging.set_running_or_notify_cancel()
+        self.copied.set_running_or_notify_cancel()
+        self.staging.add_done_callback(self._note_copied)
+
+    def _note_copied(self, staging: Future[None]) -> None:
+        if not self.copied.done():
+            error = staging.exception()
+            if error is None:
+                self.copied.set_result(None)
+            else:
+                self.copied.set_exception(error)
 
     def adopt(self) -> None:
         """Adapt a storage writer and planner of another library, such as stock, through a bridge, a plug-in.

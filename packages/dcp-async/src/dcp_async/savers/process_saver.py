@@ -25,7 +25,17 @@ from dcp_async.queue.worker_planner import pickled
 from dcp_async.savers.portable_keys import portable
 from dcp_async.savers.reported_phases import ReportedPhases
 from dcp_async.savers.worker_handle import WorkerProcess
-from dcp_async.savers.worker_messages import Failed, Forget, ForgetArena, NewArena, NewGroup, NewStructure, Save, Saved
+from dcp_async.savers.worker_messages import (
+    Failed,
+    Forget,
+    ForgetArena,
+    NewArena,
+    NewGroup,
+    NewStructure,
+    NewWaves,
+    Save,
+    Saved,
+)
 from dcp_async.staging.arena import Arena
 from dcp_async.staging.copy_state import Staged
 from dcp_core import CoordinatorLostError, Metadata
@@ -129,12 +139,16 @@ class ProcessBackend:
             worker = self._running(job.link)
             self._send_group(worker, seat)
             request = self._request(worker, job, seat, means)
+            self._send_waves(worker, job)
             self._send(worker, request, job)
             self._known.surroundings = job.surroundings
         except BaseException as error:
             self._give_up(job, error)
             job.link.withdraw(job.ticket, error)
             raise
+        finally:
+            if job.staged is not None and job.staged.waves is not None:
+                job.staged.waves.saver_end.close()  # only the worker has it now, or no one
         try:
             answer = self._answer(worker, request, job)
         except BaseException as error:
@@ -155,6 +169,11 @@ class ProcessBackend:
             worker.send(request)
         except WorkerLostError as error:
             raise _naming(job, error) from error
+
+    def _send_waves(self, worker: WorkerProcess, job: SaveJob) -> None:
+        waves = None if job.staged is None else job.staged.waves
+        if waves is not None:
+            worker.send(NewWaves(waves.piece_bytes), waves.saver_end.fileno())
 
     def _answer(self, worker: WorkerProcess, request: Save, job: SaveJob) -> Saved:
         try:

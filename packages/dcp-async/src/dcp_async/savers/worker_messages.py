@@ -23,6 +23,7 @@ __all__ = [
     "NewArena",
     "NewGroup",
     "NewStructure",
+    "NewWaves",
     "NotUnderstoodError",
     "Ready",
     "Save",
@@ -60,6 +61,13 @@ class NewArena:
 
     number: int
     nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class NewWaves:
+    """Message before a `Save` whose state dict is copied in waves; its socket to the trainer is sent with it."""
+
+    piece_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +194,7 @@ def send_message(connection: socket.socket, message: object, descriptor: int | N
 
 
 def read_message(connection: socket.socket) -> Any:
-    """Receive one complete message; for a `NewArena`, returns the pair of message and file descriptor.
+    """Receive one complete message; for a `NewArena` or `NewWaves`, returns message and file descriptor.
 
     Raises:
         EOFError: The peer has closed the connection.
@@ -199,7 +207,7 @@ def read_message(connection: socket.socket) -> Any:
         message = pickle.loads(data)
     except Exception as error:
         raise NotUnderstoodError from error
-    if not isinstance(message, NewArena):
+    if not isinstance(message, NewArena | NewWaves):
         return message
     byte, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
     if not byte or not descriptors:

@@ -7,8 +7,9 @@ import logging
 import mmap
 import os
 import pickle
+import socket
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -30,12 +31,14 @@ from dcp_async.savers.worker_messages import (
     NewArena,
     NewGroup,
     NewStructure,
+    NewWaves,
     Save,
     Saved,
     Warned,
 )
 from dcp_async.staging.copy_state import Structure, staged_tensors
 from dcp_async.staging.skeleton import fill
+from dcp_async.staging.wave_feed import WaveFeed, reserve_addresses
 from dcp_core import DcpError, SavePlanner, StorageWriter, plugins
 from dcp_core.toolkit import WriterAbilities, abilities, resolve_writer, save_with
 from dcp_ranks import assume_job_size, encode, failure_of, prefixed_store
@@ -55,6 +58,8 @@ class _Known:
     arena: int = -1
     tensors: list[torch.Tensor] = field(default_factory=list)
     """The tensors of the structure, in its arena."""
+    addresses: torch.Tensor | None = None
+    """Addresses of the tensors that are copied in waves; None if there are none."""
 
 
 class WorkerSaves:
@@ -72,6 +77,7 @@ class WorkerSaves:
         self._structures: dict[str, _Known] = {}
         self._meetings: dict[str, Meeting] = {}
         self._process_group: tuple[str, int] | None = None
+        self._waves: tuple[NewWaves, socket.socket] | None = None
         torch.set_num_threads(hello.options.torch_threads)
         # What most saves need is looked for and imported now, not by the first one.
         with contextlib.suppress(DcpError):
@@ -81,7 +87,7 @@ class WorkerSaves:
     def handle(self, message: Any) -> None:
         """Handle one message of the trainer: run a save, or update the caches."""
         if isinstance(message, tuple):
-            self._map(*message)
+            self._take_descriptor(*message)
         elif isinstance(message, NewStructure):
             self._structures[message.structure.identifier] = _Known(message.structure)
         elif isinstance(message, Forget):
@@ -93,6 +99,12 @@ class WorkerSaves:
             self._meetings[message.seat.key] = Meeting(message.seat)
         else:
             self._reply_to(message)
+
+    def _take_descriptor(self, message: NewArena | NewWaves, descriptor: int) -> None:
+        if isinstance(message, NewWaves):
+            self._waves = message, socket.socket(fileno=descriptor)
+        else:
+            self._map(message, descriptor)
 
     def _map(self, arena: NewArena, descriptor: int) -> None:
         try:
@@ -114,14 +126,32 @@ class WorkerSaves:
             rank = self._meetings[save.group].seat.rank if save.group in self._meetings else 0
             self._send(Failed(save.number, failure_of(rank, error)))
 
+    @contextlib.contextmanager
+    def _feed(self, save: Save) -> Iterator[WaveFeed | None]:
+        """Context manager for the feed of what is copied in waves; the trainer waits until its end at the latest."""
+        waves, self._waves = self._waves, None
+        if waves is None:
+            yield None
+            return
+        message, connection = waves
+        with connection:
+            known = self._structures[save.structure]
+            if known.addresses is None:
+                known.addresses = reserve_addresses(known.structure.wave_bytes)
+            memory = self._arenas[save.arena]
+            feed = WaveFeed(connection, memory, known.structure, message.piece_bytes, known.addresses)
+            with contextlib.closing(feed):
+                yield feed
+
     def _save(self, save: Save) -> Saved:
         self._learn(save)
         meeting = self._meetings[save.group]
-        with assume_job_size(meeting.seat.job_size):
+        with assume_job_size(meeting.seat.job_size), contextlib.ExitStack() as ends:
             coordinator = meeting.coordinator(save.ticket)
             try:
                 if self._options.process_group:
                     self._join_process_group(meeting, save.ticket)
+                feed = ends.enter_context(self._feed(save))
                 state, writer, planner = self._what(save)
             except BaseException as error:
                 coordinator.__exit__(type(error), error, error.__traceback__)
@@ -134,6 +164,7 @@ class WorkerSaves:
                 planner=planner,
                 use_collectives=save.use_collectives,
                 group=save.group,
+                feed=feed,
             )
         meta = writer.storage_meta()
         reads_back = abilities(writer, WriterAbilities).published_metadata is not None
@@ -154,7 +185,8 @@ class WorkerSaves:
         """Return the state dict in shared memory, and the storage writer, planner and plan of the save."""
         known = self._structures[save.structure]
         if known.arena != save.arena:
-            known.arena, known.tensors = save.arena, staged_tensors(known.structure, self._arenas[save.arena])
+            known.arena = save.arena
+            known.tensors = staged_tensors(known.structure, self._arenas[save.arena], known.addresses)
         objects = (known.objects[number] for number in range(len(known.objects)))
         state = fill(known.structure.skeleton, iter(known.tensors), objects)
         writer, planner, plan = _unpickled(known.means)

@@ -28,18 +28,21 @@ class Samples:
     taken: list[tuple[str, int, int, bytes]]
     """One tuple per sample: name of the tensor, memory address, byte offset in the arena, sampled bytes."""
 
-    def check(self, memory: torch.Tensor) -> None:
+    def check(self, memory: torch.Tensor, resident_bytes: int) -> None:
         """Compare the samples with the bytes that the tensors and their copies have now.
 
         Args:
             memory: The arena's memory, which contains the copies.
+            resident_bytes: Offset behind which there are no copies in the arena; of those tensors, only the bytes that
+                they have now are compared.
 
         Raises:
             MutatedWhileStagedError: A tensor or its copy differs from the sample.
         """
         begin = memory.data_ptr()
         for name, source, offset, before in self.taken:
-            now, copied = (ctypes.string_at(at, len(before)) for at in (source, begin + offset))
+            places = (source, begin + offset if offset < resident_bytes else source)
+            now, copied = (ctypes.string_at(at, len(before)) for at in places)
             if not now == copied == before:
                 raise MutatedWhileStagedError(
                     f"{name!r} was changed while it was copied for an asynchronous save, so the copy is not used: wait "

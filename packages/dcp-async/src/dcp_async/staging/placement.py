@@ -1,22 +1,31 @@
 """Layout of tensor copies in an arena: bytes that several tensors share are copied once, and unused bytes are not.
 
-This module computes only with addresses and sizes; tensors are copied in `copying`.
+With a `Budget`, the largest copies that do not fit lie behind the resident ones, where there is no memory: their bytes
+pass through a window of the arena in waves. This module computes only with addresses and sizes; tensors are copied in
+`copying`, and waves in `wave_source`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from mmap import PAGESIZE
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["I64", "Placement", "Sources", "place", "sources_of"]
+from dcp_async.options import SaverOptions
+
+__all__ = ["I64", "Budget", "Placement", "Sources", "place", "sources_of"]
 
 I64 = npt.NDArray[np.int64]
 
 _ALIGNMENT = 64
+# Smaller tensors stay resident: a planner may compare their values, and a message for each would cost more than a copy.
+_WAVE_MIN_BYTES = 128 << 10
+_PIECE_MIN_BYTES, _PIECE_MAX_BYTES = 4 << 10, 4 << 20
+_WINDOW_PIECES = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,6 +59,31 @@ class Sources:
         return rows
 
 
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Memory for copies that may be smaller than a state dict; `nbytes` is its size in bytes."""
+
+    nbytes: int
+
+    @classmethod
+    def of(cls, options: SaverOptions) -> Budget | None:
+        """Return the budget for copies in waves; None if a save that does not fit is refused."""
+        if options.staging == "refuse" or options.max_staging_bytes is None:
+            return None
+        return cls(options.max_staging_bytes // PAGESIZE * PAGESIZE)
+
+    @property
+    def piece_bytes(self) -> int:
+        """Largest number of bytes that one message makes ready in the window."""
+        piece = min(_PIECE_MAX_BYTES, max(_PIECE_MIN_BYTES, self.nbytes // 64))
+        return piece // _ALIGNMENT * _ALIGNMENT
+
+    @property
+    def resident_bytes(self) -> int:
+        """Memory for resident copies in bytes if not everything fits; the window is the rest."""
+        return max(0, self.nbytes - _WINDOW_PIECES * self.piece_bytes)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Placement:
     """Layout of tensor copies in an arena, which takes `nbytes` bytes; offsets are from the start of the arena."""
@@ -59,14 +93,21 @@ class Placement:
     compact: npt.NDArray[np.bool_]
     """Whether a tensor is copied without the gaps between its elements, so that its copy is contiguous."""
     nbytes: int
+    resident_bytes: int
+    """Offset at which the copies that fit end; the tensors behind it, if any, are copied in waves."""
     pieces: tuple[I64, I64, I64]
     """Ranges of host memory to copy unchanged: source addresses, offsets in the arena, lengths in bytes."""
     by_tensor: I64
     """Indices of tensors that are copied one by one: tensors on devices, and tensors whose copies are `compact`."""
 
+    @property
+    def wave_bytes(self) -> int:
+        """Number of bytes that are copied in waves."""
+        return self.nbytes - self.resident_bytes
+
     def key(self) -> bytes:
-        """Return bytes that are equal for placements with the same `offsets` and `compact`."""
-        return self.offsets.tobytes() + self.compact.tobytes()
+        """Return bytes that are equal for placements with the same `offsets`, `compact` and `resident_bytes`."""
+        return self.offsets.tobytes() + self.compact.tobytes() + self.resident_bytes.to_bytes(8)
 
 
 def sources_of(tensors: Sequence[torch.Tensor]) -> Sources:
@@ -95,11 +136,11 @@ def _extent(tensor: torch.Tensor) -> int:
     return (last + 1) * tensor.dtype.itemsize
 
 
-def place(sources: Sources) -> Placement:
+def place(sources: Sources, budget: Budget | None = None) -> Placement:
     """Return the layout of the copies of tensors in an arena.
 
     Tensors that share memory share it in the arena, too, so views stay views. Each group of tensors that share memory
-    is aligned.
+    is aligned. Groups that do not fit into `budget` are behind the others, the largest groups if possible.
     """
     # A tensor that is not aligned for its dtype is copied separately, as bytes: in the arena torch might crash on it.
     astray = sources.addresses % sources.item_bytes != 0
@@ -118,20 +159,46 @@ def place(sources: Sources) -> Placement:
     # A tensor that covers less than its extent is copied without the gaps, unless they contain other tensors.
     gaps = alone[stretch] & (sources.element_bytes[order] < extents)
     lengths[stretch[gaps]] = sources.element_bytes[order][gaps]
-    slots = np.concatenate([lengths, sources.extents[lone]])
-    base = np.concatenate([[0], np.cumsum(-(-slots // _ALIGNMENT) * _ALIGNMENT)]).astype(np.int64)
-    begin, apart = base[: len(first)], base[len(first) : -1]
+    smallest = np.full(len(first), _WAVE_MIN_BYTES, np.int64)
+    np.minimum.at(smallest, stretch, sources.element_bytes[order])
+    slots = -(-np.concatenate([lengths, sources.extents[lone]]) // _ALIGNMENT) * _ALIGNMENT
+    later = _beyond(slots, np.flatnonzero(smallest >= _WAVE_MIN_BYTES), budget)
+    base, resident_bytes = _in_order(slots, later)
+    begin, apart, fits = base[: len(first)], base[len(first) :], ~later[: len(first)]
     offsets, compact = np.zeros(len(sources.addresses), np.int64), np.zeros(len(sources.addresses), bool)
     offsets[order], offsets[lone] = begin[stretch] + within, apart
     compact[order] = gaps
-    whole, on_host = (devices[first] == 0) & ~gaps[first], sources.devices[lone] == 0
+    whole, on_host = fits & (devices[first] == 0) & ~gaps[first], sources.devices[lone] == 0
     pieces = (
         np.concatenate([starts[first][whole], sources.addresses[lone][on_host]]),
         np.concatenate([(begin + leads)[whole], apart[on_host]]),
         np.concatenate([(lengths - leads)[whole], sources.extents[lone][on_host]]),
     )
-    by_tensor = np.sort(np.concatenate([order[gaps | (devices != 0)], lone[~on_host]]))
-    return Placement(offsets, compact, int(base[-1]), pieces, by_tensor)
+    by_tensor = np.sort(np.concatenate([order[fits[stretch] & (gaps | (devices != 0))], lone[~on_host]]))
+    return Placement(offsets, compact, int(slots.sum()), resident_bytes, pieces, by_tensor)
+
+
+def _beyond(slots: I64, movable: I64, budget: Budget | None) -> npt.NDArray[np.bool_]:
+    """Mark the groups that are copied in waves: the largest, so that as little as possible is left of the memory."""
+    later = np.zeros(len(slots), bool)
+    if budget is None or slots.sum() <= budget.nbytes:
+        return later
+    later[movable] = True
+    room = budget.resident_bytes - int(slots[~later].sum())
+    for row in movable[np.argsort(slots[movable], kind="stable")].tolist():
+        room -= int(slots[row])
+        if room < 0:
+            break
+        later[row] = False
+    return later
+
+
+def _in_order(slots: I64, later: npt.NDArray[np.bool_]) -> tuple[I64, int]:
+    """Return the offset of each group, and the offset at which those that are not `later` end."""
+    order = np.argsort(later, kind="stable")
+    base = np.zeros(len(slots), np.int64)
+    base[order[1:]] = np.cumsum(slots[order])[:-1]
+    return base, int(slots[~later].sum())
 
 
 def _begins(devices: I64, starts: I64, stops: I64) -> npt.NDArray[np.bool_]:

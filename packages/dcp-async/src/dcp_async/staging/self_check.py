@@ -59,9 +59,11 @@ def check_placed(contents: Contents, sources: Sources, placement: Placement) -> 
         check_memory(contents.names[row], contents.tensors[row])
     ends = placement.offsets + np.where(placement.compact, sources.element_bytes, sources.extents)
     wrong = (placement.offsets % sources.item_bytes != 0) | (ends > placement.nbytes)
-    by_piece = sources.extents > 0
+    copied = (sources.extents > 0) & (placement.offsets < placement.resident_bytes)
+    wrong |= copied & (ends > placement.resident_bytes)
+    by_piece = copied.copy()
     by_piece[placement.by_tensor] = False
-    wrong |= (placement.compact == by_piece) & (sources.extents > 0) & (sources.devices == 0)
+    wrong |= (placement.compact == by_piece) & copied & (sources.devices == 0)
     rows = np.flatnonzero(by_piece)
     wrong[rows] |= ~_in_pieces(sources.addresses[rows], placement.offsets[rows], ends[rows], placement)
     wrong |= _in_others(placement, ends)
@@ -83,7 +85,7 @@ def _in_pieces(addresses: I64, offsets: I64, ends: I64, placement: Placement) ->
 
 def _in_others(placement: Placement, ends: I64) -> Flags:
     """Whether each tensor that is copied by itself overlaps another such copy, or a piece."""
-    compact = np.flatnonzero(placement.compact)
+    compact = np.flatnonzero(placement.compact & (placement.offsets < placement.resident_bytes))
     begins = np.concatenate([placement.pieces[1], placement.offsets[compact]])
     until = np.concatenate([placement.pieces[1] + placement.pieces[2], ends[compact]])
     order = np.argsort(begins, kind="stable")

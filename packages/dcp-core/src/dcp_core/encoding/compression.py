@@ -6,7 +6,7 @@ The transforms themselves are plug-ins, which this module finds by name.
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, cast
 
@@ -130,13 +130,15 @@ class CompressedRequest:
         policy: Policy that chooses the transforms, called in a writer thread when the item is written.
     """
 
-    __slots__ = ("_policy", "_request", "cost_bytes", "key")
+    __slots__ = ("_policy", "_request", "abandon", "cost_bytes", "key", "urgent")
 
     def __init__(self, request: Writable, policy: CompressionPolicy) -> None:
         self._request = request
         self._policy = policy
         self.key = request.key
         self.cost_bytes = request.cost_bytes
+        self.urgent: bool = getattr(request, "urgent", False)
+        self.abandon: Callable[[], object] | None = getattr(request, "abandon", None)
 
     def resolve(self) -> Payload:
         """Return the payload of the request; the transforms encode the bytes during writing."""

@@ -28,6 +28,7 @@ from dcp_core.planning.global_plan import plan_columns
 from dcp_core.records.metadata import Metadata, MetadataIndex, StorageMeta
 from dcp_core.records.plan import SavePlan, WriteItem, WriteItemType
 from dcp_core.records.protocols import SavePlanner
+from dcp_core.shards.fed_tensors import FedTensors, TensorFeed
 from dcp_core.shards.shards import LocalTensor, find_part, find_state_dict_object
 from dcp_core.state_dict.empty_mappings import merge_paths, name_empty_mappings
 from dcp_core.state_dict.flatten import flatten
@@ -41,7 +42,7 @@ from dcp_ranks import job_size
 __all__ = ["DefaultSavePlanner", "create_default_local_save_plan"]
 
 _SMALL_BYTES = 64 * 1024
-_OF_A_SAVE = {"state_dict", "plan", "global_plan", "metadata", "storage_meta"}
+_OF_A_SAVE = {"state_dict", "plan", "global_plan", "metadata", "storage_meta", "feed", "fed_tensors"}
 
 
 def create_default_local_save_plan(state_dict: dict[str, Any], is_coordinator: bool) -> SavePlan:
@@ -85,6 +86,10 @@ class DefaultSavePlanner(SavePlanner):
     """
 
     mappings: dict[str, tuple[str | int, ...]]
+    feed: TensorFeed | None = None
+    """Source of tensors whose memory must not be read, in a save of an asynchronous saver; None in other saves."""
+    fed_tensors: FedTensors | None = None
+    """The tensors of the current save that come from `feed`."""
 
     def __init__(
         self,
@@ -136,6 +141,7 @@ class DefaultSavePlanner(SavePlanner):
             state_dict, self.mappings, self._empty = flat.values, flat.paths, name_empty_mappings(flat)
             _warn_of_text_keys(flat.text_keys)
         self.state_dict = state_dict
+        self.fed_tensors = None if self.feed is None else FedTensors.of(self.feed, state_dict, self._find)
 
     def create_local_plan(self) -> SavePlan:
         """Return the local plan: all items that this rank holds, tied tensors, and checksums of small replicas.
@@ -217,13 +223,22 @@ class DefaultSavePlanner(SavePlanner):
         return new_plan
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
-        """Return the tensor or serialized object that an item writes. Called from several writer threads."""
+        """Return the tensor or serialized object that an item writes. Called from several writer threads.
+
+        Raises:
+            UnsupportedValueError: The tensor comes from a feed, in pieces only.
+        """
+        found = self._find(write_item)
+        if self.fed_tensors is not None:
+            self.fed_tensors.check(write_item, found)
+        return found
+
+    def _find(self, write_item: WriteItem) -> Any:
         planned = write_item.tensor_data
         if self._splittable and planned is not None:  # it may be a part of a box
             fqn, chunk = write_item.index.fqn, planned.chunk
             return find_part(self.state_dict[fqn], fqn, chunk.offsets, chunk.sizes)
-        data: torch.Tensor | io.BytesIO = self.transform_object(write_item, self.lookup_object(write_item.index))
-        return data
+        return self.transform_object(write_item, self.lookup_object(write_item.index))
 
     def lookup_object(self, index: MetadataIndex) -> Any:
         """Return the object with the FQN in `index`, or the local memory of the shard at the offset in `index`."""

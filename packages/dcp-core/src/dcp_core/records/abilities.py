@@ -61,6 +61,8 @@ class SavePlannerAbilities:
     """Method that sets a cached global plan as the plan of this save. Called on the coordinator."""
     stands_for: Any
     """The custom planner that this planner replaces in the worker process of an asynchronous saver."""
+    fed_tensors: Any
+    """The `FedTensors` of the save, whose bytes are not in this process's memory; see `shards.fed_tensors`."""
 
 
 @dataclass(frozen=True, slots=True)

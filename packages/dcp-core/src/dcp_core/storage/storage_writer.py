@@ -17,6 +17,7 @@ import torch
 
 from dcp_core.encoding.compression import CompressedRequest, Compression, CompressionPolicy
 from dcp_core.errors import CheckpointNotFoundError, DcpError, UnsupportedValueError
+from dcp_core.records.abilities import SavePlannerAbilities, abilities
 from dcp_core.records.lazy import LazyList
 from dcp_core.records.metadata import Metadata, StorageMeta
 from dcp_core.records.plan import SavePlan
@@ -245,6 +246,9 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
         columns = columns_of(plan.items)
         with collector_paused():
             requests = list(column_requests(columns, planner))
+        fed = abilities(planner, SavePlannerAbilities).fed_tensors
+        if fed is not None:
+            fed.feed.expect(sum(getattr(request, "urgent", False) for request in requests))
         done.set_result(LazyList(WrittenColumns(columns, self._write(requests, placement))))
         return done
 

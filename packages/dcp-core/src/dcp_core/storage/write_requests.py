@@ -46,19 +46,22 @@ def _item_request(item: WriteItem, planner: SavePlanner) -> WriteRequest:
 def column_requests(columns: PlanColumns, planner: SavePlanner) -> Iterator[Writable]:
     """Yield a write request for each item of a save plan, in the order of the plan.
 
-    If the planner provides `plain_values`, no `WriteItem` records are created for ordinary tensors.
+    If the planner provides `plain_values`, no `WriteItem` records are created for ordinary tensors. Tensors that come
+    from a feed, in the planner's `fed_tensors`, get urgent requests.
     """
-    find = abilities(planner, SavePlannerAbilities).plain_values
+    can = abilities(planner, SavePlannerAbilities)
+    find, fed = can.plain_values, can.fed_tensors
     values: Mapping[str, Any] = (find() if find is not None else None) or {}
     index = columns.index
     dtypes = [dtype_of(name) for name in index.dtypes]
     rows = zip(index.tensor_names, index.tensor_dtype.tolist(), columns.shapes, columns.whole.tolist(), strict=True)
     kinds: dict[tuple[int, tuple[int, ...]], _SmallTensors] = {}
     for row, (name, dtype, shape, whole) in enumerate(rows):
-        value = values.get(name) if whole else None
+        value = values.get(name) if whole and (fed is None or name not in fed.names) else None
         if not _is_as_planned(value, dtypes[dtype]):
+            comes = fed is not None and name in fed.names
             for item in columns.tensor_items(row):
-                yield _item_request(item, planner)
+                yield fed.request(item) if comes else _item_request(item, planner)
             continue
         nbytes = math.prod(shape) * dtypes[dtype].itemsize
         alike = kinds.get((dtype, shape)) if 0 < nbytes <= _SMALL_BYTES else None

@@ -174,6 +174,13 @@ class _Batch:
             with contextlib.suppress(OSError):
                 self._store.delete(name)
 
+    def _abandon(self) -> None:
+        """Stop the other threads' wait for bytes that may never come."""
+        for request in self._requests:
+            abandon = getattr(request, "abandon", None)
+            if abandon is not None:
+                abandon()
+
     def write_bucket(self, number: int, positions: Sequence[int], stop: StopSignal) -> None:
         """Write the items of one thread."""
         if self._single_file:
@@ -201,6 +208,7 @@ class _Batch:
             file.close()
         except BaseException:
             file.abort()
+            self._abandon()
             raise
         self._written.append(_Written(sink.name, positions, places, file.running_crcs, tuple(file.chains), file.blocks))
 
@@ -227,7 +235,7 @@ def _check_choices(layout: Layout, threads: int, max_inflight_bytes: int) -> Non
 def assign_to_threads(requests: Sequence[Writable], threads: int) -> list[list[int]]:
     """Assign write requests to threads: the largest first, each to the thread with the fewest bytes.
 
-    Requests that share an `Alike` and a size are kept together.
+    Urgent requests come before all others. Requests that share an `Alike` and a size are kept together.
 
     Returns:
         For each thread, the positions of its requests in `requests`.
@@ -236,7 +244,12 @@ def assign_to_threads(requests: Sequence[Writable], threads: int) -> list[list[i
     count = max(1, min(threads, len(requests), -(-total // FILE_MIN_BYTES)))
     kinds: dict[Alike | None, int] = {}
     ranks = [
-        (-request.cost_bytes, kinds.setdefault(getattr(request, "alike", None), len(kinds))) for request in requests
+        (
+            not getattr(request, "urgent", False),
+            -request.cost_bytes,
+            kinds.setdefault(getattr(request, "alike", None), len(kinds)),
+        )
+        for request in requests
     ]
     order = sorted(range(len(requests)), key=ranks.__getitem__)
     if count == 1:
