@@ -10,7 +10,15 @@ from typing import Literal, get_args
 from dcp_core import PeerOptions
 from dcp_ranks import DEFAULT_TIMEOUT_SECONDS
 
-__all__ = ["AsyncCheckpointerType", "Overlap", "SaverOptions", "Staging", "WorkerOptions", "check_overlap", "saver_name"]
+__all__ = [
+    "AsyncCheckpointerType",
+    "Overlap",
+    "SaverOptions",
+    "Staging",
+    "WorkerOptions",
+    "check_overlap",
+    "saver_name",
+]
 
 Overlap = Literal["wait", "skip", "latest"]
 """Overlap policy for a new save while an earlier save runs: `wait` for the earlier save, `skip` the new save, or let

@@ -20,7 +20,7 @@ from dcp_async.options import AsyncCheckpointerType, Overlap, SaverOptions, chec
 from dcp_async.queue.job_staging import JobStager
 from dcp_async.queue.jobs import AsyncSaveResponse, SaveFuture, SaveJob
 from dcp_async.queue.save_agreement import GroupLink, LinkTable
-from dcp_async.queue.save_queue import SaveQueue
+from dcp_async.queue.save_queue import SaveQueue, check_policy
 from dcp_async.queue.start_lock import Entry
 from dcp_async.queue.trainer_environment import Surroundings
 from dcp_async.saver_ends import naming_the_end, warn_dropped
@@ -33,7 +33,6 @@ from dcp_core import (
     AsyncStager,
     CheckpointNotFoundError,
     Metadata,
-    RankDisagreementError,
     SavePlanner,
     StorageWriter,
     plugins,
@@ -345,7 +344,7 @@ class AsyncSaver:
     ) -> SaveFuture | AsyncSaveResponse:
         """Stage and queue a save, if the policy admits it."""
         try:
-            _check_policy(job, policy)
+            check_policy(job, policy)
             self._queue.raise_unasked()
             if not self._queue.admit(job, policy):
                 return job.future
@@ -399,13 +398,3 @@ class _Run:
             return self._backend.run(job)
         finally:
             self.copies.await_waves(job)
-
-
-def _check_policy(job: SaveJob, policy: Overlap) -> None:
-    """Raise RankDisagreementError if ranks have different policies, which would make them wait for each other."""
-    other = job.ticket.overlap
-    if other and other != policy:
-        raise RankDisagreementError(
-            f"rank {job.link.seat.rank}, save to {job.checkpoint_id!s}: overlap is {policy!r} here and {other!r} on "
-            "another rank; it must be the same on all ranks"
-        )

@@ -231,8 +231,8 @@ SPOILED: dict[str, Any] = {
 
 @pytest.mark.parametrize("what", SPOILED)
 def test_a_placement_that_would_mix_up_values_is_found(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
-    def spoiled(sources: Any) -> Placement:
-        found: Placement = SPOILED[what](place(sources))
+    def spoiled(sources: Any, budget: Any) -> Placement:
+        found: Placement = SPOILED[what](place(sources, budget))
         return found
 
     base = torch.arange(100.0).reshape(10, 10)

@@ -28,7 +28,11 @@ _ANYWHERE = "estimate"
 
 
 class EstimatingSaver(Protocol):
-    """Contract of a saver that can compute how much memory its copy of a state dict takes."""
+    """Contract of a saver that can compute how much memory its copy of a state dict takes.
+
+    A saver may also have a method `bytes_to_wait_for(state_dict)`, which returns the number of bytes that do not fit
+    into its memory, so that its `save` waits until the storage has taken them.
+    """
 
     def bytes_to_stage(self, state_dict: dict[str, Any]) -> int:
         """Return the size in bytes of the memory that a copy of a state dict takes on this rank, without copying."""
@@ -52,6 +56,13 @@ class RankEstimate:
     """
     index_bytes: int = 0
     """Size in bytes of the index, which the coordinator writes; 0 on other ranks."""
+    waiting_bytes: int = 0
+    """Number of bytes of the state dict that do not fit into an asynchronous saver's memory for copies.
+
+    The storage must have taken them before the saver's `save` returns, unless other ranks write some of them.
+    """
+    waiting_seconds: float | None = 0.0
+    """Time in seconds for which training waits for that, at the same rate as `seconds`; None if the rate is unknown."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -92,6 +103,12 @@ class Estimate:
         times = [rank.seconds for rank in self.ranks if rank.seconds is not None]
         return max(times) if len(times) == len(self.ranks) else None
 
+    @property
+    def waiting_seconds(self) -> float | None:
+        """Time in seconds for which the rank that waits longest waits for the storage; None if it is None for some."""
+        times = [rank.waiting_seconds for rank in self.ranks if rank.waiting_seconds is not None]
+        return max(times) if len(times) == len(self.ranks) else None
+
     def __repr__(self) -> str:
         count = len(self.ranks)
         most = max(rank.bytes - rank.index_bytes for rank in self.ranks)
@@ -104,6 +121,10 @@ class Estimate:
         text += f", and an index of {printable_bytes(self.index_bytes)}"
         if self.staging_bytes:
             text += f", {printable_bytes(self.staging_bytes)} of memory for a copy"
+        beyond = max(rank.waiting_bytes for rank in self.ranks)
+        if beyond:
+            wait = "" if self.waiting_seconds is None else f" (about {self.waiting_seconds:.3g} s)"
+            text += f", training waits until {printable_bytes(beyond)} are written{wait}"
         return f"<Estimate: {text}{'' if self.seconds is None else f', about {self.seconds:.3g} s'}>"
 
 
@@ -166,9 +187,10 @@ def estimate(
         )
     coordinator = make_coordinator(process_group, no_dist=no_dist, timeout_seconds=timeout_seconds, errors=RANK_ERRORS)
 
-    def prepare() -> tuple[dict[str, Any], int, ByteStorageWriter, bool]:
+    def prepare() -> tuple[dict[str, Any], tuple[int, int], ByteStorageWriter, bool]:
         values: dict[str, Any] = with_rank_values(with_states(state_dict), coordinator.rank)
-        staging = 0 if saver is None else saver.bytes_to_stage(values)
+        waiting = getattr(saver, "bytes_to_wait_for", lambda _: 0)
+        staging = (0, 0) if saver is None else (saver.bytes_to_stage(values), waiting(values))
         writer = adopt_writer(storage_writer)
         if writer is None:
             writer = resolve_writer(None, checkpoint_id or _ANYWHERE)
@@ -180,11 +202,12 @@ def estimate(
     with coordinator:
         prepared = []
         coordinator.all_gather("estimate", lambda: prepared.append(prepare()))
-        values, staging, writer, compresses = prepared[0]
+        values, (staging, waiting), writer, compresses = prepared[0]
         measure_with(coordinator, values, writer, planner)
         sizes = writer.measured_files()
         total = sum(sizes.values())
         rate = write_rate(checkpoint_id or writer.checkpoint_id)
         seconds = None if rate is None else total / rate
-        mine = RankEstimate(total, len(sizes), staging, seconds, sizes.get(METADATA_NAME, 0))
+        wait = 0.0 if not waiting else None if rate is None else waiting / rate
+        mine = RankEstimate(total, len(sizes), staging, seconds, sizes.get(METADATA_NAME, 0), waiting, wait)
         return Estimate(tuple(coordinator.all_gather("estimate", lambda: mine)), compresses)

@@ -76,7 +76,8 @@ class CheckpointEvent:
     Args:
         operation: Name of the operation: `save`, `load`, `verify`, `convert`, `compare`, `estimate`, `manage`.
         phase: Name of the phase. A save has the phases `plan` and `write`, which publishes at its end; a load has the
-            phases `plan`, `read` and `load_state_dict`. `total` stands for the whole operation.
+            phases `plan`, `read` and `load_state_dict`. `total` stands for the whole operation. An asynchronous saver
+            that may copy in waves reports the copy as the phase `stage`, once it is complete.
         state: State of the phase: `started`, `progress`, `finished` or `failed`. `progress` comes a few times a second
             while a phase reads or writes, and not at all if the phase takes less than 0.15 s.
         rank: Rank in the process group that saves or loads.
@@ -96,6 +97,8 @@ class CheckpointEvent:
         time: Time at which the event occurred, in seconds since the Unix epoch.
         bytes_received: Number of bytes that other ranks read from storage for this rank in a finished phase of a load;
             None for other phases.
+        memory_bytes: Size in bytes of the memory for the copy in a finished phase `stage`, whose `own_seconds` are
+            without the wait for the storage; None for other phases.
         expected_bytes: In a `progress` event, the value that `bytes` will have at the end, as far as it is known;
             None in other events.
     """
@@ -116,6 +119,7 @@ class CheckpointEvent:
     time: float | None = None
     expected_bytes: int | None = None
     bytes_received: int | None = None
+    memory_bytes: int | None = None
 
 
 class HookSpecs:

@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from dcp_async.errors import SaverDeadlineError
+from dcp_async.queue.copy_report import report_copy
 from dcp_async.queue.jobs import AsyncSaveResponse, SaveFuture, SaveJob
 from dcp_async.queue.save_agreement import GroupLink
 from dcp_async.queue.start_lock import Entry
@@ -77,6 +78,7 @@ class JobStager:
         Raises:
             Exception: A tensor or object cannot be staged, or the caller's stager failed.
         """
+        job.copy_begun = time.monotonic()
         try:
             return self._begin_copy(job, state_dict, stager)
         except BaseException as error:
@@ -115,9 +117,14 @@ class JobStager:
         """Mark a copy as complete, unless a part of it will be made in waves."""
         job.waves = None if job.staged is None else job.staged.waves
         if job.waves is None:
-            job.staging.set_result(None)
+            self._set_copied(job)
         else:
             job.copied.set_result(None)
+
+    def _set_copied(self, job: SaveJob) -> None:
+        job.staging.set_result(None)
+        if self._stager.budget is not None:
+            report_copy(job)
 
     def finish(self, job: SaveJob) -> None:
         """Copy the rest of the state dict in waves, while the queued save writes it; does nothing without waves.
@@ -131,7 +138,7 @@ class JobStager:
         if job.waves is None:
             return
         self._serve(job, job.waves)
-        job.staging.set_result(None)
+        self._set_copied(job)
 
     def abandon(self, job: SaveJob, error: BaseException) -> None:
         """Make a save fail with `error` that cannot be copied to its end; does nothing without waves."""
@@ -187,7 +194,7 @@ class JobStager:
                 failed = error
             copied()  # before threads that wait for the lock are notified
             if failed is None:
-                job.staging.set_result(None)
+                self._set_copied(job)
             else:
                 job.staging.set_exception(failed)
 

@@ -117,6 +117,8 @@ class SaveJob:
     """Future that is done when the save may begin: before `staging` if a part of the copy is made in waves."""
     waves: WaveSource | None = None
     """Source of what is copied in waves, before `save` returns."""
+    copy_begun: float = 0.0
+    """Time of `time.monotonic()` in seconds at which the copy began."""
     waited_seconds: float = 0.0
     """Time in seconds in which the rest was copied in waves, at the rate of the storage."""
     surroundings: Surroundings = field(default_factory=Surroundings.now)

@@ -15,10 +15,10 @@ from concurrent import futures
 from dcp_async.errors import SaverClosedError, SaverDeadlineError, SaveSkippedError, SaveSupersededError
 from dcp_async.options import Overlap
 from dcp_async.queue.jobs import SaveJob
-from dcp_core import CoordinatorLostError, Metadata
+from dcp_core import CoordinatorLostError, Metadata, RankDisagreementError
 from dcp_core.toolkit import LOGGER_NAME, library_logger
 
-__all__ = ["SaveQueue"]
+__all__ = ["SaveQueue", "check_policy"]
 
 _logger = library_logger(LOGGER_NAME)
 
@@ -269,3 +269,13 @@ def _superseded(job: SaveJob) -> SaveSupersededError:
     return SaveSupersededError(
         f"the save to {job.checkpoint_id!s} was left out: a later one came before it could begin"
     )
+
+
+def check_policy(job: SaveJob, policy: Overlap) -> None:
+    """Raise RankDisagreementError if ranks have different policies, which would make them wait for each other."""
+    other = job.ticket.overlap
+    if other and other != policy:
+        raise RankDisagreementError(
+            f"rank {job.link.seat.rank}, save to {job.checkpoint_id!s}: overlap is {policy!r} here and {other!r} on "
+            "another rank; it must be the same on all ranks"
+        )

@@ -93,7 +93,7 @@ def staged_tensors(
     found = []
     for (dtype, shape, strides), offset, compact in described:
         copied = copied_strides(shape, strides, compact=compact)
-        if addresses is None or offset < structure.resident_bytes:
+        if addresses is None or offset < structure.resident_bytes or 0 in shape:
             found.append(arena_view(memory, offset, dtype, shape, copied))
         else:
             found.append(arena_view(addresses, offset - structure.resident_bytes, dtype, shape, copied))

@@ -107,7 +107,7 @@ class Placement:
 
     def key(self) -> bytes:
         """Return bytes that are equal for placements with the same `offsets`, `compact` and `resident_bytes`."""
-        return self.offsets.tobytes() + self.compact.tobytes() + self.resident_bytes.to_bytes(8)
+        return self.offsets.tobytes() + self.compact.tobytes() + self.resident_bytes.to_bytes(8, "little")
 
 
 def sources_of(tensors: Sequence[torch.Tensor]) -> Sources:

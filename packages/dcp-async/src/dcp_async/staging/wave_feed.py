@@ -5,6 +5,7 @@ It is the `TensorFeed` of the save, in the thread or process that writes. The pr
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import pickle
@@ -87,11 +88,12 @@ class WaveFeed:
     def take(self, tensor: torch.Tensor) -> _WavePieces:
         """Return the bytes of a tensor, or of a box of one, for one pass."""
         with self._changed:
-            offset = tensor.data_ptr() - self._addresses.data_ptr() + self._resident_bytes
             made = _WavePieces(self, len(self._items), tensor.nbytes)
             self._items[made.number] = made
-            self._send("begin", made.number, offset, tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()))
-            if not tensor.nbytes:
+            if tensor.nbytes:
+                offset = tensor.data_ptr() - self._addresses.data_ptr() + self._resident_bytes
+                self._send("begin", made.number, offset, tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()))
+            else:
                 self._arrived()
             return made
 
@@ -102,10 +104,8 @@ class WaveFeed:
     def close(self) -> None:
         """End the waits of both sides; the trainer goes on."""
         self.abandon()
-        try:
+        with contextlib.suppress(OSError):  # the other side was first
             self._connection.shutdown(socket.SHUT_RDWR)
-        except OSError:  # the other side was first
-            pass
         self._connection.close()
 
     def begin(self, item: _WavePieces) -> None:
@@ -139,7 +139,9 @@ class WaveFeed:
     def _ask(self) -> None:
         """Ask for as many bytes as the window has room for; first for the item with the fewest in it."""
         while self._free and self._unanswered < _UNANSWERED:
-            item = min((each for each in self._items.values() if each.wants > 0), key=lambda one: one.held, default=None)
+            item = min(
+                (each for each in self._items.values() if each.wants > 0), key=lambda one: one.held, default=None
+            )
             if item is None:
                 return
             item.wants -= self.piece_bytes

@@ -55,7 +55,7 @@ class WaveSource:
         self.copied_bytes = 0
         """Number of bytes that were copied in waves so far; less than `wave_bytes` if other ranks write some."""
         self._placement, self._check = placement, check
-        rows = np.flatnonzero(placement.offsets >= placement.resident_bytes)
+        rows = np.flatnonzero(placement.offsets >= placement.resident_bytes).tolist()
         self._rows = [(int(placement.offsets[row]), tensors[row], bool(placement.compact[row])) for row in rows]
         self._memory = memory
         self.piece_bytes = budget.piece_bytes
@@ -133,9 +133,7 @@ class WaveSource:
             del self._items[item]
         self._answer("filled", item, slot)
 
-    def _find(
-        self, offset: int, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]
-    ) -> torch.Tensor:
+    def _find(self, offset: int, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
         """Return the tensor, or the box of one, whose copy has this place in the layout."""
         for begin, tensor, compact in self._rows:
             delta = offset - begin
@@ -160,7 +158,9 @@ class _Reader:
         data = tensor_payload("", tensor).data
         self.left = tensor.nbytes
         self._piece_bytes = piece_bytes
-        self._pieces: Iterator[Any] = iter((data,)) if isinstance(data, bytes | memoryview) else data.pieces(piece_bytes)
+        self._pieces: Iterator[Any] = (
+            iter((data,)) if isinstance(data, bytes | memoryview) else data.pieces(piece_bytes)
+        )
         self._piece = np.zeros(0, np.uint8)
 
     def copy_to(self, address: int) -> int:

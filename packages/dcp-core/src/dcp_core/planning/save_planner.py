@@ -228,7 +228,7 @@ class DefaultSavePlanner(SavePlanner):
         Raises:
             UnsupportedValueError: The tensor comes from a feed, in pieces only.
         """
-        found = self._find(write_item)
+        found: torch.Tensor | io.BytesIO = self._find(write_item)
         if self.fed_tensors is not None:
             self.fed_tensors.check(write_item, found)
         return found

@@ -73,9 +73,7 @@ class FedTensors:
     find: Callable[[WriteItem], torch.Tensor]
 
     @classmethod
-    def of(
-        cls, feed: TensorFeed, values: Mapping[str, Any], find: Callable[[WriteItem], torch.Tensor]
-    ) -> FedTensors:
+    def of(cls, feed: TensorFeed, values: Mapping[str, Any], find: Callable[[WriteItem], torch.Tensor]) -> FedTensors:
         """Return the record for a flat state dict."""
         return cls(feed, frozenset(name for name, value in values.items() if _is_fed(feed, value)), find)
 
