@@ -88,7 +88,7 @@ class WaveFeed:
     def take(self, tensor: torch.Tensor) -> _WavePieces:
         """Return the bytes of a tensor, or of a box of one, for one pass."""
         with self._changed:
-            made = _WavePieces(self, len(self._items), tensor.nbytes)
+            made = _WavePieces(self, len(self._items), tensor.nbytes, tensor.dtype.itemsize)
             self._items[made.number] = made
             if tensor.nbytes:
                 offset = tensor.data_ptr() - self._addresses.data_ptr() + self._resident_bytes
@@ -203,8 +203,9 @@ class WaveFeed:
 class _WavePieces:
     """The bytes of one item; satisfies `dcp_io.PiecewiseData`. The attributes belong to the feed."""
 
-    def __init__(self, feed: WaveFeed, number: int, nbytes: int) -> None:
+    def __init__(self, feed: WaveFeed, number: int, nbytes: int, item_bytes: int) -> None:
         self._feed = feed
+        self._item_bytes = item_bytes
         self._begun = False
         self.number = number
         self.nbytes = nbytes
@@ -223,8 +224,9 @@ class _WavePieces:
             self._feed.begin(self)
         elif self.written:
             raise StagingMismatchError("a tensor that is copied in waves was read twice; nothing was saved")
+        step = max(1, max_bytes // self._item_bytes) * self._item_bytes  # transforms expect whole elements
         while self.written < self.nbytes:
             piece = self._feed.wait_for_piece(self)
-            for start in range(0, len(piece), max_bytes):
-                yield piece[start : start + max_bytes]
+            for start in range(0, len(piece), step):
+                yield piece[start : start + step]
             self._feed.free_piece(self, len(piece))
