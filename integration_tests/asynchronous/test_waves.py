@@ -178,7 +178,7 @@ def test_a_rank_that_is_killed_in_a_wave(ranks: RankPool, tmp_path: Path) -> Non
     ]  # fmt: skip
     try:
         told, _ = started[0].communicate(timeout=280)
-        started[1].wait(20)
+        started[1].communicate(timeout=20)
     finally:
         for process in started:
             process.kill()
