@@ -1,4 +1,4 @@
-"""Saves in waves on real ranks: the values of a synchronous save, within the memory; failures in the middle of a wave."""
+"""Saves in waves on real ranks: the values of a synchronous save, within the memory; failures in a wave."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ options = SaverOptions(max_staging_bytes=test_waves.BUDGET, staging="waves")
 saver = AsyncSaver("process", options=options)
 saver.save(test_waves._state(1), checkpoint_id="checkpoint").result(120)
 writer = test_waves.BreakingWriter("checkpoint", "trainer")
-print(type(saver.save(test_waves._state(2), storage_writer=writer).exception(120)).__name__, flush=True)
+print(repr(saver.save(test_waves._state(2), storage_writer=writer).exception(120)), flush=True)
 import os
 os._exit(0)  # not by way of the group, whose other rank is gone
 """
@@ -182,7 +182,7 @@ def test_a_rank_that_is_killed_in_a_wave(ranks: RankPool, tmp_path: Path) -> Non
     finally:
         for process in started:
             process.kill()
-    assert told.strip().endswith("PeerLostError")
+    assert "PeerLostError" in told
     assert started[1].returncode == -signal.SIGKILL
     assert ranks.run(2, _is_first, str(tmp_path / "checkpoint")) == [True, True]
 

@@ -19,7 +19,7 @@ from dcp_async import (
     StagingLimitError,
 )
 from dcp_async.staging.wave_source import WaveSource
-from dcp_core import DefaultSavePlanner, StorageWriter, estimate, load, plugins, save
+from dcp_core import DefaultSavePlanner, estimate, load, plugins, save
 from dcp_core.errors import UnsupportedValueError
 from dcp_core.hookspecs import CheckpointEvent, hookimpl
 from dcp_core.testing.memory import MemoryReader, MemoryWriter
@@ -213,9 +213,8 @@ def test_a_change_in_a_wave_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         real(self, *arguments)
 
     monkeypatch.setattr(WaveSource, "_fill", fill)
-    with _saver() as saver:
-        with pytest.raises(MutatedWhileStagedError, match="changed while it was copied"):
-            saver.save(state, storage_writer=MemoryWriter("a"))
+    with _saver() as saver, pytest.raises(MutatedWhileStagedError, match="changed while it was copied"):
+        saver.save(state, storage_writer=MemoryWriter("a"))
     assert "a" not in OBJECTS or not any(".metadata" in name for name in OBJECTS)
 
 
@@ -257,9 +256,8 @@ def test_a_writer_that_takes_whole_tensors_gets_none() -> None:
     ids=["refuse", "own planner", "compare all"],
 )
 def test_what_is_refused_names_waves(options: dict[str, Any], planner: Any) -> None:
-    with _saver(**options) as saver:
-        with pytest.raises(StagingLimitError, match="staging='waves'"):
-            saver.save(_state(), storage_writer=MemoryWriter("a"), planner=planner)
+    with _saver(**options) as saver, pytest.raises(StagingLimitError, match="staging='waves'"):
+        saver.save(_state(), storage_writer=MemoryWriter("a"), planner=planner)
 
 
 def test_a_default_planner_of_the_callers_own_is_as_before_afterwards() -> None:

@@ -82,7 +82,7 @@ class in_thread:  # noqa: N801 - a function with a result
         def run() -> None:
             try:
                 function()
-            except BaseException as error:  # noqa: BLE001 - the test looks at it
+            except BaseException as error:
                 self.error = error
 
         self.thread = threading.Thread(target=run)
@@ -318,5 +318,5 @@ def test_addresses_have_no_memory() -> None:
 def test_what_cannot_be_copied_in_waves_must_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placement, "_WAVE_MIN_BYTES", 1000)
     state = {"large": torch.zeros(5000), **{str(number): torch.zeros(200) for number in range(20)}}
-    with pytest.raises(StagingLimitError, match="16,[0-9]+ of them of tensors below"):
+    with pytest.raises(StagingLimitError, match=r"16,[0-9]+ of them of tensors below"):
         Save(state, 16_896)

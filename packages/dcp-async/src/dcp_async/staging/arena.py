@@ -147,8 +147,8 @@ class ArenaPool:
                 raise StagingLimitError(
                     f"{nbytes:,} bytes are to be staged, and copies that are still read take {others:,}; "
                     f"max_staging_bytes={self._max_bytes:,} allows less. Raise it, save fewer bytes at a time, wait "
-                    "for earlier saves (overlap='wait'), or let training wait until the storage has taken what does not "
-                    "fit (staging='waves', with the saver's own stager and a DefaultSavePlanner)"
+                    "for earlier saves (overlap='wait'), or let training wait until the storage has taken what does "
+                    "not fit (staging='waves', with the saver's own stager and a DefaultSavePlanner)"
                 )
             arena.reserve(nbytes)
             if arena in self._free:
