@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,7 @@ def _break(what: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if what == "trainer":
         os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(60)  # this process ends with it
     raise OSError(28, "No space left on device")
 
 

@@ -11,6 +11,7 @@ requests come from `wave_feed`, in the thread or process that writes; each messa
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import pickle
 import select
@@ -107,7 +108,9 @@ class WaveSource:
                         "holds the storage up"
                     )
                 continue
-            packet = self._ours.recv(PACKET_BYTES)
+            packet = b""
+            with contextlib.suppress(ConnectionError):  # of a process that was killed
+                packet = self._ours.recv(PACKET_BYTES)
             if not packet:  # the save has ended, and its future has the reason
                 return
             kind, *rest = pickle.loads(packet)
