@@ -27,7 +27,6 @@ from integration_tests.launcher import launcher_store, rank_environment
 
 BUDGET = 2 << 20
 ROOT = Path(__file__).resolve().parents[2]
-KINDS = ["thread", "process"]
 
 
 class _Breaking:
@@ -77,9 +76,9 @@ class BreakingWriter(FileSystemWriter):
 
 
 def _state(number: float) -> dict[str, Any]:
-    """Rank 1 has 12 MiB, rank 0 has 1 MiB; both have parts of 8 MiB, and replicas of 4 MiB."""
+    """Rank 1 has 12 MiB, rank 0 has 1 MiB; both have parts of 8 MiB, and replicas of 4 MiB. `own.1.2` never fits."""
     rank, mesh = dist.get_rank(), init_device_mesh("cpu", (dist.get_world_size(),))
-    sizes = [1 << 18] * (12 if rank else 1)
+    sizes = [1 << 18, 1 << 18, 1 << 19, *[1 << 18] * 8] if rank else [1 << 18]
     own = {f"own.{rank}.{n}": torch.arange(float(size)) + n + number for n, size in enumerate(sizes)}
     parts = distribute_tensor(torch.arange(float(1 << 21)).reshape(1 << 9, -1) * (1 + number), mesh, [Shard(0)])
     return {**own, "parts": parts, "both": torch.arange(float(1 << 20)) + number, "nested": {"small": torch.ones(3)}}
@@ -118,7 +117,7 @@ def _saved(folder: str, kind: str) -> tuple[bool, bool, int]:
                 saver.staging_bytes)  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [pytest.param("thread", marks=pytest.mark.slow), "process"])
 def test_the_values_of_a_synchronous_save_on_ranks_of_other_sizes(ranks: RankPool, tmp_path: Path, kind: str) -> None:
     assert ranks.run(2, _saved, str(tmp_path), kind, timeout=280) == [(True, True, BUDGET)] * 2
 
@@ -136,7 +135,14 @@ def _broken(folder: str, kind: str, what: str) -> tuple[str, bool, bool]:
     return f"{type(error).__name__}: {error}", before, _same(_loaded(folder), _flat(_state(3)))
 
 
-@pytest.mark.parametrize(("kind", "what"), [("thread", "disk"), ("process", "disk"), ("process", "worker")])
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [
+        ("thread", "disk"),
+        pytest.param("process", "disk", marks=pytest.mark.slow),
+        pytest.param("process", "worker", marks=pytest.mark.slow),
+    ],
+)
 def test_a_failure_in_a_wave_leaves_the_old_checkpoint(ranks: RankPool, tmp_path: Path, kind: str, what: str) -> None:
     found = ranks.run(2, _broken, str(tmp_path / "checkpoint"), kind, what, timeout=280)
     for rank, (told, before, after) in enumerate(found):
@@ -164,6 +170,7 @@ os._exit(0)  # not by way of the group, whose other rank is gone
 """
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_in_a_wave(ranks: RankPool, tmp_path: Path) -> None:
     store, path = launcher_store(), tmp_path / "trainer.py"
     path.write_text(KILLED)
@@ -219,7 +226,7 @@ print(*[peak - rest for peak, rest in zip(after, before, strict=True)])
 """
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["thread", pytest.param("process", marks=pytest.mark.slow)])
 def test_the_peak_of_memory_is_that_of_the_budget(tmp_path: Path, kind: str) -> None:
     """A state of 256 MiB with 32 MiB for copies; what else a save takes is below 32 MiB. In both, copies are shared."""
     done = scripts.run(MEMORY.replace("KIND", kind), tmp_path)

@@ -1,6 +1,6 @@
 """`AsyncSaver`: copies state dicts and saves the copies in the background, one at a time.
 
-A `Backend` (thread or process) runs the saves; plug-ins register backends. The copies are made in `staging`.
+A `Backend` (thread or process, in `queue.backend`) runs the saves. The copies are made in `staging`.
 """
 
 from __future__ import annotations
@@ -11,21 +11,22 @@ import threading
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
 from dcp_async.errors import SaverClosedError, SaverDeadlineError
 from dcp_async.options import AsyncCheckpointerType, Overlap, SaverOptions, check_overlap, saver_name
+from dcp_async.queue.backend import Backend, BackendRun
 from dcp_async.queue.job_staging import JobStager
 from dcp_async.queue.jobs import AsyncSaveResponse, SaveFuture, SaveJob
-from dcp_async.queue.save_agreement import GroupLink, LinkTable
+from dcp_async.queue.save_agreement import LinkTable
 from dcp_async.queue.save_queue import SaveQueue, check_policy
 from dcp_async.queue.start_lock import Entry
 from dcp_async.queue.trainer_environment import Surroundings
 from dcp_async.saver_ends import naming_the_end, warn_dropped
 from dcp_async.staging.arena import ArenaPool
-from dcp_async.staging.copy_state import Staged, Stager
+from dcp_async.staging.copy_state import Stager
 from dcp_async.staging.copying import Copier
 from dcp_async.staging.mutation_guard import MutationGuard
 from dcp_async.staging.placement import Budget
@@ -42,33 +43,7 @@ from dcp_core.toolkit import CheckpointId, absolute_id_for, outside_compile, wit
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["AsyncSaver", "Backend"]
-
-
-class Backend(Protocol):
-    """Contract of a backend, which runs the saves of an `AsyncSaver` in a thread or process.
-
-    Plug-ins register a factory of the backend under a name; the factory is called with a `SaverOptions`.
-    """
-
-    shares_memory: bool
-    """Whether staged copies must be in memory that another process can map."""
-
-    def warm_up(self, link: GroupLink, staged: Staged | None) -> None:
-        """Prepare for a process group's first save; `staged` is a copy of a state dict like those to save, or None."""
-        ...
-
-    def before_save(self) -> None:
-        """Prepare for a save, in the thread that calls `save`, before the state dict is copied. Must not wait."""
-        ...
-
-    def run(self, job: SaveJob) -> Metadata:
-        """Run one save, and return the checkpoint's metadata. All calls come from one thread."""
-        ...
-
-    def close(self) -> None:
-        """Release all resources, such as processes. Garbage collection of the backend must release them too."""
-        ...
+__all__ = ["AsyncSaver"]
 
 
 class AsyncSaver:
@@ -117,7 +92,7 @@ class AsyncSaver:
         stager = Stager(self._pool, Copier(self.options.copy_threads), guard, Budget.of(self.options))
         self._seconds = min(self.options.save_seconds, threading.TIMEOUT_MAX)
         self._entry = Entry()
-        run = _Run(self._backend)
+        run = BackendRun(self._backend)
         # None of what carries saves out holds this object: one that is dropped is freed at once.
         self._queue = SaveQueue(run, f"dcp-{name}-saver", self.options.save_seconds)
         run.copies = self._copies = JobStager(stager, self._entry, self._seconds, self._queue.wait_turn)
@@ -370,31 +345,3 @@ class AsyncSaver:
                 f"this saver is the process {self._owner}'s, of which this one was forked: make another one here. Its "
                 "threads, its worker and its memory for copies are not in this process"
             )
-
-
-class _Run:
-    """Callback that runs a save in the queue's thread.
-
-    Args:
-        backend: Backend of the saver.
-    """
-
-    copies: JobStager
-    """Stager of the saver's jobs."""
-
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
-
-    def __call__(self, job: SaveJob) -> Metadata:
-        """Save once the copy is complete; if staging failed, report its error to the other ranks."""
-        try:
-            self.copies.await_copy(job)
-            if job.staged is None and self._backend.shares_memory:
-                self.copies.plan_and_copy(job)
-        except BaseException as error:
-            job.link.withdraw(job.ticket, error)
-            raise
-        try:
-            return self._backend.run(job)
-        finally:
-            self.copies.await_waves(job)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,9 +19,8 @@ from dcp_async import (
     StagingLimitError,
 )
 from dcp_async.staging.wave_source import WaveSource
-from dcp_core import DefaultSavePlanner, estimate, load, plugins, save
+from dcp_core import DefaultSavePlanner, estimate, load, save
 from dcp_core.errors import UnsupportedValueError
-from dcp_core.hookspecs import CheckpointEvent, hookimpl
 from dcp_core.testing.memory import MemoryReader, MemoryWriter
 from dcp_core.testing.memory_store import OBJECTS
 
@@ -276,39 +275,8 @@ def test_settings_that_make_no_sense() -> None:
         SaverOptions(staging="wave")  # type: ignore[arg-type]
 
 
-def test_predicted_and_reported(record: Callable[[], list[CheckpointEvent]]) -> None:
-    state = _state()
-    nbytes = 6 * 1_000_000 + 480_000
-    with _saver() as saver:
-        saver.warm_up(state_dict=state, no_dist=True)
-        found = estimate(state, saver)
-        saver.save(state, storage_writer=MemoryWriter("a")).result()  # type: ignore[union-attr]
-    assert found.staging_bytes == BUDGET
-    assert found.ranks[0].waiting_bytes == pytest.approx(nbytes - BUDGET, abs=1000)
-    assert found.ranks[0].waiting_seconds is None or found.ranks[0].waiting_seconds > 0
-    assert "training waits until 4.18 MiB are written" in repr(found)
-    (staged,) = [event for event in record() if event.phase == "stage"]
-    assert (staged.operation, staged.state, staged.memory_bytes) == ("save", "finished", BUDGET)
-    assert staged.bytes == pytest.approx(nbytes, abs=1000)
-    assert 0 <= (staged.own_seconds or -1) < (staged.seconds or 0)
-
-
 def test_without_waves_nothing_is_waited_for() -> None:
     with _saver(staging="refuse") as saver:
         found = estimate(_state(), saver)
     assert (found.waiting_seconds, found.ranks[0].waiting_bytes) == (0, 0)
     assert found.staging_bytes > BUDGET
-
-
-@pytest.fixture
-def record() -> Iterator[Callable[[], list[CheckpointEvent]]]:
-    seen: list[CheckpointEvent] = []
-
-    class Recorder:
-        @hookimpl
-        def dcp_on_event(self, event: CheckpointEvent) -> None:
-            seen.append(event)
-
-    plugins.register(Recorder(), name="recorder")
-    yield lambda: seen
-    plugins.unregister("recorder")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dcp_async.staging import placement
 from dcp_async.staging.arena import ArenaPool
 from dcp_async.staging.copy_state import Stager
 from dcp_async.staging.copying import Copier
-from dcp_async.staging.placement import place, sources_of
+from dcp_async.staging.placement import Budget, place, sources_of
 
 
 @st.composite
@@ -82,3 +84,14 @@ def test_views_of_other_widths_stay_views_where_they_are_aligned() -> None:
     placement = place(sources_of(tensors))
     assert not placement.compact.any()
     assert (placement.offsets - placement.offsets[0]).tolist() == [0, 3, 15]
+
+
+def test_the_largest_go_in_waves_and_the_budget_is_filled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placement, "_WAVE_MIN_BYTES", 1)
+    monkeypatch.setattr(placement, "_PIECE_MIN_BYTES", 512)
+    sizes = [100, 3000, 200, 5000, 1000]
+    tensors = [torch.zeros(size, dtype=torch.uint8) for size in sizes]
+    found = place(sources_of(tensors), Budget(8 * 512 + 1500))
+    assert (found.offsets >= found.resident_bytes).tolist() == [False, True, False, True, False]
+    assert found.resident_bytes <= 1500 < found.nbytes
+    assert place(sources_of(tensors), Budget(found.nbytes)).wave_bytes == 0

@@ -160,15 +160,6 @@ def test_boxes_of_tensors_arrive(save: Callable[..., Save]) -> None:
     assert made.read(boxes) == list(map(_bytes, expected))
 
 
-def test_the_largest_go_in_waves_and_the_budget_is_filled() -> None:
-    sizes = [100, 3000, 200, 5000, 1000]
-    tensors = [torch.zeros(size, dtype=torch.uint8) for size in sizes]
-    found = place(sources_of(tensors), Budget(8 * STEP + 1500))
-    assert (found.offsets >= found.resident_bytes).tolist() == [False, True, False, True, False]
-    assert found.resident_bytes <= 1500 < found.nbytes
-    assert place(sources_of(tensors), Budget(found.nbytes)).wave_bytes == 0
-
-
 def test_the_trainer_goes_on_when_the_rest_is_in_the_window(save: Callable[..., Save]) -> None:
     value = torch.randn(5000)
     made = save({"a": value})
