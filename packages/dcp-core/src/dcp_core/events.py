@@ -55,6 +55,8 @@ class Phase:
         """Number of bytes that this rank read from or wrote to storage in the phase; None for other phases."""
         self.bytes_received: int | None = None
         """Number of bytes that other ranks read from storage for this rank; None for phases that read nothing."""
+        self.compression: str | None = None
+        """What `compression="adaptive"` chose in the phase, and why."""
         self.own_seconds = 0.0
 
     def timed(self, function: Callable[[], T]) -> Callable[[], T]:
@@ -114,6 +116,7 @@ class Operation:
             own_seconds=phase.own_seconds,
             slowest_rank=rank,
             slowest_seconds=longest,
+            compression=phase.compression,
         )
 
     def _notify(self, phase: str, state: str, **facts: Any) -> CheckpointEvent:
@@ -147,4 +150,6 @@ def _sentence(event: CheckpointEvent, world_size: int) -> str:
         text += f", {event.bytes_received / 1e6:,.1f} MB from other ranks"
     if world_size > 1 and event.slowest_rank is not None and event.slowest_seconds is not None:
         text += f"; slowest: rank {event.slowest_rank} ({event.slowest_seconds:.3f} s)"
+    if event.compression is not None:
+        text += f"; {event.compression}"
     return text if event.error is None else f"{text}: {event.error}"

@@ -153,6 +153,7 @@ class _Save:
     use_collectives: bool
     metadata: Metadata | None = field(default=None)
     bytes_written: int = 0
+    compression_choice: str | None = None
 
     def place(self) -> CheckpointId | None:
         """Return the checkpoint id, as far as it is known without the other ranks."""
@@ -192,6 +193,7 @@ class _Save:
         written = self.chosen_writer().write_data(self.planner.finish_plan(central_plan), self.planner)
         written.wait()
         results = written.value()
+        self.compression_choice = getattr(self.writer, "compression_choice", None)
         columns = written_of(results)
         if columns is None:
             self.bytes_written = sum(result.size_in_bytes for result in results)
@@ -338,6 +340,7 @@ def _carry_out(run: _Save, plans: PlanExchange, *, name: str = "save") -> Metada
                     lambda packed: run.publish(plans.metadata, plans.unpack_results(packed)),
                 )
                 writing.bytes = total.bytes = run.bytes_written
+                writing.compression = run.compression_choice
         except BaseException as error:
             plans.forget()
             run.abort(error)

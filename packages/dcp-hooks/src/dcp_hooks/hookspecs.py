@@ -99,6 +99,7 @@ class CheckpointEvent:
             None for other phases.
         memory_bytes: Size in bytes of the memory for the copy in a finished phase `stage`, whose `own_seconds` are
             without the wait for the storage; None for other phases.
+        compression: What `compression="adaptive"` chose on this rank in a finished phase `write`, and why; else None.
         expected_bytes: In a `progress` event, the value that `bytes` will have at the end, as far as it is known;
             None in other events.
     """
@@ -120,6 +121,7 @@ class CheckpointEvent:
     expected_bytes: int | None = None
     bytes_received: int | None = None
     memory_bytes: int | None = None
+    compression: str | None = None
 
 
 class HookSpecs:

@@ -11,7 +11,7 @@ from dcp_io.layout_choices import Layout, Verify
 from dcp_io.reading.delivery import Delivery
 from dcp_io.reading.read_engine import read_items
 from dcp_io.reading.read_plan import RUN_GAP_BYTES
-from dcp_io.requests import ReadRequest, ReadStats, Writable
+from dcp_io.requests import RateGauge, ReadRequest, ReadStats, Writable
 from dcp_io.saves.current_checkpoint import read_current
 from dcp_io.saves.joined_session import JoinedSave
 from dcp_io.saves.save_session import STALE_AFTER_SECONDS, SaveSession
@@ -165,7 +165,9 @@ class StoreBackend:
             self.store.make()
             self._save = JoinedSave(self.store, save_id)
 
-    def write(self, requests: Sequence[Writable], *, prefix: str, save_id: str) -> StoredItems:
+    def write(
+        self, requests: Sequence[Writable], *, prefix: str, save_id: str, gauge: RateGauge | None = None
+    ) -> StoredItems:
         """Write items to data files, and return their locations. Arguments and further errors: see `write_items`.
 
         Raises:
@@ -184,6 +186,7 @@ class StoreBackend:
             single_file=self._single_file,
             sync=self._sync,
             max_inflight_bytes=self._max_inflight_bytes,
+            gauge=gauge,
         )
         if isinstance(save, JoinedSave):
             save.wrote(items.files)

@@ -15,6 +15,7 @@ __all__ = [
     "BlockEncoder",
     "Payload",
     "PiecewiseData",
+    "RateGauge",
     "ReadRequest",
     "ReadStats",
     "StreamEncoder",
@@ -70,6 +71,26 @@ class BlockEncoder(Protocol):
 
     def encode(self, block: memoryview) -> bytes | bytearray | memoryview:
         """Encode one block; the result is valid until the same thread encodes the next block."""
+        ...
+
+
+class RateGauge(Protocol):
+    """Observer of a write that wants to know early how fast the storage makes bytes durable."""
+
+    @property
+    def file_bytes(self) -> int | None:
+        """After how many bytes a file is measured, once; None for not at all. Read after `begin`."""
+        ...
+
+    def begin(self, files: int) -> None:
+        """Prepare for a write in this number of threads, before the first byte is written."""
+        ...
+
+    def note(self, nbytes: int, write_seconds: float, sync_seconds: float) -> None:
+        """Record the first bytes of a file: time until they were written, and then until they were durable.
+
+        Called in the thread that writes the file. A storage that cannot make a part of a file durable never calls it.
+        """
         ...
 
 

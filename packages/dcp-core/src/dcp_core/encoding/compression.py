@@ -20,7 +20,7 @@ from dcp_manifest.index.items import Framing
 __all__ = ["CompressedRequest", "Compression", "CompressionPolicy", "one_setting"]
 
 Compression: TypeAlias = "str | Extension | Sequence[str | Extension] | Mapping[torch.dtype | str, Any] | None"
-"""A `compression` setting: a name (`auto`, `planes`, `zstd`, `none` or a transform's descriptor), a transform, several
+"""A `compression` setting: a name (`auto`, `adaptive`, `planes`, `zstd`, `none` or a transform's descriptor), a transform, several
 transforms that form a chain, or a mapping of dtypes or glob patterns of FQNs to such settings."""
 
 _NAMES = {"zstd": "stream.zstd/1", "planes": "block.planes/1"}
@@ -90,7 +90,8 @@ class CompressionPolicy:
         setting: A name (`auto`, `planes`, `zstd`, `none` or the descriptor of a transform), a transform, a chain
             (several of these), or a mapping of dtypes or glob patterns of FQNs to such settings. `auto` and `planes`
             store each tensor in blocks if that makes the tensor smaller; a reader can decode single blocks. `auto` uses
-            float planes for floats, and the better of float planes and Zstandard for other dtypes. `zstd` stores each
+            float planes for floats, and the better of float planes and Zstandard for other dtypes; `adaptive` is `auto`
+            where that does not make the save slower, and else `none`. `zstd` stores each
             item as one stream, which `torch.distributed.checkpoint` reads too. In a chain, the first transform produces
             the stored bytes. In a mapping, the first entry whose dtype or glob pattern matches an item applies; items
             without a matching entry are stored unchanged, as are all items with `none` or None.
@@ -101,7 +102,9 @@ class CompressionPolicy:
     """
 
     def __init__(self, setting: Compression) -> None:
-        by_key = setting if isinstance(setting, Mapping) else {"*": setting}
+        self.adapts = isinstance(setting, str) and setting == "adaptive"
+        """Whether a writer is to compress only if that does not make the save slower; see `encoding.adaptive`."""
+        by_key = setting if isinstance(setting, Mapping) else {"*": "auto" if self.adapts else setting}
         self._rules = [(*_dtype_or_pattern(key), _rule(value)) for key, value in by_key.items()]
 
     @property
@@ -155,6 +158,8 @@ def _dtype_or_pattern(key: Any) -> tuple[str | None, str]:
 
 
 def _rule(setting: Any) -> _Rule:
+    if isinstance(setting, str) and setting == "adaptive":
+        raise ValueError("compression='adaptive' is a choice for a whole save: give it alone, not in a mapping")
     if setting is None or setting == "none":
         return _Rule()
     if setting == "auto":
@@ -169,7 +174,9 @@ def _rule(setting: Any) -> _Rule:
         return _Rule(blocks=(tuple(cast("list[BlockTransformExtension]", chain)),))
     if all(hasattr(each, "transform_to") or hasattr(each, "encode_block") for each in chain):
         raise ValueError(f"compression={setting!r} mixes transforms of streams and of blocks; choose one kind")
-    raise ValueError(f"compression={setting!r} is no transform: choose auto, planes, zstd, none, or a transform")
+    raise ValueError(
+        f"compression={setting!r} is no transform: choose auto, adaptive, planes, zstd, none, or a transform"
+    )
 
 
 def _extension(setting: Any) -> Any:
@@ -177,7 +184,9 @@ def _extension(setting: Any) -> Any:
         return setting
     descriptor = _NAMES.get(setting, setting)
     if "." not in descriptor:
-        raise ValueError(f"compression={setting!r} is not known: choose auto, planes, zstd, none, or a descriptor")
+        raise ValueError(
+            f"compression={setting!r} is not known: choose auto, adaptive, planes, zstd, none, or a descriptor"
+        )
     (extension,) = ExtensionRegistry().from_descriptor_list([descriptor])
     return extension
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from dcp_core.encoding.adaptive import AdaptiveChoice, adaptive_requests
 from dcp_core.encoding.compression import CompressedRequest, Compression, CompressionPolicy
 from dcp_core.errors import CheckpointNotFoundError, DcpError, UnsupportedValueError
 from dcp_core.records.abilities import SavePlannerAbilities, abilities
@@ -122,6 +123,8 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
         self._rank = 0
         self._world_size = 1
         self._rank_local = False
+        self.compression_choice: str | None = None
+        """What `compression="adaptive"` chose on this rank in the last save, and why; None with other settings."""
         self._placement: SavePlacement | None = None
         self._begun = False
         self.save_id = secrets.token_hex(8)
@@ -253,9 +256,23 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
         return done
 
     def _write(self, requests: Sequence[Writable], placement: SavePlacement) -> StoredItems:
+        self.compression_choice = None
+        if self._compression.adapts:
+            return self._write_adaptively(requests, placement)
         if not self._compression.changes_nothing:
             requests = [CompressedRequest(request, self._compression) for request in requests]
         return self._backend.write(requests, prefix=placement.prefix, save_id=placement.save_id)
+
+    def _write_adaptively(self, requests: Sequence[Writable], placement: SavePlacement) -> StoredItems:
+        nbytes = sum(request.cost_bytes for request in requests)
+        choice = AdaptiveChoice(self._compression, self._backend.url, nbytes, self._backend.threads)
+        begun = time.perf_counter()
+        stored = self._backend.write(
+            adaptive_requests(requests, choice), prefix=placement.prefix, save_id=placement.save_id, gauge=choice
+        )
+        choice.end(int(stored.columns.length.sum()), time.perf_counter() - begun)
+        self.compression_choice = choice.report
+        return stored
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Publish the index, which makes the checkpoint exist; then remove the files of a replaced checkpoint."""

@@ -66,6 +66,8 @@ def write_checkpoint(content: Content, path: str | os.PathLike[str], options: Wr
     requests: list[Writable] = [_tensor_request(entry) for entry in tensors]
     requests += [_object_request(name, read) for name, read in content.objects.items()]
     policy = CompressionPolicy(options.compression)
+    if policy.adapts:
+        raise ValueError("compression='adaptive' is for the saves of a training; choose auto or none")
     if not policy.changes_nothing:
         requests = [CompressedRequest(request, policy) for request in requests]
     save_id = backend.begin_save(overwrite=options.overwrite)

@@ -288,6 +288,12 @@ class _LocalSink(Sink):
         start_writeback(self._fd, self._sync_started, self._position - self._sync_started)
         self._sync_started = self._position
 
+    def wait_sync(self) -> bool:
+        """Make the written bytes durable, and return True."""
+        with _naming(self._path):
+            os.fdatasync(self._fd)
+        return True
+
     def close(self, *, sync: bool) -> None:
         """Close the file, after an fsync if `sync`."""
         if self._fd < 0:

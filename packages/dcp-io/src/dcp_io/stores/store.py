@@ -61,6 +61,10 @@ class Sink(ABC):
     def start_sync(self) -> None:  # noqa: B027 - a hint, which most storages have no use for
         """Begin to make the written bytes durable, without waiting; a hint that `close` with `sync` will follow."""
 
+    def wait_sync(self) -> bool:
+        """Make the written bytes durable before the object is complete; returns False if the storage cannot."""
+        return False
+
     keeps_stable: ClassVar[bool] = False
     """Whether `write_stable` avoids a copy of the buffer."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -11,7 +12,7 @@ import numpy.typing as npt
 
 from dcp_io.archives.crc import RunningCrc, crc32
 from dcp_io.archives.tensor_archive import Frame, tensor_frame
-from dcp_io.requests import Alike, BlockEncoder, Payload, PiecewiseData
+from dcp_io.requests import Alike, BlockEncoder, Payload, PiecewiseData, RateGauge
 from dcp_io.saves.own_files import MARK_BYTES, data_mark
 from dcp_io.stores.store import Buffer, Sink
 from dcp_io.writing.block_writes import write_blocks
@@ -56,6 +57,7 @@ class DataFile:
         sync: Whether `close` makes the file durable.
         max_piece_bytes: Limit of the memory for pieces of a payload.
         count: Callback for progress, which gets a number of payload bytes, before any encoding, that were just handled.
+        gauge: Observer that wants to know how fast the storage takes the first bytes; None for none.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class DataFile:
         sync: bool,
         max_piece_bytes: int,
         count: Callable[[int], object] = lambda _: None,
+        gauge: RateGauge | None = None,
     ) -> None:
         self._sink = sink
         self._count = count
@@ -74,6 +77,7 @@ class DataFile:
         self._framed = layout == "torch"
         self._sync = sync
         self._max_piece_bytes = max_piece_bytes
+        self._gauge, self._begun = gauge, time.perf_counter()
         self._pieces: list[Buffer] = [data_mark(save_id)]
         self._position = MARK_BYTES
         self._written = 0
@@ -262,9 +266,19 @@ class DataFile:
             if self._uncounted:
                 self._count(self._uncounted)
                 self._uncounted = 0
+            if self._gauge is not None and self._gauge.file_bytes is not None:
+                self._measure(self._gauge, self._gauge.file_bytes)
             if self._sync and self._written - self._sync_started >= SYNC_STEP_BYTES:
                 self._sink.start_sync()
                 self._sync_started = self._written
+
+    def _measure(self, gauge: RateGauge, nbytes: int) -> None:
+        """Report the first `nbytes` of the file, once they are durable (without `sync`: once they are written)."""
+        if self._written < nbytes:
+            return
+        self._gauge, written = None, time.perf_counter()
+        if not self._sync or self._sink.wait_sync():
+            gauge.note(self._written, written - self._begun, time.perf_counter() - written)
 
 
 def alignment(framing: Framing, size: int, item_bytes: int, *, framed: bool) -> int:

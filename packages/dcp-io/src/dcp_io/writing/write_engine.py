@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from dcp_hooks import find_progress
 from dcp_io.layout_choices import Layout, check_layout
-from dcp_io.requests import Alike, Writable
+from dcp_io.requests import Alike, RateGauge, Writable
 from dcp_io.stores.store import Sink, Store
 from dcp_io.workers import StopSignal, run_together
 from dcp_io.writing.data_file import DataFile, Place
@@ -46,6 +46,7 @@ def write_items(
     single_file: bool = True,
     sync: bool = True,
     max_inflight_bytes: int = MAX_INFLIGHT_BYTES,
+    gauge: RateGauge | None = None,
 ) -> StoredItems:
     """Write all items or none: on return all are stored (durably with `sync`); after an error no file is left.
 
@@ -63,6 +64,7 @@ def write_items(
         single_file: Whether each thread writes one file for all its items; otherwise one file per item.
         sync: Whether files and folder are durable on return (fsync).
         max_inflight_bytes: Limit of the memory for buffers of all threads together, for payloads in pieces.
+        gauge: Observer of the storage's rate, for the first bytes of each file; not used without `single_file`.
 
     Returns:
         The location of each item, in the order of `requests`. Without requests no file is made.
@@ -81,6 +83,8 @@ def write_items(
     progress = find_progress()
     if progress.wanted:
         progress.expect(sum(request.cost_bytes for request in requests))
+    if gauge is not None:
+        gauge.begin(len(buckets))
     batch = _Batch(
         store,
         requests,
@@ -93,6 +97,7 @@ def write_items(
             sync=sync,
             max_piece_bytes=max(1, max_inflight_bytes // len(buckets)),
             count=progress,
+            gauge=gauge if single_file else None,
         ),
     )
     try:
