@@ -108,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--gib", type=float, default=1.0)
     parser.add_argument("--rounds", type=int, default=5, help="counted rounds; one more warms up (default: 5)")
     parser.add_argument("--disk", type=Path, default=Path(tempfile.gettempdir()), help="a folder on a disk")
-    parser.add_argument("--tmpfs", type=Path, default=Path("/dev/shm"), help="a folder in memory")  # noqa: S108
+    parser.add_argument("--tmpfs", type=Path, default=Path("/dev/shm"), help="a folder in memory")
     parser.add_argument("--json", type=Path, help="write figures here")
     parser.add_argument("--page", type=Path, help="write the table between the marks of this page")
     parser.add_argument("--from-json", type=Path, help="measure nothing: make the page of these figures")

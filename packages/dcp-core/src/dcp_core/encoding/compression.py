@@ -20,10 +20,11 @@ from dcp_manifest.index.items import Framing
 __all__ = ["CompressedRequest", "Compression", "CompressionPolicy", "one_setting"]
 
 Compression: TypeAlias = "str | Extension | Sequence[str | Extension] | Mapping[torch.dtype | str, Any] | None"
-"""A `compression` setting: a name (`auto`, `adaptive`, `planes`, `zstd`, `none` or a transform's descriptor), a transform, several
-transforms that form a chain, or a mapping of dtypes or glob patterns of FQNs to such settings."""
+"""A `compression` setting: a name (`auto`, `adaptive`, `planes`, `zstd`, `none` or a transform's descriptor), a transform,
+several transforms that form a chain, or a mapping of dtypes or glob patterns of FQNs to such settings."""
 
 _NAMES = {"zstd": "stream.zstd/1", "planes": "block.planes/1"}
+_CHOICES = "auto, adaptive, planes, zstd, none"
 _AUTO = ("block.planes/1", "block.zstd/1")
 _FLOATS = ("float", "bfloat", "complex")
 # Smaller tensors are stored as they are: an index of blocks costs more than they could save.
@@ -174,9 +175,7 @@ def _rule(setting: Any) -> _Rule:
         return _Rule(blocks=(tuple(cast("list[BlockTransformExtension]", chain)),))
     if all(hasattr(each, "transform_to") or hasattr(each, "encode_block") for each in chain):
         raise ValueError(f"compression={setting!r} mixes transforms of streams and of blocks; choose one kind")
-    raise ValueError(
-        f"compression={setting!r} is no transform: choose auto, adaptive, planes, zstd, none, or a transform"
-    )
+    raise ValueError(f"compression={setting!r} is no transform: choose {_CHOICES}, or a transform")
 
 
 def _extension(setting: Any) -> Any:
@@ -184,9 +183,7 @@ def _extension(setting: Any) -> Any:
         return setting
     descriptor = _NAMES.get(setting, setting)
     if "." not in descriptor:
-        raise ValueError(
-            f"compression={setting!r} is not known: choose auto, adaptive, planes, zstd, none, or a descriptor"
-        )
+        raise ValueError(f"compression={setting!r} is not known: choose {_CHOICES}, or a descriptor")
     (extension,) = ExtensionRegistry().from_descriptor_list([descriptor])
     return extension
 
