@@ -12,6 +12,7 @@ import itertools
 import os
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -44,7 +45,6 @@ class _Known:
     encode: float | None = None
     share: float = 1.0
     """Compressed size ÷ size."""
-    source: str = "the last save"
 
 
 _known: dict[tuple[str, int], _Known] = {}
@@ -70,7 +70,7 @@ class AdaptiveChoice:
         self._place = (place.rstrip("/").rpartition("/")[0], threads)
         self._before = _known.get(self._place, _Known(None))
         self._durable, self._encode, self._share = self._before.durable, self._before.encode, self._before.share
-        self._source = self._before.source
+        self._source = "the last save"
         self.measures = self._durable is None and nbytes >= _PROBED_SAVE_BYTES
         """Whether the rate of the storage is measured during the write, as it is not known."""
         self.compresses: bool | None = None
@@ -83,6 +83,7 @@ class AdaptiveChoice:
         self._lock = threading.Lock()
         self._notes: list[float] = []
         self._samples: list[tuple[int, float, float]] = []
+        self._sampling_seconds: dict[int, float] = defaultdict(float)  # by thread
         self._encoding_seconds = 0.0
         self._encoded_bytes = 0
 
@@ -102,6 +103,7 @@ class AdaptiveChoice:
 
     def note(self, nbytes: int, write_seconds: float, sync_seconds: float) -> None:
         """Record how long a file took for its first bytes: to write them, and then until they were durable."""
+        write_seconds -= self._sampling_seconds[threading.get_ident()]
         with self._lock:
             # Later in the file, one goes on beside the other.
             self._notes.append(nbytes / max(write_seconds, sync_seconds, 1e-9))
@@ -113,9 +115,11 @@ class AdaptiveChoice:
         """Return an item's payload as it is to be written. Called in the writer threads."""
         if self.compresses is False:
             return payload
+        begun = time.perf_counter()
         encoded = self._policy.apply(key, payload)
         if self.compresses is None:
             self._sample(payload, encoded)
+            self._sampling_seconds[threading.get_ident()] += time.perf_counter() - begun
         if not self.compresses or encoded.blocks is None:
             return payload
         return replace(encoded, blocks=_Timed(encoded.blocks, self))
@@ -130,14 +134,14 @@ class AdaptiveChoice:
         """Record what a successful write has shown of the place, for the next save."""
         if self._nbytes < _RATED_BYTES:
             return
-        rate, source = stored_bytes / seconds, "the last save"
-        durable: float | None = rate
+        seconds -= sum(self._sampling_seconds.values()) / self._files
+        durable: float | None = stored_bytes / max(seconds, 1e-9)
         encode, share = self._encode, self._share
         if self._encoding_seconds:
             encode = self._encoded_bytes / self._encoding_seconds * self._workers
             if self._encoding_seconds > _BUSY * self._workers * seconds:
                 durable = None  # it may be much faster: the next save measures
-        _known[self._place] = _Known(durable, encode, share, source)
+        _known[self._place] = _Known(durable, encode, share)
 
     def _sample(self, payload: Payload, encoded: Payload) -> None:
         """Measure how fast and how far the first block of an item is compressed."""

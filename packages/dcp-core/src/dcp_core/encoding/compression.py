@@ -20,8 +20,8 @@ from dcp_manifest.index.items import Framing
 __all__ = ["CompressedRequest", "Compression", "CompressionPolicy", "one_setting"]
 
 Compression: TypeAlias = "str | Extension | Sequence[str | Extension] | Mapping[torch.dtype | str, Any] | None"
-"""A `compression` setting: a name (`auto`, `adaptive`, `planes`, `zstd`, `none` or a transform's descriptor), a transform,
-several transforms that form a chain, or a mapping of dtypes or glob patterns of FQNs to such settings."""
+"""A `compression` setting: a name (`auto`, `adaptive`, `planes`, `zstd`, `none` or a transform's descriptor), a
+transform, several transforms that form a chain, or a mapping of dtypes or glob patterns of FQNs to such settings."""
 
 _NAMES = {"zstd": "stream.zstd/1", "planes": "block.planes/1"}
 _CHOICES = "auto, adaptive, planes, zstd, none"
@@ -88,13 +88,13 @@ class CompressionPolicy:
     """A validated `compression` setting, which chooses the transforms for each item of a save.
 
     Args:
-        setting: A name (`auto`, `planes`, `zstd`, `none` or the descriptor of a transform), a transform, a chain
-            (several of these), or a mapping of dtypes or glob patterns of FQNs to such settings. `auto` and `planes`
-            store each tensor in blocks if that makes the tensor smaller; a reader can decode single blocks. `auto` uses
-            float planes for floats, and the better of float planes and Zstandard for other dtypes; `adaptive` is `auto`
-            where that does not make the save slower, and else `none`. `zstd` stores each
-            item as one stream, which `torch.distributed.checkpoint` reads too. In a chain, the first transform produces
-            the stored bytes. In a mapping, the first entry whose dtype or glob pattern matches an item applies; items
+        setting: A name (`auto`, `adaptive`, `planes`, `zstd`, `none` or the descriptor of a transform), a transform,
+            a chain (several of these), or a mapping of dtypes or glob patterns of FQNs to such settings. `auto` and
+            `planes` store each tensor in blocks if that makes the tensor smaller; a reader can decode single blocks.
+            `auto` uses float planes for floats, and the better of float planes and Zstandard for other dtypes;
+            `adaptive` is `auto` where that does not make the save slower, and else `none`. `zstd` stores each item as
+            one stream, which `torch.distributed.checkpoint` reads too. In a chain, the first transform produces the
+            stored bytes. In a mapping, the first entry whose dtype or glob pattern matches an item applies; items
             without a matching entry are stored unchanged, as are all items with `none` or None.
 
     Raises:
