@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from dcp_core import save
+from dcp_core.encoding.adaptive import forget_rates
 from dcp_fs import FileSystemWriter
 from integration_tests.benchmarks.control_groups import ControlGroup
 from integration_tests.benchmarks.pages import replace_figures
@@ -43,7 +44,8 @@ def _save(folder: Path, state: dict[str, Any], compression: str) -> tuple[float,
 
 
 def _round(folder: Path, number: int, state: dict[str, Any]) -> dict[str, Any]:
-    """One save of each kind; the folder of the adaptive ones is a new one, so that the first knows nothing."""
+    """One save of each kind; the first of the adaptive ones knows nothing."""
+    forget_rates()
     fresh = folder / f"round-{number}"
     found: dict[str, Any] = {}
     for name in ("none", "auto"):

@@ -56,6 +56,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
         note(self, nbytes, 0.0, nbytes / rates[-1])
 
     def end_at_rate(self: AdaptiveChoice, stored_bytes: int, seconds: float) -> None:
+        self.close(stored_bytes / rates[-1] / 2)
         end(self, stored_bytes, stored_bytes / rates[-1])
 
     monkeypatch.setattr(AdaptiveChoice, "note", note_at_rate)

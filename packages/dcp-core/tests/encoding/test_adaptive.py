@@ -144,6 +144,7 @@ def test_a_save_that_compression_held_up_says_nothing_of_the_storage(choice: Cal
     encoder = made.apply("a", _payload()).blocks
     for _ in range(1024):
         encoder.encode(memoryview(bytes(MIB)))
+    made.close(0.1)
     made.end(1 << 29, 1.1)
     assert choice().measures
 
@@ -156,6 +157,7 @@ def test_a_save_that_the_storage_held_up_is_compressed_again(choice: Callable[..
     encoder = made.apply("a", _payload()).blocks
     for _ in range(1024):
         encoder.encode(memoryview(bytes(MIB)))
+    made.close(4.2)
     made.end(1 << 29, 5.4)
     later = choice(step="2")
     later.begin(1)

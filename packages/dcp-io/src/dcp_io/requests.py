@@ -93,6 +93,10 @@ class RateGauge(Protocol):
         """
         ...
 
+    def close(self, sync_seconds: float) -> None:
+        """Record how long a file took from its last write until it was complete and durable."""
+        ...
+
 
 class BlockDecoder(Protocol):
     """Decoder of an item's blocks; used by several threads at once."""

@@ -20,7 +20,7 @@ SIZE = 300_000
 class Gauge:
     def __init__(self, file_bytes):
         self.wanted, self.file_bytes = file_bytes, None
-        self.files, self.notes = [], []
+        self.files, self.notes, self.closed = [], [], []
         self._lock = threading.Lock()
 
     def begin(self, files):
@@ -30,6 +30,9 @@ class Gauge:
     def note(self, nbytes, write_seconds, sync_seconds):
         with self._lock:
             self.notes.append((nbytes, write_seconds, sync_seconds))
+
+    def close(self, sync_seconds):
+        self.closed.append(sync_seconds)
 
 
 @pytest.fixture
@@ -61,7 +64,7 @@ def test_each_file_is_measured_once_when_its_first_bytes_are_durable(write, monk
     write(gauge, threads=threads)
     assert gauge.files == [threads]
     assert sorted(nbytes for nbytes, *_ in gauge.notes) == sorted(synced)
-    assert len(synced) == threads
+    assert len(synced) == len(gauge.closed) == threads
     assert all(2 * SIZE <= nbytes < 3 * SIZE for nbytes in synced)
     assert all(write_seconds > 0 and sync_seconds > 0 for _, write_seconds, sync_seconds in gauge.notes)
 

@@ -29,12 +29,12 @@ _RATED_BYTES = 16 << 20
 # Smaller items are never compressed.
 _MIN_ITEM_BYTES = 4 << 10
 _PROBE_ITEM_BYTES = 16 << 20
-_SAMPLES = 8
+_SAMPLES = 4
 # Encoding and write-back overlap, except for a part of the shorter one; measured with 2 threads.
 _NOT_OVERLAPPED = 0.25
 _DOUBT = 0.95
-# Above this share of the threads' time in encoding, the save does not show how fast the storage is.
-_BUSY = 0.7
+# Below this share of a compressed save in the final wait for the storage, it was not the storage that took the time.
+_WAITING = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class AdaptiveChoice:
         self._notes: list[float] = []
         self._samples: list[tuple[int, float, float]] = []
         self._sampling_seconds: dict[int, float] = defaultdict(float)  # by thread
-        self._encoding_seconds = 0.0
+        self._encoding_seconds = self._closing_seconds = 0.0
         self._encoded_bytes = 0
 
     def begin(self, files: int) -> None:
@@ -111,13 +111,19 @@ class AdaptiveChoice:
                 self._durable = sum(self._notes)
             self._decide()
 
+    def close(self, sync_seconds: float) -> None:
+        """Record how long a file took from its last write until it was durable."""
+        with self._lock:
+            self._closing_seconds += sync_seconds
+
     def apply(self, key: str, payload: Payload) -> Payload:
         """Return an item's payload as it is to be written. Called in the writer threads."""
-        if self.compresses is False:
+        samples = not self.compresses and len(self._samples) < _SAMPLES
+        if not samples and not self.compresses:
             return payload
         begun = time.perf_counter()
         encoded = self._policy.apply(key, payload)
-        if self.compresses is None:
+        if samples:
             self._sample(payload, encoded)
             self._sampling_seconds[threading.get_ident()] += time.perf_counter() - begun
         if not self.compresses or encoded.blocks is None:
@@ -139,22 +145,24 @@ class AdaptiveChoice:
         encode, share = self._encode, self._share
         if self._encoding_seconds:
             encode = self._encoded_bytes / self._encoding_seconds * self._workers
-            if self._encoding_seconds > _BUSY * self._workers * seconds:
-                durable = None  # it may be much faster: the next save measures
+            if self._closing_seconds < _WAITING * self._files * seconds:
+                durable = None  # the storage may be much faster: the next save measures
         _known[self._place] = _Known(durable, encode, share)
 
     def _sample(self, payload: Payload, encoded: Payload) -> None:
-        """Measure how fast and how far the first block of an item is compressed."""
-        if not isinstance(payload.data, bytes | memoryview) or len(self._samples) >= _SAMPLES:
+        """Measure how fast and how far an item is compressed, at two of its blocks."""
+        if not isinstance(payload.data, bytes | memoryview):
             return
         size, seconds, share = len(payload.data), 0.0, 1.0
         if encoded.blocks is not None:
-            block, times, length = memoryview(payload.data)[: encoded.blocks.block_bytes], [], 0
-            for _ in range(2):  # the first may allocate
-                begun = time.perf_counter()
-                length = len(encoded.blocks.encode(block))
-                times.append(time.perf_counter() - begun)
-            seconds, share = min(times) / len(block), min(1.0, length / len(block))
+            step = encoded.blocks.block_bytes
+            middle = size // 2 // step * step
+            view = memoryview(payload.data)
+            encoded.blocks.encode(view[:step])  # allocates
+            block = view[middle : middle + step]
+            begun = time.perf_counter()
+            length = len(encoded.blocks.encode(block))
+            seconds, share = (time.perf_counter() - begun) / len(block), min(1.0, length / len(block))
         with self._lock:
             self._samples.append((size, seconds, share))
             total = sum(each[0] for each in self._samples)

@@ -77,7 +77,7 @@ class DataFile:
         self._framed = layout == "torch"
         self._sync = sync
         self._max_piece_bytes = max_piece_bytes
-        self._gauge, self._begun = gauge, time.perf_counter()
+        self._gauge, self._measured, self._begun = gauge, False, time.perf_counter()
         self._pieces: list[Buffer] = [data_mark(save_id)]
         self._position = MARK_BYTES
         self._written = 0
@@ -222,7 +222,10 @@ class DataFile:
     def close(self) -> None:
         """Write buffered bytes to the sink, and complete the file."""
         self._flush()
+        begun = time.perf_counter()
         self._sink.close(sync=self._sync)
+        if self._gauge is not None:
+            self._gauge.close(time.perf_counter() - begun)
 
     def abort(self) -> None:
         """Abort the write: remove the data file."""
@@ -266,17 +269,17 @@ class DataFile:
             if self._uncounted:
                 self._count(self._uncounted)
                 self._uncounted = 0
-            if self._gauge is not None and self._gauge.file_bytes is not None:
-                self._measure(self._gauge, self._gauge.file_bytes)
+            if self._gauge is not None and not self._measured:
+                self._measure(self._gauge)
             if self._sync and self._written - self._sync_started >= SYNC_STEP_BYTES:
                 self._sink.start_sync()
                 self._sync_started = self._written
 
-    def _measure(self, gauge: RateGauge, nbytes: int) -> None:
-        """Report the first `nbytes` of the file, once they are durable (without `sync`: once they are written)."""
-        if self._written < nbytes:
+    def _measure(self, gauge: RateGauge) -> None:
+        """Report the first bytes of the file, once they are durable (without `sync`: once they are written)."""
+        if gauge.file_bytes is None or self._written < gauge.file_bytes:
             return
-        self._gauge, written = None, time.perf_counter()
+        self._measured, written = True, time.perf_counter()
         if not self._sync or self._sink.wait_sync():
             gauge.note(self._written, written - self._begun, time.perf_counter() - written)
 

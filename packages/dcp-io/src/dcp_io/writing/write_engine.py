@@ -64,7 +64,8 @@ def write_items(
         single_file: Whether each thread writes one file for all its items; otherwise one file per item.
         sync: Whether files and folder are durable on return (fsync).
         max_inflight_bytes: Limit of the memory for buffers of all threads together, for payloads in pieces.
-        gauge: Observer of the storage's rate, for the first bytes of each file; not used without `single_file`.
+        gauge: Observer of the storage's rate, for the first and last bytes of each file; without `single_file` it
+            learns only the number of threads.
 
     Returns:
         The location of each item, in the order of `requests`. Without requests no file is made.
