@@ -65,7 +65,7 @@ def choice(monkeypatch: pytest.MonkeyPatch) -> Callable[..., AdaptiveChoice]:
     clock = Clock()
     monkeypatch.setattr(adaptive, "time", clock)
 
-    def make(nbytes: int = 1 << 30, *, encode: float | None = 1e9, step: str = "1") -> AdaptiveChoice:
+    def make(nbytes: int = 1 << 30, *, encode: float | None = 1e9 / 0.6, step: str = "1") -> AdaptiveChoice:
         policy = Policy(None if encode is None else Halving(clock, encode))
         return AdaptiveChoice(policy, PLACE + step, nbytes, 1)
 
@@ -111,6 +111,7 @@ def test_a_small_first_save_is_not_compressed_and_the_next_one_knows(choice: Cal
     assert first.file_bytes is None
     assert not _is_encoded(first)
     assert "less than 256 MiB" in first.report
+    first.close(0.8)
     first.end(100 * MIB, 1.0)
     later = choice(100 * MIB, step="2")
     later.begin(1)
@@ -120,10 +121,11 @@ def test_a_small_first_save_is_not_compressed_and_the_next_one_knows(choice: Cal
 
 def test_the_last_save_counts_and_not_an_older_one(choice: Callable[..., Any]) -> None:
     for seconds, compressed in ((10.0, False), (0.5, True), (10.0, False)):
-        made = choice(encode=1e9)
+        made = choice()
         made.begin(1)
         found = _is_encoded(made)
         assert found is compressed
+        made.close(0.8 * seconds)
         made.end(1 << 30, seconds)
 
 
@@ -163,6 +165,20 @@ def test_a_save_that_the_storage_held_up_is_compressed_again(choice: Callable[..
     later.begin(1)
     assert later.compresses
     assert "99 MB/s (the last save)" in later.report
+
+
+def test_where_the_processor_is_what_takes_time_nothing_is_compressed(choice: Callable[..., Any]) -> None:
+    first = choice()
+    first.begin(1)
+    _is_encoded(first)
+    first.note(64 * MIB, 0.7, 0.1)
+    assert first.compresses is False
+    assert "hardly wait for the storage, at 96 MB/s (the first 64 MiB)" in first.report
+    first.close(1.0)
+    first.end(1 << 30, 10.0)
+    later = choice(step="2")
+    later.begin(1)
+    assert later.compresses is False
 
 
 def test_what_does_not_shrink_is_not_compressed(choice: Callable[..., Any]) -> None:

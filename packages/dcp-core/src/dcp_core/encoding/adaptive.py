@@ -33,7 +33,9 @@ _SAMPLES = 4
 # Encoding and write-back overlap, except for a part of the shorter one; measured with 2 threads.
 _NOT_OVERLAPPED = 0.25
 _DOUBT = 0.95
-# Below this share of a compressed save in the final wait for the storage, it was not the storage that took the time.
+# Whole saves encode slower than samples: other work and other threads take processor time. Measured: 0.25 to 0.9.
+_SAMPLED = 0.6
+# Below this share of a save in the final wait for the storage, it was not the storage that took the time.
 _WAITING = 0.3
 
 
@@ -45,6 +47,8 @@ class _Known:
     encode: float | None = None
     share: float = 1.0
     """Compressed size ÷ size."""
+    waits: bool = True
+    """Whether the save had to wait for the storage."""
 
 
 _known: dict[tuple[str, int], _Known] = {}
@@ -82,6 +86,8 @@ class AdaptiveChoice:
         self._files = self._workers = 1
         self._lock = threading.Lock()
         self._notes: list[float] = []
+        self._waits = self._before.waits
+        self._longer = 0.0
         self._samples: list[tuple[int, float, float]] = []
         self._sampling_seconds: dict[int, float] = defaultdict(float)  # by thread
         self._encoding_seconds = self._closing_seconds = 0.0
@@ -107,8 +113,9 @@ class AdaptiveChoice:
         with self._lock:
             # Later in the file, one goes on beside the other.
             self._notes.append(nbytes / max(write_seconds, sync_seconds, 1e-9))
+            self._longer += sync_seconds - write_seconds
             if len(self._notes) == self._files:
-                self._durable = sum(self._notes)
+                self._durable, self._waits = sum(self._notes), self._longer > 0
             self._decide()
 
     def close(self, sync_seconds: float) -> None:
@@ -143,11 +150,12 @@ class AdaptiveChoice:
         seconds -= sum(self._sampling_seconds.values()) / self._files
         durable: float | None = stored_bytes / max(seconds, 1e-9)
         encode, share = self._encode, self._share
+        waits = self._closing_seconds >= _WAITING * self._files * seconds
         if self._encoding_seconds:
             encode = self._encoded_bytes / self._encoding_seconds * self._workers
-            if self._closing_seconds < _WAITING * self._files * seconds:
+            if not waits:
                 durable = None  # the storage may be much faster: the next save measures
-        _known[self._place] = _Known(durable, encode, share)
+        _known[self._place] = _Known(durable, encode, share, waits)
 
     def _sample(self, payload: Payload, encoded: Payload) -> None:
         """Measure how fast and how far an item is compressed, at two of its blocks."""
@@ -168,11 +176,15 @@ class AdaptiveChoice:
             total = sum(each[0] for each in self._samples)
             cost = sum(each[0] * each[1] for each in self._samples) / total
             self._share = sum(each[0] * each[2] for each in self._samples) / total
-            self._encode = self._workers / cost if cost else None
+            self._encode = _SAMPLED * self._workers / cost if cost else None
             self._decide()
 
     def _decide(self) -> None:
         if self.compresses is not None or self._durable is None:
+            return
+        if not self._waits:
+            self.compresses = False
+            self.report = f"not compressed: saves hardly wait for the storage, at {self._durable / 1e6:,.0f} MB/s ({self._source})"
             return
         if self._encode is None:
             if self._samples:
