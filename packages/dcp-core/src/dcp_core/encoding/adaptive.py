@@ -184,7 +184,8 @@ class AdaptiveChoice:
             return
         if not self._waits:
             self.compresses = False
-            self.report = f"not compressed: saves hardly wait for the storage, at {self._durable / 1e6:,.0f} MB/s ({self._source})"
+            rate = f"{self._durable / 1e6:,.0f} MB/s ({self._source})"
+            self.report = f"not compressed: saves hardly wait for the storage, at {rate}"
             return
         if self._encode is None:
             if self._samples:
