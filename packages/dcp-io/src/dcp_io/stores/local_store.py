@@ -290,7 +290,7 @@ class _LocalSink(Sink):
 
     def wait_sync(self) -> bool:
         """Make the written bytes durable, and return True."""
-        with _naming(self._path):
+        with naming(self._path):
             os.fdatasync(self._fd)
         return True
 
