@@ -59,12 +59,13 @@ def _contenders(state: dict[str, Any]) -> dict[str, Callable[[str], object]]:
     import dcp_all as dcp
 
     def stock(folder: str) -> None:
-        import torch.distributed.checkpoint as theirs
+        from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+        from torch.distributed.checkpoint.state_dict_saver import save
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            writer = theirs.HuggingFaceStorageWriter(folder, save_distributed=True, enable_consolidation=True)
-            theirs.save(state, storage_writer=writer)
+            writer = HuggingFaceStorageWriter(folder, save_distributed=True, enable_consolidation=True)
+            save(state, storage_writer=writer)
 
     return {
         _CHECKPOINT: lambda folder: dcp.save(state, checkpoint_id=folder),
