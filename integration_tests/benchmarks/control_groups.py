@@ -34,7 +34,7 @@ class ControlGroup:
             for pid in (folder / "cgroup.procs").read_text().split():
                 with contextlib.suppress(ProcessLookupError):
                     (self._before[kind] / "cgroup.procs").write_text(pid)
-            for _ in range(50):
+            for _attempt in range(50):
                 try:
                     folder.rmdir()
                     break
