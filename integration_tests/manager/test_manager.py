@@ -11,7 +11,7 @@ import torch
 
 from dcp_core import CheckpointNotFoundError, LoadMismatchError, save
 from dcp_fs import FileSystemReader
-from dcp_io import LocalStore
+from dcp_io import Catalogue, LocalStore
 from dcp_io.testing.damage import flip
 from dcp_manager import (
     CheckpointManager,
@@ -20,7 +20,6 @@ from dcp_manager import (
     KeepEvery,
     KeepLast,
 )
-from dcp_manager.root.catalogue import Catalogue
 from integration_tests.manager.checkpoints import Failing, names, restored, state, steps
 
 

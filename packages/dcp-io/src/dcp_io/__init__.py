@@ -15,7 +15,13 @@ if TYPE_CHECKING:
     from dcp_io.archives.archive_writer import ZipFileWriter
     from dcp_io.archives.crc import RunningCrc, crc32
     from dcp_io.archives.plain_object import read_plain_object
-    from dcp_io.checkpoints.list_checkpoints import FoundCheckpoint, check_files, find_checkpoints, running_saves
+    from dcp_io.checkpoints.list_checkpoints import (
+        FoundCheckpoint,
+        ask_places,
+        check_files,
+        find_checkpoints,
+        running_saves,
+    )
     from dcp_io.checkpoints.newest_checkpoint import check_checkpoint, latest_valid
     from dcp_io.checkpoints.reader_leases import (
         READING_PREFIX,
@@ -44,6 +50,18 @@ if TYPE_CHECKING:
     from dcp_io.reading.read_engine import read_items
     from dcp_io.recently_used import RecentlyUsed
     from dcp_io.requests import Payload, PiecewiseData, ReadRequest, ReadStats, Writable, WriteRequest
+    from dcp_io.roots.catalogue import Catalogue
+    from dcp_io.roots.keeping_rules import (
+        KeepAll,
+        KeepAny,
+        KeepBest,
+        KeepEvery,
+        KeepFor,
+        KeepLast,
+        KeepPolicy,
+        keeps_all,
+    )
+    from dcp_io.roots.records import CheckpointRecord, by_creation
     from dcp_io.saves.current_checkpoint import Current, read_current
     from dcp_io.saves.marker_owner import ProcessIdentity, is_gone, this_process
     from dcp_io.saves.own_files import is_own_file, temporary_of
@@ -51,6 +69,7 @@ if TYPE_CHECKING:
     from dcp_io.stores.local_store import LocalStore
     from dcp_io.stores.open_store import file_at, open_store, scheme_of
     from dcp_io.stores.retries import Attempts, TruncatedError
+    from dcp_io.stores.root import Root, places_of
     from dcp_io.stores.store import (
         SHARED_BLOCK_BYTES,
         TEMPORARY_SUFFIX,
@@ -74,13 +93,22 @@ __all__ = [
     "STALE_AFTER_SECONDS",
     "TEMPORARY_SUFFIX",
     "Attempts",
+    "Catalogue",
     "CheckpointExistsError",
+    "CheckpointRecord",
     "CheckpointReplacedError",
     "Current",
     "Delivery",
     "Demands",
     "Entry",
     "FoundCheckpoint",
+    "KeepAll",
+    "KeepAny",
+    "KeepBest",
+    "KeepEvery",
+    "KeepFor",
+    "KeepLast",
+    "KeepPolicy",
     "Layout",
     "LocalStore",
     "NotAFolderError",
@@ -94,6 +122,7 @@ __all__ = [
     "ReadStats",
     "ReadingSign",
     "RecentlyUsed",
+    "Root",
     "RunningCrc",
     "SaveInProgressError",
     "SaveLostError",
@@ -115,6 +144,8 @@ __all__ = [
     "ZipFileWriter",
     "ZipRecord",
     "announce_removal",
+    "ask_places",
+    "by_creation",
     "check_checkpoint",
     "check_files",
     "check_layout",
@@ -129,9 +160,11 @@ __all__ = [
     "is_gone",
     "is_own_file",
     "is_zip",
+    "keeps_all",
     "latest_valid",
     "live_readers",
     "open_store",
+    "places_of",
     "range_of_values",
     "read_current",
     "read_items",
@@ -155,7 +188,13 @@ __getattr__, __dir__ = import_lazily(
         "dcp_io.archives.archive_writer": ("ZipFileWriter",),
         "dcp_io.archives.crc": ("RunningCrc", "crc32"),
         "dcp_io.archives.plain_object": ("read_plain_object",),
-        "dcp_io.checkpoints.list_checkpoints": ("FoundCheckpoint", "check_files", "find_checkpoints", "running_saves"),
+        "dcp_io.checkpoints.list_checkpoints": (
+            "FoundCheckpoint",
+            "ask_places",
+            "check_files",
+            "find_checkpoints",
+            "running_saves",
+        ),
         "dcp_io.checkpoints.newest_checkpoint": ("check_checkpoint", "latest_valid"),
         "dcp_io.checkpoints.reader_leases": (
             "READING_PREFIX",
@@ -184,12 +223,25 @@ __getattr__, __dir__ = import_lazily(
         "dcp_io.reading.read_engine": ("read_items",),
         "dcp_io.recently_used": ("RecentlyUsed",),
         "dcp_io.requests": ("Payload", "PiecewiseData", "ReadRequest", "ReadStats", "Writable", "WriteRequest"),
+        "dcp_io.roots.catalogue": ("Catalogue",),
+        "dcp_io.roots.keeping_rules": (
+            "KeepAll",
+            "KeepAny",
+            "KeepBest",
+            "KeepEvery",
+            "KeepFor",
+            "KeepLast",
+            "KeepPolicy",
+            "keeps_all",
+        ),
+        "dcp_io.roots.records": ("CheckpointRecord", "by_creation"),
         "dcp_io.saves.current_checkpoint": ("Current", "read_current"),
         "dcp_io.saves.marker_owner": ("ProcessIdentity", "is_gone", "this_process"),
         "dcp_io.saves.own_files": ("is_own_file", "temporary_of"),
         "dcp_io.saves.save_session": ("STALE_AFTER_SECONDS", "SaveSession"),
         "dcp_io.stores.local_store": ("LocalStore",),
         "dcp_io.stores.open_store": ("file_at", "open_store", "scheme_of"),
+        "dcp_io.stores.root": ("Root", "places_of"),
         "dcp_io.stores.retries": ("Attempts", "TruncatedError"),
         "dcp_io.stores.store": (
             *("SHARED_BLOCK_BYTES", "TEMPORARY_SUFFIX", "Entry", "Place", "RangeSink", "Sink", "Source", "Store"),

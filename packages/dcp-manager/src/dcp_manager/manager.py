@@ -1,6 +1,6 @@
 """`CheckpointManager`: saves, retains and restores the checkpoints of a training run.
 
-`dcp_core` and the storages write and read checkpoints; `root.catalogue` lists and removes the folders of the root.
+`dcp_core` and the storages write and read checkpoints; `dcp_io.Catalogue` lists and removes the folders of the root.
 """
 
 from __future__ import annotations
@@ -17,19 +17,16 @@ import torch.distributed as dist
 
 from dcp_core import LoadPlanner, LoadReport, Metadata, PeerOptions, StorageReader, StorageWriter, load, save
 from dcp_core.toolkit import absolute_id
-from dcp_io import STALE_AFTER_SECONDS, open_store
+from dcp_io import STALE_AFTER_SECONDS, Catalogue, CheckpointRecord, KeepAll, KeepPolicy, open_store
 from dcp_manager.background import BackgroundSaves
 from dcp_manager.errors import UnfinishedSaveError
 from dcp_manager.failures import Tolerance
-from dcp_manager.policies.keeping_rules import KeepAll, KeepPolicy
+from dcp_manager.places import Places
 from dcp_manager.policies.lower_steps import LowerSteps, StepGuard
 from dcp_manager.policies.on_signal import SignalWatch
 from dcp_manager.policies.retention import Retention
 from dcp_manager.policies.saving_rules import EverySteps, Moment, SavePolicy
 from dcp_manager.restoring import Restored, restore_newest, restore_step
-from dcp_manager.root.catalogue import Catalogue
-from dcp_manager.root.places import Places
-from dcp_manager.root.records import CheckpointRecord
 from dcp_manager.savers import Saver, future_of
 from dcp_manager.together import Ranks
 from dcp_manager.upkeep import Upkeep

@@ -14,7 +14,7 @@ from enum import Enum, auto
 from functools import partial
 
 from dcp_core import CheckpointException, CheckpointNotFoundError, CorruptCheckpointError, DcpError, LoadReport
-from dcp_manager.root.catalogue import Catalogue
+from dcp_io import Catalogue
 from dcp_manager.together import Ranks
 from dcp_manifest import library_logger
 

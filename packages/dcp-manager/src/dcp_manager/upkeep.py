@@ -12,10 +12,10 @@ from concurrent.futures import Future
 from typing import Any
 
 from dcp_core import DcpError
+from dcp_io import Catalogue
 from dcp_manager.background import BackgroundSaves
 from dcp_manager.policies.lower_steps import StepGuard
 from dcp_manager.policies.retention import Retention, tell_removed
-from dcp_manager.root.catalogue import Catalogue
 from dcp_manager.together import Ranks
 from dcp_manifest import library_logger
 

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from dcp_io import LocalStore
+from dcp_io import Catalogue, LocalStore
+from dcp_io.roots.records import Note
 from dcp_manager import KeepAll, KeepEvery, KeepLast, KeepPolicy
 from dcp_manager.policies.retention import Retention
-from dcp_manager.root.catalogue import Catalogue
-from dcp_manager.root.records import Note
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Listing of the checkpoints below a folder (a store, path or URI), and of the saves running in a folder.
+"""Listing of the checkpoints below a root (path, URI, store, or several places), and of the saves running in a folder.
 
 `dcp_manifest.folders.find_checkpoints` implements the search and the order.
 """
@@ -7,28 +7,66 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from dcp_io.saves.save_markers import find_markers
-from dcp_io.stores.open_store import open_store
+from dcp_io.stores.root import Root, places_of
 from dcp_io.stores.store import Store
 from dcp_manifest.errors import CheckpointNotFoundError
-from dcp_manifest.folders.find_checkpoints import FoundCheckpoint, check_files, checkpoints_below
+from dcp_manifest.folders.find_checkpoints import FoundCheckpoint, check_files, checkpoints_below, merge_places
+from dcp_manifest.logs import library_logger
 
-__all__ = ["FoundCheckpoint", "check_files", "find_checkpoints", "running_saves"]
+__all__ = ["FoundCheckpoint", "ask_places", "check_files", "find_checkpoints", "running_saves"]
+
+_log = library_logger(__name__)
+
+T = TypeVar("T")
 
 
-def find_checkpoints(root: Store | str | os.PathLike[str]) -> list[FoundCheckpoint[Store]]:
-    """Return the checkpoints in a folder and its subfolders, newest first; see `dcp_manifest.checkpoints_below`.
+def find_checkpoints(root: Root | Store | str | os.PathLike[str]) -> list[FoundCheckpoint[Store]]:
+    """Return the checkpoints of a root and its subfolders, newest first; see `dcp_manifest.checkpoints_below`.
+
+    Of several places that hold copies of a checkpoint, the copy in the nearest one comes first. A place that cannot be
+    read is passed over with a warning, if another place has checkpoints.
 
     Args:
-        root: A store, a path, or a URI that an installed storage handles. The folder may be missing.
+        root: A path, a URI that an installed storage handles, a store, or a `Root`. The folder may be missing.
 
     Raises:
         StorageError, OSError: The storage failed.
 
     Ranks: one; not collective.
     """
-    return checkpoints_below(root if isinstance(root, Store) else open_store(root))
+    return merge_places(ask_places(places_of(root), checkpoints_below))
+
+
+def ask_places(places: Sequence[Store], ask: Callable[[Store], Sequence[T]]) -> list[Sequence[T]]:
+    """Return each place's answer; an empty one, with a warning, for a place that fails while others have something.
+
+    Without any other answer the error is raised: a run must not start from scratch because its only checkpoints cannot
+    be reached.
+
+    Args:
+        places: The places, nearest first.
+        ask: Function that asks one place.
+
+    Raises:
+        OSError: The error of the first place that failed, if no place has anything.
+    """
+    answers: list[Sequence[T]] = []
+    failed: list[tuple[Store, OSError]] = []
+    for place in places:
+        try:
+            answers.append(ask(place))
+        except OSError as error:
+            answers.append(())
+            failed.append((place, error))
+    if failed and not any(answers):
+        raise failed[0][1]
+    for place, error in failed:
+        _log.warning("%s cannot be read, its checkpoints are not counted: %s", place.url, error)
+    return answers
 
 
 def running_saves(store: Store, *, stale_after_seconds: float) -> list[str]:

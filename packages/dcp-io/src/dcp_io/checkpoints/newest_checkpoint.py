@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dcp_io.checkpoints.list_checkpoints import find_checkpoints
 from dcp_io.checkpoints.verify_checkpoint import verify_checkpoint
 from dcp_io.saves.current_checkpoint import read_current
+from dcp_io.stores.root import Root
 from dcp_io.stores.store import Entry, Store
 from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError
 from dcp_manifest.folders.find_checkpoints import FoundCheckpoint, check_files, first_valid
@@ -50,15 +51,15 @@ def check_checkpoint(store: Store, *, deep: bool = False, entries: Sequence[Entr
             )
 
 
-def latest_valid(root: Store | str | os.PathLike[str], *, deep: bool = False) -> FoundCheckpoint[Store] | None:
-    """Return the newest valid checkpoint in a folder or its subfolders: the first that passes `check_checkpoint`.
+def latest_valid(root: Root | Store | str | os.PathLike[str], *, deep: bool = False) -> FoundCheckpoint[Store] | None:
+    """Return the newest valid checkpoint of a root or its subfolders: the first that passes `check_checkpoint`.
 
     Checkpoints are tried in the order of `find_checkpoints`: within a training run, the highest step is the newest;
     modification times do not count, since copying changes them. Leftovers of a crash and quarantined checkpoints are
     skipped.
 
     Args:
-        root: A store, a path, or a URI that an installed storage handles. The folder may be missing.
+        root: A path, a URI that an installed storage handles, a store, or a `Root`. The folder may be missing.
         deep: Whether to read the data as well, and check every CRC, which takes as long as loading. Otherwise only the
             index, and the existence and lengths of files, are checked.
 

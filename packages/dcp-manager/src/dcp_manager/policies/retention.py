@@ -7,9 +7,7 @@ from collections.abc import Collection, Iterable
 
 from dcp_core import plugins
 from dcp_core.hookspecs import CheckpointEvent
-from dcp_manager.policies.keeping_rules import KeepPolicy, keeps_all
-from dcp_manager.root.catalogue import Catalogue
-from dcp_manager.root.records import by_creation
+from dcp_io import Catalogue, KeepPolicy, by_creation, keeps_all
 from dcp_manifest import library_logger
 
 __all__ = ["Retention", "tell_removed"]

@@ -30,6 +30,7 @@ __all__ = [
     "file_sizes",
     "first_valid",
     "index_of",
+    "merge_places",
     "needed_bytes",
     "noted_step_of",
 ]
@@ -134,13 +135,28 @@ def _noted_step(folder: Folder, entries: Sequence[Entry]) -> int | None:
         return None
 
 
-def _newest_first(found: list[FoundCheckpoint[F]]) -> list[FoundCheckpoint[F]]:
-    known: dict[str, tuple[int, float, str]] = {}
+def merge_places(places: Sequence[Sequence[FoundCheckpoint[F]]]) -> list[FoundCheckpoint[F]]:
+    """Return the checkpoints of several folders, which hold copies of one run's checkpoints, newest first.
 
-    def made(one: FoundCheckpoint[F]) -> tuple[int, float, str]:
+    Of copies of one save, that of the earlier folder comes first; of different saves of one step, the later save.
+
+    Args:
+        places: Results of `checkpoints_below`, by descending preference of their folders.
+    """
+    number = {one.store.url: number for number, found in enumerate(places) for one in found}
+    return _newest_first([one for found in places for one in found], lambda url: -number[url])
+
+
+def _newest_first(
+    found: list[FoundCheckpoint[F]], preference: Callable[[str], int] = lambda _: 0
+) -> list[FoundCheckpoint[F]]:
+    known: dict[str, tuple[int, int, float, str]] = {}
+
+    def made(one: FoundCheckpoint[F]) -> tuple[int, int, float, str]:
         url = one.store.url
         if url not in known:
-            known[url] = (_created_ns(one.store) or int(one.modified_seconds * 1e9), one.modified_seconds, url)
+            created_ns = _created_ns(one.store) or int(one.modified_seconds * 1e9)
+            known[url] = (created_ns, preference(url), one.modified_seconds, url)
         return known[url]
 
     return newest_first(found, lambda one: one.place, made)

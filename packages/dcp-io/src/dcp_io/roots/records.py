@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dcp_io import ProcessIdentity, this_process
+from dcp_io.saves.marker_owner import ProcessIdentity, this_process
 
 __all__ = ["CheckpointRecord", "Note", "by_creation"]
 

@@ -15,27 +15,26 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from dcp_io import (
+from dcp_io.checkpoints.list_checkpoints import running_saves
+from dcp_io.checkpoints.newest_checkpoint import check_checkpoint
+from dcp_io.checkpoints.reader_leases import (
     READING_PREFIX,
     REMOVING,
-    Entry,
     ReadingSign,
-    Store,
     announce_removal,
-    check_checkpoint,
-    clear_dead_saves,
     is_dead_sign,
-    is_gone,
-    is_own_file,
     live_readers,
-    remove_checkpoint,
-    running_saves,
-    temporary_of,
-    this_process,
 )
-from dcp_manager.root.records import CheckpointRecord, Note
-from dcp_manifest import NOTE, QUARANTINE, is_index_name, library_logger, put_aside_reason, quarantine_reason, step_of
+from dcp_io.checkpoints.remove_checkpoint import clear_dead_saves, remove_checkpoint
+from dcp_io.roots.records import CheckpointRecord, Note
+from dcp_io.saves.marker_owner import is_gone, this_process
+from dcp_io.saves.own_files import is_own_file, temporary_of
+from dcp_io.stores.store import Entry, Store
 from dcp_manifest.errors import CheckpointNotFoundError
+from dcp_manifest.folders.checkpoint_order import step_of
+from dcp_manifest.folders.file_names import is_index_name
+from dcp_manifest.folders.folder_notes import NOTE, QUARANTINE, put_aside_reason, quarantine_reason
+from dcp_manifest.logs import library_logger
 
 __all__ = ["Catalogue", "StepFolder"]
 

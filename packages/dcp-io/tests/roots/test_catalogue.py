@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from dcp_io import LocalStore, ProcessIdentity, this_process
-from dcp_manager.root.catalogue import Catalogue
-from dcp_manager.root.records import Note, by_creation
+from dcp_io.roots.catalogue import Catalogue
+from dcp_io.roots.records import Note, by_creation
 from dcp_manifest import CheckpointIndex, CheckpointNotFoundError, ManifestInfo, StoredItems, encode
 
 
@@ -143,7 +143,7 @@ def test_the_order_of_saves_does_not_depend_on_clocks(
 ) -> None:
     clocks = {1: 2e9, 2: clock, 3: 2e9, 4: 2e9}  # of the hosts that save
     for step, now in clocks.items():
-        monkeypatch.setattr("dcp_manager.root.catalogue.time", SimpleNamespace(time=lambda now=now: now))
+        monkeypatch.setattr("dcp_io.roots.catalogue.time", SimpleNamespace(time=lambda now=now: now))
         catalogue.prepare(step, {}, after=catalogue.highest())
         (tmp_path / f"step-{step}" / ".metadata").write_text("index")
     assert [record.step for record in by_creation(reversed(catalogue.records()))] == [1, 2, 3, 4]

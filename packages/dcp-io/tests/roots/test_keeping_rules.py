@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from dcp_manager import CheckpointRecord, KeepAll, KeepBest, KeepEvery, KeepFor, KeepLast, KeepPolicy
+from dcp_io import CheckpointRecord, KeepAll, KeepBest, KeepEvery, KeepFor, KeepLast, KeepPolicy
 
 RECORDS = [
     CheckpointRecord(10, 100.0, {"loss": 3.0, "accuracy": 0.1}),

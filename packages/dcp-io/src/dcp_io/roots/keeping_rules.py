@@ -1,4 +1,4 @@
-"""Policies for keeping checkpoints (retention), which can be combined with `|`. They select; `retention` removes.
+"""Policies for keeping checkpoints (retention), which can be combined with `|`. They select, and remove nothing.
 
 Whatever the policies select, a manager also keeps the undamaged checkpoint that was made last, and checkpoints that a
 process reads.
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from dcp_manager.root.records import CheckpointRecord, by_creation
+from dcp_io.roots.records import CheckpointRecord, by_creation
 
 __all__ = ["KeepAll", "KeepAny", "KeepBest", "KeepEvery", "KeepFor", "KeepLast", "KeepPolicy", "keeps_all"]
 
@@ -44,13 +44,11 @@ class KeepAny(KeepPolicy):
 
     Example:
         ```python
-        from dcp_manager import CheckpointManager, KeepEvery, KeepLast
+        from dcp_io import CheckpointRecord, KeepEvery, KeepLast
 
         policy = KeepLast(1) | KeepEvery(10)  # makes a `KeepAny`
-        with CheckpointManager("run", keep_policy=policy) as manager:
-            for step in (5, 10, 15, 20, 25):
-                manager.save(step, {"step": step})
-            assert [record.step for record in manager.checkpoints()] == [10, 20, 25]
+        records = [CheckpointRecord(step, created_seconds=step) for step in (5, 10, 15, 20, 25)]
+        assert policy.keep(records, 30.0) == {10, 20, 25}
         ```
     """
 
@@ -67,12 +65,10 @@ class KeepAll(KeepPolicy):
 
     Example:
         ```python
-        from dcp_manager import CheckpointManager, KeepAll
+        from dcp_io import CheckpointRecord, KeepAll
 
-        with CheckpointManager("run", keep_policy=KeepAll()) as manager:
-            for step in (1, 2, 3):
-                manager.save(step, {"step": step})
-            assert len(manager.checkpoints()) == 3
+        records = [CheckpointRecord(step, created_seconds=step) for step in (1, 2, 3)]
+        assert KeepAll().keep(records, 30.0) == {1, 2, 3}
         ```
     """
 
@@ -93,12 +89,10 @@ class KeepLast(KeepPolicy):
 
     Example:
         ```python
-        from dcp_manager import CheckpointManager, KeepLast
+        from dcp_io import CheckpointRecord, KeepLast
 
-        with CheckpointManager("run", keep_policy=KeepLast(2)) as manager:
-            for step in (1, 2, 3):
-                manager.save(step, {"step": step})
-            assert [record.step for record in manager.checkpoints()] == [2, 3]
+        records = [CheckpointRecord(step, created_seconds=step) for step in (1, 2, 3)]
+        assert KeepLast(2).keep(records, 30.0) == {2, 3}
         ```
     """
 
@@ -126,12 +120,11 @@ class KeepBest(KeepPolicy):
 
     Example:
         ```python
-        from dcp_manager import CheckpointManager, KeepBest
+        from dcp_io import CheckpointRecord, KeepBest
 
-        with CheckpointManager("run", keep_policy=KeepBest(1, "loss", mode="min")) as manager:
-            for step, loss in enumerate([0.5, 0.2, 0.9]):
-                manager.save(step, {"step": step}, metrics={"loss": loss})
-            assert [record.step for record in manager.checkpoints()] == [1, 2]  # the best, and the newest
+        losses = {0: 0.5, 1: 0.2, 2: 0.9}
+        records = [CheckpointRecord(step, step, {"loss": loss}) for step, loss in losses.items()]
+        assert KeepBest(1, "loss", mode="min").keep(records, 30.0) == {1}
         ```
     """
 
@@ -161,12 +154,10 @@ class KeepEvery(KeepPolicy):
 
     Example:
         ```python
-        from dcp_manager import CheckpointManager, KeepEvery
+        from dcp_io import CheckpointRecord, KeepEvery
 
-        with CheckpointManager("run", keep_policy=KeepEvery(10)) as manager:
-            for step in (5, 10, 15):
-                manager.save(step, {"step": step})
-            assert [record.step for record in manager.checkpoints()] == [10, 15]  # 15 as it is the newest
+        records = [CheckpointRecord(step, created_seconds=step) for step in (5, 10, 15)]
+        assert KeepEvery(10).keep(records, 30.0) == {10}
         ```
     """
 
@@ -187,12 +178,10 @@ class KeepFor(KeepPolicy):
 
     Example:
         ```python
-        from dcp_manager import CheckpointManager, KeepFor, KeepLast
+        from dcp_io import CheckpointRecord, KeepFor, KeepLast
 
-        with CheckpointManager("run", keep_policy=KeepLast(1) | KeepFor(24 * 3600)) as manager:
-            for step in (1, 2, 3):
-                manager.save(step, {"step": step})
-            assert len(manager.checkpoints()) == 3  # none is a day old
+        records = [CheckpointRecord(step, created_seconds=step) for step in (1, 2, 3)]
+        assert (KeepLast(1) | KeepFor(28.5)).keep(records, 30.0) == {2, 3}
         ```
     """
 
