@@ -120,6 +120,7 @@ if TYPE_CHECKING:
     from dcp_object import ObjectStoreReader, ObjectStoreWriter
     from dcp_ranks import PeerOptions
     from dcp_state import RandomState, StateMismatchError, app_state, load_sharded_optimizer_state_dict
+    from dcp_tiers import KeepWaiting, Tier, Tiers
 
 __all__ = [
     "AsyncCheckpointerType",
@@ -151,6 +152,7 @@ __all__ = [
     "KeepEvery",
     "KeepFor",
     "KeepLast",
+    "KeepWaiting",
     "LoadMismatchError",
     "LoadPlan",
     "LoadPlanner",
@@ -182,6 +184,8 @@ __all__ = [
     "StorageReader",
     "StorageWriter",
     "TensorStorageMetadata",
+    "Tier",
+    "Tiers",
     "UnsafeCheckpointError",
     "UnsupportedFormatError",
     "WorkerLostError",
@@ -256,6 +260,7 @@ __getattr__, __dir__ = import_lazily(
         "dcp_core.shards.declared_shards": ("CheckpointableTensor",),
         "dcp_data": ("PositionMismatchError", "ResumableLoader", "ResumableSampler", "ResumableStream"),
         "dcp_exchange": ("ExchangeError",),
+        "dcp_tiers": ("KeepWaiting", "Tier", "Tiers"),
         "dcp_format": (
             *("Conversion", "HuggingFaceStorageReader", "HuggingFaceStorageWriter"),
             *("QuantizedHuggingFaceStorageReader", "convert", "save_safetensors"),

@@ -74,7 +74,8 @@ class CheckpointEvent:
     """An event for observers: a phase of a save, load or other operation has started, progressed, finished or failed.
 
     Args:
-        operation: Name of the operation: `save`, `load`, `verify`, `convert`, `compare`, `estimate`, `manage`.
+        operation: Name of the operation: `save`, `load`, `verify`, `convert`, `compare`, `estimate`, `manage`,
+            `promote`.
         phase: Name of the phase. A save has the phases `plan` and `write`, which publishes at its end; a load has the
             phases `plan`, `read` and `load_state_dict`. `total` stands for the whole operation. An asynchronous saver
             that may copy in waves reports the copy as the phase `stage`, once it is complete.

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
         KeepPolicy,
         keeps_all,
     )
+    from dcp_io.roots.policy_text import parse_policy, policy_text
     from dcp_io.roots.records import CheckpointRecord, by_creation
     from dcp_io.saves.current_checkpoint import Current, read_current
     from dcp_io.saves.marker_owner import ProcessIdentity, is_gone, this_process
@@ -164,7 +165,9 @@ __all__ = [
     "latest_valid",
     "live_readers",
     "open_store",
+    "parse_policy",
     "places_of",
+    "policy_text",
     "range_of_values",
     "read_current",
     "read_items",
@@ -234,6 +237,7 @@ __getattr__, __dir__ = import_lazily(
             "KeepPolicy",
             "keeps_all",
         ),
+        "dcp_io.roots.policy_text": ("parse_policy", "policy_text"),
         "dcp_io.roots.records": ("CheckpointRecord", "by_creation"),
         "dcp_io.saves.current_checkpoint": ("Current", "read_current"),
         "dcp_io.saves.marker_owner": ("ProcessIdentity", "is_gone", "this_process"),

@@ -16,7 +16,8 @@ class Away(LocalStore):
     def list(self):
         raise OSError("the storage does not answer")
 
-    folders = list
+    def folders(self):
+        raise OSError("the storage does not answer")
 
 
 class Several:

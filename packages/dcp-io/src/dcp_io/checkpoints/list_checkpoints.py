@@ -64,8 +64,8 @@ def ask_places(places: Sequence[Store], ask: Callable[[Store], Sequence[T]]) -> 
             failed.append((place, error))
     if failed and not any(answers):
         raise failed[0][1]
-    for place, error in failed:
-        _log.warning("%s cannot be read, its checkpoints are not counted: %s", place.url, error)
+    for place, reason in failed:
+        _log.warning("%s cannot be read, its checkpoints are not counted: %s", place.url, reason)
     return answers
 
 

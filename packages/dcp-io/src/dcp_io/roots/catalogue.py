@@ -41,13 +41,15 @@ __all__ = ["Catalogue", "StepFolder"]
 _log = library_logger(__name__)
 
 LATEST = "latest"
+# The second describes the tiers of a run, to which this root may belong.
+_ROOT_FILES = (LATEST, "run.tiers.toml")
 NEXT_NOTE = ".dcp-note-next.json"
 # Publishing a few bytes is over, or its process dead, after so long.
 _PUBLISHING_SECONDS = 5.0
 # Between checkpoints made one after the other by hosts whose clocks differ.
 _TICK_SECONDS = 0.001
-# Of the markers of running saves, which are dcp_io's.
-_SAVING = ".dcp-save-"
+# Of the markers of running saves, and of the notes of promoters between tiers.
+_SAVING, _PROMOTED = ".dcp-save-", ".dcp-promot"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,10 @@ class Catalogue:
         """Return the name of a checkpoint's folder in the root."""
         return f"{self._prefix}{step}"
 
+    def store_of(self, step: int) -> Store:
+        """Return the store of a step's folder, which need not exist."""
+        return self._root.child(self.folder_name(step))
+
     def folders(self) -> list[StepFolder]:
         """Return all checkpoint folders by ascending step: complete, damaged, unpublished or half removed."""
         return [self._folder(step) for step in self._steps()]
@@ -116,13 +122,17 @@ class Catalogue:
         return sorted(step for name, step in found if step is not None and name == self.folder_name(step))
 
     def _folder(self, step: int) -> StepFolder:
-        store = self._root.child(self.folder_name(step))
+        store = self.store_of(step)
         return StepFolder(step, store, tuple(store.list()))
 
     def highest(self) -> CheckpointRecord | None:
         """Return the checkpoint with the highest step of those not known to be damaged; None if there is none."""
         folders = map(self._folder, reversed(self._steps()))
         return next((self._record(folder) for folder in folders if folder.is_good), None)
+
+    def is_good(self, step: int) -> bool:
+        """Whether a step has a checkpoint that is not known to be damaged."""
+        return self._folder(step).is_good
 
     def has_checkpoint(self, step: int) -> bool:
         """Whether a step has a checkpoint, damaged or not, that is not marked for removal."""
@@ -206,7 +216,7 @@ class Catalogue:
 
     def failed(self, step: int) -> None:
         """Remove the note of a failed save of the step, if the save was to replace a checkpoint."""
-        self._root.child(self.folder_name(step)).delete(NEXT_NOTE)
+        self.store_of(step).delete(NEXT_NOTE)
 
     def _promote(self, folder: StepFolder) -> None:
         data = _read(folder.store, NEXT_NOTE) if NEXT_NOTE in folder.names else None
@@ -217,7 +227,7 @@ class Catalogue:
     def quarantine(self, step: int, reason: str) -> None:
         """Quarantine a damaged checkpoint: write a file with the reason, which makes readers skip the checkpoint."""
         data = json.dumps({"reason": reason, "found": time.time()}, indent=1).encode()
-        self._root.child(self.folder_name(step)).publish(QUARANTINE, data)
+        self.store_of(step).publish(QUARANTINE, data)
 
     @contextlib.contextmanager
     def reading(self, step: int) -> Iterator[None]:
@@ -226,7 +236,7 @@ class Catalogue:
         Raises:
             CheckpointNotFoundError: The checkpoint is missing or being removed.
         """
-        store = self._root.child(self.folder_name(step))
+        store = self.store_of(step)
         with contextlib.ExitStack() as stack:
             try:
                 stack.enter_context(ReadingSign(store, stale_after_seconds=self._stale_after_seconds))
@@ -255,7 +265,7 @@ class Catalogue:
             folders: Result of `folders()`, if the caller has a fresh one; None lists the folders.
             running: Steps that this process is saving.
         """
-        self._remove_temporaries(self._root, self._root.list(), (LATEST,))
+        self._remove_temporaries(self._root, self._root.list(), _ROOT_FILES)
         listed = self.folders() if folders is None else folders
         return [folder.step for folder in listed if folder.step not in running and self._sweep(folder)]
 
@@ -279,7 +289,8 @@ class Catalogue:
             if is_dead and is_own_file(folder.store, entry.name, entry.bytes):
                 folder.store.delete(entry.name)
         self._settle_next_note(folder)
-        self._remove_temporaries(folder.store, folder.entries, (NOTE, NEXT_NOTE, QUARANTINE, REMOVING, READING_PREFIX))
+        ours = (NOTE, NEXT_NOTE, QUARANTINE, REMOVING, READING_PREFIX, _PROMOTED)
+        self._remove_temporaries(folder.store, folder.entries, ours)
 
     def _settle_next_note(self, folder: StepFolder) -> None:
         """Settle the note of a killed save: it becomes current if its checkpoint was published."""

@@ -24,7 +24,10 @@ _ID = r"[A-Za-z0-9_-]{1,64}"
 _DATA = re.compile(rf"[^/\x00]*?[0-9]+(?:\.({_ID}))?" + re.escape(DATA_SUFFIX))
 _RANK_INDEX = re.compile(rf"__[0-9]{{1,9}}\.({_ID})\.metadata")
 _MARKER = re.compile(rf"\.dcp-save-({_ID})(?:\.r[0-9]{{1,9}})?")
-_NOTE = re.compile(r"\.dcp-(?:reading-[0-9a-f]{1,32}|removing|note\.json|note-next\.json|quarantined\.json)")
+_NOTE = re.compile(
+    r"\.dcp-(?:reading-[0-9a-f]{1,32}|removing|note\.json|note-next\.json|quarantined\.json|promoting\.json"
+    r"|promoted-[0-9a-f]{1,32}\.json)"
+)
 _TEMPORARY = re.compile(rf"\.(.+)\.((?:{_ID})?)\.[0-9a-f]{{1,32}}" + re.escape(TEMPORARY_SUFFIX))
 _ARCHIVE, _ZSTD, _PICKLE, _JSON = b"PK\x03\x04", b"\x28\xb5\x2f\xfd", b"\x80", b"{"
 # After a loss of power, the first sector of a file, or more, may never have reached the disk.

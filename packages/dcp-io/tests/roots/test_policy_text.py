@@ -1,0 +1,34 @@
+"""Policies as text: what is written is read back, and nothing else is accepted."""
+
+from __future__ import annotations
+
+import pytest
+
+from dcp_io import KeepAll, KeepBest, KeepEvery, KeepFor, KeepLast, KeepPolicy, parse_policy, policy_text
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [KeepAll(), KeepLast(2), KeepLast(1) | KeepEvery(10) | KeepFor(3600.0), KeepBest(1, "loss's \n", "max")],
+    ids=repr,
+)
+def test_a_policy_is_read_back(policy: KeepPolicy) -> None:
+    assert parse_policy(policy_text(policy)) == policy
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "KeepLast", "KeepLast()", "KeepLast(0)", "KeepLast('1')", "print(1)", "KeepLast(1) & KeepAll()", "(" * 999],
+)
+def test_anything_else_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="not a policy to keep"):
+        parse_policy(text)
+
+
+def test_a_policy_of_ones_own_has_no_text() -> None:
+    class Own(KeepPolicy):
+        def keep(self, records, now_seconds):
+            return set()
+
+    with pytest.raises(ValueError, match="Own cannot be written"):
+        policy_text(KeepLast(1) | Own())

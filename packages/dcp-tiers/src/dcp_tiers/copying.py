@@ -1,0 +1,220 @@
+"""Copy of one checkpoint from one tier to another: verified, resumable, index last, published like a save."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable
+
+from dcp_hooks import report_operation
+from dcp_io import (
+    Entry,
+    SaveInProgressError,
+    SaveSession,
+    Store,
+    check_files,
+    clear_dead_saves,
+    read_current,
+    running_saves,
+    temporary_of,
+    verify_checkpoint,
+)
+from dcp_manifest import (
+    METADATA_NAME,
+    NOTE,
+    CheckpointIndex,
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    DcpError,
+    needed_bytes,
+    read_index,
+)
+from dcp_tiers.errors import PromotionError
+from dcp_tiers.passing_crcs import PassingCrcs, spans_by_file
+
+__all__ = ["JOURNAL", "Pace", "copy_checkpoint"]
+
+JOURNAL = ".dcp-promoting.json"
+"""Name of the file in the target that lists the data files that are there, verified and durable."""
+_PIECE_BYTES = 4 << 20
+
+
+class Pace:
+    """Limit of a rate: a call with a number of bytes returns when that many may have passed.
+
+    Args:
+        bytes_per_second: The rate; None for no limit.
+    """
+
+    def __init__(self, bytes_per_second: float | None) -> None:
+        self._rate = bytes_per_second
+        self._due = 0.0
+
+    def __call__(self, count: int) -> None:
+        """Wait until `count` more bytes are within the rate."""
+        if self._rate is None:
+            return
+        self._due = max(self._due, time.monotonic()) + count / self._rate
+        time.sleep(max(0.0, self._due - time.monotonic()))
+
+
+def copy_checkpoint(source: Store, target: Store, *, stale_after_seconds: float, pace: Pace) -> str:
+    """Copy the checkpoint in a folder to a folder of another storage, and return its save id.
+
+    The copy is byte for byte the same. Nothing is sent if it is there already. A data file that an interrupted copy of
+    the same save has completed is not sent again. Until the index is published, the target has its old checkpoint or
+    none. A file has its full size in the target only after its bytes have passed all CRCs.
+
+    Args:
+        source: Folder with a complete checkpoint; the caller keeps it from being removed.
+        target: Folder of the copy.
+        stale_after_seconds: A save or copy of another host counts as dead when its marker has not been renewed for
+            this long.
+        pace: Limit of the rate.
+
+    Raises:
+        PromotionError: The checkpoint is of a kind that is not copied, or the target has a later save of the step.
+        CorruptCheckpointError: The source is damaged.
+        SaveInProgressError: A save or another copy is alive in the target.
+        CheckpointNotFoundError: The source has gone or was replaced meanwhile.
+        OSError: One of the storages failed.
+
+    Ranks: one process.
+    """
+    data, index, save_id = _read_source(source)
+    if _is_there(target, index, save_id):
+        clear_dead_saves(target, stale_after_seconds=stale_after_seconds)
+    else:
+        with report_operation("promote", target.url) as progress:
+
+            def passed(count: int) -> None:
+                progress(count)
+                pace(count)
+
+            report = verify_checkpoint(source)
+            if not report.ok:
+                raise CorruptCheckpointError(f"{source.url} is damaged and not promoted: {report.problems[0]}")
+            progress.expect(sum(needed_bytes(index).values()))
+            _send(source, target, (data, index, save_id), stale_after_seconds, passed)
+    _copy_note(source, target)
+    target.delete(JOURNAL)
+    return save_id
+
+
+def _read_source(source: Store) -> tuple[bytes, CheckpointIndex, str]:
+    try:
+        data = source.read(METADATA_NAME)
+    except CheckpointNotFoundError as error:
+        if read_current(source).exists:
+            raise PromotionError(
+                f"{source.url} has an index of each rank and no common one, as saves without a coordinator leave it; "
+                "such checkpoints are not promoted: save with a coordinator"
+            ) from error
+        raise
+    index = read_index(data, file=METADATA_NAME)
+    if index.info is None:
+        raise PromotionError(
+            f"{source.url} was saved by torch.distributed.checkpoint, which writes no save id; copy it by hand"
+        )
+    return data, index, index.info.save_id
+
+
+def _is_there(target: Store, index: CheckpointIndex, save_id: str) -> bool:
+    """Whether the target has this save. Raises PromotionError if it has a later one."""
+    current = read_current(target)
+    if current.index is None or current.index.info is None or index.info is None:
+        return False
+    if current.save_id != save_id:
+        if current.index.info.created_ns > index.info.created_ns:
+            raise PromotionError(f"{target.url} has a later save of this step; it is not replaced by an earlier one")
+        return False
+    try:
+        check_files(target, index)
+    except DcpError as error:
+        if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
+            raise
+        return False
+    return True
+
+
+def _send(
+    source: Store,
+    target: Store,
+    save: tuple[bytes, CheckpointIndex, str],
+    stale_after_seconds: float,
+    passed: Callable[[int], object],
+) -> None:
+    data, index, save_id = save
+    if alive := running_saves(target, stale_after_seconds=stale_after_seconds):
+        raise SaveInProgressError(f"{target.url} is being written by {alive[0]}; it is tried again later")
+    _remove_temporaries(target, target.list(), save_id)
+    session = SaveSession.begin(target, save_id=save_id, stale_after_seconds=stale_after_seconds)
+    try:
+        spans = spans_by_file(index)
+        done = _read_journal(target, save_id)
+        for name in sorted(index.files):
+            size = source.size(name)
+            if done.get(name) == size and _size(target, name) == size:
+                continue
+            _send_file(source, target, name, PassingCrcs(name, spans.get(name, [])), passed)
+            done[name] = size
+            target.sync_folder()
+            target.publish(JOURNAL, json.dumps({"save_id": save_id, "files": done}).encode())
+        if source.read(METADATA_NAME) != data:
+            raise CheckpointNotFoundError(f"{source.url} was replaced while it was copied; it is copied anew")
+        check_files(target, index)
+        session.publish(METADATA_NAME, data)
+    finally:
+        # Unless the index was published, this leaves the files, for the next promoter to go on with.
+        session.finish(index.files)
+
+
+def _send_file(source: Store, target: Store, name: str, crcs: PassingCrcs, passed: Callable[[int], object]) -> None:
+    target.delete(name)  # what an interrupted copy has left of it
+    memory = memoryview(bytearray(_PIECE_BYTES))
+    with contextlib.closing(source.open(name)) as opened:
+        size = opened.size()
+        sink = target.create(name)
+        try:
+            for position in range(0, size, _PIECE_BYTES):
+                piece = memory[: min(_PIECE_BYTES, size - position)]
+                opened.read_into(position, [piece])
+                crcs.take(position, piece)
+                sink.write([piece])
+                passed(len(piece))
+            sink.close(sync=True)
+        except BaseException:
+            sink.abort()
+            raise
+
+
+def _read_journal(target: Store, save_id: str) -> dict[str, int]:
+    try:
+        values = json.loads(target.read(JOURNAL))
+        return dict(values["files"]) if values["save_id"] == save_id else {}
+    except (CheckpointNotFoundError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _size(store: Store, name: str) -> int | None:
+    try:
+        return store.size(name)
+    except CheckpointNotFoundError:
+        return None
+
+
+def _remove_temporaries(target: Store, entries: list[Entry], save_id: str) -> None:
+    """Remove what a killed promoter of this save has left of its marker or index; none is alive."""
+    for entry in entries:
+        becomes = temporary_of(entry.name)
+        if becomes is not None and becomes[1] == save_id:
+            target.delete(entry.name)
+
+
+def _copy_note(source: Store, target: Store) -> None:
+    """Copy the manager's note, with metrics and time of creation, by which policies select; there may be none."""
+    with contextlib.suppress(CheckpointNotFoundError):
+        note = source.read(NOTE)
+        if _size(target, NOTE) != len(note) or target.read(NOTE) != note:
+            target.publish(NOTE, note, sync=False)

@@ -1,0 +1,75 @@
+"""The file `run.tiers.toml`, which describes the tiers of a run to other processes: promoters and the command."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from dcp_io import parse_policy, policy_text
+from dcp_tiers.errors import TiersError
+from dcp_tiers.tier import Tier
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = ["DESCRIPTION", "decode_tiers", "encode_tiers"]
+
+DESCRIPTION = "run.tiers.toml"
+"""Name of the file in the folder of each tier."""
+_VERSION = 1
+_KEYS = {"root", "keep", "rate_bytes_per_second"}
+
+
+def encode_tiers(tiers: Sequence[Tier], folder_prefix: str) -> bytes:
+    """Return the description of tiers, nearest first, as TOML.
+
+    Raises:
+        ValueError: A policy is of a class of your own.
+    """
+    lines = [
+        "# Tiers of a training run's checkpoints, nearest first: for `python -m dcp_tiers.promote` and tools.",
+        f"version = {_VERSION}",
+        f"folder_prefix = {_string(folder_prefix)}",
+    ]
+    for tier in tiers:
+        lines += ["", "[[tiers]]", f"root = {_string(tier.url)}", f"keep = {_string(policy_text(tier.keep))}"]
+        if tier.rate_bytes_per_second is not None:
+            lines.append(f"rate_bytes_per_second = {float(tier.rate_bytes_per_second)!r}")
+    return ("\n".join(lines) + "\n").encode()
+
+
+def decode_tiers(data: bytes, file: str) -> tuple[list[Tier], str]:
+    """Return the tiers and the folder prefix of a description.
+
+    Args:
+        data: Contents of the file.
+        file: Its path or URI, for messages.
+
+    Raises:
+        TiersError: The contents are not a description, or of a later version; the message names file and key.
+    """
+    try:
+        values: dict[str, Any] = tomllib.loads(data.decode())
+        version = values["version"]
+        if version == _VERSION:
+            return [_tier(one) for one in values["tiers"]], str(values["folder_prefix"])
+    except KeyError as error:
+        raise TiersError(f"{file}: the key {error} is missing; write the file anew with Tiers.write()") from error
+    except (ValueError, TypeError, AttributeError) as error:
+        raise TiersError(f"{file} does not describe tiers: {error}; write it anew with Tiers.write()") from error
+    raise TiersError(f"{file}: version {version!r} is not {_VERSION}; use the dcp-tiers that wrote it")
+
+
+def _tier(values: dict[str, Any]) -> Tier:
+    if unknown := values.keys() - _KEYS:
+        raise ValueError(f"unknown key {min(unknown)!r}; known are {', '.join(sorted(_KEYS))}")
+    return Tier(str(values["root"]), parse_policy(values["keep"]), values.get("rate_bytes_per_second"))
+
+
+def _string(text: str) -> str:
+    # A string of JSON is one of TOML, except for DEL.
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

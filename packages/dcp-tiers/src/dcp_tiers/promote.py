@@ -1,0 +1,190 @@
+"""The promoter process: `python -m dcp_tiers.promote RUN`. Copies to all further tiers at once, one thread for each.
+
+With `--follow` it looks for new checkpoints whenever a line comes on its standard input, until the input ends: so it
+ends after the trainer that started it, however that one ended, when everything has arrived.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+from dcp_io import LocalStore
+from dcp_manifest import DcpError
+from dcp_tiers.promotion import Promotion
+from dcp_tiers.tiers import Tiers
+
+__all__ = ["main", "promote"]
+
+LOCK = ".dcp-promoter.lock"
+_STEP_SECONDS = 0.5
+_NICE = 10
+
+
+class _Worker(threading.Thread):
+    """Thread that promotes to one tier, each time it is woken, until it is ended."""
+
+    def __init__(self, promotion: Promotion) -> None:
+        super().__init__(name=f"dcp-tiers {promotion.url}", daemon=True)
+        self.promotion = promotion
+        self._woken = threading.Event()
+        self._woken.set()
+        self._deadline: float | None = None
+
+    def wake(self) -> None:
+        """Look for waiting steps once more."""
+        self._woken.set()
+
+    def end(self, seconds: float) -> None:
+        """End when nothing waits, or after `seconds` with a failing storage."""
+        self._deadline = time.monotonic() + seconds
+        self._woken.set()
+
+    def run(self) -> None:
+        """Promote until ended."""
+        while self._woken.wait():
+            self._woken.clear()
+            finished = self.promotion.run(self._pause)
+            if not self._woken.is_set() and (self._deadline is not None or not finished):
+                return
+
+    def _pause(self, seconds: float) -> bool:
+        end = time.monotonic() + seconds
+        while (now := time.monotonic()) < end:
+            if self._deadline is not None and now > self._deadline:
+                return False
+            time.sleep(min(_STEP_SECONDS, end - now))
+        return True
+
+
+def promote(tiers: Tiers, *, seconds: float | None = None) -> dict[str, list[int]]:
+    """Promote all that waits, in this process, and return what has not arrived after that: tier → steps.
+
+    Args:
+        tiers: The tiers of the run.
+        seconds: Time after which to return even if a storage does not answer; None waits as long as it takes.
+
+    Ranks: one process.
+
+    Example:
+        ```python
+        import dcp_all as dcp
+        from dcp_tiers import Tier, Tiers
+        from dcp_tiers.promote import promote
+
+        tiers = Tiers([Tier("near"), Tier("far")])
+        dcp.save({"step": 40}, checkpoint_id=tiers.step(40))
+        assert promote(tiers) == {}
+        assert tiers.steps()[0].complete_in == (0, 1)
+        ```
+    """
+    workers = _start(tiers)
+    return _finish(workers, float("inf") if seconds is None else seconds)
+
+
+def _start(tiers: Tiers) -> list[_Worker]:
+    workers = [_Worker(Promotion(tiers, number)) for number in range(1, len(tiers.tiers))]
+    for worker in workers:
+        worker.start()
+    return workers
+
+
+def _finish(workers: Sequence[_Worker], seconds: float) -> dict[str, list[int]]:
+    end = time.monotonic() + seconds
+    for worker in workers:
+        worker.end(seconds)
+    for worker in workers:
+        while worker.is_alive() and time.monotonic() < end:
+            worker.join(_STEP_SECONDS)
+    left = {}
+    for worker in workers:
+        if not worker.is_alive() and worker.promotion.problem is None:
+            worker.promotion.run(lambda _: False)  # notes in the copies that other workers have made meanwhile
+        if steps := sorted({*worker.promotion.waiting(), *worker.promotion.refused}):
+            left[worker.promotion.url] = steps
+    return left
+
+
+@contextlib.contextmanager
+def _only_one(tiers: Tiers, *, wait: bool) -> Iterator[bool]:
+    """Hold the lock of promoters of this run on this host; yields False if another one has it."""
+    near = tiers.places[0]
+    if not isinstance(near, LocalStore):
+        yield True
+        return
+    near.make()
+    with open(os.path.join(near.path, LOCK), "ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the promoter; returns the exit code: 0 if everything has arrived, 1 if not, 2 for wrong use.
+
+    Example:
+        ```python
+        import dcp_all as dcp
+        from dcp_tiers import Tier, Tiers
+        from dcp_tiers.promote import main
+
+        tiers = Tiers([Tier("near"), Tier("far")])
+        tiers.write()
+        dcp.save({"step": 40}, checkpoint_id=tiers.step(40))
+        assert main(["near"]) == 0  # python -m dcp_tiers.promote near
+        ```
+    """
+    parser = argparse.ArgumentParser("python -m dcp_tiers.promote", description="Promote checkpoints to further tiers.")
+    parser.add_argument("run", help="run.tiers.toml, or the folder of a tier that has one")
+    parser.add_argument("--seconds", type=float, help="give up after so long with a failing storage (default: never)")
+    parser.add_argument("--follow", action="store_true", help="go on until standard input ends; each line: look again")
+    given = parser.parse_args(arguments)
+    logging.basicConfig(format="dcp-tiers: %(message)s", level=logging.INFO)
+    try:
+        tiers = Tiers.read(given.run)
+        with _only_one(tiers, wait=given.follow) as alone:
+            if not alone:
+                _say("another promoter of this run is at work on this host")
+                return 1
+            return _report(_promote_all(tiers, given.seconds, follow=given.follow))
+    except (DcpError, OSError) as error:
+        _say(str(error))
+        return 2
+
+
+def _promote_all(tiers: Tiers, seconds: float | None, *, follow: bool) -> dict[str, list[int]]:
+    with contextlib.suppress(OSError):
+        os.nice(_NICE)
+    if not follow:
+        return promote(tiers, seconds=seconds)
+    workers = _start(tiers)
+    for _ in sys.stdin:
+        for worker in workers:
+            worker.wake()
+    return _finish(workers, float("inf") if seconds is None else seconds)
+
+
+def _report(left: dict[str, list[int]]) -> int:
+    for url, steps in left.items():
+        _say(f"not in {url}: steps {', '.join(map(str, steps))}")
+    return 1 if left else 0
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"dcp-tiers: {text}\n")
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stderr.flush()
+    os._exit(code)  # a thread may hang in a storage

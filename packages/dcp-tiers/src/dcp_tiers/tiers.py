@@ -1,0 +1,196 @@
+"""`Tiers`: a root of several storages. Names checkpoints for saves and loads; `promotion` copies them between tiers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from dcp_io import (
+    STALE_AFTER_SECONDS,
+    Catalogue,
+    Store,
+    ask_places,
+    check_checkpoint,
+    file_at,
+    open_store,
+)
+from dcp_manifest import CheckpointNotFoundError, DcpError, library_logger
+from dcp_tiers.description import DESCRIPTION, decode_tiers, encode_tiers
+from dcp_tiers.errors import TiersError
+from dcp_tiers.listing import TieredStep, list_steps
+from dcp_tiers.tier import Tier
+
+__all__ = ["Tiers"]
+
+_log = library_logger(__name__)
+
+
+class Tiers:
+    """Root of a training run whose checkpoints lie on several storages, the nearest first.
+
+    Saves go to the first tier; a promoter copies to the others what their policies keep. A tier has a folder for each
+    checkpoint, which is complete in itself: any tool can read it alone.
+
+    Args:
+        tiers: The tiers, at least one, nearest first.
+        folder_prefix: Prefix of checkpoint folder names, before the step.
+        stale_after_seconds: Age of a save marker or lease at which its process, if on another host, counts as dead.
+
+    Raises:
+        TiersError: There is no tier, or one is given twice.
+        ValueError: No tool would read the step from folder names with this prefix.
+
+    Example:
+        ```python
+        import dcp_all as dcp
+        from dcp_io import KeepLast
+        from dcp_tiers import Tier, Tiers
+
+        tiers = Tiers([Tier("near", keep=KeepLast(2)), Tier("far")])
+        dcp.save({"step": 40}, checkpoint_id=tiers.step(40))
+        state = {"step": 0}
+        dcp.load(state, checkpoint_id=tiers.find(tiers.latest()))
+        assert state["step"] == 40
+        ```
+    """
+
+    def __init__(
+        self,
+        tiers: Sequence[Tier],
+        *,
+        folder_prefix: str = "step-",
+        stale_after_seconds: float = STALE_AFTER_SECONDS,
+    ) -> None:
+        self.tiers = tuple(tiers)
+        self.folder_prefix = folder_prefix
+        self.stale_after_seconds = stale_after_seconds
+        urls = [tier.url for tier in self.tiers]
+        if not urls:
+            raise TiersError("there are no tiers; give at least one, such as Tier('/nvme/run')")
+        if twice := {url for url in urls if urls.count(url) > 1}:
+            raise TiersError(f"{min(twice)} is in the list of tiers twice; each tier needs a folder of its own")
+        self._stores = tuple(map(open_store, urls))
+        self.catalogues = tuple(
+            Catalogue(store, stale_after_seconds=stale_after_seconds, folder_prefix=folder_prefix)
+            for store in self._stores
+        )
+        """Catalogue of each tier, nearest first."""
+
+    @classmethod
+    def read(cls, place: str | os.PathLike[str]) -> Tiers:
+        """Return the tiers that a file describes.
+
+        Args:
+            place: Path or URI of a file `run.tiers.toml`, or of the folder of one of its tiers.
+
+        Raises:
+            CheckpointNotFoundError: There is no such file.
+            TiersError: The file does not describe tiers.
+            OSError: The storage failed.
+        """
+        text = os.fspath(place)
+        found = file_at(text) if text.endswith(".toml") else (open_store(text), DESCRIPTION)
+        if found is None:
+            raise CheckpointNotFoundError(
+                f"there is no file {text}; Tiers.write() and the promoter write {DESCRIPTION}"
+            )
+        store, name = found
+        try:
+            data = store.read(name)
+        except CheckpointNotFoundError as error:
+            raise CheckpointNotFoundError(
+                f"{store.url} has no {DESCRIPTION}: it is not a tier, or Tiers.write() was never called"
+            ) from error
+        tiers, prefix = decode_tiers(data, f"{store.url}/{name}")
+        return cls(tiers, folder_prefix=prefix)
+
+    def write(self) -> None:
+        """Write `run.tiers.toml` into the first tier, which other processes read; a promoter writes it to the others.
+
+        Raises:
+            ValueError: A policy is of a class of your own, which other processes cannot read.
+            OSError: The storage failed.
+
+        Ranks: one.
+        """
+        self.write_to(0)
+
+    def write_to(self, number: int) -> None:
+        """Write the description into the tier with this number, unless it is there already. Errors: see `write`."""
+        store, data = self._stores[number], encode_tiers(self.tiers, self.folder_prefix)
+        if store.exists(DESCRIPTION) and store.read(DESCRIPTION) == data:
+            return
+        store.make()
+        store.publish(DESCRIPTION, data)
+
+    @property
+    def places(self) -> tuple[Store, ...]:
+        """The store of each tier, nearest first."""
+        return self._stores
+
+    def step(self, step: int) -> str:
+        """Return the checkpoint id by which a step is saved: its folder in the first tier."""
+        return self._id(0, step)
+
+    def _id(self, number: int, step: int) -> str:
+        return f"{self.tiers[number].url}/{self.catalogues[number].folder_name(step)}"
+
+    def find(self, step: int | None) -> str:
+        """Return the checkpoint id by which a step is loaded: its folder in the nearest tier with a complete copy.
+
+        Args:
+            step: The step; None, which `latest` returns if there is no checkpoint, raises an error.
+
+        Raises:
+            CheckpointNotFoundError: No tier has a complete copy; the message says what each of them lacks.
+        """
+        problems = []
+        for number, catalogue in enumerate(self.catalogues):
+            try:
+                if step is None:
+                    raise CheckpointNotFoundError("there is no complete checkpoint")
+                if catalogue.is_good(step):
+                    catalogue.check(step)
+                    return self._id(number, step)
+                problems.append(f"{self.tiers[number].url} does not have it")
+            except (OSError, DcpError) as error:
+                problems.append(f"{self.tiers[number].url}: {error}")
+        raise CheckpointNotFoundError(f"step {step} is complete in no tier: {'; '.join(problems)}")
+
+    def latest(self) -> int | None:
+        """Return the highest step that is complete in some tier; None if there is none.
+
+        Complete: its index and its files are there in full length. A tier that cannot be read is passed over with a
+        warning, if others have checkpoints.
+
+        Raises:
+            OSError: A tier could not be read, and the others have no checkpoint.
+
+        Ranks: one; not collective.
+        """
+        numbers = {store.url: number for number, store in enumerate(self._stores)}
+        found = ask_places(self._stores, lambda store: self.catalogues[numbers[store.url]].records())
+        good = [{record.step for record in records if record.quarantined is None} for records in found]
+        candidates = [(step, number) for number, steps in enumerate(good) for step in steps]
+        for step, number in sorted(candidates, key=lambda one: (-one[0], one[1])):
+            if self._is_complete(number, step):
+                return step
+        return None
+
+    def _is_complete(self, number: int, step: int) -> bool:
+        try:
+            check_checkpoint(self._stores[number].child(self.catalogues[number].folder_name(step)))
+        except (OSError, DcpError) as error:
+            _log.warning("step %d in %s is passed over: %s", step, self.tiers[number].url, error)
+            return False
+        return True
+
+    def steps(self) -> list[TieredStep]:
+        """Return all steps by ascending number, and the state of their copies in each tier; reads all indexes.
+
+        Raises:
+            OSError: The storage of a tier failed.
+
+        Ranks: one; not collective.
+        """
+        return list_steps(self.catalogues)

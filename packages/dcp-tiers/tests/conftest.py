@@ -1,0 +1,132 @@
+"""Checkpoints of a few bytes, saved and read without torch; tiers in folders of the test."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from dcp_hooks import installed
+from dcp_io import (
+    Catalogue,
+    KeepAll,
+    KeepPolicy,
+    LocalStore,
+    Payload,
+    ReadRequest,
+    Store,
+    StoreBackend,
+    WriteRequest,
+    open_store,
+)
+from dcp_manifest import CheckpointIndex, Framing, ManifestInfo, StoredItems, encode
+from dcp_tiers import Tier, Tiers
+
+_clock = itertools.count(time.time_ns())
+
+
+def save(root: str | Path, step: int, values: Mapping[str, bytes] | None = None, **metrics: float) -> str:
+    """Save a step as the manager does, one file for each value; returns the save id."""
+    values = values or contents(step)
+    catalogue = Catalogue(open_store(root), stale_after_seconds=3600)
+    catalogue.prepare(step, metrics)
+    store = catalogue.store_of(step)
+    backends = [StoreBackend(store) for _ in values]
+    save_id = backends[0].begin_save(overwrite=True)
+    items = []
+    for rank, (backend, (key, data)) in enumerate(zip(backends, values.items(), strict=True)):
+        if rank:
+            backend.join_save(save_id)
+        payload = Payload(memoryview(data), Framing.RAW, "uint8", (len(data),))
+        request = WriteRequest(key, len(data), lambda payload=payload: payload)
+        items += backend.write([request], prefix=f"__{rank}_", save_id=save_id)
+    info = ManifestInfo(save_id, len(values), "test", generation=backends[0].generation, created_ns=next(_clock))
+    index = _index(values, items, info)
+    backends[0].publish(".metadata", encode(index))
+    for backend in backends:
+        backend.finish_save(index.files)
+    catalogue.published(step)
+    return save_id
+
+
+def _index(values: Mapping[str, bytes], items: list, info: ManifestInfo) -> CheckpointIndex:
+    stored = StoredItems.of(items)
+    sizes = np.array([len(data) for data in values.values()], np.int64)
+    count = len(values)
+    return CheckpointIndex(
+        dtypes=("uint8",),
+        files=stored.files,
+        chains=stored.chains,
+        tensor_names=list(values),
+        tensor_dtype=np.zeros(count, np.uint8),
+        tensor_flags=np.zeros(count, np.uint8),
+        tensor_ndim=np.ones(count, np.uint8),
+        tensor_owner=np.zeros(count, np.uint32),
+        tensor_shape=sizes,
+        tensor_chunks=np.ones(count, np.int64),
+        chunk_offsets=np.zeros(count, np.int64),
+        chunk_sizes=sizes,
+        chunk_items=stored.columns,
+        object_names=[],
+        object_owner=np.zeros(0, np.uint32),
+        object_items=stored.take(np.zeros(0, np.int64)).columns,
+        info=info,
+    )
+
+
+def contents(step: int) -> dict[str, bytes]:
+    """The values of a step's checkpoint."""
+    return {f"value{n}": bytes([step % 256, n]) * (40_000 + n) for n in range(3)}
+
+
+def load(store: Store) -> dict[str, bytes]:
+    """Read all values of the checkpoint in a folder, and check their CRCs."""
+    backend = StoreBackend(store)
+    index = backend.read_index()
+    values: dict[str, bytes] = {}
+    requests = []
+    for row, name in enumerate(index.tensor_names):
+        item = index.stored_item(index.chunk_items, row)
+        requests.append(
+            ReadRequest(
+                name, item, 0, item.stored_bytes, None, lambda data, name=name: values.update({name: bytes(data)})
+            )
+        )
+    backend.read(requests)
+    return values
+
+
+@pytest.fixture
+def near(tmp_path: Path) -> Path:
+    return tmp_path / "near"
+
+
+@pytest.fixture
+def far(tmp_path: Path) -> Path:
+    return tmp_path / "far"
+
+
+@pytest.fixture
+def helpers(near: Path, far: Path) -> SimpleNamespace:
+    def tiers(keep: KeepPolicy | None = None, **options: float) -> Tiers:
+        return Tiers([Tier(near), Tier(far, keep or KeepAll(), **options)])
+
+    def loaded(root: Path) -> dict[int, dict[str, bytes]]:
+        catalogue = Catalogue(LocalStore(root), stale_after_seconds=3600)
+        return {folder.step: load(folder.store) for folder in catalogue.folders() if folder.is_good}
+
+    return SimpleNamespace(save=save, contents=contents, load=load, loaded=loaded, tiers=tiers)
+
+
+@pytest.fixture
+def events():
+    """Events that this process emits during the test."""
+    seen: list = []
+    installed.divert_events(seen.append)
+    yield seen
+    installed.divert_events(None)
