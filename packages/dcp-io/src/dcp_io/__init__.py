@@ -62,6 +62,7 @@ if TYPE_CHECKING:
         keeps_all,
     )
     from dcp_io.roots.policy_text import parse_policy, policy_text
+    from dcp_io.roots.promoting_root import PromotingRoot
     from dcp_io.roots.records import CheckpointRecord, by_creation
     from dcp_io.saves.current_checkpoint import Current, read_current
     from dcp_io.saves.marker_owner import ProcessIdentity, is_gone, this_process
@@ -118,6 +119,7 @@ __all__ = [
     "Place",
     "Problem",
     "ProcessIdentity",
+    "PromotingRoot",
     "RangeSink",
     "ReadRequest",
     "ReadStats",
@@ -238,6 +240,7 @@ __getattr__, __dir__ = import_lazily(
             "keeps_all",
         ),
         "dcp_io.roots.policy_text": ("parse_policy", "policy_text"),
+        "dcp_io.roots.promoting_root": ("PromotingRoot",),
         "dcp_io.roots.records": ("CheckpointRecord", "by_creation"),
         "dcp_io.saves.current_checkpoint": ("Current", "read_current"),
         "dcp_io.saves.marker_owner": ("ProcessIdentity", "is_gone", "this_process"),

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from dcp_core import LoadPlanner, LoadReport, Metadata, PeerOptions, StorageReader, StorageWriter, load, save
-from dcp_core.toolkit import absolute_id
-from dcp_io import STALE_AFTER_SECONDS, Catalogue, CheckpointRecord, KeepAll, KeepPolicy, open_store
+from dcp_io import STALE_AFTER_SECONDS, Catalogue, CheckpointRecord, KeepPolicy, Root
 from dcp_manager.background import BackgroundSaves
 from dcp_manager.errors import UnfinishedSaveError
 from dcp_manager.failures import Tolerance
@@ -27,6 +26,7 @@ from dcp_manager.policies.on_signal import SignalWatch
 from dcp_manager.policies.retention import Retention
 from dcp_manager.policies.saving_rules import EverySteps, Moment, SavePolicy
 from dcp_manager.restoring import Restored, restore_newest, restore_step
+from dcp_manager.root_places import RootPlaces
 from dcp_manager.savers import Saver, future_of
 from dcp_manager.together import Ranks
 from dcp_manager.upkeep import Upkeep
@@ -48,9 +48,10 @@ class CheckpointManager:
 
     Args:
         root: Path of a folder, or a URI that an installed storage handles. Each checkpoint is a subfolder. A relative
-            path is resolved at the time of this call.
+            path is resolved at the time of this call. A `Root` of several places, such as `dcp_tiers.Tiers`, is saved
+            to its first; its promoter is started, woken after each save, and waited for by `close`.
         save_policy: Policy that decides when `maybe_save` saves; None saves at every step.
-        keep_policy: Policy that selects the checkpoints to keep; None keeps all.
+        keep_policy: Policy that selects the checkpoints to keep; None: the root's, or all.
         saver: Saver for saves in the background (`dcp_async.AsyncSaver("process")`, …), which the caller closes. Its
             policy decides on a save that is due while another save runs. None saves while the caller waits.
         writer: Function that makes the storage writer for a checkpoint id; None uses the writer of the id's scheme.
@@ -90,7 +91,7 @@ class CheckpointManager:
 
     def __init__(
         self,
-        root: str | os.PathLike[str],
+        root: Root | str | os.PathLike[str],
         *,
         save_policy: SavePolicy | None = None,
         keep_policy: KeepPolicy | None = None,
@@ -109,20 +110,16 @@ class CheckpointManager:
         lower_steps: LowerSteps = "warn",
         folder_prefix: str = "step-",
     ) -> None:
-        self._root = os.fspath(absolute_id(root)).rstrip("/") or "/"
         self._save_policy = save_policy or EverySteps(1)
-        options = dict(storage_options or {})
-        self._places = Places(writer, reader, options)
+        self._places = Places(writer, reader, dict(storage_options or {}))
         self._ranks = Ranks(process_group, no_dist=no_dist, timeout_seconds=timeout_seconds, peers=peers)
-        store = open_store(self._root, storage_options=storage_options)
-        self._catalogue = Catalogue(store, stale_after_seconds=stale_after_seconds, folder_prefix=folder_prefix)
+        self._where = RootPlaces(root, storage_options or {}, stale_after_seconds, folder_prefix)
+        self._root, self._catalogue = self._where.url, self._where.catalogues[0]
         self._saver = saver
         self._background = BackgroundSaves()
-        retention = Retention(self._catalogue, keep_policy or KeepAll())
+        retention = Retention(self._catalogue, self._where.keep_policy(keep_policy))
         self._guard = StepGuard(self.checkpoint_id, lower_steps)
-        self._upkeep = Upkeep(
-            self.checkpoint_id, self._catalogue, retention, self._guard, self._background, self._ranks
-        )
+        self._upkeep = Upkeep(self._where, retention, self._guard, self._background, self._ranks)
         self._watch = SignalWatch(self._save_policy.signals, self._save_policy.stop_signals)
         self._preemption_seconds = preemption_seconds
         self._close_seconds = close_seconds
@@ -130,11 +127,12 @@ class CheckpointManager:
         self._requested = False
         self._preempted = False
         self._last_save = time.monotonic()
+        self._where.start(self._ranks)
         self._watch.start()
 
     @property
     def root(self) -> str:
-        """Path or URI of the folder that contains all checkpoints."""
+        """Path or URI of the folder to which all checkpoints are saved."""
         return self._root
 
     @property
@@ -144,7 +142,7 @@ class CheckpointManager:
 
     def checkpoint_id(self, step: int) -> str:
         """Return the id of a step's checkpoint, for `dcp_core.load` and tools."""
-        return f"{self._root}/{self._catalogue.folder_name(step)}"
+        return self._where.checkpoint_id(self._catalogue, step)
 
     def checkpoints(self) -> list[CheckpointRecord]:
         """Return the checkpoints under the root by ascending step, including quarantined checkpoints.
@@ -326,10 +324,10 @@ class CheckpointManager:
         Ranks: every rank; collective.
         """
 
-        def load_step(step: int) -> LoadReport:
+        def load_step(catalogue: Catalogue, step: int) -> LoadReport:
             return load(
                 state,
-                **self._places.to_read(self.checkpoint_id(step)),
+                **self._places.to_read(self._where.checkpoint_id(catalogue, step)),
                 **self._ranks.arguments,
                 planner=planner,
                 timeout_seconds=self._ranks.timeout_seconds,
@@ -337,10 +335,10 @@ class CheckpointManager:
             )
 
         if step is not None:
-            restored = restore_step(self._catalogue, self._ranks, load_step, step)
+            restored = restore_step(self._where.catalogues, self._ranks, load_step, step)
             self._guard.restored(step)
             return restored
-        return restore_newest(self._catalogue, self._ranks, load_step)
+        return restore_newest(self._where.catalogues, self._ranks, load_step)
 
     def wait(self, seconds: float | None = None) -> None:
         """Wait for all saves in the background; raises their first error on all ranks, others on later calls.
@@ -362,20 +360,25 @@ class CheckpointManager:
             self._tolerance.raise_owed()
 
     def close(self, seconds: float | None = None) -> None:
-        """Wait for saves like `wait(seconds)`, and restore the signal handlers. Errors after the first are logged."""
+        """Wait for saves like `wait(seconds)`, and restore the signal handlers. Errors after the first are logged.
+
+        The coordinator then waits as long again, at most, for the promoter of a root of several places.
+        """
         try:
             self.wait(seconds)
         finally:
+            self._where.end(self._ranks, self._limit_seconds()[0] if seconds is None else seconds)
             self._watch.stop()
 
     def _overdue(self, seconds: float | None = None) -> UnfinishedSaveError | None:
         """Wait for this rank's background saves; returns an error if some exceed the limit."""
+        limit, setting = self._limit_seconds()
+        seconds = limit if seconds is None else seconds
+        return self._background.overdue(seconds, setting, f"rank {self._ranks.rank}, {self._root}")
+
+    def _limit_seconds(self) -> tuple[float, str]:
         left = self._watch.seconds_left(self._preemption_seconds)
-        setting = "close_seconds" if left is None else "preemption_seconds"
-        if seconds is None:
-            seconds = self._close_seconds if left is None else left
-        where = f"rank {self._ranks.rank}, {self._root}"
-        return self._background.overdue(seconds, setting, where)
+        return (self._close_seconds, "close_seconds") if left is None else (left, "preemption_seconds")
 
     def __enter__(self) -> Self:
         return self
@@ -390,6 +393,7 @@ class CheckpointManager:
         self._watch.stop()
         with contextlib.suppress(Exception):
             self._overdue()
+        self._where.end(self._ranks, 0.0)
 
     def _seconds_left(self) -> float:
         left = self._watch.seconds_left(self._preemption_seconds)

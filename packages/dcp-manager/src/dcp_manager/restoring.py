@@ -1,20 +1,20 @@
 """Restoring: all ranks load the newest undamaged checkpoint; damaged checkpoints are quarantined.
 
-The coordinator decides whether a checkpoint is damaged: a file that the coordinator finds, but another rank does not,
-is no damage.
+Of several places, each step is loaded from the nearest that has it undamaged. The coordinator decides whether a
+checkpoint is damaged: a file that the coordinator finds, but another rank does not, is no damage.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
 
 from dcp_core import CheckpointException, CheckpointNotFoundError, CorruptCheckpointError, DcpError, LoadReport
-from dcp_io import Catalogue
+from dcp_io import Catalogue, CheckpointRecord, ask_places
 from dcp_manager.together import Ranks
 from dcp_manifest import library_logger
 
@@ -24,7 +24,9 @@ _log = library_logger(__name__)
 
 # What is missing may be there for others; so what is corrupt is looked for first.
 _DAMAGE = (CorruptCheckpointError, CheckpointNotFoundError)
-Load = Callable[[int], LoadReport]
+Load = Callable[[Catalogue, int], LoadReport]
+_Copy = tuple[int, int]
+"""A step, and the number of the place of a copy of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,28 +57,25 @@ class _Verdict(Enum):
     """The checkpoint is undamaged, but a rank does not find its files: the storage of that rank is at fault."""
 
 
-def restore_step(catalogue: Catalogue, ranks: Ranks, load: Load, step: int) -> Restored:
+def restore_step(catalogues: Sequence[Catalogue], ranks: Ranks, load: Load, step: int) -> Restored:
     """Load the checkpoint of one step, and return the load's report. A failure is raised; nothing is quarantined.
 
     Args:
-        catalogue: Catalogue of the checkpoints.
+        catalogues: Catalogues of the checkpoints in each place, the nearest first.
         ranks: The ranks that load.
-        load: Function (step) → report of the load; it loads the checkpoint of the step, on all ranks together.
-        step: The step to load.
-
-    Args:
-        catalogue: Catalogue of the checkpoints.
-        ranks: The ranks that load.
-        load: Function (step) → report of the load; it loads the checkpoint of the step, on all ranks together.
-        step: The step to load.
+        load: Function (catalogue, step) → report of the load; it loads the checkpoint, on all ranks together.
+        step: The step to load, from the nearest place that has an undamaged copy; from the first if none has.
 
     Ranks: every rank; collective.
     """
+    catalogue = catalogues[0]
+    if len(catalogues) > 1:
+        catalogue = catalogues[ranks.decide("choose a copy", partial(_nearest, catalogues, step))]
     with _held(catalogue, ranks, step):
-        return Restored(step, load(step))
+        return Restored(step, load(catalogue, step))
 
 
-def restore_newest(catalogue: Catalogue, ranks: Ranks, load: Load) -> Restored | None:
+def restore_newest(catalogues: Sequence[Catalogue], ranks: Ranks, load: Load) -> Restored | None:
     """Load the newest checkpoint that can be loaded; None if there is no checkpoint. Arguments: see `restore_step`.
 
     Raises:
@@ -85,17 +84,20 @@ def restore_newest(catalogue: Catalogue, ranks: Ranks, load: Load) -> Restored |
 
     Ranks: every rank; collective.
     """
-    damaged: dict[int, str] = {}
-    gone: set[int] = set()
+    damaged: dict[_Copy, str] = {}
+    gone: set[_Copy] = set()
     while True:
-        found = ranks.decide("choose a checkpoint", partial(_choose, catalogue, damaged.keys() | gone))
-        step, problems = found
+        found = ranks.decide("choose a checkpoint", partial(_choose, catalogues, damaged.keys() | gone))
+        copy, problems = found
         damaged.update(problems)
-        if step is None:
+        if copy is None:
             break
+        step, catalogue = copy[0], catalogues[copy[1]]
         try:
             with _held(catalogue, ranks, step):
-                return Restored(step, load(step), tuple(sorted(damaged, reverse=True)))
+                report = load(catalogue, step)
+                passed_over = {other for other, _ in damaged} - {step}
+                return Restored(step, report, tuple(sorted(passed_over, reverse=True)))
         except DcpError as error:
             damage = ranks.combine("judge a failed load", partial(damage_of, error), _worst)
             if damage is None:
@@ -107,11 +109,11 @@ def restore_newest(catalogue: Catalogue, ranks: Ranks, load: Load) -> Restored |
                     "aside. See whether the storage is mounted on that rank's host, then restore again"
                 ) from error
             if verdict is _Verdict.DAMAGED:
-                damaged[step] = reason
+                damaged[copy] = reason
             else:
-                gone.add(step)
+                gone.add(copy)
     if damaged:
-        reasons = "; ".join(f"step {step}: {reason}" for step, reason in sorted(damaged.items(), reverse=True))
+        reasons = "; ".join(f"step {step}: {reason}" for (step, _), reason in sorted(damaged.items(), reverse=True))
         raise CheckpointNotFoundError(
             f"none of the checkpoints can be loaded ({reasons}); restore one from a copy, or begin in another root"
         )
@@ -142,24 +144,50 @@ def _worst(problems: list[Damage | None]) -> Damage | None:
     return next((damage for damage in found if not damage.is_missing), found[0] if found else None)
 
 
-def _choose(catalogue: Catalogue, without: Collection[int]) -> tuple[int | None, dict[int, str]]:
-    """Choose the highest step that looks undamaged; returns it, and the problems of higher ones. Coordinator only."""
-    problems: dict[int, str] = {}
-    for record in reversed(catalogue.records()):
-        if record.step in without:
+def _choose(catalogues: Sequence[Catalogue], without: Collection[_Copy]) -> tuple[_Copy | None, dict[_Copy, str]]:
+    """Choose the copy of the highest step that looks undamaged, in the nearest place. Coordinator only.
+
+    Returns:
+        The copy, or None, and the problems of those that were passed over.
+    """
+    problems: dict[_Copy, str] = {}
+    for record, number in _copies(catalogues):
+        copy = record.step, number
+        if copy in without:
             continue
         if record.quarantined is not None:
-            problems[record.step] = record.quarantined
+            problems[copy] = record.quarantined
             continue
         try:
-            catalogue.check(record.step)
+            catalogues[number].check(record.step)
         except _DAMAGE as error:
             reason = _line(error)
-            if _put_aside(catalogue, record.step, reason):
-                problems[record.step] = reason
+            if _put_aside(catalogues[number], record.step, reason):
+                problems[copy] = reason
             continue
-        return record.step, problems
+        return copy, problems
     return None, problems
+
+
+def _copies(catalogues: Sequence[Catalogue]) -> list[tuple[CheckpointRecord, int]]:
+    """Return all copies with the numbers of their places, the highest step and the nearest place first."""
+    numbers = {catalogue.store.url: number for number, catalogue in enumerate(catalogues)}
+    stores = [catalogue.store for catalogue in catalogues]
+    found = ask_places(stores, lambda store: catalogues[numbers[store.url]].records())
+    copies = [(record, number) for number, records in enumerate(found) for record in records]
+    return sorted(copies, key=lambda copy: (-copy[0].step, copy[1]))
+
+
+def _nearest(catalogues: Sequence[Catalogue], step: int) -> int:
+    """Return the number of the nearest place with an undamaged copy of a step; 0 if there is none. Coordinator only."""
+    for number, catalogue in enumerate(catalogues):
+        try:
+            if catalogue.is_good(step):
+                catalogue.check(step)
+                return number
+        except (OSError, DcpError) as error:
+            _log.warning("step %d is not loaded from %s: %s", step, catalogue.store.url, error)
+    return 0
 
 
 def _judge(catalogue: Catalogue, step: int, damage: Damage) -> tuple[_Verdict, str]:

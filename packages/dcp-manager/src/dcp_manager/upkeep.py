@@ -12,10 +12,10 @@ from concurrent.futures import Future
 from typing import Any
 
 from dcp_core import DcpError
-from dcp_io import Catalogue
 from dcp_manager.background import BackgroundSaves
 from dcp_manager.policies.lower_steps import StepGuard
 from dcp_manager.policies.retention import Retention, tell_removed
+from dcp_manager.root_places import RootPlaces
 from dcp_manager.together import Ranks
 from dcp_manifest import library_logger
 
@@ -28,8 +28,7 @@ class Upkeep:
     """Maintenance of the manager's root before and after saves.
 
     Args:
-        name: Function that returns the checkpoint id of a step.
-        catalogue: Catalogue of the root.
+        where: Places of the root; only the first is maintained.
         retention: Retention, which removes checkpoints that are not to be kept after a save.
         guard: Check of the step to be saved against the highest existing step.
         background: This rank's saves that have not ended.
@@ -38,15 +37,14 @@ class Upkeep:
 
     def __init__(
         self,
-        name: Callable[[int], str],
-        catalogue: Catalogue,
+        where: RootPlaces,
         retention: Retention,
         guard: StepGuard,
         background: BackgroundSaves,
         ranks: Ranks,
     ) -> None:
-        self._name = name
-        self._catalogue = catalogue
+        self._where = where
+        self._catalogue = where.catalogues[0]
         self._retention = retention
         self._guard = guard
         self._background = background
@@ -126,7 +124,8 @@ class Upkeep:
                     removed = self._retention.apply(
                         running, published=step, spares_higher=self._guard.spares_higher(step)
                     )
-                    tell_removed(map(self._name, removed))
+                    tell_removed(self._where.checkpoint_id(self._catalogue, other) for other in removed)
+                    self._where.saved()
                 else:
                     self._catalogue.failed(step)
                     self._retention.sweep(running, always=True)

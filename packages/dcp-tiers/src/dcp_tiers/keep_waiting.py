@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dcp_io import CheckpointRecord, KeepPolicy
-from dcp_tiers.tiers import Tiers
-from dcp_tiers.waiting import steps_to_send
+from dcp_tiers.waiting import TieredRoot, steps_to_send
 
 __all__ = ["KeepWaiting"]
 
@@ -38,7 +37,7 @@ class KeepWaiting(KeepPolicy):
         ```
     """
 
-    def __init__(self, tiers: Tiers) -> None:
+    def __init__(self, tiers: TieredRoot) -> None:
         self._tiers = tiers
 
     def keep(self, records: Sequence[CheckpointRecord], now_seconds: float) -> set[int]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dcp_io import (
     STALE_AFTER_SECONDS,
     Catalogue,
+    KeepPolicy,
     Store,
     ask_places,
     check_checkpoint,
@@ -17,8 +18,11 @@ from dcp_io import (
 from dcp_manifest import CheckpointNotFoundError, DcpError, library_logger
 from dcp_tiers.description import DESCRIPTION, decode_tiers, encode_tiers
 from dcp_tiers.errors import TiersError
+from dcp_tiers.keep_waiting import KeepWaiting
 from dcp_tiers.listing import TieredStep, list_steps
+from dcp_tiers.promoter_process import PromoterProcess
 from dcp_tiers.tier import Tier
+from dcp_tiers.waiting import steps_to_send
 
 __all__ = ["Tiers"]
 
@@ -75,6 +79,7 @@ class Tiers:
             for store in self._stores
         )
         """Catalogue of each tier, nearest first."""
+        self._promoter = PromoterProcess(urls[0])
 
     @classmethod
     def read(cls, place: str | os.PathLike[str]) -> Tiers:
@@ -194,3 +199,72 @@ class Tiers:
         Ranks: one; not collective.
         """
         return list_steps(self.catalogues)
+
+    @property
+    def keep_waiting(self) -> KeepPolicy:
+        """Policy that keeps in the first tier what further tiers must still get, and nothing else."""
+        return KeepWaiting(self)
+
+    @property
+    def keep_policy(self) -> KeepPolicy:
+        """Policy of a manager for the first tier: that of the tier, and what further tiers must still get."""
+        return self.tiers[0].keep | self.keep_waiting
+
+    def start_promoter(self) -> None:
+        """Write the description and start the promoter process, unless it runs; a failure is logged, not raised.
+
+        The process finds what waits from earlier runs. It ends by itself after this process, when everything has
+        arrived. `CheckpointManager` calls this.
+
+        Ranks: one.
+        """
+        if len(self.tiers) == 1:
+            return
+        try:
+            self.write()
+            self._promoter.start()
+        except (OSError, ValueError) as error:
+            _log.warning("no promoter of %s was started: %s", self.tiers[0].url, error)
+
+    def wake_promoter(self) -> None:
+        """Make the promoter look for new checkpoints; starts it if it has ended. Ranks: one."""
+        if not self._promoter.wake():
+            self.start_promoter()
+
+    def end_promoter(self, seconds: float | None = None) -> None:
+        """Wait until the promoter has ended, at most `seconds`; logs what further tiers lack. Ranks: one."""
+        for url, steps in self.drain(seconds).items():
+            _log.warning("not in %s: steps %s", url, ", ".join(map(str, steps)))
+
+    def drain(self, seconds: float | None = None) -> dict[str, list[int]]:
+        """Wait until further tiers have all that their policies keep, and return what they lack after that.
+
+        A promoter process is started if none runs; after the time it goes on alone.
+
+        Args:
+            seconds: Maximum time to wait; None waits until the promoter has ended: when everything has arrived, or what
+                has not cannot be promoted.
+
+        Returns:
+            Path or URI of a tier → steps that it lacks, ascending; empty if everything has arrived.
+
+        Raises:
+            OSError: The first tier cannot be read.
+
+        Ranks: one.
+
+        Example:
+            ```python
+            import dcp_all as dcp
+            from dcp_tiers import Tier, Tiers
+
+            tiers = Tiers([Tier("near"), Tier("far")])
+            dcp.save({"step": 40}, checkpoint_id=tiers.step(40))
+            assert tiers.drain(seconds=120) == {}
+            ```
+        """
+        if any(steps_to_send(self, number, 0) for number in range(1, len(self.tiers))):
+            self.wake_promoter()
+        self._promoter.end(seconds)
+        left = {tier.url: sorted(steps_to_send(self, number, 0)) for number, tier in enumerate(self.tiers) if number}
+        return {url: steps for url, steps in left.items() if steps}

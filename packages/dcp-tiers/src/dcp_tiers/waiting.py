@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from typing import Protocol
 
-from dcp_io import by_creation
+from dcp_io import Catalogue, by_creation
 from dcp_tiers.arrivals import has_arrived
-from dcp_tiers.tiers import Tiers
+from dcp_tiers.tier import Tier
 
-__all__ = ["steps_to_send"]
+__all__ = ["TieredRoot", "steps_to_send"]
 
 
-def steps_to_send(tiers: Tiers, number: int, holder: int) -> set[int]:
+class TieredRoot(Protocol):
+    """Protocol of what `steps_to_send` needs of `Tiers`."""
+
+    @property
+    def tiers(self) -> Sequence[Tier]:
+        """The tiers, nearest first."""
+        ...
+
+    @property
+    def catalogues(self) -> Sequence[Catalogue]:
+        """Catalogue of each tier."""
+        ...
+
+
+def steps_to_send(tiers: TieredRoot, number: int, holder: int) -> set[int]:
     """Return the steps in one tier that a further tier must still get, by the further tier's policy.
 
     Only the nearer tier is asked; a far one may be away.

@@ -104,6 +104,11 @@ class Catalogue:
         self._notes: dict[int, tuple[Entry, Note | None]] = {}
         """Cache: step → entry of the note in the listing, and the note that was read."""
 
+    @property
+    def store(self) -> Store:
+        """The root."""
+        return self._root
+
     def folder_name(self, step: int) -> str:
         """Return the name of a checkpoint's folder in the root."""
         return f"{self._prefix}{step}"
