@@ -14,6 +14,9 @@ DcpError (Exception)                                        base class of the er
 ├─ UnsupportedFormatError (ValueError)                      a newer version, or an unknown layout or transform
 │  └─ dcp_inspect.OtherFormatError                          files of another format, for a converter
 ├─ UnsafeCheckpointError (ValueError)                       a checkpoint tries to run code or leave its folder
+│ dcp_tiers:
+├─ PromotionError (RuntimeError)                            a checkpoint cannot be promoted to another tier
+├─ TiersError (ValueError)                                  the description of tiers is wrong
 │ dcp_io:
 ├─ CheckpointExistsError (FileExistsError)                  a checkpoint exists; `overwrite` is off
 ├─ NotAFolderError (NotADirectoryError)                     the path of a checkpoint is a file
