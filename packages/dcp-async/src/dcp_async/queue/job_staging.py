@@ -6,6 +6,7 @@ Not in this module: how tensors are copied (`staging`), and which save may begin
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
@@ -33,14 +34,15 @@ class JobStager:
         stager: Stager that copies the state dicts.
         entry: Lock of the saver for the start of saves; the caller of `stage` holds it.
         seconds: Longest time in seconds that `await_copy` waits, and that `copy_in_waves` takes.
-        free_memory: Function that waits for earlier saves, so that their copies' memory can be used for waves.
+        free_memory: Method that waits for earlier saves, so that their copies' memory can be used for waves. It is held
+            weakly: its queue holds this object, and must be freed with its saver.
     """
 
     def __init__(self, stager: Stager, entry: Entry, seconds: float, free_memory: Callable[[], object]) -> None:
         self._stager = stager
         self._entry = entry
         self._seconds = seconds
-        self._free_memory = free_memory
+        self._wait_for_saves = weakref.WeakMethod(free_memory)
         self._thread: ThreadPoolExecutor | None = None
 
     def stage_now(self, state_dict: dict[str, Any], link: GroupLink) -> Staged:
@@ -54,6 +56,11 @@ class JobStager:
     def bytes_to_wait_for(self, state_dict: dict[str, Any]) -> int:
         """Return the number of bytes that the storage must have taken before `save` returns, without copying."""
         return self._stager.measure(with_states(state_dict))[1]
+
+    def _free_memory(self) -> None:
+        wait_for_saves = self._wait_for_saves()
+        if wait_for_saves is not None:
+            wait_for_saves()
 
     def give_back(self, staged: Staged) -> None:
         """Return the memory of a copy to the pool."""

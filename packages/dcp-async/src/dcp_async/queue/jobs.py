@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from dcp_async.errors import SaverClosedError
@@ -134,15 +135,8 @@ class SaveJob:
         self.future.set_running_or_notify_cancel()
         self.staging.set_running_or_notify_cancel()
         self.copied.set_running_or_notify_cancel()
-        self.staging.add_done_callback(self._note_copied)
-
-    def _note_copied(self, staging: Future[None]) -> None:
-        if not self.copied.done():
-            error = staging.exception()
-            if error is None:
-                self.copied.set_result(None)
-            else:
-                self.copied.set_exception(error)
+        # Without this object, whose memory for the copy must be free when the save ends, whoever has the futures.
+        self.staging.add_done_callback(partial(_note_copied, self.copied))
 
     def adopt(self) -> None:
         """Adapt a storage writer and planner of another library, such as stock, through a bridge, a plug-in.
@@ -161,3 +155,12 @@ class SaveJob:
         self.group_store = None
         while self.done:
             self.done.pop()()
+
+
+def _note_copied(copied: Future[None], staging: Future[None]) -> None:
+    if not copied.done():
+        error = staging.exception()
+        if error is None:
+            copied.set_result(None)
+        else:
+            copied.set_exception(error)
