@@ -231,8 +231,8 @@ class _Exchange:
                 lost = isinstance(error, StreamError)
                 transfer.fail(ExchangeInterruptedError(str(error)) if lost else error)
                 transfer.wait()  # another rank's error may have come first
-        except ExchangeInterruptedError as error:
-            return error
+        except ExchangeInterruptedError as error:  # not itself: its traceback leads to the memory of the exchange
+            return ExchangeInterruptedError(str(error), replaced=error.replaced)
         except CheckpointReplacedError as error:
             return ExchangeInterruptedError(str(error), replaced=True)
         except Exception as error:
