@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 import dcp_all as dcp
 
 
-@pytest.mark.parametrize("kind", ["thread", "process"])
+@pytest.mark.parametrize("kind", [pytest.param("thread", marks=pytest.mark.slow), "process"])
 def test_a_background_save_writes_whole_files(ranks: Any, tmp_path: Path, kind: str) -> None:
     def run(folder: str, kind: str) -> None:
         from torch.distributed.device_mesh import init_device_mesh

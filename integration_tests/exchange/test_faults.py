@@ -29,7 +29,11 @@ def own_ranks() -> Iterator[RankPool]:
         yield pool
 
 
-@pytest.mark.parametrize("ranks_of_host", [4, 2, 1], ids=["1 x 4", "2 x 2", "4 x 1"])
+@pytest.mark.parametrize(
+    "ranks_of_host",
+    [pytest.param(4, marks=pytest.mark.slow), 2, pytest.param(1, marks=pytest.mark.slow)],
+    ids=["1 x 4", "2 x 2", "4 x 1"],
+)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("kill", "stop")])
 def test_files_and_connections(own_ranks: RankPool, root: Path, tmp_path: Path, kind: str, ranks_of_host: int) -> None:
     fault = Fault(kind, 1, "read", ranks_of_host=ranks_of_host)

@@ -102,6 +102,7 @@ def load_on(hosts: list[NetworkHost], folder: str, options: dict[str, Any]) -> d
     }
 
 
+@pytest.mark.slow
 def test_a_firewall_makes_each_rank_read_for_itself(ranks: RankPool, folder: str) -> None:
     with network_hosts(2) as (hosts, _):
         hosts[0].block()
