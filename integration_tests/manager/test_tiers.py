@@ -1,10 +1,19 @@
 """A manager whose root is several tiers: promotes in a process of its own, restores from the nearest undamaged copy."""
 
+import os
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
+import torch.distributed as dist
 
+from dcp_async import AsyncSaver
 from dcp_io import KeepLast
 from dcp_manager import CheckpointManager
 from dcp_tiers import Tier, Tiers
@@ -42,3 +51,140 @@ def test_a_manager_promotes_and_restores_over_tiers(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "near")
     assert _restore(tiers) == (3, 3)
     assert tiers.drain(seconds=120) == {}
+
+
+def _state(step: int) -> dict[str, Any]:
+    """A value that differs from rank to rank, and one that does not."""
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    return {f"own {rank}": torch.full((1000,), step), "weight": torch.full((4096,), step), "step": step}
+
+
+def _steps(root: Path) -> list[int]:
+    return sorted(int(path.parent.name.removeprefix("step-")) for path in root.glob("step-*/.metadata"))
+
+
+def _train(root: str, kind: str | None, wanted: list[int], options: dict[str, Any]) -> list[int]:
+    """Save steps; returns what the slow tier lacks at the end, on the first rank."""
+    tiers = Tiers([Tier(f"{root}/near", **options), Tier(f"{root}/far")])
+    if kind is None:
+        with CheckpointManager(tiers) as manager:
+            for step in wanted:
+                manager.save(step, _state(step))
+        return _left(tiers)
+    with AsyncSaver(kind) as saver, CheckpointManager(tiers, saver=saver) as manager:
+        for step in wanted:
+            manager.save(step, _state(step))
+            manager.wait()
+    return _left(tiers)
+
+
+def _left(tiers: Tiers) -> list[int]:
+    return [step for steps in tiers.drain(0.0).values() for step in steps] if dist.get_rank() == 0 else []
+
+
+def _resume(root: str) -> tuple[int, bool]:
+    tiers = Tiers([Tier(f"{root}/near"), Tier(f"{root}/far")])
+    state = {key: value * 0 for key, value in _state(1).items()}
+    with CheckpointManager(tiers) as manager:
+        restored = manager.restore(state)
+    assert restored is not None
+    expected = _state(restored.step)
+    return restored.step, all(torch.equal(torch.as_tensor(state[key]), torch.as_tensor(expected[key])) for key in state)
+
+
+@pytest.mark.parametrize("kind", [None, "thread", "process"])
+def test_two_ranks_save_promote_and_resume(kind: str | None, ranks: Any, tmp_path: Path) -> None:
+    root = str(tmp_path)
+    assert ranks.run(2, _train, root, kind, [1, 2, 3], {"keep": KeepLast(1)}) == [[], []]
+    assert _steps(tmp_path / "far") == [1, 2, 3]
+    assert ranks.run(2, _resume, root) == [(3, True)] * 2
+    shutil.rmtree(tmp_path / "near")
+    assert ranks.run(2, _resume, root) == [(3, True)] * 2
+
+
+def test_two_ranks_wait_together_for_room(ranks: Any, tmp_path: Path) -> None:
+    assert ranks.run(2, _train, str(tmp_path), None, [1, 2, 3, 4, 5], {"max_bytes": 130_000}) == [[], []]
+    assert _steps(tmp_path / "far") == [1, 2, 3, 4, 5]
+    assert len(_steps(tmp_path / "near")) < 5
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_an_async_save_ends_when_the_fast_tier_has_it(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "far").write_text("the slow tier is away")
+    tiers = Tiers([Tier(tmp_path / "near"), Tier(tmp_path / "far")])
+    with AsyncSaver(kind) as saver:
+        manager = CheckpointManager(tiers, no_dist=True, saver=saver)
+        state = {"weight": torch.zeros(1000)}
+        for step in (1, 2, 3):  # each stages into the buffer that the one before has left
+            state["weight"].fill_(step)
+            future = manager.save(step, state)
+            assert future is not None
+            future.result(timeout=60)
+            manager.wait()
+        assert tiers.drain(0.0) == {str(tmp_path / "far"): [1, 2, 3]}
+        (tmp_path / "far").unlink()
+        manager.close()
+    assert tiers.drain(60) == {}
+    assert _weights(tmp_path / "far") == {1: 1.0, 2: 2.0, 3: 3.0}
+
+
+def _weights(root: Path) -> dict[int, float]:
+    found = {}
+    for step in _steps(root):
+        state = {"weight": torch.zeros(1000)}
+        manager = CheckpointManager(root, no_dist=True)
+        manager.restore(state, step=step)
+        found[step] = float(state["weight"].mean())
+    return found
+
+
+TRAINER = """
+import time
+import torch
+import dcp_all as dcp
+
+tiers = dcp.Tiers([dcp.Tier("near"), dcp.Tier("far", rate_bytes_per_second=RATE)])
+policy = dcp.EverySteps(1000) | dcp.OnSignal()
+state = {"weight": torch.zeros(1 << 18), "step": 0}
+with dcp.CheckpointManager(tiers, save_policy=policy, preemption_seconds=3) as manager:
+    print("training", flush=True)
+    for step in range(1, 100_000):
+        time.sleep(0.01)
+        state["weight"].fill_(step)
+        state["step"] = step
+        manager.maybe_save(step, state)
+        if manager.preempted:
+            print(step, flush=True)
+            break
+"""
+
+
+@pytest.mark.parametrize(("rate", "arrives"), [(1e9, True), (1e5, False)])
+def test_preemption_promotes_as_far_as_it_goes(rate: float, arrives: bool, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", TRAINER.replace("RATE", str(rate))]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "training\n"
+        process.send_signal(signal.SIGTERM)
+        begun = time.monotonic()
+        step = int(process.stdout.readline())
+        assert process.wait(timeout=60) == 0
+    assert time.monotonic() - begun < 30
+    assert (_steps(tmp_path / "far") == [step]) is arrives
+    tiers = Tiers.read(tmp_path / "near")
+    _kill_promoter(tmp_path / "near")  # the scheduler's SIGKILL, for all processes of the job
+    started = Tiers([tiers.tiers[0], Tier(tmp_path / "far")])
+    manager = CheckpointManager(started, no_dist=True)  # whoever starts next
+    manager.close()
+    assert started.drain(60) == {}
+    assert _steps(tmp_path / "far") == [step]
+
+
+def _kill_promoter(near: Path) -> None:
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"dcp_tiers.promote" in words and str(near).encode() in words:
+            os.kill(int(folder.name), signal.SIGKILL)

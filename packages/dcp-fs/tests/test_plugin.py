@@ -7,7 +7,7 @@ from dcp_fs import FileSystemReader, FileSystemWriter, plugin
 
 
 def test_registers_local_folders() -> None:
-    assert [spec.scheme for spec in plugin.dcp_register_storage()] == ["file", "local"]
+    assert [spec.scheme for spec in plugin.dcp_register_storage()] == ["host", "file", "local"]
     for place in ("some/folder", "file:///some/folder", "local:///some/folder"):
         backend = plugins.storage_for(place)
         assert backend.load_writer() is FileSystemWriter

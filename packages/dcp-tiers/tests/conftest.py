@@ -1,12 +1,15 @@
-"""Checkpoints of a few bytes, saved and read without torch; tiers in folders of the test."""
+"""Checkpoints of a few bytes, saved and read without torch; tiers in folders of the test; pretended hosts."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -24,8 +27,11 @@ from dcp_io import (
     WriteRequest,
     open_store,
 )
+from dcp_io.stores import host_store
 from dcp_manifest import CheckpointIndex, Framing, ManifestInfo, StoredItems, encode
 from dcp_tiers import Tier, Tiers
+from dcp_tiers.promotion import Promotion
+from dcp_tiers.waiting import steps_to_send
 
 _clock = itertools.count(time.time_ns())
 
@@ -101,6 +107,38 @@ def load(store: Store) -> dict[str, bytes]:
     return values
 
 
+NEAR = "/near/run"
+
+
+@contextlib.contextmanager
+def on_host(disks: Path, host: str) -> Iterator[Path]:
+    with mock.patch.object(host_store, "host_folder", lambda path: f"{disks}/{host}{path}"):
+        yield Path(f"{disks}/{host}{NEAR}")
+
+
+def save_apart(disks: Path, step: int) -> None:
+    """Save a step of three values, each on a host of its own; all have the index."""
+    whole = disks / "whole"
+    save(whole, step)
+    data = sorted(file.name for file in (whole / f"step-{step}").glob("*.distcp"))
+    assert len(data) == 3
+    for name, host in zip(data, "abc", strict=True):
+        with on_host(disks, host) as near:
+            shutil.copytree(whole / f"step-{step}", near / f"step-{step}", ignore=lambda _, names: {*data} & {*names})
+            shutil.copy(whole / f"step-{step}" / name, near / f"step-{step}")
+
+
+def bring(disks: Path, far: Path, *hosts: str) -> dict[str, list[int]]:
+    """Bring the parts of hosts, one after the other; returns which tier lacks which steps then."""
+    left: dict[str, list[int]] = {}
+    for host in hosts:
+        with on_host(disks, host):
+            tiers = Tiers([Tier(NEAR, per_host=True), Tier(far)])
+            arrived = Promotion(tiers, 1).run(lambda _: False)
+            left = {} if arrived else {str(far): sorted(steps_to_send(tiers, 1, 0))}
+    return left
+
+
 @pytest.fixture
 def near(tmp_path: Path) -> Path:
     return tmp_path / "near"
@@ -121,6 +159,11 @@ def helpers(near: Path, far: Path) -> SimpleNamespace:
         return {folder.step: load(folder.store) for folder in catalogue.folders() if folder.is_good}
 
     return SimpleNamespace(save=save, contents=contents, load=load, loaded=loaded, tiers=tiers)
+
+
+@pytest.fixture
+def hosts() -> SimpleNamespace:
+    return SimpleNamespace(near=NEAR, on_host=on_host, save_apart=save_apart, bring=bring)
 
 
 @pytest.fixture

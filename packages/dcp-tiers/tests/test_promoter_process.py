@@ -119,3 +119,58 @@ def test_the_first_tier_keeps_what_waits(helpers, near, far, count):
     os.rename(far, far.parent / "away")
     helpers.save(near, 40)
     assert policy.keep([], 0.0) == {40}
+
+
+def is_arrival(event) -> bool:
+    return (event.operation, event.phase, event.state) == ("promote", "total", "finished")
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_tier_that_comes_back_gets_all_in_order(ends, helpers, near, far, events):
+    tiers = helpers.tiers(KeepLast(3))
+    far.write_text("not a folder: the storage is away")
+    for step in (10, 20, 30, 40):
+        helpers.save(near, step)
+    tiers.start_promoter()
+    wait_until(lambda: any(event.phase == "skip" for event in events))
+    if ends:
+        assert tiers.drain(0.7) == {str(far): [20, 30, 40]}
+    far.unlink()
+    if ends:
+        wait_until(lambda: len(list(far.glob("step-*/.metadata"))) == 3)
+    assert tiers.drain(TIMEOUT_SECONDS) == {}
+    assert helpers.loaded(far) == {step: helpers.contents(step) for step in (20, 30, 40)}
+    arrived = [event.checkpoint_id for event in events if is_arrival(event)]
+    assert arrived == [f"{far}/step-{step}" for step in (20, 30, 40)]
+
+
+def test_gives_up_without_progress_only(helpers, near, far):
+    from dcp_tiers.promote import promote
+
+    helpers.save(near, 10)
+    size = sum(path.stat().st_size for path in (near / "step-10").iterdir())
+    slow = Tiers([Tier(near), Tier(far, rate_bytes_per_second=size / 1.5)])
+    assert promote(slow, seconds=1.0) == {}  # takes longer, and goes on
+
+
+def test_the_trainer_observes_the_promoter(helpers, near, far, events):
+    tiers = helpers.tiers()
+    helpers.save(near, 10)
+    assert tiers.drain(TIMEOUT_SECONDS) == {}
+    wait_until(lambda: any(map(is_arrival, events)))
+    (end,) = filter(is_arrival, events)
+    assert end.checkpoint_id == f"{far}/step-10"
+    assert end.bytes == sum(path.stat().st_size for path in (far / "step-10").glob("*.distcp"))
+
+
+def test_a_pipe_that_nobody_empties_holds_nothing_up():
+    from dcp_hooks import CheckpointEvent
+    from dcp_tiers.promoter_process import EventWriter
+
+    reading, writing = os.pipe()
+    write = EventWriter(writing)
+    for _ in range(5000):
+        write(CheckpointEvent("promote", "total", "progress", 0, "x" * 100))
+    os.close(reading)
+    write(CheckpointEvent("promote", "total", "finished", 0))
+    os.close(writing)

@@ -12,8 +12,8 @@ from dcp_io import KeepBest, KeepEvery, KeepLast, LocalStore, SaveSession
 from dcp_io.testing.damage import data_files, flip
 from dcp_manifest import CorruptCheckpointError
 from dcp_tiers import Tier, Tiers
-from dcp_tiers.copying import Pace, copy_checkpoint
-from dcp_tiers.passing_crcs import PassingCrcs
+from dcp_tiers.copying.copy_checkpoint import Pace, copy_checkpoint
+from dcp_tiers.copying.passing_crcs import PassingCrcs
 from dcp_tiers.promote import promote
 from dcp_tiers.promotion import Promotion
 
@@ -243,3 +243,21 @@ def test_a_tier_that_hangs_does_not_hold_up_another(helpers, near, far, tmp_path
     finally:
         released.set()
     assert promote(tiers) in ({}, {str(tmp_path / "hangs"): [10]})
+
+
+def test_a_storage_that_fails_until_after_the_end_of_an_attempt(helpers, near, far, monkeypatch):
+    helpers.save(near, 10)
+    promotion = Promotion(helpers.tiers(), 1)
+    away = OSError("the storage is away")
+
+    def fail(*_, **__):
+        raise away
+
+    with monkeypatch.context() as broken:
+        broken.setattr("dcp_tiers.copying.copy_checkpoint.send_file", fail)
+        broken.setattr(LocalStore, "delete", fail)
+        with pytest.raises(OSError, match="is away"):
+            promotion.promote_next()
+    assert list((far / "step-10").glob(".dcp-save-*"))
+    assert promotion.promote_next()
+    assert helpers.loaded(far) == helpers.loaded(near)

@@ -341,6 +341,9 @@ def _carry_out(run: _Save, plans: PlanExchange, *, name: str = "save") -> Metada
                 )
                 writing.bytes = total.bytes = run.bytes_written
                 writing.compression = run.compression_choice
+                follow_commit = run.can().follow_commit
+                if follow_commit is not None:
+                    follow_commit(coordinator)
         except BaseException as error:
             plans.forget()
             run.abort(error)

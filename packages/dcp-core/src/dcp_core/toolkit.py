@@ -13,6 +13,9 @@ from dcp_core.calls.positional import without_positional_path
 from dcp_core.encoding.compression import CompressedRequest, Compression, CompressionPolicy, one_setting
 from dcp_core.encoding.payloads import tensor_payload
 from dcp_core.events import note_rate
+from dcp_core.hosts.agree import agree_on_copy
+from dcp_core.hosts.held_copies import AgreedCopy
+from dcp_core.hosts.host_places import HostPlaces, find_places
 from dcp_core.logs import LOGGER_NAME, library_logger
 from dcp_core.objects.allowed_globals import allowed_globals, how_to_allow
 from dcp_core.objects.object_archive import ObjectArchive, read_archive
@@ -49,6 +52,7 @@ from dcp_core.tensors.tensor_pieces import TensorPieces
 
 __all__ = [
     "LOGGER_NAME",
+    "AgreedCopy",
     "CheckpointId",
     "CompressedRequest",
     "Compression",
@@ -57,6 +61,7 @@ __all__ = [
     "DumpedObject",
     "FileAttributes",
     "HeldTensor",
+    "HostPlaces",
     "ItemDecoder",
     "KeyMap",
     "LazyList",
@@ -76,6 +81,7 @@ __all__ = [
     "adopt_reader",
     "adopt_save_planner",
     "adopt_writer",
+    "agree_on_copy",
     "allowed_globals",
     "archive_quantized",
     "as_index",
@@ -89,6 +95,7 @@ __all__ = [
     "copy_elements",
     "dump_object",
     "find_holders",
+    "find_places",
     "flatten",
     "holds_entry",
     "how_to_allow",

@@ -1,4 +1,4 @@
-"""Registration of the storage for paths, `file://` and `local://` URIs by a hook. Does not import torch."""
+"""Registration of the storages for paths, `file://`, `local://` and `host://` URIs by a hook. No torch."""
 
 from dcp_hooks import StorageBackendSpec, hookimpl
 
@@ -7,13 +7,18 @@ __all__ = ["dcp_register_storage"]
 
 @hookimpl
 def dcp_register_storage() -> list[StorageBackendSpec]:
-    """Return the specification of the storage in local and mounted folders."""
+    """Return the specifications of the storages in local and mounted folders, and in folders of each host."""
+    guarantees = ("atomic publish", "durable", "verified reads", "ranged reads")
+    hosts = StorageBackendSpec("host", "dcp_fs.hosts:HostReader", "dcp_fs.hosts:HostWriter", guarantees)
     return [
-        StorageBackendSpec(
-            scheme=scheme,
-            reader="dcp_fs:FileSystemReader",
-            writer="dcp_fs:FileSystemWriter",
-            guarantees=("atomic publish", "durable", "verified reads", "ranged reads"),
-        )
-        for scheme in ("file", "local")
+        hosts,
+        *(
+            StorageBackendSpec(
+                scheme=scheme,
+                reader="dcp_fs:FileSystemReader",
+                writer="dcp_fs:FileSystemWriter",
+                guarantees=guarantees,
+            )
+            for scheme in ("file", "local")
+        ),
     ]

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from dcp_hooks.hookspecs import (
         ANY_SCHEME,
         CheckpointEvent,
+        CommandSpec,
         HookSpecs,
         StorageBackendSpec,
         StoreSpec,
@@ -29,6 +30,7 @@ __all__ = [
     "OBJECT_STORE_SCHEMES",
     "WEB_SCHEMES",
     "CheckpointEvent",
+    "CommandSpec",
     "DuplicatePluginError",
     "ErrorTypes",
     "HookError",
@@ -57,7 +59,8 @@ __getattr__, __dir__ = import_lazily(
             *("DuplicatePluginError", "ErrorTypes", "HookError", "PluginLoadError", "PluginNotFoundError"),
         ),
         "dcp_hooks.hookspecs": (
-            *("ANY_SCHEME", "CheckpointEvent", "HookSpecs", "StorageBackendSpec", "StoreSpec", "hookimpl"),
+            *("ANY_SCHEME", "CheckpointEvent", "CommandSpec", "HookSpecs", "StorageBackendSpec", "StoreSpec"),
+            "hookimpl",
         ),
         "dcp_hooks.progress": ("Progress", "count_progress", "find_progress", "report_operation"),
         "dcp_hooks.registry": ("PluginInfo", "PluginRegistry", "installed", "resolve"),

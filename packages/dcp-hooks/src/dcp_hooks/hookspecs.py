@@ -17,6 +17,7 @@ __all__ = [
     "ENTRY_POINT_GROUP",
     "PROJECT_NAME",
     "CheckpointEvent",
+    "CommandSpec",
     "HookSpecs",
     "StorageBackendSpec",
     "StoreSpec",
@@ -67,6 +68,23 @@ class StoreSpec:
     scheme: str
     opener: str
     fallback: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CommandSpec:
+    """A subcommand of the command `dcp`.
+
+    Args:
+        name: Name of the subcommand; a subcommand of `dcp` itself with this name takes precedence.
+        command: `module:attribute` of a `click.Command`, which is imported when it runs. It returns the exit code,
+            prints JSON for the option `--json`, and raises `DcpError` or `OSError` for what users can act on, which
+            `dcp` prints as one line.
+        summary: One sentence for the list of commands in `dcp --help`.
+    """
+
+    name: str
+    command: str
+    summary: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +186,20 @@ class HookSpecs:
         """Return `{"cooperative": "module:attribute"}`: a function by which ranks read a checkpoint together.
 
         `dcp_core.Exchange` describes the function. Without such a plug-in every rank reads for itself.
+        """
+        return {}
+
+    @hookspec
+    def dcp_register_commands(self) -> Sequence[CommandSpec]:
+        """Return the plug-in's subcommands of the command `dcp`."""
+        return ()
+
+    @hookspec
+    def dcp_register_roots(self) -> Mapping[str, str]:
+        """Return roots that a file describes: name of such files → `module:attribute` of a function.
+
+        The function is called with the path or URI of a file of this name, and returns a `dcp_io.Root`. Whatever takes
+        a root takes the file, too. Neither the function's module nor its package imports torch.
         """
         return {}
 

@@ -57,6 +57,11 @@ class Progress:
         """Whether bytes are counted, because there is a function to report them to."""
         return self._report is not None
 
+    @property
+    def done(self) -> int:
+        """Number of bytes that have been counted."""
+        return self._done
+
     def expect(self, count: int) -> None:
         """Add `count` to the number of bytes that are expected in total."""
         with self._lock:
@@ -133,15 +138,17 @@ def report_operation(operation: str, place: str | os.PathLike[str]) -> Iterator[
     event = CheckpointEvent(operation, "total", "started", 0, place, world_size=1, operation_id=mark, time=time.time())
     installed.emit(event)
     start = time.monotonic()
+    progress = _reporting(event)
     try:
-        yield _reporting(event)
+        yield progress
     except BaseException as error:
         message = f"{type(error).__name__}: {error}".partition("\n")[0]
         _end(event, "failed", start, error=message)
         raise
-    _end(event, "finished", start)
+    _end(event, "finished", start, count=progress.done)
 
 
-def _end(event: CheckpointEvent, state: str, start: float, *, error: str | None = None) -> None:
+def _end(event: CheckpointEvent, state: str, start: float, *, count: int = 0, error: str | None = None) -> None:
     seconds = time.monotonic() - start
-    installed.emit(replace(event, state=state, seconds=seconds, own_seconds=seconds, error=error, time=time.time()))
+    end = replace(event, state=state, seconds=seconds, own_seconds=seconds, error=error, time=time.time())
+    installed.emit(replace(end, bytes=count or None))

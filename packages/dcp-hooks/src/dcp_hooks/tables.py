@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from dcp_hooks.hookspecs import StorageBackendSpec, StoreSpec
+from dcp_hooks.hookspecs import CommandSpec, StorageBackendSpec, StoreSpec
 from dcp_hooks.install_advice import package_for
 
 __all__ = ["TABLES", "Table"]
@@ -23,12 +23,14 @@ class Table:
         record: Class of the records that the hook returns; None if the hook returns a mapping of name to
             `module:attribute`.
         factories: Names of the record's attributes that hold a `module:attribute`.
+        key: Name of the record's attribute that is the entry's name.
     """
 
     entry: str
     remedy: str
-    record: type[StorageBackendSpec | StoreSpec] | None = None
+    record: type[StorageBackendSpec | StoreSpec | CommandSpec] | None = None
     factories: tuple[str, ...] = ()
+    key: str = "scheme"
 
     def entry_named(self, name: str) -> str:
         """Return the text that describes the entry with this name in error messages."""
@@ -65,7 +67,7 @@ class Table:
         specs = list(answer)
         if self.record is not None and not all(isinstance(spec, self.record) for spec in specs):
             raise TypeError(f"{hook} must return {self.record.__name__} records, not {specs!r}")
-        return [(spec.scheme, spec) for spec in specs]
+        return [(getattr(spec, self.key), spec) for spec in specs]
 
     @staticmethod
     def _mapped(hook: str, answer: Any) -> list[tuple[str, Any]]:
@@ -97,6 +99,10 @@ TABLES: Mapping[str, Table] = MappingProxyType(
         "state_adapters": Table("the adapter {name!r}", f"install dcp-state{_SOURCE}"),
         "converters": Table("the converter {name!r}", f"install dcp-format{_SOURCE}"),
         "exchange": Table("the exchange {name!r} for loads", f"install dcp-exchange{_SOURCE}"),
+        "commands": Table(
+            "the command {name!r}", f"install the package that has it{_SOURCE}", CommandSpec, ("command",), "name"
+        ),
+        "roots": Table("a root described by {name!r}", f"install dcp-tiers{_SOURCE}"),
         "bridges": Table(
             "a bridge to {name}", f"install dcp-bridge{_SOURCE}, or change the import of its base class to dcp_core"
         ),

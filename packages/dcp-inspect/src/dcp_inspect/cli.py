@@ -48,18 +48,18 @@ class _Lazy(click.Group):
     """A click group that imports its commands lazily."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return all commands in the order of the table."""
+        """Return all commands in the order of the table, and then those of plug-ins."""
         del ctx
-        return [*COMMANDS]
+        return [*COMMANDS, *_added()]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a command; None for an unknown name."""
         del ctx
-        if cmd_name not in COMMANDS:
-            return None
-        module = importlib.import_module(f"dcp_inspect.commands.{COMMANDS[cmd_name][0]}")
-        found: click.Command = module.command
-        return found
+        if cmd_name in COMMANDS:
+            module = importlib.import_module(f"dcp_inspect.commands.{COMMANDS[cmd_name][0]}")
+            found: click.Command = module.command
+            return found
+        return _added_command(cmd_name)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -68,7 +68,7 @@ class _Lazy(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            found = meant_command(args[0], COMMANDS)
+            found = meant_command(args[0], self.list_commands(ctx))
             if found is not None:
                 raise click.UsageError(f"{error.message} Did you mean {found}?", ctx) from error
             raise
@@ -77,7 +77,26 @@ class _Lazy(click.Group):
         """Write the list of commands for the help page, without importing any command."""
         del ctx
         with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+            formatter.write_dl([*((name, text) for name, (_, text) in COMMANDS.items()), *_added().items()])
+
+
+def _added() -> dict[str, str]:
+    """Return the commands that plug-ins add, by name, with their descriptions."""
+    from dcp_hooks import installed  # noqa: PLC0415 - looking for plug-ins takes time that `dcp ls` need not
+
+    offered = {name: installed.offered("commands", name) for name in installed.names("commands")}
+    return {name: found[0][0].summary for name, found in offered.items() if name not in COMMANDS}
+
+
+def _added_command(name: str) -> click.Command | None:
+    """Return the command of a plug-in; None for an unknown name."""
+    from dcp_hooks import installed, resolve  # noqa: PLC0415 - as above
+
+    if not installed.offered("commands", name):
+        return None
+    spec, plugin = installed.find("commands", name)
+    found: click.Command = resolve(spec.command, plugin)
+    return found
 
 
 @click.group(

@@ -8,7 +8,7 @@ from typing import Any
 
 from dcp_inspect.places import existing_folder, is_uri
 from dcp_inspect.unfinished import unfinished_save
-from dcp_io import LocalStore, open_store
+from dcp_io import LocalStore, find_checkpoints, open_store, root_at
 from dcp_manifest import (
     METADATA_NAME,
     CheckpointIndex,
@@ -50,9 +50,14 @@ class Listed:
 def find(path: str, *, unfinished: bool = False) -> list[FoundCheckpoint[Any]]:
     """Return the checkpoints in a folder or URI and below, newest first; on request, unfinished saves as well.
 
+    Of a file that describes a root of several places, such as `run.tiers.toml`, those in all places.
+
     Raises:
         CheckpointNotFoundError: There is no such folder.
     """
+    described = root_at(path)
+    if described is not None:
+        return find_checkpoints(described, unfinished=unfinished)
     # Folders need none of the stores' engines.
     root: Any = open_store(path) if is_uri(path) else LocalFolder(existing_folder(path))
     return checkpoints_below(root, unfinished=unfinished)

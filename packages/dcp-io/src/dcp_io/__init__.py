@@ -68,10 +68,11 @@ if TYPE_CHECKING:
     from dcp_io.saves.marker_owner import ProcessIdentity, is_gone, this_process
     from dcp_io.saves.own_files import is_own_file, temporary_of
     from dcp_io.saves.save_session import STALE_AFTER_SECONDS, SaveSession
+    from dcp_io.stores.host_store import HostStore, host_uri
     from dcp_io.stores.local_store import LocalStore
     from dcp_io.stores.open_store import file_at, open_store, scheme_of
     from dcp_io.stores.retries import Attempts, TruncatedError
-    from dcp_io.stores.root import Root, places_of
+    from dcp_io.stores.root import Root, places_of, root_at
     from dcp_io.stores.store import (
         SHARED_BLOCK_BYTES,
         TEMPORARY_SUFFIX,
@@ -104,6 +105,7 @@ __all__ = [
     "Demands",
     "Entry",
     "FoundCheckpoint",
+    "HostStore",
     "KeepAll",
     "KeepAny",
     "KeepBest",
@@ -159,6 +161,7 @@ __all__ = [
     "crc32",
     "file_at",
     "find_checkpoints",
+    "host_uri",
     "is_dead_sign",
     "is_gone",
     "is_own_file",
@@ -176,6 +179,7 @@ __all__ = [
     "read_plain_object",
     "record_crc32",
     "remove_checkpoint",
+    "root_at",
     "running_saves",
     "scheme_of",
     "temporary_of",
@@ -246,9 +250,10 @@ __getattr__, __dir__ = import_lazily(
         "dcp_io.saves.marker_owner": ("ProcessIdentity", "is_gone", "this_process"),
         "dcp_io.saves.own_files": ("is_own_file", "temporary_of"),
         "dcp_io.saves.save_session": ("STALE_AFTER_SECONDS", "SaveSession"),
+        "dcp_io.stores.host_store": ("HostStore", "host_uri"),
         "dcp_io.stores.local_store": ("LocalStore",),
         "dcp_io.stores.open_store": ("file_at", "open_store", "scheme_of"),
-        "dcp_io.stores.root": ("Root", "places_of"),
+        "dcp_io.stores.root": ("Root", "places_of", "root_at"),
         "dcp_io.stores.retries": ("Attempts", "TruncatedError"),
         "dcp_io.stores.store": (
             *("SHARED_BLOCK_BYTES", "TEMPORARY_SUFFIX", "Entry", "Place", "RangeSink", "Sink", "Source", "Store"),

@@ -218,6 +218,12 @@ class StoreBackend:
         if save is not None:
             save.abort()
 
+    def leave_save(self) -> None:
+        """End a failed save without removing its files: another host may have published its index."""
+        save, self._save = self._save, None
+        if isinstance(save, SaveSession):
+            save.leave()
+
     def read_index(self) -> CheckpointIndex:
         """Read and return the index of the newest complete checkpoint.
 

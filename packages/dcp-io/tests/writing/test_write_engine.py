@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dcp_io.requests import Payload, WriteRequest
 from dcp_io.saves.own_files import MARK_BYTES, data_mark
-from dcp_io.stores.early_writeback import start_writeback
+from dcp_io.stores.local_ranges import start_writeback
 from dcp_io.writing import data_file, write_engine
 from dcp_io.writing.write_engine import write_items
 from dcp_manifest.index.items import Framing, block_bytes, border_count

@@ -10,22 +10,24 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from dcp_core import LoadPlanner, LoadReport, Metadata, PeerOptions, StorageReader, StorageWriter, load, save
-from dcp_io import STALE_AFTER_SECONDS, Catalogue, CheckpointRecord, KeepPolicy, Root
+from dcp_core import LoadPlanner, Metadata, PeerOptions, StorageReader, StorageWriter, save
+from dcp_io import STALE_AFTER_SECONDS, CheckpointRecord, KeepPolicy, Root
 from dcp_manager.background import BackgroundSaves
 from dcp_manager.errors import UnfinishedSaveError
 from dcp_manager.failures import Tolerance
+from dcp_manager.loading import load_from
 from dcp_manager.places import Places
 from dcp_manager.policies.lower_steps import LowerSteps, StepGuard
 from dcp_manager.policies.on_signal import SignalWatch
 from dcp_manager.policies.retention import Retention
 from dcp_manager.policies.saving_rules import EverySteps, Moment, SavePolicy
-from dcp_manager.restoring import Restored, restore_newest, restore_step
+from dcp_manager.restoring import Restored, Wanted, restore_newest, restore_step
 from dcp_manager.root_places import RootPlaces
 from dcp_manager.savers import Saver, future_of
 from dcp_manager.together import Ranks
@@ -271,7 +273,7 @@ class CheckpointManager:
         found = dict(metrics or {})
         self._last_save = time.monotonic()
         try:
-            values = self._upkeep.take_state(step, state, found)
+            values = self._upkeep.take_state(step, state, found, hurry=self._preempted)
             if self._saver is not None:
                 return self._save_later(self._saver, step, values)
             save(
@@ -301,6 +303,8 @@ class CheckpointManager:
         step: int | None = None,
         planner: LoadPlanner | None = None,
         cooperative: bool | None = None,
+        min_step: int | None = None,
+        wait_for_hosts_seconds: float = 0.0,
     ) -> Restored | None:
         """Load the newest undamaged checkpoint, or that of `step`; the world size may differ from that of the save.
 
@@ -312,6 +316,8 @@ class CheckpointManager:
             step: The step to load; None tries all steps, from the highest down.
             planner: Load planner; see `dcp_core.load`.
             cooperative: Whether the ranks read together; see `dcp_core.load`.
+            min_step: Lowest step to load, without `step`; an error is raised rather than load a lower one.
+            wait_for_hosts_seconds: Time to wait for what the newest step lacks, or for `min_step`, without `step`.
 
         Returns:
             The restored step, which is the same on all ranks, and the load's report; None if there is no checkpoint.
@@ -323,22 +329,15 @@ class CheckpointManager:
 
         Ranks: every rank; collective.
         """
-
-        def load_step(catalogue: Catalogue, step: int) -> LoadReport:
-            return load(
-                state,
-                **self._places.to_read(self._where.checkpoint_id(catalogue, step)),
-                **self._ranks.arguments,
-                planner=planner,
-                timeout_seconds=self._ranks.timeout_seconds,
-                cooperative=cooperative,
-            )
-
+        load_step = partial(
+            load_from, self._places, self._where, self._ranks, state, planner=planner, cooperative=cooperative
+        )
         if step is not None:
             restored = restore_step(self._where.catalogues, self._ranks, load_step, step)
             self._guard.restored(step)
             return restored
-        return restore_newest(self._where.catalogues, self._ranks, load_step)
+        wanted = Wanted(min_step, wait_for_hosts_seconds)
+        return restore_newest(self._where.catalogues, self._ranks, load_step, wanted)
 
     def wait(self, seconds: float | None = None) -> None:
         """Wait for all saves in the background; raises their first error on all ranks, others on later calls.

@@ -1,29 +1,32 @@
 """Restoring: all ranks load the newest undamaged checkpoint; damaged checkpoints are quarantined.
 
-Of several places, each step is loaded from the nearest that has it undamaged. The coordinator decides whether a
-checkpoint is damaged: a file that the coordinator finds, but another rank does not, is no damage.
+Of several places, each step is loaded from the nearest that has it undamaged. Where each host has a place of its own,
+all say which steps they have, and the load itself finds out whether a step is complete. The coordinator decides whether
+a checkpoint is damaged: a file that the coordinator finds, but another rank does not, is no damage.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
 
 from dcp_core import CheckpointException, CheckpointNotFoundError, CorruptCheckpointError, DcpError, LoadReport
-from dcp_io import Catalogue, CheckpointRecord, ask_places
+from dcp_io import Catalogue, CheckpointRecord, HostStore, Store, ask_places
 from dcp_manager.together import Ranks
 from dcp_manifest import library_logger
 
-__all__ = ["Damage", "Restored", "damage_of", "restore_newest", "restore_step"]
+__all__ = ["Damage", "Restored", "Wanted", "damage_of", "restore_newest", "restore_step"]
 
 _log = library_logger(__name__)
 
 # What is missing may be there for others; so what is corrupt is looked for first.
 _DAMAGE = (CorruptCheckpointError, CheckpointNotFoundError)
+_LOOK_SECONDS = 1.0
 Load = Callable[[Catalogue, int], LoadReport]
 _Copy = tuple[int, int]
 """A step, and the number of the place of a copy of it."""
@@ -69,14 +72,50 @@ def restore_step(catalogues: Sequence[Catalogue], ranks: Ranks, load: Load, step
     Ranks: every rank; collective.
     """
     catalogue = catalogues[0]
-    if len(catalogues) > 1:
+    if len(catalogues) > 1 and not _per_host(catalogue):
         catalogue = catalogues[ranks.decide("choose a copy", partial(_nearest, catalogues, step))]
     with _held(catalogue, ranks, step):
         return Restored(step, load(catalogue, step))
 
 
-def restore_newest(catalogues: Sequence[Catalogue], ranks: Ranks, load: Load) -> Restored | None:
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a restore waits for, rather than load less."""
+
+    min_step: int | None = None
+    """Lowest step to load; None takes any."""
+    wait_seconds: float = 0.0
+    """Time to wait for such a step, or for what the newest step lacks."""
+
+    def is_too_low(self, copy: _Copy | None) -> bool:
+        """Whether a copy is of a lower step than the lowest to load; None is too low for any."""
+        return self.min_step is not None and (copy is None or copy[0] < self.min_step)
+
+    def lacks(self, copy: _Copy | None, damaged: Mapping[_Copy, str]) -> bool:
+        """Whether more is wanted than a copy: a higher step is there, but was passed over, or the step is too low."""
+        passed = max((step for step, _ in damaged), default=-1)
+        return self.is_too_low(copy) or passed > (-1 if copy is None else copy[0])
+
+    def check(self, copy: _Copy | None, damaged: Mapping[_Copy, str]) -> None:
+        """Raise CheckpointNotFoundError if a copy is of too low a step, or there is none among damaged ones."""
+        if self.is_too_low(copy):
+            newest = "there is none" if copy is None else f"the newest complete one is of step {copy[0]}"
+            raise CheckpointNotFoundError(
+                f"min_step is {self.min_step}, and of the checkpoints {newest}; passed over: {_reasons(damaged)}"
+            )
+        if copy is None and damaged:
+            raise CheckpointNotFoundError(
+                f"none of the checkpoints can be loaded ({_reasons(damaged)}); restore one from a copy, or begin in "
+                "another root"
+            )
+
+
+def restore_newest(
+    catalogues: Sequence[Catalogue], ranks: Ranks, load: Load, wanted: Wanted | None = None
+) -> Restored | None:
     """Load the newest checkpoint that can be loaded; None if there is no checkpoint. Arguments: see `restore_step`.
+
+    With `wanted`, a step is loaded only if no higher one is there, until its time is over.
 
     Raises:
         CheckpointNotFoundError: There are checkpoints, but none can be loaded (training must not silently start from
@@ -84,14 +123,25 @@ def restore_newest(catalogues: Sequence[Catalogue], ranks: Ranks, load: Load) ->
 
     Ranks: every rank; collective.
     """
+    wanted = wanted or Wanted()
     damaged: dict[_Copy, str] = {}
     gone: set[_Copy] = set()
+    end = time.monotonic() + wanted.wait_seconds
     while True:
-        found = ranks.decide("choose a checkpoint", partial(_choose, catalogues, damaged.keys() | gone))
-        copy, problems = found
+        copy, problems = ranks.combine(
+            "choose a checkpoint",
+            lambda: catalogues[0].records() if _per_host(catalogues[0]) else None,
+            partial(_choose, catalogues, damaged.keys() | gone),
+        )
         damaged.update(problems)
+        waits = wanted.wait_seconds > 0 and wanted.lacks(copy, damaged)
+        if waits and ranks.decide("wait for a checkpoint", lambda: time.monotonic() < end):
+            time.sleep(_LOOK_SECONDS)
+            damaged.clear()
+            continue
+        wanted.check(copy, damaged)
         if copy is None:
-            break
+            return None
         step, catalogue = copy[0], catalogues[copy[1]]
         try:
             with _held(catalogue, ranks, step):
@@ -99,25 +149,36 @@ def restore_newest(catalogues: Sequence[Catalogue], ranks: Ranks, load: Load) ->
                 passed_over = {other for other, _ in damaged} - {step}
                 return Restored(step, report, tuple(sorted(passed_over, reverse=True)))
         except DcpError as error:
-            damage = ranks.combine("judge a failed load", partial(damage_of, error), _worst)
-            if damage is None:
-                raise
-            verdict, reason = ranks.decide("put a checkpoint aside", partial(_judge, catalogue, step, damage))
-            if verdict is _Verdict.WHOLE:
-                raise CheckpointNotFoundError(
-                    f"step {step} is there for the coordinator, but could not be loaded ({reason}); nothing is put "
-                    "aside. See whether the storage is mounted on that rank's host, then restore again"
-                ) from error
-            if verdict is _Verdict.DAMAGED:
-                damaged[copy] = reason
-            else:
+            reason = _pass_over(error, catalogue, ranks, step)
+            if reason is None:
                 gone.add(copy)
-    if damaged:
-        reasons = "; ".join(f"step {step}: {reason}" for (step, _), reason in sorted(damaged.items(), reverse=True))
+            else:
+                damaged[copy] = reason
+
+
+def _pass_over(error: DcpError, catalogue: Catalogue, ranks: Ranks, step: int) -> str | None:
+    """Put a checkpoint aside that failed to load, and return the reason; None if it has been removed meanwhile.
+
+    Raises:
+        DcpError: The error itself, if it is about no damage.
+        CheckpointNotFoundError: A rank does not find files that the coordinator finds.
+
+    Ranks: every rank; collective.
+    """
+    damage = ranks.combine("judge a failed load", partial(damage_of, error), _worst)
+    if damage is None:
+        raise error
+    verdict, reason = ranks.decide("put a checkpoint aside", partial(_judge, catalogue, step, damage))
+    if verdict is _Verdict.WHOLE:
         raise CheckpointNotFoundError(
-            f"none of the checkpoints can be loaded ({reasons}); restore one from a copy, or begin in another root"
-        )
-    return None
+            f"step {step} is there for the coordinator, but could not be loaded ({reason}); nothing is put aside. See "
+            "whether the storage is mounted on that rank's host, then restore again"
+        ) from error
+    return reason if verdict is _Verdict.DAMAGED else None
+
+
+def _reasons(damaged: Mapping[_Copy, str]) -> str:
+    return "; ".join(f"step {step}: {reason}" for (step, _), reason in sorted(damaged.items(), reverse=True)) or "none"
 
 
 def damage_of(error: BaseException) -> Damage | None:
@@ -144,20 +205,33 @@ def _worst(problems: list[Damage | None]) -> Damage | None:
     return next((damage for damage in found if not damage.is_missing), found[0] if found else None)
 
 
-def _choose(catalogues: Sequence[Catalogue], without: Collection[_Copy]) -> tuple[_Copy | None, dict[_Copy, str]]:
+def _per_host(catalogue: Catalogue) -> bool:
+    return isinstance(catalogue.store, HostStore)
+
+
+def _choose(
+    catalogues: Sequence[Catalogue], without: Collection[_Copy], hosts: Sequence[Sequence[CheckpointRecord] | None]
+) -> tuple[_Copy | None, dict[_Copy, str]]:
     """Choose the copy of the highest step that looks undamaged, in the nearest place. Coordinator only.
+
+    Args:
+        catalogues: Catalogue of each place.
+        without: Copies to leave out.
+        hosts: What each rank's host has in the nearest place; None if all ranks share it.
 
     Returns:
         The copy, or None, and the problems of those that were passed over.
     """
     problems: dict[_Copy, str] = {}
-    for record, number in _copies(catalogues):
+    for record, number in _copies(catalogues, hosts):
         copy = record.step, number
         if copy in without:
             continue
         if record.quarantined is not None:
             problems[copy] = record.quarantined
             continue
+        if _per_host(catalogues[number]):
+            return copy, problems
         try:
             catalogues[number].check(record.step)
         except _DAMAGE as error:
@@ -169,13 +243,28 @@ def _choose(catalogues: Sequence[Catalogue], without: Collection[_Copy]) -> tupl
     return None, problems
 
 
-def _copies(catalogues: Sequence[Catalogue]) -> list[tuple[CheckpointRecord, int]]:
+def _copies(
+    catalogues: Sequence[Catalogue], hosts: Sequence[Sequence[CheckpointRecord] | None]
+) -> list[tuple[CheckpointRecord, int]]:
     """Return all copies with the numbers of their places, the highest step and the nearest place first."""
     numbers = {catalogue.store.url: number for number, catalogue in enumerate(catalogues)}
     stores = [catalogue.store for catalogue in catalogues]
-    found = ask_places(stores, lambda store: catalogues[numbers[store.url]].records())
+
+    def ask(store: Store) -> Sequence[CheckpointRecord]:
+        return _over_hosts(hosts) if isinstance(store, HostStore) else catalogues[numbers[store.url]].records()
+
+    found = ask_places(stores, ask)
     copies = [(record, number) for number, records in enumerate(found) for record in records]
     return sorted(copies, key=lambda copy: (-copy[0].step, copy[1]))
+
+
+def _over_hosts(hosts: Sequence[Sequence[CheckpointRecord] | None]) -> list[CheckpointRecord]:
+    """Return the records of all hosts, one for each step: an undamaged one if a host has one."""
+    records = [record for found in hosts for record in found or ()]
+    by_step: dict[int, CheckpointRecord] = {}
+    for record in sorted(records, key=lambda record: record.quarantined is not None):
+        by_step.setdefault(record.step, record)
+    return [*by_step.values()]
 
 
 def _nearest(catalogues: Sequence[Catalogue], step: int) -> int:
@@ -193,6 +282,9 @@ def _nearest(catalogues: Sequence[Catalogue], step: int) -> int:
 def _judge(catalogue: Catalogue, step: int, damage: Damage) -> tuple[_Verdict, str]:
     """Classify a checkpoint that failed to load, with the reason; quarantines a damaged one. Coordinator only."""
     reason = damage.reason
+    if _per_host(catalogue):  # another job, on other hosts, may have what this one lacks
+        _log.warning("step %d is passed over: %s", step, reason)
+        return _Verdict.DAMAGED, reason
     if damage.is_missing and catalogue.has_checkpoint(step):
         try:
             catalogue.check(step)
@@ -217,6 +309,9 @@ def _put_aside(catalogue: Catalogue, step: int, reason: str) -> bool:
 def _held(catalogue: Catalogue, ranks: Ranks, step: int) -> Iterator[None]:
     """Hold a reader's lease on a checkpoint while all ranks read it, so that it is not removed."""
     held: list[AbstractContextManager[None]] = []
+    if _per_host(catalogue):  # what a host has is removed only after a save of this run
+        yield
+        return
 
     def take() -> None:
         sign = catalogue.reading(step)

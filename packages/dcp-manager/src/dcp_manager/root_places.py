@@ -3,14 +3,33 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from dcp_core.toolkit import absolute_id
-from dcp_io import Catalogue, KeepAll, KeepPolicy, PromotingRoot, Root, Store, open_store, places_of
+from dcp_core.toolkit import HostPlaces, absolute_id, find_places
+from dcp_io import (
+    Catalogue,
+    HostStore,
+    KeepAll,
+    KeepPolicy,
+    PromotingRoot,
+    Root,
+    Store,
+    host_uri,
+    open_store,
+    places_of,
+)
+from dcp_manager.host_indexes import repeat_indexes
 from dcp_manager.together import Ranks
+from dcp_manifest import library_logger
 
 __all__ = ["RootPlaces"]
+
+_log = library_logger(__name__)
+
+_LOOK_SECONDS, _PAUSE_SECONDS = 10.0, 0.1
 
 
 class RootPlaces:
@@ -30,6 +49,7 @@ class RootPlaces:
         stale_after_seconds: float,
         folder_prefix: str,
     ) -> None:
+        self._hosts: HostPlaces | None = None
         self._promoting = root if isinstance(root, PromotingRoot) else None
         if isinstance(root, str | os.PathLike):
             self.url = os.fspath(absolute_id(root)).rstrip("/") or "/"
@@ -48,6 +68,24 @@ class RootPlaces:
         url = self.url if catalogue is self.catalogues[0] else catalogue.store.url.rstrip("/")
         return f"{url}/{catalogue.folder_name(step)}"
 
+    def reading_id(self, catalogue: Catalogue, step: int) -> str:
+        """Return the id by which a step is loaded; what no host has is read from the places that all hosts share."""
+        near = catalogue.store
+        if not isinstance(near, HostStore):
+            return self.checkpoint_id(catalogue, step)
+        folder = catalogue.folder_name(step)
+        also = [f"{other.store.url.rstrip('/')}/{folder}" for other in self.catalogues[1:]]
+        return host_uri(f"{near.named_path}/{folder}", also)
+
+    @property
+    def per_host(self) -> bool:
+        """Whether each host has a place of its own to which it saves."""
+        return isinstance(self.catalogues[0].store, HostStore)
+
+    def keeps(self, ranks: Ranks) -> bool:
+        """Whether this rank looks after its place: the coordinator or, where each host has one, a rank of each."""
+        return ranks.is_coordinator if self._hosts is None else self._hosts.leads
+
     def keep_policy(self, given: KeepPolicy | None) -> KeepPolicy:
         """Return the policy for the first place: the given one; None is the root's own, or to keep all.
 
@@ -59,16 +97,53 @@ class RootPlaces:
         return given if self._promoting is None else given | self._promoting.keep_waiting
 
     def start(self, ranks: Ranks) -> None:
-        """Start the promoter, on the coordinator."""
-        if self._promoting is not None and ranks.is_coordinator:
+        """Find out which ranks share a place, where each host has its own, and start the promoter of each place.
+
+        Ranks: every rank; collective where each host has a place of its own.
+        """
+        if self.per_host:
+            with ranks.coordinator() as them:
+                self._hosts = find_places(them, self.catalogues[0].store)
+            repeat_indexes(self.catalogues[0], ranks, self._hosts)
+        if self._promoting is not None and self.keeps(ranks):
             self._promoting.start_promoter()
 
+    def make_room(self, ranks: Ranks, step: int, *, hurry: bool) -> None:
+        """Wait until the first place has room for a step. The ranks decide together, in phases of a few seconds.
+
+        Args:
+            ranks: The ranks that save.
+            step: The step that is about to be saved.
+            hurry: Whether the save cannot wait.
+
+        Ranks: every rank; collective, if the root has a promoter.
+        """
+        root = self._promoting
+        if root is None:
+            return
+        seconds, started = min(_LOOK_SECONDS, ranks.timeout_seconds / 4), time.monotonic()
+        while not ranks.decide("make room", partial(_make_room, root, step, seconds, hurry=hurry)):
+            waited = time.monotonic() - started
+            if ranks.is_coordinator:
+                _log.warning("step %d waits for room in %s, for %.0f s now", step, self.url, waited)
+
     def saved(self) -> None:
-        """Wake the promoter after a save. Ranks: the coordinator."""
+        """Wake the promoter after a save. Ranks: those that look after a place."""
         if self._promoting is not None:
             self._promoting.wake_promoter()
 
     def end(self, ranks: Ranks, seconds: float) -> None:
-        """Wait for the promoter on the coordinator, at most `seconds`."""
-        if self._promoting is not None and ranks.is_coordinator:
+        """Wait for the promoter of this rank's place, at most `seconds`."""
+        if self._promoting is not None and self.keeps(ranks):
             self._promoting.end_promoter(seconds)
+
+
+def _make_room(root: PromotingRoot, step: int, seconds: float, *, hurry: bool) -> bool:
+    """Wait at most `seconds` for room; returns whether there is room. Coordinator only."""
+    end = time.monotonic() + seconds
+    while not root.make_room(step, hurry=hurry):
+        if time.monotonic() > end:
+            root.wake_promoter()
+            return False
+        time.sleep(_PAUSE_SECONDS)
+    return True

@@ -51,11 +51,24 @@ class Upkeep:
         self._ranks = ranks
         self._lock = threading.RLock()
         self._preparing: set[int] = set()
+        self._doubtful: set[int] = set()
+        """Steps whose saves failed here, but may be published on another host; the next start looks into them."""
 
     def take_state(
-        self, step: int, state: Mapping[str, Any] | Callable[[], Mapping[str, Any]], metrics: Mapping[str, float]
+        self,
+        step: int,
+        state: Mapping[str, Any] | Callable[[], Mapping[str, Any]],
+        metrics: Mapping[str, float],
+        *,
+        hurry: bool = False,
     ) -> dict[str, Any]:
         """Return the state to save, and prepare the step's folder on the coordinator.
+
+        Args:
+            step: The step to be saved.
+            state: The state, or a function that returns it.
+            metrics: Metrics of the save, by name.
+            hurry: Whether the save cannot wait for room in the root.
 
         Raises:
             CheckpointException: A rank failed; raised on all ranks.
@@ -63,13 +76,18 @@ class Upkeep:
         Ranks: every rank; collective.
         """
         values: dict[str, Any] = {}
+        if self._where.per_host:  # the notes on all hosts have the coordinator's metrics
+            metrics = self._ranks.decide("metrics of a save", lambda: dict(metrics))
 
         def own() -> None:
             values.update(state() if callable(state) else state)
+            if self._where.keeps(self._ranks) and not self._ranks.is_coordinator:
+                self.prepare(step, metrics)
 
         def make_ready(_: list[None]) -> None:
             self.prepare(step, metrics)
 
+        self._where.make_room(self._ranks, step, hurry=hurry)
         self._ranks.combine("prepare a save", own, make_ready)
         return values
 
@@ -79,7 +97,7 @@ class Upkeep:
         Raises:
             StepWentBackError: The step is lower than the highest checkpoint, and `lower_steps` is `raise`.
 
-        Ranks: the coordinator.
+        Ranks: those that look after a place.
         """
         with self._lock:
             highest = self._catalogue.highest()
@@ -113,12 +131,14 @@ class Upkeep:
         self._settle(step, saved=saved)
 
     def _settle(self, step: int, *, saved: bool) -> None:
-        """Publish `latest` and apply retention after a save, on the coordinator; never raises."""
-        if not self._ranks.is_coordinator:
+        """Publish `latest` and apply retention after a save, where this rank looks after a place; never raises."""
+        if not self._where.keeps(self._ranks):
             return
         with self._lock:
             try:
-                running = self._preparing | {other for other in self._background.steps if other != step}
+                running = (
+                    self._preparing | self._doubtful | {other for other in self._background.steps if other != step}
+                )
                 if saved:
                     self._catalogue.published(step)
                     removed = self._retention.apply(
@@ -126,6 +146,8 @@ class Upkeep:
                     )
                     tell_removed(self._where.checkpoint_id(self._catalogue, other) for other in removed)
                     self._where.saved()
+                elif not self._ranks.is_coordinator:
+                    self._doubtful.add(step)
                 else:
                     self._catalogue.failed(step)
                     self._retention.sweep(running, always=True)

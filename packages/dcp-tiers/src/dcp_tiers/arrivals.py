@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dcp_io import Entry, Store
 from dcp_manifest import METADATA_NAME, CheckpointNotFoundError
 
-__all__ = ["has_arrived", "note_arrival", "note_name"]
+__all__ = ["has_arrived", "note_arrival", "note_name", "note_refusal", "was_refused"]
 
 
 def note_name(url: str) -> str:
@@ -28,6 +28,23 @@ def note_arrival(store: Store, url: str, save_id: str) -> None:
         store.publish(note_name(url), json.dumps(values).encode(), sync=False)
 
 
+def note_refusal(store: Store, url: str, reason: str) -> None:
+    """Write the note that the checkpoint in the folder `store` cannot be promoted to the tier at `url`."""
+    index = _index_entry(store.list())
+    if index is not None:
+        values = {"tier": url, "refused": reason, "index": [index.bytes, index.mtime]}
+        store.publish(_refusal_name(url), json.dumps(values).encode(), sync=False)
+
+
+def was_refused(store: Store, entries: Iterable[Entry], url: str) -> bool:
+    """Whether a checkpoint has a valid note that it cannot be promoted to a tier. Arguments: see `has_arrived`."""
+    return _has_note(store, entries, _refusal_name(url))
+
+
+def _refusal_name(url: str) -> str:
+    return note_name(f"refused by {url}")
+
+
 def has_arrived(store: Store, entries: Iterable[Entry], url: str) -> bool:
     """Whether a checkpoint has a valid note of its arrival in the tier at `url`.
 
@@ -38,8 +55,12 @@ def has_arrived(store: Store, entries: Iterable[Entry], url: str) -> bool:
         entries: Listing of the folder.
         url: Path or URI of the further tier.
     """
+    return _has_note(store, entries, note_name(url))
+
+
+def _has_note(store: Store, entries: Iterable[Entry], name: str) -> bool:
     entries = list(entries)
-    index, name = _index_entry(entries), note_name(url)
+    index = _index_entry(entries)
     if index is None or not any(entry.name == name for entry in entries):
         return False
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -21,7 +22,7 @@ __all__ = ["DESCRIPTION", "decode_tiers", "encode_tiers"]
 DESCRIPTION = "run.tiers.toml"
 """Name of the file in the folder of each tier."""
 _VERSION = 1
-_KEYS = {"root", "keep", "rate_bytes_per_second"}
+_KEYS = {"root", "keep", "rate_bytes_per_second", "max_bytes", "when_full", "per_host"}
 
 
 def encode_tiers(tiers: Sequence[Tier], folder_prefix: str) -> bytes:
@@ -36,9 +37,18 @@ def encode_tiers(tiers: Sequence[Tier], folder_prefix: str) -> bytes:
         f"folder_prefix = {_string(folder_prefix)}",
     ]
     for tier in tiers:
-        lines += ["", "[[tiers]]", f"root = {_string(tier.url)}", f"keep = {_string(policy_text(tier.keep))}"]
+        lines += [
+            "",
+            "[[tiers]]",
+            f"root = {_string(os.fspath(tier.root))}",
+            f"keep = {_string(policy_text(tier.keep))}",
+        ]
         if tier.rate_bytes_per_second is not None:
             lines.append(f"rate_bytes_per_second = {float(tier.rate_bytes_per_second)!r}")
+        if tier.max_bytes is not None:
+            lines += [f"max_bytes = {int(tier.max_bytes)}", f"when_full = {_string(tier.when_full)}"]
+        if tier.per_host:
+            lines.append("per_host = true")
     return ("\n".join(lines) + "\n").encode()
 
 
@@ -67,7 +77,8 @@ def decode_tiers(data: bytes, file: str) -> tuple[list[Tier], str]:
 def _tier(values: dict[str, Any]) -> Tier:
     if unknown := values.keys() - _KEYS:
         raise ValueError(f"unknown key {min(unknown)!r}; known are {', '.join(sorted(_KEYS))}")
-    return Tier(str(values["root"]), parse_policy(values["keep"]), values.get("rate_bytes_per_second"))
+    optional = {key: values[key] for key in _KEYS - {"root", "keep"} if key in values}
+    return Tier(str(values["root"]), parse_policy(values["keep"]), **optional)
 
 
 def _string(text: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dcp_manifest import DcpError
 
-__all__ = ["PromotionError", "TiersError"]
+__all__ = ["PromotionError", "TierFullError", "TiersError"]
 
 
 class TiersError(DcpError, ValueError):
@@ -13,3 +13,7 @@ class TiersError(DcpError, ValueError):
 
 class PromotionError(DcpError, RuntimeError):
     """A checkpoint cannot be promoted, however often it is tried: it is damaged, or of a kind that is not copied."""
+
+
+class TierFullError(DcpError, OSError):
+    """A checkpoint cannot be promoted yet, because it would exceed the byte budget of its tier."""

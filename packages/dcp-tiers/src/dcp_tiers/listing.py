@@ -14,7 +14,7 @@ __all__ = ["CopyState", "TieredStep", "list_steps"]
 
 @dataclass(frozen=True, slots=True)
 class CopyState:
-    """State of one checkpoint in one tier."""
+    """State of one checkpoint in one tier; in a tier of each host (`per_host`), of the part that this host has."""
 
     state: Literal["complete", "incomplete", "damaged"]
     """`complete`: index and data files are there in full length. `incomplete`: there are files, but no index yet: a
@@ -67,6 +67,8 @@ def _state(store: Store) -> CopyState | None:
     try:
         index = index_of(store)
         needed = needed_bytes(index)
+        if store.place == "host":
+            needed = {name: count for name, count in needed.items() if name in names}
         sizes = file_sizes(store, needed)
     except DcpError as error:
         if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):

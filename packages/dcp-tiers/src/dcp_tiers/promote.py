@@ -16,12 +16,14 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
+from dcp_hooks import installed
 from dcp_io import LocalStore
 from dcp_manifest import DcpError
+from dcp_tiers.promoter_process import EventWriter
 from dcp_tiers.promotion import Promotion
 from dcp_tiers.tiers import Tiers
 
-__all__ = ["main", "promote"]
+__all__ = ["main", "only_one", "promote"]
 
 LOCK = ".dcp-promoter.lock"
 _STEP_SECONDS = 0.5
@@ -36,29 +38,36 @@ class _Worker(threading.Thread):
         self.promotion = promotion
         self._woken = threading.Event()
         self._woken.set()
-        self._deadline: float | None = None
+        self._ended: float | None = None
+        self._patience_seconds = float("inf")
 
     def wake(self) -> None:
         """Look for waiting steps once more."""
         self._woken.set()
 
     def end(self, seconds: float) -> None:
-        """End when nothing waits, or after `seconds` with a failing storage."""
-        self._deadline = time.monotonic() + seconds
+        """End when nothing waits, or after `seconds` without progress."""
+        self._ended, self._patience_seconds = time.monotonic(), seconds
         self._woken.set()
+
+    @property
+    def has_given_up(self) -> bool:
+        """Whether the thread is to end, and has made no progress for longer than its patience."""
+        last = max(self._ended or 0.0, self.promotion.progressed_seconds)
+        return self._ended is not None and time.monotonic() - last > self._patience_seconds
 
     def run(self) -> None:
         """Promote until ended."""
         while self._woken.wait():
             self._woken.clear()
             finished = self.promotion.run(self._pause)
-            if not self._woken.is_set() and (self._deadline is not None or not finished):
+            if not self._woken.is_set() and (self._ended is not None or not finished):
                 return
 
     def _pause(self, seconds: float) -> bool:
         end = time.monotonic() + seconds
         while (now := time.monotonic()) < end:
-            if self._deadline is not None and now > self._deadline:
+            if self.has_given_up:
                 return False
             time.sleep(min(_STEP_SECONDS, end - now))
         return True
@@ -69,7 +78,7 @@ def promote(tiers: Tiers, *, seconds: float | None = None) -> dict[str, list[int
 
     Args:
         tiers: The tiers of the run.
-        seconds: Time after which to return even if a storage does not answer; None waits as long as it takes.
+        seconds: Time without progress after which to give up a tier whose storage fails or hangs; None never does.
 
     Ranks: one process.
 
@@ -97,11 +106,10 @@ def _start(tiers: Tiers) -> list[_Worker]:
 
 
 def _finish(workers: Sequence[_Worker], seconds: float) -> dict[str, list[int]]:
-    end = time.monotonic() + seconds
     for worker in workers:
         worker.end(seconds)
     for worker in workers:
-        while worker.is_alive() and time.monotonic() < end:
+        while worker.is_alive() and not worker.has_given_up:
             worker.join(_STEP_SECONDS)
     left = {}
     for worker in workers:
@@ -113,7 +121,7 @@ def _finish(workers: Sequence[_Worker], seconds: float) -> dict[str, list[int]]:
 
 
 @contextlib.contextmanager
-def _only_one(tiers: Tiers, *, wait: bool) -> Iterator[bool]:
+def only_one(tiers: Tiers, *, wait: bool) -> Iterator[bool]:
     """Hold the lock of promoters of this run on this host; yields False if another one has it."""
     near = tiers.places[0]
     if not isinstance(near, LocalStore):
@@ -146,13 +154,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser("python -m dcp_tiers.promote", description="Promote checkpoints to further tiers.")
     parser.add_argument("run", help="run.tiers.toml, or the folder of a tier that has one")
-    parser.add_argument("--seconds", type=float, help="give up after so long with a failing storage (default: never)")
+    parser.add_argument("--seconds", type=float, help="give up a tier after so long without progress (default: never)")
+    parser.add_argument("--events", action="store_true", help="write events to standard output, for the trainer")
     parser.add_argument("--follow", action="store_true", help="go on until standard input ends; each line: look again")
     given = parser.parse_args(arguments)
     logging.basicConfig(format="dcp-tiers: %(message)s", level=logging.INFO)
+    if given.events:
+        installed.divert_events(EventWriter(sys.stdout.fileno()))
     try:
         tiers = Tiers.read(given.run)
-        with _only_one(tiers, wait=given.follow) as alone:
+        with only_one(tiers, wait=given.follow) as alone:
             if not alone:
                 _say("another promoter of this run is at work on this host")
                 return 1

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Collection
 
 from dcp_hooks import CheckpointEvent, installed
-from dcp_io import Store, by_creation, keeps_all
+from dcp_io import Catalogue, HostStore, SaveInProgressError, Store, by_creation, keeps_all
 from dcp_manifest import (
     CorruptCheckpointError,
     DcpError,
@@ -14,9 +15,11 @@ from dcp_manifest import (
     UnsupportedFormatError,
     library_logger,
 )
-from dcp_tiers.arrivals import has_arrived, note_arrival
-from dcp_tiers.copying import Pace, copy_checkpoint
-from dcp_tiers.errors import PromotionError
+from dcp_tiers.arrivals import has_arrived, note_arrival, note_refusal
+from dcp_tiers.budget import make_room
+from dcp_tiers.copying.copy_checkpoint import Pace, copy_checkpoint
+from dcp_tiers.copying.copy_part import copy_part
+from dcp_tiers.errors import PromotionError, TierFullError
 from dcp_tiers.tiers import Tiers
 from dcp_tiers.waiting import steps_to_send
 
@@ -43,11 +46,15 @@ class Promotion:
         self._tiers = tiers
         self._number = number
         self._tier = tiers.tiers[number]
-        self._pace = Pace(self._tier.rate_bytes_per_second)
+        self._limit = Pace(self._tier.rate_bytes_per_second)
         self._described = False
         self._superseded: set[int] = set()
+        self._parts: set[int] = set()
+        """Steps of which the tier has this host's part, and lacks those of other hosts."""
         self.refused: dict[int, str] = {}
         """Steps that cannot be promoted, and the reasons."""
+        self.progressed_seconds = time.monotonic()
+        """Time, on the monotonic clock, at which bytes have passed or nothing waited last."""
         self.problem: str | None = None
         """Description of the last failure, if the storage does not answer; None after a success."""
 
@@ -76,6 +83,7 @@ class Promotion:
         while True:
             try:
                 if not self.promote_next():
+                    self.progressed_seconds = time.monotonic()
                     self.problem = None
                     return True
             except (OSError, DcpError) as error:
@@ -102,32 +110,73 @@ class Promotion:
         if not self._described:
             self._tiers.write_to(self._number)
             self._described = True
-        step = waiting[0]
+        step = next((step for step in waiting if step not in self._parts), waiting[0])
         try:
-            self._promote(step)
+            if not self._promote(step):
+                self._wait_for_hosts(step, waiting)
+                return True
         except _REFUSED as error:
             self.refused[step] = str(error)
+            self._note_refusal(step)
             _log.error("step %d is not promoted to %s: %s", step, self.url, error)
             return True
-        self._retain(step, running=waiting[1:])
+        self._parts.discard(step)
+        self._retain(step, running=[other for other in waiting if other != step])
         return True
 
-    def _promote(self, step: int) -> None:
+    def _wait_for_hosts(self, step: int, waiting: Collection[int]) -> None:
+        """Note that other hosts' parts of a step are lacking; give up steps whose parts will not come.
+
+        Each host brings its parts in ascending order. So what a step lacks after a later one is complete is on a host
+        that does not take part any more.
+        """
+        self._parts.add(step)
+        target, near = self._tiers.catalogues[self._number], self._tiers.catalogues[0]
+        arrived = max((folder.step for folder in target.folders() if folder.is_good), default=-1)
+        for gone in [gone for gone in waiting if gone in self._parts and gone < arrived]:
+            self.refused[gone] = "a host that has a part of it does not bring it"
+            _log.warning("step %d is not promoted to %s: %s", gone, self.url, self.refused[gone])
+            note_arrival(near.store_of(gone), self.url, "")
+        left = [one for one in waiting if one not in self.refused]
+        if left and self._parts.issuperset(left):
+            self._parts.clear()
+            raise SaveInProgressError(f"{self.url} lacks the parts of other hosts of steps {left}")
+
+    def _copy(self, holder: Catalogue, target: Catalogue, step: int) -> str | None:
+        source, stale = holder.store_of(step), self._tiers.stale_after_seconds
+        if isinstance(source, HostStore):
+            host = self._tiers.host_id()
+            return copy_part(source, target.store_of(step), host, stale_after_seconds=stale, pace=self._passed)
+        return copy_checkpoint(source, target.store_of(step), stale_after_seconds=stale, pace=self._passed)
+
+    def _promote(self, step: int) -> bool:
+        """Copy a step, or this host's part of it; returns False if the tier lacks other hosts' parts."""
         holders = [catalogue for catalogue in self._tiers.catalogues[: self._number] if catalogue.is_good(step)]
         if not holders:
-            return
+            return True
         target = self._tiers.catalogues[self._number]
+        size = sum(entry.bytes for entry in holders[0].store_of(step).list())
+        if not make_room(self._tiers, self._number, step, needed=size):
+            raise TierFullError(f"{self.url} is full: step {step} waits until further tiers have what is there")
         with holders[0].reading(step):
-            save_id = copy_checkpoint(
-                holders[0].store_of(step),
-                target.store_of(step),
-                stale_after_seconds=self._tiers.stale_after_seconds,
-                pace=self._pace,
-            )
+            save_id = self._copy(holders[0], target, step)
+            if save_id is None:
+                return False
             target.published(step)
             for holder in holders:
                 note_arrival(holder.store_of(step), self.url, save_id)
             self._pass_on_notes(holders[0].store_of(step), target.store_of(step), save_id)
+        return True
+
+    def _passed(self, count: int) -> None:
+        self.progressed_seconds = time.monotonic()
+        self._limit(count)
+
+    def _note_refusal(self, step: int) -> None:
+        """Note beside the nearer copies that this tier will not get a step: no save waits for it."""
+        for catalogue in self._tiers.catalogues[: self._number]:
+            with contextlib.suppress(OSError):
+                note_refusal(catalogue.store_of(step), self.url, self.refused[step])
 
     def _pass_on_notes(self, holder: Store, target: Store, save_id: str) -> None:
         """Note in the new copy to which tiers beyond this one the checkpoint has been promoted already."""

@@ -4,26 +4,38 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from typing import Literal, get_args
 
-from dcp_io import KeepAll, KeepPolicy, scheme_of
+from dcp_io import KeepAll, KeepPolicy, host_uri, scheme_of
 from dcp_manifest import file_path
 from dcp_tiers.errors import TiersError
 
-__all__ = ["Tier"]
+__all__ = ["Tier", "WhenFull"]
+
+WhenFull = Literal["wait", "drop"]
 
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """One storage of a run's checkpoints, which all ranks and promoters see under the same path or URI.
+    """One storage of a run's checkpoints, under the same path or URI for all ranks and promoters.
 
     Args:
         root: Path of a folder, or a URI that an installed storage handles. A relative path is resolved at once.
         keep: Policy that selects the checkpoints to keep in this tier; those that it selects are promoted to it.
         rate_bytes_per_second: Limit of the rate at which a promoter writes to this tier; None for no limit. Not for the
             first tier, to which nothing is promoted.
+        max_bytes: Budget of the tier: what its checkpoints may take together; None for no limit. Checkpoints that no
+            further tier must still get are removed first, the oldest first, even if `keep` selects them; the newest
+            complete one is never removed.
+        when_full: Choice for a tier that is full of checkpoints that further tiers must still get. `wait`: a save (in a
+            further tier, a promotion) waits until enough of them have arrived. `drop`: the oldest are removed, with an
+            event and a warning, and are lost unless another tier has them.
+        per_host: Whether each host has a folder of its own at this path, such as its disk: the folder has the files of
+            its ranks. Only for the first tier.
 
     Raises:
-        TiersError: The rate is not positive.
+        TiersError: The rate or the budget is not positive, `when_full` is another word, or a tier of each host is not
+            a path.
         InvalidPlaceError: The root is empty, or looks like a URI that lost a slash.
 
     Example:
@@ -38,16 +50,25 @@ class Tier:
     root: str | os.PathLike[str]
     keep: KeepPolicy = field(default_factory=KeepAll)
     rate_bytes_per_second: float | None = None
+    max_bytes: int | None = None
+    when_full: WhenFull = "wait"
+    per_host: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         root = os.fspath(self.root)
         if scheme_of(root) == "file":
             root = os.path.abspath(file_path(root))
+        elif self.per_host:
+            raise TiersError(f"tier {root}: a tier of each host (per_host) must be the path of a folder")
         object.__setattr__(self, "root", root.rstrip("/") or "/")
         if self.rate_bytes_per_second is not None and not self.rate_bytes_per_second > 0:
             raise TiersError(f"tier {root}: rate_bytes_per_second is {self.rate_bytes_per_second}; it must be positive")
+        if self.max_bytes is not None and not self.max_bytes > 0:
+            raise TiersError(f"tier {root}: max_bytes is {self.max_bytes}; it must be positive")
+        if self.when_full not in get_args(WhenFull):
+            raise TiersError(f"tier {root}: when_full is {self.when_full!r}; choose 'wait' or 'drop'")
 
     @property
     def url(self) -> str:
         """The absolute path, or the URI, of the tier's folder."""
-        return os.fspath(self.root)
+        return host_uri(self.root) if self.per_host else os.fspath(self.root)

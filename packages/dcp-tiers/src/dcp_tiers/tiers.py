@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import secrets
 from collections.abc import Sequence
 
 from dcp_io import (
@@ -13,20 +15,24 @@ from dcp_io import (
     ask_places,
     check_checkpoint,
     file_at,
+    host_uri,
     open_store,
 )
 from dcp_manifest import CheckpointNotFoundError, DcpError, library_logger
+from dcp_tiers.budget import make_room
 from dcp_tiers.description import DESCRIPTION, decode_tiers, encode_tiers
 from dcp_tiers.errors import TiersError
-from dcp_tiers.keep_waiting import KeepWaiting
 from dcp_tiers.listing import TieredStep, list_steps
 from dcp_tiers.promoter_process import PromoterProcess
 from dcp_tiers.tier import Tier
-from dcp_tiers.waiting import steps_to_send
+from dcp_tiers.waiting import KeepWaiting, steps_to_send
 
 __all__ = ["Tiers"]
 
 _log = library_logger(__name__)
+_HOST_FILE = ".dcp-host"
+
+_PATIENCE_SECONDS = 24 * 3600.0
 
 
 class Tiers:
@@ -39,6 +45,8 @@ class Tiers:
         tiers: The tiers, at least one, nearest first.
         folder_prefix: Prefix of checkpoint folder names, before the step.
         stale_after_seconds: Age of a save marker or lease at which its process, if on another host, counts as dead.
+        patience_seconds: Time without progress after which the promoter gives up, once the trainer has ended; the
+            default outlasts an outage of a storage for the night. While the trainer runs it never gives up.
 
     Raises:
         TiersError: There is no tier, or one is given twice.
@@ -64,6 +72,7 @@ class Tiers:
         *,
         folder_prefix: str = "step-",
         stale_after_seconds: float = STALE_AFTER_SECONDS,
+        patience_seconds: float = _PATIENCE_SECONDS,
     ) -> None:
         self.tiers = tuple(tiers)
         self.folder_prefix = folder_prefix
@@ -71,6 +80,9 @@ class Tiers:
         urls = [tier.url for tier in self.tiers]
         if not urls:
             raise TiersError("there are no tiers; give at least one, such as Tier('/nvme/run')")
+        for tier in self.tiers[1:]:
+            if tier.per_host:
+                raise TiersError(f"{tier.root}: only the first tier may be one of each host (per_host)")
         if twice := {url for url in urls if urls.count(url) > 1}:
             raise TiersError(f"{min(twice)} is in the list of tiers twice; each tier needs a folder of its own")
         self._stores = tuple(map(open_store, urls))
@@ -79,7 +91,7 @@ class Tiers:
             for store in self._stores
         )
         """Catalogue of each tier, nearest first."""
-        self._promoter = PromoterProcess(urls[0])
+        self._promoter = PromoterProcess(urls[0], patience_seconds)
 
     @classmethod
     def read(cls, place: str | os.PathLike[str]) -> Tiers:
@@ -128,6 +140,16 @@ class Tiers:
         store.make()
         store.publish(DESCRIPTION, data)
 
+    def host_id(self) -> str:
+        """Return the id of this host's folder of the first tier, 16 hexadecimal digits; it is made if it is missing."""
+        store = self._stores[0]
+        try:
+            return str(json.loads(store.read(_HOST_FILE))["host"])
+        except (CheckpointNotFoundError, ValueError, KeyError, TypeError):
+            made = secrets.token_hex(8)
+            store.publish(_HOST_FILE, json.dumps({"host": made}).encode())
+            return made
+
     @property
     def places(self) -> tuple[Store, ...]:
         """The store of each tier, nearest first."""
@@ -143,12 +165,20 @@ class Tiers:
     def find(self, step: int | None) -> str:
         """Return the checkpoint id by which a step is loaded: its folder in the nearest tier with a complete copy.
 
+        With a tier of each host, the id stands for all hosts' folders, and for the other tiers, from which a load reads
+        what no host has; the load finds out whether the step is complete.
+
         Args:
             step: The step; None, which `latest` returns if there is no checkpoint, raises an error.
 
         Raises:
             CheckpointNotFoundError: No tier has a complete copy; the message says what each of them lacks.
         """
+        if step is not None and self.tiers[0].per_host:
+            folder = self.catalogues[0].folder_name(step)
+            return host_uri(
+                f"{self.tiers[0].root}/{folder}", [self._id(number, step) for number in range(1, len(self.tiers))]
+            )
         problems = []
         for number, catalogue in enumerate(self.catalogues):
             try:
@@ -165,7 +195,8 @@ class Tiers:
     def latest(self) -> int | None:
         """Return the highest step that is complete in some tier; None if there is none.
 
-        Complete: its index and its files are there in full length. A tier that cannot be read is passed over with a
+        Complete: its index and its files are there in full length. Of a tier of each host, only this host's folder is
+        seen, and a step counts if its index is there. A tier that cannot be read is passed over with a
         warning, if others have checkpoints.
 
         Raises:
@@ -183,6 +214,8 @@ class Tiers:
         return None
 
     def _is_complete(self, number: int, step: int) -> bool:
+        if self.tiers[number].per_host:
+            return True
         try:
             check_checkpoint(self._stores[number].child(self.catalogues[number].folder_name(step)))
         except (OSError, DcpError) as error:
@@ -209,6 +242,23 @@ class Tiers:
     def keep_policy(self) -> KeepPolicy:
         """Policy of a manager for the first tier: that of the tier, and what further tiers must still get."""
         return self.tiers[0].keep | self.keep_waiting
+
+    def make_room(self, step: int, *, hurry: bool) -> bool:
+        """Bring the first tier within its budget before a step is saved; returns False if the save should wait.
+
+        The storage's failures are logged, not raised: the save goes on.
+
+        Args:
+            step: The step that is about to be saved, taken to be as large as the largest checkpoint there.
+            hurry: Whether the save cannot wait, so that a full tier drops what further tiers must still get.
+
+        Ranks: one.
+        """
+        try:
+            return make_room(self, 0, step, drop=hurry)
+        except (OSError, DcpError) as error:
+            _log.warning("%s is not brought within its budget: %s", self.tiers[0].url, error)
+            return True
 
     def start_promoter(self) -> None:
         """Write the description and start the promoter process, unless it runs; a failure is logged, not raised.

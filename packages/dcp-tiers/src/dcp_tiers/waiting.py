@@ -1,4 +1,4 @@
-"""Checkpoints that wait for their promotion: what a further tier must still get from a nearer one."""
+"""Checkpoints that wait for their promotion: what a further tier must still get from a nearer one, and a policy."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from dcp_io import Catalogue, by_creation
+from dcp_io import Catalogue, CheckpointRecord, KeepPolicy, by_creation
 from dcp_tiers.arrivals import has_arrived
 from dcp_tiers.tier import Tier
 
-__all__ = ["TieredRoot", "steps_to_send"]
+__all__ = ["KeepWaiting", "TieredRoot", "steps_to_send"]
 
 
 class TieredRoot(Protocol):
@@ -46,3 +46,39 @@ def steps_to_send(tiers: TieredRoot, number: int, holder: int) -> set[int]:
         for folder in folders
         if folder.step in wanted and not has_arrived(folder.store, folder.entries, url)
     }
+
+
+class KeepWaiting(KeepPolicy):
+    """Policy for the first tier that keeps each checkpoint that a further tier must still get.
+
+    Combined with another policy, it keeps a slow or absent tier from losing checkpoints: what that tier's own policy
+    would drop anyway is not kept for it. Only the first tier is asked, so that retention waits for no far storage.
+
+    Args:
+        tiers: The tiers of the run; the policy is for the first of them.
+
+    Example:
+        ```python
+        from dcp_io import KeepLast
+        from dcp_manager import CheckpointManager
+        from dcp_tiers import KeepWaiting, Tier, Tiers
+        from dcp_tiers.promote import promote
+
+        tiers = Tiers([Tier("near"), Tier("far")])
+        with CheckpointManager("near", keep_policy=KeepLast(1) | KeepWaiting(tiers)) as manager:
+            for step in (1, 2, 3):
+                manager.save(step, {"step": step})
+            assert len(manager.checkpoints()) == 3  # the far tier has none of them yet
+            promote(tiers)
+            manager.save(4, {"step": 4})
+            assert [record.step for record in manager.checkpoints()] == [4]
+        ```
+    """
+
+    def __init__(self, tiers: TieredRoot) -> None:
+        self._tiers = tiers
+
+    def keep(self, records: Sequence[CheckpointRecord], now_seconds: float) -> set[int]:
+        """Return the steps that some further tier must still get."""
+        del records, now_seconds
+        return set().union(*(steps_to_send(self._tiers, further, 0) for further in range(1, len(self._tiers.tiers))))

@@ -158,19 +158,26 @@ class AdaptiveChoice:
         _known[self._place] = _Known(durable, encode, share, waits)
 
     def _sample(self, payload: Payload, encoded: Payload) -> None:
-        """Measure how fast and how far an item is compressed, at two of its blocks."""
+        """Measure how fast and how far an item is compressed, at some of its blocks.
+
+        The fastest block counts: whatever else a block's time shows, such as waiting for a processor, is in `_SAMPLED`.
+        """
         if not isinstance(payload.data, bytes | memoryview):
             return
         size, seconds, share = len(payload.data), 0.0, 1.0
         if encoded.blocks is not None:
             step = encoded.blocks.block_bytes
-            middle = size // 2 // step * step
             view = memoryview(payload.data)
             encoded.blocks.encode(view[:step])  # allocates
-            block = view[middle : middle + step]
-            begun = time.perf_counter()
-            length = len(encoded.blocks.encode(block))
-            seconds, share = (time.perf_counter() - begun) / len(block), min(1.0, length / len(block))
+            costs, lengths, taken = [], 0, 0
+            for quarter in range(1, 4):
+                start = size * quarter // 4 // step * step
+                block = view[start : start + step]
+                begun = time.perf_counter()
+                lengths += len(encoded.blocks.encode(block))
+                costs.append((time.perf_counter() - begun) / len(block))
+                taken += len(block)
+            seconds, share = min(costs), min(1.0, lengths / taken)
         with self._lock:
             self._samples.append((size, seconds, share))
             total = sum(each[0] for each in self._samples)

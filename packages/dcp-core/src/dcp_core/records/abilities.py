@@ -45,6 +45,9 @@ class WriterAbilities:
     connect_ranks: Callable[[Any, SavePlan], None] | None
     """Method that gets the save's `dcp_ranks.Coordinator` and the rank's plan before `write_data`, to run phases of its
     own, such as an exchange of addresses. Called on every rank if the ranks plan together."""
+    follow_commit: Callable[[Any], None] | None
+    """Method that gets the save's coordinator after the checkpoint was published, to run phases of its own. Called on
+    every rank if the ranks plan together."""
     abort: Callable[[BaseException], None] | None
     """Method that cleans up after a save that failed with the error in its argument. Called on every rank."""
 
@@ -79,6 +82,9 @@ class ReaderAbilities:
     """Method that returns the read requests of a plan, which an `Exchange` reads instead of `read_data`."""
     finish_read: Callable[..., None] | None
     """Method that records what an `Exchange` has read for the requests of `prepare_read`."""
+    connect_ranks: Callable[[Any], None] | None
+    """Method that gets the load's `dcp_ranks.Coordinator` before the metadata is read, to run phases of its own. Called
+    on every rank."""
     place: Any
     """Where the checkpoint's files lie; see `dcp_io.Place`."""
     reads_alone: str | None

@@ -13,6 +13,7 @@ from dcp_inspect.listing import Listed, find, look_at
 from dcp_inspect.places import PLACE, is_uri
 from dcp_inspect.printing.output import Cell, age, count_bytes, json_option, print_json
 from dcp_inspect.printing.table import print_table
+from dcp_io import root_at
 from dcp_manifest import CheckpointNotFoundError
 
 __all__ = ["command"]
@@ -34,7 +35,8 @@ def command(path: str, as_json: bool) -> int:
     Several runs follow one another, the one that saved last first. Times of files do not matter where steps are known.
 
     A checkpoint is valid if its index can be read and its files are there in full length. Their bytes are checked by
-    `dcp verify`. Saves that are running, and what is left of those that did not finish, are listed as such.
+    `dcp verify`. Of the tiers of a run, which run.tiers.toml describes, all are listed. Saves that are running, and
+    what is left of those that did not finish, are listed as such.
     """
     found = [look_at(one) for one in find(path, unfinished=True)]
     if as_json:
@@ -68,7 +70,9 @@ def _row(one: Listed, root: str, now: float) -> tuple[Cell, ...]:
 
 
 def _below(path: str, root: str) -> str:
-    """Return the path relative to the folder that was asked for."""
+    """Return the path relative to the folder that was asked for; the whole path in a root of several places."""
+    if root_at(root) is not None:
+        return path
     if is_uri(root):
         return path.removeprefix(root.rstrip("/")).strip("/") or "."
     return os.path.relpath(path, root)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 from dcp_io.saves.save_markers import find_markers
@@ -24,7 +25,9 @@ _log = library_logger(__name__)
 T = TypeVar("T")
 
 
-def find_checkpoints(root: Root | Store | str | os.PathLike[str]) -> list[FoundCheckpoint[Store]]:
+def find_checkpoints(
+    root: Root | Store | str | os.PathLike[str], *, unfinished: bool = False
+) -> list[FoundCheckpoint[Store]]:
     """Return the checkpoints of a root and its subfolders, newest first; see `dcp_manifest.checkpoints_below`.
 
     Of several places that hold copies of a checkpoint, the copy in the nearest one comes first. A place that cannot be
@@ -32,13 +35,14 @@ def find_checkpoints(root: Root | Store | str | os.PathLike[str]) -> list[FoundC
 
     Args:
         root: A path, a URI that an installed storage handles, a store, or a `Root`. The folder may be missing.
+        unfinished: Whether to return also folders with files of a save that has not published an index.
 
     Raises:
         StorageError, OSError: The storage failed.
 
     Ranks: one; not collective.
     """
-    return merge_places(ask_places(places_of(root), checkpoints_below))
+    return merge_places(ask_places(places_of(root), partial(checkpoints_below, unfinished=unfinished)))
 
 
 def ask_places(places: Sequence[Store], ask: Callable[[Store], Sequence[T]]) -> list[Sequence[T]]:

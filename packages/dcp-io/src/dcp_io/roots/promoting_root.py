@@ -32,6 +32,15 @@ class PromotingRoot(Root, Protocol):
         """Policy that keeps in the first place what the others must still get, and nothing else."""
         ...
 
+    def make_room(self, step: int, *, hurry: bool) -> bool:
+        """Make room in the first place for a step; returns False if the save should wait and ask again.
+
+        Args:
+            step: The step that is about to be saved.
+            hurry: Whether the save cannot wait.
+        """
+        ...
+
     def start_promoter(self) -> None:
         """Start the promoter, unless it runs; it looks for what waits from earlier runs. A failure is logged."""
         ...

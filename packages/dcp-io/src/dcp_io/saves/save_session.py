@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from dcp_io.errors import CheckpointExistsError, SaveInProgressError, SaveLostError
 from dcp_io.saves.cleanup import remove_dead_saves, remove_leftovers, remove_orphans, remove_replaced, replaced_names
-from dcp_io.saves.current_checkpoint import read_current
+from dcp_io.saves.current_checkpoint import Current, read_current
 from dcp_io.saves.marker_owner import this_process
 from dcp_io.saves.marker_renewal import Renewal
 from dcp_io.saves.save_markers import FoundMarker, Marker, belongs_to, check_save_id, find_markers, marker_name
@@ -183,6 +183,8 @@ class SaveSession:
         try:
             if self.rank is None:
                 done = self._published and self._remove_replaced(keep)
+                if self._published and self._store.place == "host":
+                    self._remove_dead(self._look(), read_current(self._store))
             else:
                 self._mark_ended()  # before looking: so the last rank to look sees all others' ends
                 done = self._is_complete() and self._remove_replaced_by_all()
@@ -217,6 +219,12 @@ class SaveSession:
         finally:
             self._leave()
 
+    def leave(self) -> None:
+        """End a save that failed here, whose index another host may have published: its files stay."""
+        self._renewal.stop()
+        self._mark_ended()
+        self._leave()
+
     def _enter(self, *, overwrite: bool) -> None:
         """Write the marker, wait until this save owns the folder, and clean up."""
         self._register()
@@ -241,13 +249,17 @@ class SaveSession:
                 f"Checkpoint already exists in {self._store.url}, and overwrite=False; "
                 "choose another id, or allow overwriting"
             )
-        dead = [found for found in scene.markers if self._is_dead(found, scene.now)]
-        remove_dead_saves(self._store, dead, current, scene.entries)
+        if self._store.place != "host":  # where another host may have published the dead save: see `finish`
+            self._remove_dead(scene, current)
         remove_orphans(self._store, scene.entries, now=scene.now, stale_after_seconds=self._stale_after_seconds)
         self.generation = current.generation + 1
         replaced = replaced_names(self.save_id, self.rank, current, self._store.list())
         self._marker = replace(self._marker, phase="saving", replaced=replaced)
         self._write_marker(sync=self._sync)
+
+    def _remove_dead(self, scene: _Scene, current: Current) -> None:
+        dead = [found for found in scene.markers if self._is_dead(found, scene.now)]
+        remove_dead_saves(self._store, dead, current, scene.entries)
 
     def _register(self) -> None:
         """Register this save as running in this process, until `_leave` or until the session is garbage-collected."""

@@ -1,4 +1,4 @@
-"""Local files of known size, whose ranges several processes write: creation with reserved space, and writes."""
+"""Ranges of local files: files of known size, whose ranges several processes write, and early write-back of a range."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import os
 import stat
 from collections.abc import Callable, Sequence
 
-from dcp_io.stores.early_writeback import start_writeback
 from dcp_io.stores.full_transfers import write_fully
 from dcp_io.stores.naming import naming
 from dcp_io.stores.store import Buffer, RangeSink
 from dcp_manifest.descriptors import open_descriptor
 from dcp_manifest.errors import UnsafeCheckpointError
 
-__all__ = ["create_sized", "open_sized"]
+__all__ = ["create_sized", "open_sized", "start_writeback"]
 
 # Without O_NONBLOCK, opening a pipe in place of a file would block for ever.
 _WRITE = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _MODE = 0o666
+_SYNC_FILE_RANGE_WRITE = 2
 # Answers of file systems that reserve no space.
 _NO_RESERVATION = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
@@ -130,6 +130,34 @@ def _fallocate() -> Callable[[int, int, int, int], int] | None:
     except (AttributeError, OSError, TypeError):  # not Linux
         return None
     function.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    function.restype = ctypes.c_int
+    found: Callable[[int, int, int, int], int] = function
+    return found
+
+
+def start_writeback(fd: int, offset: int, length: int) -> None:
+    """Ask the kernel to begin writing a range of a file to its device; does not wait for it.
+
+    This is only a hint: a system without support for it does nothing, and the caller must still call fsync, which
+    reports errors of the device.
+
+    Args:
+        fd: File descriptor.
+        offset: Start of the range in the file, bytes.
+        length: Length of the range, bytes.
+    """
+    call = _sync_file_range()
+    if call is not None and length > 0:
+        call(fd, offset, length, _SYNC_FILE_RANGE_WRITE)
+
+
+@functools.cache
+def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
+    try:
+        function = ctypes.CDLL(None).sync_file_range
+    except (AttributeError, OSError, TypeError):  # not Linux
+        return None
+    function.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
     function.restype = ctypes.c_int
     found: Callable[[int, int, int, int], int] = function
     return found

@@ -11,9 +11,8 @@ from collections.abc import Iterator, Sequence
 
 from dcp_io.errors import NotAFolderError
 from dcp_io.stores.durable_folders import make_folder, sync_folder
-from dcp_io.stores.early_writeback import start_writeback
 from dcp_io.stores.full_transfers import read_fully, write_fully
-from dcp_io.stores.local_ranges import create_sized, open_sized
+from dcp_io.stores.local_ranges import create_sized, open_sized, start_writeback
 from dcp_io.stores.mounts import is_network_folder
 from dcp_io.stores.naming import naming
 from dcp_io.stores.store import (

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from dcp_io.errors import StoreNotFoundError
+from dcp_io.stores.host_store import HOST_SCHEME, HostStore, parse_host_uri
 from dcp_io.stores.local_store import LocalStore
 from dcp_io.stores.store import Store
 from dcp_manifest.schemes import file_path, scheme_of
@@ -28,7 +29,7 @@ def open_store(uri: str | os.PathLike[str], *, storage_options: Mapping[str, Any
     """Open the store for the folder that a URI names.
 
     Args:
-        uri: A path, `file://…`, or a URI whose scheme an installed package handles.
+        uri: A path, `file://…`, `host://…` (see `HostStore`), or a URI whose scheme an installed package handles.
         storage_options: Options of the storage, such as an endpoint, which its package documents; None for none.
 
     Raises:
@@ -39,10 +40,13 @@ def open_store(uri: str | os.PathLike[str], *, storage_options: Mapping[str, Any
     Ranks: one; no request is sent to the storage.
     """
     text, scheme = os.fspath(uri), scheme_of(uri)
-    if scheme == "file":
+    if scheme in ("file", HOST_SCHEME):
         if storage_options:
             raise ValueError(f"{text}: a folder of the file system takes no storage_options, got {[*storage_options]}")
-        return LocalStore(file_path(text))
+        if scheme == "file":
+            return LocalStore(file_path(text))
+        path, also = parse_host_uri(text)
+        return HostStore(path, also=[open_store(one) for one in also])
     from dcp_hooks import DuplicatePluginError, PluginLoadError, PluginNotFoundError, installed  # noqa: PLC0415 - slow
 
     try:

@@ -9,7 +9,9 @@ from typing import Protocol, runtime_checkable
 from dcp_io.stores.open_store import open_store
 from dcp_io.stores.store import Store
 
-__all__ = ["Root", "places_of"]
+__all__ = ["Root", "places_of", "root_at"]
+
+_DESCRIPTION_SUFFIX = ".toml"
 
 
 @runtime_checkable
@@ -30,6 +32,9 @@ class Root(Protocol):
 def places_of(root: Root | Store | str | os.PathLike[str]) -> tuple[Store, ...]:
     """Return the places of a root, nearest first; a path, URI or store is a root of one place.
 
+    A path or URI of a file that describes a root, such as `run.tiers.toml`, stands for that root if the package that
+    reads it is installed: see `dcp_hooks.HookSpecs.dcp_register_roots`.
+
     Raises:
         StoreNotFoundError, InvalidPlaceError, ValueError: See `open_store`.
 
@@ -47,5 +52,24 @@ def places_of(root: Root | Store | str | os.PathLike[str]) -> tuple[Store, ...]:
     if isinstance(root, Store):
         return (root,)
     if isinstance(root, str | os.PathLike):
-        return (open_store(root),)
+        described = root_at(root)
+        return (open_store(root),) if described is None else tuple(described.places)
     return tuple(root.places)
+
+
+def root_at(place: str | os.PathLike[str]) -> Root | None:
+    """Return the root that a file describes; None for the path or URI of anything else.
+
+    Raises:
+        CheckpointNotFoundError: There is no such file.
+        DcpError, OSError: The file does not describe a root, or cannot be read.
+    """
+    name = os.fspath(place).rpartition("/")[2]
+    if not name.endswith(_DESCRIPTION_SUFFIX):  # most folders: without looking for plug-ins, which takes time
+        return None
+    from dcp_hooks import installed  # noqa: PLC0415 - slow
+
+    if name not in installed.names("roots"):
+        return None
+    found: Root = installed.factory("roots", name)(place)
+    return found

@@ -18,11 +18,13 @@ from dcp_io import (
     read_current,
     running_saves,
     temporary_of,
+    this_process,
     verify_checkpoint,
 )
 from dcp_manifest import (
     METADATA_NAME,
     NOTE,
+    SAVE_MARKER_PREFIX,
     CheckpointIndex,
     CheckpointNotFoundError,
     CorruptCheckpointError,
@@ -30,14 +32,26 @@ from dcp_manifest import (
     needed_bytes,
     read_index,
 )
+from dcp_tiers.copying.passing_crcs import PassingCrcs, spans_by_file
 from dcp_tiers.errors import PromotionError
-from dcp_tiers.passing_crcs import PassingCrcs, spans_by_file
 
-__all__ = ["JOURNAL", "Pace", "copy_checkpoint"]
+__all__ = [
+    "JOURNAL",
+    "Pace",
+    "copy_checkpoint",
+    "copy_note",
+    "is_there",
+    "read_journal",
+    "read_source",
+    "send_file",
+    "size_of",
+]
 
 JOURNAL = ".dcp-promoting.json"
 """Name of the file in the target that lists the data files that are there, verified and durable."""
 _PIECE_BYTES = 4 << 20
+# Folders that this process copies to now, with the save ids.
+_running: set[tuple[str, str]] = set()
 
 
 class Pace:
@@ -59,7 +73,7 @@ class Pace:
         time.sleep(max(0.0, self._due - time.monotonic()))
 
 
-def copy_checkpoint(source: Store, target: Store, *, stale_after_seconds: float, pace: Pace) -> str:
+def copy_checkpoint(source: Store, target: Store, *, stale_after_seconds: float, pace: Callable[[int], object]) -> str:
     """Copy the checkpoint in a folder to a folder of another storage, and return its save id.
 
     The copy is byte for byte the same. Nothing is sent if it is there already. A data file that an interrupted copy of
@@ -71,7 +85,7 @@ def copy_checkpoint(source: Store, target: Store, *, stale_after_seconds: float,
         target: Folder of the copy.
         stale_after_seconds: A save or copy of another host counts as dead when its marker has not been renewed for
             this long.
-        pace: Limit of the rate.
+        pace: Function that is called with each number of bytes that has passed, such as a `Pace`.
 
     Raises:
         PromotionError: The checkpoint is of a kind that is not copied, or the target has a later save of the step.
@@ -82,8 +96,8 @@ def copy_checkpoint(source: Store, target: Store, *, stale_after_seconds: float,
 
     Ranks: one process.
     """
-    data, index, save_id = _read_source(source)
-    if _is_there(target, index, save_id):
+    data, index, save_id = read_source(source)
+    if is_there(target, index, save_id):
         clear_dead_saves(target, stale_after_seconds=stale_after_seconds)
     else:
         with report_operation("promote", target.url) as progress:
@@ -97,12 +111,13 @@ def copy_checkpoint(source: Store, target: Store, *, stale_after_seconds: float,
                 raise CorruptCheckpointError(f"{source.url} is damaged and not promoted: {report.problems[0]}")
             progress.expect(sum(needed_bytes(index).values()))
             _send(source, target, (data, index, save_id), stale_after_seconds, passed)
-    _copy_note(source, target)
+    copy_note(source, target)
     target.delete(JOURNAL)
     return save_id
 
 
-def _read_source(source: Store) -> tuple[bytes, CheckpointIndex, str]:
+def read_source(source: Store) -> tuple[bytes, CheckpointIndex, str]:
+    """Return the index of a checkpoint as bytes and decoded, and its save id. Errors: see `copy_checkpoint`."""
     try:
         data = source.read(METADATA_NAME)
     except CheckpointNotFoundError as error:
@@ -120,7 +135,7 @@ def _read_source(source: Store) -> tuple[bytes, CheckpointIndex, str]:
     return data, index, index.info.save_id
 
 
-def _is_there(target: Store, index: CheckpointIndex, save_id: str) -> bool:
+def is_there(target: Store, index: CheckpointIndex, save_id: str) -> bool:
     """Whether the target has this save. Raises PromotionError if it has a later one."""
     current = read_current(target)
     if current.index is None or current.index.info is None or index.info is None:
@@ -146,18 +161,21 @@ def _send(
     passed: Callable[[int], object],
 ) -> None:
     data, index, save_id = save
+    _remove_own_marker(target, save_id)
     if alive := running_saves(target, stale_after_seconds=stale_after_seconds):
         raise SaveInProgressError(f"{target.url} is being written by {alive[0]}; it is tried again later")
     _remove_temporaries(target, target.list(), save_id)
     session = SaveSession.begin(target, save_id=save_id, stale_after_seconds=stale_after_seconds)
+    copy = (target.url, save_id)
+    _running.add(copy)
     try:
         spans = spans_by_file(index)
-        done = _read_journal(target, save_id)
+        done = read_journal(target, save_id)
         for name in sorted(index.files):
             size = source.size(name)
-            if done.get(name) == size and _size(target, name) == size:
+            if done.get(name) == size and size_of(target, name) == size:
                 continue
-            _send_file(source, target, name, PassingCrcs(name, spans.get(name, [])), passed)
+            send_file(source, target, name, PassingCrcs(name, spans.get(name, [])), passed)
             done[name] = size
             target.sync_folder()
             target.publish(JOURNAL, json.dumps({"save_id": save_id, "files": done}).encode())
@@ -167,10 +185,12 @@ def _send(
         session.publish(METADATA_NAME, data)
     finally:
         # Unless the index was published, this leaves the files, for the next promoter to go on with.
+        _running.discard(copy)
         session.finish(index.files)
 
 
-def _send_file(source: Store, target: Store, name: str, crcs: PassingCrcs, passed: Callable[[int], object]) -> None:
+def send_file(source: Store, target: Store, name: str, crcs: PassingCrcs, passed: Callable[[int], object]) -> None:
+    """Copy one data file, whose last byte is written only after all have passed their CRCs."""
     target.delete(name)  # what an interrupted copy has left of it
     memory = memoryview(bytearray(_PIECE_BYTES))
     with contextlib.closing(source.open(name)) as opened:
@@ -189,15 +209,27 @@ def _send_file(source: Store, target: Store, name: str, crcs: PassingCrcs, passe
             raise
 
 
-def _read_journal(target: Store, save_id: str) -> dict[str, int]:
+def read_journal(target: Store, save_id: str, name: str = JOURNAL) -> dict[str, int]:
+    """Return the files of a save that a journal lists: name → size in bytes."""
     try:
-        values = json.loads(target.read(JOURNAL))
+        values = json.loads(target.read(name))
         return dict(values["files"]) if values["save_id"] == save_id else {}
     except (CheckpointNotFoundError, ValueError, KeyError, TypeError):
         return {}
 
 
-def _size(store: Store, name: str) -> int | None:
+def _remove_own_marker(target: Store, save_id: str) -> None:
+    """Remove the marker that an earlier attempt of this process has left, because the storage failed at its end."""
+    name = f"{SAVE_MARKER_PREFIX}{save_id}"
+    if (target.url, save_id) in _running:
+        return
+    with contextlib.suppress(CheckpointNotFoundError, ValueError, KeyError, TypeError):
+        if json.loads(target.read(name))["process"] == this_process().to_dict():
+            target.delete(name)
+
+
+def size_of(store: Store, name: str) -> int | None:
+    """Return the size of a file; None if it is missing."""
     try:
         return store.size(name)
     except CheckpointNotFoundError:
@@ -212,9 +244,9 @@ def _remove_temporaries(target: Store, entries: list[Entry], save_id: str) -> No
             target.delete(entry.name)
 
 
-def _copy_note(source: Store, target: Store) -> None:
+def copy_note(source: Store, target: Store) -> None:
     """Copy the manager's note, with metrics and time of creation, by which policies select; there may be none."""
     with contextlib.suppress(CheckpointNotFoundError):
         note = source.read(NOTE)
-        if _size(target, NOTE) != len(note) or target.read(NOTE) != note:
+        if size_of(target, NOTE) != len(note) or target.read(NOTE) != note:
             target.publish(NOTE, note, sync=False)

@@ -1,0 +1,1 @@
+"""Tiers of each host, on real ranks and pretended hosts."""

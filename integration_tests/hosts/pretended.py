@@ -1,0 +1,71 @@
+"""Pretended hosts: ranks of one machine that have folders of their own under the same path, and connect as hosts do."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch.distributed as dist
+
+from dcp_exchange import together
+from dcp_io import LocalStore
+from dcp_io.stores import host_store
+
+NEAR = "/near/run"
+"""Path of the folder that each host has for itself."""
+
+
+def folder_of(disks: str | Path, host: str, path: str) -> str:
+    """The folder of a pretended host that a path of it names."""
+    return f"{disks}/{host}{path}"
+
+
+@contextlib.contextmanager
+def on_host(disks: str | Path, host: str) -> Iterator[None]:
+    """Context manager: this process is on a pretended host, whose disk is a folder."""
+    with mock.patch.object(host_store, "host_folder", lambda path: folder_of(disks, host, path)):
+        yield
+
+
+@contextlib.contextmanager
+def job_on(disks: str | Path, hosts: Sequence[str]) -> Iterator[str]:
+    """Context manager: the ranks are spread evenly over pretended hosts, in order; gives the name of this rank's."""
+    size, rank = dist.get_world_size(), dist.get_rank()
+    each = size // len(hosts)
+    grouped = tuple(tuple(range(start, start + each)) for start in range(0, size, each))
+    host = hosts[rank // each]
+    with on_host(disks, host), mock.patch.object(together, "group_by_host", return_value=grouped):
+        yield host
+
+
+@contextlib.contextmanager
+def reads_below(folder: str | Path) -> Iterator[list[tuple[str, int]]]:
+    """Context manager: gives a list that gets the name and size of each read of a data file below a folder."""
+    seen: list[tuple[str, int]] = []
+    opened = LocalStore.open
+
+    def open_(store: LocalStore, name: str) -> Any:
+        source = opened(store, name)
+        if not name.endswith(".distcp") or not store.path.startswith(f"{folder}/"):
+            return source
+        return _Counted(source, name, seen)
+
+    with mock.patch.object(LocalStore, "open", open_):
+        yield seen
+
+
+class _Counted:
+    """A source that notes what is read from it."""
+
+    def __init__(self, source: Any, name: str, seen: list[tuple[str, int]]) -> None:
+        self._source, self._name, self._seen = source, name, seen
+
+    def read_into(self, offset: int, buffers: Sequence[memoryview]) -> None:
+        self._seen.append((self._name, sum(map(len, buffers))))
+        self._source.read_into(offset, buffers)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)

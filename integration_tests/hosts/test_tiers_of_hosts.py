@@ -1,0 +1,155 @@
+"""Four pretended hosts with two ranks each, whose manager saves to a tier of each host and promotes to a shared one."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import dcp_all as dcp
+from dcp_ranks.testing.ranks import RankPool
+from dcp_tiers import Tier, Tiers
+from dcp_tiers.promote import promote
+from dcp_tiers.promoter_process import PromoterProcess
+from integration_tests.hosts.pretended import NEAR, folder_of, job_on, on_host, reads_below
+from integration_tests.hosts.test_save_and_load import local, state_of
+
+HOSTS = ["a", "b", "c", "d"]
+
+
+@pytest.fixture(scope="module")
+def pool() -> Any:
+    with RankPool(8, timeout_seconds=240) as made:
+        yield made
+
+
+def tiers_in(disks: str | Path) -> Tiers:
+    return Tiers([Tier(NEAR, keep=dcp.KeepLast(2), per_host=True), Tier(f"{disks}/far")])
+
+
+def manage(disks: str, hosts: list[str], steps: list[int], restores: bool) -> dict[str, Any]:
+    """Restore, and save steps, without a promoter; returns the restored step, whether it is right, and far reads."""
+    quiet = mock.patch.multiple(PromoterProcess, start=mock.DEFAULT, wake=lambda _: True, end=lambda *_: True)
+    found: dict[str, Any] = {}
+    with job_on(disks, hosts), quiet, reads_below(f"{disks}/far") as seen:
+        with dcp.CheckpointManager(tiers_in(disks), timeout_seconds=60) as manager:
+            if restores:
+                template = state_of(99)
+                restored = manager.restore(template)
+                assert restored is not None
+                wanted = state_of(restored.step)
+                right = all(torch.equal(local(template[key]), local(wanted[key])) for key in wanted if key != "seed")
+                found = {"step": restored.step, "right": right, "far": list(seen)}
+            for step in steps:
+                manager.save(step, state_of(step))
+        dist.barrier()
+    return found
+
+
+def promote_all(disks: Path, hosts: list[str]) -> dict[str, list[int]]:
+    """Promote on each host in turn; returns what the last one lacks in the end."""
+    left: dict[str, list[int]] = {}
+    for host in hosts:
+        with on_host(disks, host):
+            left = promote(tiers_in(disks), seconds=0.1)
+    return left
+
+
+@pytest.fixture(scope="module")
+def saved(pool: RankPool, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Steps 1 and 2 on the disks of four hosts; step 1 in the far tier, too."""
+    disks = tmp_path_factory.mktemp("saved")
+    pool.run(8, manage, str(disks), HOSTS, [1], False)
+    assert promote_all(disks, HOSTS) == {}
+    pool.run(8, manage, str(disks), HOSTS, [2], False)
+    return disks
+
+
+def lose(saved: Path, tmp_path: Path, host: str | None) -> Path:
+    disks = tmp_path / "disks"
+    shutil.copytree(saved, disks)
+    if host is not None:
+        shutil.rmtree(folder_of(disks, host, NEAR))
+    return disks
+
+
+def check(found: list[dict[str, Any]], step: int) -> list[tuple[str, int]]:
+    assert [(one["step"], one["right"]) for one in found] == [(step, True)] * len(found)
+    return [read for one in found for read in one["far"]]
+
+
+@pytest.mark.parametrize("hosts", [HOSTS, ["d", "c", "b", "a"]], ids=["same order", "reversed"])
+def test_without_a_loss_the_newest_step_comes_from_the_hosts(
+    pool: RankPool, saved: Path, tmp_path: Path, hosts: list[str]
+) -> None:
+    disks = lose(saved, tmp_path, None)
+    assert check(pool.run(8, manage, str(disks), hosts, [], True), 2) == []
+
+
+@pytest.mark.parametrize("hosts", [["a"], ["c", "a"], ["d", "a", "c"], ["a", "new", "c", "d"]], ids=len)
+def test_after_the_loss_of_a_host_the_newest_complete_step_wins(
+    pool: RankPool, saved: Path, tmp_path: Path, hosts: list[str]
+) -> None:
+    disks = lose(saved, tmp_path, "b")
+    found = pool.run(2 * len(hosts), manage, str(disks), hosts, [3], True)
+    read = check(found, 1)  # of step 2 the lost host had a part
+    here = {name.name for host in hosts for name in Path(folder_of(disks, host, NEAR)).glob("step-1/*.distcp")}
+    assert read
+    assert not {name for name, _ in read} & here
+    lost = [file for file in (disks / "far/step-1").glob("*.distcp") if file.name not in here]
+    assert {name for name, _ in read} == {file.name for file in lost}
+    assert sum(size for _, size in read) <= sum(file.stat().st_size for file in lost)
+    assert check(pool.run(2 * len(hosts), manage, str(disks), hosts, [], True), 3) == []
+
+
+def test_a_lost_hosts_part_of_the_newest_step_comes_from_the_far_tier(
+    pool: RankPool, saved: Path, tmp_path: Path
+) -> None:
+    disks = lose(saved, tmp_path, None)
+    assert promote_all(disks, HOSTS) == {}
+    shutil.rmtree(folder_of(disks, "a", NEAR))
+    read = check(pool.run(8, manage, str(disks), ["new", "d", "b", "c"], [], True), 2)
+    assert {name[:4] for name, _ in read} <= {"__0_", "__1_"}
+    lost = list((disks / "far/step-2").glob("__[01]_*.distcp"))
+    assert sum(size for _, size in read) <= sum(file.stat().st_size for file in lost)
+
+
+def test_who_brings_the_last_part_publishes(saved: Path, tmp_path: Path) -> None:
+    disks = lose(saved, tmp_path, None)
+    for number, host in enumerate(["c", "a", "d", "b"]):
+        assert not (disks / "far/step-2/.metadata").exists()
+        left = promote_all(disks, [host])
+        assert left == ({f"{disks}/far": [2]} if number < 3 else {})
+    near = Path(folder_of(disks, "a", NEAR), "step-2/.metadata")
+    assert (disks / "far/step-2/.metadata").read_bytes() == near.read_bytes()
+    assert promote_all(disks, HOSTS) == {}
+    names = {file.name for file in (disks / "far/step-2").iterdir()}
+    assert all(name in (".metadata", ".dcp-note.json") or name.endswith(".distcp") for name in names), names
+    assert dcp.verify_checkpoint(disks / "far/step-2").ok
+
+
+def test_a_step_of_a_host_that_is_gone_does_not_hold_up_later_ones(pool: RankPool, saved: Path, tmp_path: Path) -> None:
+    disks = lose(saved, tmp_path, "b")
+    promote_all(disks, ["a", "c", "d"])
+    pool.run(6, manage, str(disks), ["a", "c", "d"], [3], True)
+    promote_all(disks, ["a", "c", "d"])
+    assert (disks / "far/step-3/.metadata").exists()
+    promote_all(disks, ["a", "c", "d"])
+    with on_host(disks, "a"):
+        assert tiers_in(disks).latest() == 3
+
+
+def test_a_crash_before_the_other_hosts_have_the_index_is_mended_at_the_next_start(
+    pool: RankPool, saved: Path, tmp_path: Path
+) -> None:
+    disks = lose(saved, tmp_path, None)
+    for host in ("b", "c", "d"):
+        Path(folder_of(disks, host, NEAR), "step-2/.metadata").unlink()
+    assert check(pool.run(8, manage, str(disks), ["b", "c", "d", "a"], [], True), 2) == []
+    indexes = {Path(folder_of(disks, host, NEAR), "step-2/.metadata").read_bytes() for host in HOSTS}
+    assert len(indexes) == 1

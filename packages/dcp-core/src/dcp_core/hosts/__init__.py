@@ -1,0 +1,1 @@
+"""Checkpoints whose files lie in folders of several hosts: who shares a folder, and which save all can load."""

@@ -1,0 +1,130 @@
+"""`HostPlaces`: which ranks of a job share a folder, where each host has a folder of its own under the same path.
+
+Proved by tokens: each rank leaves a random one in its folder, and those who find it there share the folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import time
+from dataclasses import dataclass
+
+from dcp_core.errors import CheckpointNotFoundError, DcpError
+from dcp_io import Store
+from dcp_manifest import InvalidPlaceError
+from dcp_ranks import Coordinator
+
+__all__ = ["RUN_FILE", "HostPlaces", "find_places"]
+
+RUN_FILE = ".dcp-run"
+"""Name of the file in each place of a run that has the run's id."""
+_TOKEN = ".dcp-here-"  # noqa: S105 - the name of a file
+_OLD_SECONDS = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class HostPlaces:
+    """The places of a job: the folders, of one path, that its hosts have."""
+
+    leaders: tuple[int, ...]
+    """For each rank, the rank that looks after its place; the coordinator looks after its own."""
+    run: str
+    """Id of the run to which the places belong."""
+    rank: int
+    """This rank."""
+    coordinator_rank: int
+    """The rank that coordinates."""
+
+    @property
+    def coordinates(self) -> bool:
+        """Whether this rank is the coordinator."""
+        return self.rank == self.coordinator_rank
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank looks after its place."""
+        return self.leaders[self.rank] == self.rank
+
+    @property
+    def count(self) -> int:
+        """Number of places."""
+        return len({*self.leaders})
+
+    def claim(self, store: Store) -> None:
+        """Write the run's id into this rank's place, if it has none."""
+        if not store.exists(RUN_FILE):
+            store.publish(RUN_FILE, json.dumps({"run": self.run}).encode())
+
+
+def find_places(coordinator: Coordinator, store: Store) -> HostPlaces:
+    """Find out which ranks share a folder, and to which run their folders belong.
+
+    Args:
+        coordinator: Coordinator of the ranks.
+        store: The folder, of the same path on all ranks; it is made if it is missing.
+
+    Raises:
+        CheckpointException: Folders belong to different runs (`InvalidPlaceError`), or a storage failed; raised on all
+            ranks.
+
+    Ranks: every rank; collective, two phases.
+    """
+    own = secrets.token_hex(8)
+
+    def leave() -> tuple[str, str | None]:
+        with contextlib.suppress(PermissionError):  # a folder that may only be read is its rank's alone
+            store.make()
+            store.publish(_TOKEN + own, b"{}", sync=False)
+        return own, _read_run(store)
+
+    try:
+        left = coordinator.all_gather("tokens", leave)
+        first = left[coordinator.coordinator_rank]
+        order = sorted(range(len(left)), key=lambda rank: (rank != coordinator.coordinator_rank, rank))
+
+        def look() -> int:
+            _check_runs([run for _, run in left], store.url)
+            seen = {entry.name for entry in store.list()}
+            return next((rank for rank in order if _TOKEN + left[rank][0] in seen), coordinator.rank)
+
+        leaders = coordinator.all_gather("places", look)
+    finally:
+        with contextlib.suppress(OSError, DcpError):
+            store.delete(_TOKEN + own)
+    places = HostPlaces(
+        tuple(leaders), next((run for _, run in left if run), first[0]), coordinator.rank, coordinator.coordinator_rank
+    )
+    if places.leads:
+        _remove_old(store)
+    return places
+
+
+def _read_run(store: Store) -> str | None:
+    try:
+        return str(json.loads(store.read(RUN_FILE))["run"])
+    except CheckpointNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise InvalidPlaceError(
+            f"{store.url}/{RUN_FILE} has no id of a run: remove it if the folder is yours"
+        ) from error
+
+
+def _check_runs(runs: list[str | None], url: str) -> None:
+    known = {run: rank for rank, run in reversed([*enumerate(runs)]) if run is not None}
+    if len(known) > 1:
+        places = ", ".join(f"run {run} on the host of rank {rank}" for run, rank in sorted(known.items()))
+        raise InvalidPlaceError(
+            f"{url} belongs to different runs ({places}): use another folder or, where it is to be taken over, remove "
+            f"{RUN_FILE} there"
+        )
+
+
+def _remove_old(store: Store) -> None:
+    """Remove tokens that killed processes have left."""
+    with contextlib.suppress(OSError, DcpError):
+        for entry in store.list():
+            if entry.name.startswith(_TOKEN) and abs(time.time() - entry.mtime) > _OLD_SECONDS:
+                store.delete(entry.name)

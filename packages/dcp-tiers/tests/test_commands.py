@@ -1,0 +1,135 @@
+"""The commands `dcp tiers` and `dcp promote`: what they show, promote, remove and return."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from dcp_hooks import installed
+from dcp_io import KeepLast, find_checkpoints, latest_valid
+from dcp_tiers import Tiers, plugin
+from dcp_tiers.commands import promote_tiers, show_tiers
+from dcp_tiers.promote import only_one, promote
+
+
+@pytest.fixture(autouse=True)
+def _installed():
+    """Register the plug-in, unless its entry point does."""
+    if "tiers" in installed.names("commands"):
+        yield
+        return
+    installed.register(plugin, "tiers")
+    yield
+    installed.unregister("tiers")
+
+
+def run(command: click.Command, *arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(command, [str(each) for each in arguments], standalone_mode=False)
+    if result.exception is not None:
+        raise result.exception
+    return result.return_value, result.output
+
+
+def run_json(command: click.Command, *arguments: str) -> tuple[int, Any]:
+    code, text = run(command, *arguments, "--json")
+    return code, json.loads(text)
+
+
+def test_which_step_is_in_which_tier(helpers, near, far):
+    tiers = helpers.tiers(KeepLast(2))
+    tiers.write()
+    for step in (10, 20):
+        helpers.save(near, step)
+        promote(tiers)
+    helpers.save(near, 30)
+    size = sum(map(len, helpers.contents(30).values()))
+    code, (found,) = run_json(show_tiers.command, near)
+    assert code == 0
+    states = {step["step"]: [copy["state"] for copy in step["copies"]] for step in found["steps"]}
+    assert states == {10: ["complete"] * 2, 20: ["complete"] * 2, 30: ["complete", "waits"]}
+    assert (found["tiers"][1]["steps_to_go"], found["tiers"][1]["bytes_to_go"] >= size) == ([30], True)
+    code, text = run(show_tiers.command, near / "run.tiers.toml", far)
+    assert text.count(f"tier 1  {far}: ") == 2
+    assert [line for line in text.splitlines() if line.startswith("30 ") and line.endswith(" to go")]
+
+
+def test_half_of_a_copy_damage_and_a_tier_that_is_away(helpers, near, far):
+    tiers = helpers.tiers()
+    tiers.write()
+    helpers.save(near, 10)
+    helpers.save(near, 20)
+    promote(tiers)
+    (far / "step-10" / ".metadata").unlink()
+    next((near / "step-10").glob(".dcp-promoted-*")).unlink()
+    kept = min((far / "step-10").glob("*.distcp"))
+    for path in set((far / "step-10").glob("*.distcp")) - {kept}:
+        path.unlink()
+    next((far / "step-20").glob("*.distcp")).unlink()
+    code, (found,) = run_json(show_tiers.command, near)
+    first, second = (step["copies"][1] for step in found["steps"])
+    assert (code, first["state"], second["state"]) == (1, "incomplete", "damaged")
+    whole = found["steps"][0]["copies"][0]["bytes"]
+    assert first["bytes_to_go"] == whole - kept.stat().st_size
+    far.rename(far.parent / "gone")
+    far.write_text("not a folder")
+    code, text = run(show_tiers.command, near)
+    assert (code, "cannot be read" in text, "\n10 " in text) == (1, True, True)
+
+
+def test_clean_leaves_what_will_be_finished(helpers, near, far):
+    tiers = helpers.tiers(KeepLast(1))
+    tiers.write()
+    helpers.save(near, 10)
+    helpers.save(near, 20)
+    for step in (10, 20):
+        shutil.copytree(near / f"step-{step}", far / f"step-{step}")
+        (far / f"step-{step}" / ".metadata").unlink()
+    code, (found,) = run_json(show_tiers.command, near, "--clean")
+    assert (code, found["removed"]) == (0, {str(far): [10]})
+    assert {path.name for path in far.iterdir()} == {"step-20"}
+
+
+def test_promote_says_what_arrived(helpers, near, far):
+    tiers = helpers.tiers(KeepLast(2))
+    tiers.write()
+    for step in (10, 20, 30):
+        helpers.save(near, step)
+    code, (found,) = run_json(promote_tiers.command, near)
+    assert (code, found["left"], found["busy"]) == (0, {}, False)
+    assert found["arrived"] == [f"{far}/step-20", f"{far}/step-30"]
+    assert found["skipped"] == [f"{far}/step-10"]
+    assert helpers.loaded(far) == {step: helpers.contents(step) for step in (20, 30)}
+    code, text = run(promote_tiers.command, near)
+    assert (code, text.splitlines()[-1]) == (0, f"{near}: everything has arrived already")
+    helpers.save(near, 40)
+    code, text = run(promote_tiers.command, far)
+    assert (code, f"arrived  {far}/step-40  " in text) == (0, True)
+
+
+def test_promote_says_what_has_not_arrived(helpers, near, far):
+    tiers = helpers.tiers()
+    tiers.write()
+    helpers.save(near, 10)
+    with only_one(tiers, wait=False):
+        assert run(promote_tiers.command, near)[0] == 1
+    far.write_text("not a folder")
+    code, text = run(promote_tiers.command, near, "--seconds", "0.3")
+    assert (code, f"not in {far}: steps 10" in text) == (1, True)
+
+
+def test_the_description_is_a_root(helpers, near, far):
+    tiers = helpers.tiers()
+    tiers.write()
+    helpers.save(near, 10)
+    promote(tiers)
+    place = near / "run.tiers.toml"
+    found = {one.store.url for one in find_checkpoints(place)}
+    assert found == {f"{near}/step-10", f"{far}/step-10"}
+    helpers.save(far, 20)
+    assert latest_valid(place).store.url == f"{far}/step-20"
+    assert Tiers.read(place).latest() == 20

@@ -1,0 +1,87 @@
+"""A tier of each host: each host promotes its part, and the last one publishes. Hosts are pretended; no ranks."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from dcp_io import KeepLast, verify_checkpoint
+from dcp_tiers import Tier, Tiers, TiersError
+
+
+def test_the_last_host_publishes(tmp_path: Path, far: Path, helpers: SimpleNamespace, hosts: SimpleNamespace) -> None:
+    hosts.save_apart(tmp_path, 1)
+    assert hosts.bring(tmp_path, far, "b") == {str(far): [1]}
+    assert len([*far.glob("step-1/*.distcp")]) == 1
+    assert hosts.bring(tmp_path, far, "b", "c") == {str(far): [1]}
+    assert not (far / "step-1/.metadata").exists()
+    assert hosts.bring(tmp_path, far, "a") == {}
+    with hosts.on_host(tmp_path, "a"):
+        (step,) = Tiers([Tier(hosts.near, per_host=True), Tier(far)]).steps()
+        assert step.complete_in == (0, 1)
+    assert helpers.loaded(far) == {1: helpers.contents(1)}
+    assert verify_checkpoint(far / "step-1").ok
+    assert hosts.bring(tmp_path, far, "b", "c") == {}
+    assert {file.suffix for file in (far / "step-1").iterdir()} <= {".distcp", "", ".json"}
+    assert not [*far.glob("step-1/.dcp-promoting*"), *far.glob("step-1/.dcp-save*")]
+
+
+def test_what_a_host_has_brought_is_not_sent_again(
+    tmp_path: Path, far: Path, helpers: SimpleNamespace, hosts: SimpleNamespace
+) -> None:
+    hosts.save_apart(tmp_path, 1)
+    hosts.bring(tmp_path, far, "a")
+    (brought,) = far.glob("step-1/*.distcp")
+    number = brought.stat().st_ino
+    hosts.bring(tmp_path, far, "a", "b")
+    assert brought.stat().st_ino == number
+
+
+def test_a_damaged_part_is_not_brought(
+    tmp_path: Path, far: Path, helpers: SimpleNamespace, hosts: SimpleNamespace
+) -> None:
+    hosts.save_apart(tmp_path, 1)
+    with hosts.on_host(tmp_path, "b") as near:
+        (data,) = near.glob("step-1/*.distcp")
+    content = bytearray(data.read_bytes())
+    content[len(content) // 2] ^= 1
+    data.write_bytes(content)
+    hosts.bring(tmp_path, far, "a", "b", "c")
+    assert not (far / "step-1/.metadata").exists()
+    assert not (far / "step-1" / data.name).exists()
+
+
+def test_a_host_that_is_gone_holds_up_its_steps_alone(
+    tmp_path: Path, far: Path, helpers: SimpleNamespace, hosts: SimpleNamespace
+) -> None:
+    hosts.save_apart(tmp_path, 1)
+    assert hosts.bring(tmp_path, far, "a", "c") == {str(far): [1]}
+    hosts.save_apart(tmp_path, 2)
+    shutil.rmtree(tmp_path / f"b{hosts.near}/step-1")
+    hosts.bring(tmp_path, far, "a", "b", "c")
+    assert helpers.loaded(far) == {2: helpers.contents(2)}
+    assert hosts.bring(tmp_path, far, "a", "b", "c") == {}
+    with hosts.on_host(tmp_path, "a"):
+        tiers = Tiers([Tier(hosts.near, per_host=True), Tier(far)])
+        assert tiers.keep_waiting.keep([], 0.0) == set()
+
+
+def test_the_description_keeps_that_a_tier_is_of_each_host(tmp_path: Path, far: Path, hosts: SimpleNamespace) -> None:
+    with hosts.on_host(tmp_path, "a"):
+        tiers = Tiers([Tier(hosts.near, keep=KeepLast(2), per_host=True), Tier(far)])
+        tiers.write()
+        assert (tmp_path / f"a{hosts.near}/run.tiers.toml").exists()
+        again = Tiers.read(f"host://{hosts.near}")
+    assert again.tiers == tiers.tiers
+    assert again.step(3) == f"host://{hosts.near}/step-3"
+    assert again.find(3) == f"host://{hosts.near}/step-3?also={str(far).replace('/', '%2F')}%2Fstep-3"
+
+
+def test_only_the_first_tier_may_be_of_each_host(far: Path, hosts: SimpleNamespace) -> None:
+    with pytest.raises(TiersError, match="only the first tier"):
+        Tiers([Tier(far), Tier(hosts.near, per_host=True)])
+    with pytest.raises(TiersError, match="must be the path of a folder"):
+        Tier("s3://bucket/run", per_host=True)
