@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import threading
@@ -138,7 +139,7 @@ def check(fault: Fault, found: list[Told], *, patience: float = 1.0) -> None:
         return
     assert first.error in _ERRORS[fault.kind], (fault, first)
     if fault.kind in ("kill", "stop") and first.error != "CoordinatorLostError":
-        assert f"rank {fault.victim}" in first.text, (fault, first)
+        assert re.search(rf"ranks? (\d+, )*{fault.victim}\b", first.text), (fault, first)
     if fault.kind in ("damage", "missing"):
         assert ".distcp" in first.text, (fault, first)
     limit = 2 * STOPPED_SECONDS + 4 if fault.kind == "stop" else 5.0

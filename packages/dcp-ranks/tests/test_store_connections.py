@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 import torch.distributed as dist
 
-from dcp_ranks import CollectiveCoordinator, StoreCoordinator, make_coordinator
+from dcp_ranks import CollectiveCoordinator, StoreCoordinator, TimedStore, make_coordinator
 from dcp_ranks import store_connections as store_clones
 
 
@@ -33,7 +33,7 @@ class Refusing(Gone):
 def test_connecting_to_a_lost_store_ends_soon():
     for store, error in ((Gone(), "gone"), (Refusing(), "no")):
         with pytest.raises(RuntimeError, match=error):
-            store_clones._clone(store, store.clone)
+            store_clones._clone(TimedStore(store, 5.0), store.clone)
 
 
 class WithoutClone:

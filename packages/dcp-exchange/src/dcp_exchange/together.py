@@ -314,6 +314,7 @@ class _Exchange:
             options=self._peers,
             store=self._coordinator.store,
             timeout_seconds=self._timeout_seconds,
+            lost=self._coordinator.lost_ranks,
         )
         self._streams = stack.enter_context(made)
         apart = self.prepared.read.backend.store.place == "host"

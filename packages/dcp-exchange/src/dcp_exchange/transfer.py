@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -145,6 +146,8 @@ class Transfer:
             if thread.ident is not None:
                 thread.join()
         self._dispatcher.close()
+        for received in (self._tasks, self._arriving, self._refused):  # since the threads ended
+            received.clear()
         self._windows.clear()
         self._arena.close()
         self._reader.close()
@@ -212,6 +215,7 @@ class Transfer:
             except StreamError as error:
                 self._fail_to_send(error)
             except BaseException as error:  # noqa: BLE001 - `wait` raises it
+                traceback.clear_frames(error.__traceback__)  # whoever keeps the error keeps no memory of pieces
                 with self._changed:
                     if self._error is None:
                         self.origin = origin

@@ -38,6 +38,7 @@ from dcp_ranks.streams.streams import Streams
 from dcp_ranks.transport.chunked_store import KeyValueStore, StoreWire, guard_store
 from dcp_ranks.transport.pickled import decode, encode
 from dcp_ranks.transport.store_address import STORE_TIMEOUT, connect_store, innermost_store, prefixed_store
+from dcp_ranks.transport.timed_store import TimedStore
 from dcp_ranks.world_size import assume_job_size, job_size
 
 __all__ = [
@@ -70,6 +71,7 @@ __all__ = [
     "StreamError",
     "StreamHandler",
     "Streams",
+    "TimedStore",
     "assume_job_size",
     "borrow_store",
     "check_fence",

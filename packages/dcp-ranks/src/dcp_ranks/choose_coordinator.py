@@ -92,7 +92,7 @@ def _at_store(
     errors: ErrorTypes,
 ) -> StoreCoordinator | None:
     """Return a coordinator whose ranks communicate through the group's store; None if that is not possible."""
-    borrowed = borrow_store(group, errors)
+    borrowed = borrow_store(group, errors, timeout_seconds)
     if borrowed is None:
         return None
     store, release = borrowed

@@ -24,6 +24,7 @@ from dcp_ranks.peers.monitor import Peers
 from dcp_ranks.peers.options import PeerOptions
 from dcp_ranks.transport.chunked_store import KeyValueStore, guard_store, store_lost
 from dcp_ranks.transport.store_address import STORE_TIMEOUT, connect_store, innermost_store, prefixed_store
+from dcp_ranks.transport.timed_store import TimedStore
 
 __all__ = ["borrow_store", "shared_peers", "store_of"]
 
@@ -32,9 +33,9 @@ __all__ = ["borrow_store", "shared_peers", "store_of"]
 class _Clones:
     """Connections to one group's store: one that checks whether the store is alive, and a pool for later use."""
 
-    root: KeyValueStore
+    root: TimedStore
     connect: Callable[[], KeyValueStore]
-    idle: list[KeyValueStore] = field(default_factory=list)
+    idle: list[TimedStore] = field(default_factory=list)
     peers: dict[tuple[int, PeerOptions], Peers] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -44,8 +45,10 @@ _clones_lock = threading.Lock()
 
 
 def borrow_store(
-    group: dist.ProcessGroup, errors: ErrorTypes = ERROR_TYPES
-) -> tuple[KeyValueStore, Callable[[], None]] | None:
+    group: dist.ProcessGroup,
+    errors: ErrorTypes = ERROR_TYPES,
+    timeout_seconds: float = STORE_TIMEOUT.total_seconds(),
+) -> tuple[TimedStore, Callable[[], None]] | None:
     """Take a connection to the process group's store from the pool, or open a new connection.
 
     Connections are pooled because a new one may need a name look-up, which takes seconds on some hosts, and because
@@ -54,6 +57,7 @@ def borrow_store(
     Args:
         group: Process group of the ranks.
         errors: Exception classes to raise.
+        timeout_seconds: Time in seconds, plus one, that the store may take for an answer.
 
     Returns:
         The connection, and a function that returns it to the pool. None if ranks cannot communicate through the store:
@@ -68,13 +72,15 @@ def borrow_store(
     with _clones_lock:
         clones = _clones.get(group)
         if clones is None:
-            found = _first_clone(group, errors)
+            found = _first_clone(group, errors, timeout_seconds)
             if found is None:
                 return None
             clones = _clones[group] = _Clones(*found)
     with clones.lock, guard_store("(connecting)", errors):
+        clones.root.timeout_seconds = timeout_seconds
         clones.root.check(["dcp"])
         store = clones.idle.pop() if clones.idle else _clone(clones.root, clones.connect)
+    store.timeout_seconds = timeout_seconds
     return store, functools.partial(clones.idle.append, store)
 
 
@@ -114,19 +120,20 @@ def shared_peers(
 
 
 def _first_clone(
-    group: dist.ProcessGroup, errors: ErrorTypes
-) -> tuple[KeyValueStore, Callable[[], KeyValueStore]] | None:
+    group: dist.ProcessGroup, errors: ErrorTypes, timeout_seconds: float
+) -> tuple[TimedStore, Callable[[], KeyValueStore]] | None:
     """Return a connection to a group's store, and the function that makes more of them."""
     if dist.get_backend(group) == "fake":  # whose other ranks do not exist
         return None
     try:
-        store = cast("KeyValueStore", store_of(group))
+        given = cast("KeyValueStore", store_of(group))
+        store = TimedStore(given, timeout_seconds)
         store.check(["dcp"])
         drawn = store.compare_set("dcp/usable", "", uuid.uuid4().hex).decode()
-        connect_first = _connector(store, f"dcp/{drawn}")
+        connect_first = _connector(given, f"dcp/{drawn}")
         root = _clone(store, connect_first)
         # From here on our own connection is cloned: torch may be waiting on the group's.
-        return root, getattr(root, "clone", connect_first)
+        return root, getattr(root.underlying_store, "clone", connect_first)
     except dist.DistNetworkError as error:
         raise store_lost("(connecting)", error, errors) from error
     except (AttributeError, NotImplementedError, RuntimeError):
@@ -146,7 +153,7 @@ def _connector(store: KeyValueStore, prefix: str) -> Callable[[], KeyValueStore]
     return lambda: prefixed_store(prefix, connect_store(host, port))
 
 
-def _clone(store: KeyValueStore, make: Callable[[], KeyValueStore]) -> KeyValueStore:
+def _clone(store: TimedStore, make: Callable[[], KeyValueStore]) -> TimedStore:
     """Clone a connection, and watch the first one meanwhile, as a clone of a lost store would block for minutes."""
     made: queue.SimpleQueue[KeyValueStore | RuntimeError] = queue.SimpleQueue()
 
@@ -169,4 +176,4 @@ def _clone(store: KeyValueStore, make: Callable[[], KeyValueStore]) -> KeyValueS
         raise clone
     if innermost_store(clone) is not innermost_store(store):  # a HashStore is its own clone
         clone.set_timeout(STORE_TIMEOUT)
-    return clone
+    return TimedStore(clone, store.timeout_seconds)

@@ -7,6 +7,7 @@ import os
 import selectors
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -221,6 +222,20 @@ def test_a_descriptor_from_a_stranger_is_closed():
                             assert guest.recv(100) == b""
         made[0].connect_many([1], 0.05)
         assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_nobody_is_waited_for_once_a_rank_is_lost():
+    lost = {}
+    with opened(4, lost=lambda: lost) as made:
+        threading.Timer(0.1, lost.update, [{2: "its process has ended"}]).start()
+        start = time.monotonic()
+        found = made[1].connect_many([0, 2, 3], 60)
+        assert time.monotonic() - start < 10
+        assert sorted(found) == [0, 2, 3]
+        for rank, error in found.items():
+            assert isinstance(error, StreamError)
+            assert error.rank == rank
+        assert "rank 2 is gone (its process has ended)" in str(found[2])
 
 
 def test_memory_is_compared_whole():

@@ -17,6 +17,7 @@ from dcp_ranks import (
     LocalCoordinator,
     Peers,
     StoreCoordinator,
+    TimedStore,
     connect_store,
     guard_store,
     prefixed_store,
@@ -101,7 +102,7 @@ class Meeting:
     def __init__(self, seat: Seat, store: KeyValueStore | None = None) -> None:
         self.seat = seat
         if store is None and seat.address is not None:
-            store = seat.address.connect()
+            store = TimedStore(seat.address.connect(), seat.timeout_seconds)
         self.store = store
         self._epoch = -1
         self._peers: Peers | None = None

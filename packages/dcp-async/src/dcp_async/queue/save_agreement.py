@@ -23,6 +23,7 @@ from dcp_ranks import (
     KeyValueStore,
     StoreCoordinator,
     StoreWire,
+    TimedStore,
     borrow_store,
     innermost_store,
     interrupts_deferred,
@@ -262,16 +263,19 @@ class LinkTable:
         # Disjoint groups may have one name.
         digest = hashlib.sha256(repr(members).encode()).hexdigest()[:12]
         key = f"{group.group_name}-{digest}"
-        stores = [borrow_store(group, RANK_ERRORS) for _ in range(2)]
+        stores = [borrow_store(group, RANK_ERRORS, self._options.timeout_seconds) for _ in range(2)]
         bases = [innermost_store(each[0]) for each in stores if each is not None]
+        seconds = self._options.timeout_seconds
         if len(bases) < 2 or dist.get_backend(group) == "fake":
             return CollectiveLink(self._seat(key, rank, len(members), job_size, None), group)
         # Savers of one group, one after the other or side by side, are kept apart: ranks make them in the same order.
-        number = StoreWire(bases[0], f"dcp-async/{key}/savers/", 1, errors=RANK_ERRORS).add(str(rank))
+        number = StoreWire(TimedStore(bases[0], seconds), f"dcp-async/{key}/savers/", 1, errors=RANK_ERRORS).add(
+            str(rank)
+        )
         prefix = f"dcp-async/{key}/{number}"
         address = StoreAddress(bases[0].host, bases[0].port, prefix) if hasattr(bases[0], "port") else None
         seat = self._seat(key, rank, len(members), job_size, address)
-        caller, background = (prefixed_store(prefix, base) for base in bases)
+        caller, background = (TimedStore(prefixed_store(prefix, base), seconds) for base in bases)
         return StoreLink(seat, group, caller, background)
 
     def _seat(self, key: str, rank: int, world_size: int, job_size: int, address: StoreAddress | None) -> Seat:

@@ -71,6 +71,7 @@ class RankLink:
             options=self._peers,
             store=coordinator.store,
             timeout_seconds=self._timeout_seconds,
+            lost=coordinator.lost_ranks,
         )
         streams.meet(coordinator.all_gather("cards", lambda: streams.card))
         others = {rank for gather in part.gathers for rank in gather.ranks} - {coordinator.rank}

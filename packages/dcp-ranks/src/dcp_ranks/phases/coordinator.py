@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -61,6 +61,10 @@ class Coordinator(ABC):
     def store(self) -> Any:
         """Connection to the store of the process group, for finding the network of the ranks; None if there is none."""
         return None
+
+    def lost_ranks(self) -> Mapping[int, str]:
+        """Return the ranks of which this one knows that they are lost, and how; looks, and does not wait."""
+        return {}
 
     @property
     def is_coordinator(self) -> bool:

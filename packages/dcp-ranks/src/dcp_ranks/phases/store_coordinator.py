@@ -16,7 +16,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dcp_ranks.errors import ERROR_TYPES, CoordinatorLostError, ErrorTypes
@@ -111,6 +111,13 @@ class StoreCoordinator(PhasedCoordinator):
     def store(self) -> Any:
         """Connection to the store of the process group; see `Coordinator.store`."""
         return self._store
+
+    def lost_ranks(self) -> Mapping[int, str]:
+        """Return the ranks of which this one knows that they are lost; see `Coordinator.lost_ranks`."""
+        if self._peers is None:
+            return {}
+        self._peers.pause(0.0)
+        return self._peers.lost
 
     def save_nonce(self) -> str:
         """Return a random string, equal on all ranks; see `Coordinator.save_nonce`. Does not wait for other ranks."""

@@ -93,14 +93,23 @@ class Doorway:
             guest.close()
 
 
-def meet_ranks(doorway: Doorway, attempts: Collection[Attempt], awaited: Collection[int], deadline: float) -> None:
+def meet_ranks(
+    doorway: Doorway,
+    attempts: Collection[Attempt],
+    awaited: Collection[int],
+    deadline: float,
+    lost: Callable[[], Collection[int]],
+) -> None:
     """Wait until all attempts have ended and all awaited ranks have connected, at most until the deadline.
+
+    Nobody is waited for once a rank is lost: the others may have ended the operation because of that.
 
     Args:
         doorway: Listening sockets of this rank; its `arrived` gets the ranks that connect.
         attempts: Attempts to connect to lower ranks, not yet begun.
         awaited: Higher ranks, which connect to this one.
         deadline: Time of the monotonic clock in seconds.
+        lost: Function that returns the ranks that are known to be lost.
     """
     while True:
         now = time.monotonic()
@@ -108,7 +117,7 @@ def meet_ranks(doorway: Doorway, attempts: Collection[Attempt], awaited: Collect
             if _is_open(attempt) and now >= attempt.until:
                 attempt.step(now)
         pending = [attempt for attempt in attempts if _is_open(attempt)]
-        if now >= deadline or not (pending or any(not doorway.has(rank) for rank in awaited)):
+        if now >= deadline or lost() or not (pending or any(not doorway.has(rank) for rank in awaited)):
             return
         until = min([deadline, now + _LOOK_SECONDS, *(attempt.until for attempt in pending)])
         _wait(doorway, pending, max(0.0, until - now))

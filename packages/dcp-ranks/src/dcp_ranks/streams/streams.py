@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -56,6 +56,8 @@ class Streams:
             of this host.
         timeout_seconds: Time in seconds after which a rank that takes no bytes is given up. Not longer than
             `PeerOptions.peer_timeout_seconds` over TCP, where the kernel gives up then.
+        lost: Function that returns the lost ranks and how they were lost; once there are any,
+            connecting waits for nobody.
 
     Example:
         ```python
@@ -81,11 +83,13 @@ class Streams:
         options: PeerOptions | None = None,
         store: Any = None,
         timeout_seconds: float = 120.0,
+        lost: Callable[[], Mapping[int, str]] = dict,
     ) -> None:
         self._rank = rank
         self._secret = secret
         self._options = options or PeerOptions()
         self._timeout_seconds = timeout_seconds
+        self._lost = lost
         self._cards: dict[int, StreamCard] = {}
         self._streams: dict[int, Stream] = {}
         self._replaced: list[Stream] = []
@@ -217,7 +221,7 @@ class Streams:
         }
         awaited = [rank for rank in wanted if rank > self._rank]
         try:
-            meet_ranks(self._doorway, attempts.values(), awaited, deadline)
+            meet_ranks(self._doorway, attempts.values(), awaited, deadline, self._lost)
             waited = time.monotonic() - now
             return {rank: self._result(rank, attempts.get(rank), waited) for rank in ranks}
         finally:
@@ -237,6 +241,8 @@ class Streams:
         if self._doorway.has(rank):
             connection = self._doorway.arrived.pop(rank)
             return self._make(rank, connection, _name_of_peer(connection))
+        if lost := self._lost():
+            return StreamError(rank, "", "; ".join(f"rank {gone} is gone ({how})" for gone, how in lost.items()))
         refused = f"; last refused connection: {self._doorway.refused}" if self._doorway.refused else ""
         return StreamError(rank, "", _SILENT.format(waited_seconds) + refused)
 

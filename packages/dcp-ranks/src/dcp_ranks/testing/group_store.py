@@ -16,7 +16,7 @@ def group_store() -> Any:
     group = dist.group.WORLD
     found = None if group is None else borrow_store(group)
     assert found is not None, "these ranks have no store"
-    return found[0]
+    return found[0].underlying_store
 
 
 def keys_of_group() -> list[str]:

@@ -178,5 +178,5 @@ def store_lost(key: str, error: RuntimeError, errors: ErrorTypes = ERROR_TYPES) 
     message = str(error).partition("\n")[0]
     return errors.coordinator_lost(
         f"the store over which the ranks coordinate cannot be reached (at key {key!r}: {message}); the process that "
-        "hosts it has most likely ended"
+        "hosts it has most likely ended, or is stopped"
     )
