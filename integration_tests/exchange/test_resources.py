@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -32,6 +33,14 @@ def held() -> tuple[int, int]:
     return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
 
 
+def no_more_than(before: tuple[int, int]) -> tuple[int, int]:
+    """Return `held()`, as soon as it is at most what it was before; those of earlier tests may end meanwhile."""
+    deadline = time.monotonic() + 10
+    while any(now > then for now, then in zip(held(), before, strict=True)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return held()
+
+
 def load_often(folder: str, loads: int, ranks_of_host: int) -> Any:
     """Return descriptors, threads and private memory (MiB) before and after so many loads."""
     template = {"w": torch.zeros(MIB)}
@@ -45,7 +54,7 @@ def load_often(folder: str, loads: int, ranks_of_host: int) -> Any:
         before, memory = held(), status("RssAnon")
         for _ in range(loads):
             load()
-        return before, held(), status("RssAnon") - memory
+        return before, no_more_than(before), status("RssAnon") - memory
 
 
 @pytest.mark.parametrize(
@@ -54,7 +63,8 @@ def load_often(folder: str, loads: int, ranks_of_host: int) -> Any:
 def test_loads_leave_nothing_behind(ranks: RankPool, tmp_path: Path, loads: int, ranks_of_host: int) -> None:
     dcp.save({"w": torch.arange(float(MIB))}, checkpoint_id=tmp_path, no_dist=True)
     for before, after, grown in ranks.run(4, load_often, str(tmp_path), loads, ranks_of_host):
-        assert after == before, "(descriptors, threads)"
+        assert after[0] <= before[0], "descriptors"
+        assert after[1] <= before[1], "threads"
         assert grown <= SLACK_MIB
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dcp_hooks import report_operation
-from dcp_io import HostStore, SaveSession, Store, check_files, clear_dead_saves
+from dcp_io import HostStore, SaveSession, Store, check_files, clear_dead_saves, temporary_of
 from dcp_manifest import METADATA_NAME, CheckpointIndex, CheckpointNotFoundError, DcpError, needed_bytes
 from dcp_tiers.copying.copy_checkpoint import (
     JOURNAL,
@@ -78,6 +78,9 @@ def copy_part(
         return None
     session = SaveSession.begin(target, save_id=save_id, stale_after_seconds=stale_after_seconds)
     try:
+        for entry in target.list():
+            if temporary_of(entry.name) == (METADATA_NAME, save_id):  # of a publisher that was killed
+                target.delete(entry.name)
         session.publish(METADATA_NAME, data)
     finally:
         session.finish(index.files)
