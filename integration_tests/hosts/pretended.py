@@ -11,11 +11,35 @@ from unittest import mock
 import torch.distributed as dist
 
 from dcp_exchange import together
-from dcp_io import LocalStore
+from dcp_io import KeepLast, LocalStore
 from dcp_io.stores import host_store
+from dcp_tiers import Tier, Tiers
+from dcp_tiers.promote import promote
+from dcp_tiers.promoter_process import PromoterProcess
 
 NEAR = "/near/run"
 """Path of the folder that each host has for itself."""
+
+
+def tiers_in(disks: str | Path) -> Tiers:
+    """A tier of each host that keeps two checkpoints, and a tier that all hosts share."""
+    return Tiers([Tier(NEAR, keep=KeepLast(2), per_host=True), Tier(f"{disks}/far")])
+
+
+@contextlib.contextmanager
+def without_promoter() -> Iterator[None]:
+    """Context manager: managers start no process that promotes."""
+    with mock.patch.multiple(PromoterProcess, start=mock.DEFAULT, wake=lambda _: True, end=lambda *_: True):
+        yield
+
+
+def promote_on(disks: str | Path, hosts: Sequence[str]) -> dict[str, list[int]]:
+    """Promote on each host in turn; returns what the last one lacks in the end."""
+    left: dict[str, list[int]] = {}
+    for host in hosts:
+        with on_host(disks, host):
+            left = promote(tiers_in(disks), seconds=0.1)
+    return left
 
 
 def folder_of(disks: str | Path, host: str, path: str) -> str:

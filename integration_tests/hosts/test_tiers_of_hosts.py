@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -13,10 +12,16 @@ import torch.distributed as dist
 
 import dcp_all as dcp
 from dcp_ranks.testing.ranks import RankPool
-from dcp_tiers import Tier, Tiers
-from dcp_tiers.promote import promote
-from dcp_tiers.promoter_process import PromoterProcess
-from integration_tests.hosts.pretended import NEAR, folder_of, job_on, on_host, reads_below
+from integration_tests.hosts.pretended import (
+    NEAR,
+    folder_of,
+    job_on,
+    on_host,
+    promote_on,
+    reads_below,
+    tiers_in,
+    without_promoter,
+)
 from integration_tests.hosts.test_save_and_load import local, state_of
 
 HOSTS = ["a", "b", "c", "d"]
@@ -28,15 +33,10 @@ def pool() -> Any:
         yield made
 
 
-def tiers_in(disks: str | Path) -> Tiers:
-    return Tiers([Tier(NEAR, keep=dcp.KeepLast(2), per_host=True), Tier(f"{disks}/far")])
-
-
 def manage(disks: str, hosts: list[str], steps: list[int], restores: bool) -> dict[str, Any]:
     """Restore, and save steps, without a promoter; returns the restored step, whether it is right, and far reads."""
-    quiet = mock.patch.multiple(PromoterProcess, start=mock.DEFAULT, wake=lambda _: True, end=lambda *_: True)
     found: dict[str, Any] = {}
-    with job_on(disks, hosts), quiet, reads_below(f"{disks}/far") as seen:
+    with job_on(disks, hosts), without_promoter(), reads_below(f"{disks}/far") as seen:
         with dcp.CheckpointManager(tiers_in(disks), timeout_seconds=60) as manager:
             if restores:
                 template = state_of(99)
@@ -51,21 +51,12 @@ def manage(disks: str, hosts: list[str], steps: list[int], restores: bool) -> di
     return found
 
 
-def promote_all(disks: Path, hosts: list[str]) -> dict[str, list[int]]:
-    """Promote on each host in turn; returns what the last one lacks in the end."""
-    left: dict[str, list[int]] = {}
-    for host in hosts:
-        with on_host(disks, host):
-            left = promote(tiers_in(disks), seconds=0.1)
-    return left
-
-
 @pytest.fixture(scope="module")
 def saved(pool: RankPool, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Steps 1 and 2 on the disks of four hosts; step 1 in the far tier, too."""
     disks = tmp_path_factory.mktemp("saved")
     pool.run(8, manage, str(disks), HOSTS, [1], False)
-    assert promote_all(disks, HOSTS) == {}
+    assert promote_on(disks, HOSTS) == {}
     pool.run(8, manage, str(disks), HOSTS, [2], False)
     return disks
 
@@ -111,7 +102,7 @@ def test_a_lost_hosts_part_of_the_newest_step_comes_from_the_far_tier(
     pool: RankPool, saved: Path, tmp_path: Path
 ) -> None:
     disks = lose(saved, tmp_path, None)
-    assert promote_all(disks, HOSTS) == {}
+    assert promote_on(disks, HOSTS) == {}
     shutil.rmtree(folder_of(disks, "a", NEAR))
     read = check(pool.run(8, manage, str(disks), ["new", "d", "b", "c"], [], True), 2)
     assert {name[:4] for name, _ in read} <= {"__0_", "__1_"}
@@ -123,11 +114,11 @@ def test_who_brings_the_last_part_publishes(saved: Path, tmp_path: Path) -> None
     disks = lose(saved, tmp_path, None)
     for number, host in enumerate(["c", "a", "d", "b"]):
         assert not (disks / "far/step-2/.metadata").exists()
-        left = promote_all(disks, [host])
+        left = promote_on(disks, [host])
         assert left == ({f"{disks}/far": [2]} if number < 3 else {})
     near = Path(folder_of(disks, "a", NEAR), "step-2/.metadata")
     assert (disks / "far/step-2/.metadata").read_bytes() == near.read_bytes()
-    assert promote_all(disks, HOSTS) == {}
+    assert promote_on(disks, HOSTS) == {}
     names = {file.name for file in (disks / "far/step-2").iterdir()}
     assert all(name in (".metadata", ".dcp-note.json") or name.endswith(".distcp") for name in names), names
     assert dcp.verify_checkpoint(disks / "far/step-2").ok
@@ -135,11 +126,11 @@ def test_who_brings_the_last_part_publishes(saved: Path, tmp_path: Path) -> None
 
 def test_a_step_of_a_host_that_is_gone_does_not_hold_up_later_ones(pool: RankPool, saved: Path, tmp_path: Path) -> None:
     disks = lose(saved, tmp_path, "b")
-    promote_all(disks, ["a", "c", "d"])
+    promote_on(disks, ["a", "c", "d"])
     pool.run(6, manage, str(disks), ["a", "c", "d"], [3], True)
-    promote_all(disks, ["a", "c", "d"])
+    promote_on(disks, ["a", "c", "d"])
     assert (disks / "far/step-3/.metadata").exists()
-    promote_all(disks, ["a", "c", "d"])
+    promote_on(disks, ["a", "c", "d"])
     with on_host(disks, "a"):
         assert tiers_in(disks).latest() == 3
 

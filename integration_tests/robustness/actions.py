@@ -9,6 +9,7 @@ from typing import Any
 import dcp_all as dcp
 from dcp_crash import mark
 from dcp_format import WriteOptions
+from integration_tests.hosts.pretended import job_on, tiers_in, without_promoter
 from integration_tests.robustness import states
 
 __all__ = ["ACTIONS", "SAVED"]
@@ -71,6 +72,16 @@ def _export(folder: str, version: int, state: dict[str, Any], *, format: str, ma
     return "exported"
 
 
+def _save_on_hosts(folder: str, version: int, state: dict[str, Any], *, step: int) -> str:
+    """Save to a tier of each of two pretended hosts; `folder` has their disks."""
+    del version
+    hosts, tiers = ("a", "b"), tiers_in(folder)
+    with job_on(folder, hosts), without_promoter(), dcp.CheckpointManager(tiers, timeout_seconds=20) as manager:
+        manager.save(step, state)
+        mark(SAVED)
+    return "saved"
+
+
 ACTIONS: dict[str, Callable[..., Any]] = {
     "save": _save,
     "background": _save_in_background,
@@ -78,4 +89,5 @@ ACTIONS: dict[str, Callable[..., Any]] = {
     "stock": _stock,
     "convert": _convert,
     "export": _export,
+    "save on hosts": _save_on_hosts,
 }

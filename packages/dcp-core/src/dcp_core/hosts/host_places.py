@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 
 from dcp_core.errors import CheckpointNotFoundError, DcpError
-from dcp_io import Store
+from dcp_io import Store, temporary_of
 from dcp_manifest import InvalidPlaceError
 from dcp_ranks import Coordinator
 
@@ -123,8 +123,10 @@ def _check_runs(runs: list[str | None], url: str) -> None:
 
 
 def _remove_old(store: Store) -> None:
-    """Remove tokens that killed processes have left."""
+    """Remove tokens that killed processes have left, and what they had begun to publish."""
     with contextlib.suppress(OSError, DcpError):
         for entry in store.list():
-            if entry.name.startswith(_TOKEN) and abs(time.time() - entry.mtime) > _OLD_SECONDS:
+            becomes, _ = temporary_of(entry.name) or (entry.name, "")
+            is_left = becomes.startswith(_TOKEN) or (becomes == RUN_FILE and entry.name != RUN_FILE)
+            if is_left and abs(time.time() - entry.mtime) > _OLD_SECONDS:
                 store.delete(entry.name)

@@ -41,8 +41,8 @@ __all__ = ["Catalogue", "StepFolder"]
 _log = library_logger(__name__)
 
 LATEST = "latest"
-# The second describes the tiers of a run, to which this root may belong.
-_ROOT_FILES = (LATEST, "run.tiers.toml")
+# The others are of the tiers of a run, to which this root may belong: their description, and the name of this host.
+_ROOT_FILES = (LATEST, "run.tiers.toml", ".dcp-host")
 NEXT_NOTE = ".dcp-note-next.json"
 # Publishing a few bytes is over, or its process dead, after so long.
 _PUBLISHING_SECONDS = 5.0
