@@ -102,6 +102,8 @@ def load_once(folder: str, mib: int, ranks_of_host: int) -> tuple[float, float]:
 def test_memory_beyond_the_tensors(ranks: RankPool, tmp_path: Path, mib: int, ranks_of_host: int) -> None:
     size = mib * MIB // 4 // 8
     dcp.save({f"w{n}": torch.arange(float(size)) + n for n in range(8)}, checkpoint_id=tmp_path, no_dist=True)
-    for private, shared in ranks.run(4, load_once, str(tmp_path), mib, ranks_of_host):
-        assert 0 < shared <= 64
+    found = ranks.run(4, load_once, str(tmp_path), mib, ranks_of_host)
+    for private, shared in found:
+        assert shared <= 64
         assert private + shared <= 64 + SLACK_MIB
+    assert sum(shared for _, shared in found) > 0  # a rank that gets no processor time may be relieved of all

@@ -37,11 +37,10 @@ SCENARIOS = {"the next step": 2, "over the remains of a killed save": 3}
 
 
 @pytest.fixture(scope="module")
-def lab() -> Iterator[SimpleNamespace]:
-    """A pool of two ranks, a zygote, and a folder in memory if there is such a file system."""
+def lab(pool: RankPool) -> Iterator[SimpleNamespace]:
+    """The pool, a zygote, and a folder in memory if there is such a file system."""
     place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with (
-        RankPool(2, timeout_seconds=240) as pool,
         contextlib.closing(Zygote()) as zygote,
         tempfile.TemporaryDirectory(dir=place) as folder,
     ):

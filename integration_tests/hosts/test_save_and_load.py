@@ -23,12 +23,6 @@ HOSTS = ["a", "b", "c", "d"]
 ID = f"host://{NEAR}/step-1"
 
 
-@pytest.fixture(scope="module")
-def pool() -> Any:
-    with RankPool(8, timeout_seconds=240) as made:
-        yield made
-
-
 def state_of(seed: int) -> dict[str, Any]:
     """A state whose matrices are split over all ranks, with what all ranks have beside."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))

@@ -27,12 +27,6 @@ from integration_tests.hosts.test_save_and_load import local, state_of
 HOSTS = ["a", "b", "c", "d"]
 
 
-@pytest.fixture(scope="module")
-def pool() -> Any:
-    with RankPool(8, timeout_seconds=240) as made:
-        yield made
-
-
 def manage(disks: str, hosts: list[str], steps: list[int], restores: bool) -> dict[str, Any]:
     """Restore, and save steps, without a promoter; returns the restored step, whether it is right, and far reads."""
     found: dict[str, Any] = {}

@@ -105,7 +105,7 @@ def strike(start: Path, folder: Path, kind: str, number: int, helpers) -> tuple[
     return run.struck, end.calls, is_new
 
 
-def test_killed_at_each_call(start, place, helpers, every):
+def test_killed_at_each_call(start, place, helpers, every, record_property):
     struck, number, new = True, 1, []
     while struck:
         struck, calls, is_new = strike(start, place / "run", "kill", number, helpers)
@@ -114,20 +114,23 @@ def test_killed_at_each_call(start, place, helpers, every):
     assert len(new) > 40 / every
     assert False in new
     assert new[-1]
-    for at in [at for at, name in enumerate(calls, 1) if name in WRITING][::every]:
+    torn = [at for at, name in enumerate(calls, 1) if name in WRITING][::every]
+    for at in torn:
         assert strike(start, place / "run", "torn", at, helpers)[0]
+    record_property("states", len(new) + len(torn))
 
 
 @pytest.mark.parametrize("kind", ["eio", "enospc"])
-def test_a_storage_that_fails_at_each_call(start, place, helpers, every, kind):
+def test_a_storage_that_fails_at_each_call(start, place, helpers, every, kind, record_property):
     struck, number = True, 1
     while struck:
         struck, _, _ = strike(start, place / "run", kind, number, helpers)
         number += 4 * every
     assert number > 40
+    record_property("states", number // (4 * every))
 
 
-def test_loss_of_power_at_each_call(start, place, helpers, every):
+def test_loss_of_power_at_each_call(start, place, helpers, every, record_property):
     folder = place / "run"
     shutil.copytree(start, folder)
     before = snapshot(folder)
@@ -140,3 +143,4 @@ def test_loss_of_power_at_each_call(start, place, helpers, every):
         state.put(folder, recorded=folder)
         new.append(check(folder, helpers, arrived="arrived" in state.marks))
     assert {True, False} == {*new}
+    record_property("states", len(new))

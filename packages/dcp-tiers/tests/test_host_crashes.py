@@ -99,34 +99,39 @@ def strike(start: Path, folder: Path, kind: str, number: int, helpers, hosts) ->
     return run.struck, end.calls, is_there
 
 
-def test_killed_at_each_call(start, place, helpers, hosts, every):
+def test_killed_at_each_call(start, place, helpers, hosts, every, record_property):
     struck, number, there = True, 1, []
     while struck:
         struck, calls, is_there = strike(start, place / "run", "kill", number, helpers, hosts)
         there.append(is_there)
         number += every
     assert len(there) > 40 / every
-    for at in [at for at, name in enumerate(calls, 1) if name in WRITING][::every]:
+    torn = [at for at, name in enumerate(calls, 1) if name in WRITING][::every]
+    for at in torn:
         assert strike(start, place / "run", "torn", at, helpers, hosts)[0]
+    record_property("states", len(there) + len(torn))
 
 
 @pytest.mark.parametrize("kind", ["eio", "enospc"])
-def test_a_storage_that_fails_at_each_call(start, place, helpers, hosts, every, kind):
+def test_a_storage_that_fails_at_each_call(start, place, helpers, hosts, every, kind, record_property):
     struck, number = True, 1
     while struck:
         struck, _, _ = strike(start, place / "run", kind, number, helpers, hosts)
         number += 4 * every
     assert number > 20
+    record_property("states", number // (4 * every))
 
 
-def test_loss_of_power_at_each_call(start, place, helpers, hosts, every):
+def test_loss_of_power_at_each_call(start, place, helpers, hosts, every, record_property):
     folder = place / "run"
     shutil.copytree(start, folder)
     before = snapshot(folder)
     run = run_traced(lambda _: bring_part(folder, hosts), folder, record=True)
     assert run.ranks[0].error is None
-    for state in disk_states(before, run.changes, every=8 * every - 7, random_states=1 if every > 1 else 4):
+    states = disk_states(before, run.changes, every=8 * every - 7, random_states=1 if every > 1 else 4)
+    for count, state in enumerate(states, 1):
         shutil.rmtree(folder)
         folder.mkdir()
         state.put(folder, recorded=folder)
         check(start, folder, helpers, hosts, arrived="arrived" in state.marks)
+    record_property("states", count)
