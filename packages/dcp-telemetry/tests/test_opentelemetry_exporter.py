@@ -152,6 +152,21 @@ def test_what_runs_when_it_is_disabled_is_ended(events: Any, spans: InMemorySpan
     assert [span.name for span in spans.get_finished_spans()] == ["dcp.save.plan", "dcp.save.write", "dcp.save"]
 
 
+def test_bytes_that_wait_for_a_tier_are_a_gauge_and_no_span(spans: InMemorySpanExporter, provider: Any) -> None:
+    reader = InMemoryMetricReader()
+    exporter = OpenTelemetryExporter(provider, MeterProvider([reader]))
+    for size in (900, 300):
+        exporter.observe(CheckpointEvent("promote", "waiting", "finished", 0, "s3://far/run", bytes=size))
+    data = reader.get_metrics_data()
+    assert data is not None
+    points = {
+        metric.name: [(dict(point.attributes), point.value) for point in metric.data.data_points]
+        for metric in data.resource_metrics[0].scope_metrics[0].metrics
+    }
+    assert points == {"dcp.tier.waiting": [({"dcp.tier": "s3://far/run"}, 300)]}
+    assert spans.get_finished_spans() == ()
+
+
 def test_metrics_hold_durations_bytes_and_failures(events: Any) -> None:
     reader = InMemoryMetricReader()
     meters = MeterProvider([reader])

@@ -94,6 +94,19 @@ def test_the_step_is_read_from_the_last_part_of_the_id(
     assert registry.get_sample_value("dcp_last_success_timestamp_seconds", SAVE) is not None
 
 
+def test_tiers_have_what_waits_for_them_and_what_came_last(registry: CollectorRegistry) -> None:
+    dcp_telemetry.enable_prometheus(registry)
+    for size in (900, 300):
+        dcp_on_event(CheckpointEvent("promote", "waiting", "finished", 0, "s3://far/run", bytes=size))
+    dcp_on_event(CheckpointEvent("promote", "total", "finished", 0, "s3://far/run/step-40", bytes=600))
+    values = {sample.name: (sample.labels, sample.value) for metric in registry.collect() for sample in metric.samples}
+    assert values["dcp_tier_waiting_bytes"] == ({"tier": "s3://far/run"}, 300)
+    assert values["dcp_tier_last_step"] == ({"tier": "s3://far/run"}, 40)
+    assert registry.get_sample_value("dcp_bytes_total", {"operation": "promote", "rank": "0"}) == 600
+    text = [sample for metric in registry.collect() for sample in metric.samples if "waiting" in sample.labels.values()]
+    assert not text
+
+
 def test_enabled_again_it_begins_anew_and_disabled_it_is_gone(events: Any) -> None:
     for _ in range(2):
         dcp_telemetry.enable_prometheus()

@@ -92,6 +92,17 @@ def test_the_budget_of_the_last_tier(helpers, near, far):
     assert helpers.loaded(far)[30] == helpers.contents(30)
 
 
+def test_the_bytes_that_wait_are_told(make, helpers, near, far, events):
+    tiers = make(9)
+    for step in (10, 20):
+        helpers.save(near, step)
+    promote(tiers)
+    told = [event for event in events if (event.phase, event.checkpoint_id) == ("waiting", str(far))]
+    sizes = [event.bytes for event in told]
+    assert sizes[0] > sizes[1] > sizes[2] == 0
+    assert sizes[1] == pytest.approx(sum(map(len, helpers.contents(20).values())), rel=0.05)
+
+
 @pytest.mark.parametrize(("options", "said"), [({"max_bytes": 0}, "max_bytes is 0"), ({"when_full": "x"}, "'wait' or")])
 def test_wrong_options(near, options, said):
     with pytest.raises(TiersError, match=said):

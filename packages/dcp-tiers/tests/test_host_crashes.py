@@ -129,7 +129,9 @@ def test_loss_of_power_at_each_call(start, place, helpers, hosts, every, record_
     run = run_traced(lambda _: bring_part(folder, hosts), folder, record=True)
     assert run.ranks[0].error is None
     states = disk_states(before, run.changes, every=8 * every - 7, random_states=1 if every > 1 else 4)
-    for count, state in enumerate(states, 1):
+    count = 0
+    for state in states:
+        count += 1
         shutil.rmtree(folder)
         folder.mkdir()
         state.put(folder, recorded=folder)

@@ -35,9 +35,8 @@ def test_everything_arrives_bit_equal_and_in_order(helpers, near, far, events):
         assert files(near / f"step-{step}") == files(far / f"step-{step}")
     assert (far / "latest").read_text() == "step-100\n"
     assert names(far) == {"latest", "run.tiers.toml", "step-9", "step-10", "step-100"}
-    done = [
-        os.path.basename(one.checkpoint_id) for one in events if (one.operation, one.state) == ("promote", "finished")
-    ]
+    ends = [one for one in events if (one.operation, one.phase, one.state) == ("promote", "total", "finished")]
+    done = [os.path.basename(one.checkpoint_id) for one in ends]
     assert done == ["step-9", "step-10", "step-100"]
     events.clear()
     assert promote(tiers) == {}

@@ -96,7 +96,8 @@ class CheckpointEvent:
             `promote`.
         phase: Name of the phase. A save has the phases `plan` and `write`, which publishes at its end; a load has the
             phases `plan`, `read` and `load_state_dict`. `total` stands for the whole operation. An asynchronous saver
-            that may copy in waves reports the copy as the phase `stage`, once it is complete.
+            that may copy in waves reports the copy as the phase `stage`, once it is complete. A promoter reports the
+            phase `waiting` whenever it changes how many `bytes` the tier `checkpoint_id` must still get.
         state: State of the phase: `started`, `progress`, `finished` or `failed`. `progress` comes a few times a second
             while a phase reads or writes, and not at all if the phase takes less than 0.15 s.
         rank: Rank in the process group that saves or loads.

@@ -9,7 +9,7 @@ from typing import Protocol
 from dcp_hooks import CheckpointEvent
 from dcp_hooks.logs import logger
 
-__all__ = ["BUCKETS_SECONDS", "TOTAL", "Exporter", "Exporters", "error_type", "exporters"]
+__all__ = ["BUCKETS_SECONDS", "TOTAL", "Exporter", "Exporters", "error_type", "exporters", "is_waiting"]
 
 TOTAL = "total"
 """Phase name of the events that describe a whole save or load instead of one of its phases."""
@@ -68,6 +68,11 @@ def error_type(event: CheckpointEvent) -> str:
     """
     found = re.match(r"[A-Za-z_][\w.]*(?=:)", event.error or "")
     return found[0] if found else "_OTHER"
+
+
+def is_waiting(event: CheckpointEvent) -> bool:
+    """Whether an event is of no operation, but says how many bytes wait for their promotion to a tier."""
+    return (event.operation, event.phase) == ("promote", "waiting")
 
 
 exporters = Exporters()

@@ -12,7 +12,7 @@ from opentelemetry import metrics, trace
 from opentelemetry.trace import Span, Status, StatusCode
 
 from dcp_hooks import CheckpointEvent
-from dcp_telemetry.exporters import BUCKETS_SECONDS, TOTAL, error_type
+from dcp_telemetry.exporters import BUCKETS_SECONDS, TOTAL, error_type, is_waiting
 
 __all__ = ["OpenTelemetryExporter"]
 
@@ -42,11 +42,17 @@ class OpenTelemetryExporter:
         self._failures = meter.create_counter(
             "dcp.failures", unit="{failure}", description="Phases of saves and loads that failed"
         )
+        self._waiting = meter.create_gauge(
+            "dcp.tier.waiting", unit="By", description="Bytes that a tier must still get from nearer ones"
+        )
         # The running phases of each operation, outermost first: all events of one come from one thread.
         self._running: dict[str, dict[str, Span]] = {}
 
     def observe(self, event: CheckpointEvent) -> None:
         """Start or end the span of the event's phase; record duration, bytes and failure of a phase that has ended."""
+        if is_waiting(event):
+            self._waiting.set(event.bytes or 0, {"dcp.tier": event.checkpoint_id or ""})
+            return
         if event.state == "started":
             if event.operation_id is not None:  # without an id, the end of this phase could not be recognised
                 self._running.setdefault(event.operation_id, {})[event.phase] = self._start(event, _time_ns(event))

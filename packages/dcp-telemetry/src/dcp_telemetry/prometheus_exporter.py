@@ -10,7 +10,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histo
 from prometheus_client.metrics_core import Metric
 
 from dcp_hooks import CheckpointEvent
-from dcp_telemetry.exporters import BUCKETS_SECONDS, TOTAL
+from dcp_telemetry.exporters import BUCKETS_SECONDS, TOTAL, is_waiting
 
 __all__ = ["PrometheusExporter"]
 
@@ -20,8 +20,8 @@ _STEP = re.compile(r"step\D?(\d+)|(\d+)\D*$")
 class PrometheusExporter:
     """Exporter that keeps metrics of saves and loads in a Prometheus registry. Thread-safe.
 
-    No label contains a checkpoint id or the text of an error, because the number of time series would grow without
-    limit.
+    The label `tier` is the path or URI of a tier. No label contains a checkpoint id or the text of an error, because
+    the number of time series would grow without limit.
 
     Args:
         registry: Registry that gets the metrics; None for the global `prometheus_client.REGISTRY`.
@@ -52,16 +52,25 @@ class PrometheusExporter:
         self._step = Gauge(
             "dcp_last_success_step", "Step in the id of the last checkpoint saved or loaded", call, registry=None
         )
+        self._waiting = Gauge(
+            "dcp_tier_waiting_bytes", "Bytes that a tier must still get from nearer ones", ("tier",), registry=None
+        )
+        self._arrived = Gauge(
+            "dcp_tier_last_step", "Step of the last checkpoint that was promoted to a tier", ("tier",), registry=None
+        )
         self._registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics of this exporter; the registry calls this for each scrape."""
-        every = (self._durations, self._last, self._last_own, self._bytes, self._failures, self._time, self._step)
-        for metric in every:
+        of_calls = (self._durations, self._last, self._last_own, self._bytes, self._failures, self._time, self._step)
+        for metric in (*of_calls, self._waiting, self._arrived):
             yield from metric.collect()
 
     def observe(self, event: CheckpointEvent) -> None:
         """Update the counters, histograms and gauges with one event of a save or load."""
+        if is_waiting(event):
+            self._waiting.labels(event.checkpoint_id).set(event.bytes or 0)
+            return
         phase, call = (event.operation, event.phase, event.rank), (event.operation, event.rank)
         failures = self._failures.labels(*phase)  # 0 from the start: an increase from nothing is not seen
         if event.phase == TOTAL:
@@ -84,6 +93,9 @@ class PrometheusExporter:
 
     def _succeeded(self, event: CheckpointEvent) -> None:
         self._time.labels(event.operation, event.rank).set(time.time() if event.time is None else event.time)
-        name = (event.checkpoint_id or "").rstrip("/").rpartition("/")[2]
+        place, _, name = (event.checkpoint_id or "").rstrip("/").rpartition("/")
         if found := _STEP.search(name):
-            self._step.labels(event.operation, event.rank).set(float(found[1] or found[2]))
+            step = float(found[1] or found[2])
+            self._step.labels(event.operation, event.rank).set(step)
+            if event.operation == "promote":
+                self._arrived.labels(place).set(step)

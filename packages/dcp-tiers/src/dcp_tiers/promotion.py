@@ -51,6 +51,7 @@ class Promotion:
         self._superseded: set[int] = set()
         self._parts: set[int] = set()
         """Steps of which the tier has this host's part, and lacks those of other hosts."""
+        self._waiting_bytes: int | None = None
         self.refused: dict[int, str] = {}
         """Steps that cannot be promoted, and the reasons."""
         self.progressed_seconds = time.monotonic()
@@ -105,6 +106,7 @@ class Promotion:
         """
         waiting = self.waiting()
         self._report_superseded(waiting)
+        self._report_waiting(waiting)
         if not waiting:
             return False
         if not self._described:
@@ -184,6 +186,20 @@ class Promotion:
         for further in self._tiers.tiers[self._number + 1 :]:
             if has_arrived(holder, entries, further.url):
                 note_arrival(target, further.url, save_id)
+
+    def _report_waiting(self, waiting: Collection[int]) -> None:
+        """Emit an event with the number of bytes that the tier must still get, whenever it has changed."""
+        sizes = {
+            folder.step: sum(entry.bytes for entry in folder.entries)
+            for catalogue in reversed(self._tiers.catalogues[: self._number])
+            for folder in (catalogue.folders() if waiting else ())
+            if folder.step in waiting
+        }
+        size = sum(sizes.values())
+        if size != self._waiting_bytes:
+            self._waiting_bytes = size
+            event = CheckpointEvent("promote", "waiting", "finished", 0, self.url, bytes=size, time=time.time())
+            installed.emit(event)
 
     def _report_superseded(self, waiting: Collection[int]) -> None:
         """Emit an event for each step that the tier's policy wanted once, and does not want any more."""
