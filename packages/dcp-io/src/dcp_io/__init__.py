@@ -44,6 +44,8 @@ if TYPE_CHECKING:
         StoreNotFoundError,
     )
     from dcp_io.layout_choices import Layout, Verify, check_layout, check_verify
+    from dcp_io.lent_memory import LentMemory, MemoryLender
+    from dcp_io.memory_files import FileId, find_mapping, note_mapping
     from dcp_io.reading.byte_ranges import range_of_values
     from dcp_io.reading.delivery import Delivery
     from dcp_io.reading.demands import Demands
@@ -104,6 +106,7 @@ __all__ = [
     "Delivery",
     "Demands",
     "Entry",
+    "FileId",
     "FoundCheckpoint",
     "HostStore",
     "KeepAll",
@@ -114,7 +117,9 @@ __all__ = [
     "KeepLast",
     "KeepPolicy",
     "Layout",
+    "LentMemory",
     "LocalStore",
+    "MemoryLender",
     "NotAFolderError",
     "Payload",
     "PiecewiseData",
@@ -161,6 +166,7 @@ __all__ = [
     "crc32",
     "file_at",
     "find_checkpoints",
+    "find_mapping",
     "host_uri",
     "is_dead_sign",
     "is_gone",
@@ -169,6 +175,7 @@ __all__ = [
     "keeps_all",
     "latest_valid",
     "live_readers",
+    "note_mapping",
     "open_store",
     "parse_policy",
     "places_of",
@@ -226,6 +233,8 @@ __getattr__, __dir__ = import_lazily(
             "StoreNotFoundError",
         ),
         "dcp_io.layout_choices": ("Layout", "Verify", "check_layout", "check_verify"),
+        "dcp_io.lent_memory": ("LentMemory", "MemoryLender"),
+        "dcp_io.memory_files": ("FileId", "find_mapping", "note_mapping"),
         "dcp_io.reading.byte_ranges": ("range_of_values",),
         "dcp_io.reading.delivery": ("Delivery",),
         "dcp_io.reading.demands": ("Demands",),

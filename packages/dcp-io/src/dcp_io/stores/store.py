@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 from contextlib import closing
 from typing import ClassVar, Literal
 
+from dcp_io.lent_memory import MemoryLender
 from dcp_manifest.errors import UnsafeCheckpointError
 from dcp_manifest.folders.folder import Entry
 
@@ -71,6 +72,11 @@ class Sink(ABC):
     def write_stable(self, buffer: Buffer) -> None:
         """Append one buffer, which the caller does not change before the sink is closed or aborted; avoids a copy."""
         self.write([buffer])
+
+    refers: ClassVar[bool] = False
+    """Whether `write` refers to buffers in memory that the store has lent (see `Store.lender`) instead of copying them.
+
+    Such buffers must not change any more, and should not be joined with others before they are written."""
 
     @abstractmethod
     def close(self, *, sync: bool) -> None:
@@ -316,6 +322,10 @@ class Store(ABC):
     @abstractmethod
     def sync_folder(self) -> None:
         """Make the names of all closed objects, and all removals, durable: they survive a crash of the machine."""
+
+    def lender(self) -> MemoryLender | None:
+        """Return the lender of this store's memory, in which savers may stage what they save; None if there is none."""
+        return None
 
     def child(self, name: str) -> Store:
         """Return a store for the subfolder `name`, which need not exist.

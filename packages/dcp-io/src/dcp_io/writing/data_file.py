@@ -257,8 +257,7 @@ class DataFile:
 
     def _flush(self, *more: Buffer, stable: bool = False) -> None:
         if self._pieces or more:
-            pieces = [b"".join(self._pieces)] if self._pieces else []
-            self._pieces.clear()
+            pieces = self._collected()
             if stable and self._sink.keeps_stable:
                 self._sink.write(pieces)
                 for buffer in more:
@@ -274,6 +273,13 @@ class DataFile:
             if self._sync and self._written - self._sync_started >= SYNC_STEP_BYTES:
                 self._sink.start_sync()
                 self._sync_started = self._written
+
+    def _collected(self) -> list[Buffer]:
+        """Return the small pieces since the last flush, joined unless the sink refers to some of them."""
+        pieces, self._pieces = self._pieces, []
+        if self._sink.refers or not pieces:
+            return pieces
+        return [b"".join(pieces)]
 
     def _measure(self, gauge: RateGauge) -> None:
         """Report the first bytes of the file, once they are durable (without `sync`: once they are written)."""
