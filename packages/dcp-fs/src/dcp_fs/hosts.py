@@ -14,7 +14,7 @@ from dcp_core import UnsupportedValueError
 from dcp_core.toolkit import AgreedCopy, HostPlaces, agree_on_copy, find_places, library_logger
 from dcp_fs.reader import FileSystemReader
 from dcp_fs.writer import FileSystemWriter
-from dcp_io import HostStore, StoreBackend, open_store, scheme_of
+from dcp_io import HostFolder, StoreBackend, open_store, scheme_of
 from dcp_manifest import METADATA_NAME, CheckpointIndex, DcpError, InvalidPlaceError, read_index
 
 __all__ = ["HostReader", "HostWriter"]
@@ -159,8 +159,8 @@ class HostReader(FileSystemReader):
         return scheme_of(checkpoint_id) == "host"
 
 
-def _store(checkpoint_id: str | os.PathLike[str]) -> HostStore:
+def _store(checkpoint_id: str | os.PathLike[str]) -> HostFolder:
     store = open_store(checkpoint_id)
-    if not isinstance(store, HostStore):
+    if not isinstance(store, HostFolder):
         raise InvalidPlaceError(f"{os.fspath(checkpoint_id)!r} is not a folder of each host: write host:///path")
     return store

@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from dcp_io.saves.marker_owner import ProcessIdentity, is_gone, this_process
     from dcp_io.saves.own_files import is_own_file, temporary_of
     from dcp_io.saves.save_session import STALE_AFTER_SECONDS, SaveSession
-    from dcp_io.stores.host_store import HostStore, host_uri
+    from dcp_io.stores.host_store import HostFolder, HostStore, host_uri, split_also, with_also
     from dcp_io.stores.local_store import LocalStore
     from dcp_io.stores.open_store import file_at, open_store, scheme_of
     from dcp_io.stores.retries import Attempts, TruncatedError
@@ -108,6 +108,7 @@ __all__ = [
     "Entry",
     "FileId",
     "FoundCheckpoint",
+    "HostFolder",
     "HostStore",
     "KeepAll",
     "KeepAny",
@@ -189,10 +190,12 @@ __all__ = [
     "root_at",
     "running_saves",
     "scheme_of",
+    "split_also",
     "temporary_of",
     "this_process",
     "verify_checkpoint",
     "verify_zip",
+    "with_also",
     "write_items",
     "zip_records",
 ]
@@ -259,7 +262,7 @@ __getattr__, __dir__ = import_lazily(
         "dcp_io.saves.marker_owner": ("ProcessIdentity", "is_gone", "this_process"),
         "dcp_io.saves.own_files": ("is_own_file", "temporary_of"),
         "dcp_io.saves.save_session": ("STALE_AFTER_SECONDS", "SaveSession"),
-        "dcp_io.stores.host_store": ("HostStore", "host_uri"),
+        "dcp_io.stores.host_store": ("HostFolder", "HostStore", "host_uri", "split_also", "with_also"),
         "dcp_io.stores.local_store": ("LocalStore",),
         "dcp_io.stores.open_store": ("file_at", "open_store", "scheme_of"),
         "dcp_io.stores.root": ("Root", "places_of", "root_at"),

@@ -17,7 +17,6 @@ from dcp_io import (
     PromotingRoot,
     Root,
     Store,
-    host_uri,
     open_store,
     places_of,
 )
@@ -75,7 +74,7 @@ class RootPlaces:
             return self.checkpoint_id(catalogue, step)
         folder = catalogue.folder_name(step)
         also = [f"{other.store.url.rstrip('/')}/{folder}" for other in self.catalogues[1:]]
-        return host_uri(f"{near.named_path}/{folder}", also)
+        return near.child(folder).uri(also)
 
     @property
     def per_host(self) -> bool:

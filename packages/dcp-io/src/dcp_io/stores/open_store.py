@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from dcp_io.errors import StoreNotFoundError
-from dcp_io.stores.host_store import HOST_SCHEME, HostStore, parse_host_uri
+from dcp_io.stores.host_store import HOST_SCHEME, HostFolder, host_path, split_also
 from dcp_io.stores.local_store import LocalStore
 from dcp_io.stores.store import Store
 from dcp_manifest.schemes import file_path, scheme_of
@@ -29,7 +29,7 @@ def open_store(uri: str | os.PathLike[str], *, storage_options: Mapping[str, Any
     """Open the store for the folder that a URI names.
 
     Args:
-        uri: A path, `file://…`, `host://…` (see `HostStore`), or a URI whose scheme an installed package handles.
+        uri: A path, `file://…`, `host://…` (see `HostFolder`), or a URI whose scheme an installed package handles.
         storage_options: Options of the storage, such as an endpoint, which its package documents; None for none.
 
     Raises:
@@ -45,8 +45,8 @@ def open_store(uri: str | os.PathLike[str], *, storage_options: Mapping[str, Any
             raise ValueError(f"{text}: a folder of the file system takes no storage_options, got {[*storage_options]}")
         if scheme == "file":
             return LocalStore(file_path(text))
-        path, also = parse_host_uri(text)
-        return HostStore(path, also=[open_store(one) for one in also])
+        own, also = split_also(text)
+        return HostFolder(host_path(own), also=[open_store(one) for one in also])
     from dcp_hooks import DuplicatePluginError, PluginLoadError, PluginNotFoundError, installed  # noqa: PLC0415 - slow
 
     try:
