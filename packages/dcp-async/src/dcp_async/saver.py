@@ -25,7 +25,7 @@ from dcp_async.queue.save_queue import SaveQueue, check_policy
 from dcp_async.queue.start_lock import Entry
 from dcp_async.queue.trainer_environment import Surroundings
 from dcp_async.saver_ends import naming_the_end, warn_dropped
-from dcp_async.staging.arena import ArenaPool
+from dcp_async.staging.arena_pool import ArenaPool
 from dcp_async.staging.copy_state import Stager
 from dcp_async.staging.copying import Copier
 from dcp_async.staging.mutation_guard import MutationGuard
@@ -124,6 +124,7 @@ class AsyncSaver:
         process_group: dist.ProcessGroup | None = None,
         *,
         state_dict: dict[str, Any] | None = None,
+        checkpoint_id: CheckpointId | None = None,
         no_dist: bool = False,
     ) -> None:
         """Prepare for the first save: start the worker process, and return when the process is ready.
@@ -132,6 +133,8 @@ class AsyncSaver:
             process_group: Process group of the ranks that will save together; None for all ranks.
             state_dict: State dict like those that will be saved. If given, memory for a copy is allocated, and the
                 structure of the state dict is sent to the worker.
+            checkpoint_id: Checkpoint id of a save that will follow; only needed with a `state_dict`, and a storage that
+                keeps checkpoints in memory, which lends the memory for the copy.
             no_dist: Whether saves will be from this process alone.
 
         Raises:
@@ -149,7 +152,7 @@ class AsyncSaver:
             if state_dict is None:
                 self._backend.warm_up(link, None)
                 return
-            staged = self._copies.stage_now(state_dict, link)
+            staged = self._copies.stage_now(state_dict, link, checkpoint_id)
             try:
                 self._backend.warm_up(link, staged)
             finally:

@@ -16,7 +16,7 @@ from dcp_async.queue.rank_place import Seat, Ticket
 from dcp_async.queue.save_agreement import GroupLink
 from dcp_async.savers.process_saver import ProcessBackend
 from dcp_async.savers.worker_messages import Failed, ForgetArena, Save, Saved
-from dcp_async.staging.arena import ArenaPool
+from dcp_async.staging.arena_pool import ArenaPool
 from dcp_async.staging.copy_state import Stager
 from dcp_async.staging.copying import Copier
 from dcp_core import PeerOptions

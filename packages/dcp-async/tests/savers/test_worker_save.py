@@ -12,7 +12,7 @@ from dcp_async.options import WorkerOptions
 from dcp_async.queue.rank_place import Ticket
 from dcp_async.savers import worker_save as worker_saves
 from dcp_async.savers.worker_messages import Failed, ForgetArena, Hello, NewStructure, Save
-from dcp_async.staging.arena import ArenaPool
+from dcp_async.staging.arena_pool import ArenaPool
 from dcp_async.staging.copy_state import Staged, Stager
 from dcp_async.staging.copying import Copier
 

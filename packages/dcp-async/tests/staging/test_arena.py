@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from dcp_async.errors import StagingLimitError
-from dcp_async.staging.arena import Arena, ArenaPool
+from dcp_async.staging.arena import Arena
+from dcp_async.staging.arena_pool import ArenaPool
 
 
 def test_shared_memory_is_seen_through_its_descriptor() -> None:

@@ -12,7 +12,7 @@ import torch
 from dcp_async.errors import MutatedWhileStagedError, StagingMismatchError
 from dcp_async.staging import copy_state as staging
 from dcp_async.staging import self_check
-from dcp_async.staging.arena import ArenaPool
+from dcp_async.staging.arena_pool import ArenaPool
 from dcp_async.staging.copy_state import Stager
 from dcp_async.staging.copying import Copier
 from dcp_async.staging.mutation_guard import MutationGuard

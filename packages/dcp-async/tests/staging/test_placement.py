@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dcp_async.staging import placement
-from dcp_async.staging.arena import ArenaPool
+from dcp_async.staging.arena_pool import ArenaPool
 from dcp_async.staging.copy_state import Stager
 from dcp_async.staging.copying import Copier
 from dcp_async.staging.placement import Budget, place, sources_of

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from dcp_async import MutatedWhileStagedError, SaverDeadlineError, StagingLimitError, StagingMismatchError, WorkerError
 from dcp_async.staging import placement
-from dcp_async.staging.arena import ArenaPool
+from dcp_async.staging.arena_pool import ArenaPool
 from dcp_async.staging.copy_state import Staged, Stager, staged_tensors
 from dcp_async.staging.copying import Copier
 from dcp_async.staging.mutation_guard import MutationGuard

@@ -14,6 +14,7 @@ from typing import Any
 from dcp_async.errors import SaverDeadlineError
 from dcp_async.queue.copy_report import report_copy
 from dcp_async.queue.jobs import AsyncSaveResponse, SaveFuture, SaveJob
+from dcp_async.queue.lenders import lender_for
 from dcp_async.queue.save_agreement import GroupLink
 from dcp_async.queue.start_lock import Entry
 from dcp_async.queue.worker_planner import plan_here
@@ -22,7 +23,7 @@ from dcp_async.staging.copying import on_this_stream
 from dcp_async.staging.stagers import DefaultStager, is_plain_blocking
 from dcp_async.staging.wave_source import WaveSource
 from dcp_core import AsyncStager, DefaultSavePlanner, StorageWriter
-from dcp_core.toolkit import with_rank_values, with_states
+from dcp_core.toolkit import CheckpointId, with_rank_values, with_states
 
 __all__ = ["JobStager"]
 
@@ -45,9 +46,10 @@ class JobStager:
         self._wait_for_saves = weakref.WeakMethod(free_memory)
         self._thread: ThreadPoolExecutor | None = None
 
-    def stage_now(self, state_dict: dict[str, Any], link: GroupLink) -> Staged:
+    def stage_now(self, state_dict: dict[str, Any], link: GroupLink, checkpoint_id: CheckpointId | None) -> Staged:
         """Stage a state dict without a save, as a warm-up; the caller must pass the copy to `give_back` afterwards."""
-        return self._stager.stage(_values(state_dict, link), in_waves=True, free_memory=self._free_memory)
+        values, lender = _values(state_dict, link), lender_for(checkpoint_id)
+        return self._stager.stage(values, in_waves=True, free_memory=self._free_memory, lender=lender)
 
     def bytes_to_stage(self, state_dict: dict[str, Any]) -> int:
         """Return the size in bytes of the memory that a copy of a state dict takes, without copying."""
@@ -117,7 +119,10 @@ class JobStager:
     def _copy_for_worker(self, job: SaveJob, values: dict[str, Any], *, in_waves: bool = False) -> None:
         nested = bool(getattr(job.planner, "flatten_state_dict", True))
         free_memory = self._free_memory if in_waves and self._stager.budget is not None else None
-        job.staged = staged = self._stager.stage(values, nested=nested, in_waves=in_waves, free_memory=free_memory)
+        lender = lender_for(job.checkpoint_id, job.storage_writer)
+        job.staged = staged = self._stager.stage(
+            values, nested=nested, in_waves=in_waves, free_memory=free_memory, lender=lender
+        )
         job.done.append(lambda: self.give_back(staged))
 
     def _end_copy(self, job: SaveJob) -> None:

@@ -41,6 +41,7 @@ from dcp_async.staging.skeleton import fill
 from dcp_async.staging.wave_feed import WaveFeed, reserve_addresses
 from dcp_core import DcpError, SavePlanner, StorageWriter, plugins
 from dcp_core.toolkit import WriterAbilities, abilities, resolve_writer, save_with
+from dcp_io import note_mapping
 from dcp_ranks import assume_job_size, encode, failure_of, prefixed_store
 
 __all__ = ["WorkerSaves"]
@@ -215,6 +216,7 @@ def _mapped(descriptor: int, nbytes: int) -> torch.Tensor:
         return torch.empty(0, dtype=torch.uint8, device="cpu")
     # All pages at once: they have been written to, and one fault for each would take longer.
     mapped = mmap.mmap(descriptor, nbytes, mmap.MAP_SHARED | mmap.MAP_POPULATE, mmap.PROT_READ | mmap.PROT_WRITE)
+    note_mapping(mapped, descriptor)  # a storage that has lent this memory need not copy what lies in it
     return torch.from_numpy(np.frombuffer(mapped, np.uint8))
 
 

@@ -1,6 +1,6 @@
 """Arenas: reusable memory buffers for staged tensors, which can be shared with a worker process.
 
-The layout of tensors in an arena and the copying are in `placement` and `copying`.
+The pool of a saver's arenas is in `arena_pool`. How tensors are laid out and copied: see `placement` and `copying`.
 
 Source: Linux `memfd_create(2)`: a memory file without a name, which the kernel frees when the last process that uses it
 ends.
@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -20,9 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dcp_async.errors import StagingLimitError
-
-__all__ = ["Arena", "ArenaPool"]
+__all__ = ["Arena", "whole_pages"]
 
 _PAGE_BYTES = mmap.PAGESIZE
 _CUDA_HOST_REGISTER_PORTABLE = 1
@@ -65,7 +62,7 @@ class Arena:
         if nbytes <= self.nbytes:
             return
         self._release()
-        size = _whole_pages(nbytes)
+        size = whole_pages(nbytes)
         if self.descriptor >= 0:
             os.ftruncate(self.descriptor, size)
         mapped = mmap.mmap(self.descriptor, size)
@@ -104,90 +101,6 @@ class Arena:
             self._unpin = weakref.finalize(self._memory, runtime.cudaHostUnregister, address)
 
 
-class ArenaPool:
-    """Pool of a saver's arenas: one for each save whose copy is in use, and idle arenas for later saves.
-
-    Args:
-        shared: Whether the arenas are memory files, which another process can map.
-        pinned: Whether the arenas are pinned memory, if CUDA is available.
-        max_bytes: Limit in bytes of the memory of all arenas together; None for no limit.
-        until_dropped: Whether a returned arena stays in use until the last tensor in it is deleted.
-    """
-
-    def __init__(
-        self, *, shared: bool, pinned: bool, max_bytes: int | None = None, until_dropped: bool = False
-    ) -> None:
-        self._until_dropped = until_dropped
-        self._shared, self._pinned, self._max_bytes = shared, pinned, max_bytes
-        self._free: list[Arena] = []
-        self._taken: list[Arena] = []
-        self._lock = threading.Lock()
-
-    @property
-    def nbytes(self) -> int:
-        """Size of all arenas together, in bytes."""
-        with self._lock:
-            return sum(arena.nbytes for arena in (*self._free, *self._taken))
-
-    def take(self, nbytes: int) -> Arena:
-        """Return an unused arena of at least `nbytes` bytes, which must be returned with `give_back`.
-
-        Raises:
-            StagingLimitError: All arenas together would exceed `max_bytes`; the message has the sizes.
-        """
-        with self._lock:
-            idle = sorted(
-                (arena for arena in self._free if not (self._until_dropped and arena.in_use())),
-                key=lambda arena: arena.nbytes,
-            )
-            fitting = [arena for arena in idle if arena.nbytes >= nbytes]
-            arena = fitting[0] if fitting else idle[-1] if idle else Arena(shared=self._shared, pinned=self._pinned)
-            others = self._make_room(max(_whole_pages(nbytes), arena.nbytes), arena, idle)
-            if others is not None:
-                raise StagingLimitError(
-                    f"{nbytes:,} bytes are to be staged, and copies that are still read take {others:,}; "
-                    f"max_staging_bytes={self._max_bytes:,} allows less. Raise it, save fewer bytes at a time, wait "
-                    "for earlier saves (overlap='wait'), or let training wait until the storage has taken what does "
-                    "not fit (staging='waves', with the saver's own stager and a DefaultSavePlanner)"
-                )
-            arena.reserve(nbytes)
-            if arena in self._free:
-                self._free.remove(arena)
-            self._taken.append(arena)
-            return arena
-
-    def _make_room(self, nbytes: int, arena: Arena, idle: list[Arena]) -> int | None:
-        """Drop idle arenas until `arena` may grow to the given size; otherwise return the bytes of those in use."""
-        droppable = [each for each in idle if each is not arena]
-        others = sum(each.nbytes for each in (*self._free, *self._taken) if each is not arena)
-        limit = others + nbytes if self._max_bytes is None else self._max_bytes
-        in_use = others - sum(each.nbytes for each in droppable)
-        if in_use + nbytes > limit:
-            return in_use
-        for each in droppable:
-            if others + nbytes <= limit:
-                break
-            others -= each.nbytes
-            self._free.remove(each)
-            each.close()
-        return None
-
-    def give_back(self, arena: Arena) -> None:
-        """Give an arena back to the pool after its save; the next `take` may return the arena, and overwrite it."""
-        with self._lock:
-            if arena in self._taken:
-                self._taken.remove(arena)
-                self._free.append(arena)
-
-    def close(self) -> None:
-        """Release the memory of all arenas."""
-        with self._lock:
-            for arena in (*self._free, *self._taken):
-                arena.close()
-            self._free.clear()
-            self._taken.clear()
-
-
 _shared: weakref.WeakSet[Arena] = weakref.WeakSet()
 
 
@@ -210,5 +123,6 @@ def _close_in_child() -> None:
 os.register_at_fork(after_in_child=_close_in_child)
 
 
-def _whole_pages(nbytes: int) -> int:
+def whole_pages(nbytes: int) -> int:
+    """Return `nbytes` rounded up to whole memory pages, at least one."""
     return max(1, -(-nbytes // _PAGE_BYTES)) * _PAGE_BYTES

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from dcp_async.errors import StagingLimitError
-from dcp_async.staging.arena import Arena, ArenaPool
+from dcp_async.staging.arena import Arena
+from dcp_async.staging.arena_pool import ArenaPool
 from dcp_async.staging.copying import Copier, arena_view, copied_strides
 from dcp_async.staging.mutation_guard import MutationGuard
 from dcp_async.staging.placement import Budget, Placement, Sources, place, sources_of
@@ -24,6 +25,7 @@ from dcp_async.staging.self_check import check_described, check_placed
 from dcp_async.staging.skeleton import Contents, Skeleton, fill, leaves_of, look_through
 from dcp_async.staging.tree_copy import copy_tree
 from dcp_async.staging.wave_source import WaveSource
+from dcp_io import MemoryLender
 
 __all__ = ["Staged", "Stager", "Structure", "staged_tensors"]
 
@@ -136,6 +138,7 @@ class Stager:
         nested: bool = True,
         in_waves: bool = False,
         free_memory: Callable[[], object] | None = None,
+        lender: MemoryLender | None = None,
     ) -> Staged:
         """Copy a state dict into an arena; the copy is complete on return, except of tensors that are copied in waves.
 
@@ -144,6 +147,8 @@ class Stager:
             nested: Whether nested containers are split; with False, each top-level container is copied as one object.
             in_waves: Whether a state dict that is larger than the stager's `budget` may be copied in waves.
             free_memory: Function that waits until earlier copies are not used any more, if there is no memory left.
+            lender: Lender of the memory of the storage that is saved to, where everything is staged at once; None for
+                memory of the pool's own.
 
         Raises:
             UnsupportedValueError: A tensor or object cannot be saved.
@@ -153,7 +158,8 @@ class Stager:
         """
         with self._lock:
             contents = look_through(state_dict, nested=nested, forms=self._forms)
-            return self._copy(contents, self.budget if in_waves else None, free_memory)
+            budget = self.budget if in_waves and lender is None else None
+            return self._copy(contents, budget, free_memory, lender)
 
     def measure(self, state_dict: Mapping[Any, Any]) -> tuple[int, int]:
         """Measure the copy of a state dict without copying.
@@ -192,11 +198,15 @@ class Stager:
                 raise
 
     def _copy(
-        self, contents: Contents, budget: Budget | None = None, free_memory: Callable[[], object] | None = None
+        self,
+        contents: Contents,
+        budget: Budget | None = None,
+        free_memory: Callable[[], object] | None = None,
+        lender: MemoryLender | None = None,
     ) -> Staged:
         known = self._find(contents, budget)
         placement = known.placement
-        arena = self._take(_memory_for(placement, budget), free_memory)
+        arena = self._take(_memory_for(placement, budget), free_memory, lender)
         try:
             memory = arena.view()
             samples = None if self.guard is None else self.guard.sample(contents, placement)
@@ -218,11 +228,11 @@ class Stager:
             raise
         return staged
 
-    def _take(self, nbytes: int, free_memory: Callable[[], object] | None) -> Arena:
+    def _take(self, nbytes: int, free_memory: Callable[[], object] | None, lender: MemoryLender | None) -> Arena:
         try:
-            return self.pool.take(nbytes)
+            return self.pool.take(nbytes, lender)
         except StagingLimitError:
-            if free_memory is None:
+            if free_memory is None or lender is not None:
                 raise
         free_memory()
         return self.pool.take(nbytes)

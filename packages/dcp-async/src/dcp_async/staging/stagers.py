@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dcp_async.options import SaverOptions
-from dcp_async.staging.arena import ArenaPool
+from dcp_async.staging.arena_pool import ArenaPool
 from dcp_async.staging.copy_state import Stager
 from dcp_async.staging.copying import Copier, on_this_stream
 from dcp_core import BlockingAsyncStager

@@ -30,6 +30,7 @@ from dcp_core.tables.columns_of_items import columns_of
 from dcp_core.tables.metadata_columns import metadata_from_index
 from dcp_core.tables.plan_columns import WrittenColumns
 from dcp_core.tables.written_index import written_index
+from dcp_io.lent_memory import MemoryLender
 from dcp_io.requests import Writable
 from dcp_manifest import METADATA_NAME, ManifestInfo, encode
 from dcp_manifest.folders.file_names import RankIndexName, data_file_prefix
@@ -129,6 +130,10 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
         self._begun = False
         self.save_id = secrets.token_hex(8)
         """Id of the current or last save, or of the next one if there was none since `reset`."""
+
+    def lender(self) -> MemoryLender | None:
+        """Return the lender of the storage's memory, in which a saver may stage; None if it would be of no use."""
+        return self._backend.store.lender() if self._compression.changes_nothing else None
 
     def __getstate__(self) -> dict[str, Any]:
         # The state of a running save stays in its process: a copy elsewhere begins without one.
