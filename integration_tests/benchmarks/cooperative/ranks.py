@@ -7,12 +7,10 @@ import json
 import os
 import random
 import resource
-import subprocess
 import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +26,7 @@ from dcp_ranks.testing.networks import NetworkHost
 from integration_tests.benchmarks.cooperative.tasks import MIB, Taken, Task, fill_state, make_template
 from integration_tests.benchmarks.cooperative.throttle import ThrottledReader, TokenBucket
 from integration_tests.benchmarks.folders import drop_cache
+from integration_tests.benchmarks.rank_jobs import run_job
 
 __all__ = ["run_ranks"]
 
@@ -35,7 +34,6 @@ _COOPERATIVE: Mapping[str, bool | None] = {"together": True, "alone": False, "ch
 _MODULE = "integration_tests.benchmarks.cooperative.ranks"
 _STEP_BYTES = 4 * MIB
 _SOURCE_BYTES = 64 * MIB
-torch_dist: Any = dist  # whose stores its types do not export
 
 
 def run_ranks(
@@ -52,45 +50,13 @@ def run_ranks(
     Raises:
         RuntimeError: A rank failed; with what it printed.
     """
-    address = hosts[0].addresses[0] if hosts else "127.0.0.1"
-    with hosts[0].entered() if hosts else nullcontext():
-        store = torch_dist.TCPStore(address, 0, None, is_master=True, wait_for_workers=False)
-    processes = []
-    try:
-        for rank in range(ranks):
-            host = hosts[rank * len(hosts) // ranks] if hosts else None
-            place = ["nsenter", "--target", str(host.pid), "--net"] if host else []
-            command = [*place, sys.executable, "-m", _MODULE, json.dumps(dataclasses.asdict(task))]
-            variables = {"RANK": rank, "WORLD_SIZE": ranks, "MASTER_ADDR": address, "MASTER_PORT": store.port}
-            variables |= {"TORCHELASTIC_USE_AGENT_STORE": True, "OMP_NUM_THREADS": 1}
-            variables |= {"GLOO_SOCKET_IFNAME": "net0" if host else "lo"}
-            given = {name: str(value) for name, value in variables.items()}
-            processes.append(
-                subprocess.Popen(
-                    command,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    text=True,
-                    env={**os.environ, **(environment or {}), **given},
-                )
-            )
-        told = [_hear(process) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+    variables = {} if environment is None else environment
+    told = run_job(_MODULE, dataclasses.asdict(task), ranks, hosts, lambda _: variables)
     state_bytes = task.mib * MIB
     return {
         name: Taken.of([[each[name][turn] for each in told] for turn in range(rounds)], state_bytes)
         for name, rounds in task.rounds.items()
     }
-
-
-def _hear(process: subprocess.Popen[str]) -> Any:
-    printed, _ = process.communicate()
-    if process.returncode:
-        raise RuntimeError(f"a rank ended with {process.returncode}:\n{printed}")
-    return json.loads(printed.splitlines()[-1])
 
 
 def main(given: Sequence[str]) -> None:
