@@ -117,6 +117,7 @@ if TYPE_CHECKING:
         OnRequest,
         OnSignal,
     )
+    from dcp_memory import keeper_status, start_keeper, stop_keeper
     from dcp_object import ObjectStoreReader, ObjectStoreWriter
     from dcp_ranks import PeerOptions
     from dcp_state import RandomState, StateMismatchError, app_state, load_sharded_optimizer_state_dict
@@ -202,6 +203,7 @@ __all__ = [
     "format_utils",
     "fsspec_filesystem",
     "hf_storage",
+    "keeper_status",
     "latest_valid",
     "load",
     "load_keys",
@@ -225,10 +227,12 @@ __all__ = [
     "save_state_dict",
     "show_progress",
     "staging",
+    "start_keeper",
     "state_dict",
     "state_dict_loader",
     "state_dict_saver",
     "stateful",
+    "stop_keeper",
     "storage",
     "utils",
     "verify_checkpoint",
@@ -260,6 +264,7 @@ __getattr__, __dir__ = import_lazily(
         "dcp_core.shards.declared_shards": ("CheckpointableTensor",),
         "dcp_data": ("PositionMismatchError", "ResumableLoader", "ResumableSampler", "ResumableStream"),
         "dcp_exchange": ("ExchangeError",),
+        "dcp_memory": ("keeper_status", "start_keeper", "stop_keeper"),
         "dcp_tiers": ("KeepWaiting", "Tier", "Tiers"),
         "dcp_format": (
             *("Conversion", "HuggingFaceStorageReader", "HuggingFaceStorageWriter"),

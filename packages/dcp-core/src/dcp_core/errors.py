@@ -24,7 +24,8 @@ DcpError (Exception)                                        base class of the er
 ├─ SaveInProgressError (FileExistsError)                    another save writes to the same place
 ├─ SaveLostError (RuntimeError)                             another save considered this save dead
 ├─ StorageError (OSError)                                   the storage failed after all retries
-│  └─ dcp_object.ChangedError                               another process replaced the object
+│  ├─ dcp_object.ChangedError                               another process replaced the object
+│  └─ dcp_memory.KeeperLostError                            a keeper has ended or does not answer
 ├─ StoreNotFoundError (LookupError, RuntimeError)           no package opens this kind of store
 │ dcp_core:
 ├─ PayloadError (TypeError)                                 a tensor has no data that could be written
@@ -68,6 +69,10 @@ DcpError (Exception)                                        base class of the er
 │ dcp_manager:
 ├─ UnfinishedSaveError (TimeoutError)                       a background save takes too long
 ├─ StepWentBackError (ValueError)                           the step is lower than a good checkpoint
+│ dcp_memory:
+├─ KeeperFullError (OSError)                                a keeper has no memory left
+├─ KeeperRefusedError (PermissionError)                     a keeper is another user's
+├─ KeeperStartError (OSError)                               a keeper could not be started
 │ dcp_bridge:
 ├─ UntestedTorchError (RuntimeError)                        `replace_stock` does not know this version of torch
 │ dcp_inspect:
@@ -98,6 +103,11 @@ dcp_manifest:
 BrokenPickleError (ValueError)                              internal: a pickle is damaged
 UnsafePickleError (ValueError)                              internal: a pickle exceeds the allow-list or budget
 └─ ForbiddenGlobalError                                     internal: a global is not on the allow-list
+dcp_memory:
+BadRequestError (Exception)                                 internal: a request to a keeper has wrong fields
+FrameError (ValueError)                                     internal: bytes on a keeper's socket are no frame
+FullError (Exception)                                       internal: a keeper has no room
+NoKeeperError (Exception)                                   internal: no keeper of a run is there
 dcp_io:
 TruncatedError (OSError)                                    a response was shorter than requested
 Cancelled (Exception)                                       internal: another thread failed

@@ -16,4 +16,6 @@ def package_for(scheme: str) -> str:
     """
     if scheme in ("file", "local"):
         return "dcp-fs"
+    if scheme == "keeper":
+        return "dcp-memory"
     return "dcp-object" if scheme in (*OBJECT_STORE_SCHEMES, *WEB_SCHEMES) else "dcp-fsspec"

@@ -1,0 +1,205 @@
+"""Control of keepers: start one, stop it, and ask what it holds; as functions, which `dcp keeper` calls."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from dcp_memory.client.link import Link, NoKeeperError, connect_to
+from dcp_memory.errors import KeeperLostError, KeeperRefusedError
+from dcp_memory.places import KeeperFolder, check_run, folder_path, peer_of
+from dcp_memory.starting import START_SECONDS, check_options
+from dcp_memory.wire import VERSION, encode
+
+__all__ = ["KeeperStatus", "keeper_status", "start_keeper", "stop_keeper"]
+
+STOP_SECONDS = 30.0
+_STOP = encode({"do": "greet", "version": VERSION}) + encode({"do": "stop"})
+
+
+@dataclass(frozen=True, slots=True)
+class KeeperStatus:
+    """What a keeper holds, in bytes where a name does not say otherwise."""
+
+    run: str
+    pid: int
+    began: float
+    """When it was started, seconds since 1970."""
+    clients: int
+    """Number of connections, this one included."""
+    objects: int
+    """Number of objects."""
+    object_bytes: int
+    bytes: int
+    """Memory that it takes: arenas, slabs and small objects."""
+    max_bytes: int
+    arenas: int
+    """Number of segments that are lent to savers."""
+    arena_bytes: int
+    free_arena_bytes: int
+    """Arenas that are neither lent nor referred to by an object."""
+    lent_bytes: int
+    slab_bytes: int
+    """Segments for what is copied into the keeper."""
+    used_slab_bytes: int
+    generations: int
+    idle_seconds: float
+
+
+def start_keeper(run: str, **options: Any) -> KeeperStatus:
+    """Start the keeper of a run on this host, unless it runs; it goes on when this process ends.
+
+    Args:
+        run: Name of the run: letters, digits and `._-`.
+        options: `max_bytes`, the limit of its memory (default: half of what is available to it at the start);
+            `generations`, the number of checkpoints that the run keeps in it (default: 2); `idle_seconds`, after which
+            it ends without a process that saves (default: 1800); `with_parent`, True if it is to end with this process.
+            They have no effect on one that runs.
+
+    Returns:
+        What it holds.
+
+    Raises:
+        KeeperStartError: It could not be started; the message has its output.
+        KeeperRefusedError: The folder of keepers is not this user's alone.
+        ValueError: There is no such option, or the run's name cannot be used.
+
+    Example:
+        ```python
+        from dcp_memory import start_keeper, stop_keeper
+
+        assert start_keeper("example", max_bytes=1 << 30).objects == 0
+        assert stop_keeper("example")
+        ```
+    """
+    given = check_options(options)
+    with _link(run) as link:
+        link.start(given, START_SECONDS)
+        return _status(link)
+
+
+def keeper_status(run: str) -> KeeperStatus | None:
+    """Return what the keeper of a run holds; None if there is none.
+
+    Raises:
+        KeeperLostError: It does not answer.
+        KeeperRefusedError: It belongs to another user.
+    """
+    with _link(run) as link:
+        try:
+            return _status(link)
+        except NoKeeperError:
+            return None
+
+
+def stop_keeper(run: str, *, seconds: float = STOP_SECONDS, kill: bool = False) -> bool:
+    """Stop the keeper of a run, and wait until its process has ended: what it holds is lost.
+
+    Args:
+        run: Name of the run.
+        seconds: Time that it has for this.
+        kill: Whether to kill a keeper that does not end in this time.
+
+    Returns:
+        Whether there was one.
+
+    Raises:
+        KeeperLostError: It has not ended in time; the message has its process.
+    """
+    check_run(run)
+    folder = folder_path()
+    try:
+        connection = connect_to(folder, run, seconds)
+    except NoKeeperError:
+        _clear(folder, run)
+        return False
+    with connection:
+        pid, _ = peer_of(connection)
+        process = _Process(pid, connection)
+        try:
+            with contextlib.suppress(OSError):
+                connection.sendall(_STOP)
+            ended = process.has_ended(seconds)
+            if not ended and kill:
+                process.kill()
+                ended = process.has_ended(seconds)
+        finally:
+            process.close()
+    if not ended:
+        raise KeeperLostError(
+            f"the keeper of {run}, process {pid}, has not ended after {seconds:g} s: is it stopped? "
+            f"`dcp keeper stop {run} --kill` kills it"
+        )
+    _clear(folder, run)
+    return True
+
+
+class _Process:
+    """The process of a keeper, of which this process waits for the end."""
+
+    def __init__(self, pid: int, connection: socket.socket) -> None:
+        self._pid, self._connection = pid, connection
+        self._descriptor: int | None = None
+        with contextlib.suppress(OSError, AttributeError):  # an old kernel, or another namespace
+            self._descriptor = os.pidfd_open(pid)
+
+    def has_ended(self, seconds: float) -> bool:
+        """Wait for the end; returns False if it has not come in time."""
+        if self._descriptor is not None:
+            return bool(select.select([self._descriptor], [], [], seconds)[0])
+        self._connection.settimeout(seconds)
+        try:  # the connection ends with the process
+            while self._connection.recv(4096):
+                pass
+        except ConnectionError:
+            return True
+        except TimeoutError:
+            return False
+        return True
+
+    def kill(self) -> None:
+        """Kill the process."""
+        with contextlib.suppress(ProcessLookupError):
+            if self._descriptor is not None:
+                signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
+            elif self._pid > 0:
+                os.kill(self._pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Release the process."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+
+
+@contextlib.contextmanager
+def _link(run: str) -> Iterator[Link]:
+    """Context manager that gives a connection of its own, so that it ends with the call."""
+    link = Link(folder_path(), check_run(run))
+    try:
+        yield link
+    finally:
+        link.close()
+
+
+def _status(link: Link) -> KeeperStatus:
+    return KeeperStatus(**link.ask({"do": "status"}).fields)
+
+
+def _clear(folder: str, run: str) -> None:
+    """Remove what a killed keeper has left."""
+    try:
+        with KeeperFolder(folder) as opened:
+            if run in opened.runs():
+                with opened.alone(run) as alone:
+                    if alone:
+                        opened.remove(run)
+    except FileNotFoundError:
+        return
+    except PermissionError as error:
+        raise KeeperRefusedError(str(error)) from error

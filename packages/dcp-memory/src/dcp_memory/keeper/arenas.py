@@ -1,0 +1,205 @@
+"""`Arenas`: segments that are lent to savers. What savers stage there becomes objects without a copy.
+
+An arena is free if it is neither lent nor reserved, no object or sink refers to it, and no process of a dead borrower
+can still use it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from dcp_memory.keeper.pool import FullError, Pool, full_text
+from dcp_memory.keeper.segment import Segment
+
+__all__ = ["Arena", "Arenas", "Borrower"]
+
+_SMALL_BYTES = 16 << 20
+_COARSE = 1 << 20
+_FINE = 64 << 10
+
+
+@dataclass(eq=False, slots=True)
+class Borrower:
+    """A connection that borrows arenas."""
+
+    number: int
+    wanted_bytes: int = 0
+    """Size of the last loan."""
+    making: int = 0
+    """Bytes that are being allocated for it."""
+    failed: str | None = None
+    """Why the last allocation for it failed."""
+
+
+@dataclass(eq=False, slots=True)
+class Arena:
+    """An arena."""
+
+    segment: Segment
+    borrower: Borrower | None = None
+    """Connection that has it on loan, or for which it is reserved."""
+    lent: bool = False
+    """Whether it is on loan, rather than reserved for the next one."""
+    users: int = 0
+    """Number of objects and sinks that refer to it."""
+    left: set[int] = field(default_factory=set)
+    """Numbers of lost connections whose processes may still use it."""
+    free_since: float = field(default_factory=time.monotonic)
+
+
+class Arenas:
+    """Arenas of a keeper.
+
+    Args:
+        pool: Memory of the keeper.
+        generations: Number of checkpoints that are kept; one more is being written.
+    """
+
+    def __init__(self, pool: Pool, generations: int) -> None:
+        self._pool = pool
+        self._generations = generations
+        self._arenas: dict[int, Arena] = {}
+        self._borrowers: set[Borrower] = set()
+        pool.reclaim_with(self._destroy_one)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arenas, also of those that are being allocated."""
+        making = sum(borrower.making for borrower in self._borrowers)
+        return making + sum(arena.segment.nbytes for arena in self._arenas.values())
+
+    def all(self) -> Iterable[Arena]:
+        """Return all arenas."""
+        return self._arenas.values()
+
+    def get(self, inode: int) -> Arena | None:
+        """Return the arena with this inode; None for another inode."""
+        return self._arenas.get(inode)
+
+    def is_free(self, arena: Arena) -> bool:
+        """Return whether an arena may be lent or destroyed."""
+        if arena.borrower is not None or arena.users:
+            return False
+        arena.left = {number for number in arena.left if arena.segment.is_open_for(number)}
+        return not arena.left
+
+    def lend(self, borrower: Borrower, nbytes: int, *, force: bool) -> Arena | None:
+        """Lend an arena of at least this size; None while there is none: try again.
+
+        Args:
+            borrower: Connection that asks.
+            nbytes: Least size.
+            force: Whether to allocate more than the allowance, for a borrower that has waited long enough.
+
+        Raises:
+            FullError: There will be none.
+        """
+        self._borrowers.add(borrower)
+        borrower.wanted_bytes = nbytes
+        arena = self._reserve(borrower, nbytes, force=force, urgent=True)
+        if arena is not None:
+            arena.lent = True
+        return arena
+
+    def prepare(self, borrower: Borrower, nbytes: int) -> Arena | None:
+        """Reserve an arena for the next loan of a connection, within the allowance; None: none yet, or none at all.
+
+        Raises:
+            FullError: There will be none.
+        """
+        self._borrowers.add(borrower)
+        borrower.wanted_bytes = max(borrower.wanted_bytes, nbytes)
+        return self._reserve(borrower, nbytes, force=False, urgent=False)
+
+    def give_back(self, arena: Arena) -> None:
+        """End a loan or a reservation."""
+        arena.borrower, arena.lent = None, False
+        arena.free_since = time.monotonic()
+
+    def use(self, arena: Arena) -> None:
+        """Count an object or a sink that refers to an arena."""
+        arena.users += 1
+
+    def release(self, arena: Arena) -> None:
+        """Count an object or a sink less."""
+        arena.users -= 1
+        arena.free_since = time.monotonic()
+
+    def lose(self, borrower: Borrower) -> None:
+        """End the loans of a lost connection; other processes may still use the memory."""
+        self._borrowers.discard(borrower)
+        for arena in self._arenas.values():
+            if arena.borrower is borrower:
+                arena.left.add(borrower.number)
+                self.give_back(arena)
+
+    def trim(self, seconds: float) -> None:
+        """Destroy arenas that have been free for so long, if nobody has borrowed any."""
+        if self._borrowers:
+            return
+        before = time.monotonic() - seconds
+        for arena in [*self._arenas.values()]:
+            if arena.free_since <= before and self.is_free(arena):
+                self._destroy(arena)
+
+    def _reserve(self, borrower: Borrower, nbytes: int, *, force: bool, urgent: bool) -> Arena | None:
+        own = [arena for arena in self._arenas.values() if arena.borrower is borrower and not arena.lent]
+        arena = _best(own, nbytes) or _best(filter(self.is_free, self._arenas.values()), nbytes)
+        for other in own:
+            if other is not arena:
+                self.give_back(other)
+        if arena is not None:
+            arena.borrower = borrower
+            return arena
+        failed, borrower.failed = borrower.failed, None
+        if failed is not None:
+            raise FullError(failed)
+        if not borrower.making:
+            self._grow(borrower, nbytes, force=force, urgent=urgent)
+        return None
+
+    def _grow(self, borrower: Borrower, nbytes: int, *, force: bool, urgent: bool) -> None:
+        size = _rounded(nbytes)
+        allowance = (self._generations + 1) * sum(_rounded(each.wanted_bytes) for each in self._borrowers)
+        # Free arenas are too small, or one of them would have been found.
+        while self.nbytes + size > allowance and self._destroy_one():
+            pass
+        if self.nbytes + size > allowance and not force:
+            return
+        try:
+            self._pool.make(size, lambda made: self._made(borrower, size, made), zeroed=True)
+        except FullError:
+            if force or not urgent:
+                raise
+        else:
+            borrower.making = size
+
+    def _made(self, borrower: Borrower, size: int, made: Segment | OSError) -> None:
+        borrower.making = 0
+        if isinstance(made, OSError):
+            borrower.failed = full_text(made, size)
+            return
+        self._arenas[made.inode] = Arena(made, borrower if borrower in self._borrowers else None)
+
+    def _destroy_one(self) -> bool:
+        free = [arena for arena in self._arenas.values() if self.is_free(arena)]
+        if not free:
+            return False
+        self._destroy(min(free, key=lambda arena: arena.segment.nbytes))
+        return True
+
+    def _destroy(self, arena: Arena) -> None:
+        del self._arenas[arena.segment.inode]
+        self._pool.destroy(arena.segment)
+
+
+def _rounded(nbytes: int) -> int:
+    unit = _COARSE if nbytes > _SMALL_BYTES else _FINE
+    return -(-nbytes // unit) * unit
+
+
+def _best(arenas: Iterable[Arena], nbytes: int) -> Arena | None:
+    fitting = [arena for arena in arenas if arena.segment.nbytes >= nbytes]
+    return min(fitting, key=lambda arena: arena.segment.nbytes, default=None)

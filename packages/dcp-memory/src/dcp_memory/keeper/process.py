@@ -1,0 +1,111 @@
+"""The life of a keeper's process: one for each run in a folder, from its lock to the removal of all it has made."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import socket
+import sys
+import traceback
+
+from dcp_memory.keeper.options import KeeperOptions
+from dcp_memory.keeper.server import Server
+from dcp_memory.places import KeeperFolder, folder_path
+
+__all__ = ["run_detached", "run_keeper"]
+
+_BACKLOG = 512
+_ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def run_keeper(options: KeeperOptions, ready: int | None = None) -> None:
+    """Serve a run until the keeper is stopped. If there is a keeper of this run already, return at once.
+
+    Args:
+        options: Options of the keeper.
+        ready: File descriptor that gets one byte and is closed as soon as a keeper of this run accepts connections.
+
+    Raises:
+        OSError: The folder of keepers cannot be used; the message says why.
+    """
+    os.umask(0o077)
+    with KeeperFolder(folder_path(), make=True) as folder, folder.alone(options.run) as alone:
+        if alone:
+            _serve(folder, options, ready)
+        elif ready is not None:
+            _report(ready)
+
+
+def run_detached(options: KeeperOptions) -> int:
+    """Start a keeper in the background; returns the exit code once it accepts connections or has failed.
+
+    The keeper is in a session of its own: signals for the process group of the caller do not reach it.
+    """
+    answers, ready = os.pipe()
+    if os.fork():
+        os.close(ready)
+        with open(answers, "rb") as pipe:
+            said = pipe.read()
+        if said != b"+":
+            sys.stderr.write(said.decode(errors="replace") or "the keeper ended while it started\n")
+        return 0 if said == b"+" else 1
+    code = 1
+    try:
+        os.close(answers)
+        os.setsid()
+        _redirect(options.run)
+        run_keeper(options, ready)
+        code = 0
+    except OSError as error:
+        with contextlib.suppress(OSError):  # ready already, or nobody waits
+            os.write(ready, f"{error}\n".encode())
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _serve(folder: KeeperFolder, options: KeeperOptions, ready: int | None) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    path = folder.socket_path(options.run)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(path)
+    os.chmod(path, 0o600)
+    listener.listen(_BACKLOG)
+    server = Server(options, listener)
+    for each in _ENDS:
+        signal.signal(each, lambda *_: server.stop())
+    try:
+        if ready is not None:
+            _report(ready)
+        server.serve()
+    finally:
+        folder.remove(options.run)
+        server.close()
+
+
+def _redirect(run: str) -> None:
+    """Send output to the log of a run in the folder of keepers, and read nothing."""
+    with KeeperFolder(folder_path(), make=True) as folder:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        log = os.open(f"{run}.log", flags, 0o600, dir_fd=folder.descriptor)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(nothing)
+    os.close(log)
+    os.chdir("/")
+
+
+def _report(ready: int) -> None:
+    with contextlib.suppress(OSError):
+        os.write(ready, b"+")
+    os.close(ready)

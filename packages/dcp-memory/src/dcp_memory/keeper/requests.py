@@ -1,0 +1,318 @@
+"""The requests that a keeper answers: one function each. They only look up and count: none of them waits.
+
+What needs memory that is not there yet is answered with `{"wait": true}`; the client asks again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from dcp_memory.keeper.arenas import Arenas
+from dcp_memory.keeper.catalogue import Catalogue, Reservation, StoredObject
+from dcp_memory.keeper.options import KeeperOptions
+from dcp_memory.keeper.peer import Peer
+from dcp_memory.keeper.pool import FullError, Pool
+from dcp_memory.keeper.slabs import Slabs
+from dcp_memory.wire import EXTENT
+
+__all__ = ["Keeper", "answer"]
+
+
+class BadRequestError(Exception):
+    """A request lacks a field, or a field has a value that it cannot have."""
+
+
+class Keeper:
+    """What a keeper has.
+
+    Args:
+        options: Options of the keeper.
+        pool: Its memory.
+    """
+
+    def __init__(self, options: KeeperOptions, pool: Pool) -> None:
+        self.options = options
+        self.pool = pool
+        self.slabs = Slabs(pool)
+        self.arenas = Arenas(pool, options.generations)
+        self.catalogue = Catalogue(pool, self.slabs, self.arenas)
+        self.began = time.time()
+        self.stopping = False
+        """Whether a client has asked for the end."""
+        self.clients: Callable[[], int] = int
+        """Function that returns the number of clients."""
+
+    def forget(self, peer: Peer) -> None:
+        """Free what a client had whose connection has ended."""
+        for stored in peer.opened.values():
+            self.catalogue.release(stored)
+        for reservation in peer.reservations.values():
+            self.catalogue.drop(reservation, lost=True)
+        peer.opened.clear()
+        peer.reservations.clear()
+        self.arenas.lose(peer.borrower)
+
+
+def answer(keeper: Keeper, peer: Peer, fields: dict[str, Any], payload: bytes) -> None:
+    """Answer one request of a client. What cannot be done is an answer, too, with the key `error`."""
+    try:
+        function = _REQUESTS[fields["do"]]
+        function(keeper, peer, fields, payload)
+    except FullError as error:
+        peer.answer({"error": "full", "message": str(error)})
+    except (BadRequestError, KeyError, TypeError, ValueError, OverflowError) as error:
+        peer.answer({"error": "bad", "message": f"{type(error).__name__}: {error}"})
+    except OSError as error:
+        if isinstance(error, ConnectionError):
+            raise
+        peer.answer({"error": "system", "number": error.errno, "message": error.strerror or str(error)})
+
+
+def _create(keeper: Keeper, peer: Peer, fields: dict[str, Any], payload: bytes) -> None:
+    del payload
+    key = None if fields["key"] is None else str(fields["key"])
+    made = keeper.catalogue.reserve(key, peer.number)
+    if made is None:
+        peer.answer({"error": "exists"})
+        return
+    number = peer.new_number()
+    peer.reservations[number] = made
+    peer.answer({"id": number})
+
+
+def _extend(keeper: Keeper, peer: Peer, fields: dict[str, Any], payload: bytes) -> None:
+    del payload
+    reservation = peer.reservations[fields["id"]]
+    nbytes = int(fields["nbytes"])
+    if nbytes < 1:
+        raise BadRequestError("a range has at least one byte")
+    piece = keeper.slabs.take(nbytes)
+    if piece is None:
+        peer.answer({"wait": True})
+        return
+    reservation.ranges.append(piece)
+    peer.answer({"segment": piece.inode, "offset": piece.offset, "nbytes": piece.nbytes})
+
+
+def _refer(keeper: Keeper, peer: Peer, fields: dict[str, Any], payload: bytes) -> None:
+    """Let an object that is being written refer to an arena, if the memory file is one that is in use."""
+    del payload
+    reservation = peer.reservations[fields["id"]]
+    arena = keeper.arenas.get(fields["inode"])
+    if arena is None or arena.segment.device != fields["device"] or keeper.arenas.is_free(arena):
+        peer.answer({"refers": False})
+        return
+    if arena not in reservation.arenas:
+        reservation.arenas.append(arena)
+        keeper.arenas.use(arena)
+    peer.answer({"refers": True})
+
+
+def _commit(keeper: Keeper, peer: Peer, fields: dict[str, Any], payload: bytes) -> None:
+    reservation = peer.reservations[fields["id"]]
+    if fields["small"]:
+        keeper.catalogue.commit_blob(reservation, payload)
+    else:
+        size, left = int(fields["size"]), int(fields["left"])
+        _check_extents(reservation, payload, size, left)
+        keeper.catalogue.commit(reservation, size, payload, left, fields.get("key"))
+    del peer.reservations[fields["id"]]
+    peer.answer({})
+
+
+def _check_extents(reservation: Reservation, payload: bytes, size: int, left: int) -> None:
+    """Raise BadRequestError unless extents lie in memory of the object, and have its size."""
+    ends = {arena.segment.inode: arena.segment.nbytes for arena in reservation.arenas}
+    for piece in reservation.ranges:
+        ends[piece.inode] = max(ends.get(piece.inode, 0), piece.offset + piece.nbytes)
+    total = 0
+    for inode, offset, length in EXTENT.iter_unpack(payload):
+        if offset + length > ends.get(inode, -1):
+            raise BadRequestError("an extent is not in memory of the object")
+        total += length
+    last = reservation.ranges[-1].nbytes if reservation.ranges else 0
+    if total != size or not 0 <= left <= last:
+        raise BadRequestError(f"extents of {total} bytes, with {left} of {last} left, for an object of {size}")
+
+
+def _drop(keeper: Keeper, peer: Peer, fields: dict[str, Any], payload: bytes) -> None:
+    del payload
+    reservation = peer.reservations.pop(fields["id"], None)
+    if reservation is not None:
+        keeper.catalogue.drop(reservation)
+    peer.answer({})
+
+
+def _publish(keeper: Keeper, peer: Peer, fields: dict[str, Any], payload: bytes) -> None:
+    keeper.catalogue.publish(str(fields["key"]), payload)
+    peer.answer({})
+
+
+def _touch(keeper: Keeper, peer: Peer, fields: dict[str, Any], payload: bytes) -> None:
+    del payload
+    stored = _found(keeper, peer, fields)
+    if stored is not None:
+        stored.mtime = time.time()
+        peer.answer({})
+
+
+def _stat(keeper: Keeper, peer: Peer, fields: dict[str, Any], payload: bytes) -> None:
+    del payload
+    stored = _found(keeper, peer, fields)
+    if stored is not None:
+        peer.answer({"size": stored.size, "mtime": stored.mtime})
+
+
+def _open(keeper: Keeper, peer: Peer, fields: dict[str, Any], payload: bytes) -> None:
+    """Open an object: a small one comes with the answer; memory of another one stays until `release`."""
+    del payload
+    stored = _found(keeper, peer, fields)
+    if stored is None:
+        return
+    if stored.blob is not None:
+        peer.answer({"small": True}, stored.blob)
+        return
+    number = peer.new_number()
+    stored.holders += 1
+    peer.opened[number] = stored
+    peer.answer({"small": False, "id": number, "size": stored.size}, stored.extents)
+
+
+def _release(keeper: Keeper, peer: Peer, fields: dict[str, Any], payload: bytes) -> None:
+    del payload
+    for number in fields["ids"]:
+        stored = peer.opened.pop(number, None)
+        if stored is not None:
+            keeper.catalogue.release(stored)
+    peer.answer({})
+
+
+def _list(keeper: Keeper, peer: Peer, fields: dict[str, Any], payload: bytes) -> None:
+    del payload
+    peer.answer({}, json.dumps(keeper.catalogue.listing(str(fields["folder"]))).encode())
+
+
+def _folders(keeper: Keeper, peer: Peer, fields: dict[str, Any], payload: bytes) -> None:
+    del payload
+    peer.answer({}, json.dumps(keeper.catalogue.folders(str(fields["folder"]))).encode())
+
+
+def _delete(keeper: Keeper, peer: Peer, fields: dict[str, Any], payload: bytes) -> None:
+    del payload
+    keeper.catalogue.delete(str(fields["key"]))
+    peer.answer({})
+
+
+def _descriptor(keeper: Keeper, peer: Peer, fields: dict[str, Any], payload: bytes) -> None:
+    del payload
+    segment = keeper.pool.segments[fields["segment"]]
+    lent = keeper.arenas.get(segment.inode) is not None
+    peer.answer({"nbytes": segment.nbytes, "lent": lent}, descriptor=segment.open_for(peer.number))
+
+
+def _lend(keeper: Keeper, peer: Peer, fields: dict[str, Any], payload: bytes) -> None:
+    del payload
+    nbytes = int(fields["nbytes"])
+    if nbytes < 1:
+        raise BadRequestError("a loan has at least one byte")
+    if fields["prepare"]:
+        arena = keeper.arenas.prepare(peer.borrower, nbytes)
+    else:
+        arena = keeper.arenas.lend(peer.borrower, nbytes, force=bool(fields["force"]))
+    if arena is None:
+        peer.answer({"wait": True, "making": bool(peer.borrower.making)})
+    else:
+        peer.answer({"segment": arena.segment.inode, "nbytes": arena.segment.nbytes})
+
+
+def _give_back(keeper: Keeper, peer: Peer, fields: dict[str, Any], payload: bytes) -> None:
+    del payload
+    arena = keeper.arenas.get(fields["segment"])
+    if arena is not None and arena.borrower is peer.borrower:
+        keeper.arenas.give_back(arena)
+    peer.answer({})
+
+
+def _gone(keeper: Keeper, peer: Peer, fields: dict[str, Any], payload: bytes) -> None:
+    """Say which of some segments have been destroyed."""
+    del payload
+    peer.answer({"gone": [inode for inode in fields["segments"] if inode not in keeper.pool.segments]})
+
+
+def _stay(keeper: Keeper, peer: Peer, fields: dict[str, Any], payload: bytes) -> None:
+    """Keep the keeper from ending for being idle, while this client is there."""
+    del keeper, fields, payload
+    peer.keeps_alive = True
+    peer.answer({})
+
+
+def _status(keeper: Keeper, peer: Peer, fields: dict[str, Any], payload: bytes) -> None:
+    del fields, payload
+    arenas = [*keeper.arenas.all()]
+    free = sum(each.segment.nbytes for each in arenas if keeper.arenas.is_free(each))
+    count, stored = keeper.catalogue.totals()
+    peer.answer(
+        {
+            "run": keeper.options.run,
+            "pid": os.getpid(),
+            "began": keeper.began,
+            "clients": keeper.clients(),
+            "objects": count,
+            "object_bytes": stored,
+            "bytes": keeper.pool.total,
+            "max_bytes": keeper.pool.max_bytes,
+            "arenas": len(arenas),
+            "arena_bytes": keeper.arenas.nbytes,
+            "free_arena_bytes": free,
+            "lent_bytes": sum(each.segment.nbytes for each in arenas if each.lent),
+            "slab_bytes": keeper.slabs.nbytes,
+            "used_slab_bytes": keeper.slabs.used_bytes,
+            "generations": keeper.options.generations,
+            "idle_seconds": keeper.options.idle_seconds,
+        }
+    )
+
+
+def _stop(keeper: Keeper, peer: Peer, fields: dict[str, Any], payload: bytes) -> None:
+    del fields, payload
+    keeper.stopping = True
+    peer.answer({"pid": os.getpid()})
+
+
+def _found(keeper: Keeper, peer: Peer, fields: dict[str, Any]) -> StoredObject | None:
+    """Return the object of a request; if there is none, say so."""
+    stored = keeper.catalogue.find(str(fields["key"]))
+    if stored is None:
+        peer.answer({"error": "missing"})
+    return stored
+
+
+_REQUESTS: Mapping[str, Callable[[Keeper, Peer, dict[str, Any], bytes], None]] = MappingProxyType(
+    {
+        "create": _create,
+        "extend": _extend,
+        "refer": _refer,
+        "commit": _commit,
+        "drop": _drop,
+        "publish": _publish,
+        "touch": _touch,
+        "stat": _stat,
+        "open": _open,
+        "release": _release,
+        "list": _list,
+        "folders": _folders,
+        "delete": _delete,
+        "descriptor": _descriptor,
+        "lend": _lend,
+        "give_back": _give_back,
+        "gone": _gone,
+        "stay": _stay,
+        "status": _status,
+        "stop": _stop,
+    }
+)

@@ -1,0 +1,200 @@
+"""`Server`: the main thread of a keeper. It waits for all clients at once, and never for one of them."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import selectors
+import socket
+import time
+
+from dcp_memory.keeper.options import KeeperOptions
+from dcp_memory.keeper.peer import Peer
+from dcp_memory.keeper.pool import Pool
+from dcp_memory.keeper.requests import Keeper, answer
+from dcp_memory.keeper.room import available_bytes
+from dcp_memory.places import peer_of
+from dcp_memory.wire import VERSION, FrameError
+
+__all__ = ["Server"]
+
+GREETING_SECONDS = 10.0
+"""Time within which a connection must have said what it is."""
+_TICK_SECONDS = 1.0
+_KEEP_FREE_SECONDS = 600.0
+_MAX_STRANGERS = 64
+_NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
+
+
+class Server:
+    """A keeper that serves until it is stopped.
+
+    Args:
+        options: Options of the keeper.
+        listener: Socket that listens for clients.
+    """
+
+    def __init__(self, options: KeeperOptions, listener: socket.socket) -> None:
+        self._options = options
+        self._listener = listener
+        self._selector = selectors.DefaultSelector()
+        self._woken, self._waker = socket.socketpair()
+        for each in (listener, self._woken, self._waker):
+            each.setblocking(False)
+        self._keeper = Keeper(options, Pool(options.max_bytes, available_bytes, self.wake))
+        self._keeper.clients = lambda: sum(peer.greeted for peer in self._peers)
+        self._peers: set[Peer] = set()
+        self._numbers = itertools.count(1)
+        self._busy_at = time.monotonic()
+        self._accept_at = 0.0
+        self._stop = False
+        self._parent = self._watch_parent()
+
+    def wake(self) -> None:
+        """Make the main thread look at what has been allocated; may be called in any thread, and in signal handlers."""
+        with contextlib.suppress(OSError):
+            self._waker.send(b"w")
+
+    def stop(self) -> None:
+        """Make `serve` return."""
+        self._stop = True
+        self.wake()
+
+    def serve(self) -> None:
+        """Serve clients until the keeper is stopped, has been idle for too long, or its parent has ended."""
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(self._woken, selectors.EVENT_READ, self._collect)
+        checked = 0.0
+        while not self._stop:
+            for key, _ in self._selector.select(_TICK_SECONDS):
+                if isinstance(key.data, Peer):
+                    self._serve(key.data)
+                else:
+                    key.data()
+            if time.monotonic() - checked >= _TICK_SECONDS:
+                checked = time.monotonic()
+                self._check()
+
+    def close(self) -> None:
+        """Close all connections and free all memory."""
+        used = {each.segment.inode for each in self._keeper.arenas.all() if each.lent}
+        for peer in self._peers:
+            for stored in peer.opened.values():
+                used |= {piece.inode for piece in stored.ranges} | {each.segment.inode for each in stored.arenas}
+            for reservation in peer.reservations.values():
+                used |= {piece.inode for piece in reservation.ranges}
+        self._keeper.pool.close(lambda segment: segment.inode in used)
+        for peer in self._peers:
+            peer.close()
+        self._peers.clear()
+        self._selector.close()
+        for each in (self._listener, self._woken, self._waker):
+            each.close()
+        if self._parent is not None:
+            os.close(self._parent)
+
+    def _watch_parent(self) -> int | None:
+        """Return a descriptor that becomes readable when the parent ends; None if there is none to watch."""
+        if self._options.parent is None:
+            return None
+        try:
+            descriptor = os.pidfd_open(self._options.parent)
+        except ProcessLookupError:
+            self._stop = True
+            return None
+        except (OSError, AttributeError):  # an old kernel: `_check` asks each second
+            return None
+        self._selector.register(descriptor, selectors.EVENT_READ, self.stop)
+        return descriptor
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                if error.errno not in _NO_DESCRIPTORS:
+                    return
+                # Clients wait in the queue until descriptors are free: `_check` listens again.
+                self._selector.unregister(self._listener)
+                self._accept_at = time.monotonic() + _TICK_SECONDS
+                return
+            self._admit(connection)
+
+    def _admit(self, connection: socket.socket) -> None:
+        """Take a connection of the keeper's own user; any other is closed at once."""
+        connection.setblocking(False)
+        try:
+            pid, uid = peer_of(connection)
+        except OSError:
+            uid = -1
+        if uid != os.geteuid():
+            connection.close()
+            return
+        strangers = [peer for peer in self._peers if not peer.greeted]
+        if len(strangers) >= _MAX_STRANGERS:
+            self._forget(min(strangers, key=lambda peer: peer.since))
+        peer = Peer(connection, next(self._numbers), pid)
+        self._peers.add(peer)
+        self._selector.register(connection, selectors.EVENT_READ, peer)
+
+    def _serve(self, peer: Peer) -> None:
+        if peer not in self._peers:  # its connection was closed while its event waited
+            return
+        try:
+            if peer.has_output:
+                peer.send()
+            while not peer.has_output and (request := peer.receive()) is not None:
+                fields, payload = request
+                if peer.greeted:
+                    answer(self._keeper, peer, fields, payload)
+                else:
+                    self._greet(peer, fields)
+                self._busy_at = time.monotonic()
+            waiting = selectors.EVENT_WRITE if peer.has_output else selectors.EVENT_READ
+            if self._selector.get_key(peer.socket).events != waiting:
+                self._selector.modify(peer.socket, waiting, peer)
+        except (FrameError, OSError):
+            self._forget(peer)
+        self._stop = self._stop or self._keeper.stopping
+
+    def _greet(self, peer: Peer, fields: dict[str, object]) -> None:
+        if fields.get("do") != "greet" or fields.get("version") != VERSION:
+            raise FrameError("the first request of a client says what it is")
+        peer.greeted = True
+        peer.keeps_alive = bool(fields.get("keeps_alive"))
+        peer.answer({"pid": os.getpid(), "run": self._options.run, "began": self._keeper.began})
+
+    def _forget(self, peer: Peer) -> None:
+        self._peers.discard(peer)
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(peer.socket)
+        peer.close()
+        self._keeper.forget(peer)
+
+    def _collect(self) -> None:
+        with contextlib.suppress(OSError):
+            while self._woken.recv(4096):
+                pass
+        self._keeper.pool.collect()
+
+    def _check(self) -> None:
+        """Do what time demands: end strangers, free what nobody has used, and end the keeper."""
+        now = time.monotonic()
+        for peer in [peer for peer in self._peers if not peer.greeted and now - peer.since > GREETING_SECONDS]:
+            self._forget(peer)
+        if self._accept_at and now >= self._accept_at:
+            self._accept_at = 0.0
+            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._keeper.slabs.trim(_KEEP_FREE_SECONDS)
+        self._keeper.arenas.trim(_KEEP_FREE_SECONDS)
+        if any(peer.keeps_alive for peer in self._peers):
+            self._busy_at = now
+        parent = self._options.parent
+        if parent is not None and self._parent is None and not os.path.exists(f"/proc/{parent}"):
+            self._stop = True
+        if now - self._busy_at >= self._options.idle_seconds:
+            self._stop = True

@@ -1,0 +1,188 @@
+"""`Slabs`: memory for bytes that clients copy into the keeper: segments of which each object gets ranges of pages."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from dcp_memory.keeper.pool import FullError, Pool, full_text
+from dcp_memory.keeper.segment import Segment
+from dcp_memory.wire import PAGE_BYTES
+
+__all__ = ["SlabRange", "Slabs"]
+
+_LEAST_BYTES = 1 << 20
+_MOST_BYTES = 64 << 20
+# A new slab has this part of the bytes that slabs have already: few slabs, and little that is not in use.
+_PART = 8
+
+
+@dataclass(frozen=True, slots=True)
+class SlabRange:
+    """A range of pages of a slab that belongs to an object or a sink."""
+
+    inode: int
+    offset: int
+    nbytes: int
+
+
+@dataclass(slots=True)
+class _Slab:
+    segment: Segment
+    free: list[tuple[int, int]]
+    """Start and end of the free ranges, ascending; no two touch."""
+    left: list[tuple[int, SlabRange]] = field(default_factory=list)
+    """Ranges of lost connections, with their numbers: free once no process can write to them any more."""
+    used: int = 0
+    free_since: float = 0.0
+
+
+class Slabs:
+    """Slabs of a keeper.
+
+    Args:
+        pool: Memory of the keeper.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._slabs: dict[int, _Slab] = {}
+        self._making = 0
+        self._failed: str | None = None
+        pool.reclaim_with(self._destroy_one)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all slabs."""
+        return sum(slab.segment.nbytes for slab in self._slabs.values())
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes that belong to objects and sinks."""
+        return sum(slab.used for slab in self._slabs.values())
+
+    def __contains__(self, inode: int) -> bool:
+        return inode in self._slabs
+
+    def take(self, nbytes: int) -> SlabRange | None:
+        """Take a range of at most `nbytes`, rounded to pages; None while memory is being allocated: try again.
+
+        Raises:
+            FullError: There is no room for more.
+        """
+        nbytes = -(-nbytes // PAGE_BYTES) * PAGE_BYTES
+        found = self._find(nbytes)
+        if found is None and any(slab.left for slab in self._slabs.values()):
+            self._settle()
+            found = self._find(nbytes)
+        if found is not None:
+            return found
+        try:
+            self._grow_for(nbytes)
+        except FullError:
+            found = self._find(nbytes, PAGE_BYTES)
+            if found is None:
+                raise
+        return found
+
+    def give_back(self, piece: SlabRange) -> None:
+        """Free a range."""
+        slab = self._slabs[piece.inode]
+        start, stop = piece.offset, piece.offset + piece.nbytes
+        slab.used -= piece.nbytes
+        slab.free.append((start, stop))
+        slab.free.sort()
+        joined: list[tuple[int, int]] = []
+        for begin, end in slab.free:
+            if joined and joined[-1][1] == begin:
+                joined[-1] = joined[-1][0], end
+            else:
+                joined.append((begin, end))
+        slab.free[:] = joined
+        if not slab.used:
+            slab.free_since = time.monotonic()
+
+    def leave(self, piece: SlabRange, number: int) -> None:
+        """Free a range of a lost connection, once no process can write to it any more."""
+        self._slabs[piece.inode].left.append((number, piece))
+        self._settle()
+
+    def trim(self, seconds: float) -> None:
+        """Destroy slabs that have been free for so long."""
+        self._settle()
+        before = time.monotonic() - seconds
+        for slab in [*self._slabs.values()]:
+            if not slab.used and slab.free_since <= before:
+                self._destroy(slab)
+
+    def _settle(self) -> None:
+        for slab in [*self._slabs.values()]:
+            waiting, slab.left = slab.left, []
+            for number, piece in waiting:
+                if slab.segment.is_open_for(number):
+                    slab.left.append((number, piece))
+                else:
+                    self.give_back(piece)
+
+    def _find(self, nbytes: int, least_bytes: int = _LEAST_BYTES) -> SlabRange | None:
+        """Find a range: the first that is large enough, else the largest if it has the least size."""
+        best: tuple[int, _Slab, int] | None = None
+        for slab in self._slabs.values():
+            for at, (start, stop) in enumerate(slab.free):
+                size = min(stop - start, nbytes)
+                if best is None or size > best[0]:
+                    best = size, slab, at
+                if size == nbytes:
+                    break
+            if best is not None and best[0] == nbytes:
+                break
+        if best is None or best[0] < min(nbytes, least_bytes):
+            return None
+        size, slab, at = best
+        start, stop = slab.free.pop(at)
+        if start + size < stop:
+            slab.free.insert(at, (start + size, stop))
+        slab.used += size
+        return SlabRange(slab.segment.inode, start, size)
+
+    def _grow_for(self, nbytes: int) -> None:
+        """Allocate another slab, unless one is being allocated. Raises FullError, also for the last one."""
+        failed, self._failed = self._failed, None
+        if failed is not None:
+            raise FullError(failed)
+        if not self._making:
+            self._grow(nbytes)
+
+    def _grow(self, nbytes: int) -> None:
+        size = _LEAST_BYTES
+        while size < min(self.nbytes // _PART, _MOST_BYTES) or size < min(nbytes, _MOST_BYTES):
+            size *= 2
+        while True:
+            try:
+                self._pool.make(size, self._made, zeroed=False)
+            except FullError:
+                if size == _LEAST_BYTES:
+                    raise
+                size //= 2
+            else:
+                self._making = size
+                return
+
+    def _made(self, made: Segment | OSError) -> None:
+        size, self._making = self._making, 0
+        if isinstance(made, OSError):
+            self._failed = full_text(made, size)
+            return
+        self._slabs[made.inode] = _Slab(made, [(0, made.nbytes)], free_since=time.monotonic())
+
+    def _destroy_one(self) -> bool:
+        self._settle()
+        for slab in self._slabs.values():
+            if not slab.used:
+                self._destroy(slab)
+                return True
+        return False
+
+    def _destroy(self, slab: _Slab) -> None:
+        del self._slabs[slab.segment.inode]
+        self._pool.destroy(slab.segment)
