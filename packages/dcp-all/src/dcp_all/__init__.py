@@ -90,6 +90,7 @@ if TYPE_CHECKING:
         HuggingFaceStorageReader,
         HuggingFaceStorageWriter,
         QuantizedHuggingFaceStorageReader,
+        SafetensorsWriter,
         convert,
         save_safetensors,
     )
@@ -173,6 +174,7 @@ __all__ = [
     "ResumableLoader",
     "ResumableSampler",
     "ResumableStream",
+    "SafetensorsWriter",
     "SaveInProgressError",
     "SavePlan",
     "SavePlanner",
@@ -268,7 +270,7 @@ __getattr__, __dir__ = import_lazily(
         "dcp_tiers": ("KeepWaiting", "Tier", "Tiers"),
         "dcp_format": (
             *("Conversion", "HuggingFaceStorageReader", "HuggingFaceStorageWriter"),
-            *("QuantizedHuggingFaceStorageReader", "convert", "save_safetensors"),
+            *("QuantizedHuggingFaceStorageReader", "SafetensorsWriter", "convert", "save_safetensors"),
         ),
         "dcp_fs": ("FileSystemReader", "FileSystemWriter"),
         "dcp_fsspec": ("FsspecReader", "FsspecWriter"),

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from dcp_format.content.write_options import WriteOptions
     from dcp_format.conversion import Conversion, convert, open_content
     from dcp_format.converters import Converter, converter_for, detect
+    from dcp_format.export.safetensors_writer import SafetensorsWriter
     from dcp_format.export.save_safetensors import save_safetensors
     from dcp_format.hugging_face.consolidate import (
         consolidate_safetensors_files,
@@ -35,6 +36,7 @@ __all__ = [
     "HuggingFaceStorageReader",
     "HuggingFaceStorageWriter",
     "QuantizedHuggingFaceStorageReader",
+    "SafetensorsWriter",
     "TensorEntry",
     "WriteOptions",
     "consolidate_safetensors_files",
@@ -55,6 +57,7 @@ __getattr__, __dir__ = import_lazily(
         "dcp_format.conversion": ("Conversion", "convert", "open_content"),
         "dcp_format.content.write_options": ("WriteOptions",),
         "dcp_format.converters": ("Converter", "converter_for", "detect"),
+        "dcp_format.export.safetensors_writer": ("SafetensorsWriter",),
         "dcp_format.export.save_safetensors": ("save_safetensors",),
         "dcp_format.hugging_face.consolidate": (
             "consolidate_safetensors_files",

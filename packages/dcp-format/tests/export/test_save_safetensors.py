@@ -23,7 +23,8 @@ from dcp_core.errors import (
 )
 from dcp_core.testing.trees import same
 from dcp_format import HuggingFaceStorageReader, HuggingFaceStorageWriter, open_content, save_safetensors
-from dcp_format.export import gathering, shared_files, write_files
+from dcp_format.export import gathering, open_files, safetensors_writer, shared_files, write_files
+from dcp_io import LocalStore
 from dcp_ranks.testing.ranks import RankError
 
 INDEX = "model.safetensors.index.json"
@@ -203,6 +204,7 @@ def test_configuration_is_copied(tmp_path: Path) -> None:
     assert {name: (out / name).read_text() for name in files} == files
 
 
+TIED = torch.ones(2)
 BAD: dict[str, tuple[dict[str, Any], dict[str, Any], type[Exception], str]] = {
     "object": ({"w": torch.ones(2), "step": 3}, {}, UnsupportedValueError, "'step'"),
     "dtype": ({"w": torch.ones(2, dtype=torch.complex128)}, {}, UnsupportedValueError, "'w' has dtype complex128"),
@@ -218,6 +220,33 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], type[Exception], str]] = {
         "'a'",
     ),
     "no bytes": ({"a": torch.ones(2)}, {"max_file_bytes": 0}, ValueError, "max_file_bytes=0"),
+    "name of a tied tensor": (
+        {"a": TIED, "b": TIED, "c": torch.ones(2)},
+        {"rename": {"b": "c"}},
+        DuplicateKeyError,
+        "'c' and 'b'",
+    ),
+    "name of its own tensor": ({"a": TIED, "b": TIED}, {"rename": {"b": "a"}}, DuplicateKeyError, "'a' and 'b'"),
+    "function for names": ({"a": torch.ones(2)}, {"rename": str.upper}, TypeError, "rename maps strings"),
+    "name that is no string": ({"a": torch.ones(2)}, {"rename": {"a": 1}}, TypeError, "rename maps strings"),
+    "half a character": ({"a\ud800": torch.ones(2)}, {}, UnsupportedValueError, r"'a\\ud800' is no text"),
+    "half a character more": (
+        {"a": torch.ones(2)},
+        {"metadata": {"x": "\udfff"}},
+        UnsupportedValueError,
+        "no text",
+    ),
+    "metadata that is no string": ({"a": torch.ones(2)}, {"metadata": {"x": 1}}, TypeError, "metadata maps strings"),
+    "metadata of our own": ({"a": torch.ones(2)}, {"metadata": {"DCP_SAVE_ID": "x"}}, ValueError, "DCP_SAVE_ID"),
+    "integers as dtype": ({"a": torch.ones(2)}, {"dtype": torch.int8}, ValueError, "dtype=torch.int8"),
+    "packed dtype": ({"a": torch.ones(2)}, {"dtype": torch.float4_e2m1fn_x2}, ValueError, "not packed"),
+    "name of a dtype": ({"a": torch.ones(2)}, {"dtype": "bfloat16"}, TypeError, "torch.bfloat16"),
+    "slices of a number": (
+        {"a": torch.tensor(2.0)},
+        {"split": {"a": "a.{}"}},
+        UnsupportedValueError,
+        "'a' is one",
+    ),
 }
 
 
@@ -229,6 +258,45 @@ def test_bad_input_leaves_the_earlier_export(tmp_path: Path, case: str) -> None:
         save_safetensors(state, tmp_path, **options)
     assert os.listdir(tmp_path) == ["model.safetensors"]
     assert same(exported(tmp_path), {"w": torch.ones(3)})
+
+
+def test_packed_elements_are_not_cast(tmp_path: Path) -> None:
+    packed = torch.arange(8, dtype=torch.uint8).view(2, 4).view(torch.float4_e2m1fn_x2)
+    save_safetensors({"packed": packed, "w": torch.ones(3)}, tmp_path, dtype=torch.float16)
+    found = exported(tmp_path)
+    assert torch.equal(found["packed"].view(torch.uint8), packed.view(torch.uint8))
+    assert found["w"].dtype is torch.float16
+
+
+def test_files_are_more_than_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most a few are open at once; each is synced before it is closed, also one that is opened again."""
+    open_now: dict[str, int] = {}
+    synced: set[str] = set()
+    most = 0
+
+    class Counting(LocalStore):
+        def open_sized(self, name: str) -> Any:
+            nonlocal most
+            sink = super().open_sized(name)
+            open_now[name] = open_now.get(name, 0) + 1
+            most = max(most, sum(open_now.values()))
+            close = sink.close
+
+            def closing(*, sync: bool) -> None:
+                close(sync=sync)
+                open_now[name] -= 1
+                if sync:
+                    synced.add(name)
+
+            sink.close = closing  # type: ignore[method-assign]
+            return sink
+
+    monkeypatch.setattr(safetensors_writer, "open_store", Counting)
+    monkeypatch.setattr(open_files, "_MOST_OPEN", 2)
+    state = {f"w{number}": torch.full((5,), float(number)) for number in range(12)}
+    save_safetensors(state, tmp_path, max_file_bytes=1)
+    assert same(exported(tmp_path), state)
+    assert (most, len(synced), {*open_now.values()}) == (3, 12, {0})
 
 
 @pytest.mark.parametrize("sends", [False, True])

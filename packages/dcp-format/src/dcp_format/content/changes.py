@@ -14,7 +14,10 @@ from dcp_core.toolkit import KeyMap, suggest, tensor_bytes
 from dcp_format.content.content import Content, TensorEntry
 from dcp_io import PiecewiseData
 
-__all__ = ["CastData", "cast_tensors", "rename_values", "select_values"]
+__all__ = ["CastData", "cast_dtype", "cast_tensors", "check_cast", "rename_values", "select_values"]
+
+# Dtypes whose elements have several numbers each, which torch does not cast.
+_PACKED = frozenset({torch.float4_e2m1fn_x2})
 
 V = TypeVar("V")
 
@@ -118,14 +121,28 @@ def rename_values(
 
 def cast_tensors(content: Content, dtype: torch.dtype) -> Content:
     """Return the content with floating-point tensors cast to another dtype; integers and booleans are unchanged."""
+    check_cast(dtype)
     name = str(dtype).removeprefix("torch.")
     tensors = {}
     for key, entry in content.tensors.items():
         old: torch.dtype = getattr(torch, entry.dtype)
-        if old.is_floating_point and old is not dtype:
+        if cast_dtype(old, dtype) is not old:
             entry = TensorEntry(key, name, entry.shape, CastData(entry.data, old, dtype), entry.requires_grad)
         tensors[key] = entry
     return replace(content, tensors=tensors)
+
+
+def check_cast(dtype: torch.dtype) -> None:
+    """Raise TypeError if `dtype` is no dtype, and ValueError if floating-point tensors cannot be cast to it."""
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"dtype={dtype!r} is no dtype: pass one such as torch.bfloat16")
+    if not dtype.is_floating_point or dtype in _PACKED:
+        raise ValueError(f"dtype={dtype}: tensors are cast to floating-point dtypes that are not packed")
+
+
+def cast_dtype(old: torch.dtype, new: torch.dtype | None) -> torch.dtype:
+    """Return the dtype that tensors of dtype `old` get: `new` if they are cast; packed ones and integers are not."""
+    return old if new is None or not old.is_floating_point or old in _PACKED else new
 
 
 class CastData:

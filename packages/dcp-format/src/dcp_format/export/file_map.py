@@ -14,6 +14,7 @@ import torch
 from dcp_core import SavePlan
 from dcp_core.errors import DuplicateKeyError, MissingKeyError
 from dcp_core.toolkit import KeyMap
+from dcp_format.content.changes import cast_dtype
 from dcp_format.content.temporary_files import temporary_name
 from dcp_format.export.items import tensor_data_of
 from dcp_format.export.split_names import SplitNames
@@ -122,15 +123,16 @@ def tensors_of(
                 continue
             data = tensor_data_of(item)
             name = names.stored(fqn)
-            slices = split.of(name, data.size[0] if data.size else 0)
+            slices = split.of(name, data.size[0] if data.size else None)
             for one in slices or (name,):
                 if one in taken:
                     raise DuplicateKeyError(f"{taken[one]!r} and {fqn!r} would both be named {one!r}: change `rename`")
                 taken[one] = fqn
             kept = data.properties.dtype
-            target = str(dtype if dtype is not None and kept.is_floating_point else kept).removeprefix("torch.")
+            target = str(cast_dtype(kept, dtype)).removeprefix("torch.")
             code_of(target, fqn)
             found[fqn] = ExportedTensor(fqn, name, target, tuple(data.size), slices)
+    _check_aliases(aliases, names, taken)
     unused = names.unused([*found, *aliases])
     if unused:
         raise MissingKeyError(f"rename: there is no tensor {unused[0]!r} in the state dict")
@@ -138,6 +140,17 @@ def tensors_of(
         raise MissingKeyError(f"split: there is no tensor {split.unused[0]!r} among the names in the files")
     ordered = {fqn: found[fqn] for fqn in order if fqn in found}
     return [*(ordered | found).values()]
+
+
+def _check_aliases(aliases: Iterable[str], names: KeyMap, taken: dict[str, str]) -> None:
+    """Raise DuplicateKeyError if another name of a tied tensor is the name of a tensor in the files."""
+    for alias in aliases:
+        name = names.stored(alias)
+        if taken.setdefault(name, alias) != alias:
+            raise DuplicateKeyError(
+                f"{taken[name]!r} and {alias!r}, another name of a tied tensor, would both be named {name!r}: change "
+                "`rename`"
+            )
 
 
 def lay_out(

@@ -10,7 +10,7 @@ import json
 import os
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,11 @@ from dcp_core import (
     WriteResult,
 )
 from dcp_core.errors import DcpError, UnsupportedValueError
-from dcp_core.toolkit import KeyMap
+from dcp_core.toolkit import CheckpointId, KeyMap, absolute_id
 from dcp_format.content.content import refuse_objects
 from dcp_format.content.temporary_files import sweep
 from dcp_format.export.config_files import config_files, copy_config_files
+from dcp_format.export.export_options import MAX_FILE_BYTES, ExportOptions
 from dcp_format.export.file_map import ExportedTensor, PlannedFile, lay_out, tensors_of
 from dcp_format.export.publishing import choose_names, choose_object_names, publish_files, publish_objects
 from dcp_format.export.shared_files import RankFacts, RankPart, agreed_aliases, share_out
@@ -43,48 +44,72 @@ from dcp_format.safetensors.split_files import shard_names, split_by_size
 from dcp_io import LocalStore, Store, open_store
 from dcp_ranks import DEFAULT_TIMEOUT_SECONDS, Coordinator
 
-__all__ = ["ExportOptions", "SafetensorsWriter"]
-
-
-@dataclass(frozen=True, slots=True)
-class ExportOptions:
-    """Options of an export; see `save_safetensors`."""
-
-    max_file_bytes: int
-    dtype: torch.dtype | None
-    rename: Mapping[str, str]
-    metadata: Mapping[str, str]
-    config_from: str | os.PathLike[str] | None
-    threads: int
-    split: Mapping[str, str] = field(default_factory=dict)
-    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
-    peers: PeerOptions | None = None
+__all__ = ["SafetensorsWriter"]
 
 
 class SafetensorsWriter(StorageWriter, BlockingAsyncStager):
-    """Storage writer whose ranks write whole safetensors files together, each byte once.
+    """Storage writer whose ranks write whole safetensors files together, each byte once: an export in the background.
 
-    Args:
-        folder: Folder of the export.
-        options: Options of the export.
+    `save_safetensors` exports now; this writer exports with `async_save` and `AsyncSaver`, or with a planner of yours.
+    The files, the arguments and the errors are those of `save_safetensors`. Everything but `folder` is by keyword.
+
+    A relative path means the working folder at the moment when the writer is made, or given another folder.
 
     Ranks: every rank; the coordinator makes the files, chooses their names and publishes them.
+
+    Example:
+        ```python
+        import torch
+        from dcp_async import AsyncSaver
+        from dcp_format import SafetensorsWriter
+
+        model = torch.nn.Linear(4, 2)
+        with AsyncSaver("thread") as saver:
+            writer = SafetensorsWriter("exported", dtype=torch.bfloat16)
+            future = saver.save(model.state_dict(), storage_writer=writer)  # training goes on
+            future.result()  # the files are there
+        ```
     """
 
     stores_aliases = True
     """True: a tied tensor is stored under one of its names; the files' metadata names the others."""
+    ids_are_paths = True
+    """True: an id without a scheme is a path."""
 
-    def __init__(self, folder: str | os.PathLike[str], options: ExportOptions) -> None:
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        max_file_bytes: int = MAX_FILE_BYTES,
+        dtype: torch.dtype | None = None,
+        rename: Mapping[str, str] | None = None,
+        split: Mapping[str, str] | None = None,
+        metadata: Mapping[str, str] | None = None,
+        config_from: str | os.PathLike[str] | None = None,
+        timeout_seconds: float | None = None,
+        peers: PeerOptions | None = None,
+    ) -> None:
         BlockingAsyncStager.__init__(self)
-        self._options = options
-        self._names = KeyMap(options.rename)
-        self.checkpoint_id: str | os.PathLike[str] = folder
-        self.reset()
+        self._options = ExportOptions(
+            max_file_bytes=max_file_bytes,
+            dtype=dtype,
+            rename=rename or {},
+            split=split or {},
+            metadata=metadata or {},
+            config_from=config_from,
+            timeout_seconds=DEFAULT_TIMEOUT_SECONDS if timeout_seconds is None else timeout_seconds,
+            peers=peers,
+        )
+        self._names = KeyMap(self._options.rename)
+        open_store(folder)  # a wrong path is an error of every rank's own
+        self.reset(folder)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin a new export, into the folder `checkpoint_id` unless it is None."""
         if checkpoint_id is not None:
-            self.checkpoint_id = checkpoint_id
+            self.checkpoint_id: CheckpointId = checkpoint_id
+            self.absolute_id: CheckpointId = absolute_id(checkpoint_id)
+            """The folder, with an absolute path."""
         self.save_id = secrets.token_hex(8)
         """Id of this export, part of its files' metadata."""
         self._order: list[str] = []
@@ -94,7 +119,7 @@ class SafetensorsWriter(StorageWriter, BlockingAsyncStager):
         self._link = RankLink(self._options.timeout_seconds, self._options.peers)
 
     def _store(self) -> Store:
-        return open_store(self.checkpoint_id)
+        return open_store(self.absolute_id)
 
     def storage_meta(self) -> StorageMeta | None:
         """Return the path of the folder and the save id."""

@@ -10,22 +10,18 @@ import torch
 import torch.distributed as dist
 
 from dcp_core import PeerOptions, save
-from dcp_format.export.safetensors_writer import ExportOptions, SafetensorsWriter
-from dcp_io import open_store
+from dcp_format.export.export_options import MAX_FILE_BYTES
+from dcp_format.export.safetensors_writer import SafetensorsWriter
 from dcp_ranks import DEFAULT_TIMEOUT_SECONDS
 
 __all__ = ["save_safetensors"]
-
-_MAX_FILE_BYTES = 5_000_000_000
-# Two would take turns at the interpreter's lock for each row of a column shard: measured 3 times slower.
-_THREADS = 1
 
 
 def save_safetensors(
     state_dict: dict[str, Any],
     folder: str | os.PathLike[str],
     *,
-    max_file_bytes: int = _MAX_FILE_BYTES,
+    max_file_bytes: int = MAX_FILE_BYTES,
     dtype: torch.dtype | None = None,
     rename: Mapping[str, str] | None = None,
     split: Mapping[str, str] | None = None,
@@ -54,13 +50,15 @@ def save_safetensors(
         state_dict: Tensors of any kind that `save` accepts, nested or not; names of nested tensors are joined by dots.
         folder: Folder of the files, made if missing, or a URI that an installed storage handles.
         max_file_bytes: Largest size of the tensors of one file, bytes. A larger tensor has a file of its own.
-        dtype: Dtype to which floating-point tensors are cast while they are written; None for their own.
+        dtype: Floating-point dtype to which floating-point tensors are cast while they are written; None for their own.
+            Packed `float4_e2m1fn_x2` tensors stay as they are.
         rename: Name, or dotted prefix of several names, in the state dict → name or prefix in the files. `{"model":
             ""}` drops a prefix.
         split: Name of a stacked tensor in the files → names of its slices along the first dimension, in its place:
             `{"layers.*.experts.up": "layers.*.experts.{}.up.weight"}`; `*` is one part of a name, `{}` the number of
             the slice.
-        metadata: Pairs of strings for the files' metadata, in addition to `{"format": "pt"}`.
+        metadata: Pairs of strings for the files' metadata, in addition to `{"format": "pt"}`; keys that begin with
+            `DCP_` are reserved.
         config_from: Folder with a `config.json`, which is copied with the tokenizer's files, right before the new files
             get their names; None to copy nothing.
         process_group: Process group of the ranks that hold the model; None for all ranks.
@@ -70,8 +68,10 @@ def save_safetensors(
 
     Raises:
         CheckpointException: The export failed on at least one of several ranks; raised on every rank.
-        UnsupportedValueError: A value is not a tensor, or safetensors lacks its dtype.
+        UnsupportedValueError: A value is not a tensor, safetensors lacks its dtype or cannot hold its name, or `split`
+            names a tensor without dimensions.
         DuplicateKeyError, MissingKeyError: `rename` or `split` give two tensors one name, or name what is not there.
+        TypeError, ValueError: An option is not of the form described above.
         CheckpointNotFoundError: `config_from` has no `config.json`.
         OSError: The disk is full, which is noticed before anything is written, or failed.
 
@@ -86,26 +86,22 @@ def save_safetensors(
         save_safetensors(model.state_dict(), "exported", dtype=torch.bfloat16)
         ```
     """
-    if max_file_bytes < 1:
-        raise ValueError(f"max_file_bytes={max_file_bytes} must be at least 1")
-    open_store(folder)  # a wrong path is an error of every rank's own
-    timeout_seconds = DEFAULT_TIMEOUT_SECONDS if timeout_seconds is None else timeout_seconds
-    options = ExportOptions(
-        max_file_bytes,
-        dtype,
-        dict(rename or {}),
-        dict(metadata or {}),
-        config_from,
-        _THREADS,
-        dict(split or {}),
-        timeout_seconds,
-        peers,
+    writer = SafetensorsWriter(
+        folder,
+        max_file_bytes=max_file_bytes,
+        dtype=dtype,
+        rename=rename,
+        split=split,
+        metadata=metadata,
+        config_from=config_from,
+        timeout_seconds=timeout_seconds,
+        peers=peers,
     )
     save(
         state_dict,
-        storage_writer=SafetensorsWriter(folder, options),
+        storage_writer=writer,
         process_group=process_group,
         no_dist=no_dist,
         peers=peers,
-        timeout_seconds=timeout_seconds,
+        timeout_seconds=DEFAULT_TIMEOUT_SECONDS if timeout_seconds is None else timeout_seconds,
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from dcp_core.errors import UnsupportedValueError
+
 __all__ = ["SplitNames"]
 
 
@@ -30,11 +32,17 @@ class SplitNames:
             self._rules.append((pattern, re.compile(r"([^.]+)".join(map(re.escape, pattern.split("*")))), names))
         self._used: set[str] = set()
 
-    def of(self, name: str, count: int) -> tuple[str, ...]:
-        """Return the names of the `count` slices of a tensor; empty if the tensor stays whole."""
+    def of(self, name: str, count: int | None) -> tuple[str, ...]:
+        """Return the names of the `count` slices of a tensor; empty if the tensor stays whole.
+
+        Raises:
+            UnsupportedValueError: The tensor is to be split, and has no dimensions (`count` is None).
+        """
         for pattern, expression, names in self._rules:
             found = expression.fullmatch(name)
             if found is not None:
+                if count is None:
+                    raise UnsupportedValueError(f"split: {name!r} is one number, without slices: change {pattern!r}")
                 self._used.add(pattern)
                 parts = iter(found.groups())
                 template = re.sub(r"\*", lambda _, parts=parts: next(parts), names)  # type: ignore[misc]

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 
 from dcp_core import PeerOptions, SavePlan, SavePlanner, WriteItem, WriteResult
 from dcp_core.errors import DcpError
 from dcp_format.export.box_writes import write_box
-from dcp_format.export.file_map import PlannedFile
+from dcp_format.export.file_map import PlannedFile, TensorPlace
 from dcp_format.export.gather_plan import Gather
 from dcp_format.export.gathering import Gathering
+from dcp_format.export.open_files import OpenFiles
 from dcp_format.export.shared_files import RankPart
-from dcp_io import RangeSink, Sink, Store
+from dcp_io import Sink, Store
 from dcp_ranks import DEFAULT_TIMEOUT_SECONDS, Coordinator, StreamError, Streams, job_secret
 
 __all__ = ["RankLink", "check_complete", "create_files"]
@@ -124,34 +125,33 @@ def write_part(
     passed_on = {gather.fqn for gather in part.gathers}
     direct = [item for item in plan.items if item.index.fqn not in passed_on]
     indirect = [item for item in plan.items if item.index.fqn in passed_on]
-    names = {part.places[item.index.fqn].file for item in direct} | part.headers.keys()
-    names |= {gather.place.file for gather in part.gathers}
-    with ExitStack() as closing:
-        sinks: dict[str, RangeSink] = {}
-        for name in sorted(names):
-            sink = sinks[name] = store.open_sized(name)
-            closing.callback(sink.close, sync=False)
+
+    def place_of(item: WriteItem) -> TensorPlace:
+        return part.places[item.index.fqn]
+
+    with OpenFiles(store) as files:
         for name, header in part.headers.items():
-            sinks[name].write_at(0, [header])
+            with files.using(name) as sink:
+                sink.write_at(0, [header])
 
         def write(item: WriteItem) -> WriteResult:
-            place = part.places[item.index.fqn]
-            return WriteResult(
-                item.index, write_box(sinks[place.file], place, item, planner.resolve_data(item)), place.file
-            )
+            place = place_of(item)
+            with files.using(place.file) as sink:
+                return WriteResult(item.index, write_box(sink, place, item, planner.resolve_data(item)), place.file)
 
+        direct.sort(key=lambda item: (place_of(item).file, place_of(item).offset))
         with ThreadPoolExecutor(threads, thread_name_prefix="dcp-export") as pool:
             results = [*pool.map(write, direct)]
         if part.gathers:
 
             def write_band(gather: Gather, begin: int, data: memoryview) -> None:
-                sink, at = sinks[gather.place.file], gather.place.offset + begin
-                sink.write_at(at, [data])
-                sink.start_sync(at, len(data))
+                at = gather.place.offset + begin
+                with files.using(gather.place.file) as sink:
+                    sink.write_at(at, [data])
+                    sink.start_sync(at, len(data))
 
             results += _gathered(gathering, plan, indirect, planner, write_band)
-        for sink in sinks.values():
-            sink.close(sync=True)
+        files.sync()
     return results
 
 

@@ -31,6 +31,7 @@ from dcp_core import (
     WriteResult,
 )
 from dcp_core.errors import DcpError, MissingKeyError, UnsupportedValueError
+from dcp_core.toolkit import CheckpointId, absolute_id
 from dcp_format.content.content import refuse_objects
 from dcp_format.content.temporary_files import sweep, temporary_name
 from dcp_format.export.file_map import ExportedTensor, PlannedFile, lay_out, tensors_of
@@ -65,7 +66,7 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
     each of them.
 
     Args:
-        path: Path of the folder.
+        path: Path of the folder; a relative one means the current working folder.
         fqn_to_index_mapping: Name of a tensor → number of its file, from 1 on; None writes one file.
         thread_count: Number of files that a rank writes at the same time.
         save_distributed: Whether each rank writes its shards of the tensors into files of its own. Otherwise every
@@ -127,12 +128,26 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
 
     @property
     def path(self) -> Path:
-        """Path of the folder; an assigned path takes effect at the next save. Raises InvalidPlaceError for a URI."""
-        return Path(file_path(self.checkpoint_id))
+        """Absolute path of the folder; an assigned path takes effect at the next save.
+
+        Raises:
+            InvalidPlaceError: It is a URI.
+        """
+        return Path(file_path(self.absolute_id))
 
     @path.setter
     def path(self, value: str | os.PathLike[str]) -> None:
         self.checkpoint_id = value
+
+    @property
+    def checkpoint_id(self) -> CheckpointId:
+        """Path of the folder as the caller passed it; a relative one means the working folder at that time."""
+        return self._checkpoint_id
+
+    @checkpoint_id.setter
+    def checkpoint_id(self, value: CheckpointId) -> None:
+        self._checkpoint_id = value
+        self.absolute_id = absolute_id(value)
 
     @property
     def fs(self) -> None:

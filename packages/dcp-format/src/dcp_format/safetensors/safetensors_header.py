@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -101,7 +102,7 @@ def build_header(
 
     Raises:
         UnsupportedValueError: Safetensors has no such dtype, a tensor is named `__metadata__`, or the header is longer
-            than readers accept.
+            than readers accept; or a name or the metadata is no text that UTF-8 can hold.
     """
     table: dict[str, Any] = {_METADATA: dict(metadata)} if metadata else {}
     position = 0
@@ -113,11 +114,23 @@ def build_header(
         logical = (*shape[:-1], shape[-1] * 2) if dtype == _PACKED and shape else shape
         table[name] = {"dtype": code, "shape": list(logical), "data_offsets": [position, position + size]}
         position += size
-    text = json.dumps(table, separators=(",", ":"), ensure_ascii=False).encode()
+    try:
+        text = json.dumps(table, separators=(",", ":"), ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise UnsupportedValueError(
+            f"{_not_text(table)!r} is no text that UTF-8 can hold, as safetensors need it; rename it"
+        ) from error
     text += b" " * (-len(text) % _ALIGNMENT_BYTES)
     if len(text) > _MAX_HEADER_BYTES:
         raise UnsupportedValueError(f"{len(tensors)} tensors need a header of {len(text)} bytes; use more files")
     return len(text).to_bytes(8, "little") + text
+
+
+def _not_text(table: Mapping[str, Any]) -> str:
+    """Return the first name, or text of the metadata, with half of a surrogate pair."""
+    pairs = table.get(_METADATA, {}).items()
+    texts: list[str] = [*table, *(text for pair in pairs for text in pair)]
+    return next(text for text in texts if re.search("[\ud800-\udfff]", text))
 
 
 def read_header(source: Source, *, file: str) -> Header:
