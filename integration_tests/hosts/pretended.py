@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,19 +12,23 @@ from unittest import mock
 import torch.distributed as dist
 
 from dcp_exchange import together
+from dcp_hooks import installed
 from dcp_io import KeepLast, LocalStore
 from dcp_io.stores import host_store
+from dcp_io.testing.shelves import ShelfPlugin
 from dcp_tiers import Tier, Tiers
 from dcp_tiers.promote import promote
 from dcp_tiers.promoter_process import PromoterProcess
 
 NEAR = "/near/run"
 """Path of the folder that each host has for itself."""
+SHELF = "shelf://run"
+"""URI of a store of each host that is no folder, whose objects are files in the folder at `NEAR`."""
 
 
-def tiers_in(disks: str | Path) -> Tiers:
+def tiers_in(disks: str | Path, near: str = NEAR) -> Tiers:
     """A tier of each host that keeps two checkpoints, and a tier that all hosts share."""
-    return Tiers([Tier(NEAR, keep=KeepLast(2), per_host=True), Tier(f"{disks}/far")])
+    return Tiers([Tier(near, keep=KeepLast(2), per_host=True), Tier(f"{disks}/far")])
 
 
 @contextlib.contextmanager
@@ -33,12 +38,12 @@ def without_promoter() -> Iterator[None]:
         yield
 
 
-def promote_on(disks: str | Path, hosts: Sequence[str]) -> dict[str, list[int]]:
+def promote_on(disks: str | Path, hosts: Sequence[str], near: str = NEAR) -> dict[str, list[int]]:
     """Promote on each host in turn; returns what the last one lacks in the end."""
     left: dict[str, list[int]] = {}
     for host in hosts:
         with on_host(disks, host):
-            left = promote(tiers_in(disks), seconds=0.1)
+            left = promote(tiers_in(disks, near), seconds=0.1)
     return left
 
 
@@ -50,8 +55,13 @@ def folder_of(disks: str | Path, host: str, path: str) -> str:
 @contextlib.contextmanager
 def on_host(disks: str | Path, host: str) -> Iterator[None]:
     """Context manager: this process is on a pretended host, whose disk is a folder."""
-    with mock.patch.object(host_store, "host_folder", lambda path: folder_of(disks, host, path)):
-        yield
+    folder = mock.patch.object(host_store, "host_folder", lambda path: folder_of(disks, host, path))
+    with folder, mock.patch.dict(os.environ, DCP_SHELF_DIR=f"{disks}/{host}/near"):
+        installed.register(ShelfPlugin(), name="shelves")
+        try:
+            yield
+        finally:
+            installed.unregister("shelves")
 
 
 @contextlib.contextmanager

@@ -27,11 +27,11 @@ from integration_tests.hosts.test_save_and_load import local, state_of
 HOSTS = ["a", "b", "c", "d"]
 
 
-def manage(disks: str, hosts: list[str], steps: list[int], restores: bool) -> dict[str, Any]:
+def manage(disks: str, hosts: list[str], steps: list[int], restores: bool, near: str = NEAR) -> dict[str, Any]:
     """Restore, and save steps, without a promoter; returns the restored step, whether it is right, and far reads."""
     found: dict[str, Any] = {}
     with job_on(disks, hosts), without_promoter(), reads_below(f"{disks}/far") as seen:
-        with dcp.CheckpointManager(tiers_in(disks), timeout_seconds=60) as manager:
+        with dcp.CheckpointManager(tiers_in(disks, near), timeout_seconds=60) as manager:
             if restores:
                 template = state_of(99)
                 restored = manager.restore(template)

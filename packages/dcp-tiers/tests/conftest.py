@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -28,6 +30,7 @@ from dcp_io import (
     open_store,
 )
 from dcp_io.stores import host_store
+from dcp_io.testing.shelves import ShelfPlugin
 from dcp_manifest import CheckpointIndex, Framing, ManifestInfo, StoredItems, encode
 from dcp_tiers import Tier, Tiers
 from dcp_tiers.promotion import Promotion
@@ -107,13 +110,15 @@ def load(store: Store) -> dict[str, bytes]:
     return values
 
 
-NEAR = "/near/run"
+FOLDER, SHELF = "/near/run", "shelf://run"
 
 
 @contextlib.contextmanager
 def on_host(disks: Path, host: str) -> Iterator[Path]:
-    with mock.patch.object(host_store, "host_folder", lambda path: f"{disks}/{host}{path}"):
-        yield Path(f"{disks}/{host}{NEAR}")
+    """Pretend to be on a host, whose folder and shelf of the run are the same files."""
+    folder = mock.patch.object(host_store, "host_folder", lambda path: f"{disks}/{host}{path}")
+    with folder, mock.patch.dict(os.environ, DCP_SHELF_DIR=f"{disks}/{host}/near"):
+        yield Path(f"{disks}/{host}{FOLDER}")
 
 
 def save_apart(disks: Path, step: int) -> None:
@@ -128,12 +133,12 @@ def save_apart(disks: Path, step: int) -> None:
             shutil.copy(whole / f"step-{step}" / name, near / f"step-{step}")
 
 
-def bring(disks: Path, far: Path, *hosts: str) -> dict[str, list[int]]:
+def bring(disks: Path, far: Path, *hosts: str, near: str = FOLDER) -> dict[str, list[int]]:
     """Bring the parts of hosts, one after the other; returns which tier lacks which steps then."""
     left: dict[str, list[int]] = {}
     for host in hosts:
         with on_host(disks, host):
-            tiers = Tiers([Tier(NEAR, per_host=True), Tier(far)])
+            tiers = Tiers([Tier(near, per_host=True), Tier(far)])
             arrived = Promotion(tiers, 1).run(lambda _: False)
             left = {} if arrived else {str(far): sorted(steps_to_send(tiers, 1, 0))}
     return left
@@ -161,9 +166,16 @@ def helpers(near: Path, far: Path) -> SimpleNamespace:
     return SimpleNamespace(save=save, contents=contents, load=load, loaded=loaded, tiers=tiers)
 
 
-@pytest.fixture
-def hosts() -> SimpleNamespace:
-    return SimpleNamespace(near=NEAR, on_host=on_host, save_apart=save_apart, bring=bring)
+@pytest.fixture(params=[FOLDER, SHELF], ids=["folder", "shelf"])
+def hosts(request: pytest.FixtureRequest) -> Iterator[SimpleNamespace]:
+    """Pretended hosts, with a folder each, and with another store of each host."""
+    near = request.param
+    url = near if "://" in near else f"host://{near}"
+    installed.register(ShelfPlugin(), name="shelves")
+    yield SimpleNamespace(
+        near=near, url=url, folder=FOLDER, on_host=on_host, save_apart=save_apart, bring=partial(bring, near=near)
+    )
+    installed.unregister("shelves")
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from dcp_crash import WRITING, Fault, disk_states, mark, run_traced, snapshot
 from dcp_tiers import Tier, Tiers
 from dcp_tiers.promotion import Promotion
 
-pytestmark = pytest.mark.traced
+pytestmark = [pytest.mark.traced, pytest.mark.parametrize("hosts", ["/near/run"], ids=["folder"], indirect=True)]
 
 
 @pytest.fixture(params=[30, pytest.param(1, marks=pytest.mark.slow)], ids=["tenth", "all"])

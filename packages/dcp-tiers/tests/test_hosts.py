@@ -10,6 +10,7 @@ import pytest
 
 from dcp_io import KeepLast, verify_checkpoint
 from dcp_tiers import Tier, Tiers, TiersError
+from dcp_tiers.promote import only_one
 
 
 def test_the_last_host_publishes(tmp_path: Path, far: Path, helpers: SimpleNamespace, hosts: SimpleNamespace) -> None:
@@ -60,7 +61,7 @@ def test_a_host_that_is_gone_holds_up_its_steps_alone(
     hosts.save_apart(tmp_path, 1)
     assert hosts.bring(tmp_path, far, "a", "c") == {str(far): [1]}
     hosts.save_apart(tmp_path, 2)
-    shutil.rmtree(tmp_path / f"b{hosts.near}/step-1")
+    shutil.rmtree(tmp_path / f"b{hosts.folder}/step-1")
     hosts.bring(tmp_path, far, "a", "b", "c")
     assert helpers.loaded(far) == {2: helpers.contents(2)}
     assert hosts.bring(tmp_path, far, "a", "b", "c") == {}
@@ -73,15 +74,35 @@ def test_the_description_keeps_that_a_tier_is_of_each_host(tmp_path: Path, far: 
     with hosts.on_host(tmp_path, "a"):
         tiers = Tiers([Tier(hosts.near, keep=KeepLast(2), per_host=True), Tier(far)])
         tiers.write()
-        assert (tmp_path / f"a{hosts.near}/run.tiers.toml").exists()
-        again = Tiers.read(f"host://{hosts.near}")
-    assert again.tiers == tiers.tiers
-    assert again.step(3) == f"host://{hosts.near}/step-3"
-    assert again.find(3) == f"host://{hosts.near}/step-3?also={str(far).replace('/', '%2F')}%2Fstep-3"
+        assert (tmp_path / f"a{hosts.folder}/run.tiers.toml").exists()
+        again = Tiers.read(hosts.url)
+        assert again.tiers == tiers.tiers
+        assert again.step(3) == f"{hosts.url}/step-3"
+        assert again.find(3) == f"{hosts.url}/step-3?also={str(far).replace('/', '%2F')}%2Fstep-3"
 
 
-def test_only_the_first_tier_may_be_of_each_host(far: Path, hosts: SimpleNamespace) -> None:
-    with pytest.raises(TiersError, match="only the first tier"):
+def test_only_the_first_tier_may_be_of_each_host(tmp_path: Path, far: Path, hosts: SimpleNamespace) -> None:
+    with hosts.on_host(tmp_path, "a"), pytest.raises(TiersError, match="only the first tier"):
         Tiers([Tier(far), Tier(hosts.near, per_host=True)])
-    with pytest.raises(TiersError, match="must be the path of a folder"):
-        Tier("s3://bucket/run", per_host=True)
+
+
+@pytest.mark.parametrize("uri", ["host:///near/run", "shelf://run"])
+def test_a_store_of_each_host_makes_a_tier_of_each_host(tmp_path: Path, hosts: SimpleNamespace, uri: str) -> None:
+    with hosts.on_host(tmp_path, "a"):
+        assert Tiers([Tier(uri)]).tiers == (Tier(uri, per_host=True),)
+
+
+def test_a_shared_store_is_no_tier_of_each_host() -> None:
+    with pytest.raises(TiersError, match="all hosts share the store"):
+        Tiers([Tier("s3://bucket/run", per_host=True)])
+
+
+def test_there_is_one_promoter_of_a_host(tmp_path: Path, far: Path, hosts: SimpleNamespace) -> None:
+    def tiers() -> Tiers:
+        return Tiers([Tier(hosts.near, per_host=True), Tier(far)])
+
+    with hosts.on_host(tmp_path, "a"), only_one(tiers(), wait=False) as first:
+        with only_one(tiers(), wait=False) as second:
+            assert (first, second) == (True, False)
+        with hosts.on_host(tmp_path, "b"), only_one(tiers(), wait=False) as elsewhere:
+            assert elsewhere

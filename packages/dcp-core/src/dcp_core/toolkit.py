@@ -14,8 +14,11 @@ from dcp_core.encoding.compression import CompressedRequest, Compression, Compre
 from dcp_core.encoding.payloads import tensor_payload
 from dcp_core.events import note_rate
 from dcp_core.hosts.agree import agree_on_copy
+from dcp_core.hosts.agreement import HostAgreement
+from dcp_core.hosts.commit import HostCommit
 from dcp_core.hosts.held_copies import AgreedCopy
 from dcp_core.hosts.host_places import HostPlaces, find_places
+from dcp_core.hosts.host_storage import HostStorageReader, HostStorageWriter
 from dcp_core.logs import LOGGER_NAME, library_logger
 from dcp_core.objects.allowed_globals import allowed_globals, how_to_allow
 from dcp_core.objects.object_archive import ObjectArchive, read_archive
@@ -61,7 +64,11 @@ __all__ = [
     "DumpedObject",
     "FileAttributes",
     "HeldTensor",
+    "HostAgreement",
+    "HostCommit",
     "HostPlaces",
+    "HostStorageReader",
+    "HostStorageWriter",
     "ItemDecoder",
     "KeyMap",
     "LazyList",

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 
-from dcp_io import (
-    Entry,
-    HostFolder,
-    HostStore,
-    LocalStore,
-    Sink,
-    Source,
-    Store,
-    host_uri,
-    open_store,
-    split_also,
-    with_also,
-)
-from dcp_io.stores.store import Buffer
+from dcp_hooks import installed
+from dcp_io import HostFolder, HostStore, LocalStore, host_uri, open_store, split_also, with_also
+from dcp_io.testing.shelves import ShelfPlugin
 from dcp_manifest import CheckpointNotFoundError, InvalidPlaceError
 
 
@@ -70,71 +58,33 @@ def test_what_the_folder_lacks_is_read_elsewhere(tmp_path: Path) -> None:
     assert not far.exists("none")
 
 
-class _Shelf(HostStore):
-    """A store of each host in memory, in another package's style: `open_here` and `size_here` are its own."""
-
-    shelves: ClassVar[dict[str, dict[str, bytes]]] = {}
-
-    def __init__(self, name: str, *, also: Sequence[Store] = ()) -> None:
-        super().__init__(also=also)
-        self._name = name
-
-    @property
-    def url(self) -> str:
-        return f"shelf://{self._name}"
-
-    def _objects(self) -> dict[str, bytes]:
-        return self.shelves.setdefault(self._name, {})
-
-    def child(self, name: str) -> _Shelf:
-        return _Shelf(f"{self._name}/{name}", also=[store.child(name) for store in self.also])
-
-    def parent(self) -> _Shelf:
-        return _Shelf(self._name.rpartition("/")[0])
-
-    def open_here(self, name: str) -> Source:
-        return Source(self, name)
-
-    def size_here(self, name: str) -> int:
-        return len(self._objects()[name])
-
-    def read_into(self, name: str, offset: int, buffer: memoryview) -> None:
-        buffer[:] = self._objects()[name][offset : offset + len(buffer)]
-
-    def exists(self, name: str) -> bool:
-        return name in self._objects()
-
-    def list(self) -> list[Entry]:
-        return [Entry(name, len(data), 0.0) for name, data in self._objects().items()]
-
-    def publish(self, name: str, data: Buffer, *, tag: str = "", sync: bool = True) -> None:
-        self._objects()[name] = bytes(data)
-
-    def make(self) -> None: ...
-    def sync_folder(self) -> None: ...
-    def delete(self, name: str) -> None:
-        self._objects().pop(name, None)
-
-    def create(self, name: str) -> Sink:
-        raise NotImplementedError
-
-    touch = create
+@pytest.fixture
+def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setenv("DCP_SHELF_DIR", str(tmp_path / "host"))
+    installed.register(ShelfPlugin(), name="shelves")
+    yield "shelf://run"
+    installed.unregister("shelves")
 
 
-def test_a_store_of_another_package_reads_elsewhere_too(tmp_path: Path) -> None:
+def test_a_store_of_another_package_reads_elsewhere_too(tmp_path: Path, shelf: str) -> None:
     far = LocalStore(tmp_path / "far")
     for step in ("step-1", "step-2"):
         store = far.child(step)
         store.make()
         store.publish("far", step.encode())
-    shelf = _Shelf("run", also=[far]).child("step-1")
-    shelf.publish("near", b"here")
-    assert shelf.uri([other.url for other in shelf.also]) == with_also("shelf://run/step-1", [f"{tmp_path}/far/step-1"])
-    assert split_also(shelf.uri(["a?b", "c&d"])) == ("shelf://run/step-1", ["a?b", "c&d"])
-    assert (shelf.uri(), shelf.place, shelf.parent().url) == ("shelf://run/step-1", "host", "shelf://run")
-    assert [shelf.read(name) for name in ("near", "far")] == [b"here", b"step-1"]
-    assert [shelf.size(name) for name in ("near", "far")] == [4, 6]
-    assert shelf.holding(["near", "far"]) == {"near"}
-    shelf.read_elsewhere({"near": 0})
+    uri = with_also("shelf://run/step-1", [f"{tmp_path}/far/step-1"])
+    store = open_store(uri)
+    assert isinstance(store, HostStore)
+    assert not isinstance(store, LocalStore)
+    store.make()
+    store.publish("near", b"here")
+    assert store.uri([other.url for other in store.also]) == uri
+    assert open_store(with_also(shelf, [str(tmp_path / "far")])).child("step-1").url == store.url
+    assert split_also(store.uri(["a?b", "c&d"])) == ("shelf://run/step-1", ["a?b", "c&d"])
+    assert (store.uri(), store.place, store.parent().url) == ("shelf://run/step-1", "host", "shelf://run")
+    assert [store.read(name) for name in ("near", "far")] == [b"here", b"step-1"]
+    assert [store.size(name) for name in ("near", "far")] == [4, 6]
+    assert store.holding(["near", "far"]) == {"near"}
+    store.read_elsewhere({"near": 0})
     with pytest.raises(CheckpointNotFoundError):
-        shelf.read("near")
+        store.read("near")

@@ -8,6 +8,7 @@ import pytest
 
 from dcp_io import LocalStore
 from dcp_io.testing import RangeConformance, StoreConformance
+from dcp_io.testing.shelves import ShelfStore
 
 
 class LocalFolder:
@@ -35,6 +36,19 @@ class TestLocalStore(StoreConformance, RangeConformance):
 
     def open_store(self, place, folder):
         return LocalStore(place / folder)
+
+    def open_raw(self, place, folder):
+        return LocalFolder(place / folder)
+
+
+class TestShelfStore(StoreConformance):
+    @pytest.fixture
+    def place(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("DCP_SHELF_DIR", str(tmp_path))
+        return tmp_path
+
+    def open_store(self, place, folder):
+        return ShelfStore(folder)
 
     def open_raw(self, place, folder):
         return LocalFolder(place / folder)

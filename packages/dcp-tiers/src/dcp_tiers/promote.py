@@ -9,15 +9,17 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
+import hashlib
 import logging
 import os
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
 
 from dcp_hooks import installed
-from dcp_io import LocalStore
+from dcp_io import HostStore, LocalStore
 from dcp_manifest import DcpError
 from dcp_tiers.promoter_process import EventWriter
 from dcp_tiers.promotion import Promotion
@@ -124,17 +126,31 @@ def _finish(workers: Sequence[_Worker], seconds: float) -> dict[str, list[int]]:
 def only_one(tiers: Tiers, *, wait: bool) -> Iterator[bool]:
     """Hold the lock of promoters of this run on this host; yields False if another one has it."""
     near = tiers.places[0]
-    if not isinstance(near, LocalStore):
+    if isinstance(near, LocalStore):
+        near.make()
+        path = os.path.join(near.path, LOCK)
+    elif isinstance(near, HostStore):
+        path = _path_of_lock(f"{near.url} {tiers.host_id()}")
+    else:  # shared: the lease in the further tier is what excludes others
         yield True
         return
-    near.make()
-    with open(os.path.join(near.path, LOCK), "ab") as file:
+    with open(path, "ab", opener=_open_own) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             yield False
             return
         yield True
+
+
+def _path_of_lock(name: str) -> str:
+    """Return the path of a lock file of this user for a name, where the store itself is no folder."""
+    digest = hashlib.blake2b(name.encode(), digest_size=8).hexdigest()
+    return os.path.join(tempfile.gettempdir(), f"dcp-promoter-{os.getuid()}-{digest}.lock")
+
+
+def _open_own(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -31,11 +31,10 @@ class Tier:
             further tier, a promotion) waits until enough of them have arrived. `drop`: the oldest are removed, with an
             event and a warning, and are lost unless another tier has them.
         per_host: Whether each host has a folder of its own at this path, such as its disk: the folder has the files of
-            its ranks. Only for the first tier.
+            its ranks. True for the URI of a store of each host, too, such as `host:///path`. Only for the first tier.
 
     Raises:
-        TiersError: The rate or the budget is not positive, `when_full` is another word, or a tier of each host is not
-            a path.
+        TiersError: The rate or the budget is not positive, or `when_full` is another word.
         InvalidPlaceError: The root is empty, or looks like a URI that lost a slash.
 
     Example:
@@ -58,8 +57,6 @@ class Tier:
         root = os.fspath(self.root)
         if scheme_of(root) == "file":
             root = os.path.abspath(file_path(root))
-        elif self.per_host:
-            raise TiersError(f"tier {root}: a tier of each host (per_host) must be the path of a folder")
         object.__setattr__(self, "root", root.rstrip("/") or "/")
         if self.rate_bytes_per_second is not None and not self.rate_bytes_per_second > 0:
             raise TiersError(f"tier {root}: rate_bytes_per_second is {self.rate_bytes_per_second}; it must be positive")
@@ -71,4 +68,5 @@ class Tier:
     @property
     def url(self) -> str:
         """The absolute path, or the URI, of the tier's folder."""
-        return host_uri(self.root) if self.per_host else os.fspath(self.root)
+        root = os.fspath(self.root)
+        return host_uri(root) if self.per_host and scheme_of(root) == "file" else root

@@ -6,16 +6,17 @@ import json
 import os
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 
 from dcp_io import (
     STALE_AFTER_SECONDS,
     Catalogue,
+    HostStore,
     KeepPolicy,
     Store,
     ask_places,
     check_checkpoint,
     file_at,
-    host_uri,
     open_store,
 )
 from dcp_manifest import CheckpointNotFoundError, DcpError, library_logger
@@ -49,7 +50,8 @@ class Tiers:
             default outlasts an outage of a storage for the night. While the trainer runs it never gives up.
 
     Raises:
-        TiersError: There is no tier, or one is given twice.
+        TiersError: There is no tier, one is given twice, one but the first is of each host, or `per_host` is set for
+            the URI of a store that all hosts share.
         ValueError: No tool would read the step from folder names with this prefix.
 
     Example:
@@ -74,10 +76,11 @@ class Tiers:
         stale_after_seconds: float = STALE_AFTER_SECONDS,
         patience_seconds: float = _PATIENCE_SECONDS,
     ) -> None:
-        self.tiers = tuple(tiers)
+        urls = [tier.url for tier in tiers]
+        self._stores = tuple(map(open_store, urls))
+        self.tiers = tuple(map(_checked, tiers, self._stores))
         self.folder_prefix = folder_prefix
         self.stale_after_seconds = stale_after_seconds
-        urls = [tier.url for tier in self.tiers]
         if not urls:
             raise TiersError("there are no tiers; give at least one, such as Tier('/nvme/run')")
         for tier in self.tiers[1:]:
@@ -85,7 +88,6 @@ class Tiers:
                 raise TiersError(f"{tier.root}: only the first tier may be one of each host (per_host)")
         if twice := {url for url in urls if urls.count(url) > 1}:
             raise TiersError(f"{min(twice)} is in the list of tiers twice; each tier needs a folder of its own")
-        self._stores = tuple(map(open_store, urls))
         self.catalogues = tuple(
             Catalogue(store, stale_after_seconds=stale_after_seconds, folder_prefix=folder_prefix)
             for store in self._stores
@@ -147,6 +149,7 @@ class Tiers:
             return str(json.loads(store.read(_HOST_FILE))["host"])
         except (CheckpointNotFoundError, ValueError, KeyError, TypeError):
             made = secrets.token_hex(8)
+            store.make()
             store.publish(_HOST_FILE, json.dumps({"host": made}).encode())
             return made
 
@@ -174,11 +177,10 @@ class Tiers:
         Raises:
             CheckpointNotFoundError: No tier has a complete copy; the message says what each of them lacks.
         """
-        if step is not None and self.tiers[0].per_host:
-            folder = self.catalogues[0].folder_name(step)
-            return host_uri(
-                f"{self.tiers[0].root}/{folder}", [self._id(number, step) for number in range(1, len(self.tiers))]
-            )
+        near = self._stores[0]
+        if step is not None and isinstance(near, HostStore):
+            store = near.child(self.catalogues[0].folder_name(step))
+            return store.uri([self._id(number, step) for number in range(1, len(self.tiers))])
         problems = []
         for number, catalogue in enumerate(self.catalogues):
             try:
@@ -318,3 +320,15 @@ class Tiers:
         self._promoter.end(seconds)
         left = {tier.url: sorted(steps_to_send(self, number, 0)) for number, tier in enumerate(self.tiers) if number}
         return {url: steps for url, steps in left.items() if steps}
+
+
+def _checked(tier: Tier, store: Store) -> Tier:
+    """Return the tier, marked as one of each host if its store is; raises TiersError if only the mark says so."""
+    if isinstance(store, HostStore):
+        return tier if tier.per_host else replace(tier, per_host=True)
+    if tier.per_host:
+        raise TiersError(
+            f"tier {tier.root}: all hosts share the store of this URI, so it cannot be one of each host (per_host); "
+            "give the path of a folder, or the URI of a store that each host has for itself"
+        )
+    return tier

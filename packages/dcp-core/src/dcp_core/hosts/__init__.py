@@ -1,1 +1,1 @@
-"""Checkpoints whose files lie in folders of several hosts: who shares a folder, and which save all can load."""
+"""Storages of checkpoints whose files lie in stores of several hosts: places of hosts, commit, choice of a save."""

@@ -1,0 +1,116 @@
+"""`HostCommit`: the part of storage writers that commits a save over stores that each host has for itself.
+
+A save is committed when the coordinator has published the index in its place, after all hosts' data is durable; then
+the other hosts publish the same bytes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from dcp_core.errors import UnsupportedValueError
+from dcp_core.hosts.host_places import HostPlaces, find_places
+from dcp_core.logs import library_logger
+from dcp_core.records.protocols import CheckpointId
+from dcp_core.storage.storage_writer import ByteStorageWriter
+from dcp_io import HostStore, open_store
+from dcp_manifest import METADATA_NAME, DcpError, InvalidPlaceError, read_index
+
+__all__ = ["HostCommit", "open_host_store"]
+
+_log = library_logger(__name__)
+
+
+def open_host_store(checkpoint_id: CheckpointId, storage_options: Mapping[str, Any] | None = None) -> HostStore:
+    """Open the store of a checkpoint id, which each host has for itself.
+
+    Raises:
+        InvalidPlaceError: The id is of another kind of store.
+        StoreNotFoundError, ValueError: See `dcp_io.open_store`.
+    """
+    store = open_store(checkpoint_id, storage_options=storage_options)
+    if not isinstance(store, HostStore):
+        raise InvalidPlaceError(
+            f"{os.fspath(checkpoint_id)!r} is not a store of each host: write host:///path, or the URI of such a store"
+        )
+    return store
+
+
+class HostCommit(ByteStorageWriter):
+    """Base class of storage writers for stores of each host: each host's ranks write into the store that it has.
+
+    Guarantees: those of `ByteStorageWriter`, over all hosts. A crash between the publishing of the first host and the
+    others loses nothing: loads find the index wherever it is.
+    """
+
+    _places: HostPlaces | None = None
+
+    def _host_store(self) -> HostStore:
+        """Return the store of the checkpoint id."""
+        return open_host_store(self.absolute_id)
+
+    def _clear(self) -> None:
+        super()._clear()
+        self._places = None
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Prepare the writer for a save on this rank; see `ByteStorageWriter`.
+
+        Raises:
+            UnsupportedValueError: The save is one without a coordinator.
+        """
+        if not kwargs.get("use_collectives", True):
+            raise UnsupportedValueError(
+                f"{self.checkpoint_id} is a store of each host, which needs a save with use_collectives=True"
+            )
+        super().set_up_storage_writer(is_coordinator, *args, **kwargs)
+
+    def connect_ranks(self, coordinator: Any, plan: Any) -> None:
+        """Find out which ranks share a store, and begin the save in each store. Ranks: every rank; collective."""
+        root = self._host_store().parent()
+        self._places = places = find_places(coordinator, root)
+        save_id = plan.storage_data.save_id
+
+        def begin() -> None:
+            if places.leads:
+                places.claim(root)
+            if places.leads and not coordinator.is_coordinator:
+                self._backend.begin_save(overwrite=self.overwrite, save_id=save_id)
+
+        coordinator.all_gather("begin", begin)
+
+    def follow_commit(self, coordinator: Any) -> None:
+        """Publish the index in the places of the other hosts. Ranks: every rank; collective if there are several."""
+        places = self._places
+        if places is None or places.count == 1:
+            return
+        leading = [
+            leader == rank and rank != coordinator.coordinator_rank for rank, leader in enumerate(places.leaders)
+        ]
+
+        def read(_: list[None]) -> list[bytes | None]:
+            data = self._backend.store.read(METADATA_NAME)
+            return [data if leads else None for leads in leading]
+
+        data = coordinator.reduce_scatter("index", lambda: None, read)
+        coordinator.all_gather("other hosts", lambda: self._repeat(data))
+
+    def _repeat(self, data: bytes | None) -> None:
+        if data is None:
+            return
+        try:
+            self._backend.publish(METADATA_NAME, data)
+            self._backend.finish_save(read_index(data, file=METADATA_NAME).files)
+        except (OSError, DcpError) as error:  # it is committed, and a later start publishes it here
+            _log.warning("rank %d: the index was not repeated in %s: %s", self.rank, self._backend.url, error)
+            self._backend.leave_save()
+
+    def abort(self, error: BaseException) -> None:
+        """Remove the files of a failed save, except on hosts that cannot know whether the coordinator has published."""
+        places = self._places
+        if places is None or places.coordinates or not places.leads:
+            super().abort(error)
+        else:
+            self._backend.leave_save()

@@ -1,0 +1,153 @@
+"""`HostStorageWriter` and `HostStorageReader`: storages for any store that each host has for itself.
+
+A package with such a store registers them for its URI scheme: see `dcp_hooks.StorageBackendSpec`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from dcp_core.encoding.compression import Compression
+from dcp_core.encoding.transforms import ExtensionRegistry
+from dcp_core.hosts.agreement import HostAgreement
+from dcp_core.hosts.commit import HostCommit, open_host_store
+from dcp_core.records.protocols import CheckpointId
+from dcp_io import STALE_AFTER_SECONDS, HostStore, Layout, StoreBackend, Verify, check_layout, check_verify, scheme_of
+
+__all__ = ["HostStorageReader", "HostStorageWriter"]
+
+_MOST_THREADS = 8
+_INFLIGHT_BYTES = 64 << 20
+
+
+class HostStorageWriter(HostCommit):
+    """Storage writer for the URI of any store of each host; guarantees: see `HostCommit`.
+
+    Args:
+        checkpoint_id: URI of the checkpoint's folder.
+        storage_options: Options of the store, or None; see the package of the store.
+        overwrite: Whether an existing checkpoint in the folder may be replaced.
+        layout: `torch` or `raw`, see `dcp_io.Layout`.
+        interop: Whether to write an index that `torch.distributed.checkpoint` can load, if the layout allows it.
+        thread_count: Number of writer threads; None takes the number of cores that this process may use, at most 8.
+        max_inflight_bytes: Limit of the memory for buffers of all threads together.
+        stale_after_seconds: A save of another host counts as dead when it has not renewed its marker for this long.
+        compression: How items are encoded: `auto`, `planes`, `zstd`, `none` or None, a transform, a list of them, or a
+            mapping from dtypes or patterns of names to one of these; see
+            `dcp_core.encoding.compression.CompressionPolicy`.
+
+    Example:
+        ```python
+        import torch
+        from dcp_core import save
+        from dcp_core.toolkit import HostStorageWriter
+
+        save({"weight": torch.ones(3)}, storage_writer=HostStorageWriter("host:///nvme/run/step-1", layout="raw"))
+        ```
+    """
+
+    def __init__(
+        self,
+        checkpoint_id: CheckpointId,
+        *,
+        storage_options: Mapping[str, Any] | None = None,
+        overwrite: bool = True,
+        layout: Layout = "torch",
+        interop: bool = True,
+        thread_count: int | None = None,
+        max_inflight_bytes: int = _INFLIGHT_BYTES,
+        stale_after_seconds: float = STALE_AFTER_SECONDS,
+        compression: Compression = None,
+    ) -> None:
+        check_layout(layout)
+        self.thread_count = _checked_threads(thread_count, max_inflight_bytes)
+        self.layout: Layout = layout
+        self.max_inflight_bytes = max_inflight_bytes
+        self.stale_after_seconds = stale_after_seconds
+        self._storage_options = dict(storage_options or {})
+        super().__init__(checkpoint_id, overwrite=overwrite, interop=interop, compression=compression)
+
+    def _host_store(self) -> HostStore:
+        return open_host_store(self.absolute_id, self._storage_options)
+
+    def _open(self, checkpoint_id: CheckpointId) -> StoreBackend:
+        return StoreBackend(
+            open_host_store(checkpoint_id, self._storage_options),
+            layout=self.layout,
+            threads=self.thread_count,
+            stale_after_seconds=self.stale_after_seconds,
+            max_inflight_bytes=self.max_inflight_bytes,
+        )
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: CheckpointId) -> bool:
+        """Whether a checkpoint id is a URI."""
+        return scheme_of(checkpoint_id) != "file"
+
+
+class HostStorageReader(HostAgreement):
+    """Storage reader for the URI of any store of each host; on which save the ranks agree: see `HostAgreement`.
+
+    Args:
+        checkpoint_id: URI of the checkpoint's folder.
+        storage_options: Options of the store, or None; see the package of the store.
+        verify: CRC checks of the data; see `dcp_io.Verify`.
+        thread_count: Number of reader threads; None takes the number of cores that this process may use, at most 8.
+        max_inflight_bytes: Limit of the memory for buffers of all threads together.
+        extensions: Registry in which stream transforms are looked up before installed packages; or None.
+
+    Example:
+        ```python
+        import torch
+        from dcp_core import load, save
+        from dcp_core.toolkit import HostStorageReader
+
+        save({"weight": torch.ones(3)}, checkpoint_id="host:///nvme/run/step-1")
+        load({"weight": torch.zeros(3)}, storage_reader=HostStorageReader("host:///nvme/run/step-1", verify="full"))
+        ```
+    """
+
+    def __init__(
+        self,
+        checkpoint_id: CheckpointId,
+        *,
+        storage_options: Mapping[str, Any] | None = None,
+        verify: Verify = "blocks",
+        thread_count: int | None = None,
+        max_inflight_bytes: int = _INFLIGHT_BYTES,
+        extensions: ExtensionRegistry | None = None,
+    ) -> None:
+        check_verify(verify)
+        self.verify: Verify = verify
+        self.thread_count = _checked_threads(thread_count, max_inflight_bytes)
+        self.max_inflight_bytes = max_inflight_bytes
+        self._storage_options = dict(storage_options or {})
+        super().__init__(checkpoint_id, extensions=extensions)
+
+    def _open_host_store(self) -> HostStore:
+        return open_host_store(self.absolute_id, self._storage_options)
+
+    def _open(self, checkpoint_id: CheckpointId) -> StoreBackend:
+        del checkpoint_id
+        return StoreBackend(
+            self._host_store(),
+            threads=self.thread_count,
+            verify=self.verify,
+            max_inflight_bytes=self.max_inflight_bytes,
+        )
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: CheckpointId) -> bool:
+        """Whether a checkpoint id is a URI."""
+        return scheme_of(checkpoint_id) != "file"
+
+
+def _checked_threads(thread_count: int | None, max_inflight_bytes: int) -> int:
+    """Return the number of threads; raises ValueError for a number or a limit below 1."""
+    if thread_count is not None and thread_count < 1:
+        raise ValueError(f"{thread_count=} must be at least 1")
+    if max_inflight_bytes < 1:
+        raise ValueError(f"{max_inflight_bytes=} must be at least 1")
+    return thread_count or min(_MOST_THREADS, len(os.sched_getaffinity(0)))
