@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Mapping
+from typing import Any
 
+from dcp_memory.client.lender import Lender
 from dcp_memory.client.link import Link
 from dcp_memory.client.mapped import Segments
 from dcp_memory.places import folder_path
@@ -23,6 +26,24 @@ class Connection:
     def __init__(self, folder: str, run: str) -> None:
         self.link = Link(folder, run)
         self.segments = Segments(self.link)
+        self._lender: Lender | None = None
+
+    def lender(self, options: Mapping[str, Any]) -> Lender:
+        """Return what borrows memory of the keeper; the same for all.
+
+        Args:
+            options: Options of a keeper that has to be started.
+        """
+        if self._lender is None:
+            self._lender = Lender(self.link, options)
+        return self._lender
+
+    def abandon(self) -> None:
+        """Leave everything to the parent, in a forked child."""
+        self.link.abandon()
+        self.segments.abandon()
+        if self._lender is not None:
+            self._lender.abandon()
 
 
 _lock = threading.Lock()
@@ -44,8 +65,7 @@ def _abandon() -> None:
     global _lock  # noqa: PLW0603 - a thread of the parent may hold the old one
     _lock = threading.Lock()
     for each in _connections.values():
-        each.link.abandon()
-        each.segments.abandon()
+        each.abandon()
 
 
 os.register_at_fork(after_in_child=_abandon)

@@ -22,6 +22,7 @@ __all__ = ["Answer", "Link", "NoKeeperError", "connect_to"]
 ANSWER_SECONDS = 60.0
 """Time within which a keeper must answer; it never waits for anything."""
 _RETRY_SECONDS = 0.02
+_STARTS = 3
 
 
 class NoKeeperError(Exception):
@@ -95,9 +96,7 @@ class Link:
                         raise self._lost() from error
                 except TimeoutError as error:
                     self._disconnect()
-                    raise KeeperLostError(
-                        f"the keeper of {self.name} has not answered for {ANSWER_SECONDS:g} s: is its process stopped?"
-                    ) from error
+                    raise self._silent() from error
                 except BaseException:  # an interrupt in the middle of a frame
                     self._disconnect()
                     raise
@@ -105,6 +104,27 @@ class Link:
                     answer.epoch = self.epoch
                     break
         return self._checked(answer)
+
+    def insist(
+        self, options: Mapping[str, Any], fields: Mapping[str, Any], payload: bytes | memoryview = b""
+    ) -> Answer:
+        """Send a request to a keeper of the run, which is started if there is none; return the answer.
+
+        Args:
+            options: Options of the keeper if it is started.
+            fields: The request.
+            payload: Bytes that belong to it.
+
+        Raises:
+            KeeperStartError: No keeper could be started.
+            OSError: As for `ask`.
+        """
+        for _ in range(_STARTS):
+            self.start(options)
+            # The keeper to which this process was connected may have ended.
+            with contextlib.suppress(NoKeeperError):
+                return self.ask(fields, payload)
+        raise KeeperLostError(f"the keeper of {self.name} ends as soon as it is started")
 
     def start(self, options: Mapping[str, Any], seconds: float = START_SECONDS) -> None:
         """Make sure that a keeper of the run is there: start one if there is none.
@@ -172,16 +192,23 @@ class Link:
             self._exchange({"do": "release", "ids": numbers}, b"")
 
     def _connect(self) -> None:
-        connection = connect_to(self.folder, self.run)
-        self._socket = connection
-        self.epoch += 1
-        try:
-            self._exchange({"do": "greet", "version": VERSION, "keeps_alive": self._keeps_alive}, b"")
-        except (OSError, FrameError) as error:
-            self._disconnect()
-            raise KeeperLostError(
-                f"the keeper of {self.name} has closed the connection: it is ending, or of another version"
-            ) from error
+        for attempt in range(_STARTS):
+            self._socket = connect_to(self.folder, self.run)
+            self.epoch += 1
+            try:
+                self._exchange({"do": "greet", "version": VERSION, "keeps_alive": self._keeps_alive}, b"")
+            except TimeoutError as error:
+                self._disconnect()
+                raise self._silent() from error
+            except (OSError, FrameError) as error:
+                self._disconnect()
+                if attempt == _STARTS - 1:
+                    raise KeeperLostError(
+                        f"the keeper of {self.name} closes its connections: it is of another version of dcp-memory"
+                    ) from error
+                time.sleep(_RETRY_SECONDS)  # it is ending: there will be none, or another one
+            else:
+                return
 
     def _exchange(self, fields: Mapping[str, Any], payload: bytes | memoryview) -> Answer:
         connection = self._socket
@@ -228,6 +255,11 @@ class Link:
             connection.close()
             for function in self.when_lost:
                 function()
+
+    def _silent(self) -> KeeperLostError:
+        return KeeperLostError(
+            f"the keeper of {self.name} has not answered for {ANSWER_SECONDS:g} s: is its process stopped?"
+        )
 
     def _lost(self) -> KeeperLostError:
         return KeeperLostError(

@@ -35,6 +35,7 @@ class Writing:
 
     Args:
         connection: Connection to the keeper.
+        options: Options of the keeper if it has to be started.
         key: Key that it reserves; None to replace an object at the end.
         name: Name of the object, for messages.
 
@@ -42,10 +43,10 @@ class Writing:
         FileExistsError: The key is taken.
     """
 
-    def __init__(self, connection: Connection, key: str | None, name: str) -> None:
+    def __init__(self, connection: Connection, options: Mapping[str, Any], key: str | None, name: str) -> None:
         self._connection, self._link = connection, connection.link
         self.name = name
-        answer = self._link.ask({"do": "create", "key": key})
+        answer = self._link.insist(options, {"do": "create", "key": key})
         self._epoch = answer.epoch
         if answer.fields.get("error") == "exists":
             raise FileExistsError(errno.EEXIST, "the object exists, or is being written", f"{self._link.name}/{key}")

@@ -10,10 +10,12 @@ from dcp_io import Entry, HostStore, Sink, Source, Store, check_name, split_also
 from dcp_io import open_store as open_any
 from dcp_manifest import CheckpointNotFoundError
 from dcp_memory.client.keepers import Connection, connection_to
+from dcp_memory.client.lender import Lender
 from dcp_memory.client.link import Answer, NoKeeperError
 from dcp_memory.client.sink import SMALL_BYTES, KeeperSink, Writing
 from dcp_memory.client.source import BlobSource, KeeperSource
 from dcp_memory.client.uris import keeper_uri, parse_uri
+from dcp_memory.places import check_run
 from dcp_memory.starting import check_options
 
 __all__ = ["KeeperStore", "open_store"]
@@ -56,7 +58,7 @@ class KeeperStore(HostStore):
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(also=also)
-        self._url = keeper_uri(run, folder)
+        self._url = keeper_uri(check_run(run), folder)
         self._run, self._folder = parse_uri(self._url)
         self._options = check_options(storage_options)
 
@@ -67,21 +69,22 @@ class KeeperStore(HostStore):
 
     def make(self) -> None:
         """Start a keeper if there is none; folders need not be made."""
-        self._writable()
+        self._connection().link.insist(self._options, {"do": "stay"})
 
     def create(self, name: str) -> Sink:
         """Create an object for writing, which appears when its sink is closed; see `KeeperSink`."""
         key = self._key(name)
-        return KeeperSink(name, Writing(self._writable(), key, f"{self._url}/{name}"), lambda: self.delete(name))
+        writing = Writing(self._connection(), self._options, key, f"{self._url}/{name}")
+        return KeeperSink(name, writing, lambda: self.delete(name))
 
     def publish(self, name: str, data: Buffer, *, tag: str = "", sync: bool = True) -> None:
         """Create or replace an object, atomically."""
         del tag, sync
-        key, connection = self._key(name), self._writable()
+        key, connection = self._key(name), self._connection()
         if len(data) <= SMALL_BYTES:
-            connection.link.ask({"do": "publish", "key": key}, memoryview(data))
+            connection.link.insist(self._options, {"do": "publish", "key": key}, memoryview(data))
             return
-        writing = Writing(connection, None, f"{self._url}/{name}")
+        writing = Writing(connection, self._options, None, f"{self._url}/{name}")
         try:
             writing.write([data])
             writing.commit(key)
@@ -125,6 +128,10 @@ class KeeperStore(HostStore):
     def sync_folder(self) -> None:
         """Do nothing: memory has no way to be durable."""
 
+    def lender(self) -> Lender:
+        """Return the lender of the keeper's memory: what savers stage there is not copied again."""
+        return self._connection().lender(self._options)
+
     def child(self, name: str) -> KeeperStore:
         """Return a store for the subfolder of that name, here and in the stores in `also`."""
         also = [store.child(name) for store in self.also]
@@ -145,12 +152,6 @@ class KeeperStore(HostStore):
 
     def _connection(self) -> Connection:
         return connection_to(self._run)
-
-    def _writable(self) -> Connection:
-        """Return the connection, after starting a keeper if there is none."""
-        connection = self._connection()
-        connection.link.start(self._options)
-        return connection
 
     def _ask(self, fields: Mapping[str, Any]) -> Answer | None:
         """Ask the keeper; None if there is none."""

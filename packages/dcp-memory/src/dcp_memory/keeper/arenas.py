@@ -7,6 +7,7 @@ can still use it.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -18,6 +19,8 @@ __all__ = ["Arena", "Arenas", "Borrower"]
 _SMALL_BYTES = 16 << 20
 _COARSE = 1 << 20
 _FINE = 64 << 10
+# So many loans of a process count: it may save states of two sizes in turn.
+_RECENT = 2
 
 
 @dataclass(eq=False, slots=True)
@@ -25,12 +28,19 @@ class Borrower:
     """A connection that borrows arenas."""
 
     number: int
-    wanted_bytes: int = 0
-    """Size of the last loan."""
+    recent: deque[int] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    """Sizes of the last loans."""
+    asking: bool = False
+    """Whether it waits for a loan of the last of these sizes."""
     making: int = 0
     """Bytes that are being allocated for it."""
     failed: str | None = None
     """Why the last allocation for it failed."""
+
+    @property
+    def most_bytes(self) -> int:
+        """Size of the largest of the last loans."""
+        return max(self.recent, default=0)
 
 
 @dataclass(eq=False, slots=True)
@@ -46,6 +56,8 @@ class Arena:
     """Number of objects and sinks that refer to it."""
     left: set[int] = field(default_factory=set)
     """Numbers of lost connections whose processes may still use it."""
+    known: set[int] = field(default_factory=set)
+    """Numbers of the connections that have got a descriptor of it."""
     free_since: float = field(default_factory=time.monotonic)
 
 
@@ -97,10 +109,13 @@ class Arenas:
             FullError: There will be none.
         """
         self._borrowers.add(borrower)
-        borrower.wanted_bytes = nbytes
+        if not borrower.recent or borrower.recent[-1] != nbytes or not borrower.asking:
+            borrower.recent.append(nbytes)
+        borrower.asking = True
         arena = self._reserve(borrower, nbytes, force=force, urgent=True)
         if arena is not None:
-            arena.lent = True
+            arena.lent, borrower.asking = True, False
+            self._keep_to_allowance(0)
         return arena
 
     def prepare(self, borrower: Borrower, nbytes: int) -> Arena | None:
@@ -110,7 +125,8 @@ class Arenas:
             FullError: There will be none.
         """
         self._borrowers.add(borrower)
-        borrower.wanted_bytes = max(borrower.wanted_bytes, nbytes)
+        if not borrower.recent:
+            borrower.recent.append(nbytes)
         return self._reserve(borrower, nbytes, force=False, urgent=False)
 
     def give_back(self, arena: Arena) -> None:
@@ -131,8 +147,10 @@ class Arenas:
         """End the loans of a lost connection; other processes may still use the memory."""
         self._borrowers.discard(borrower)
         for arena in self._arenas.values():
+            arena.known.discard(borrower.number)
             if arena.borrower is borrower:
-                arena.left.add(borrower.number)
+                if arena.lent:
+                    arena.left.add(borrower.number)
                 self.give_back(arena)
 
     def trim(self, seconds: float) -> None:
@@ -146,27 +164,27 @@ class Arenas:
 
     def _reserve(self, borrower: Borrower, nbytes: int, *, force: bool, urgent: bool) -> Arena | None:
         own = [arena for arena in self._arenas.values() if arena.borrower is borrower and not arena.lent]
-        arena = _best(own, nbytes) or _best(filter(self.is_free, self._arenas.values()), nbytes)
+        free = [arena for arena in self._arenas.values() if self.is_free(arena)]
+        arena = _best(own, nbytes, borrower) or _best(free, nbytes, borrower)
+        if arena is None:
+            failed, borrower.failed = borrower.failed, None
+            if failed is not None:
+                raise FullError(failed)
+            if not borrower.making:
+                self._grow(borrower, nbytes, force=force, urgent=urgent)
+            if not borrower.making:  # rather one that is far too large than none
+                arena = _best(free, nbytes, borrower, most_bytes=None)
         for other in own:
             if other is not arena:
                 self.give_back(other)
         if arena is not None:
             arena.borrower = borrower
-            return arena
-        failed, borrower.failed = borrower.failed, None
-        if failed is not None:
-            raise FullError(failed)
-        if not borrower.making:
-            self._grow(borrower, nbytes, force=force, urgent=urgent)
-        return None
+        return arena
 
     def _grow(self, borrower: Borrower, nbytes: int, *, force: bool, urgent: bool) -> None:
         size = _rounded(nbytes)
-        allowance = (self._generations + 1) * sum(_rounded(each.wanted_bytes) for each in self._borrowers)
-        # Free arenas are too small, or one of them would have been found.
-        while self.nbytes + size > allowance and self._destroy_one():
-            pass
-        if self.nbytes + size > allowance and not force:
+        within = self._keep_to_allowance(size)
+        if not within and not force:
             return
         try:
             self._pool.make(size, lambda made: self._made(borrower, size, made), zeroed=True)
@@ -175,6 +193,25 @@ class Arenas:
                 raise
         else:
             borrower.making = size
+
+    def _keep_to_allowance(self, size: int) -> bool:
+        """Return whether the allowance has room for another arena, after destroying those that are of no more use."""
+        allowance = (self._generations + 1) * sum(_rounded(each.most_bytes) for each in self._borrowers)
+        for arena in self._useless():
+            if self.nbytes + size <= allowance:
+                break
+            self._destroy(arena)
+        return self.nbytes + size <= allowance
+
+    def _useless(self) -> list[Arena]:
+        """Return free arenas that no borrower would get for what it has borrowed last, the smallest first."""
+        wanted = [nbytes for each in self._borrowers for nbytes in each.recent]
+        useless = (
+            arena
+            for arena in [*self._arenas.values()]
+            if self.is_free(arena) and not any(_fits(arena, nbytes, _most_bytes(nbytes)) for nbytes in wanted)
+        )
+        return sorted(useless, key=lambda arena: arena.segment.nbytes)
 
     def _made(self, borrower: Borrower, size: int, made: Segment | OSError) -> None:
         borrower.making = 0
@@ -200,6 +237,31 @@ def _rounded(nbytes: int) -> int:
     return -(-nbytes // unit) * unit
 
 
-def _best(arenas: Iterable[Arena], nbytes: int) -> Arena | None:
-    fitting = [arena for arena in arenas if arena.segment.nbytes >= nbytes]
-    return min(fitting, key=lambda arena: arena.segment.nbytes, default=None)
+def _most_bytes(nbytes: int) -> int:
+    return 2 * nbytes + _COARSE
+
+
+def _fits(arena: Arena, nbytes: int, most_bytes: int | None) -> bool:
+    size = arena.segment.nbytes
+    return size >= nbytes and (most_bytes is None or size <= most_bytes)
+
+
+_OF_SIZE = -1
+
+
+def _best(arenas: Iterable[Arena], nbytes: int, borrower: Borrower, most_bytes: int | None = _OF_SIZE) -> Arena | None:
+    """Return the smallest arena that fits; of equal ones, one that the borrower has mapped already.
+
+    Args:
+        arenas: Arenas to choose from.
+        nbytes: Least size.
+        borrower: Connection that gets it.
+        most_bytes: Largest size; None for any. By default, twice the least size.
+    """
+    most = _most_bytes(nbytes) if most_bytes == _OF_SIZE else most_bytes
+    fitting = [arena for arena in arenas if _fits(arena, nbytes, most)]
+    return min(
+        fitting,
+        key=lambda arena: (arena.segment.nbytes, borrower.number not in arena.known, len(arena.known)),
+        default=None,
+    )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import queue
+import resource
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -36,6 +37,9 @@ class Pool:
         self.max_bytes = max_bytes
         self.total = 0
         """Bytes of segments, also of those that are being allocated, and of small objects."""
+        self._making = 0
+        self.destroyed = 0
+        """Number of segments that have been destroyed."""
         self.segments: dict[int, Segment] = {}
         """Inode → segment."""
         self._available = available
@@ -50,6 +54,10 @@ class Pool:
         """Add a function that destroys one segment that is not in use, and returns False if there is none."""
         self._reclaimers.append(reclaimer)
 
+    def reclaim(self) -> bool:
+        """Destroy a segment that is not in use; returns False if there is none."""
+        return any(reclaim() for reclaim in self._reclaimers)
+
     def reserve(self, nbytes: int) -> None:
         """Count bytes as used, after making room for them if necessary.
 
@@ -57,7 +65,7 @@ class Pool:
             FullError: The budget or the machine has less; nothing is counted.
         """
         while self.total + nbytes > self.max_bytes:
-            if not self._reclaim():
+            if not self.reclaim():
                 raise FullError(
                     f"{nbytes:,} bytes more do not fit: the keeper has {self.total:,} in use, and may take "
                     f"{self.max_bytes:,}. Keep fewer checkpoints in it, or start it with a larger --max-bytes "
@@ -75,9 +83,15 @@ class Pool:
         Raises:
             FullError: There is no room for it.
         """
+        while len(self.segments) + self._making >= (limit := resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2):
+            if not self.reclaim():
+                raise FullError(
+                    f"another {nbytes:,} bytes would take more than half of the open files that the keeper may have "
+                    f"({limit:,}): raise its `ulimit -n`"
+                )
         self.reserve(nbytes)
         while (free := self._free_bytes()) < nbytes:
-            if not self._reclaim():
+            if not self.reclaim():
                 self.release(nbytes)
                 raise FullError(
                     f"{nbytes:,} bytes more do not fit: this machine, or the control group (container) of the keeper, "
@@ -94,17 +108,20 @@ class Pool:
             self._wake()
 
         def finish(made: Segment | OSError) -> None:
+            self._making -= 1
             if isinstance(made, Segment):
                 self.segments[made.inode] = made
             else:
                 self.release(nbytes)
             done(made)
 
+        self._making += 1
         self._jobs.put(job)
 
     def destroy(self, segment: Segment) -> None:
         """Free a segment that is not in use. What is allocated from now on may use its memory."""
         del self.segments[segment.inode]
+        self.destroyed += 1
         self.release(segment.nbytes)
         self._jobs.put(segment.free)
 
@@ -131,9 +148,6 @@ class Pool:
 
     def _free_bytes(self) -> int:
         return self._available() - MARGIN_BYTES
-
-    def _reclaim(self) -> bool:
-        return any(reclaim() for reclaim in self._reclaimers)
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:

@@ -211,8 +211,10 @@ def _delete(keeper: Keeper, peer: Peer, fields: dict[str, Any], payload: bytes) 
 def _descriptor(keeper: Keeper, peer: Peer, fields: dict[str, Any], payload: bytes) -> None:
     del payload
     segment = keeper.pool.segments[fields["segment"]]
-    lent = keeper.arenas.get(segment.inode) is not None
-    peer.answer({"nbytes": segment.nbytes, "lent": lent}, descriptor=segment.open_for(peer.number))
+    arena = keeper.arenas.get(segment.inode)
+    if arena is not None:
+        arena.known.add(peer.number)
+    peer.answer({"nbytes": segment.nbytes, "lent": arena is not None}, descriptor=segment.open_for(peer.number))
 
 
 def _lend(keeper: Keeper, peer: Peer, fields: dict[str, Any], payload: bytes) -> None:
@@ -227,7 +229,8 @@ def _lend(keeper: Keeper, peer: Peer, fields: dict[str, Any], payload: bytes) ->
     if arena is None:
         peer.answer({"wait": True, "making": bool(peer.borrower.making)})
     else:
-        peer.answer({"segment": arena.segment.inode, "nbytes": arena.segment.nbytes})
+        destroyed = keeper.pool.destroyed
+        peer.answer({"segment": arena.segment.inode, "nbytes": arena.segment.nbytes, "destroyed": destroyed})
 
 
 def _give_back(keeper: Keeper, peer: Peer, fields: dict[str, Any], payload: bytes) -> None:

@@ -24,6 +24,7 @@ GREETING_SECONDS = 10.0
 """Time within which a connection must have said what it is."""
 _TICK_SECONDS = 1.0
 _KEEP_FREE_SECONDS = 600.0
+_FIRST_CLIENT_SECONDS = 60.0
 _MAX_STRANGERS = 64
 _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 
@@ -47,7 +48,8 @@ class Server:
         self._keeper.clients = lambda: sum(peer.greeted for peer in self._peers)
         self._peers: set[Peer] = set()
         self._numbers = itertools.count(1)
-        self._busy_at = time.monotonic()
+        # The process that starts it needs some time to connect.
+        self._busy_at = time.monotonic() + _FIRST_CLIENT_SECONDS
         self._accept_at = 0.0
         self._stop = False
         self._parent = self._watch_parent()
@@ -119,6 +121,7 @@ class Server:
                 if error.errno not in _NO_DESCRIPTORS:
                     return
                 # Clients wait in the queue until descriptors are free: `_check` listens again.
+                self._keeper.pool.reclaim()
                 self._selector.unregister(self._listener)
                 self._accept_at = time.monotonic() + _TICK_SECONDS
                 return
@@ -196,5 +199,5 @@ class Server:
         parent = self._options.parent
         if parent is not None and self._parent is None and not os.path.exists(f"/proc/{parent}"):
             self._stop = True
-        if now - self._busy_at >= self._options.idle_seconds:
+        if now - self._busy_at > self._options.idle_seconds:
             self._stop = True
