@@ -167,6 +167,14 @@ def tables(measured: dict[tuple[int, int], Figures], nbytes: int) -> Iterator[st
         )
 
 
+def _kept(path: Path | None, mib: int) -> dict[tuple[int, int], Figures]:
+    """Figures of earlier runs with a model of the same size."""
+    if path is None or not path.exists():
+        return {}
+    found = json.loads(path.read_text())
+    return {(key[0], key[1]): figures for key, figures in found["measured"] if found["mib"] == mib}
+
+
 def main() -> int:
     """Measure and print; see the module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -176,6 +184,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--stock-rounds", type=int, default=5, help="how many of the rounds PyTorch takes part in")
     parser.add_argument("--place", default=DEFAULT_PLACES["disk"], help="a folder on the disk to measure")
+    parser.add_argument("--json", type=Path, help="keep the figures here, beside those of earlier runs of that size")
     parser.add_argument("--page", action="store_true", help=f"write the tables into {PAGE.name}")
     for name, kind in (("--dim", int), ("--folder", Path)):
         parser.add_argument(name, type=kind, help=argparse.SUPPRESS)
@@ -184,13 +193,16 @@ def main() -> int:
     if arguments.rank:
         _run_rank(arguments)
         return 0
-    measured = {}
+    measured = _kept(arguments.json, arguments.mib)
     for dim in arguments.dims:
         for ranks in arguments.ranks:
             start = time.perf_counter()
             measured[dim, ranks] = _measure(ranks, dim, arguments)
             print(f"{ranks} ranks: {time.perf_counter() - start:.0f} s", file=sys.stderr)
-    lines = list(tables(measured, arguments.mib * _MIB))
+            if arguments.json is not None:
+                text = json.dumps({"mib": arguments.mib, "measured": [*measured.items()]})
+                arguments.json.write_text(text)
+    lines = list(tables(dict(sorted(measured.items())), arguments.mib * _MIB))
     print("\n".join(lines))
     if arguments.page:
         replace_figures(PAGE, MODULE, lines)

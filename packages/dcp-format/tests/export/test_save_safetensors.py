@@ -326,12 +326,37 @@ def test_a_rank_that_fails_leaves_the_earlier_export(ranks: Any, tmp_path: Path,
     assert same(exported(tmp_path), whole())
 
 
+DIFFERENT: dict[str, Any] = {
+    "dtype": torch.float16, "rename": {"rows": "lines"}, "split": {"rows": "{}.row"}, "max_file_bytes": 100
+}  # fmt: skip
+
+
+def test_ranks_must_agree_on_options(ranks: Any, tmp_path: Path) -> None:
+    """Also after an export with the same ones, which is planned from the cache."""
+
+    def run(path: str, different: dict[str, Any]) -> list[str]:
+        found = []
+        export(path)
+        for name, value in different.items():
+            try:
+                export(path, 2, **({name: value} if dist.get_rank() == 1 else {}))
+            except CheckpointException as error:
+                found.append(str(error))
+        return found
+
+    for texts in ranks.run(2, run, str(tmp_path), DIFFERENT):
+        assert len(texts) == len(DIFFERENT)
+        assert all(f"rank 1 exports with {name}=" in text for name, text in zip(DIFFERENT, texts, strict=True))
+    assert os.listdir(tmp_path) == ["model.safetensors"]
+    assert same(exported(tmp_path), whole())
+
+
 def on_several_hosts() -> Any:
     """Make each rank say that it is on a host of its own; returns what to put back."""
     rank = dist.get_rank()
     kept = shared_files.RankFacts.of_this_rank
     shared_files.RankFacts.of_this_rank = classmethod(  # type: ignore[method-assign]
-        lambda cls, aliases: cls(f"host {rank}", dict(aliases or {}))
+        lambda cls, aliases, settings=None: cls(f"host {rank}", dict(aliases or {}), dict(settings or {}))
     )
     return kept
 

@@ -58,6 +58,13 @@ class ExportOptions:
         if self.config_from is not None:
             object.__setattr__(self, "config_from", absolute_id(self.config_from))
 
+    @property
+    def settings(self) -> dict[str, str]:
+        """Options that decide about names, sizes and dtypes, as text: they must be the same on all ranks."""
+        found = {"max_file_bytes": self.max_file_bytes, "dtype": self.dtype}
+        sorted_maps = {name: dict(sorted(getattr(self, name).items())) for name in ("rename", "split")}
+        return {name: repr(value) for name, value in (found | sorted_maps).items()}
+
 
 def _strings(name: str, value: Any) -> dict[str, str]:
     if not isinstance(value, Mapping):

@@ -35,7 +35,7 @@ from dcp_format.export.config_files import config_files, copy_config_files
 from dcp_format.export.export_options import MAX_FILE_BYTES, ExportOptions
 from dcp_format.export.file_map import ExportedTensor, PlannedFile, lay_out, tensors_of
 from dcp_format.export.publishing import choose_names, choose_object_names, publish_files, publish_objects
-from dcp_format.export.shared_files import RankFacts, RankPart, agreed_aliases, share_out
+from dcp_format.export.shared_files import RankFacts, RankPart, agreed_aliases, check_settings, share_out
 from dcp_format.export.split_names import SplitNames
 from dcp_format.export.write_files import RankLink, check_complete, create_files
 from dcp_format.safetensors.complete_set import Stamp, is_writers_name
@@ -139,7 +139,7 @@ class SafetensorsWriter(StorageWriter, BlockingAsyncStager):
             remedy="leave them out of the state dict, or save them to another checkpoint",
         )
         self._order = [item.index.fqn for item in plan.items]
-        return replace(plan, storage_data=RankFacts.of_this_rank(plan.aliases))
+        return replace(plan, storage_data=RankFacts.of_this_rank(plan.aliases, self._options.settings))
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Make the files in full size under temporary names; return the plans with the places of each rank's tensors.
@@ -147,11 +147,13 @@ class SafetensorsWriter(StorageWriter, BlockingAsyncStager):
         Raises:
             UnsupportedValueError: The format lacks a dtype.
             DuplicateKeyError, MissingKeyError: `rename` does not fit the state dict.
+            DcpError: Ranks have different options.
             OSError: The disk has no space for the export.
         """
         options, store = self._options, self._store()
         self._copies = {} if options.config_from is None else config_files(options.config_from)
         facts = [RankFacts.of(plan) for plan in plans]
+        check_settings(facts)
         aliases = agreed_aliases(plans, facts)
         tensors = tensors_of(
             plans, self._order, dtype=options.dtype, names=self._names, aliases=aliases, split=SplitNames(options.split)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from dcp_core import SavePlan, WriteItem
 from dcp_core.errors import DcpError
@@ -19,7 +19,7 @@ from dcp_format.export.items import tensor_data_of
 from dcp_io import SHARED_BLOCK_BYTES, this_process
 from dcp_manifest import ITEM_BYTES
 
-__all__ = ["RankFacts", "RankPart", "agreed_aliases", "distribute", "host_conflict", "share_out"]
+__all__ = ["RankFacts", "RankPart", "agreed_aliases", "check_settings", "distribute", "host_conflict", "share_out"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +46,18 @@ class RankFacts:
     Attributes:
         host: Identity of the rank's host: ranks with the same one share the page cache.
         aliases: Tied tensors of the rank: alias → FQN under which the tensor is written.
+        settings: Options of the rank that decide about the files, by name; all ranks must have the same.
     """
 
     host: str
     aliases: Mapping[str, str]
+    settings: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of_this_rank(cls, aliases: Mapping[str, str] | None) -> RankFacts:
+    def of_this_rank(cls, aliases: Mapping[str, str] | None, settings: Mapping[str, str] | None = None) -> RankFacts:
         """Return the facts of this process."""
         me = this_process()
-        return cls(me.boot_id or me.host, dict(aliases or {}))
+        return cls(me.boot_id or me.host, dict(aliases or {}), dict(settings or {}))
 
     @classmethod
     def of(cls, plan: SavePlan) -> RankFacts:
@@ -63,6 +65,18 @@ class RankFacts:
         if not isinstance(plan.storage_data, RankFacts):
             raise DcpError("a plan lost its storage data; a planner's create_global_plan must keep it")
         return plan.storage_data
+
+
+def check_settings(facts: Sequence[RankFacts]) -> None:
+    """Raise DcpError if a rank has other options than the coordinator, rank 0; the message names both."""
+    first = facts[0].settings
+    for rank, one in enumerate(facts):
+        for name, value in one.settings.items():
+            if value != first.get(name):
+                raise DcpError(
+                    f"rank {rank} exports with {name}={value}, and rank 0 with {name}={first.get(name)}: the files are "
+                    "one for all ranks, so pass the same on each"
+                )
 
 
 def agreed_aliases(plans: Iterable[SavePlan], facts: Iterable[RankFacts]) -> dict[str, str]:
