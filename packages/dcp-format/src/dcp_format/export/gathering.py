@@ -26,6 +26,7 @@ __all__ = ["Gathering"]
 _PART = struct.Struct("<QQQQ")
 _DONE = b"done"
 _OPEN_BANDS = 4
+_KEPT_BYTES = 16 << 20
 Write = Callable[[Gather, int, memoryview], None]
 Key = tuple[int, int]
 
@@ -65,6 +66,7 @@ class Gathering:
         self._finished: set[int] = set()
         self._next = 0
         self._done = False
+        self._blocks = _Blocks()
         self._runs: dict[tuple[int, int], BoxRuns] = {}
         self._order: dict[Key, int] = {}
         self._bands: list[_Band] = []
@@ -127,6 +129,8 @@ class Gathering:
     def _open_next(self, band: _Band, dispatcher: Dispatcher | None) -> None:
         """Take parts of one more band, after this one is written."""
         with self._changed:
+            if band.data is not None:
+                self._blocks.give_back(band.data)
             band.data = None
             self._next += 1
             resumed, self._refused = self._refused, []
@@ -154,13 +158,14 @@ class Gathering:
             if place >= self._next + _OPEN_BANDS:
                 self._refused.append(stream)
                 return NOT_NOW
-        return memoryview(bytearray(payload_bytes))
+        return self._blocks.take(payload_bytes)
 
     def on_payload(self, stream: Stream, message: bytes, buffer: memoryview, /) -> None:
         """Put a part of a band in its place."""
         del stream
         tensor, number, box, position = _PART.unpack(message)
         self._guarded(lambda: self._put(self._bands[self._order[tensor, number]], box, position, buffer))
+        self._blocks.give_back(buffer)
 
     def on_goodbye(self, stream: Stream, /) -> None:
         """Do nothing: the other rank has sent all of its parts."""
@@ -173,7 +178,7 @@ class Gathering:
     def _put(self, band: _Band, box: int, position: int, piece: memoryview) -> None:
         with self._changed:
             if band.data is None:
-                band.data = memoryview(bytearray(band.stop - band.begin))
+                band.data = self._blocks.take(band.stop - band.begin)
             data = band.data
         copy_run_bytes(data, band.begin, self._runs_of(band.gather, box), position, piece)
         with self._changed:
@@ -242,6 +247,32 @@ class Gathering:
         if key not in self._runs:
             self._runs[key] = gather.runs(gather.boxes[box])
         return self._runs[key]
+
+
+class _Blocks:
+    """Memory for bands and for what arrives, which is used again: fresh memory costs more than the copy into it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._free: dict[int, list[memoryview]] = defaultdict(list)
+        self._kept_bytes = 0
+
+    def take(self, size: int) -> memoryview:
+        """Return a block of this size, with any contents."""
+        with self._lock:
+            if self._free[size]:
+                self._kept_bytes -= size
+                return self._free[size].pop()
+        return memoryview(bytearray(size))
+
+    def give_back(self, block: memoryview) -> None:
+        """Let the block be used again; sizes that are not used any more make room for it."""
+        with self._lock:
+            if self._kept_bytes + len(block) > _KEPT_BYTES:
+                self._free.clear()
+                self._kept_bytes = 0
+            self._kept_bytes += len(block)
+            self._free[len(block)].append(block)
 
 
 class _Sending:
