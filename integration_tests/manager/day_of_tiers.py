@@ -32,7 +32,7 @@ from dcp_tiers.promoter_process import PromoterProcess
 SAVES_PER_HOUR = 6
 """One each ten minutes."""
 LIFE = (0.0, 0.4)
-"""Shortest and longest time, in real seconds, after which a process that is preempted dies."""
+"""Shortest and longest time, in seconds of processor, after which a process that is preempted dies."""
 NEAR_BUDGET = 5
 """Checkpoints for which the fast tier has room."""
 _VALUES = 2000
@@ -195,8 +195,8 @@ class Day:
             try:
                 os.close(reader)
                 if killed:
-                    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-                    signal.setitimer(signal.ITIMER_REAL, max(life, 1e-6))
+                    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+                    signal.setitimer(signal.ITIMER_PROF, max(life, 1e-6))
                 installed.divert_events(lambda event: tell_drop(writer, event))
                 work(lambda text: tell(writer, text))
                 code = 0
@@ -206,7 +206,7 @@ class Day:
         with os.fdopen(reader) as lines:
             told = [line.split() for line in lines if line.endswith("\n")]
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        assert status == 0 or (killed and status == -signal.SIGALRM), f"a process ended with {status}"
+        assert status == 0 or (killed and status == -signal.SIGPROF), f"a process ended with {status}"
         for word, step in told:
             yield word, int(step)
 

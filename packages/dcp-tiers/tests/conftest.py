@@ -33,7 +33,7 @@ from dcp_io.stores import host_store
 from dcp_io.testing.shelves import ShelfPlugin
 from dcp_manifest import CheckpointIndex, Framing, ManifestInfo, StoredItems, encode
 from dcp_tiers import Tier, Tiers
-from dcp_tiers.promotion import Promotion
+from dcp_tiers.promoting.promotion import Promotion
 from dcp_tiers.waiting import steps_to_send
 
 _clock = itertools.count(time.time_ns())

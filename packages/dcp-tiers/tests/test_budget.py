@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from dcp_io import KeepLast
-from dcp_tiers import Tier, Tiers, TiersError
+from dcp_tiers import Tier, Tiers, TiersError, budget
 from dcp_tiers.promote import promote
-from dcp_tiers.promotion import Promotion
+from dcp_tiers.promoting.promotion import Promotion
 
 SIZE = 250_000
 """A little more than one checkpoint takes."""
@@ -85,7 +85,9 @@ def test_the_budget_of_the_last_tier(helpers, near, far):
     for step in (10, 20, 30):
         helpers.save(near, step)
     full = Tiers([Tier(near), Tier(far, max_bytes=2 * SIZE)])
-    assert promote(full, seconds=0.2) == {str(far): [30]}
+    promotion = Promotion(full, 1)
+    assert not promotion.run(lambda _: False)
+    assert promotion.waiting() == [30]
     assert steps(far) >= {"step-10", "step-20"}
     assert promote(Tiers([Tier(near), Tier(far, max_bytes=2 * SIZE, when_full="drop")])) == {}
     assert steps(far) == {"step-20", "step-30"}
@@ -113,3 +115,30 @@ def test_other_processes_read_the_budget(make, near):
     make(3, "drop").write()
     first = Tiers.read(near).tiers[0]
     assert (first.max_bytes, first.when_full) == (3 * SIZE, "drop")
+
+
+def test_without_a_budget_the_disk_is_the_limit(helpers, near, far, monkeypatch):
+    tiers = helpers.tiers()
+    for step in (10, 20, 30):
+        helpers.save(near, step)
+    assert tiers.make_room(40, hurry=False)
+    monkeypatch.setattr(budget, "_free_bytes", lambda _: 10_000)  # notes differ by some bytes
+    assert not tiers.make_room(40, hurry=False)  # the slow tier has none of them
+    assert sorted(helpers.loaded(near)) == [10, 20, 30]
+    assert promote(tiers) == {}
+    assert tiers.make_room(40, hurry=False)
+    assert sorted(helpers.loaded(near)) == [20, 30]
+    helpers.save(near, 40)
+    far.rename(far.parent / "away")
+    assert tiers.make_room(50, hurry=False)
+    assert not Tiers([Tier(near), Tier(far.parent / "other")]).make_room(50, hurry=False)
+    assert Tiers([Tier(near), Tier(far.parent / "other")]).make_room(50, hurry=True)
+    assert sorted(helpers.loaded(near)) == [40]
+
+
+def test_a_disk_with_plenty_of_room_is_not_listed(helpers, near, monkeypatch):
+    tiers = helpers.tiers()
+    helpers.save(near, 10)
+    assert tiers.make_room(20, hurry=False)
+    monkeypatch.setattr(tiers.catalogues[0], "folders", None)
+    assert tiers.make_room(30, hurry=False)

@@ -115,7 +115,7 @@ def test_promote_says_what_has_not_arrived(helpers, near, far):
     tiers = helpers.tiers()
     tiers.write()
     helpers.save(near, 10)
-    with only_one(tiers, wait=False):
+    with only_one(tiers):
         assert run(promote_tiers.command, near)[0] == 1
     far.write_text("not a folder")
     code, text = run(promote_tiers.command, near, "--seconds", "0.3")

@@ -16,7 +16,7 @@ import pytest
 
 from dcp_crash import WRITING, Fault, disk_states, mark, run_traced, snapshot
 from dcp_tiers import Tier, Tiers
-from dcp_tiers.promotion import Promotion
+from dcp_tiers.promoting.promotion import Promotion
 
 pytestmark = [pytest.mark.traced, pytest.mark.parametrize("hosts", ["/near/run"], ids=["folder"], indirect=True)]
 

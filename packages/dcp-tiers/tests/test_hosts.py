@@ -101,8 +101,8 @@ def test_there_is_one_promoter_of_a_host(tmp_path: Path, far: Path, hosts: Simpl
     def tiers() -> Tiers:
         return Tiers([Tier(hosts.near, per_host=True), Tier(far)])
 
-    with hosts.on_host(tmp_path, "a"), only_one(tiers(), wait=False) as first:
-        with only_one(tiers(), wait=False) as second:
+    with hosts.on_host(tmp_path, "a"), only_one(tiers()) as first:
+        with only_one(tiers()) as second:
             assert (first, second) == (True, False)
-        with hosts.on_host(tmp_path, "b"), only_one(tiers(), wait=False) as elsewhere:
+        with hosts.on_host(tmp_path, "b"), only_one(tiers()) as elsewhere:
             assert elsewhere

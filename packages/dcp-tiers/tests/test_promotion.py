@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import socket
 import threading
 import time
 
@@ -15,7 +17,8 @@ from dcp_tiers import Tier, Tiers
 from dcp_tiers.copying.copy_checkpoint import Pace, copy_checkpoint
 from dcp_tiers.copying.passing_crcs import PassingCrcs
 from dcp_tiers.promote import promote
-from dcp_tiers.promotion import Promotion
+from dcp_tiers.promoting import promotion, sources
+from dcp_tiers.promoting.promotion import Promotion
 
 
 def names(folder) -> set[str]:
@@ -161,7 +164,7 @@ def unsteady(tiers: Tiers) -> Tiers:
 
 
 def test_a_failing_storage_is_tried_again_and_sent_files_are_not_sent_again(helpers, near, far, monkeypatch):
-    monkeypatch.setattr("dcp_tiers.promotion._FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("dcp_tiers.promoting.promotion._FIRST_PAUSE_SECONDS", 0.01)
     helpers.save(near, 10)
     sent = []
     real = LocalStore.create
@@ -260,3 +263,99 @@ def test_a_storage_that_fails_until_after_the_end_of_an_attempt(helpers, near, f
     assert list((far / "step-10").glob(".dcp-save-*"))
     assert promotion.promote_next()
     assert helpers.loaded(far) == helpers.loaded(near)
+
+
+def test_an_error_of_any_kind_is_tried_again(helpers, near, far, events, monkeypatch):
+    helpers.save(near, 10)
+    copy, errors = promotion.copy_checkpoint, [KeyError("a client of a storage"), RecursionError()]
+
+    def fail_first(*arguments, **options):
+        if errors:
+            raise errors.pop(0)
+        return copy(*arguments, **options)
+
+    monkeypatch.setattr(promotion, "copy_checkpoint", fail_first)
+    assert Promotion(helpers.tiers(), 1).run(lambda _: True)
+    assert sorted(helpers.loaded(far)) == [10]
+    retries = [event.error for event in events if (event.phase, event.state) == ("retry", "failed")]
+    assert retries == ["KeyError: 'a client of a storage'", "RecursionError: "]
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_middle_tier_that_is_away_holds_nothing_up(helpers, near, far, tmp_path, monkeypatch, hangs):
+    last = tmp_path / "last"
+    tiers = Tiers([Tier(near), Tier(far), Tier(last)])
+    helpers.save(near, 10)
+    ends = threading.Event()
+    if hangs:
+        monkeypatch.setattr(sources, "_MIDDLE_SECONDS", 0.1)
+        monkeypatch.setattr(tiers.catalogues[1], "folders", ends.wait)
+    else:
+        far.write_text("not a folder: the storage is away")
+    assert Promotion(tiers, 2).run(lambda _: False)
+    assert sorted(helpers.loaded(last)) == [10]
+    ends.set()
+
+
+def test_a_storage_that_was_replaced_gets_all_again(helpers, near, far):
+    tiers = helpers.tiers(KeepLast(2))
+    for step in (10, 20, 30):
+        helpers.save(near, step)
+        promote(tiers)
+    shutil.rmtree(far)
+    assert promote(helpers.tiers(KeepLast(2))) == {}
+    assert sorted(helpers.loaded(far)) == [20, 30]
+
+
+def test_what_the_further_tier_has_dropped_does_not_come_back(helpers, near, far):
+    tiers = helpers.tiers(KeepBest(1, "loss"))
+    helpers.save(near, 10, loss=0.1)
+    promote(tiers)
+    shutil.rmtree(near / "step-10")  # by the policy of the nearer tier
+    helpers.save(near, 20, loss=0.5)
+    promote(tiers)
+    helpers.save(near, 30, loss=0.3)
+    promote(tiers)
+    there = sorted(helpers.loaded(far))
+    assert promote(helpers.tiers(KeepBest(1, "loss"))) == {}
+    assert sorted(helpers.loaded(far)) == there
+
+
+def test_one_folder_under_two_names_is_refused(helpers, near, far):
+    for step in (10, 20):
+        helpers.save(near, step)
+    far.symlink_to(near)
+    same = Promotion(helpers.tiers(KeepLast(1)), 1)
+    assert not same.run(lambda _: False)
+    assert "are the same folder" in str(same.problem)
+    assert sorted(helpers.loaded(near)) == [10, 20]
+
+
+def test_a_folder_that_takes_no_notes_is_promoted_once(helpers, near, far, monkeypatch, caplog):
+    def refuse(store, url):
+        raise OSError(30, "Read-only file system")
+
+    for step in (10, 20):
+        helpers.save(near, step)
+    monkeypatch.setattr(promotion, "note_arrival", refuse)
+    assert promote(helpers.tiers()) == {}
+    assert sorted(helpers.loaded(far)) == [10, 20]
+    assert caplog.text.count("is not noted: ") == 2
+
+
+def test_half_a_copy_says_where_the_whole_was(helpers, near, far, caplog):
+    helpers.save(near, 10)
+
+    def fail(count, passed=[]):  # noqa: B006 - counts calls
+        passed.append(count)
+        if len(passed) > 2:
+            raise OSError(5, "the host is lost")
+
+    store = LocalStore(near).child("step-10")
+    with pytest.raises(OSError, match="the host is lost"):
+        copy_checkpoint(store, LocalStore(far).child("step-10"), stale_after_seconds=30, pace=fail)
+    shutil.rmtree(near)
+    assert helpers.tiers().latest() is None
+    assert f"step 10 is not complete: {far}/step-10 has 2 data files" in caplog.text
+    place = f"{near}/step-10 on {socket.gethostname()}"
+    assert f"a copy from {place}, where it has 236 KiB, was interrupted" in caplog.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 
 import pytest
@@ -108,5 +109,71 @@ def test_wrong_tiers_are_refused(near):
         Tiers([])
     with pytest.raises(TiersError, match="twice"):
         Tiers([Tier(near), Tier(f"{near}/")])
-    with pytest.raises(TiersError, match="must be positive"):
+    with pytest.raises(TiersError, match="must be a number of at least 1"):
         Tier(near, rate_bytes_per_second=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"keep": 2}, "keep is 2; give a policy"),
+        ({"rate_bytes_per_second": float("inf")}, "rate_bytes_per_second is inf"),
+        ({"rate_bytes_per_second": 1e-300}, "rate_bytes_per_second is 1e-300"),
+        ({"rate_bytes_per_second": "fast"}, "rate_bytes_per_second is 'fast'"),
+        ({"max_bytes": 1.5}, "max_bytes is 1.5"),
+        ({"max_bytes": True}, "max_bytes is True"),
+        ({"per_host": "false"}, "per_host is 'false'"),
+    ],
+)
+def test_wrong_options_are_refused(near, options, said):
+    with pytest.raises(TiersError, match=said):
+        Tier(near, **options)
+
+
+def test_a_whole_number_may_be_written_as_a_float(near):
+    assert Tier(near, max_bytes=5e11).max_bytes == 500_000_000_000
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "keep = \"__import__('os').system('true')\"",
+        'keep = "KeepLast(1e999)"',
+        'keep = "KeepLast(True)"',
+        f'keep = "{"(" * 500}KeepLast(1){")" * 500}"',
+        f"keep = {'[' * 5000}",
+        "keep = 3",
+        'keep = "KeepAll()"\nrate_bytes_per_second = nan',
+        'keep = "KeepAll()"\nmax_bytes = inf',
+        'keep = "KeepAll()"\nper_host = 1',
+    ],
+)
+def test_a_hostile_description_is_refused(tmp_path, line):
+    text = f"version = 1\nfolder_prefix = 'step-'\n[[tiers]]\nroot = '/elsewhere'\n{line}\n"
+    (tmp_path / "run.tiers.toml").write_text(text)
+    with pytest.raises(TiersError, match=r"run\.tiers\.toml"):
+        Tiers.read(tmp_path)
+
+
+@pytest.mark.parametrize("prefix", ["a/b-", "..", "7"])
+def test_a_hostile_prefix_is_refused(tmp_path, prefix):
+    text = f"version = 1\nfolder_prefix = '{prefix}'\n[[tiers]]\nroot = '/elsewhere'\nkeep = 'KeepAll()'\n"
+    (tmp_path / "run.tiers.toml").write_text(text)
+    with pytest.raises(TiersError, match=r"run\.tiers\.toml"):
+        Tiers.read(tmp_path)
+
+
+def test_the_file_of_another_user_is_shown_but_not_obeyed(helpers, near, monkeypatch):
+    helpers.tiers().write()
+    if os.getuid() == 0:
+        os.chown(near / "run.tiers.toml", 12345, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    assert len(Tiers.read(near).tiers) == 2
+    with pytest.raises(TiersError, match=r"run\.tiers\.toml belongs to another user"):
+        Tiers.read(near, own=True)
+
+
+def test_other_processes_know_when_a_marker_is_stale(near):
+    Tiers([Tier(near)], stale_after_seconds=7.5).write()
+    assert Tiers.read(near).stale_after_seconds == 7.5

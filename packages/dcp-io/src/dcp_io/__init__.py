@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from dcp_io.reading.read_engine import read_items
     from dcp_io.recently_used import RecentlyUsed
     from dcp_io.requests import Payload, PiecewiseData, ReadRequest, ReadStats, Writable, WriteRequest
-    from dcp_io.roots.catalogue import Catalogue
+    from dcp_io.roots.catalogue import Catalogue, StepFolder
     from dcp_io.roots.keeping_rules import (
         KeepAll,
         KeepAny,
@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from dcp_io.roots.policy_text import parse_policy, policy_text
     from dcp_io.roots.promoting_root import PromotingRoot
     from dcp_io.roots.records import CheckpointRecord, by_creation
+    from dcp_io.roots.unfinished import Unfinished
     from dcp_io.saves.current_checkpoint import Current, read_current
     from dcp_io.saves.marker_owner import ProcessIdentity, is_gone, this_process
     from dcp_io.saves.own_files import is_own_file, temporary_of
@@ -140,6 +141,7 @@ __all__ = [
     "SaveSession",
     "Sink",
     "Source",
+    "StepFolder",
     "StorageError",
     "Store",
     "StoreBackend",
@@ -147,6 +149,7 @@ __all__ = [
     "StreamFileSystem",
     "StreamStore",
     "TruncatedError",
+    "Unfinished",
     "UploadSink",
     "Verify",
     "VerifyReport",
@@ -244,7 +247,7 @@ __getattr__, __dir__ = import_lazily(
         "dcp_io.reading.read_engine": ("read_items",),
         "dcp_io.recently_used": ("RecentlyUsed",),
         "dcp_io.requests": ("Payload", "PiecewiseData", "ReadRequest", "ReadStats", "Writable", "WriteRequest"),
-        "dcp_io.roots.catalogue": ("Catalogue",),
+        "dcp_io.roots.catalogue": ("Catalogue", "StepFolder"),
         "dcp_io.roots.keeping_rules": (
             "KeepAll",
             "KeepAny",
@@ -258,6 +261,7 @@ __getattr__, __dir__ = import_lazily(
         "dcp_io.roots.policy_text": ("parse_policy", "policy_text"),
         "dcp_io.roots.promoting_root": ("PromotingRoot",),
         "dcp_io.roots.records": ("CheckpointRecord", "by_creation"),
+        "dcp_io.roots.unfinished": ("Unfinished",),
         "dcp_io.saves.current_checkpoint": ("Current", "read_current"),
         "dcp_io.saves.marker_owner": ("ProcessIdentity", "is_gone", "this_process"),
         "dcp_io.saves.own_files": ("is_own_file", "temporary_of"),

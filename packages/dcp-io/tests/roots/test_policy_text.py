@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from dcp_io import KeepAll, KeepBest, KeepEvery, KeepFor, KeepLast, KeepPolicy, parse_policy, policy_text
@@ -32,3 +33,16 @@ def test_a_policy_of_ones_own_has_no_text() -> None:
 
     with pytest.raises(ValueError, match="Own cannot be written"):
         policy_text(KeepLast(1) | Own())
+
+
+@pytest.mark.parametrize("policy", [KeepFor(float("inf")), KeepLast(np.int64(2)), KeepFor(np.float32(1.5))], ids=repr)
+def test_numbers_of_other_kinds_are_written_as_they_are_read(policy):
+    assert parse_policy(policy_text(policy)) == policy
+
+
+@pytest.mark.parametrize("wrong", [2.0, True, "2", float("inf"), float("nan"), 0])
+def test_a_count_is_a_whole_number(wrong):
+    with pytest.raises(ValueError, match="whole number"):
+        KeepLast(wrong)
+    with pytest.raises(ValueError, match="whole number"):
+        KeepEvery(wrong)

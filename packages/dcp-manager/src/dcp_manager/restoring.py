@@ -8,6 +8,7 @@ a checkpoint is damaged: a file that the coordinator finds, but another rank doe
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -16,7 +17,7 @@ from enum import Enum, auto
 from functools import partial
 
 from dcp_core import CheckpointException, CheckpointNotFoundError, CorruptCheckpointError, DcpError, LoadReport
-from dcp_io import Catalogue, CheckpointRecord, HostStore, Store, ask_places
+from dcp_io import Catalogue, CheckpointRecord, HostStore, Store, Unfinished, ask_places
 from dcp_manager.together import Ranks
 from dcp_manifest import library_logger
 
@@ -41,6 +42,8 @@ class Restored:
     """Report of the load on this rank."""
     passed_over: tuple[int, ...] = ()
     """Higher steps whose checkpoints turned out to be damaged."""
+    unfinished: tuple[Unfinished, ...] = ()
+    """What there is of higher steps without an index, whose saves or copies are running or were interrupted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +131,10 @@ def restore_newest(
     gone: set[_Copy] = set()
     end = time.monotonic() + wanted.wait_seconds
     while True:
-        copy, problems = ranks.combine(
+        copy, problems, unfinished = ranks.combine(
             "choose a checkpoint",
             lambda: catalogues[0].records() if _per_host(catalogues[0]) else None,
-            partial(_choose, catalogues, damaged.keys() | gone),
+            partial(_choose_and_look, catalogues, damaged.keys() | gone),
         )
         damaged.update(problems)
         waits = wanted.wait_seconds > 0 and wanted.lacks(copy, damaged)
@@ -139,6 +142,8 @@ def restore_newest(
             time.sleep(_LOOK_SECONDS)
             damaged.clear()
             continue
+        if ranks.is_coordinator:
+            _report_unfinished(unfinished, copy)
         wanted.check(copy, damaged)
         if copy is None:
             return None
@@ -147,7 +152,7 @@ def restore_newest(
             with _held(catalogue, ranks, step):
                 report = load(catalogue, step)
                 passed_over = {other for other, _ in damaged} - {step}
-                return Restored(step, report, tuple(sorted(passed_over, reverse=True)))
+                return Restored(step, report, tuple(sorted(passed_over, reverse=True)), unfinished)
         except DcpError as error:
             reason = _pass_over(error, catalogue, ranks, step)
             if reason is None:
@@ -207,6 +212,26 @@ def _worst(problems: list[Damage | None]) -> Damage | None:
 
 def _per_host(catalogue: Catalogue) -> bool:
     return isinstance(catalogue.store, HostStore)
+
+
+def _choose_and_look(
+    catalogues: Sequence[Catalogue], without: Collection[_Copy], hosts: Sequence[Sequence[CheckpointRecord] | None]
+) -> tuple[_Copy | None, dict[_Copy, str], tuple[Unfinished, ...]]:
+    """Choose a copy, and find what there is of higher steps that are in no place. Arguments: see `_choose`."""
+    copy, problems = _choose(catalogues, without, hosts)
+    known = {step for step, _ in (*problems, *without)}
+    found: list[Unfinished] = []
+    for catalogue in catalogues:
+        with contextlib.suppress(OSError):  # such as a place that is away
+            found += catalogue.unfinished(-1 if copy is None else copy[0])
+    return copy, problems, tuple(one for one in found if one.step not in known)
+
+
+def _report_unfinished(unfinished: Sequence[Unfinished], copy: _Copy | None) -> None:
+    chosen = "nothing is restored" if copy is None else f"step {copy[0]} is restored"
+    for one in unfinished:
+        level = logging.INFO if one.is_running else logging.WARNING
+        _log.log(level, "step %d cannot be loaded, and %s: %s", one.step, chosen, one.text)
 
 
 def _choose(

@@ -1,6 +1,7 @@
-"""Notes of arrival: small files beside a checkpoint that say to which further tiers it has been promoted.
+"""Notes of arrival: empty files beside a checkpoint whose names say to which further tiers it has been promoted.
 
-With them, retention in a near tier knows what it may remove without a request to a far tier, which may be away.
+With them, retention in a near tier knows what it may remove without a request to a far tier, which may be away. A name
+alone says everything, so that a listing is enough, and a full disk can take the note.
 """
 
 from __future__ import annotations
@@ -10,65 +11,95 @@ import json
 from collections.abc import Iterable
 
 from dcp_io import Entry, Store
-from dcp_manifest import METADATA_NAME, CheckpointNotFoundError
+from dcp_manifest import METADATA_NAME
 
-__all__ = ["has_arrived", "note_arrival", "note_name", "note_refusal", "was_refused"]
+__all__ = [
+    "arrival_is_noted",
+    "forget_arrival",
+    "has_arrived",
+    "note_arrival",
+    "note_forgone",
+    "note_refusal",
+    "was_refused",
+]
+
+_ARRIVED, _FORGONE, _REFUSED = ".dcp-promoted-", ".dcp-forgone-", ".dcp-refused-"
 
 
-def note_name(url: str) -> str:
-    """Return the name of the note that a checkpoint has arrived in the tier at `url`."""
-    return f".dcp-promoted-{hashlib.blake2b(url.encode(), digest_size=8).hexdigest()}.json"
+def note_arrival(store: Store, url: str) -> None:
+    """Write the note that the checkpoint in the folder `store` has arrived in the tier at `url`.
+
+    Raises:
+        OSError: The storage failed.
+    """
+    _write(store, _ARRIVED, url, b"")
 
 
-def note_arrival(store: Store, url: str, save_id: str) -> None:
-    """Write the note that the checkpoint in the folder `store` has arrived in the tier at `url`."""
-    index = _index_entry(store.list())
-    if index is not None:
-        values = {"tier": url, "save_id": save_id, "index": [index.bytes, index.mtime]}
-        store.publish(note_name(url), json.dumps(values).encode(), sync=False)
+def note_forgone(store: Store, url: str) -> None:
+    """Write the note that the checkpoint in the folder `store` will never be complete in the tier at `url`."""
+    _write(store, _FORGONE, url, b"")
 
 
 def note_refusal(store: Store, url: str, reason: str) -> None:
     """Write the note that the checkpoint in the folder `store` cannot be promoted to the tier at `url`."""
-    index = _index_entry(store.list())
-    if index is not None:
-        values = {"tier": url, "refused": reason, "index": [index.bytes, index.mtime]}
-        store.publish(_refusal_name(url), json.dumps(values).encode(), sync=False)
+    _write(store, _REFUSED, url, json.dumps({"tier": url, "refused": reason}).encode())
 
 
-def was_refused(store: Store, entries: Iterable[Entry], url: str) -> bool:
-    """Whether a checkpoint has a valid note that it cannot be promoted to a tier. Arguments: see `has_arrived`."""
-    return _has_note(store, entries, _refusal_name(url))
+def forget_arrival(store: Store, url: str) -> None:
+    """Remove the note of an arrival: the tier at `url` has lost the checkpoint since."""
+    for entry in store.list():
+        if entry.name.startswith(_prefix(_ARRIVED, url)):
+            store.delete(entry.name)
 
 
-def _refusal_name(url: str) -> str:
-    return note_name(f"refused by {url}")
-
-
-def has_arrived(store: Store, entries: Iterable[Entry], url: str) -> bool:
-    """Whether a checkpoint has a valid note of its arrival in the tier at `url`.
+def has_arrived(entries: Iterable[Entry], url: str) -> bool:
+    """Whether a checkpoint has arrived in the tier at `url`, or is not to be sent there any more, by a valid note.
 
     The note of an earlier save of the same step is not valid: the index was another file then.
 
     Args:
-        store: The checkpoint's folder.
-        entries: Listing of the folder.
+        entries: Listing of the checkpoint's folder.
         url: Path or URI of the further tier.
     """
-    return _has_note(store, entries, note_name(url))
+    return _has_note(entries, _ARRIVED, url) or _has_note(entries, _FORGONE, url)
 
 
-def _has_note(store: Store, entries: Iterable[Entry], name: str) -> bool:
-    entries = list(entries)
-    index = _index_entry(entries)
-    if index is None or not any(entry.name == name for entry in entries):
-        return False
-    try:
-        noted = json.loads(store.read(name))["index"]
-    except (CheckpointNotFoundError, ValueError, KeyError, TypeError):
-        return False
-    return bool(noted == [index.bytes, index.mtime])
+def arrival_is_noted(entries: Iterable[Entry], url: str) -> bool:
+    """Whether a checkpoint has a valid note that the tier at `url` has it. Arguments: see `has_arrived`."""
+    return _has_note(entries, _ARRIVED, url)
 
 
-def _index_entry(entries: Iterable[Entry]) -> Entry | None:
-    return next((entry for entry in entries if entry.name == METADATA_NAME), None)
+def was_refused(entries: Iterable[Entry], url: str) -> bool:
+    """Whether a checkpoint has a valid note that it cannot be promoted to a tier. Arguments: see `has_arrived`."""
+    return _has_note(entries, _REFUSED, url)
+
+
+def _write(store: Store, kind: str, url: str, data: bytes) -> None:
+    entries = store.list()
+    name = _name(entries, kind, url)
+    if name is None:
+        return
+    store.publish(name, data, sync=False)
+    for entry in entries:
+        if entry.name.startswith(_prefix(kind, url)) and entry.name != name:  # of an earlier save of the step
+            store.delete(entry.name)
+
+
+def _has_note(entries: Iterable[Entry], kind: str, url: str) -> bool:
+    entries = tuple(entries)
+    name = _name(entries, kind, url)
+    return name is not None and any(entry.name == name for entry in entries)
+
+
+def _name(entries: Iterable[Entry], kind: str, url: str) -> str | None:
+    """Return the name of a note for the index in a listing; None if there is no index."""
+    index = next((entry for entry in entries if entry.name == METADATA_NAME), None)
+    return None if index is None else f"{_prefix(kind, url)}{_digest(f'{index.bytes} {index.mtime!r}')}.json"
+
+
+def _prefix(kind: str, url: str) -> str:
+    return f"{kind}{_digest(url)}-"
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=8).hexdigest()

@@ -6,9 +6,10 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from dcp_io import parse_policy, policy_text
+from dcp_io import STALE_AFTER_SECONDS, parse_policy, policy_text
 from dcp_tiers.errors import TiersError
 from dcp_tiers.tier import Tier
 
@@ -17,7 +18,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["DESCRIPTION", "decode_tiers", "encode_tiers"]
+__all__ = ["DESCRIPTION", "Description", "check_owner", "decode_tiers", "encode_tiers"]
 
 DESCRIPTION = "run.tiers.toml"
 """Name of the file in the folder of each tier."""
@@ -25,8 +26,20 @@ _VERSION = 1
 _KEYS = {"root", "keep", "rate_bytes_per_second", "max_bytes", "when_full", "per_host"}
 
 
-def encode_tiers(tiers: Sequence[Tier], folder_prefix: str) -> bytes:
-    """Return the description of tiers, nearest first, as TOML.
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What the file says: the arguments of `Tiers`."""
+
+    tiers: Sequence[Tier]
+    """The tiers, nearest first."""
+    folder_prefix: str
+    """Prefix of checkpoint folder names."""
+    stale_after_seconds: float = STALE_AFTER_SECONDS
+    """Age at which markers and leases of other hosts count as dead."""
+
+
+def encode_tiers(described: Description) -> bytes:
+    """Return a description as TOML.
 
     Raises:
         ValueError: A policy is of a class of your own.
@@ -34,9 +47,11 @@ def encode_tiers(tiers: Sequence[Tier], folder_prefix: str) -> bytes:
     lines = [
         "# Tiers of a training run's checkpoints, nearest first: for `python -m dcp_tiers.promote` and tools.",
         f"version = {_VERSION}",
-        f"folder_prefix = {_string(folder_prefix)}",
+        f"folder_prefix = {_string(described.folder_prefix)}",
     ]
-    for tier in tiers:
+    if described.stale_after_seconds != STALE_AFTER_SECONDS:
+        lines.append(f"stale_after_seconds = {float(described.stale_after_seconds)!r}")
+    for tier in described.tiers:
         lines += [
             "",
             "[[tiers]]",
@@ -52,8 +67,8 @@ def encode_tiers(tiers: Sequence[Tier], folder_prefix: str) -> bytes:
     return ("\n".join(lines) + "\n").encode()
 
 
-def decode_tiers(data: bytes, file: str) -> tuple[list[Tier], str]:
-    """Return the tiers and the folder prefix of a description.
+def decode_tiers(data: bytes, file: str) -> Description:
+    """Return what a file describes.
 
     Args:
         data: Contents of the file.
@@ -66,12 +81,23 @@ def decode_tiers(data: bytes, file: str) -> tuple[list[Tier], str]:
         values: dict[str, Any] = tomllib.loads(data.decode())
         version = values["version"]
         if version == _VERSION:
-            return [_tier(one) for one in values["tiers"]], str(values["folder_prefix"])
+            stale = float(values.get("stale_after_seconds", STALE_AFTER_SECONDS))
+            return Description([_tier(one) for one in values["tiers"]], str(values["folder_prefix"]), stale)
     except KeyError as error:
         raise TiersError(f"{file}: the key {error} is missing; write the file anew with Tiers.write()") from error
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         raise TiersError(f"{file} does not describe tiers: {error}; write it anew with Tiers.write()") from error
     raise TiersError(f"{file}: version {version!r} is not {_VERSION}; use the dcp-tiers that wrote it")
+
+
+def check_owner(path: str) -> None:
+    """Raise TiersError if a file belongs neither to the user of this process nor to root."""
+    owner = os.stat(path).st_uid
+    if owner not in (os.geteuid(), 0):
+        raise TiersError(
+            f"{path} belongs to another user (uid {owner}), and checkpoints would be written and removed where it "
+            "says: read it, and give the command a copy that is yours"
+        )
 
 
 def _tier(values: dict[str, Any]) -> Tier:

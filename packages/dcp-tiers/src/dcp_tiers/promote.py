@@ -1,33 +1,32 @@
 """The promoter process: `python -m dcp_tiers.promote RUN`. Copies to all further tiers at once, one thread for each.
 
 With `--follow` it looks for new checkpoints whenever a line comes on its standard input, until the input ends: so it
-ends after the trainer that started it, however that one ended, when everything has arrived.
+ends after the trainer that started it, however that one ended, when everything has arrived. While another promoter of
+the run is at work on the host, it waits, and passes on what it hears.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import fcntl
-import hashlib
 import logging
 import os
+import stat
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
 
 from dcp_hooks import installed
-from dcp_io import HostStore, LocalStore
 from dcp_manifest import DcpError
-from dcp_tiers.promoter_process import EventWriter
-from dcp_tiers.promotion import Promotion
+from dcp_tiers.promoter_lock import PromoterLock
+from dcp_tiers.promoter_process import LOG_FORMAT, EventWriter
+from dcp_tiers.promoting.following import Trainer, stand_by
+from dcp_tiers.promoting.promotion import Promotion
 from dcp_tiers.tiers import Tiers
 
 __all__ = ["main", "only_one", "promote"]
 
-LOCK = ".dcp-promoter.lock"
 _STEP_SECONDS = 0.5
 _NICE = 10
 
@@ -123,34 +122,14 @@ def _finish(workers: Sequence[_Worker], seconds: float) -> dict[str, list[int]]:
 
 
 @contextlib.contextmanager
-def only_one(tiers: Tiers, *, wait: bool) -> Iterator[bool]:
-    """Hold the lock of promoters of this run on this host; yields False if another one has it."""
-    near = tiers.places[0]
-    if isinstance(near, LocalStore):
-        near.make()
-        path = os.path.join(near.path, LOCK)
-    elif isinstance(near, HostStore):
-        path = _path_of_lock(f"{near.url} {tiers.host_id()}")
-    else:  # shared: the lease in the further tier is what excludes others
-        yield True
-        return
-    with open(path, "ab", opener=_open_own) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            yield False
-            return
-        yield True
+def only_one(tiers: Tiers) -> Iterator[bool]:
+    """Hold the lock of promoters of this run on this host; yields False if another one has it.
 
-
-def _path_of_lock(name: str) -> str:
-    """Return the path of a lock file of this user for a name, where the store itself is no folder."""
-    digest = hashlib.blake2b(name.encode(), digest_size=8).hexdigest()
-    return os.path.join(tempfile.gettempdir(), f"dcp-promoter-{os.getuid()}-{digest}.lock")
-
-
-def _open_own(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    Raises:
+        OSError: The first tier cannot be accessed.
+    """
+    with PromoterLock(tiers.places[0], tiers.host_id) as lock:
+        yield lock.take()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -174,31 +153,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--events", action="store_true", help="write events to standard output, for the trainer")
     parser.add_argument("--follow", action="store_true", help="go on until standard input ends; each line: look again")
     given = parser.parse_args(arguments)
-    logging.basicConfig(format="dcp-tiers: %(message)s", level=logging.INFO)
+    logging.basicConfig(format=LOG_FORMAT if given.events else "dcp-tiers: %(message)s", level=logging.INFO)
     if given.events:
         installed.divert_events(EventWriter(sys.stdout.fileno()))
+        if stat.S_ISFIFO(os.fstat(sys.stderr.fileno()).st_mode):
+            os.set_blocking(sys.stderr.fileno(), False)  # a trainer that is stopped must not hold the promoter up
+    seconds = float("inf") if given.seconds is None else given.seconds
     try:
-        tiers = Tiers.read(given.run)
-        with only_one(tiers, wait=given.follow) as alone:
+        tiers = Tiers.read(given.run, own=not given.events)
+        with contextlib.suppress(OSError):
+            os.nice(_NICE)
+        if given.follow:
+            return _report(_follow(tiers, Trainer(sys.stdin.fileno(), is_parent=given.events), seconds))
+        with only_one(tiers) as alone:
             if not alone:
                 _say("another promoter of this run is at work on this host")
                 return 1
-            return _report(_promote_all(tiers, given.seconds, follow=given.follow))
+            return _report(promote(tiers, seconds=seconds))
     except (DcpError, OSError) as error:
         _say(str(error))
         return 2
 
 
-def _promote_all(tiers: Tiers, seconds: float | None, *, follow: bool) -> dict[str, list[int]]:
-    with contextlib.suppress(OSError):
-        os.nice(_NICE)
-    if not follow:
-        return promote(tiers, seconds=seconds)
-    workers = _start(tiers)
-    for _ in sys.stdin:
-        for worker in workers:
-            worker.wake()
-    return _finish(workers, float("inf") if seconds is None else seconds)
+def _follow(tiers: Tiers, trainer: Trainer, seconds: float) -> dict[str, list[int]]:
+    """Promote what a trainer saves, until it has ended and everything has arrived; returns what has not."""
+    with PromoterLock(tiers.places[0], tiers.host_id) as lock:
+        if not stand_by(tiers, lock, trainer, seconds):
+            return {}
+        workers = _start(tiers)
+        while not trainer.has_ended:
+            if trainer.wait(_STEP_SECONDS) or lock.is_asked():
+                for worker in workers:
+                    worker.wake()
+        return _finish(workers, seconds)
 
 
 def _report(left: dict[str, list[int]]) -> int:
@@ -208,10 +195,12 @@ def _report(left: dict[str, list[int]]) -> int:
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(f"dcp-tiers: {text}\n")
+    with contextlib.suppress(OSError):  # of a trainer that has ended
+        sys.stderr.write(f"dcp-tiers: {text}\n")
 
 
 if __name__ == "__main__":
     code = main()
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):
+        sys.stderr.flush()
     os._exit(code)  # a thread may hang in a storage

@@ -1,24 +1,36 @@
-"""`PromoterProcess`: starts, wakes and ends the promoter process of a trainer, and reads its events."""
+"""`PromoterProcess`: starts, wakes and ends the promoter process of a trainer, and reads its events and its log."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import json
+import logging
 import os
 import select
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import IO
 
 from dcp_hooks import CheckpointEvent, installed
+from dcp_manifest import library_logger
 
-__all__ = ["EventWriter", "PromoterProcess"]
+__all__ = ["LOG_FORMAT", "EventWriter", "PromoterProcess"]
+
+_log = library_logger(__name__)
+
+LOG_FORMAT = "%(levelname)s:%(message)s"
+"""Format of the lines that a promoter with `--events` writes to standard error."""
+_LEVELS = {logging.getLevelName(level): level for level in (10, 20, 30, 40, 50)}
 
 
 class PromoterProcess:
     """Promoter process of one run, in a session of its own, so that signals for the trainer do not end it.
+
+    It holds none of the trainer's pipes and terminals: its log goes through the trainer's `logging` as long as that
+    lives. A caller that waits for the end of the trainer's output does not wait for the promoter.
 
     Args:
         url: Path or URI of the first tier, which has `run.tiers.toml`.
@@ -31,6 +43,7 @@ class PromoterProcess:
         self._url = url
         self._patience_seconds = patience_seconds
         self._process: subprocess.Popen[bytes] | None = None
+        self._owner = os.getpid()
 
     def start(self) -> None:
         """Start the process, unless it runs.
@@ -38,7 +51,8 @@ class PromoterProcess:
         Raises:
             OSError: The process cannot be started.
         """
-        if self._process is not None and self._process.poll() is None:
+        process = self._running()
+        if process is not None:
             return
         self._forget()
         command = [sys.executable, "-m", "dcp_tiers.promote", self._url, "--follow", "--events"]
@@ -46,14 +60,17 @@ class PromoterProcess:
             [*command, "--seconds", str(self._patience_seconds)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             start_new_session=True,
         )
-        threading.Thread(target=_read, args=(process,), name="dcp-tiers events", daemon=True).start()
+        self._owner = os.getpid()
+        _read(process.stdout, _emit, "dcp-tiers events")
+        _read(process.stderr, _relay, "dcp-tiers log")
 
     def wake(self) -> bool:
         """Make the process look for new checkpoints; returns False if it does not run."""
-        process = self._process
-        if process is None or process.stdin is None or process.poll() is not None:
+        process = self._running()
+        if process is None or process.stdin is None or process.stdin.closed:
             return False
         try:
             process.stdin.write(b"saved\n")
@@ -63,8 +80,8 @@ class PromoterProcess:
         return True
 
     def end(self, seconds: float | None) -> bool:
-        """Wait until the process has promoted what waits and ended; returns False if it goes on after `seconds`."""
-        process, self._process = self._process, None
+        """Wait until the process has promoted what waits and ended; returns False if it has not after `seconds`."""
+        process = self._running()
         if process is None:
             return True
         if process.stdin is not None:
@@ -73,21 +90,40 @@ class PromoterProcess:
         try:
             process.wait(seconds)
         except subprocess.TimeoutExpired:
-            # The thread collects the exit code, so that no zombie is left.
-            threading.Thread(target=process.wait, daemon=True).start()
             return False
         return True
 
+    def leave(self) -> None:
+        """Leave the process alone: it goes on until everything has arrived. The next start is of another one."""
+        process = self._running()
+        self._forget()
+        if process is not None:
+            # The thread collects the exit code, so that no zombie is left.
+            threading.Thread(target=process.wait, daemon=True).start()
+
+    def _running(self) -> subprocess.Popen[bytes] | None:
+        """Return the process if it runs; a forked child of the trainer has none of its own."""
+        process = self._process
+        if process is None or self._owner != os.getpid() or process.poll() is not None:
+            return None
+        return process
+
     def _forget(self) -> None:
-        if self._process is not None and self._process.stdin is not None:
+        process, self._process = self._process, None
+        if process is not None and process.stdin is not None:
             with contextlib.suppress(OSError):
-                self._process.stdin.close()
+                process.stdin.close()
 
 
-def _read(process: subprocess.Popen[bytes]) -> None:
-    if process.stdout is not None:
-        with process.stdout:
-            _emit(process.stdout)
+def _read(stream: IO[bytes] | None, take: Callable[[Iterable[bytes]], None], name: str) -> None:
+    """Pass the lines of a pipe to a function, in a thread of its own, until the pipe ends."""
+
+    def read() -> None:
+        if stream is not None:
+            with stream:
+                take(stream)
+
+    threading.Thread(target=read, name=name, daemon=True).start()
 
 
 class EventWriter:
@@ -114,3 +150,14 @@ def _emit(lines: Iterable[bytes]) -> None:
     for line in lines:
         with contextlib.suppress(ValueError, TypeError):
             installed.emit(CheckpointEvent(**json.loads(line)))
+
+
+def _relay(lines: Iterable[bytes]) -> None:
+    """Log what a promoter has logged, with its level; a line without one, such as a traceback, as a warning."""
+    for line in lines:
+        whole = line.decode(errors="replace").rstrip("\n")
+        name, _, text = whole.partition(":")
+        if name not in _LEVELS:
+            name, text = "WARNING", whole
+        if text.strip():
+            _log.log(_LEVELS[name], "promoter: %s", text)

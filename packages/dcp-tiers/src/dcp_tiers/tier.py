@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Literal, get_args
 
 from dcp_io import KeepAll, KeepPolicy, host_uri, scheme_of
@@ -13,6 +15,10 @@ from dcp_tiers.errors import TiersError
 __all__ = ["Tier", "WhenFull"]
 
 WhenFull = Literal["wait", "drop"]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +64,16 @@ class Tier:
         if scheme_of(root) == "file":
             root = os.path.abspath(file_path(root))
         object.__setattr__(self, "root", root.rstrip("/") or "/")
-        if self.rate_bytes_per_second is not None and not self.rate_bytes_per_second > 0:
-            raise TiersError(f"tier {root}: rate_bytes_per_second is {self.rate_bytes_per_second}; it must be positive")
-        if self.max_bytes is not None and not self.max_bytes > 0:
-            raise TiersError(f"tier {root}: max_bytes is {self.max_bytes}; it must be positive")
+        if not isinstance(self.keep, KeepPolicy):
+            raise TiersError(f"tier {root}: keep is {self.keep!r}; give a policy, such as KeepLast(2)")
+        rate, limit = self.rate_bytes_per_second, self.max_bytes
+        if rate is not None and not (_is_number(rate) and 1 <= rate < math.inf):
+            raise TiersError(f"tier {root}: rate_bytes_per_second is {rate!r}; it must be a number of at least 1")
+        if limit is not None and not (_is_number(limit) and limit >= 1 and limit == limit // 1):
+            raise TiersError(f"tier {root}: max_bytes is {limit!r}; it must be a positive whole number")
+        object.__setattr__(self, "max_bytes", None if limit is None else int(limit))
+        if not isinstance(self.per_host, bool):
+            raise TiersError(f"tier {root}: per_host is {self.per_host!r}; it must be True or False")
         if self.when_full not in get_args(WhenFull):
             raise TiersError(f"tier {root}: when_full is {self.when_full!r}; choose 'wait' or 'drop'")
 

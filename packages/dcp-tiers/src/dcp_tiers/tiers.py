@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import os
 import secrets
 from collections.abc import Sequence
@@ -13,6 +15,7 @@ from dcp_io import (
     Catalogue,
     HostStore,
     KeepPolicy,
+    LocalStore,
     Store,
     ask_places,
     check_checkpoint,
@@ -21,12 +24,13 @@ from dcp_io import (
 )
 from dcp_manifest import CheckpointNotFoundError, DcpError, library_logger
 from dcp_tiers.budget import make_room
-from dcp_tiers.description import DESCRIPTION, decode_tiers, encode_tiers
+from dcp_tiers.description import DESCRIPTION, Description, check_owner, decode_tiers, encode_tiers
+from dcp_tiers.draining import lacking_steps, report_lacking, wait_for_promoter
 from dcp_tiers.errors import TiersError
 from dcp_tiers.listing import TieredStep, list_steps
 from dcp_tiers.promoter_process import PromoterProcess
 from dcp_tiers.tier import Tier
-from dcp_tiers.waiting import KeepWaiting, steps_to_send
+from dcp_tiers.waiting import KeepWaiting
 
 __all__ = ["Tiers"]
 
@@ -93,35 +97,45 @@ class Tiers:
             for store in self._stores
         )
         """Catalogue of each tier, nearest first."""
+        self.largest_bytes = 0
+        """Size of the largest checkpoint in the first tier when it was listed last; 0 if it was not."""
+        self._described = Description(self.tiers, folder_prefix, stale_after_seconds)
         self._promoter = PromoterProcess(urls[0], patience_seconds)
 
     @classmethod
-    def read(cls, place: str | os.PathLike[str]) -> Tiers:
+    def read(cls, place: str | os.PathLike[str], *, own: bool = False) -> Tiers:
         """Return the tiers that a file describes.
 
         Args:
             place: Path or URI of a file `run.tiers.toml`, or of the folder of one of its tiers.
+            own: Whether to refuse a local file that another user owns: who promotes writes and removes checkpoints
+                where the file says.
 
         Raises:
             CheckpointNotFoundError: There is no such file.
-            TiersError: The file does not describe tiers.
+            TiersError: The file does not describe tiers, or belongs to another user.
             OSError: The storage failed.
         """
         text = os.fspath(place)
-        found = file_at(text) if text.endswith(".toml") else (open_store(text), DESCRIPTION)
-        if found is None:
+        known = file_at(text) if text.endswith(".toml") else (open_store(text), DESCRIPTION)
+        if known is None:
             raise CheckpointNotFoundError(
                 f"there is no file {text}; Tiers.write() and the promoter write {DESCRIPTION}"
             )
-        store, name = found
+        store, name = known
         try:
             data = store.read(name)
         except CheckpointNotFoundError as error:
             raise CheckpointNotFoundError(
                 f"{store.url} has no {DESCRIPTION}: it is not a tier, or Tiers.write() was never called"
             ) from error
-        tiers, prefix = decode_tiers(data, f"{store.url}/{name}")
-        return cls(tiers, folder_prefix=prefix)
+        if own and isinstance(store, LocalStore):
+            check_owner(os.path.join(store.path, name))
+        found = decode_tiers(data, f"{store.url}/{name}")
+        try:
+            return cls(found.tiers, folder_prefix=found.folder_prefix, stale_after_seconds=found.stale_after_seconds)
+        except ValueError as error:
+            raise TiersError(f"{store.url}/{name}: {error}") from error
 
     def write(self) -> None:
         """Write `run.tiers.toml` into the first tier, which other processes read; a promoter writes it to the others.
@@ -136,7 +150,7 @@ class Tiers:
 
     def write_to(self, number: int) -> None:
         """Write the description into the tier with this number, unless it is there already. Errors: see `write`."""
-        store, data = self._stores[number], encode_tiers(self.tiers, self.folder_prefix)
+        store, data = self._stores[number], encode_tiers(self._described)
         if store.exists(DESCRIPTION) and store.read(DESCRIPTION) == data:
             return
         store.make()
@@ -199,7 +213,8 @@ class Tiers:
 
         Complete: its index and its files are there in full length. Of a tier of each host, only this host's folder is
         seen, and a step counts if its index is there. A tier that cannot be read is passed over with a
-        warning, if others have checkpoints.
+        warning, if others have checkpoints; so is a higher step that is not complete, with what is there and where the
+        original was.
 
         Raises:
             OSError: A tier could not be read, and the others have no checkpoint.
@@ -210,10 +225,17 @@ class Tiers:
         found = ask_places(self._stores, lambda store: self.catalogues[numbers[store.url]].records())
         good = [{record.step for record in records if record.quarantined is None} for records in found]
         candidates = [(step, number) for number, steps in enumerate(good) for step in steps]
-        for step, number in sorted(candidates, key=lambda one: (-one[0], one[1])):
-            if self._is_complete(number, step):
-                return step
-        return None
+        ordered = sorted(candidates, key=lambda one: (-one[0], one[1]))
+        newest = next((step for step, number in ordered if self._is_complete(number, step)), None)
+        self._report_unfinished(-1 if newest is None else newest)
+        return newest
+
+    def _report_unfinished(self, above: int) -> None:
+        for catalogue in self.catalogues:
+            with contextlib.suppress(OSError):  # a tier that cannot be read has been named already
+                for one in catalogue.unfinished(above):
+                    level = logging.INFO if one.is_running else logging.WARNING
+                    _log.log(level, "step %d is not complete: %s", one.step, one.text)
 
     def _is_complete(self, number: int, step: int) -> bool:
         if self.tiers[number].per_host:
@@ -282,11 +304,18 @@ class Tiers:
         """Make the promoter look for new checkpoints; starts it if it has ended. Ranks: one."""
         if not self._promoter.wake():
             self.start_promoter()
+            self._promoter.wake()
 
     def end_promoter(self, seconds: float | None = None) -> None:
-        """Wait until the promoter has ended, at most `seconds`; logs what further tiers lack. Ranks: one."""
-        for url, steps in self.drain(seconds).items():
-            _log.warning("not in %s: steps %s", url, ", ".join(map(str, steps)))
+        """Wait for the promoter, at most `seconds`; an event and a warning say what further tiers lack.
+
+        Another trainer's promoter, which works for both, is waited for only if this one has saved something.
+
+        Ranks: one.
+        """
+        if lacking_steps(self):
+            self.start_promoter()
+        report_lacking(self, wait_for_promoter(self, self._promoter, seconds))
 
     def drain(self, seconds: float | None = None) -> dict[str, list[int]]:
         """Wait until further tiers have all that their policies keep, and return what they lack after that.
@@ -315,11 +344,9 @@ class Tiers:
             assert tiers.drain(seconds=120) == {}
             ```
         """
-        if any(steps_to_send(self, number, 0) for number in range(1, len(self.tiers))):
+        if lacking_steps(self):
             self.wake_promoter()
-        self._promoter.end(seconds)
-        left = {tier.url: sorted(steps_to_send(self, number, 0)) for number, tier in enumerate(self.tiers) if number}
-        return {url: steps for url, steps in left.items() if steps}
+        return wait_for_promoter(self, self._promoter, seconds)
 
 
 def _checked(tier: Tier, store: Store) -> Tier:

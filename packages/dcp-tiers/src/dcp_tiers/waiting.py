@@ -6,11 +6,11 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from dcp_io import Catalogue, CheckpointRecord, KeepPolicy, by_creation
-from dcp_tiers.arrivals import has_arrived
+from dcp_io import Catalogue, CheckpointRecord, KeepPolicy, StepFolder, by_creation
+from dcp_tiers.arrivals import has_arrived, was_refused
 from dcp_tiers.tier import Tier
 
-__all__ = ["KeepWaiting", "TieredRoot", "steps_to_send"]
+__all__ = ["KeepWaiting", "TieredRoot", "select_waiting", "steps_that_can_come", "steps_to_send"]
 
 
 class TieredRoot(Protocol):
@@ -27,7 +27,7 @@ class TieredRoot(Protocol):
         ...
 
 
-def steps_to_send(tiers: TieredRoot, number: int, holder: int) -> set[int]:
+def steps_to_send(tiers: TieredRoot, number: int, holder: int, folders: Sequence[StepFolder] | None = None) -> set[int]:
     """Return the steps in one tier that a further tier must still get, by the further tier's policy.
 
     Only the nearer tier is asked; a far one may be away.
@@ -36,15 +36,28 @@ def steps_to_send(tiers: TieredRoot, number: int, holder: int) -> set[int]:
         tiers: The tiers.
         number: Number of the further tier.
         holder: Number of the nearer tier.
+        folders: Folders of the nearer tier, if the caller has a fresh listing; None lists them.
     """
     catalogue = tiers.catalogues[holder]
-    folders = [folder for folder in catalogue.folders() if folder.is_good]
-    wanted = tiers.tiers[number].keep.keep(by_creation(catalogue.records(folders)), time.time())
-    url = tiers.tiers[number].url
+    good = [folder for folder in (catalogue.folders() if folders is None else folders) if folder.is_good]
+    return select_waiting(tiers.tiers[number], good, catalogue.records(good))
+
+
+def select_waiting(tier: Tier, good: Sequence[StepFolder], records: Sequence[CheckpointRecord]) -> set[int]:
+    """Return the steps that a tier must still get of undamaged checkpoints in a nearer one, whose records are given."""
+    wanted = tier.keep.keep(by_creation(records), time.time())
+    return {folder.step for folder in good if folder.step in wanted and not has_arrived(folder.entries, tier.url)}
+
+
+def steps_that_can_come(tiers: TieredRoot) -> set[int]:
+    """Return the steps in the first tier that some further one must still get and has not refused."""
+    folders = tiers.catalogues[0].folders()
     return {
         folder.step
+        for number in range(1, len(tiers.tiers))
+        for waiting in (steps_to_send(tiers, number, 0, folders),)
         for folder in folders
-        if folder.step in wanted and not has_arrived(folder.store, folder.entries, url)
+        if folder.step in waiting and not was_refused(folder.entries, tiers.tiers[number].url)
     }
 
 
@@ -81,4 +94,6 @@ class KeepWaiting(KeepPolicy):
     def keep(self, records: Sequence[CheckpointRecord], now_seconds: float) -> set[int]:
         """Return the steps that some further tier must still get."""
         del records, now_seconds
-        return set().union(*(steps_to_send(self._tiers, further, 0) for further in range(1, len(self._tiers.tiers))))
+        further = range(1, len(self._tiers.tiers))
+        folders = self._tiers.catalogues[0].folders() if further else ()
+        return set().union(*(steps_to_send(self._tiers, number, 0, folders) for number in further))

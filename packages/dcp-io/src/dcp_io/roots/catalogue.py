@@ -27,6 +27,7 @@ from dcp_io.checkpoints.reader_leases import (
 )
 from dcp_io.checkpoints.remove_checkpoint import clear_dead_saves, remove_checkpoint
 from dcp_io.roots.records import CheckpointRecord, Note
+from dcp_io.roots.unfinished import Unfinished, describe_unfinished
 from dcp_io.saves.marker_owner import is_gone, this_process
 from dcp_io.saves.own_files import is_own_file, temporary_of
 from dcp_io.stores.store import Entry, Store
@@ -49,7 +50,7 @@ _PUBLISHING_SECONDS = 5.0
 # Between checkpoints made one after the other by hosts whose clocks differ.
 _TICK_SECONDS = 0.001
 # Of the markers of running saves, and of the notes of promoters between tiers.
-_SAVING, _PROMOTED = ".dcp-save-", ".dcp-promot"
+_SAVING, _PROMOTED = ".dcp-save-", (".dcp-promot", ".dcp-forgone-", ".dcp-refused-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +167,16 @@ class Catalogue:
         for step in set(self._notes) - steps:  # whole steps: a save in the background may end meanwhile
             self._notes.pop(step, None)
         return [self._record(folder) for folder in listed if folder.is_checkpoint]
+
+    def unfinished(self, above: int) -> list[Unfinished]:
+        """Return what there is of saves and copies without an index, of steps above one, the highest first."""
+        found = []
+        for step in reversed([step for step in self._steps() if step > above]):
+            folder = self._folder(step)
+            if not folder.is_checkpoint and REMOVING not in folder.names:
+                stale = self._stale_after_seconds
+                found.append(describe_unfinished(step, folder.store, folder.entries, stale_after_seconds=stale))
+        return [one for one in found if one is not None]
 
     def _record(self, folder: StepFolder) -> CheckpointRecord:
         note = self._note(folder)
@@ -306,7 +317,7 @@ class Catalogue:
             if is_dead and is_own_file(folder.store, entry.name, entry.bytes):
                 folder.store.delete(entry.name)
         self._settle_next_note(folder)
-        ours = (NOTE, NEXT_NOTE, QUARANTINE, REMOVING, READING_PREFIX, _PROMOTED)
+        ours = (NOTE, NEXT_NOTE, QUARANTINE, REMOVING, READING_PREFIX, *_PROMOTED)
         self._remove_temporaries(folder.store, folder.entries, ours)
 
     def _settle_next_note(self, folder: StepFolder) -> None:

@@ -10,6 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Literal
 
 from dcp_io.roots.records import CheckpointRecord, by_creation
@@ -99,7 +100,7 @@ class KeepLast(KeepPolicy):
     count: int
 
     def __post_init__(self) -> None:
-        _check(self.count >= 1, f"KeepLast({self.count}): keep at least one")
+        _check(_is_count(self.count), f"KeepLast({self.count!r}): keep a whole number of at least one")
 
     def keep(self, records: Sequence[CheckpointRecord], now_seconds: float) -> set[int]:
         """Return the steps of the checkpoints that were made last."""
@@ -133,7 +134,8 @@ class KeepBest(KeepPolicy):
     mode: Literal["min", "max"] = "min"
 
     def __post_init__(self) -> None:
-        _check(self.count >= 1, f"KeepBest({self.count}): keep at least one")
+        _check(_is_count(self.count), f"KeepBest({self.count!r}): keep a whole number of at least one")
+        _check(isinstance(self.metric, str), f"KeepBest: metric is {self.metric!r}; give the name of a metric")
         _check(self.mode in ("min", "max"), f"KeepBest: mode is {self.mode!r}; choose 'min' or 'max'")
 
     def keep(self, records: Sequence[CheckpointRecord], now_seconds: float) -> set[int]:
@@ -164,7 +166,7 @@ class KeepEvery(KeepPolicy):
     steps: int
 
     def __post_init__(self) -> None:
-        _check(self.steps >= 1, f"KeepEvery({self.steps}): a number of steps is at least 1")
+        _check(_is_count(self.steps), f"KeepEvery({self.steps!r}): a number of steps is a whole number of at least 1")
 
     def keep(self, records: Sequence[CheckpointRecord], now_seconds: float) -> set[int]:
         """Return the steps of the checkpoints whose step is a multiple of `steps`."""
@@ -188,11 +190,15 @@ class KeepFor(KeepPolicy):
     seconds: float
 
     def __post_init__(self) -> None:
-        _check(self.seconds > 0, f"KeepFor({self.seconds}): a time is more than 0")
+        _check(isinstance(self.seconds, Real) and self.seconds > 0, f"KeepFor({self.seconds!r}): a time is more than 0")
 
     def keep(self, records: Sequence[CheckpointRecord], now_seconds: float) -> set[int]:
         """Return the steps of the checkpoints that are younger than `seconds` seconds."""
         return {record.step for record in records if now_seconds - record.created_seconds < self.seconds}
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
 
 
 def _check(right: bool, message: str) -> None:

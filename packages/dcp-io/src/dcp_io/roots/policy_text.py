@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import math
+from numbers import Integral, Real
 from typing import Any
 
 from dcp_io.roots.keeping_rules import KeepAll, KeepAny, KeepBest, KeepEvery, KeepFor, KeepLast, KeepPolicy
@@ -27,8 +29,17 @@ def policy_text(policy: KeepPolicy) -> str:
             f"{', '.join(_KINDS)} with |"
         )
     values: Any = policy  # a dataclass, as all in the table
-    arguments = (repr(getattr(values, field.name)) for field in dataclasses.fields(values))
+    arguments = (_literal(getattr(values, field.name)) for field in dataclasses.fields(values))
     return f"{type(policy).__name__}({', '.join(arguments)})"
+
+
+def _literal(value: Any) -> str:
+    """Return a number or text as Python writes it, also one of another library, or an infinite one."""
+    if isinstance(value, Integral):
+        return repr(int(value))
+    if isinstance(value, Real):
+        return "1e999" if math.isinf(value) else repr(float(value))
+    return repr(str(value))
 
 
 def parse_policy(text: str) -> KeepPolicy:

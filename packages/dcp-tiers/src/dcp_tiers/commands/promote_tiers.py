@@ -38,9 +38,9 @@ def command(roots: tuple[str, ...], seconds: float | None, as_json: bool) -> int
     The exit code is 1 if something has not arrived.
     """
     results = []
-    for root, tiers in [(root, Tiers.read(root)) for root in roots]:
+    for root, tiers in [(root, Tiers.read(root, own=True)) for root in roots]:
         watch = _Watch(quiet=as_json)
-        with only_one(tiers, wait=False) as alone, watch.observing():
+        with only_one(tiers) as alone, watch.observing():
             left = promote(tiers, seconds=seconds) if alone else {}
         watch.clear()
         result = {"root": root, "busy": not alone, "arrived": watch.arrived, "skipped": watch.skipped, "left": left}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from dcp_hooks import report_operation
 from dcp_io import (
@@ -40,6 +41,7 @@ __all__ = [
     "Pace",
     "copy_checkpoint",
     "copy_note",
+    "encode_journal",
     "is_there",
     "read_journal",
     "read_source",
@@ -171,6 +173,7 @@ def _send(
     try:
         spans = spans_by_file(index)
         done = read_journal(target, save_id)
+        whole = sum(needed_bytes(index).values())
         for name in sorted(index.files):
             size = source.size(name)
             if done.get(name) == size and size_of(target, name) == size:
@@ -178,7 +181,7 @@ def _send(
             send_file(source, target, name, PassingCrcs(name, spans.get(name, [])), passed)
             done[name] = size
             target.sync_folder()
-            target.publish(JOURNAL, json.dumps({"save_id": save_id, "files": done}).encode())
+            target.publish(JOURNAL, encode_journal(save_id, done, source, whole))
         if source.read(METADATA_NAME) != data:
             raise CheckpointNotFoundError(f"{source.url} was replaced while it was copied; it is copied anew")
         check_files(target, index)
@@ -207,6 +210,19 @@ def send_file(source: Store, target: Store, name: str, crcs: PassingCrcs, passed
         except BaseException:
             sink.abort()
             raise
+
+
+def encode_journal(save_id: str, files: Mapping[str, int], source: Store, whole: int) -> bytes:
+    """Return a journal: the files that are there, and for whoever finds it later, where the original was, and its size.
+
+    Args:
+        save_id: The save.
+        files: Name → size in bytes of each file that is verified and durable.
+        source: Folder of the original.
+        whole: Size of all files that the index names, bytes.
+    """
+    place = f"{source.url} on {socket.gethostname()}"
+    return json.dumps({"save_id": save_id, "files": dict(files), "from": place, "bytes": whole}).encode()
 
 
 def read_journal(target: Store, save_id: str, name: str = JOURNAL) -> dict[str, int]:

@@ -6,7 +6,6 @@ Each host has a lease in the target, a save marker of its own, and a journal of 
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,6 +15,7 @@ from dcp_manifest import METADATA_NAME, CheckpointIndex, CheckpointNotFoundError
 from dcp_tiers.copying.copy_checkpoint import (
     JOURNAL,
     copy_note,
+    encode_journal,
     is_there,
     read_journal,
     read_source,
@@ -113,8 +113,8 @@ def _send_part(
                 send_file(source, target, name, PassingCrcs(name, spans.get(name, [])), passed)
                 done[name] = sizes[name]
                 target.sync_folder()
-                values = {"save_id": part.save_id, "files": done}
-                target.publish(journal, json.dumps(values).encode())
+                whole = sum(needed_bytes(part.index).values())
+                target.publish(journal, encode_journal(part.save_id, done, source, whole))
             if source.read(METADATA_NAME) != part.data:
                 raise CheckpointNotFoundError(f"{source.url} was replaced while it was copied; it is copied anew")
     finally:

@@ -1,0 +1,45 @@
+"""A slow tier in an object store: promotes, retains, restores when the fast one is lost."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import dcp_all as dcp
+from dcp_io.testing.s3_server import S3Server
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[S3Server]:
+    with S3Server() as server:
+        yield server
+
+
+@pytest.fixture
+def slow(bucket: S3Server) -> Iterator[str]:
+    """Folder of the bucket; the promoter, a process of its own, finds server and credentials in its environment."""
+    with bucket.in_environment():
+        yield f"s3://{bucket.bucket}/run"
+
+
+def test_a_bucket_is_a_tier(slow: str, tmp_path: Path) -> None:
+    def tiers() -> dcp.Tiers:
+        return dcp.Tiers([dcp.Tier(tmp_path / "near", keep=dcp.KeepLast(1)), dcp.Tier(slow, keep=dcp.KeepLast(2))])
+
+    with dcp.CheckpointManager(tiers(), no_dist=True) as manager:
+        for step in (1, 2, 3):
+            manager.save(step, {"weight": torch.full((100_000,), step)})
+    assert tiers().drain(60) == {}
+    assert [step.step for step in tiers().steps() if 1 in step.complete_in] == [2, 3]
+    assert dcp.Tiers.read(slow).tiers[1].url == slow
+    shutil.rmtree(tmp_path / "near")
+    state = {"weight": torch.zeros(100_000, dtype=torch.int64)}
+    with dcp.CheckpointManager(tiers(), no_dist=True) as manager:
+        restored = manager.restore(state)
+        assert restored is not None
+        manager.save(4, state)
+    assert (restored.step, state["weight"].unique().tolist()) == (3, [3])
+    assert tiers().drain(60) == {}
+    assert [step.step for step in tiers().steps() if 1 in step.complete_in] == [3, 4]

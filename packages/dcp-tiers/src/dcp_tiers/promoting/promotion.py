@@ -1,0 +1,321 @@
+"""Promotion to one tier: which steps wait, in which order they go, and what is kept there. `copying` copies one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Collection, Sequence
+
+from dcp_hooks import CheckpointEvent, installed
+from dcp_io import Catalogue, Entry, HostStore, LocalStore, SaveInProgressError, Store, by_creation, keeps_all
+from dcp_manifest import (
+    CorruptCheckpointError,
+    DcpError,
+    UnsafeCheckpointError,
+    UnsupportedFormatError,
+    library_logger,
+)
+from dcp_tiers.arrivals import forget_arrival, has_arrived, note_arrival, note_forgone, note_refusal
+from dcp_tiers.budget import make_room
+from dcp_tiers.copying.copy_checkpoint import Pace, copy_checkpoint
+from dcp_tiers.copying.copy_part import copy_part
+from dcp_tiers.errors import PromotionError, TierFullError, TiersError
+from dcp_tiers.promoting.sources import Held, Sources
+from dcp_tiers.tiers import Tiers
+from dcp_tiers.waiting import steps_to_send
+
+__all__ = ["Promotion"]
+
+_log = library_logger(__name__)
+
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 60.0
+# Tidying a tier with many checkpoints takes long: it is left out after most copies then.
+_QUICK_SECONDS, _RARELY = 0.05, 20.0
+# Trying again helps with none of these.
+_REFUSED = (CorruptCheckpointError, PromotionError, UnsafeCheckpointError, UnsupportedFormatError)
+
+
+class Promotion:
+    """Promotion of checkpoints from the nearer tiers to one tier, by ascending step.
+
+    Args:
+        tiers: The tiers of the run.
+        number: Number of the tier that gets the checkpoints, at least 1.
+
+    Ranks: one process; a second one waits, or is refused by the lease in the tier.
+    """
+
+    def __init__(self, tiers: Tiers, number: int) -> None:
+        self._tiers = tiers
+        self._number = number
+        self._tier = tiers.tiers[number]
+        self._target = tiers.catalogues[number]
+        self._limit = Pace(self._tier.rate_bytes_per_second)
+        self._sources = Sources(tiers, number)
+        self._met = self._compared = False
+        self._superseded: set[int] = set()
+        self._parts: set[int] = set()
+        """Steps of which the tier has this host's part, and lacks those of other hosts."""
+        self._unnoted: dict[tuple[int, int], Entry | None] = {}
+        """Arrivals that could not be noted: number of the nearer tier, and step → its index there."""
+        self._waiting_bytes: int | None = None
+        self._tidied_until = 0.0
+        self._untidied: set[int] = set()
+        self.refused: dict[int, str] = {}
+        """Steps that cannot be promoted, and the reasons."""
+        self.progressed_seconds = time.monotonic()
+        """Time, on the monotonic clock, at which bytes have passed or nothing waited last."""
+        self.problem: str | None = None
+        """Description of the last failure, if the storage does not answer; None after a success."""
+
+    @property
+    def url(self) -> str:
+        """Path or URI of the tier that gets the checkpoints."""
+        return self._tier.url
+
+    def waiting(self) -> list[int]:
+        """Return the steps that the tier must still get, ascending."""
+        return self._waiting(self._sources.look())
+
+    def _waiting(self, held: Sequence[Held]) -> list[int]:
+        steps = {step for one in held for step in one.waiting if not self._is_unnoted(one, step)}
+        return sorted(steps - {*self.refused})
+
+    def _is_unnoted(self, held: Held, step: int) -> bool:
+        key = held.number, step
+        return key in self._unnoted and self._unnoted[key] == held.index_entry(step)
+
+    def run(self, pause: Callable[[float], bool]) -> bool:
+        """Promote until nothing waits; failures of the storages are tried again after growing pauses.
+
+        Args:
+            pause: Function that waits a number of seconds, and returns False to give up.
+
+        Returns:
+            Whether nothing waits; False if `pause` gave up.
+        """
+        seconds = _FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                if not self.promote_next():
+                    self.progressed_seconds = time.monotonic()
+                    self.problem = None
+                    return True
+            except Exception as error:  # noqa: BLE001 - clients of storages raise errors of all kinds
+                self._report_failure(error, seconds)
+                if not pause(seconds):
+                    return False
+                seconds = min(2 * seconds, _LONGEST_PAUSE_SECONDS)
+            else:
+                seconds = _FIRST_PAUSE_SECONDS
+
+    def _report_failure(self, error: Exception, seconds: float) -> None:
+        self.problem = f"{type(error).__name__}: {error}"
+        strange = not isinstance(error, (OSError, DcpError))
+        _log.warning("promotion to %s is tried again in %.1f s: %s", self.url, seconds, self.problem, exc_info=strange)
+        self._emit("retry", state="failed", error=self.problem)
+
+    def promote_next(self) -> bool:
+        """Promote the lowest step that waits; returns False if none does.
+
+        A step that cannot be promoted is reported as an event, noted in `refused`, and not tried again.
+
+        Raises:
+            OSError, DcpError: A storage failed, the step is being saved or has just been removed: try again.
+        """
+        held = self._sources.look(afresh=False)
+        if not self._compared:
+            held = self._compare(held)
+        if not self._waiting(held):
+            held = self._sources.look()
+        waiting = self._waiting(held)
+        self._report_superseded(held, waiting)
+        self._report_waiting(held, waiting)
+        if not waiting:
+            self._tidy_at_last()
+            return False
+        self._meet(held)
+        step = next((step for step in waiting if step not in self._parts), waiting[0])
+        holders = [one for one in held if step in one.folders]
+        try:
+            if not self._promote(step, holders):
+                self._wait_for_hosts(step, waiting)
+                return True
+        except _REFUSED as error:
+            self.refused[step] = str(error)
+            self._note_refusal(step, holders)
+            _log.error("step %d is not promoted to %s: %s", step, self.url, error)
+            return True
+        self._parts.discard(step)
+        self._tidy(step, running=[other for other in waiting if other != step])
+        return True
+
+    def _meet(self, held: Sequence[Held]) -> None:
+        """Write the description to the tier before the first copy, unless it is the folder of another tier."""
+        if self._met:
+            return
+        for one in held:
+            if _is_same_folder(self._tiers.places[one.number], self._target.store):
+                other = self._tiers.tiers[one.number].url
+                raise TiersError(f"{self.url} and {other} are the same folder; each tier needs one of its own")
+        self._tiers.write_to(self._number)
+        self._met = True
+
+    def _compare(self, held: list[Held]) -> list[Held]:
+        """Forget arrivals of checkpoints that the tier has lost since: its storage may have been replaced.
+
+        A tier that cannot be read now is not compared.
+        """
+        self._compared = True
+        if not any(one.arrived for one in held):
+            return held
+        try:
+            folders = self._target.folders()
+            there = {record.step: record for record in self._target.records(folders)}
+        except (OSError, DcpError) as error:
+            _log.warning("what %s has got is not compared with the notes of it: %s", self.url, error)
+            return held
+        known = {step: record for one in reversed(held) for step, record in one.records.items()}
+        wanted = self._tier.keep.keep(by_creation({**known, **there}.values()), time.time())
+        for one in held:
+            for step in sorted(one.arrived & wanted - there.keys()):
+                _log.warning("step %d is promoted to %s again, which has lost it", step, self.url)
+                forget_arrival(one.folders[step].store, self.url)
+        return self._sources.look()
+
+    def _wait_for_hosts(self, step: int, waiting: Collection[int]) -> None:
+        """Note that other hosts' parts of a step are lacking; give up steps whose parts will not come.
+
+        Each host brings its parts in ascending order. So what a step lacks after a later one is complete is on a host
+        that does not take part any more.
+        """
+        self._parts.add(step)
+        near = self._tiers.catalogues[0]
+        arrived = max((folder.step for folder in self._target.folders() if folder.is_good), default=-1)
+        for gone in [gone for gone in waiting if gone in self._parts and gone < arrived]:
+            self.refused[gone] = "a host that has a part of it does not bring it"
+            _log.warning("step %d is not promoted to %s: %s", gone, self.url, self.refused[gone])
+            note_forgone(near.store_of(gone), self.url)
+        left = [one for one in waiting if one not in self.refused]
+        if left and self._parts.issuperset(left):
+            self._parts.clear()
+            raise SaveInProgressError(f"{self.url} lacks the parts of other hosts of steps {left}")
+
+    def _copy(self, holder: Catalogue, step: int) -> str | None:
+        source, stale = holder.store_of(step), self._tiers.stale_after_seconds
+        target = self._target.store_of(step)
+        if isinstance(source, HostStore):
+            host = self._tiers.host_id()
+            return copy_part(source, target, host, stale_after_seconds=stale, pace=self._passed)
+        return copy_checkpoint(source, target, stale_after_seconds=stale, pace=self._passed)
+
+    def _promote(self, step: int, holders: Sequence[Held]) -> bool:
+        """Copy a step, or this host's part of it; returns False if the tier lacks other hosts' parts."""
+        nearest = holders[0]
+        if not make_room(self._tiers, self._number, step, needed=nearest.bytes_of(step)):
+            raise TierFullError(f"{self.url} is full: step {step} waits until further tiers have what is there")
+        source = self._tiers.catalogues[nearest.number]
+        with source.reading(step):
+            if self._copy(source, step) is None:
+                return False
+            self._target.published(step)
+            for holder in holders:
+                self._note_arrival(holder, step)
+            self._pass_on_notes(nearest.folders[step].entries, step)
+        return True
+
+    def _note_arrival(self, holder: Held, step: int) -> None:
+        """Note an arrival; where that is impossible, such as in a folder that may only be read, remember it."""
+        try:
+            note_arrival(holder.folders[step].store, self.url)
+        except OSError as error:
+            self._unnoted[holder.number, step] = holder.index_entry(step)
+            _log.warning("the arrival of step %d in %s is not noted: %s", step, self.url, error)
+
+    def _passed(self, count: int) -> None:
+        self.progressed_seconds = time.monotonic()
+        self._limit(count)
+
+    def _note_refusal(self, step: int, holders: Sequence[Held]) -> None:
+        """Note beside the nearer copies that this tier will not get a step: no save waits for it."""
+        for holder in holders:
+            with contextlib.suppress(OSError):
+                note_refusal(holder.folders[step].store, self.url, self.refused[step])
+
+    def _pass_on_notes(self, entries: Sequence[Entry], step: int) -> None:
+        """Note in the new copy to which tiers beyond this one the checkpoint has been promoted already."""
+        for further in self._tiers.tiers[self._number + 1 :]:
+            if has_arrived(entries, further.url):
+                note_arrival(self._target.store_of(step), further.url)
+
+    def _report_waiting(self, held: Sequence[Held], waiting: Collection[int]) -> None:
+        """Emit an event with the number of bytes that the tier must still get, whenever it has changed."""
+        sizes = {step: one.bytes_of(step) for one in reversed(held) for step in waiting if step in one.folders}
+        size = sum(sizes.values())
+        if size != self._waiting_bytes:
+            self._waiting_bytes = size
+            self._emit("waiting", size=size)
+
+    def _report_superseded(self, held: Sequence[Held], waiting: Collection[int]) -> None:
+        """Emit an event for each step that the tier's policy wanted once, and does not want any more."""
+        for one in held:
+            for step in sorted(one.folders.keys() - {*waiting} - self._superseded - self.refused.keys()):
+                was_wanted = self._tier.keep.keep([one.records[step]], time.time())
+                if step in one.waiting or not was_wanted or has_arrived(one.folders[step].entries, self.url):
+                    continue
+                self._superseded.add(step)
+                _log.info("step %d is not promoted to %s: later steps have taken its place", step, self.url)
+                self._emit("skip", place=f"{self.url}/{self._target.folder_name(step)}")
+
+    def _emit(
+        self,
+        phase: str,
+        *,
+        state: str = "finished",
+        place: str | None = None,
+        size: int | None = None,
+        error: str | None = None,
+    ) -> None:
+        event = CheckpointEvent(
+            "promote", phase, state, 0, place or self.url, bytes=size, error=error, time=time.time()
+        )
+        installed.emit(event)
+
+    def _tidy_at_last(self) -> None:
+        """Do what `_tidy` has left out."""
+        if self._untidied:
+            self._tidied_until = 0.0
+            self._tidy(max(self._untidied), running=())
+
+    def _tidy(self, arrived: int, *, running: Collection[int]) -> None:
+        """Remove what the tier's policy does not keep, and leftovers of interrupted copies that nobody will finish."""
+        begun = time.monotonic()
+        self._untidied.add(arrived)
+        if begun < self._tidied_until:
+            return
+        self._retain(max(self._untidied), running)
+        self._untidied.clear()
+        seconds = time.monotonic() - begun
+        self._tidied_until = begun + seconds * (1 + _RARELY) if seconds > _QUICK_SECONDS else 0.0
+
+    def _retain(self, arrived: int, running: Collection[int]) -> None:
+        catalogue = self._target
+        folders = catalogue.folders()
+        records = by_creation(catalogue.records(folders))
+        good = [record for record in records if record.quarantined is None]
+        now, policy = time.time(), self._tier.keep
+        if not keeps_all(policy):
+            keep = {arrived, *policy.keep(good, now), *(record.step for record in good[-1:])}
+            keep |= {record.step for record in records if record.quarantined is not None} & policy.keep(records, now)
+            for further in range(self._number + 1, len(self._tiers.tiers)):
+                keep |= steps_to_send(self._tiers, further, self._number, folders)
+            removed = [record.step for record in records if record.step not in keep and catalogue.remove(record.step)]
+            folders = [folder for folder in folders if folder.step not in removed]
+        catalogue.sweep(folders, running=running)
+
+
+def _is_same_folder(one: Store, other: Store) -> bool:
+    with contextlib.suppress(OSError):
+        return isinstance(one, LocalStore) and isinstance(other, LocalStore) and os.path.samefile(one.path, other.path)
+    return False
