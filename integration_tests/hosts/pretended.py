@@ -13,9 +13,10 @@ import torch.distributed as dist
 
 from dcp_exchange import together
 from dcp_hooks import installed
-from dcp_io import KeepLast, LocalStore
+from dcp_io import HostCopies, KeepLast, LocalStore
 from dcp_io.stores import host_store
 from dcp_io.testing.shelves import ShelfPlugin
+from dcp_memory.partners import copying
 from dcp_tiers import Tier, Tiers
 from dcp_tiers.promote import promote
 from dcp_tiers.promoter_process import PromoterProcess
@@ -26,9 +27,12 @@ SHELF = "shelf://run"
 """URI of a store of each host that is no folder, whose objects are files in the folder at `NEAR`."""
 
 
-def tiers_in(disks: str | Path, near: str = NEAR) -> Tiers:
+def tiers_in(
+    disks: str | Path, near: str = NEAR, *, keep: int = 2, copies: HostCopies | None = None, far: bool = True
+) -> Tiers:
     """A tier of each host that keeps two checkpoints, and a tier that all hosts share."""
-    return Tiers([Tier(near, keep=KeepLast(2), per_host=True), Tier(f"{disks}/far")])
+    tiers = [Tier(near, keep=KeepLast(keep), per_host=True, copies=copies), Tier(f"{disks}/far")]
+    return Tiers(tiers if far else tiers[:1])
 
 
 @contextlib.contextmanager
@@ -71,7 +75,8 @@ def job_on(disks: str | Path, hosts: Sequence[str]) -> Iterator[str]:
     each = size // len(hosts)
     grouped = tuple(tuple(range(start, start + each)) for start in range(0, size, each))
     host = hosts[rank // each]
-    with on_host(disks, host), mock.patch.object(together, "group_by_host", return_value=grouped):
+    apart = mock.patch.object(copying, "group_by_host", lambda proved: tuple((rank,) for rank in sorted(proved)))
+    with on_host(disks, host), mock.patch.object(together, "group_by_host", return_value=grouped), apart:
         yield host
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import time
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
-from dcp_io import KeepLast, verify_checkpoint
+from dcp_io import CopyNote, HostCopies, KeepLast, host_id, note_hosts, open_store, verify_checkpoint, write_copy_note
 from dcp_tiers import Tier, Tiers, TiersError
 from dcp_tiers.promote import only_one
 
@@ -106,3 +109,72 @@ def test_there_is_one_promoter_of_a_host(tmp_path: Path, far: Path, hosts: Simpl
             assert (first, second) == (True, False)
         with hosts.on_host(tmp_path, "b"), only_one(tiers()) as elsewhere:
             assert elsewhere
+
+
+def copy_to(tmp_path: Path, hosts: SimpleNamespace, owner: str, receiver: str) -> list[str]:
+    """Put copies of one host's part of step 1 on another host, as partners do; returns their names."""
+    with hosts.on_host(tmp_path, owner) as near:
+        files = [*near.glob("step-1/*.distcp")]
+        ids = host_id(open_store(hosts.url))
+    with hosts.on_host(tmp_path, receiver) as near:
+        write_copy_note(
+            open_store(hosts.url).child("step-1"),
+            CopyNote(files[0].name.split(".")[1], {ids: tuple(file.name for file in files)}, protected=True),
+        )
+        for file in files:
+            shutil.copy(file, near / "step-1")
+    return [file.name for file in files]
+
+
+def note_job(tmp_path: Path, hosts: SimpleNamespace, *present: str) -> None:
+    """Note on each host of a job which hosts the job has."""
+    ids = set()
+    for host in present:
+        with hosts.on_host(tmp_path, host):
+            ids.add(host_id(open_store(hosts.url)))
+    for host in present:
+        with hosts.on_host(tmp_path, host):
+            note_hosts(open_store(hosts.url), ids)
+
+
+def test_a_copy_is_brought_only_when_its_host_is_gone(
+    tmp_path: Path, far: Path, helpers: SimpleNamespace, hosts: SimpleNamespace
+) -> None:
+    hosts.save_apart(tmp_path, 1)
+    names = copy_to(tmp_path, hosts, "a", "b")
+    hosts.bring(tmp_path, far, "b", "c")
+    assert not any((far / "step-1" / name).exists() for name in names)  # nobody has said that a is gone
+    note_job(tmp_path, hosts, "a", "b", "c")
+    hosts.bring(tmp_path, far, "b", "c")
+    assert not any((far / "step-1" / name).exists() for name in names)
+    with hosts.on_host(tmp_path, "b"):
+        (step,) = Tiers([Tier(hosts.near, per_host=True), Tier(far)]).steps()
+    copy = step.copies[0]
+    assert copy is not None
+    with hosts.on_host(tmp_path, "b") as near:
+        own = [file for file in near.glob("step-1/*.distcp") if file.name not in names]
+    assert (copy.protected, copy.bytes) == (True, own[0].stat().st_size)
+    shutil.rmtree(tmp_path / f"a{hosts.folder}/step-1")
+    note_job(tmp_path, hosts, "b", "c")
+    assert hosts.bring(tmp_path, far, "b") == {}
+    assert helpers.loaded(far) == {1: helpers.contents(1)}
+
+
+def test_a_copy_is_brought_when_its_host_has_long_been_silent(
+    tmp_path: Path, far: Path, helpers: SimpleNamespace, hosts: SimpleNamespace
+) -> None:
+    hosts.save_apart(tmp_path, 1)
+    copy_to(tmp_path, hosts, "a", "b")
+    note_job(tmp_path, hosts, "a", "b", "c")
+    hosts.bring(tmp_path, far, "b", "c")
+    for journal in far.glob("step-1/.dcp-promoting-*"):
+        os.utime(journal, (time.time() - 7200,) * 2)
+    assert hosts.bring(tmp_path, far, "b") == {}
+    assert helpers.loaded(far) == {1: helpers.contents(1)}
+
+
+def test_only_a_tier_of_each_host_has_copies_on_other_hosts(far: Path) -> None:
+    copies = mock.Mock(spec=HostCopies)
+    assert Tiers([Tier("/near/run", per_host=True, copies=copies), Tier(far)]).copies is copies
+    with pytest.raises(TiersError, match="only a tier of each host"):
+        Tiers([Tier(far, copies=copies)])

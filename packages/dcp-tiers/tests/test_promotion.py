@@ -10,12 +10,11 @@ import time
 
 import pytest
 
-from dcp_io import KeepBest, KeepEvery, KeepLast, LocalStore, SaveSession
+from dcp_io import KeepBest, KeepEvery, KeepLast, LocalStore, Pace, PassingCrcs, SaveSession
 from dcp_io.testing.damage import data_files, flip
 from dcp_manifest import CorruptCheckpointError
 from dcp_tiers import Tier, Tiers
-from dcp_tiers.copying.copy_checkpoint import Pace, copy_checkpoint
-from dcp_tiers.copying.passing_crcs import PassingCrcs
+from dcp_tiers.copying.copy_checkpoint import copy_checkpoint
 from dcp_tiers.promote import promote
 from dcp_tiers.promoting import promotion, sources
 from dcp_tiers.promoting.promotion import Promotion

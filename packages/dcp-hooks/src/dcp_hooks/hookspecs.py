@@ -93,13 +93,14 @@ class CheckpointEvent:
 
     Args:
         operation: Name of the operation: `save`, `load`, `verify`, `convert`, `compare`, `estimate`, `manage`,
-            `promote`.
+            `promote`, `protect`.
         phase: Name of the phase. A save has the phases `plan` and `write`, which publishes at its end; a load has the
             phases `plan`, `read` and `load_state_dict`. `total` stands for the whole operation. An asynchronous saver
             that may copy in waves reports the copy as the phase `stage`, once it is complete. A promoter reports the
             phase `waiting` whenever it changes how many `bytes` the tier `checkpoint_id` must still get, `retry` when
             an attempt has failed, and `skip` or `drop` for a checkpoint that will not come; the trainer reports at its
-            end as `left` what a tier lacks.
+            end as `left` what a tier lacks. `protect` is the copy of a host's part of a checkpoint to another host; its
+            phase `skip` fails, on the coordinator, when a step is not protected.
         state: State of the phase: `started`, `progress`, `finished` or `failed`. `progress` comes a few times a second
             while a phase reads or writes, and not at all if the phase takes less than 0.15 s.
         rank: Rank in the process group that saves or loads.

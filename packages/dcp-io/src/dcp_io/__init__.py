@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         running_saves,
     )
     from dcp_io.checkpoints.newest_checkpoint import check_checkpoint, latest_valid
+    from dcp_io.checkpoints.passing_crcs import PassingCrcs, spans_by_file
     from dcp_io.checkpoints.reader_leases import (
         READING_PREFIX,
         REMOVING,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from dcp_io.layout_choices import Layout, Verify, check_layout, check_verify
     from dcp_io.lent_memory import LentMemory, MemoryLender
     from dcp_io.memory_files import FileId, find_mapping, note_mapping
+    from dcp_io.pace import Pace
     from dcp_io.reading.byte_ranges import range_of_values
     from dcp_io.reading.delivery import Delivery
     from dcp_io.reading.demands import Demands
@@ -53,6 +55,9 @@ if TYPE_CHECKING:
     from dcp_io.recently_used import RecentlyUsed
     from dcp_io.requests import Payload, PiecewiseData, ReadRequest, ReadStats, Writable, WriteRequest
     from dcp_io.roots.catalogue import Catalogue, StepFolder
+    from dcp_io.roots.copy_notes import CopyNote, newest_protected, read_copy_note, write_copy_note
+    from dcp_io.roots.host_copies import CopyRequest, HostCopies, HostsCopied
+    from dcp_io.roots.host_ids import host_id, hosts_of_job, note_hosts
     from dcp_io.roots.keeping_rules import (
         KeepAll,
         KeepAny,
@@ -103,14 +108,18 @@ __all__ = [
     "CheckpointExistsError",
     "CheckpointRecord",
     "CheckpointReplacedError",
+    "CopyNote",
+    "CopyRequest",
     "Current",
     "Delivery",
     "Demands",
     "Entry",
     "FileId",
     "FoundCheckpoint",
+    "HostCopies",
     "HostFolder",
     "HostStore",
+    "HostsCopied",
     "KeepAll",
     "KeepAny",
     "KeepBest",
@@ -123,6 +132,8 @@ __all__ = [
     "LocalStore",
     "MemoryLender",
     "NotAFolderError",
+    "Pace",
+    "PassingCrcs",
     "Payload",
     "PiecewiseData",
     "Place",
@@ -171,7 +182,9 @@ __all__ = [
     "file_at",
     "find_checkpoints",
     "find_mapping",
+    "host_id",
     "host_uri",
+    "hosts_of_job",
     "is_dead_sign",
     "is_gone",
     "is_own_file",
@@ -179,12 +192,15 @@ __all__ = [
     "keeps_all",
     "latest_valid",
     "live_readers",
+    "newest_protected",
+    "note_hosts",
     "note_mapping",
     "open_store",
     "parse_policy",
     "places_of",
     "policy_text",
     "range_of_values",
+    "read_copy_note",
     "read_current",
     "read_items",
     "read_plain_object",
@@ -193,12 +209,14 @@ __all__ = [
     "root_at",
     "running_saves",
     "scheme_of",
+    "spans_by_file",
     "split_also",
     "temporary_of",
     "this_process",
     "verify_checkpoint",
     "verify_zip",
     "with_also",
+    "write_copy_note",
     "write_items",
     "zip_records",
 ]
@@ -217,6 +235,7 @@ __getattr__, __dir__ = import_lazily(
             "find_checkpoints",
             "running_saves",
         ),
+        "dcp_io.checkpoints.passing_crcs": ("PassingCrcs", "spans_by_file"),
         "dcp_io.checkpoints.newest_checkpoint": ("check_checkpoint", "latest_valid"),
         "dcp_io.checkpoints.reader_leases": (
             "READING_PREFIX",
@@ -247,6 +266,10 @@ __getattr__, __dir__ = import_lazily(
         "dcp_io.reading.read_engine": ("read_items",),
         "dcp_io.recently_used": ("RecentlyUsed",),
         "dcp_io.requests": ("Payload", "PiecewiseData", "ReadRequest", "ReadStats", "Writable", "WriteRequest"),
+        "dcp_io.pace": ("Pace",),
+        "dcp_io.roots.copy_notes": ("CopyNote", "newest_protected", "read_copy_note", "write_copy_note"),
+        "dcp_io.roots.host_copies": ("CopyRequest", "HostCopies", "HostsCopied"),
+        "dcp_io.roots.host_ids": ("host_id", "hosts_of_job", "note_hosts"),
         "dcp_io.roots.catalogue": ("Catalogue", "StepFolder"),
         "dcp_io.roots.keeping_rules": (
             "KeepAll",

@@ -5,6 +5,7 @@
 
 from dcp_io import CheckpointRecord, KeepAll, KeepAny, KeepBest, KeepEvery, KeepFor, KeepLast, KeepPolicy
 from dcp_manager.errors import StepWentBackError, UnfinishedSaveError
+from dcp_manager.hosts.whereabouts import Whereabouts
 from dcp_manager.manager import CheckpointManager
 from dcp_manager.policies.lower_steps import LowerSteps
 from dcp_manager.policies.on_signal import OnSignal
@@ -34,5 +35,6 @@ __all__ = [
     "Saver",
     "StepWentBackError",
     "UnfinishedSaveError",
+    "Whereabouts",
     "future_of",
 ]

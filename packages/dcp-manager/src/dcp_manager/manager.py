@@ -21,6 +21,7 @@ from dcp_io import STALE_AFTER_SECONDS, CheckpointRecord, KeepPolicy, Root
 from dcp_manager.background import BackgroundSaves
 from dcp_manager.errors import UnfinishedSaveError
 from dcp_manager.failures import Tolerance
+from dcp_manager.hosts.whereabouts import Whereabouts, find_step
 from dcp_manager.loading import load_from
 from dcp_manager.places import Places
 from dcp_manager.policies.lower_steps import LowerSteps, StepGuard
@@ -30,6 +31,7 @@ from dcp_manager.policies.saving_rules import EverySteps, Moment, SavePolicy
 from dcp_manager.restoring import Restored, Wanted, restore_newest, restore_step
 from dcp_manager.root_places import RootPlaces
 from dcp_manager.savers import Saver, future_of
+from dcp_manager.time_limits import TimeLimits
 from dcp_manager.together import Ranks
 from dcp_manager.upkeep import Upkeep
 from dcp_ranks import DEFAULT_TIMEOUT_SECONDS
@@ -123,13 +125,13 @@ class CheckpointManager:
         self._guard = StepGuard(self.checkpoint_id, lower_steps)
         self._upkeep = Upkeep(self._where, retention, self._guard, self._background, self._ranks)
         self._watch = SignalWatch(self._save_policy.signals, self._save_policy.stop_signals)
-        self._preemption_seconds = preemption_seconds
-        self._close_seconds = close_seconds
+        self._limits = TimeLimits(self._watch, preemption_seconds, close_seconds, timeout_seconds)
         self._tolerance = Tolerance(self._ranks, tolerated_failures)
         self._requested = False
         self._preempted = False
         self._last_save = time.monotonic()
         self._where.start(self._ranks)
+        self._upkeep.protect()
         self._watch.start()
 
     @property
@@ -160,6 +162,13 @@ class CheckpointManager:
         """
         highest = self._catalogue.highest()
         return None if highest is None else highest.step
+
+    def where(self, step: int) -> Whereabouts:
+        """Return which places have a step, such as `step 40: here, protected, in s3://bucket/run` (its text).
+
+        Ranks: one; not collective.
+        """
+        return find_step(self._where.catalogues, step)
 
     def request_save(self) -> None:
         """Request a save at the next `maybe_save`, for policies with `OnRequest`. Any rank, any thread may call it."""
@@ -255,9 +264,9 @@ class CheckpointManager:
         """
         if self._saver is None:
             return
-        bounded = self._preempted and self._preemption_seconds is not None
         # The saver itself would wait for the one before as long as it likes.
-        self._reckon(self._overdue() if bounded else None, tolerates=tolerates)
+        late = self._overdue() if self._preempted and self._limits.ends_soon else None
+        self._reckon(late, tolerates=tolerates)
         if not self._preempted:
             self._tolerance.raise_owed()
 
@@ -270,17 +279,16 @@ class CheckpointManager:
     def _save(self, step: int, state: State, metrics: Mapping[str, float] | None) -> Future[Metadata] | None:
         if not isinstance(step, int) or isinstance(step, bool) or step < 0:
             raise ValueError(f"step is {step!r}; it must be a whole number of at least 0")
-        found = dict(metrics or {})
         self._last_save = time.monotonic()
         try:
-            values = self._upkeep.take_state(step, state, found, hurry=self._preempted)
+            values = self._upkeep.take_state(step, state, metrics or {}, hurry=self._preempted)
             if self._saver is not None:
                 return self._save_later(self._saver, step, values)
             save(
                 values,
                 **self._places.to_write(self.checkpoint_id(step)),
                 **self._ranks.arguments,
-                timeout_seconds=self._seconds_left(),
+                timeout_seconds=self._limits.phase(),
             )
         except BaseException:
             self._upkeep.ended(step, saved=False)
@@ -290,8 +298,7 @@ class CheckpointManager:
 
     def _save_later(self, saver: Saver, step: int, values: dict[str, Any]) -> Future[Metadata]:
         group, alone = self._ranks.process_group, self._ranks.no_dist
-        number = self._background.begin()
-        place = self._places.to_write(self.checkpoint_id(step))
+        number, place = self._background.begin(), self._places.to_write(self.checkpoint_id(step))
         future = future_of(saver.save(values, process_group=group, no_dist=alone, **place))
         self._upkeep.begun(number, step, future)
         return future
@@ -361,23 +368,22 @@ class CheckpointManager:
     def close(self, seconds: float | None = None) -> None:
         """Wait for saves like `wait(seconds)`, and restore the signal handlers. Errors after the first are logged.
 
-        The coordinator then waits as long again, at most, for the promoter of a root of several places.
+        Then it waits as long again, at most, for a copy to other hosts, and for the promoter of a root of places.
         """
         try:
             self.wait(seconds)
         finally:
-            self._where.end(self._ranks, self._limit_seconds()[0] if seconds is None else seconds)
+            self._end(seconds)
             self._watch.stop()
+
+    def _end(self, seconds: float | None) -> None:
+        self._upkeep.close(self._limits.waiting(seconds)[0])
+        self._where.end(self._ranks, self._limits.waiting(seconds)[0])
 
     def _overdue(self, seconds: float | None = None) -> UnfinishedSaveError | None:
         """Wait for this rank's background saves; returns an error if some exceed the limit."""
-        limit, setting = self._limit_seconds()
-        seconds = limit if seconds is None else seconds
-        return self._background.overdue(seconds, setting, f"rank {self._ranks.rank}, {self._root}")
-
-    def _limit_seconds(self) -> tuple[float, str]:
-        left = self._watch.seconds_left(self._preemption_seconds)
-        return (self._close_seconds, "close_seconds") if left is None else (left, "preemption_seconds")
+        where = f"rank {self._ranks.rank}, {self._root}"
+        return self._background.overdue(*self._limits.waiting(seconds), where)
 
     def __enter__(self) -> Self:
         return self
@@ -388,12 +394,7 @@ class CheckpointManager:
         if error is None:
             self.close()
             return
-        # Other ranks may not come here: nothing is agreed, and the error that is under way matters more.
-        self._watch.stop()
+        self._watch.stop()  # other ranks may not come here, and the error that is under way matters more
         with contextlib.suppress(Exception):
             self._overdue()
-        self._where.end(self._ranks, 0.0)
-
-    def _seconds_left(self) -> float:
-        left = self._watch.seconds_left(self._preemption_seconds)
-        return self._ranks.timeout_seconds if left is None else min(left, self._ranks.timeout_seconds)
+        self._end(0.0)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from dcp_core.toolkit import HostPlaces, absolute_id, find_places
 from dcp_io import (
     Catalogue,
+    HostCopies,
     HostStore,
     KeepAll,
     KeepPolicy,
@@ -20,7 +21,8 @@ from dcp_io import (
     open_store,
     places_of,
 )
-from dcp_manager.host_indexes import repeat_indexes
+from dcp_manager.hosts.host_indexes import repeat_indexes
+from dcp_manager.hosts.protection import Protection
 from dcp_manager.together import Ranks
 from dcp_manifest import library_logger
 
@@ -49,6 +51,8 @@ class RootPlaces:
         folder_prefix: str,
     ) -> None:
         self._hosts: HostPlaces | None = None
+        copies = getattr(root, "copies", None)
+        self._copies = copies if isinstance(copies, HostCopies) else None
         self._promoting = root if isinstance(root, PromotingRoot) else None
         if isinstance(root, str | os.PathLike):
             self.url = os.fspath(absolute_id(root)).rstrip("/") or "/"
@@ -106,6 +110,19 @@ class RootPlaces:
             repeat_indexes(self.catalogues[0], ranks, self._hosts)
         if self._promoting is not None and self.keeps(ranks):
             self._promoting.start_promoter()
+
+    def protection(self, ranks: Ranks, copied: Callable[[int], object]) -> Protection | None:
+        """Return the copies of each host's part on other hosts, after `start`; None if there are none to be made.
+
+        Args:
+            ranks: The ranks.
+            copied: Function that is called with the step when a copy has ended, in another thread.
+
+        Ranks: every rank; collective if the root has such copies.
+        """
+        if self._copies is None or self._hosts is None:
+            return None
+        return Protection.start(self._copies, self.catalogues[0], ranks, self._hosts, copied)
 
     def make_room(self, ranks: Ranks, step: int, *, hurry: bool) -> None:
         """Wait until the first place has room for a step. The ranks decide together, in phases of a few seconds.

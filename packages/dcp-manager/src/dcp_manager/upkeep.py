@@ -13,6 +13,7 @@ from typing import Any
 
 from dcp_core import DcpError
 from dcp_manager.background import BackgroundSaves
+from dcp_manager.hosts.protection import Protection
 from dcp_manager.policies.lower_steps import StepGuard
 from dcp_manager.policies.retention import Retention, tell_removed
 from dcp_manager.root_places import RootPlaces
@@ -49,10 +50,22 @@ class Upkeep:
         self._guard = guard
         self._background = background
         self._ranks = ranks
+        self._protection: Protection | None = None
+        self._published: int | None = None
+        """The step that was published last by this manager."""
         self._lock = threading.RLock()
         self._preparing: set[int] = set()
         self._doubtful: set[int] = set()
         """Steps whose saves failed here, but may be published on another host; the next start looks into them."""
+
+    def protect(self) -> None:
+        """Have the saves from now on copied to other hosts, if the root says so. Ranks: every rank; collective."""
+        self._protection = self._where.protection(self._ranks, self._retain)
+
+    def close(self, seconds: float) -> None:
+        """Wait for a copy to other hosts, at most `seconds`."""
+        if self._protection is not None:
+            self._protection.close(seconds)
 
     def take_state(
         self,
@@ -79,16 +92,24 @@ class Upkeep:
         if self._where.per_host:  # the notes on all hosts have the coordinator's metrics
             metrics = self._ranks.decide("metrics of a save", lambda: dict(metrics))
 
-        def own() -> None:
+        protection = self._protection
+
+        def own() -> bool:
             values.update(state() if callable(state) else state)
             if self._where.keeps(self._ranks) and not self._ranks.is_coordinator:
                 self.prepare(step, metrics)
+            return protection is not None and protection.is_busy
 
-        def make_ready(_: list[None]) -> None:
+        def make_ready(busy: list[bool]) -> bool:
             self.prepare(step, metrics)
+            return any(busy)
 
         self._where.make_room(self._ranks, step, hurry=hurry)
-        self._ranks.combine("prepare a save", own, make_ready)
+        if protection is not None:
+            protection.cancel(step)
+        busy = self._ranks.combine("prepare a save", own, make_ready)
+        if protection is not None:
+            protection.expect(step, busy=busy)
         return values
 
     def prepare(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -132,19 +153,17 @@ class Upkeep:
 
     def _settle(self, step: int, *, saved: bool) -> None:
         """Publish `latest` and apply retention after a save, where this rank looks after a place; never raises."""
+        if self._protection is not None:
+            self._protection.settle(step, saved=saved)
         if not self._where.keeps(self._ranks):
             return
         with self._lock:
             try:
-                running = (
-                    self._preparing | self._doubtful | {other for other in self._background.steps if other != step}
-                )
+                running = self._running(step)
                 if saved:
                     self._catalogue.published(step)
-                    removed = self._retention.apply(
-                        running, published=step, spares_higher=self._guard.spares_higher(step)
-                    )
-                    tell_removed(self._where.checkpoint_id(self._catalogue, other) for other in removed)
+                    self._published = step
+                    self._remove_old(step)
                     self._where.saved()
                 elif not self._ranks.is_coordinator:
                     self._doubtful.add(step)
@@ -153,3 +172,25 @@ class Upkeep:
                     self._retention.sweep(running, always=True)
             except (OSError, DcpError):  # what stays too long is removed after the next save
                 _log.warning("step %d: looking after the other checkpoints failed", step, exc_info=True)
+
+    def _running(self, step: int) -> set[int]:
+        """Return the steps that are being saved or copied, or may be, but for one whose save has just ended."""
+        copied = frozenset[int]() if self._protection is None else self._protection.steps
+        others = {other for other in self._background.steps if other != step}
+        return self._preparing | self._doubtful | copied | others
+
+    def _remove_old(self, published: int) -> None:
+        removed = self._retention.apply(
+            self._running(published), published=published, spares_higher=self._guard.spares_higher(published)
+        )
+        tell_removed(self._where.checkpoint_id(self._catalogue, other) for other in removed)
+
+    def _retain(self, copied: int) -> None:
+        """Apply retention after a copy to other hosts, where this rank looks after a place; never raises."""
+        if not self._where.keeps(self._ranks):
+            return
+        with self._lock:
+            try:
+                self._remove_old(copied if self._published is None else self._published)
+            except (OSError, DcpError):
+                _log.warning("step %d: looking after the other checkpoints failed", copied, exc_info=True)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from dcp_memory.client.store import KeeperStore
     from dcp_memory.control import KeeperStatus, keeper_status, start_keeper, stop_keeper
     from dcp_memory.errors import KeeperFullError, KeeperLostError, KeeperRefusedError, KeeperStartError
+    from dcp_memory.partners.partner import Partner, partner
 
 __all__ = [
     "KeeperFullError",
@@ -21,7 +22,9 @@ __all__ = [
     "KeeperStartError",
     "KeeperStatus",
     "KeeperStore",
+    "Partner",
     "keeper_status",
+    "partner",
     "start_keeper",
     "stop_keeper",
 ]
@@ -32,5 +35,6 @@ __getattr__, __dir__ = import_lazily(
         "dcp_memory.client.store": ("KeeperStore",),
         "dcp_memory.control": ("KeeperStatus", "keeper_status", "start_keeper", "stop_keeper"),
         "dcp_memory.errors": ("KeeperFullError", "KeeperLostError", "KeeperRefusedError", "KeeperStartError"),
+        "dcp_memory.partners.partner": ("Partner", "partner"),
     },
 )

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 from typing import Protocol
 
 from dcp_hooks import CheckpointEvent, installed
-from dcp_io import CheckpointRecord, Entry, LocalStore, Store, by_creation
+from dcp_io import CheckpointRecord, Entry, LocalStore, Store, by_creation, newest_protected
 from dcp_manifest import library_logger
 from dcp_tiers.arrivals import was_refused
 from dcp_tiers.waiting import TieredRoot, steps_to_send
@@ -35,8 +35,9 @@ def make_room(tiers: BudgetedRoot, number: int, step: int, *, needed: int | None
 
     Removed are, as far as it takes: what neither the tier's policy nor a further tier needs, then what no further tier
     needs, then what a further tier has refused, the oldest first. What a further tier must still get goes only if
-    `when_full` is `drop`. The newest complete checkpoint, and any that a process reads or saves, are never removed;
-    if those alone are over the budget, the result is True: to wait would not help.
+    `when_full` is `drop`. The newest complete checkpoint, the newest that copies on other hosts protect, and any that a
+    process reads or saves, are never removed; if those alone are over the budget, the result is True: to wait would not
+    help.
 
     Args:
         tiers: The tiers.
@@ -63,7 +64,8 @@ def make_room(tiers: BudgetedRoot, number: int, step: int, *, needed: int | None
     good = by_creation([each for each in catalogue.records(folders.values()) if each.quarantined is None])
     over = sum(sizes.values()) - limit
     waiting = _waiting(tiers, number) if over > 0 else set()
-    for candidate in _candidates(tiers, number, good, folders, waiting):
+    spared = newest_protected(folders.values(), good) if over > 0 else None
+    for candidate in _candidates(tiers, number, good, folders.keys() - {spared}, waiting):
         if over <= 0:
             break
         may_drop = drop or tier.when_full == "drop" or _is_refused(tiers, number, folders[candidate].entries)

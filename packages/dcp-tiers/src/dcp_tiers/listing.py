@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from dcp_io import Catalogue, Store
+from dcp_io import Catalogue, Store, read_copy_note
 from dcp_manifest import DATA_SUFFIX, DcpError, file_sizes, index_of, is_index_name, needed_bytes, put_aside_reason
 
 __all__ = ["CopyState", "TieredStep", "list_steps"]
@@ -20,11 +20,13 @@ class CopyState:
     """`complete`: index and data files are there in full length. `incomplete`: there are files, but no index yet: a
     save or promotion is running or was interrupted. `damaged`: quarantined, or files are missing, short, unreadable."""
     bytes: int
-    """Size of the data files that are there."""
+    """Size of the data files that are there, without copies of other hosts' parts."""
     problem: str | None = None
     """Description of the damage."""
     save_id: str | None = None
     """Id of the save; None if there is no readable index, or PyTorch wrote it."""
+    protected: bool = False
+    """Whether each host's part is on another host, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +69,9 @@ def _state(store: Store) -> CopyState | None:
     try:
         index = index_of(store)
         needed = needed_bytes(index)
+        note = read_copy_note(store, entries)
         if store.place == "host":
-            needed = {name: count for name, count in needed.items() if name in names}
+            needed = {name: count for name, count in needed.items() if name in names - note.names}
         sizes = file_sizes(store, needed)
     except DcpError as error:
         if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
@@ -81,4 +84,4 @@ def _state(store: Store) -> CopyState | None:
         if there is None or there < wanted:
             problem = problem or (f"{name} is missing" if there is None else f"{name} has {there} of {wanted} bytes")
     total = sum(there or 0 for there in sizes.values())
-    return CopyState("complete" if problem is None else "damaged", total, problem, save_id)
+    return CopyState("complete" if problem is None else "damaged", total, problem, save_id, note.protected)

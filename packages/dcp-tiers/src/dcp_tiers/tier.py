@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import Literal, get_args
 
-from dcp_io import KeepAll, KeepPolicy, host_uri, scheme_of
+from dcp_io import HostCopies, KeepAll, KeepPolicy, host_uri, scheme_of
 from dcp_manifest import file_path
 from dcp_tiers.errors import TiersError
 
@@ -38,6 +38,8 @@ class Tier:
             event and a warning, and are lost unless another tier has them.
         per_host: Whether each host has a folder of its own at this path, such as its disk: the folder has the files of
             its ranks. True for the URI of a store of each host, too, such as `host:///path`. Only for the first tier.
+        copies: Copies of each host's part on other hosts, such as `dcp_memory.partner()`, which a manager makes after
+            each save; None for none. Only for a tier of each host. Not part of `run.tiers.toml`.
 
     Raises:
         TiersError: The rate or the budget is not positive, or `when_full` is another word.
@@ -58,6 +60,7 @@ class Tier:
     max_bytes: int | None = None
     when_full: WhenFull = "wait"
     per_host: bool = field(default=False, kw_only=True)
+    copies: HostCopies | None = field(default=None, kw_only=True, compare=False)
 
     def __post_init__(self) -> None:
         root = os.fspath(self.root)

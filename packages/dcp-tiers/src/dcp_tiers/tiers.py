@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
-import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 
 from dcp_io import (
     STALE_AFTER_SECONDS,
     Catalogue,
+    HostCopies,
     HostStore,
     KeepPolicy,
     LocalStore,
@@ -20,6 +19,7 @@ from dcp_io import (
     ask_places,
     check_checkpoint,
     file_at,
+    host_id,
     open_store,
 )
 from dcp_manifest import CheckpointNotFoundError, DcpError, library_logger
@@ -35,7 +35,6 @@ from dcp_tiers.waiting import KeepWaiting
 __all__ = ["Tiers"]
 
 _log = library_logger(__name__)
-_HOST_FILE = ".dcp-host"
 
 _PATIENCE_SECONDS = 24 * 3600.0
 
@@ -55,7 +54,7 @@ class Tiers:
 
     Raises:
         TiersError: There is no tier, one is given twice, one but the first is of each host, or `per_host` is set for
-            the URI of a store that all hosts share.
+            the URI of a store that all hosts share, or `copies` for such a store.
         ValueError: No tool would read the step from folder names with this prefix.
 
     Example:
@@ -158,14 +157,12 @@ class Tiers:
 
     def host_id(self) -> str:
         """Return the id of this host's folder of the first tier, 16 hexadecimal digits; it is made if it is missing."""
-        store = self._stores[0]
-        try:
-            return str(json.loads(store.read(_HOST_FILE))["host"])
-        except (CheckpointNotFoundError, ValueError, KeyError, TypeError):
-            made = secrets.token_hex(8)
-            store.make()
-            store.publish(_HOST_FILE, json.dumps({"host": made}).encode())
-            return made
+        return host_id(self._stores[0])
+
+    @property
+    def copies(self) -> HostCopies | None:
+        """Copies of each host's part of a checkpoint on other hosts, which a manager makes; None for none."""
+        return self.tiers[0].copies
 
     @property
     def places(self) -> tuple[Store, ...]:
@@ -353,6 +350,8 @@ def _checked(tier: Tier, store: Store) -> Tier:
     """Return the tier, marked as one of each host if its store is; raises TiersError if only the mark says so."""
     if isinstance(store, HostStore):
         return tier if tier.per_host else replace(tier, per_host=True)
+    if tier.copies is not None and not tier.per_host:
+        raise TiersError(f"tier {tier.root}: only a tier of each host (per_host) has copies on other hosts (copies)")
     if tier.per_host:
         raise TiersError(
             f"tier {tier.root}: all hosts share the store of this URI, so it cannot be one of each host (per_host); "

@@ -43,14 +43,14 @@ _log = library_logger(__name__)
 
 LATEST = "latest"
 # The others are of the tiers of a run, to which this root may belong: their description, and the name of this host.
-_ROOT_FILES = (LATEST, "run.tiers.toml", ".dcp-host")
+_ROOT_FILES = (LATEST, "run.tiers.toml", ".dcp-host", ".dcp-hosts.json")
 NEXT_NOTE = ".dcp-note-next.json"
 # Publishing a few bytes is over, or its process dead, after so long.
 _PUBLISHING_SECONDS = 5.0
 # Between checkpoints made one after the other by hosts whose clocks differ.
 _TICK_SECONDS = 0.001
-# Of the markers of running saves, and of the notes of promoters between tiers.
-_SAVING, _PROMOTED = ".dcp-save-", (".dcp-promot", ".dcp-forgone-", ".dcp-refused-")
+# Of the markers of running saves, and of the notes of promoters between tiers and of copies on other hosts.
+_SAVING, _PROMOTED, _COPIES = ".dcp-save-", (".dcp-promot", ".dcp-forgone-", ".dcp-refused-"), ".dcp-copies"
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,7 +317,7 @@ class Catalogue:
             if is_dead and is_own_file(folder.store, entry.name, entry.bytes):
                 folder.store.delete(entry.name)
         self._settle_next_note(folder)
-        ours = (NOTE, NEXT_NOTE, QUARANTINE, REMOVING, READING_PREFIX, *_PROMOTED)
+        ours = (NOTE, NEXT_NOTE, QUARANTINE, REMOVING, READING_PREFIX, *_PROMOTED, _COPIES)
         self._remove_temporaries(folder.store, folder.entries, ours)
 
     def _settle_next_note(self, folder: StepFolder) -> None:

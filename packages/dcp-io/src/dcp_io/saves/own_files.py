@@ -25,7 +25,7 @@ _DATA = re.compile(rf"[^/\x00]*?[0-9]+(?:\.({_ID}))?" + re.escape(DATA_SUFFIX))
 _RANK_INDEX = re.compile(rf"__[0-9]{{1,9}}\.({_ID})\.metadata")
 _MARKER = re.compile(rf"\.dcp-save-({_ID})(?:\.r[0-9]{{1,9}})?")
 _NOTE = re.compile(
-    r"\.dcp-(?:reading-[0-9a-f]{1,32}|removing|note\.json|note-next\.json|quarantined\.json|promoting(?:-[0-9a-f]{1,32})?\.json"
+    r"\.dcp-(?:reading-[0-9a-f]{1,32}|removing|note\.json|note-next\.json|quarantined\.json|copies\.json|promoting(?:-[0-9a-f]{1,32})?\.json"
     r"|(?:promoted|forgone|refused)-[0-9a-f]{1,32}-[0-9a-f]{1,32}\.json)"
 )
 _TEMPORARY = re.compile(rf"\.(.+)\.((?:{_ID})?)\.[0-9a-f]{{1,32}}" + re.escape(TEMPORARY_SUFFIX))

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 
 from dcp_core import plugins
 from dcp_core.hookspecs import CheckpointEvent
-from dcp_io import Catalogue, KeepPolicy, by_creation, keeps_all
+from dcp_io import Catalogue, KeepPolicy, by_creation, keeps_all, newest_protected
 from dcp_manifest import library_logger
 
 __all__ = ["Retention", "tell_removed"]
@@ -20,8 +20,8 @@ class Retention:
 
     Args:
         catalogue: Catalogue of the root.
-        policy: Policy that selects the checkpoints to keep. The undamaged checkpoint that was made last, and
-            checkpoints that a process reads or saves, are kept as well.
+        policy: Policy that selects the checkpoints to keep. The undamaged checkpoint that was made last, the last one
+            that copies on other hosts protect, and checkpoints that a process reads or saves, are kept as well.
 
     Ranks: the coordinator.
     """
@@ -59,6 +59,8 @@ class Retention:
         now = time.time()
         keep = {*self._policy.keep(good, now), *running, published}
         keep |= {record.step for record in good[-1:]}
+        protected = newest_protected(folders, good)
+        keep |= set() if protected is None else {protected}
         keep |= {record.step for record in good if spares_higher and record.step > published}
         # A damaged one stays as long as a good one of its step would, for inspection.
         damaged = {record.step for record in records if record.quarantined is not None}

@@ -101,6 +101,7 @@ def _row(survey: Survey, step: TieredStep) -> list[tuple[str, str | None]]:
         there = 0 if copy is None else copy.bytes
         if state == "complete":
             text = f"{bar(1)} {printable_bytes(there)}"
+            text += ", protected" if copy is not None and copy.protected else ""
         elif state in ("incomplete", "waits"):
             whole = there + to_go
             text = f"{bar(there / whole if waits and whole else 0)} "

@@ -50,7 +50,10 @@ class Survey:
         for number, copy in enumerate(step.copies):
             state = self.state(step, number)
             to_go = self.to_go_bytes[number].get(step.step, 0)
-            found = {} if copy is None else {"bytes": copy.bytes, "save_id": copy.save_id, "problem": copy.problem}
+            found: dict[str, Any] = {}
+            if copy is not None:
+                found = {"bytes": copy.bytes, "save_id": copy.save_id, "problem": copy.problem}
+                found["protected"] = copy.protected
             copies.append({"state": state, "bytes_to_go": to_go, **found})
         return {"step": step.step, "copies": copies}
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-import time
 from collections.abc import Callable, Mapping
 
 from dcp_hooks import report_operation
 from dcp_io import (
     Entry,
+    PassingCrcs,
     SaveInProgressError,
     SaveSession,
     Store,
@@ -18,6 +18,7 @@ from dcp_io import (
     clear_dead_saves,
     read_current,
     running_saves,
+    spans_by_file,
     temporary_of,
     this_process,
     verify_checkpoint,
@@ -33,46 +34,19 @@ from dcp_manifest import (
     needed_bytes,
     read_index,
 )
-from dcp_tiers.copying.passing_crcs import PassingCrcs, spans_by_file
+from dcp_tiers.copying.send_file import JOURNAL, read_journal, send_file, size_of
 from dcp_tiers.errors import PromotionError
 
 __all__ = [
-    "JOURNAL",
-    "Pace",
     "copy_checkpoint",
     "copy_note",
     "encode_journal",
     "is_there",
-    "read_journal",
     "read_source",
-    "send_file",
-    "size_of",
 ]
 
-JOURNAL = ".dcp-promoting.json"
-"""Name of the file in the target that lists the data files that are there, verified and durable."""
-_PIECE_BYTES = 4 << 20
 # Folders that this process copies to now, with the save ids.
 _running: set[tuple[str, str]] = set()
-
-
-class Pace:
-    """Limit of a rate: a call with a number of bytes returns when that many may have passed.
-
-    Args:
-        bytes_per_second: The rate; None for no limit.
-    """
-
-    def __init__(self, bytes_per_second: float | None) -> None:
-        self._rate = bytes_per_second
-        self._due = 0.0
-
-    def __call__(self, count: int) -> None:
-        """Wait until `count` more bytes are within the rate."""
-        if self._rate is None:
-            return
-        self._due = max(self._due, time.monotonic()) + count / self._rate
-        time.sleep(max(0.0, self._due - time.monotonic()))
 
 
 def copy_checkpoint(source: Store, target: Store, *, stale_after_seconds: float, pace: Callable[[int], object]) -> str:
@@ -192,26 +166,6 @@ def _send(
         session.finish(index.files)
 
 
-def send_file(source: Store, target: Store, name: str, crcs: PassingCrcs, passed: Callable[[int], object]) -> None:
-    """Copy one data file, whose last byte is written only after all have passed their CRCs."""
-    target.delete(name)  # what an interrupted copy has left of it
-    memory = memoryview(bytearray(_PIECE_BYTES))
-    with contextlib.closing(source.open(name)) as opened:
-        size = opened.size()
-        sink = target.create(name)
-        try:
-            for position in range(0, size, _PIECE_BYTES):
-                piece = memory[: min(_PIECE_BYTES, size - position)]
-                opened.read_into(position, [piece])
-                crcs.take(position, piece)
-                sink.write([piece])
-                passed(len(piece))
-            sink.close(sync=True)
-        except BaseException:
-            sink.abort()
-            raise
-
-
 def encode_journal(save_id: str, files: Mapping[str, int], source: Store, whole: int) -> bytes:
     """Return a journal: the files that are there, and for whoever finds it later, where the original was, and its size.
 
@@ -225,15 +179,6 @@ def encode_journal(save_id: str, files: Mapping[str, int], source: Store, whole:
     return json.dumps({"save_id": save_id, "files": dict(files), "from": place, "bytes": whole}).encode()
 
 
-def read_journal(target: Store, save_id: str, name: str = JOURNAL) -> dict[str, int]:
-    """Return the files of a save that a journal lists: name → size in bytes."""
-    try:
-        values = json.loads(target.read(name))
-        return dict(values["files"]) if values["save_id"] == save_id else {}
-    except (CheckpointNotFoundError, ValueError, KeyError, TypeError):
-        return {}
-
-
 def _remove_own_marker(target: Store, save_id: str) -> None:
     """Remove the marker that an earlier attempt of this process has left, because the storage failed at its end."""
     name = f"{SAVE_MARKER_PREFIX}{save_id}"
@@ -242,14 +187,6 @@ def _remove_own_marker(target: Store, save_id: str) -> None:
     with contextlib.suppress(CheckpointNotFoundError, ValueError, KeyError, TypeError):
         if json.loads(target.read(name))["process"] == this_process().to_dict():
             target.delete(name)
-
-
-def size_of(store: Store, name: str) -> int | None:
-    """Return the size of a file; None if it is missing."""
-    try:
-        return store.size(name)
-    except CheckpointNotFoundError:
-        return None
 
 
 def _remove_temporaries(target: Store, entries: list[Entry], save_id: str) -> None:

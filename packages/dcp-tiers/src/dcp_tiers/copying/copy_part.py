@@ -1,28 +1,32 @@
 """Copy of one host's part of a checkpoint to a tier that all hosts share; who sees that all parts are there publishes.
 
-Each host has a lease in the target, a save marker of its own, and a journal of the files that it has brought.
+Each host has a lease in the target, a save marker of its own, and a journal of the files that it has brought. Copies of
+another host's part that this host has (see `dcp_io.CopyNote`) are brought only if that host is gone.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from dcp_hooks import report_operation
-from dcp_io import HostStore, SaveSession, Store, check_files, clear_dead_saves, temporary_of
-from dcp_manifest import METADATA_NAME, CheckpointIndex, CheckpointNotFoundError, DcpError, needed_bytes
-from dcp_tiers.copying.copy_checkpoint import (
-    JOURNAL,
-    copy_note,
-    encode_journal,
-    is_there,
-    read_journal,
-    read_source,
-    send_file,
-    size_of,
+from dcp_io import (
+    HostStore,
+    PassingCrcs,
+    SaveSession,
+    Store,
+    check_files,
+    clear_dead_saves,
+    hosts_of_job,
+    read_copy_note,
+    spans_by_file,
+    temporary_of,
 )
-from dcp_tiers.copying.passing_crcs import PassingCrcs, spans_by_file
+from dcp_manifest import METADATA_NAME, CheckpointIndex, CheckpointNotFoundError, DcpError, needed_bytes
+from dcp_tiers.copying.copy_checkpoint import copy_note, encode_journal, is_there, read_source
+from dcp_tiers.copying.send_file import JOURNAL, read_journal, send_file, size_of
 
 __all__ = ["copy_part"]
 
@@ -70,8 +74,7 @@ def copy_part(
     if is_there(target, index, save_id):
         clear_dead_saves(target, stale_after_seconds=stale_after_seconds)
         return _end(source, target, save_id)
-    own = {entry.name: entry.bytes for entry in source.list()}
-    files = tuple(name for name, size in sorted(needed_bytes(index).items()) if own.get(name, -1) >= size)
+    files = _files_to_bring(source, target, index, host, stale_after_seconds)
     part = _Part(data, index, save_id, files, host)
     _send_part(source, target, part, stale_after_seconds, pace)
     if not _all_brought(target, part):
@@ -85,6 +88,36 @@ def copy_part(
     finally:
         session.finish(index.files)
     return _end(source, target, save_id)
+
+
+def _files_to_bring(
+    source: HostStore, target: Store, index: CheckpointIndex, host: str, stale_after_seconds: float
+) -> tuple[str, ...]:
+    """Return the data files that this host has in full length, but for copies of parts that other hosts bring."""
+    entries = source.list()
+    sizes = {entry.name: entry.bytes for entry in entries}
+    copies = read_copy_note(source, entries).copies
+    if copies:
+        gone = _hosts_gone(source, target, host, copies, stale_after_seconds)
+        others = {name for owner, names in copies.items() if owner not in gone for name in names}
+        sizes = {name: size for name, size in sizes.items() if name not in others}
+    return tuple(name for name, size in sorted(needed_bytes(index).items()) if sizes.get(name, -1) >= size)
+
+
+def _hosts_gone(
+    source: HostStore, target: Store, host: str, owners: Collection[str], stale_after_seconds: float
+) -> set[str]:
+    """Return which hosts will not bring their parts: no hosts of the job, or silent since this one has brought its own.
+
+    A host is silent if the target has nothing of it, `stale_after_seconds` after this host has brought its part.
+    """
+    present = hosts_of_job(source.parent())
+    gone = set() if present is None else {*owners} - present
+    journals = {entry.name: entry.mtime for entry in target.list() if entry.name.startswith(_JOURNALS)}
+    brought = journals.get(f"{_JOURNALS}{host}.json")
+    if brought is not None and time.time() - brought > stale_after_seconds:
+        gone |= {owner for owner in owners if f"{_JOURNALS}{owner}.json" not in journals}
+    return gone
 
 
 def _send_part(

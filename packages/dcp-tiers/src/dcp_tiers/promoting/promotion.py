@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 
 from dcp_hooks import CheckpointEvent, installed
-from dcp_io import Catalogue, Entry, HostStore, LocalStore, SaveInProgressError, Store, by_creation, keeps_all
+from dcp_io import Catalogue, Entry, HostStore, LocalStore, Pace, SaveInProgressError, Store, by_creation, keeps_all
 from dcp_manifest import (
     CorruptCheckpointError,
     DcpError,
@@ -18,7 +18,7 @@ from dcp_manifest import (
 )
 from dcp_tiers.arrivals import forget_arrival, has_arrived, note_arrival, note_forgone, note_refusal
 from dcp_tiers.budget import make_room
-from dcp_tiers.copying.copy_checkpoint import Pace, copy_checkpoint
+from dcp_tiers.copying.copy_checkpoint import copy_checkpoint
 from dcp_tiers.copying.copy_part import copy_part
 from dcp_tiers.errors import PromotionError, TierFullError, TiersError
 from dcp_tiers.promoting.sources import Held, Sources

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from dcp_io import crc32
-from dcp_manifest import CheckpointIndex, CorruptCheckpointError
+from dcp_io.archives.crc import crc32
+from dcp_manifest.errors import CorruptCheckpointError
+from dcp_manifest.index.columns import CheckpointIndex
 
 __all__ = ["PassingCrcs", "spans_by_file"]
 

@@ -1,0 +1,166 @@
+"""Hosts copy their parts of each save to the next host: a lost host loses nothing, and nothing is read from afar."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import dcp_all as dcp
+from dcp_core import plugins
+from dcp_core.hookspecs import CheckpointEvent, hookimpl
+from dcp_memory.partners.partner import partner
+from dcp_ranks.testing.ranks import RankPool
+from integration_tests.hosts.pretended import (
+    NEAR,
+    SHELF,
+    folder_of,
+    job_on,
+    promote_on,
+    reads_below,
+    tiers_in,
+    without_promoter,
+)
+from integration_tests.hosts.test_save_and_load import local, state_of
+
+HOSTS = ["a", "b", "c", "d"]
+WAIT_SECONDS = 100.0
+
+
+class Watch:
+    """Observer of the copies of this process."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, str, str | None]] = []
+
+    @hookimpl
+    def dcp_on_event(self, event: CheckpointEvent) -> None:
+        if event.operation == "protect" and event.state != "progress":
+            self.seen.append((event.phase, event.state, event.error))
+
+
+def train(
+    disks: str,
+    hosts: list[str],
+    steps: list[int],
+    *,
+    near: str = NEAR,
+    keep: int = 1,
+    far: bool = True,
+    restores: bool = False,
+    around: Callable[[], Any] | None = None,
+    saver: str | None = None,
+) -> dict[str, Any]:
+    """Restore if asked to, save steps, and wait for each copy; returns what happened, and what was read from afar."""
+    watch, found = Watch(), dict[str, Any]()
+    plugins.register(watch, name="watch")
+    try:
+        tiers = lambda: tiers_in(disks, near, keep=keep, copies=partner(), far=far)  # noqa: E731
+        with job_on(disks, hosts), without_promoter(), reads_below(f"{disks}/far") as seen:
+            with (
+                dcp.AsyncSaver(saver) if saver else mock.MagicMock() as saving,
+                dcp.CheckpointManager(tiers(), timeout_seconds=60, saver=saving if saver else None) as manager,
+            ):
+                if restores:
+                    template = state_of(99)
+                    restored = manager.restore(template)
+                    assert restored is not None
+                    wanted = state_of(restored.step)
+                    right = all(
+                        torch.equal(local(template[key]), local(wanted[key])) for key in wanted if key != "seed"
+                    )
+                    found = {"step": restored.step, "right": right, "far": list(seen)}
+                with around() if around is not None else mock.MagicMock():
+                    for step in steps:
+                        manager.save(step, state_of(step))
+                        manager.wait()
+                        assert waited(manager)
+                        dist.barrier()
+                kept = [record.step for record in manager.checkpoints()]
+                found |= {"where": {step: manager.where(step).protected for step in kept}, "texts": str(kept)}
+            dist.barrier()
+    finally:
+        plugins.unregister("watch")
+    return found | {"events": watch.seen}
+
+
+def waited(manager: dcp.CheckpointManager) -> bool:
+    """Wait for the copy that runs; returns whether it has ended."""
+    protection = manager._upkeep._protection
+    return protection is None or protection.wait(WAIT_SECONDS)
+
+
+def data(disks: Path, host: str, step: int) -> dict[str, int]:
+    folder = Path(folder_of(disks, host, NEAR), f"step-{step}")
+    return {file.name: file.stat().st_size for file in folder.glob("*.distcp")}
+
+
+def ranks_in(names: Any) -> set[int]:
+    """The ranks that have written files."""
+    return {int(name.split("_")[2]) for name in names}
+
+
+@pytest.mark.parametrize(("count", "near"), [(2, NEAR), (3, NEAR), (4, SHELF)])
+def test_after_each_save_all_is_protected(pool: RankPool, tmp_path: Path, count: int, near: str) -> None:
+    hosts = HOSTS[:count]
+    found = pool.run(2 * count, train, str(tmp_path), hosts, [1, 2, 3], near=near, far=False)
+    assert [one["where"] for one in found] == [{3: True}] * len(found)
+    for number in range(count):
+        before = (number - 1) % count
+        wanted = {2 * number, 2 * number + 1, 2 * before, 2 * before + 1}
+        assert ranks_in(data(tmp_path, hosts[number], 3)) == wanted
+    events = [event for one in found for event in one["events"]]
+    assert len(events) == 2 * 3 * count  # each host, each step: started, finished
+    assert {event[:2] for event in events} == {("total", "started"), ("total", "finished")}
+
+
+@pytest.mark.parametrize(("count", "near"), [(2, NEAR), (3, SHELF)])
+def test_the_newest_step_is_restored_without_the_lost_host(
+    pool: RankPool, tmp_path: Path, count: int, near: str
+) -> None:
+    hosts = HOSTS[:count]
+    pool.run(2 * count, train, str(tmp_path), hosts, [1], near=near)
+    assert promote_on(tmp_path, hosts, near) == {}
+    pool.run(2 * count, train, str(tmp_path), hosts, [2], near=near)
+    saved = tmp_path / "saved"
+    shutil.copytree(tmp_path, saved, ignore=lambda _, names: {"saved"} & {*names})
+    for lost in hosts:
+        disks = tmp_path / f"without {lost}"
+        shutil.copytree(saved, disks)
+        shutil.rmtree(folder_of(disks, lost, NEAR))
+        left = [host for host in hosts if host != lost]
+        found = pool.run(2 * len(left), train, str(disks), left, [], near=near, restores=True)
+        assert [(one["step"], one["right"], one["far"]) for one in found] == [(2, True, [])] * len(found)
+    shutil.rmtree(folder_of(saved, hosts[0], NEAR))
+    found = pool.run(2 * count, train, str(saved), ["new", *hosts[1:]], [3], near=near, restores=True)
+    assert [(one["step"], one["right"], one["far"]) for one in found] == [(2, True, [])] * len(found)
+    assert [one["where"] for one in found] == [{3: True}] * len(found)
+
+
+def test_each_file_reaches_the_far_tier_once(pool: RankPool, tmp_path: Path) -> None:
+    pool.run(6, train, str(tmp_path), HOSTS[:3], [1])
+    sent: list[str] = []
+    before = {host: data(tmp_path, host, 1) for host in HOSTS[:3]}
+    for host in HOSTS[:3]:
+        there = {path.name for path in (tmp_path / "far/step-1").glob("*.distcp")}
+        promote_on(tmp_path, [host])
+        sent += {path.name for path in (tmp_path / "far/step-1").glob("*.distcp")} - there
+        assert len({*sent}) <= 2 * (1 + HOSTS.index(host)) * 2
+    assert sorted(sent) == sorted({name for names in before.values() for name in names})
+    assert dcp.verify_checkpoint(tmp_path / "far/step-1").ok
+
+
+def test_a_lost_hosts_part_reaches_the_far_tier_from_its_partner(pool: RankPool, tmp_path: Path) -> None:
+    pool.run(6, train, str(tmp_path), HOSTS[:3], [1])
+    shutil.rmtree(folder_of(tmp_path, "b", NEAR))
+    left = ["a", "c"]
+    assert promote_on(tmp_path, left) == {f"{tmp_path}/far": [1]}  # b may come back
+    pool.run(4, train, str(tmp_path), left, [], restores=True)
+    assert promote_on(tmp_path, left) == {}
+    assert dcp.verify_checkpoint(tmp_path / "far/step-1").ok

@@ -1,0 +1,238 @@
+"""`copy_to_partners`: the phases of a copy of each host's part of a checkpoint to its partner.
+
+Not in this module: which bytes go where (`courier`), when a checkpoint is copied (the manager).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dcp_hooks import Progress, report_operation
+from dcp_io import CopyNote, CopyRequest, HostsCopied, Pace, host_id, read_copy_note, write_copy_note
+from dcp_manifest import METADATA_NAME, CheckpointIndex, DcpError, needed_bytes, read_index
+from dcp_memory.partners.courier import Courier
+from dcp_memory.partners.messages import MOST_FILES, Offer
+from dcp_memory.partners.ring import partners_of
+from dcp_ranks import Coordinator, PeerOptions, Stream, StreamCard, StreamError, Streams, group_by_host, job_secret
+
+__all__ = ["copy_to_partners"]
+
+_CONNECT_SECONDS = 15.0
+_LOOK_SECONDS = 2.0
+_NICE = 10
+
+
+class _NotProtectedError(Exception):
+    """The copy has come to nothing, for the reason that all ranks know."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What one host has written."""
+
+    index: CheckpointIndex
+    offer: Offer
+
+
+def copy_to_partners(coordinator: Coordinator, request: CopyRequest, *, rate: float | None = None) -> HostsCopied:
+    """Copy what each host has written of a checkpoint to the host that is its partner; see `dcp_io.HostCopies`.
+
+    Guarantees: a copy has its full size only after its bytes have passed all CRCs. The checkpoint is noted as protected
+    only after all hosts' parts are with their partners, durably.
+
+    Args:
+        coordinator: Coordinator of this copy.
+        request: What is to be copied.
+        rate: Limit of the rate at which each host sends, bytes per second; None for no limit.
+
+    Raises:
+        CheckpointException: A rank failed or was lost.
+
+    Ranks: every rank; collective.
+    """
+    _lower_priority()
+    run = _Copy(coordinator, request, rate)
+    try:
+        if run.leads:
+            with report_operation("protect", request.store.url) as progress:
+                run.carry_out(progress)
+        else:
+            run.carry_out(Progress(None))
+    except _NotProtectedError as error:
+        return HostsCopied(str(error), run.bytes_sent)
+    return HostsCopied(None, run.bytes_sent)
+
+
+class _Copy:
+    """One copy on one rank, phase by phase. Arguments: see `copy_to_partners`."""
+
+    def __init__(self, coordinator: Coordinator, request: CopyRequest, rate: float | None) -> None:
+        self._coordinator = coordinator
+        self._request = request
+        self._rate = rate
+        self._peers = request.peers or PeerOptions()
+        self.leads = request.leaders[coordinator.rank] == coordinator.rank
+        """Whether this rank looks after its host's store."""
+        self._part: _Part | None = None
+        self._streams: Streams | None = None
+        self._courier: Courier | None = None
+
+    @property
+    def bytes_sent(self) -> int:
+        """Number of bytes that this rank has sent."""
+        return 0 if self._courier is None else self._courier.bytes_sent
+
+    def carry_out(self, progress: Progress) -> None:
+        """Run all phases; raises _NotProtectedError, with the same text on all ranks, if it comes to nothing."""
+        secret, reason = self._coordinator.all_reduce("parts", self._look, _agree)
+        if reason is not None:
+            raise _NotProtectedError(reason)
+        with contextlib.ExitStack() as stack:
+            cards = self._coordinator.all_gather("cards", lambda: self._open_streams(stack, secret))
+            partners = self._coordinator.all_reduce(
+                "machines", lambda: self._find_neighbours(cards), lambda found: _choose(found, self._request.leaders)
+            )
+            if not partners:
+                raise _NotProtectedError("all hosts' stores are on one machine")
+            states = self._coordinator.all_gather("connections", lambda: self._connect(stack, partners, progress))
+            while not _is_over(states):
+                states = self._coordinator.all_gather("copying", self._wait)
+            self._end(succeeded=True)
+            self._coordinator.all_gather("notes", self._note)
+
+    def _look(self) -> tuple[str | None, str | None] | None:
+        """Return the save that this host has, or why none; None on ranks that do not lead."""
+        if not self.leads:
+            return None
+        store = self._request.store
+        try:
+            index = read_index(store.read(METADATA_NAME), file=METADATA_NAME)
+            entries = store.list()
+            copies = read_copy_note(store, entries).names
+            sizes = {entry.name: entry.bytes for entry in entries}
+            own = {
+                name: sizes[name]
+                for name, needed in sorted(needed_bytes(index).items())
+                if name not in copies and sizes.get(name, -1) >= needed
+            }
+            if index.info is None:
+                return None, f"{store.url} has an index of PyTorch"
+            if len(own) > MOST_FILES:
+                return None, f"{store.url} has more than {MOST_FILES} files"
+            self._part = _Part(index, Offer(host_id(store.parent()), index.info.save_id, own))
+        except (OSError, DcpError) as error:
+            return None, f"rank {self._coordinator.rank}: {type(error).__name__}: {error}"
+        return index.info.save_id, None
+
+    def _open_streams(self, stack: contextlib.ExitStack, secret: bytes) -> StreamCard | None:
+        if not self.leads:
+            return None
+        made = Streams(
+            self._coordinator.rank,
+            job_secret(secret),
+            options=self._peers,
+            store=self._coordinator.store,
+            timeout_seconds=self._peers.peer_timeout_seconds,
+            lost=self._coordinator.lost_ranks,
+        )
+        self._streams = stack.enter_context(made)
+        return made.card
+
+    def _find_neighbours(self, cards: Sequence[StreamCard | None]) -> list[int]:
+        """Return the leaders of other stores on this machine, as far as they have proved it."""
+        streams = self._streams
+        if streams is None:
+            return []
+        streams.meet(card for card in cards if card is not None)
+        near = [
+            card.rank for card in cards if card and card.host == streams.card.host and card.rank != streams.card.rank
+        ]
+        found = streams.connect_many(near, _CONNECT_SECONDS)
+        return [rank for rank, stream in found.items() if isinstance(stream, Stream) and stream.same_host]
+
+    def _connect(self, stack: contextlib.ExitStack, partners: dict[int, int], progress: Progress) -> str | None:
+        """Connect to the partner, and to those whose partner this one is, and begin; returns as `_wait` does."""
+        streams, part, rank = self._streams, self._part, self._coordinator.rank
+        if streams is None or part is None:
+            return None
+        others = {partners[rank], *(other for other, partner in partners.items() if partner == rank)}
+        made = streams.connect_many(others, _CONNECT_SECONDS)
+        lost = [found for found in made.values() if isinstance(found, StreamError)]
+        if lost:
+            return f"rank {rank}: {lost[0]}"
+        progress.expect(sum(part.offer.sizes.values()))
+        pace = Pace(self._rate)
+
+        def passed(count: int) -> None:
+            progress(count)
+            pace(count)
+
+        courier = self._courier = Courier(
+            self._request.store, part.index, part.offer, passed, self._request.is_cancelled
+        )
+        stack.callback(self._end, succeeded=False)
+        dispatcher = streams.dispatch(courier)
+        courier.resume = dispatcher.resume
+        dispatcher.start()
+        partner = made[partners[rank]]
+        courier.start(partner if isinstance(partner, Stream) else None)
+        return ""
+
+    def _wait(self) -> str | None:
+        """Wait a while until this host's part is with its partner; returns None, `""` if it is not yet, or why not."""
+        courier = self._courier
+        if courier is None or courier.finished.wait(_LOOK_SECONDS):
+            return None if courier is None or courier.problem is None else self._said(courier.problem)
+        return ""
+
+    def _said(self, problem: str) -> str:
+        return f"rank {self._coordinator.rank}: {problem}"
+
+    def _end(self, *, succeeded: bool) -> None:
+        courier, streams = self._courier, self._streams
+        if courier is None or streams is None:
+            return
+        if not (succeeded or courier.is_closed):
+            for stream in streams.made.values():  # a thread may wait until the partner takes more
+                stream.lose("the copy has ended")
+        courier.close(succeeded=succeeded)
+
+    def _note(self) -> None:
+        if self._part is not None:
+            store, save_id = self._request.store, self._part.offer.save_id
+            note = read_copy_note(store)
+            copies = note.copies if note.save_id == save_id else {}
+            write_copy_note(store, CopyNote(save_id, copies, protected=True))
+
+
+def _agree(found: list[tuple[str | None, str | None] | None]) -> tuple[bytes, str | None]:
+    """Return a secret of the copy, and why the hosts cannot copy; coordinator only."""
+    parts = [one for one in found if one is not None]
+    reason = next((problem for _, problem in parts if problem is not None), None)
+    saves = {save_id for save_id, _ in parts}
+    if reason is None and len(saves) > 1:
+        reason = f"the hosts have different saves of the step ({', '.join(sorted(map(str, saves)))})"
+    return secrets.token_bytes(32), reason
+
+
+def _is_over(states: Sequence[str | None]) -> bool:
+    """Whether all hosts' parts are with their partners; raises _NotProtectedError if one has a problem."""
+    if problem := next(filter(None, states), None):
+        raise _NotProtectedError(problem)
+    return all(state is None for state in states)
+
+
+def _choose(found: list[list[int]], leaders: Sequence[int]) -> dict[int, int]:
+    """Return the partner of each leader, from what leaders have proved to be of one machine; coordinator only."""
+    return partners_of(group_by_host({leader: found[leader] for leader in sorted({*leaders})}))
+
+
+def _lower_priority() -> None:
+    """Lower the priority of this thread, and of those that it starts, below that of training."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)

@@ -1,0 +1,65 @@
+"""`partner`: the record by which a tier of each host has its parts copied to the next host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dcp_io import CopyRequest, HostsCopied
+
+if TYPE_CHECKING:
+    from dcp_ranks import Coordinator
+
+__all__ = ["Partner", "partner"]
+
+
+@dataclass(frozen=True, slots=True)
+class Partner:
+    """Copies of each host's part of a checkpoint on the next host, for `dcp_tiers.Tier(copies=)`; `partner` makes it.
+
+    Raises:
+        ValueError: The rate is not positive.
+    """
+
+    rate_bytes_per_second: float | None = None
+    """Limit of the rate at which each host sends; None for no limit."""
+
+    def __post_init__(self) -> None:
+        """Check the rate."""
+        if self.rate_bytes_per_second is not None and not self.rate_bytes_per_second > 0:
+            raise ValueError(f"rate_bytes_per_second is {self.rate_bytes_per_second}; it must be positive")
+
+    def copy(self, coordinator: Coordinator, request: CopyRequest) -> HostsCopied:
+        """Copy each host's part of a checkpoint to the next host; see `dcp_io.HostCopies`.
+
+        Ranks: every rank; collective.
+        """
+        from dcp_memory.partners.copying import copy_to_partners  # noqa: PLC0415 - needs dcp-ranks, and torch
+
+        return copy_to_partners(coordinator, request, rate=self.rate_bytes_per_second)
+
+
+def partner(rate_bytes_per_second: float | None = None) -> Partner:
+    """Return the record that has each host's part of a checkpoint copied to the next host, in the background.
+
+    After each save of a `CheckpointManager`, each host sends what its ranks have written to one other host, over
+    connections between the ranks. A host that is lost then costs nothing: its part is read from its partner. Needs
+    dcp-ranks (`pip install dcp-memory[partners]`).
+
+    Args:
+        rate_bytes_per_second: Limit of the rate at which each host sends; None for no limit.
+
+    Raises:
+        ValueError: The rate is not positive.
+
+    Example:
+        ```python
+        from dcp_io import KeepLast
+        from dcp_memory import partner
+        from dcp_tiers import Tier, Tiers
+
+        near = Tier("/nvme/run", keep=KeepLast(1), per_host=True, copies=partner(rate_bytes_per_second=500e6))
+        tiers = Tiers([near, Tier("/shared/run")])
+        ```
+    """
+    return Partner(rate_bytes_per_second)
