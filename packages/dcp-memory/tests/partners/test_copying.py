@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 
 from dcp_hooks import CheckpointEvent, installed
-from dcp_io import CopyNote, LocalStore, host_id, read_copy_note
+from dcp_io import CopyNote, LocalStore, host_id, note_hosts, read_copy_note
 from dcp_io.testing.damage import flip
 from dcp_memory import partner
 from dcp_memory.partners import copying, courier
@@ -188,6 +188,17 @@ def test_a_note_of_an_earlier_save_does_not_protect_a_later_one(make_hosts: Make
     assert not read_copy_note(hosts.store(0)).protected
     assert all(one.protected for one in hosts.copy())
     assert read_copy_note(hosts.store(0)).save_id != note.save_id
+
+
+def test_a_step_is_not_protected_any_more_when_a_job_has_lost_a_host(make_hosts: Make) -> None:
+    hosts = make_hosts(3)
+    hosts.save()
+    hosts.copy()
+    ids = [host_id(hosts.store(host).parent()) for host in range(3)]
+    note_hosts(hosts.store(0).parent(), [*ids, "another"])
+    assert read_copy_note(hosts.store(0)).protected
+    note_hosts(hosts.store(0).parent(), [*ids[:2], "another"])
+    assert not read_copy_note(hosts.store(0)).protected
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"save_id": "x", "copies": [], "protected": true}', b"\xff"])

@@ -11,8 +11,10 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from dcp_io.roots.catalogue import StepFolder
+from dcp_io.roots.host_ids import hosts_of_job
 from dcp_io.roots.records import CheckpointRecord
 from dcp_io.saves.current_checkpoint import read_current
+from dcp_io.stores.host_store import HostStore
 from dcp_io.stores.store import Entry, Store
 from dcp_manifest.errors import CheckpointNotFoundError
 
@@ -29,6 +31,8 @@ class CopyNote:
     """Id of the save."""
     copies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Id of the host that has written them → names of the data files of which this host has, or is getting, copies."""
+    hosts: tuple[str, ...] = ()
+    """Ids of all hosts that have parts of it."""
     protected: bool = False
     """Whether each host's part is on another host, too."""
 
@@ -41,14 +45,15 @@ class CopyNote:
 def write_copy_note(store: Store, note: CopyNote) -> None:
     """Write the note beside the checkpoint in the folder `store`. Raises OSError."""
     copies = {host: list(names) for host, names in note.copies.items()}
-    values = {"save_id": note.save_id, "protected": note.protected, "copies": copies}
+    values = {"save_id": note.save_id, "protected": note.protected, "copies": copies, "hosts": [*note.hosts]}
     store.publish(NAME, json.dumps(values).encode(), sync=False)
 
 
 def read_copy_note(store: Store, entries: Iterable[Entry] | None = None) -> CopyNote:
     """Return the note in a checkpoint's folder; one without copies if there is none.
 
-    `protected` is about the checkpoint that is there now: False if the note is of an earlier save of the step.
+    `protected` is about what is there now: False if the note is of an earlier save of the step, or if the job that runs
+    now, or ran last, has lost one of the hosts.
 
     Args:
         store: The checkpoint's folder.
@@ -63,9 +68,17 @@ def read_copy_note(store: Store, entries: Iterable[Entry] | None = None) -> Copy
         values = json.loads(store.read(NAME))
         save_id = str(values["save_id"])
         copies = {str(host): tuple(map(str, names)) for host, names in values["copies"].items()}
-        return CopyNote(save_id, copies, values["protected"] is True and read_current(store).save_id == save_id)
+        hosts = tuple(map(str, values["hosts"]))
+        protected = values["protected"] is True and _has_all(store, hosts) and read_current(store).save_id == save_id
+        return CopyNote(save_id, copies, hosts, protected)
     except (CheckpointNotFoundError, ValueError, KeyError, TypeError, AttributeError):
         return CopyNote()
+
+
+def _has_all(store: Store, hosts: Collection[str]) -> bool:
+    """Whether the job has all the hosts, as far as it is known in this host's place."""
+    present = hosts_of_job(store.parent()) if isinstance(store, HostStore) else None
+    return present is None or present.issuperset(hosts)
 
 
 def newest_protected(folders: Collection[StepFolder], records: Iterable[CheckpointRecord]) -> int | None:

@@ -16,7 +16,7 @@ from dcp_core.toolkit import HostPlaces
 from dcp_io import Catalogue, CopyRequest, HostCopies, HostsCopied, HostStore, host_id, note_hosts
 from dcp_manager.together import Ranks
 from dcp_manifest import library_logger
-from dcp_ranks import Coordinator
+from dcp_ranks import CollectiveCoordinator, Coordinator
 
 __all__ = ["Protection"]
 
@@ -83,10 +83,13 @@ class Protection:
         with ranks.coordinator() as them:
             ids = [found for found in them.all_gather("ids of hosts", own) if found is not None]
             them.all_gather("hosts of the job", lambda: note_hosts(store, ids) if places.leads else None)
-        if places.count > 1:
+        obstacle = None if places.count > 1 else "this job has one host alone"
+        if isinstance(them, CollectiveCoordinator):  # whose phases would get in the way of training's collectives
+            obstacle = "the ranks have no store in common over which a copy in the background could agree"
+        if obstacle is None:
             return cls(copies, catalogue, ranks, places, copied)
         if ranks.is_coordinator:
-            _log.warning("checkpoints in %s are not copied to other hosts: this job has one host alone", store.url)
+            _log.warning("checkpoints in %s are not copied to other hosts: %s", store.url, obstacle)
         return None
 
     @property
@@ -141,7 +144,8 @@ class Protection:
         running = self._running
         if running is not None and not self.wait(seconds):
             running.cancelled = True
-            _log.warning("step %d is not protected: the copy was given up after %.1f s", running.step, seconds)
+            if self._ranks.is_coordinator:
+                _log.warning("step %d is not protected: the copy was given up after %.1f s", running.step, seconds)
 
     def _run(self, copy: _Copy) -> None:
         """Wait for the end of the save, and copy it, with the other ranks."""

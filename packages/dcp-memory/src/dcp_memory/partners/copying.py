@@ -32,6 +32,17 @@ class _NotProtectedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class _Found:
+    """What one host reports of the checkpoint."""
+
+    problem: str | None
+    """Why it cannot be copied; None if it can."""
+    save_id: str = ""
+    host: str = ""
+    """Id of the host's place."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Part:
     """What one host has written."""
 
@@ -89,7 +100,7 @@ class _Copy:
 
     def carry_out(self, progress: Progress) -> None:
         """Run all phases; raises _NotProtectedError, with the same text on all ranks, if it comes to nothing."""
-        secret, reason = self._coordinator.all_reduce("parts", self._look, _agree)
+        secret, hosts, reason = self._coordinator.all_reduce("parts", self._look, _agree)
         if reason is not None:
             raise _NotProtectedError(reason)
         with contextlib.ExitStack() as stack:
@@ -103,9 +114,9 @@ class _Copy:
             while not _is_over(states):
                 states = self._coordinator.all_gather("copying", self._wait)
             self._end(succeeded=True)
-            self._coordinator.all_gather("notes", self._note)
+            self._coordinator.all_gather("notes", lambda: self._note(hosts))
 
-    def _look(self) -> tuple[str | None, str | None] | None:
+    def _look(self) -> _Found | None:
         """Return the save that this host has, or why none; None on ranks that do not lead."""
         if not self.leads:
             return None
@@ -121,13 +132,13 @@ class _Copy:
                 if name not in copies and sizes.get(name, -1) >= needed
             }
             if index.info is None:
-                return None, f"{store.url} has an index of PyTorch"
+                return _Found(f"{store.url} has an index of PyTorch")
             if len(own) > MOST_FILES:
-                return None, f"{store.url} has more than {MOST_FILES} files"
+                return _Found(f"{store.url} has more than {MOST_FILES} files")
             self._part = _Part(index, Offer(host_id(store.parent()), index.info.save_id, own))
         except (OSError, DcpError) as error:
-            return None, f"rank {self._coordinator.rank}: {type(error).__name__}: {error}"
-        return index.info.save_id, None
+            return _Found(self._said(f"{type(error).__name__}: {error}"))
+        return _Found(None, self._part.offer.save_id, self._part.offer.host)
 
     def _open_streams(self, stack: contextlib.ExitStack, secret: bytes) -> StreamCard | None:
         if not self.leads:
@@ -202,22 +213,22 @@ class _Copy:
                 stream.lose("the copy has ended")
         courier.close(succeeded=succeeded)
 
-    def _note(self) -> None:
+    def _note(self, hosts: tuple[str, ...]) -> None:
         if self._part is not None:
             store, save_id = self._request.store, self._part.offer.save_id
             note = read_copy_note(store)
             copies = note.copies if note.save_id == save_id else {}
-            write_copy_note(store, CopyNote(save_id, copies, protected=True))
+            write_copy_note(store, CopyNote(save_id, copies, hosts, protected=True))
 
 
-def _agree(found: list[tuple[str | None, str | None] | None]) -> tuple[bytes, str | None]:
-    """Return a secret of the copy, and why the hosts cannot copy; coordinator only."""
+def _agree(found: list[_Found | None]) -> tuple[bytes, tuple[str, ...], str | None]:
+    """Return a secret of the copy, the ids of the hosts, and why they cannot copy; coordinator only."""
     parts = [one for one in found if one is not None]
-    reason = next((problem for _, problem in parts if problem is not None), None)
-    saves = {save_id for save_id, _ in parts}
+    reason = next((part.problem for part in parts if part.problem is not None), None)
+    saves = {part.save_id for part in parts}
     if reason is None and len(saves) > 1:
-        reason = f"the hosts have different saves of the step ({', '.join(sorted(map(str, saves)))})"
-    return secrets.token_bytes(32), reason
+        reason = f"the hosts have different saves of the step ({', '.join(sorted(saves))})"
+    return secrets.token_bytes(32), tuple(part.host for part in parts), reason
 
 
 def _is_over(states: Sequence[str | None]) -> bool:
