@@ -33,7 +33,7 @@ from integration_tests.hosts.pretended import (
 from integration_tests.hosts.test_save_and_load import local, state_of
 
 HOSTS = ["a", "b", "c", "d"]
-WAIT_SECONDS = 100.0
+WAIT_SECONDS = 200.0
 
 
 class Watch:
@@ -68,7 +68,7 @@ def train(
         with job_on(disks, hosts), without_promoter(), reads_below(f"{disks}/far") as seen:
             with (
                 dcp.AsyncSaver(saver) if saver else mock.MagicMock() as saving,
-                dcp.CheckpointManager(tiers(), timeout_seconds=60, saver=saving if saver else None) as manager,
+                dcp.CheckpointManager(tiers(), timeout_seconds=200, saver=saving if saver else None) as manager,
             ):
                 if restores:
                     template = state_of(99)
