@@ -17,7 +17,7 @@ from dcp_memory.places import KeeperFolder, check_run, folder_path, peer_of
 from dcp_memory.starting import START_SECONDS, check_options
 from dcp_memory.wire import VERSION, encode
 
-__all__ = ["KeeperStatus", "keeper_status", "start_keeper", "stop_keeper"]
+__all__ = ["KeeperStatus", "keeper_runs", "keeper_status", "start_keeper", "stop_keeper"]
 
 STOP_SECONDS = 30.0
 _STOP = encode({"do": "greet", "version": VERSION}) + encode({"do": "stop"})
@@ -82,6 +82,21 @@ def start_keeper(run: str, **options: Any) -> KeeperStatus:
     with _link(run) as link:
         link.start(given, START_SECONDS)
         return _status(link)
+
+
+def keeper_runs() -> list[str]:
+    """Return the names of the runs that seem to have a keeper on this host, for this user.
+
+    Raises:
+        KeeperRefusedError: The folder of keepers is not this user's alone.
+    """
+    try:
+        with KeeperFolder(folder_path()) as opened:
+            return opened.runs()
+    except FileNotFoundError:
+        return []
+    except PermissionError as error:
+        raise KeeperRefusedError(str(error)) from error
 
 
 def keeper_status(run: str) -> KeeperStatus | None:

@@ -91,15 +91,10 @@ class Link:
                     self._send_releases()
                     answer = self._exchange(fields, payload)
                 except (ConnectionError, FrameError) as error:
-                    self._disconnect()
                     if epoch is not None or fresh or attempt:
                         raise self._lost() from error
                 except TimeoutError as error:
-                    self._disconnect()
                     raise self._silent() from error
-                except BaseException:  # an interrupt in the middle of a frame
-                    self._disconnect()
-                    raise
                 else:
                     answer.epoch = self.epoch
                     break
@@ -141,7 +136,7 @@ class Link:
                         self._exchange({"do": "stay"}, b"")
                         self._keeps_alive = True
                 except (OSError, FrameError):
-                    self._disconnect()
+                    pass  # it has ended
                 else:
                     return
             self._keeps_alive = True
@@ -162,10 +157,9 @@ class Link:
         self._later.append((epoch, number))
         if self._lock.acquire(blocking=False):
             try:
-                if self._socket is not None:
-                    self._send_releases()
-            except (OSError, FrameError):
-                self._disconnect()
+                with contextlib.suppress(OSError, FrameError):
+                    if self._socket is not None:
+                        self._send_releases()
             finally:
                 self._lock.release()
 
@@ -198,10 +192,8 @@ class Link:
             try:
                 self._exchange({"do": "greet", "version": VERSION, "keeps_alive": self._keeps_alive}, b"")
             except TimeoutError as error:
-                self._disconnect()
                 raise self._silent() from error
             except (OSError, FrameError) as error:
-                self._disconnect()
                 if attempt == _STARTS - 1:
                     raise KeeperLostError(
                         f"the keeper of {self.name} closes its connections: it is of another version of dcp-memory"
@@ -214,14 +206,13 @@ class Link:
         connection = self._socket
         if connection is None:
             raise ConnectionError
-        waiting = [memoryview(encode(fields, len(payload))), memoryview(payload)]
-        while waiting := [part for part in waiting if len(part)]:
-            sent = connection.sendmsg(waiting)
-            while waiting and sent >= len(waiting[0]):
-                sent -= len(waiting.pop(0))
-            if sent:
-                waiting[0] = waiting[0][sent:]
-        return self._receive(connection)
+        frame = encode(fields, len(payload))
+        try:
+            _send(connection, [memoryview(frame), memoryview(payload)])
+            return self._receive(connection)
+        except BaseException:  # also an interrupt: the next answer would be taken for that of another request
+            self._disconnect()
+            raise
 
     def _receive(self, connection: socket.socket) -> Answer:
         head, descriptors, _, _ = socket.recv_fds(connection, HEAD.size, 1, socket.MSG_CMSG_CLOEXEC)
@@ -321,6 +312,15 @@ def _connect(connection: socket.socket, path: str, seconds: float) -> None:
             time.sleep(_RETRY_SECONDS)
         else:
             return
+
+
+def _send(connection: socket.socket, waiting: list[memoryview]) -> None:
+    while waiting := [part for part in waiting if len(part)]:
+        sent = connection.sendmsg(waiting)
+        while waiting and sent >= len(waiting[0]):
+            sent -= len(waiting.pop(0))
+        if sent:
+            waiting[0] = waiting[0][sent:]
 
 
 def _read(connection: socket.socket, size: int, *, begun: bool) -> bytearray:
