@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import dcp_all as dcp
 from dcp_ranks.testing.networks import NetworkHost, network_hosts
 from integration_tests.benchmarks.cooperative.ranks import run_ranks
 from integration_tests.benchmarks.cooperative.tasks import MIB, Taken, Task, fill_state
 from integration_tests.benchmarks.folders import opened, settle
-from integration_tests.benchmarks.loopback_s3 import LoopbackS3
+from integration_tests.benchmarks.network_server import open_object_server
 
 __all__ = ["LIMIT", "Outcome", "run_choice", "run_copies", "run_folder", "run_objects"]
 
@@ -41,19 +39,15 @@ class Outcome:
         return self.mib * MIB / LIMIT
 
 
-class _OpenS3(LoopbackS3):
-    command: ClassVar[Sequence[str]] = (sys.executable, "-m", "integration_tests.benchmarks.loopback_s3", "0.0.0.0")
-
-
 @contextlib.contextmanager
-def _object_store(host: NetworkHost, mib: float) -> Iterator[tuple[str, dict[str, str]]]:
+def _object_store(host: NetworkHost, mib: float) -> Iterator[tuple[str, Mapping[str, str]]]:
     """Context manager: an object server on a pretended host, behind a limit; gives the address and variables."""
-    with host.entered(), _OpenS3() as server:
+    with open_object_server(host) as server:
         place = f"s3://{server.bucket}/state"
         with server.in_environment():
             dcp.save(fill_state(mib), storage_writer=dcp.ObjectStoreWriter(place), no_dist=True)
         host.limit(_WIRE_RATE)
-        yield place, server.environment(f"http://{host.addresses[0]}:{server.port}")
+        yield place, server.environment_from(host)
 
 
 def run_objects(mib: float, rounds: int, slow_rounds: int, *, ranks: tuple[int, ...] = (8, 16)) -> Iterator[Outcome]:

@@ -118,7 +118,7 @@ if TYPE_CHECKING:
         OnRequest,
         OnSignal,
     )
-    from dcp_memory import keeper_status, start_keeper, stop_keeper
+    from dcp_memory import keeper_status, partner, start_keeper, stop_keeper
     from dcp_object import ObjectStoreReader, ObjectStoreWriter
     from dcp_ranks import PeerOptions
     from dcp_state import RandomState, StateMismatchError, app_state, load_sharded_optimizer_state_dict
@@ -216,6 +216,7 @@ __all__ = [
     "metadata",
     "open_store",
     "optimizer",
+    "partner",
     "planner",
     "planner_helpers",
     "plugins",
@@ -266,7 +267,7 @@ __getattr__, __dir__ = import_lazily(
         "dcp_core.shards.declared_shards": ("CheckpointableTensor",),
         "dcp_data": ("PositionMismatchError", "ResumableLoader", "ResumableSampler", "ResumableStream"),
         "dcp_exchange": ("ExchangeError",),
-        "dcp_memory": ("keeper_status", "start_keeper", "stop_keeper"),
+        "dcp_memory": ("keeper_status", "partner", "start_keeper", "stop_keeper"),
         "dcp_tiers": ("KeepWaiting", "Tier", "Tiers"),
         "dcp_format": (
             *("Conversion", "HuggingFaceStorageReader", "HuggingFaceStorageWriter"),

@@ -49,8 +49,8 @@ class WriterAbilities:
     """Method that gets the save's coordinator after the checkpoint was published, to run phases of its own. Called on
     every rank if the ranks plan together."""
     lender: Callable[[], Any] | None
-    """Method that returns the `dcp_io.MemoryLender` of the storage, in whose memory an asynchronous saver may stage; None
-    if there is none. Called on every rank, before the save has begun."""
+    """Method that returns the `dcp_io.MemoryLender` of the storage, in whose memory an asynchronous saver may stage, or
+    None. Called on every rank, before the save has begun."""
     abort: Callable[[BaseException], None] | None
     """Method that cleans up after a save that failed with the error in its argument. Called on every rank."""
 
