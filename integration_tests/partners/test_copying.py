@@ -175,6 +175,15 @@ def test_hosts_with_different_saves_of_a_step_copy_nothing(make_hosts: Make) -> 
     assert all("rank 0: CheckpointNotFoundError" in one.reason for one in hosts.copy())
 
 
+def test_a_step_of_which_a_host_has_lost_a_file_is_not_protected(make_hosts: Make) -> None:
+    hosts = make_hosts(3)
+    lost = hosts.save()[1][0]
+    (hosts.folder(1) / lost).unlink()
+    reason = f"no host has 1 of the files that it has written, such as {lost}"
+    assert {copied.reason for copied in hosts.copy()} == {reason}
+    assert not any(read_copy_note(hosts.store(host)).protected for host in range(3))
+
+
 def test_a_note_of_an_earlier_save_does_not_protect_a_later_one(make_hosts: Make) -> None:
     hosts = make_hosts(2)
     hosts.save()

@@ -11,7 +11,17 @@ from unittest import mock
 
 import pytest
 
-from dcp_io import CopyNote, HostCopies, KeepLast, host_id, note_hosts, open_store, verify_checkpoint, write_copy_note
+from dcp_io import (
+    CopyNote,
+    HostCopies,
+    KeepLast,
+    LocalStore,
+    host_id,
+    note_hosts,
+    open_store,
+    verify_checkpoint,
+    write_copy_note,
+)
 from dcp_tiers import Tier, Tiers, TiersError
 from dcp_tiers.promote import only_one
 
@@ -95,7 +105,8 @@ def test_a_store_of_each_host_makes_a_tier_of_each_host(tmp_path: Path, hosts: S
         assert Tiers([Tier(uri)]).tiers == (Tier(uri, per_host=True),)
 
 
-def test_a_shared_store_is_no_tier_of_each_host() -> None:
+def test_a_shared_store_is_no_tier_of_each_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dcp_tiers.tiers.open_store", lambda _: LocalStore(tmp_path))
     with pytest.raises(TiersError, match="all hosts share the store"):
         Tiers([Tier("s3://bucket/run", per_host=True)])
 

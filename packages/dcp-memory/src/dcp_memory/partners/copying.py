@@ -40,6 +40,10 @@ class _Found:
     save_id: str = ""
     host: str = ""
     """Id of the host's place."""
+    needed: frozenset[str] = frozenset()
+    """Names of all files of the index."""
+    own: frozenset[str] = frozenset()
+    """Those that the host has, without copies of others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +142,9 @@ class _Copy:
             self._part = _Part(index, Offer(host_id(store.parent()), index.info.save_id, own))
         except (OSError, DcpError) as error:
             return _Found(self._said(f"{type(error).__name__}: {error}"))
-        return _Found(None, self._part.offer.save_id, self._part.offer.host)
+        return _Found(
+            None, self._part.offer.save_id, self._part.offer.host, frozenset(needed_bytes(index)), frozenset(own)
+        )
 
     def _open_streams(self, stack: contextlib.ExitStack, secret: bytes) -> StreamCard | None:
         if not self.leads:
@@ -228,6 +234,10 @@ def _agree(found: list[_Found | None]) -> tuple[bytes, tuple[str, ...], str | No
     saves = {part.save_id for part in parts}
     if reason is None and len(saves) > 1:
         reason = f"the hosts have different saves of the step ({', '.join(sorted(saves))})"
+    # The store of a host may have lost its files since they were written, and have got the index nevertheless.
+    needed, own = (frozenset().union(*names) for names in ([p.needed for p in parts], [p.own for p in parts]))
+    if reason is None and needed - own:
+        reason = f"no host has {len(needed - own)} of the files that it has written, such as {min(needed - own)}"
     return secrets.token_bytes(32), tuple(part.host for part in parts), reason
 
 
