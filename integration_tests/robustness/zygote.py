@@ -15,21 +15,19 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
 from dcp_crash import Change, Fault, RankEnd, run_traced
-from integration_tests.forking import WARNINGS
+from integration_tests.forking import WARNINGS, join_group
 from integration_tests.robustness import states
 from integration_tests.robustness.actions import ACTIONS
 
 __all__ = ["Job", "Outcome", "Zygote"]
 
 ROOT = Path(__file__).resolve().parents[2]
-GROUP_SECONDS = 60
 
 
 @dataclass(frozen=True)
@@ -151,7 +149,7 @@ def _run(job: Job, record: str | None, reply: Any, held: Any) -> None:
 
     def prepare(rank: int) -> None:
         if job.world > 1:
-            _join(job.world, rank, port_reader, port_writer)
+            join_group(job.world, rank, port_reader, port_writer)
         prepared["state"] = states.sharded(job.version)
 
     run = run_traced(
@@ -169,17 +167,6 @@ def _run(job: Job, record: str | None, reply: Any, held: Any) -> None:
     if record is not None:
         Path(record).write_bytes(pickle.dumps(run.changes))
     reply({"ranks": [asdict(end) for end in run.ranks], "struck": run.struck})
-
-
-def _join(world: int, rank: int, port_reader: int, port_writer: int) -> None:
-    timeout = timedelta(seconds=GROUP_SECONDS)
-    if rank == 0:
-        store = dist.TCPStore("127.0.0.1", 0, None, is_master=True, timeout=timeout, wait_for_workers=False)
-        os.write(port_writer, store.port.to_bytes(4, "little") * (world - 1))
-    else:
-        port = int.from_bytes(os.read(port_reader, 4), "little")
-        store = dist.TCPStore("127.0.0.1", port, None, is_master=False, timeout=timeout, wait_for_workers=False)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timeout)
 
 
 def _warm_up() -> None:
