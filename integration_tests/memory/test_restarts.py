@@ -15,6 +15,7 @@ import pytest
 from dcp_memory import keeper_status, stop_keeper
 from integration_tests.memory.hosts import is_alive, is_stopped, kill, processes_of
 
+pytestmark = pytest.mark.slow  # each start of ranks imports PyTorch
 EXAMPLE = Path(__file__).resolve().parents[2] / "docs/examples/elastic_memory.py"
 RUN = "elastic-run"
 BEGUN = re.compile(r"start (\d+) goes on from step (\d+)")
