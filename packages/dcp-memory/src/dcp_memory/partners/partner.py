@@ -44,7 +44,7 @@ def partner(rate_bytes_per_second: float | None = None) -> Partner:
 
     After each save of a `CheckpointManager`, each host sends what its ranks have written to one other host, over
     connections between the ranks. A host that is lost then costs nothing: its part is read from its partner. Needs
-    dcp-ranks (`pip install dcp-memory[partners]`).
+    dcp-ranks (the extra `partners` of dcp-memory).
 
     Args:
         rate_bytes_per_second: Limit of the rate at which each host sends; None for no limit.
