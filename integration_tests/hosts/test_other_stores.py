@@ -13,6 +13,8 @@ from integration_tests.hosts.pretended import NEAR, SHELF, folder_of, on_host, p
 from integration_tests.hosts.test_save_and_load import HOSTS, load, save
 from integration_tests.hosts.test_tiers_of_hosts import check, manage
 
+pytestmark = pytest.mark.slow  # each takes a minute where many ranks start
+
 ID = f"{SHELF}/step-1"
 
 

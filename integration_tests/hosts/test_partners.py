@@ -32,6 +32,8 @@ from integration_tests.hosts.pretended import (
 )
 from integration_tests.hosts.test_save_and_load import local, state_of
 
+pytestmark = pytest.mark.slow  # each takes a minute where many ranks start
+
 HOSTS = ["a", "b", "c", "d"]
 WAIT_SECONDS = 200.0
 
