@@ -41,7 +41,7 @@ def eventually(condition: Callable[[], object]) -> None:
 
 
 def is_gone(pid: int) -> bool:
-    """Whether a process has ended; that somebody must still take note of it does not count."""
+    """Whether a process has ended; a zombie counts as ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):

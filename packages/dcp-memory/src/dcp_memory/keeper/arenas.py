@@ -154,7 +154,7 @@ class Arenas:
                 self.give_back(arena)
 
     def trim(self, seconds: float) -> None:
-        """Destroy arenas that have been free for so long, if nobody has borrowed any."""
+        """Destroy arenas that have been free for so long, if no connection has borrowed any."""
         if self._borrowers:
             return
         before = time.monotonic() - seconds

@@ -59,7 +59,7 @@ def run_detached(options: KeeperOptions) -> int:
         run_keeper(options, ready)
         code = 0
     except OSError as error:
-        with contextlib.suppress(OSError):  # ready already, or nobody waits
+        with contextlib.suppress(OSError):  # ready already, or no process waits
             os.write(ready, f"{error}\n".encode())
         traceback.print_exc()
     finally:

@@ -185,7 +185,7 @@ class Server:
         self._keeper.pool.collect()
 
     def _check(self) -> None:
-        """Do what time demands: end strangers, free what nobody has used, and end the keeper."""
+        """Apply time limits: close unidentified connections, free unused memory, and end an idle keeper."""
         now = time.monotonic()
         for peer in [peer for peer in self._peers if not peer.greeted and now - peer.since > GREETING_SECONDS]:
             self._forget(peer)

@@ -130,9 +130,10 @@ class _Copy:
             entries = store.list()
             copies = read_copy_note(store, entries).names
             sizes = {entry.name: entry.bytes for entry in entries}
+            files = needed_bytes(index)
             own = {
                 name: sizes[name]
-                for name, needed in sorted(needed_bytes(index).items())
+                for name, needed in sorted(files.items())
                 if name not in copies and sizes.get(name, -1) >= needed
             }
             if index.info is None:
@@ -142,9 +143,7 @@ class _Copy:
             self._part = _Part(index, Offer(host_id(store.parent()), index.info.save_id, own))
         except (OSError, DcpError) as error:
             return _Found(self._said(f"{type(error).__name__}: {error}"))
-        return _Found(
-            None, self._part.offer.save_id, self._part.offer.host, frozenset(needed_bytes(index)), frozenset(own)
-        )
+        return _Found(None, self._part.offer.save_id, self._part.offer.host, frozenset(files), frozenset(own))
 
     def _open_streams(self, stack: contextlib.ExitStack, secret: bytes) -> StreamCard | None:
         if not self.leads:

@@ -1,6 +1,6 @@
 """`Courier`: one host's leader in a copy: sends its host's part to its partner, and takes the parts of others.
 
-Not in this module: who is whose partner (`ring`), the phases around (`copying`), what becomes of bytes (`intake`).
+Not in this module: the choice of partners (`ring`), the phases of a copy (`copying`), storing what arrives (`intake`).
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ def _send(
 
 
 def encode_journal(save_id: str, files: Mapping[str, int], source: Store, whole: int) -> bytes:
-    """Return a journal: the files that are there, and for whoever finds it later, where the original was, and its size.
+    """Return a journal: the files that are there and, for later reports, the original's place and its size.
 
     Args:
         save_id: The save.
