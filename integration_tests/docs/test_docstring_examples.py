@@ -59,7 +59,7 @@ def is_constructed_by_users(kind: type) -> bool:
         return False
     if inspect.isabstract(kind) or getattr(kind, "_is_protocol", False):
         return False
-    is_record = dataclasses.is_dataclass(kind) and kind.__bases__ == (object,)
+    is_record = (dataclasses.is_dataclass(kind) and kind.__bases__ == (object,)) or kind.__bases__ == (tuple,)
     return not is_record or kind.__name__.endswith("Options") or kind.__name__ in RECORDS_OF_USERS
 
 

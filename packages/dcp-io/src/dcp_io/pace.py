@@ -12,6 +12,15 @@ class Pace:
 
     Args:
         bytes_per_second: The rate; None for no limit.
+
+    Example:
+        ```python
+        from dcp_io import Pace
+
+        pace = Pace(bytes_per_second=100e6)
+        for piece in (b"a" * 1_000, b"b" * 2_000):
+            pace(len(piece))
+        ```
     """
 
     def __init__(self, bytes_per_second: float | None) -> None:

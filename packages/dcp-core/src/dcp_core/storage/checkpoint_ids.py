@@ -11,7 +11,7 @@ from typing import Any
 
 from dcp_core.errors import CheckpointNotFoundError
 from dcp_core.records.protocols import CheckpointId
-from dcp_manifest.schemes import PATH_SCHEMES
+from dcp_manifest.schemes import PATH_SCHEMES, file_path
 
 __all__ = ["absolute_id", "absolute_id_for"]
 
@@ -27,12 +27,14 @@ def absolute_id(checkpoint_id: CheckpointId) -> CheckpointId:
 
     Raises:
         CheckpointNotFoundError: The path is relative, and the working folder has been removed.
+        InvalidPlaceError: The path is empty, or looks like a URI that lost a slash.
     """
     text = os.fspath(checkpoint_id)
     scheme, separator, path = text.rpartition("://")
     local = not separator or scheme.rpartition("::")[2].lower() in PATH_SCHEMES
     if not local or os.path.isabs(path) or (separator and path.startswith("~")):
         return checkpoint_id
+    file_path(path)  # here, since an absolute path no longer shows that it was empty or a URI
     try:
         absolute = f"{scheme}{separator}{os.path.abspath(path)}"
     except FileNotFoundError as error:
@@ -58,6 +60,7 @@ def absolute_id_for(storage: Any, checkpoint_id: CheckpointId | None) -> Checkpo
 
     Raises:
         CheckpointNotFoundError: The path is relative, and the working folder has been removed.
+        InvalidPlaceError: The path is empty, or looks like a URI that lost a slash.
     """
     if checkpoint_id is None:
         shown = getattr(storage, "checkpoint_id", None)

@@ -41,6 +41,18 @@ class PassingCrcs:
     Args:
         name: Name of the file, for messages.
         spans: The file's ranges, from `spans_by_file`.
+
+    Example:
+        ```python
+        from dcp_io import CorruptCheckpointError, PassingCrcs, crc32
+
+        crcs = PassingCrcs("rank0.data", [(0, 6, crc32(b"abcdef"))])
+        crcs.take(0, memoryview(b"abc"))
+        try:
+            crcs.take(3, memoryview(b"dXf"))
+        except CorruptCheckpointError as error:
+            print(error)
+        ```
     """
 
     def __init__(self, name: str, spans: list[Span]) -> None:
