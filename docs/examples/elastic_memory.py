@@ -1,7 +1,8 @@
 """Go on from memory after a crash: torchrun starts the ranks again.
 
 Run: torchrun --nproc-per-node 2 --max-restarts 3 elastic_memory.py
-with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in the environment: a store for each start.
+with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in the environment: each start then has a
+store of its own, in which gloo cannot find addresses of killed ranks.
 
 With --crash-at 35, one rank kills itself before step 35: the ranks go on from the last
 step that a keeper, a process of the host, has kept.

@@ -29,7 +29,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     keepers = tmp_path / "keepers"
     monkeypatch.setenv("DCP_KEEPER_DIR", str(keepers))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # else what killed ranks have left is in the store
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # else gloo may call killed ranks
     shutil.copy(EXAMPLE, tmp_path)
     yield tmp_path
     kill(processes_of(tmp_path))

@@ -10,7 +10,7 @@ from dcp_ranks.peers.options import PeerOptions
 from dcp_ranks.phases.collective_coordinator import CollectiveCoordinator
 from dcp_ranks.phases.coordinator import DEFAULT_TIMEOUT_SECONDS, Coordinator, LocalCoordinator
 from dcp_ranks.phases.store_coordinator import StoreCoordinator
-from dcp_ranks.store_connections import borrow_store, shared_peers
+from dcp_ranks.store_connections import borrow_store, prepare_store, shared_peers
 
 __all__ = ["make_coordinator"]
 
@@ -46,9 +46,12 @@ def make_coordinator(
     Raises:
         ValueError: This process is not in the group, or the group has no such coordinator rank.
         CoordinatorLostError: The group's store does not answer any more.
+        CoordinatorTimeoutError: The ranks were started by a launcher that serves the store, such as torchrun, and one
+            of them did not make this group's first call in time.
 
     Ranks: every rank of the group; several operations must be started in the same order on every rank. The call does
-        not wait for other ranks. Call it in the thread that starts the operation, before any user code runs.
+        not wait for other ranks, but for the first one of a group under such a launcher. Call it in the thread that
+        starts the operation, before any user code runs.
 
     Example:
         ```python
@@ -69,6 +72,7 @@ def make_coordinator(
         return LocalCoordinator(errors=errors)
     if not 0 <= coordinator_rank < world_size:
         raise ValueError(f"coordinator_rank is {coordinator_rank}; the group has the ranks 0 to {world_size - 1}")
+    prepare_store(group, errors, timeout_seconds)  # may wait for other ranks, so signals are not deferred
     made = None
     try:
         # From this call on the other ranks wait for this one: they must be notified if it is interrupted.

@@ -1,6 +1,7 @@
 """Pool of connections to the stores of process groups, one for each running operation, and monitors of peers per group.
 
-Not in this module: the phases that use these connections.
+Where a launcher may have started the job before, all keys are below an id of this start (see `start_id`). Not in this
+module: the phases that use these connections.
 """
 
 from __future__ import annotations
@@ -22,19 +23,22 @@ from torch.distributed import distributed_c10d
 from dcp_ranks.errors import ERROR_TYPES, ErrorTypes
 from dcp_ranks.peers.monitor import Peers
 from dcp_ranks.peers.options import PeerOptions
+from dcp_ranks.start_id import StartAgreement, store_may_be_older
 from dcp_ranks.transport.chunked_store import KeyValueStore, guard_store, store_lost
 from dcp_ranks.transport.store_address import STORE_TIMEOUT, connect_store, innermost_store, prefixed_store
 from dcp_ranks.transport.timed_store import TimedStore
 
-__all__ = ["borrow_store", "shared_peers", "store_of"]
+__all__ = ["borrow_store", "prepare_store", "shared_peers", "start_prefix", "store_of"]
 
 
 @dataclass(slots=True)
 class _Clones:
     """Connections to one group's store: one that checks whether the store is alive, and a pool for later use."""
 
-    root: TimedStore
-    connect: Callable[[], KeyValueStore]
+    agreement: StartAgreement
+    root: TimedStore | None = None
+    connect: Callable[[], KeyValueStore] | None = None
+    start: str = ""
     idle: list[TimedStore] = field(default_factory=list)
     peers: dict[tuple[int, PeerOptions], Peers] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -42,6 +46,32 @@ class _Clones:
 
 _clones: weakref.WeakKeyDictionary[dist.ProcessGroup, _Clones] = weakref.WeakKeyDictionary()
 _clones_lock = threading.Lock()
+
+
+def prepare_store(
+    group: dist.ProcessGroup,
+    errors: ErrorTypes = ERROR_TYPES,
+    timeout_seconds: float = STORE_TIMEOUT.total_seconds(),
+) -> None:
+    """Open the first connection to the process group's store; later calls for the group do nothing.
+
+    If the launcher serves the store (torchrun does), the ranks agree on an id of this start of the job, so that they do
+    not find the keys of an earlier one.
+
+    Args:
+        group: Process group of the ranks.
+        errors: Exception classes to raise.
+        timeout_seconds: Time in seconds to wait for the other ranks.
+
+    Raises:
+        CoordinatorTimeoutError: A rank did not call this, or `borrow_store`, in time.
+        CoordinatorLostError: The store does not answer.
+
+    Ranks: every rank of the group; the first call for a group is collective.
+    """
+    clones = _clones_of(group)
+    with clones.lock:
+        _connect_first(clones, group, errors, timeout_seconds)
 
 
 def borrow_store(
@@ -65,23 +95,35 @@ def borrow_store(
         `TCPStore`.
 
     Raises:
+        CoordinatorTimeoutError: In the first call for a group, a rank did not arrive in time (see `prepare_store`).
         CoordinatorLostError: The store does not answer.
 
-    Ranks: every rank gets a connection, or every rank gets None; the call does not wait for other ranks.
+    Ranks: every rank gets a connection, or every rank gets None; the call does not wait for other ranks after
+        `prepare_store`.
     """
-    with _clones_lock:
-        clones = _clones.get(group)
-        if clones is None:
-            found = _first_clone(group, errors, timeout_seconds)
-            if found is None:
-                return None
-            clones = _clones[group] = _Clones(*found)
-    with clones.lock, guard_store("(connecting)", errors):
-        clones.root.timeout_seconds = timeout_seconds
-        clones.root.check(["dcp"])
-        store = clones.idle.pop() if clones.idle else _clone(clones.root, clones.connect)
+    clones = _clones_of(group)
+    with clones.lock:
+        if not _connect_first(clones, group, errors, timeout_seconds):
+            return None
+        root, connect = clones.root, clones.connect
+        assert root is not None
+        assert connect is not None
+        with guard_store("(connecting)", errors):
+            root.timeout_seconds = timeout_seconds
+            root.check(["dcp"])
+            store = clones.idle.pop() if clones.idle else _clone(root, connect)
     store.timeout_seconds = timeout_seconds
     return store, functools.partial(clones.idle.append, store)
+
+
+def start_prefix(group: dist.ProcessGroup) -> str:
+    """Return the prefix of the keys of this start of the job; empty if the store cannot have keys of an earlier one.
+
+    Connections from `borrow_store` have it already; other connections to the innermost store need it.
+
+    Ranks: the same on every rank of the group, after `borrow_store`.
+    """
+    return _clones_of(group).start
 
 
 def store_of(group: dist.ProcessGroup) -> object:
@@ -109,7 +151,7 @@ def shared_peers(
         options: Options for watching and connecting to ranks, the same on all ranks.
         errors: Exception classes to raise.
     """
-    clones = _clones[group]
+    clones = _clones_of(group)
     with clones.lock:
         key = (coordinator_rank, options)
         if key not in clones.peers:
@@ -119,25 +161,43 @@ def shared_peers(
         return clones.peers[key]
 
 
-def _first_clone(
-    group: dist.ProcessGroup, errors: ErrorTypes, timeout_seconds: float
-) -> tuple[TimedStore, Callable[[], KeyValueStore]] | None:
-    """Return a connection to a group's store, and the function that makes more of them."""
+def _clones_of(group: dist.ProcessGroup) -> _Clones:
+    with _clones_lock:
+        if group not in _clones:
+            _clones[group] = _Clones(StartAgreement(dist.get_rank(group), dist.get_world_size(group)))
+        return _clones[group]
+
+
+def _connect_first(clones: _Clones, group: dist.ProcessGroup, errors: ErrorTypes, timeout_seconds: float) -> bool:
+    """Make a group's first connection, and return whether ranks can communicate through its store."""
+    if clones.root is not None:
+        return True
     if dist.get_backend(group) == "fake":  # whose other ranks do not exist
-        return None
+        return False
     try:
         given = cast("KeyValueStore", store_of(group))
         store = TimedStore(given, timeout_seconds)
         store.check(["dcp"])
         drawn = store.compare_set("dcp/usable", "", uuid.uuid4().hex).decode()
-        connect_first = _connector(given, f"dcp/{drawn}")
-        root = _clone(store, connect_first)
+        connect = _connector(given, f"dcp/{drawn}")
+        root = _clone(store, connect)
         # From here on our own connection is cloned: torch may be waiting on the group's.
-        return root, getattr(root.underlying_store, "clone", connect_first)
+        connect = getattr(root.underlying_store, "clone", connect)
     except dist.DistNetworkError as error:
         raise store_lost("(connecting)", error, errors) from error
     except (AttributeError, NotImplementedError, RuntimeError):
-        return None
+        return False
+    if store_may_be_older():
+        clones.start = f"dcp/start/{clones.agreement.reach(root, timeout_seconds, errors)}/"
+        root = TimedStore(prefixed_store(clones.start, root.underlying_store), timeout_seconds)
+        connect = _below(clones.start, connect)
+    clones.root, clones.connect = root, connect
+    return True
+
+
+def _below(prefix: str, connect: Callable[[], KeyValueStore]) -> Callable[[], KeyValueStore]:
+    """Return a function that makes connections whose keys have a prefix."""
+    return lambda: prefixed_store(prefix, connect())
 
 
 def _connector(store: KeyValueStore, prefix: str) -> Callable[[], KeyValueStore]:

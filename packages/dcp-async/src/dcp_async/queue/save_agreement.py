@@ -28,6 +28,7 @@ from dcp_ranks import (
     innermost_store,
     interrupts_deferred,
     prefixed_store,
+    start_prefix,
     store_of,
 )
 
@@ -268,11 +269,10 @@ class LinkTable:
         seconds = self._options.timeout_seconds
         if len(bases) < 2 or dist.get_backend(group) == "fake":
             return CollectiveLink(self._seat(key, rank, len(members), job_size, None), group)
+        place = f"{start_prefix(group)}dcp-async/{key}"
         # Savers of one group, one after the other or side by side, are kept apart: ranks make them in the same order.
-        number = StoreWire(TimedStore(bases[0], seconds), f"dcp-async/{key}/savers/", 1, errors=RANK_ERRORS).add(
-            str(rank)
-        )
-        prefix = f"dcp-async/{key}/{number}"
+        number = StoreWire(TimedStore(bases[0], seconds), f"{place}/savers/", 1, errors=RANK_ERRORS).add(str(rank))
+        prefix = f"{place}/{number}"
         address = StoreAddress(bases[0].host, bases[0].port, prefix) if hasattr(bases[0], "port") else None
         seat = self._seat(key, rank, len(members), job_size, address)
         caller, background = (TimedStore(prefixed_store(prefix, base), seconds) for base in bases)
