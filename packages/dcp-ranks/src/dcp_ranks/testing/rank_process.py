@@ -7,20 +7,15 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 from typing import Any
 
 from dcp_ranks.testing.rank_messages import read_message, send_message
+from dcp_ranks.testing.rank_starter import shared_starter
 
 __all__ = ["RankProcess"]
 
-# Not `python -m`, which would search the working directory for every module first.
-_WORKER = (
-    "import sys; sys.path = [*filter(None, sys.path)]; "
-    "from dcp_ranks.testing.rank_worker import main; main(sys.argv[1:])"
-)
 _SHOWN_BYTES = 16 << 10
 _ABORT_SECONDS = 20.0
 _ENVIRONMENT = {
@@ -34,7 +29,7 @@ _ENVIRONMENT = {
 
 
 class RankProcess:
-    """Handle of one rank process, a child process that runs `dcp_ranks.testing.rank_worker`.
+    """Handle of one rank process, which runs `dcp_ranks.testing.rank_worker`; see `rank_starter`.
 
     Stdout and stderr of the process are written to a file; see `output`.
     """
@@ -45,13 +40,8 @@ class RankProcess:
         self._output = tempfile.TemporaryFile(prefix="dcp-rank-")  # noqa: SIM115 - open as long as the process
         self._shown_from = 0
         with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _WORKER, str(theirs.fileno()), str(os.getpid())],
-                stdin=subprocess.DEVNULL,
-                stdout=self._output,
-                stderr=subprocess.STDOUT,
-                pass_fds=[theirs.fileno()],
-                env={**os.environ, **_ENVIRONMENT},
+            self._process = shared_starter().start(
+                theirs.fileno(), self._output.fileno(), {**os.environ, **_ENVIRONMENT}
             )
         self._kill_timer: threading.Timer | None = None
 

@@ -1,6 +1,6 @@
 """Main program of a rank process of `RankPool`: runs the functions that the pool sends, until the parent process ends.
 
-Started by `RankProcess` through `main`, with a socket's descriptor and the parent's process id.
+Forked by `rank_starter`, which calls `main` with a socket's descriptor and the parent's process id.
 
 Source: Linux `prctl(2)`, PR_SET_PDEATHSIG.
 """
@@ -35,7 +35,7 @@ import torch.distributed as dist
 
 from dcp_ranks.testing.rank_messages import Call, Done, Join, Raised, read_message, send_message
 
-__all__ = ["main"]
+__all__ = ["die_with", "main"]
 
 _PR_SET_PDEATHSIG = 1
 
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> None:
         arguments: The socket's file descriptor and the process id of the pool's process.
     """
     descriptor, parent = map(int, arguments)
-    _die_with(parent)
+    die_with(parent)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     faulthandler.enable()  # the pool ends a stuck process by SIGABRT, to get its stack
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent
@@ -66,7 +66,8 @@ def main(arguments: Sequence[str]) -> None:
         send_message(connection, reply)
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent process, with this id, ends."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # the parent ended before the call
         os._exit(1)
