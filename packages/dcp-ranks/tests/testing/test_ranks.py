@@ -228,6 +228,16 @@ def test_close_ends_the_processes():
     assert not alive(pids[0])
 
 
+def test_ranks_start_again_after_the_process_that_forks_them_was_killed():
+    with RankPool(1) as pool:
+        (before,) = pool.run(1, os.getppid)  # which is not this process
+        assert before != os.getpid()
+        os.kill(before, signal.SIGKILL)
+        assert wait_for_end([before]) == []
+        (after,) = pool.run(1, os.getppid)
+    assert after != before
+
+
 HOLDER = """
 import sys, os, time
 from dcp_ranks.testing.ranks import RankPool

@@ -18,7 +18,7 @@ from dcp_core.storage.storage_writer import ByteStorageWriter
 from dcp_io import HostStore, open_store
 from dcp_manifest import METADATA_NAME, DcpError, InvalidPlaceError, read_index
 
-__all__ = ["HostCommit", "open_host_store"]
+__all__ = ["HostCommit", "names_host_store", "open_host_store"]
 
 _log = library_logger(__name__)
 
@@ -36,6 +36,15 @@ def open_host_store(checkpoint_id: CheckpointId, storage_options: Mapping[str, A
             f"{os.fspath(checkpoint_id)!r} is not a store of each host: write host:///path, or the URI of such a store"
         )
     return store
+
+
+def names_host_store(checkpoint_id: CheckpointId) -> bool:
+    """Return whether a checkpoint id is the URI of a store that each host has for itself; accesses no store."""
+    try:
+        open_host_store(checkpoint_id)
+    except (DcpError, ValueError):
+        return False
+    return True
 
 
 class HostCommit(ByteStorageWriter):

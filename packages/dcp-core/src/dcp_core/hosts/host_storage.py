@@ -12,9 +12,9 @@ from typing import Any
 from dcp_core.encoding.compression import Compression
 from dcp_core.encoding.transforms import ExtensionRegistry
 from dcp_core.hosts.agreement import HostAgreement
-from dcp_core.hosts.commit import HostCommit, open_host_store
+from dcp_core.hosts.commit import HostCommit, names_host_store, open_host_store
 from dcp_core.records.protocols import CheckpointId
-from dcp_io import STALE_AFTER_SECONDS, HostStore, Layout, StoreBackend, Verify, check_layout, check_verify, scheme_of
+from dcp_io import STALE_AFTER_SECONDS, HostStore, Layout, StoreBackend, Verify, check_layout, check_verify
 
 __all__ = ["HostStorageReader", "HostStorageWriter"]
 
@@ -83,8 +83,8 @@ class HostStorageWriter(HostCommit):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: CheckpointId) -> bool:
-        """Whether a checkpoint id is a URI."""
-        return scheme_of(checkpoint_id) != "file"
+        """Whether a checkpoint id is the URI of a store of each host."""
+        return names_host_store(checkpoint_id)
 
 
 class HostStorageReader(HostAgreement):
@@ -140,8 +140,8 @@ class HostStorageReader(HostAgreement):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: CheckpointId) -> bool:
-        """Whether a checkpoint id is a URI."""
-        return scheme_of(checkpoint_id) != "file"
+        """Whether a checkpoint id is the URI of a store of each host."""
+        return names_host_store(checkpoint_id)
 
 
 def _checked_threads(thread_count: int | None, max_inflight_bytes: int) -> int:

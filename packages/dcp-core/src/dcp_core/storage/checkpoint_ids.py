@@ -20,8 +20,8 @@ def absolute_id(checkpoint_id: CheckpointId) -> CheckpointId:
     """Return a checkpoint id with an absolute path, also for `file://` and `local://` URIs; other ids are unchanged.
 
     Args:
-        checkpoint_id: Path or URI. In a path, `~` is an ordinary name; a URI whose path begins with `~` is unchanged. So
-            is an empty path, which would else become the working folder.
+        checkpoint_id: Path or URI. In a path, `~` is an ordinary name; a URI whose path begins with `~` is unchanged.
+            So is an empty path, which would else become the working folder.
 
     Returns:
         `checkpoint_id` itself if it is not a relative path; otherwise a `Path` for a `Path`, or a str.

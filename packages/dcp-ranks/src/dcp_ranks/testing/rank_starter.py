@@ -164,7 +164,7 @@ def main(arguments: Sequence[str]) -> None:
             for one in descriptors:
                 os.close(one)
         else:
-            answer = _code_of(*values, codes)
+            answer = _code_of(values[0], codes)
         server.send(pickle.dumps(answer))
 
 
