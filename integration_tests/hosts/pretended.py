@@ -54,13 +54,13 @@ def promote_on(disks: str | Path, hosts: Sequence[str], near: str = NEAR) -> dic
 
 def promote_once(tiers: Tiers) -> dict[str, list[int]]:
     """Promote what this host has, until nothing of it is on the way; returns what lacks other hosts' parts."""
-    while True:
-        left = promote(tiers, seconds=0.1)
-        given_up = [thread for thread in threading.enumerate() if thread.name.startswith("dcp-tiers ")]
-        if not given_up:
-            return left
-        for thread in given_up:  # a slow disk made no progress for a moment, and the thread copies still
-            thread.join()
+    before: dict[str, list[int]] | None = None
+    while (left := promote(tiers, seconds=0.1)) != before:
+        before = left
+        for thread in threading.enumerate():
+            if thread.name.startswith("dcp-tiers "):  # given up: the disk made no progress for a moment
+                thread.join()
+    return left
 
 
 def folder_of(disks: str | Path, host: str, path: str) -> str:
