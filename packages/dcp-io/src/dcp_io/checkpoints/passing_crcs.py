@@ -44,8 +44,10 @@ class PassingCrcs:
 
     Example:
         ```python
+        from zlib import crc32
+
         from dcp_io import PassingCrcs
-        from dcp_manifest import CorruptCheckpointError, crc32
+        from dcp_manifest import CorruptCheckpointError
 
         crcs = PassingCrcs("rank0.data", [(0, 6, crc32(b"abcdef"))])
         crcs.take(0, memoryview(b"abc"))
