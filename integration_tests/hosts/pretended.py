@@ -83,13 +83,19 @@ def on_host(disks: str | Path, host: str) -> Iterator[None]:
 @contextlib.contextmanager
 def job_on(disks: str | Path, hosts: Sequence[str]) -> Iterator[str]:
     """Context manager: the ranks are spread evenly over pretended hosts, in order; gives the name of this rank's."""
-    size, rank = dist.get_world_size(), dist.get_rank()
-    each = size // len(hosts)
-    grouped = tuple(tuple(range(start, start + each)) for start in range(0, size, each))
-    host = hosts[rank // each]
-    apart = mock.patch.object(copying, "group_by_host", lambda proved: tuple((rank,) for rank in sorted(proved)))
-    with on_host(disks, host), mock.patch.object(together, "group_by_host", return_value=grouped), apart:
+    each = dist.get_world_size() // len(hosts)
+    host = hosts[dist.get_rank() // each]
+    with on_host(disks, host), connected_as_hosts(len(hosts), each):
         yield host
+
+
+@contextlib.contextmanager
+def connected_as_hosts(count: int, each: int) -> Iterator[None]:
+    """Context manager: so many ranks after another connect as those of one host, others as those of different ones."""
+    grouped = tuple(tuple(range(start, start + each)) for start in range(0, count * each, each))
+    apart = mock.patch.object(copying, "group_by_host", lambda proved: tuple((rank,) for rank in sorted(proved)))
+    with mock.patch.object(together, "group_by_host", return_value=grouped), apart:
+        yield
 
 
 @contextlib.contextmanager

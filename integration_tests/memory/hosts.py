@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Literal
 from unittest import mock
 
-from dcp_exchange import together
 from dcp_io import KeepEvery, KeepLast
 from dcp_io.stores import host_store
 from dcp_memory import partner
-from dcp_memory.partners import copying
 from dcp_tiers import Tier, Tiers
+from integration_tests.hosts.pretended import connected_as_hosts
 
 __all__ = ["RUN", "Hosts", "Near", "is_alive", "is_stopped", "keepers_of", "kill", "processes_of"]
 
@@ -90,10 +89,7 @@ class Hosts:
     @contextlib.contextmanager
     def job(self, hosts: tuple[str, ...], each: int, rank: int) -> Iterator[None]:
         """Context manager: this process is a rank of a job that has `each` ranks on each of the hosts."""
-        grouped = tuple(tuple(range(start, start + each)) for start in range(0, each * len(hosts), each))
-        apart = mock.patch.object(copying, "group_by_host", lambda proved: tuple((rank,) for rank in sorted(proved)))
-        together_ = mock.patch.object(together, "group_by_host", return_value=grouped)
-        with self.on(hosts[rank // each]), together_, apart:
+        with self.on(hosts[rank // each]), connected_as_hosts(len(hosts), each):
             yield
 
     def lose(self, host: str) -> None:

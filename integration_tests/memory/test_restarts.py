@@ -97,7 +97,6 @@ def test_torchruns_restart_goes_on_from_memory(place: Path) -> None:
     stop_keeper(RUN)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_job_that_was_killed_is_started_again(place: Path, ranks: int) -> None:
     """All processes of the job are killed, its launcher first; the next one has the same or another world size."""
@@ -109,7 +108,6 @@ def test_a_job_that_was_killed_is_started_again(place: Path, ranks: int) -> None
     stop_keeper(RUN)
 
 
-@pytest.mark.slow
 def test_without_its_keeper_it_goes_on_from_the_slow_tier(place: Path) -> None:
     kill_at(place, 55)
     status = keeper_status(RUN)

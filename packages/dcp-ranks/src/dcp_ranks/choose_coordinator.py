@@ -72,7 +72,10 @@ def make_coordinator(
         return LocalCoordinator(errors=errors)
     if not 0 <= coordinator_rank < world_size:
         raise ValueError(f"coordinator_rank is {coordinator_rank}; the group has the ranks 0 to {world_size - 1}")
-    prepare_store(group, errors, timeout_seconds)  # may wait for other ranks, so signals are not deferred
+    if not prepare_store(group, errors, timeout_seconds):  # may wait for other ranks, so signals are not deferred
+        return CollectiveCoordinator(
+            group, coordinator_rank=coordinator_rank, timeout_seconds=timeout_seconds, errors=errors
+        )
     made = None
     try:
         # From this call on the other ranks wait for this one: they must be notified if it is interrupted.
@@ -82,9 +85,7 @@ def make_coordinator(
         if made is not None:
             made.__exit__(type(error), error, error.__traceback__)
         raise
-    return made or CollectiveCoordinator(
-        group, coordinator_rank=coordinator_rank, timeout_seconds=timeout_seconds, errors=errors
-    )
+    return made
 
 
 def _at_store(
@@ -94,11 +95,10 @@ def _at_store(
     timeout_seconds: float,
     peers: PeerOptions,
     errors: ErrorTypes,
-) -> StoreCoordinator | None:
-    """Return a coordinator whose ranks communicate through the group's store; None if that is not possible."""
+) -> StoreCoordinator:
+    """Return a coordinator whose ranks communicate through the group's store, which is prepared."""
     borrowed = borrow_store(group, errors, timeout_seconds)
-    if borrowed is None:
-        return None
+    assert borrowed is not None
     store, release = borrowed
     sequence = StoreCoordinator.draw(store, rank, errors)
     return StoreCoordinator(

@@ -73,9 +73,10 @@ class StartAgreement:
 
     def _lead(self, wire: StoreWire) -> bool:
         """Offer an id to those who are there by now; return whether all have taken it."""
-        hellos = [wire.get(f"hello/{rank}")[0].decode() for rank in self._present(wire)]
-        if len(hellos) < self._world_size:
+        keys = [f"hello/{rank}" for rank in range(self._world_size)]
+        if not wire.has(*keys):
             return False
+        hellos = [wire.get(key)[0].decode() for key in keys]
         if hellos != self._offered:
             self._id, self._offered = uuid.uuid4().hex, hellos
             wire.put("offer", json.dumps([self._id, hellos]).encode())
@@ -96,9 +97,6 @@ class StartAgreement:
             self._id = offered
         return wire.has(f"agreed/{offered}")
 
-    def _present(self, wire: StoreWire) -> list[int]:
-        return [rank for rank in range(self._world_size) if wire.has(f"hello/{rank}")]
-
     def _taken(self, wire: StoreWire, rank: int) -> str:
         return wire.get(f"taken/{rank}")[0].decode() if wire.has(f"taken/{rank}") else ""
 
@@ -107,5 +105,4 @@ class StartAgreement:
         everybody = range(self._world_size)
         if self._rank == 0 and self._id:
             return [rank for rank in everybody if rank and self._taken(wire, rank) != self._id]
-        present = self._present(wire)
-        return [rank for rank in everybody if rank not in present] or [0]
+        return [rank for rank in everybody if not wire.has(f"hello/{rank}")] or [0]

@@ -31,14 +31,24 @@ from dcp_ranks.transport.timed_store import TimedStore
 __all__ = ["borrow_store", "prepare_store", "shared_peers", "start_prefix", "store_of"]
 
 
+@dataclass(frozen=True, slots=True)
+class _First:
+    """The first connection to a group's store."""
+
+    root: TimedStore
+    """Connection that checks whether the store is alive."""
+    connect: Callable[[], KeyValueStore]
+    """Function that makes further connections, which have the prefix."""
+    prefix: str
+    """Prefix of the keys of this start of the job."""
+
+
 @dataclass(slots=True)
 class _Clones:
-    """Connections to one group's store: one that checks whether the store is alive, and a pool for later use."""
+    """Connections to one group's store: the first one, and a pool for later use."""
 
     agreement: StartAgreement
-    root: TimedStore | None = None
-    connect: Callable[[], KeyValueStore] | None = None
-    start: str = ""
+    first: _First | None = None
     idle: list[TimedStore] = field(default_factory=list)
     peers: dict[tuple[int, PeerOptions], Peers] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -52,7 +62,7 @@ def prepare_store(
     group: dist.ProcessGroup,
     errors: ErrorTypes = ERROR_TYPES,
     timeout_seconds: float = STORE_TIMEOUT.total_seconds(),
-) -> None:
+) -> bool:
     """Open the first connection to the process group's store; later calls for the group do nothing.
 
     If the launcher serves the store (torchrun does), the ranks agree on an id of this start of the job, so that they do
@@ -63,6 +73,9 @@ def prepare_store(
         errors: Exception classes to raise.
         timeout_seconds: Time in seconds to wait for the other ranks.
 
+    Returns:
+        Whether ranks can communicate through the store; see `borrow_store`.
+
     Raises:
         CoordinatorTimeoutError: A rank did not call this, or `borrow_store`, in time.
         CoordinatorLostError: The store does not answer.
@@ -71,7 +84,7 @@ def prepare_store(
     """
     clones = _clones_of(group)
     with clones.lock:
-        _connect_first(clones, group, errors, timeout_seconds)
+        return _connect_first(clones, group, errors, timeout_seconds) is not None
 
 
 def borrow_store(
@@ -103,15 +116,13 @@ def borrow_store(
     """
     clones = _clones_of(group)
     with clones.lock:
-        if not _connect_first(clones, group, errors, timeout_seconds):
+        first = _connect_first(clones, group, errors, timeout_seconds)
+        if first is None:
             return None
-        root, connect = clones.root, clones.connect
-        assert root is not None
-        assert connect is not None
         with guard_store("(connecting)", errors):
-            root.timeout_seconds = timeout_seconds
-            root.check(["dcp"])
-            store = clones.idle.pop() if clones.idle else _clone(root, connect)
+            first.root.timeout_seconds = timeout_seconds
+            first.root.check(["dcp"])
+            store = clones.idle.pop() if clones.idle else _clone(first.root, first.connect)
     store.timeout_seconds = timeout_seconds
     return store, functools.partial(clones.idle.append, store)
 
@@ -123,7 +134,8 @@ def start_prefix(group: dist.ProcessGroup) -> str:
 
     Ranks: the same on every rank of the group, after `borrow_store`.
     """
-    return _clones_of(group).start
+    first = _clones_of(group).first
+    return "" if first is None else first.prefix
 
 
 def store_of(group: dist.ProcessGroup) -> object:
@@ -168,12 +180,14 @@ def _clones_of(group: dist.ProcessGroup) -> _Clones:
         return _clones[group]
 
 
-def _connect_first(clones: _Clones, group: dist.ProcessGroup, errors: ErrorTypes, timeout_seconds: float) -> bool:
-    """Make a group's first connection, and return whether ranks can communicate through its store."""
-    if clones.root is not None:
-        return True
+def _connect_first(
+    clones: _Clones, group: dist.ProcessGroup, errors: ErrorTypes, timeout_seconds: float
+) -> _First | None:
+    """Return a group's first connection, made if there is none; None if ranks cannot communicate through its store."""
+    if clones.first is not None:
+        return clones.first
     if dist.get_backend(group) == "fake":  # whose other ranks do not exist
-        return False
+        return None
     try:
         given = cast("KeyValueStore", store_of(group))
         store = TimedStore(given, timeout_seconds)
@@ -186,13 +200,14 @@ def _connect_first(clones: _Clones, group: dist.ProcessGroup, errors: ErrorTypes
     except dist.DistNetworkError as error:
         raise store_lost("(connecting)", error, errors) from error
     except (AttributeError, NotImplementedError, RuntimeError):
-        return False
+        return None
+    prefix = ""
     if store_may_be_older():
-        clones.start = f"dcp/start/{clones.agreement.reach(root, timeout_seconds, errors)}/"
-        root = TimedStore(prefixed_store(clones.start, root.underlying_store), timeout_seconds)
-        connect = _below(clones.start, connect)
-    clones.root, clones.connect = root, connect
-    return True
+        prefix = f"dcp/start/{clones.agreement.reach(root, timeout_seconds, errors)}/"
+        root = TimedStore(prefixed_store(prefix, root.underlying_store), timeout_seconds)
+        connect = _below(prefix, connect)
+    clones.first = _First(root, connect, prefix)
+    return clones.first
 
 
 def _below(prefix: str, connect: Callable[[], KeyValueStore]) -> Callable[[], KeyValueStore]:

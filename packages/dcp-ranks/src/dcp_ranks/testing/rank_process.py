@@ -18,14 +18,6 @@ __all__ = ["RankProcess"]
 
 _SHOWN_BYTES = 16 << 10
 _ABORT_SECONDS = 20.0
-_ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "GLOO_SOCKET_IFNAME": "lo",
-    "NCCL_SOCKET_IFNAME": "lo",
-    "TP_SOCKET_IFNAME": "lo",
-    "PYTHONUNBUFFERED": "1",
-}
 
 
 class RankProcess:
@@ -40,9 +32,7 @@ class RankProcess:
         self._output = tempfile.TemporaryFile(prefix="dcp-rank-")  # noqa: SIM115 - open as long as the process
         self._shown_from = 0
         with theirs:
-            self._process = shared_starter().start(
-                theirs.fileno(), self._output.fileno(), {**os.environ, **_ENVIRONMENT}
-            )
+            self._process = shared_starter().start(theirs.fileno(), self._output.fileno())
         self._kill_timer: threading.Timer | None = None
 
     @property

@@ -30,6 +30,14 @@ _STARTER = (
 )
 _MESSAGE_BYTES = 1 << 20
 _POLL_SECONDS = 0.002
+_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "NCCL_SOCKET_IFNAME": "lo",
+    "TP_SOCKET_IFNAME": "lo",
+    "PYTHONUNBUFFERED": "1",
+}
 
 
 class StartedRank:
@@ -92,19 +100,19 @@ class RankStarter:
                 [sys.executable, "-c", _STARTER, str(theirs.fileno()), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},  # no threads before a fork
+                env={**os.environ, **_ENVIRONMENT},  # so that there are no threads before a fork
             )
         atexit.register(self.close)
 
-    def start(self, connection: int, output: int, environment: Mapping[str, str]) -> StartedRank:
-        """Fork a rank process.
+    def start(self, connection: int, output: int) -> StartedRank:
+        """Fork a rank process, in this process's environment and working folder.
 
         Args:
             connection: File descriptor of the rank's end of the socket to its pool.
             output: File descriptor for stdout and stderr of the process.
-            environment: All environment variables of the process.
         """
-        return StartedRank(self, self.ask("start", dict(environment), os.getcwd(), descriptors=[connection, output]))
+        environment = {**os.environ, **_ENVIRONMENT}
+        return StartedRank(self, self.ask("start", environment, os.getcwd(), descriptors=[connection, output]))
 
     def ask(self, *request: Any, descriptors: Sequence[int] = ()) -> Any:
         """Send a request, and return the answer. Raises EOFError if the starter has ended."""
