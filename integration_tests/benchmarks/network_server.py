@@ -26,6 +26,5 @@ class OpenServer(LoopbackS3):
 @contextlib.contextmanager
 def open_object_server(host: NetworkHost) -> Iterator[OpenServer]:
     """Context manager: a server on a pretended host, on which this thread is within the block, too."""
-    server = OpenServer()
-    with host.entered(), server:
+    with host.entered(), contextlib.closing(OpenServer()) as server:
         yield server

@@ -21,6 +21,7 @@ from dcp_io import LocalStore, Source
 from dcp_ranks import Streams
 
 __all__ = [
+    "ApartReader",
     "CountingReader",
     "Loaded",
     "Read",
@@ -84,6 +85,17 @@ class CountingReader(dcp.FileSystemReader):
         backend = super()._open(checkpoint_id)
         backend.store = _CountingStore(backend.store.url, self.kind, self.reads, self.index_reads)
         return backend
+
+
+class ApartReader(CountingReader):
+    """A reader of one host's folder, which is at the same path on each host."""
+
+    def __init__(self, path: str, folder: str) -> None:
+        self.folder = folder
+        super().__init__(path, kind="host")
+
+    def _open(self, checkpoint_id: Any) -> Any:
+        return super()._open(self.folder)
 
 
 def count_union(reads: Iterable[Read]) -> int:

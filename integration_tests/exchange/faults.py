@@ -28,11 +28,11 @@ from dcp_exchange.transfer import Transfer
 from dcp_ranks import Streams
 from dcp_ranks.streams import streams as streams_module
 from dcp_ranks.testing.ranks import RankPool
-from integration_tests.exchange.counting import blank, hosts_of, same, whole
+from integration_tests.exchange.counting import ApartReader, blank, hosts_of, same, whole
 
 __all__ = ["KINDS", "LAYOUTS", "MOMENTS", "Fault", "Told", "check", "load_with", "save_checkpoints", "told_of"]
 
-KINDS = ("kill", "stop", "cut", "damage", "missing", "replace")
+KINDS = ("kill", "stop", "cut", "damage", "missing", "replace", "holder")
 MOMENTS = {
     "meet": (Streams, "meet"),
     "connect": (Streams, "connect_many"),
@@ -52,6 +52,7 @@ class Fault:
     """What happens to which rank, and when."""
 
     kind: str
+    """One of `KINDS`; "holder": each host has a copy of its own, and that of the victim's host goes missing."""
     victim: int
     moment: str
     count: int = 0
@@ -60,6 +61,15 @@ class Fault:
     indirect: bool = False
     template: str = "ddp"
     layout: str = "torch"
+
+    def folder_of(self, rank: int, folder: str) -> str:
+        """Return the folder from which a rank loads, of a run that has a folder."""
+        return f"{folder}/host-{rank // self.ranks_of_host}" if self.kind == "holder" else folder
+
+    @property
+    def is_harmless(self) -> bool:
+        """Whether the load brings the right tensors all the same."""
+        return self.kind in ("replace", "holder")
 
     @property
     def lasts(self) -> bool:
@@ -104,7 +114,6 @@ _ERRORS = {
     "cut": {"ExchangeError"},
     "damage": {"CheckpointException of CorruptCheckpointError"},
     "missing": {"CheckpointException of CheckpointNotFoundError"},
-    "replace": set(),
 }
 STOPPED_SECONDS = 2.0
 
@@ -134,6 +143,7 @@ def check(fault: Fault, found: list[Told], *, patience: float = 1.0) -> None:
         assert told.error == found[0].error, (fault, told, found[0])
         assert told.state == found[0].state, (fault, told, found[0])
     first = found[0]
+    assert not (fault.is_harmless and first.error), (fault, first)
     if not first.error:
         assert first.state in (("old", "new") if fault.kind == "replace" else ("old",)), fault
         return
@@ -151,7 +161,8 @@ def check(fault: Fault, found: list[Told], *, patience: float = 1.0) -> None:
 def load_with(root: str, folder: str, fault: Fault, timeout_seconds: float) -> Told:
     """Load a copy of a checkpoint, with a fault; then load it again, if all ranks live."""
     if dist.get_rank() == 0:
-        shutil.copytree(Path(root, fault.layout), folder)
+        for copy in {fault.folder_of(rank, folder) for rank in range(dist.get_world_size())}:
+            shutil.copytree(Path(root, fault.layout), copy)
     template, expected = blank(fault.template, whole()), blank(fault.template, whole())
     dcp.load(expected, checkpoint_id=Path(root, fault.layout), cooperative=False)
     fresh: list[Any] = [None] * dist.get_world_size()
@@ -164,7 +175,7 @@ def load_with(root: str, folder: str, fault: Fault, timeout_seconds: float) -> T
     error: BaseException | None = None
     with _armed(fault, folder):
         try:
-            _load(folder, template, fault, timeout_seconds)
+            _load(fault.folder_of(dist.get_rank(), folder), template, fault, timeout_seconds)
         except dcp.DcpError as caught:
             error = caught
         ended = time.monotonic()
@@ -195,7 +206,10 @@ def _load(folder: str, template: dict[str, Any], fault: Fault, timeout_seconds: 
         hosts_of(fault.ranks_of_host, indirect=fault.indirect),
         mock.patch("dcp_exchange.assignment.assign.SMALLEST_PIECE_BYTES", _PIECE_BYTES),
     ):
-        dcp.load(template, checkpoint_id=folder, cooperative=True, timeout_seconds=timeout_seconds)
+        reader = dcp.FileSystemReader(folder)
+        if fault.kind == "holder":
+            reader = ApartReader("/a/folder/of/each/host", folder)
+        dcp.load(template, storage_reader=reader, cooperative=True, timeout_seconds=timeout_seconds)
 
 
 @contextlib.contextmanager
@@ -229,8 +243,8 @@ def _strike(fault: Fault, folder: str) -> None:
             for stream in streams.made.values():
                 with contextlib.suppress(OSError):
                     stream.connection.shutdown(2)
-    elif fault.kind == "missing":
-        for file in Path(folder).glob("*.distcp"):
+    elif fault.kind in ("missing", "holder"):
+        for file in Path(fault.folder_of(fault.victim, folder)).glob("*.distcp"):
             file.unlink()
     elif fault.kind == "damage":
         for file in Path(folder).glob("*.distcp"):

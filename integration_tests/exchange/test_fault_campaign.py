@@ -36,9 +36,10 @@ def drawn(number: int) -> Fault:
     """Return the fault with this number, the same each time."""
     draw = random.Random(number)
     moment = draw.choice([*MOMENTS, "read", "read", "take", "take"])
-    ranks_of_host = draw.choice([4, 3, 2, 1])
+    kind = draw.choices([*WEIGHTS], [*WEIGHTS.values()])[0]
+    ranks_of_host = draw.choice([3, 2, 1] if kind == "holder" else [4, 3, 2, 1])
     return Fault(
-        draw.choices([*WEIGHTS], [*WEIGHTS.values()])[0],
+        kind,
         draw.randrange(4),
         moment,
         draw.randrange(4) if moment in ("read", "take") else 0,

@@ -34,7 +34,7 @@ def own_ranks() -> Iterator[RankPool]:
     [pytest.param(4, marks=pytest.mark.slow), 2, pytest.param(1, marks=pytest.mark.slow)],
     ids=["1 x 4", "2 x 2", "4 x 1"],
 )
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("kill", "stop")])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("kill", "stop", "holder")])
 def test_files_and_connections(own_ranks: RankPool, root: Path, tmp_path: Path, kind: str, ranks_of_host: int) -> None:
     fault = Fault(kind, 1, "read", ranks_of_host=ranks_of_host)
     found = told_of(own_ranks, root, tmp_path / "run", fault)
@@ -43,6 +43,14 @@ def test_files_and_connections(own_ranks: RankPool, root: Path, tmp_path: Path, 
     assert [bool(told.error) for told in found] == [kind != "replace"] * 4
     if kind == "replace":
         assert [told.state for told in found] == ["new"] * 4
+
+
+@pytest.mark.parametrize("moment", ["start", "read"])
+def test_one_of_two_holders(own_ranks: RankPool, root: Path, tmp_path: Path, moment: str) -> None:
+    fault = Fault("holder", 1, moment, ranks_of_host=2)
+    found = told_of(own_ranks, root, tmp_path / "run", fault)
+    check(fault, found, patience=PATIENCE)
+    assert all(told.seconds is not None for told in found), "it did not strike"
 
 
 @pytest.mark.parametrize("kind", ["kill", "stop"])

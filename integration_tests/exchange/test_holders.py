@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 import dcp_all as dcp
 from dcp_ranks.testing.ranks import RankPool
-from integration_tests.exchange.counting import CountingReader, blank, hosts_of, same, whole
+from integration_tests.exchange.counting import ApartReader, blank, hosts_of, same, whole
 from integration_tests.exchange.faults import _damage
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -29,17 +29,6 @@ def folders(tmp_path: Path) -> list[Path]:
 
 def files(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.distcp"), key=lambda file: -file.stat().st_size)
-
-
-class ApartReader(CountingReader):
-    """A reader of one host's folder, which is at the same path on each host."""
-
-    def __init__(self, path: str, folder: str) -> None:
-        self.folder = folder
-        super().__init__(path, kind="host")
-
-    def _open(self, checkpoint_id: Any) -> Any:
-        return super()._open(self.folder)
 
 
 class Warned(logging.Handler):

@@ -54,7 +54,7 @@ def main(given: Sequence[str]) -> int:
     }
     if unknown := {*options.what} - {*runs}:
         parser.error(f"{', '.join(sorted(unknown))}: choose from {', '.join(runs)}")
-    lines = [_describe(rounds)]
+    lines = [_describe(rounds, slow)]
     for name in options.what or runs:
         run, show = runs[name]
         lines += ["", *show(_told(run()))]
@@ -71,12 +71,13 @@ def _told(outcomes: Iterable[Outcome]) -> Iterable[Outcome]:
         yield outcome
 
 
-def _describe(rounds: int) -> str:
+def _describe(rounds: int, slow_rounds: int) -> str:
     facts = machine.describe({})
     busy = os.getloadavg()[1]
     return (
         f"{facts['processor']}, {facts['memory']}, {facts['system']}, Python {facts['Python']}; load average at the "
-        f"beginning {busy:.1f}. Medians of {rounds} rounds, in brackets the least and the most."
+        f"beginning {busy:.1f}. Medians of {rounds} rounds ({slow_rounds} where each rank reads for itself from a "
+        "throttled storage), in brackets the least and the most."
     )
 
 

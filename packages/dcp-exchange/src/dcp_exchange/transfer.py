@@ -20,6 +20,7 @@ from functools import partial
 from dcp_exchange.arena import Arena, Window
 from dcp_exchange.errors import ExchangeInterruptedError, ExchangeTimeoutError
 from dcp_exchange.messages import Kind, Message, decode, encode
+from dcp_exchange.pace import Pace
 from dcp_exchange.piece_queue import PieceQueue
 from dcp_exchange.piece_reader import PieceReader
 from dcp_exchange.roles import Plan, Roles
@@ -45,7 +46,7 @@ class Transfer:
         reader: Reader of pieces from storage.
         queue: The pieces to read.
         streams: Connections to the ranks that `Roles` names.
-        threads: Number of threads that read, check and copy.
+        threads: The most pieces to read at once.
         arena: This rank's arena, which `close` closes.
         timeout_seconds: Time without any news from other ranks after which this rank gives up.
     """
@@ -89,7 +90,11 @@ class Transfer:
         self._last_news = time.monotonic()
         self.bytes_received = 0
         """Number of bytes of pieces that other ranks have read for this rank."""
-        self._threads = [threading.Thread(target=self._work, name="dcp-exchange", daemon=True) for _ in range(threads)]
+        self._pace = Pace(threads)
+        # One more than read at once: others wait for what lies in this rank's slots, and in theirs, to be taken.
+        self._threads = [
+            threading.Thread(target=self._work, name="dcp-exchange", daemon=True) for _ in range(threads + 1)
+        ]
         self._senders = {
             host: Sender(self._streams[peer], self._fail_to_send) for host, peer in self._roles.distant.items()
         }
@@ -232,7 +237,8 @@ class Transfer:
                     task = self._tasks.popleft()
                     self._note_progress()
                     return task
-                if not self._has_read_all and self._arena.has_free():
+                if not self._has_read_all and self._pace.allows_another and self._arena.has_free():
+                    self._pace.begin()
                     return partial(self._read, self._arena.take()), self._roles.host
                 self._changed.wait()
         return None
@@ -246,7 +252,11 @@ class Transfer:
                 self._release(slot)
             return
         view = self._arena.view(slot, self._size(piece))
+        begun = time.monotonic()
         self._reader.read(self._names[piece], self._starts[piece], view)
+        with self._changed:
+            self._pace.end(time.monotonic() - begun)
+            self._changed.notify(2)  # another read takes its place, and one more may begin
         self._pass_on(piece, slot, view, self._roles.host)
 
     def _take_arrived(self, slot: int, message: Message, view: memoryview) -> None:
