@@ -40,6 +40,7 @@ from dcp_core.storage.checkpoint_ids import absolute_id_for
 from dcp_core.storage.cooperation import Cooperation, Offer
 from dcp_core.storage.storage_reader import ByteStorageReader
 from dcp_core.storage_choice import resolve_reader
+from dcp_io import CheckpointReplacedError
 from dcp_ranks import DEFAULT_TIMEOUT_SECONDS, Coordinator, PeerOptions, make_coordinator
 
 __all__ = ["load", "load_by_reader", "load_keys", "load_state_dict"]
@@ -239,6 +240,9 @@ class _Load:
             self.cooperation.choose([offer for _, offer in prepared], speaks=self.coordinator.is_coordinator)
             for attempt in range(_MAX_ATTEMPTS):
                 with events.phase("plan") as planning:
+                    connect_ranks = self.reader_can().connect_ranks
+                    if connect_ranks is not None:
+                        connect_ranks(self.coordinator)
                     # Planned anew, each rank reads the index, and notices if its storage is another one.
                     shared = None if attempt else self.cooperation.share_metadata(self.coordinator, self._reader())
                     local = planning.timed(partial(self.plan_locally, shared))
@@ -325,6 +329,10 @@ class _Load:
         reader, plan = self._reader(), self.finish_plan()
         try:
             reader.read_data(plan, self.planner).wait()
+        except CheckpointReplacedError:
+            if last:
+                raise
+            return True
         except CheckpointNotFoundError:
             if last or _save_id(read_metadata(reader, self.coordinator.rank)) == self.save_id:
                 raise

@@ -11,14 +11,24 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dcp_core.errors import CheckpointNotFoundError, DcpError
+import numpy as np
+
+from dcp_core.errors import (
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    DcpError,
+    UnsafeCheckpointError,
+    UnsupportedFormatError,
+)
 from dcp_core.logs import library_logger
 from dcp_io import HostStore, Store
-from dcp_manifest import DATA_SUFFIX, METADATA_NAME, file_sizes, needed_bytes, read_index
+from dcp_manifest import DATA_SUFFIX, METADATA_NAME, CheckpointIndex, file_sizes, needed_bytes, read_index
 
-__all__ = ["AgreedCopy", "Candidate", "Held", "candidates_of", "complete_copy", "look"]
+__all__ = ["AgreedCopy", "Candidate", "Held", "Lack", "candidates_of", "complete_copy", "look"]
 
 _log = library_logger(__name__)
+
+_DAMAGE = (CorruptCheckpointError, UnsafeCheckpointError, UnsupportedFormatError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +50,20 @@ class Held:
     save_id: str | None
     sizes: dict[str, int]
     """Sizes of its data files."""
+    damage: DcpError | None = None
+    """What is wrong with its index."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lack:
+    """Why a save is not complete: a file that no place has in full length."""
+
+    text: str
+    file: str
+    key: str | None
+    """A tensor or object in the file."""
+    truncated: bool
+    """Whether some place has a part of each file that is lacking."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,19 +81,21 @@ def look(store: HostStore) -> Held:
     entries = store.list()
     sizes = {entry.name: entry.bytes for entry in entries if entry.name.endswith(DATA_SUFFIX)}
     known = _identify(store) if any(entry.name == METADATA_NAME for entry in entries) else None
+    if isinstance(known, DcpError):
+        return Held(None, None, sizes, known)
     created, save_id = known or (None, None)
     return Held(created, save_id, sizes)
 
 
-def _identify(store: Store) -> tuple[int, str] | None:
-    """Return time and id of the save whose index is in a folder; None if it cannot be read, or is stock's."""
+def _identify(store: Store) -> tuple[int, str] | DcpError | None:
+    """Return time and id of the save whose index is in a folder, or its damage; None if there is none, or stock's."""
     try:
         info = read_index(store.read(METADATA_NAME), file=METADATA_NAME).info
     except CheckpointNotFoundError:
         return None
     except (OSError, DcpError) as error:
         _log.warning("the index in %s is passed over: %s", store.url, error)
-        return None
+        return error if isinstance(error, _DAMAGE) else None
     return None if info is None else (info.created_ns, info.save_id)
 
 
@@ -80,14 +106,15 @@ def candidates_of(found: Sequence[Held | None], also: Sequence[Store], rank: int
         if one is not None and one.save_id is not None and one.created is not None:
             known.setdefault(one.save_id, Candidate(one.created, one.save_id, number))
     for number, store in enumerate(also):
-        if identity := _identify(store):
+        if isinstance(identity := _identify(store), tuple):
             known.setdefault(identity[1], Candidate(*identity, rank, number))
     return sorted(known.values(), key=lambda one: (one.created, one.save_id), reverse=True)
 
 
-def complete_copy(data: bytes, candidate: Candidate, held: Sequence[Held], also: Sequence[Store]) -> AgreedCopy | str:
+def complete_copy(data: bytes, candidate: Candidate, held: Sequence[Held], also: Sequence[Store]) -> AgreedCopy | Lack:
     """Return the copy if all of its files are somewhere, or what it lacks. Ranks: the coordinator."""
-    needed = needed_bytes(read_index(data, file=METADATA_NAME))
+    index = read_index(data, file=METADATA_NAME)
+    needed = needed_bytes(index)
     largest: defaultdict[str, int] = defaultdict(lambda: -1)
     for one in held:
         for name, size in one.sizes.items():
@@ -97,9 +124,29 @@ def complete_copy(data: bytes, candidate: Candidate, held: Sequence[Held], also:
     for number, store in enumerate(also):
         elsewhere.update(dict.fromkeys(_sized(store, lost), number))
         lost = {name: size for name, size in lost.items() if name not in elsewhere}
-    if lost:
-        return f"save {candidate.save_id} lacks {len(lost)} of {len(needed)} files, such as {min(lost)}"
-    return AgreedCopy(data, elsewhere)
+    if not lost:
+        return AgreedCopy(data, elsewhere)
+    missing = [name for name in lost if largest[name] < 0]
+    name = min(missing or lost)
+    key = _key_in(index, name)
+    text = f"save {candidate.save_id} lacks {len(lost)} of {len(needed)} files, such as {name} with {key!r}"
+    if not missing:
+        text += f", of which {largest[name]:,} of {lost[name]:,} bytes are there"
+    return Lack(text, name, key, truncated=not missing)
+
+
+def _key_in(index: CheckpointIndex, file: str) -> str | None:
+    """Return the name of a tensor or object in a data file."""
+    number = index.files.index(file)
+    if index.chunk_items is not None:
+        rows = np.flatnonzero(index.chunk_items.file == number)
+        if len(rows):
+            return index.tensor_names[int(np.searchsorted(index.chunk_starts(), rows[0], "right")) - 1]
+    if index.object_items is not None:
+        rows = np.flatnonzero(index.object_items.file == number)
+        if len(rows):
+            return index.object_names[int(rows[0])]
+    return None
 
 
 def _sized(store: Store, wanted: Mapping[str, int]) -> list[str]:

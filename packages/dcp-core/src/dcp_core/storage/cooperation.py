@@ -118,8 +118,6 @@ class Cooperation:
         Ranks: every rank; collective if the ranks read together.
         """
         can = abilities(reader, ReaderAbilities)
-        if can.connect_ranks is not None:
-            can.connect_ranks(coordinator)
         if not self._shares_index or can.read_index is None or can.use_index is None:
             return None
         return can.use_index(coordinator.broadcast("index", can.read_index))

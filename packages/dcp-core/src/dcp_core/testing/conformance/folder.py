@@ -94,6 +94,13 @@ class StorageFixtures(ABC):
     """Whether an installed plug-in registers the URI scheme of the checkpoint ids; if not, only explicit readers and
     writers are tested."""
 
+    needs_collectives: str | None = None
+    """Reason why saves with `use_collectives=False` are refused, as those of each host's own stores are; None if the
+    storage takes them."""
+    needs_all_files: str | None = None
+    """Reason why no part of a checkpoint that lacks a file is loaded, as where ranks choose a save that hosts have
+    as a whole; None if a load needs only the files that it reads."""
+
     @pytest.fixture
     def checkpoint_id(self) -> str:
         """Return a checkpoint id with a URI scheme, unused and different for each test. To be overridden."""

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from dcp_core.errors import CheckpointException, DcpError
+from dcp_core.errors import CheckpointException, CheckpointNotFoundError, DcpError
 from dcp_core.testing.conformance.folder import Door, RawFolder, StorageFixtures
 from dcp_core.testing.conformance.states import FailingPlanner, blank
 from dcp_core.testing.sharding import distribute
@@ -60,6 +60,10 @@ class RankTests(StorageFixtures):
         (name,) = [name for name, held in keys.items() if "object0" in held]
         raw.delete(name)
         template = {"object1": None}
+        if self.needs_all_files is not None:
+            with pytest.raises(CheckpointNotFoundError, match=name):
+                storage.load(template)
+            return
         storage.load(template)
         assert template == {"object1": whole(1.0)["object1"]}
 
@@ -94,6 +98,11 @@ class RankTests(StorageFixtures):
         assert self.index_files(storage.checkpoint_id, raw) == index
 
     def test_ranks_save_without_collectives(self, ranks: Any, door: Door, raw: RawFolder) -> None:
+        if self.needs_collectives is not None:
+            for message in ranks.run(2, refuse_without_collectives, door):
+                assert "use_collectives=True" in message
+            assert raw.names() == []
+            return
         ranks.run(2, save_on_ranks, door, 1.0, (Shard(0),), False)
         assert ranks.run(2, load_on_ranks, door, 1.0, (Shard(1),)) == [True, True]
         objects = len(raw.names())
@@ -142,6 +151,15 @@ def part(value: float, placements: tuple[Placement, ...]) -> State:
 def save_on_ranks(door: Door, value: float, placements: tuple[Placement, ...], use_collectives: bool = True) -> None:
     """Save this rank's `part(value, placements)`. Called on every rank."""
     door.save(part(value, placements), use_collectives=use_collectives)
+
+
+def refuse_without_collectives(door: Door) -> str:
+    """Save without collectives, and return the error message. Called on every rank."""
+    try:
+        save_on_ranks(door, 1.0, (Shard(0),), False)
+    except DcpError as error:
+        return str(error)
+    return "saved"
 
 
 def load_on_ranks(door: Door, value: float, placements: tuple[Placement, ...]) -> bool:
