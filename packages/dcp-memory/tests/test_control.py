@@ -28,6 +28,7 @@ from dcp_memory import (
     start_keeper,
     stop_keeper,
 )
+from dcp_memory.places import FOLDER_VARIABLE, KeeperFolder, folder_path
 
 USER = 12345
 """Number of a user who is not the one of the tests."""
@@ -188,7 +189,7 @@ def test_wrong_options_are_said(run: str, options: dict[str, object]) -> None:
         start_keeper(run, colour="red")
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a b", "x" * 65, "größe", "a\n"])
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a b", "x" * 65, "größe", "a\n", "-h", "--"])
 def test_wrong_names_are_refused(folder: Path, name: str) -> None:
     for call in (start_keeper, stop_keeper, keeper_status, KeeperStore):
         with pytest.raises(ValueError, match="run"):
@@ -202,6 +203,55 @@ def test_options_of_the_environment(run: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("DCP_KEEPER_IDLE_SECONDS", "77")
     status = start_keeper(run)
     assert (status.max_bytes, status.generations, status.idle_seconds) == (3 << 19, 5, 77)
+
+
+def test_a_relative_folder_is_that_of_the_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A keeper in the background has another working folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(FOLDER_VARIABLE, "keepers")
+    subprocess.run([*KEEPER, "a-run", "--detach"], check=True)
+    assert (tmp_path / "keepers/a-run.sock").exists()
+    assert stop_keeper("a-run")
+    start_keeper("a-run")
+    assert (tmp_path / "keepers/a-run.sock").exists()
+    assert stop_keeper("a-run")
+    assert [*(tmp_path / "keepers").iterdir()] == []
+
+
+def test_the_default_folder_does_not_depend_on_a_login(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    within = folder_path()
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    assert folder_path() == within == f"/tmp/dcp-keeper-{os.geteuid()}"
+
+
+def test_files_of_a_keeper_stay_young(folder: Path) -> None:
+    """Many machines remove files in /tmp that nobody has touched for days."""
+    folder.mkdir(mode=0o700)
+    names = ["a-run.lock", "a-run.log", "another.log"]
+    for name in names:
+        (folder / name).touch()
+        os.utime(folder / name, (1, 1))
+    (folder / "a-run.sock").symlink_to("/nowhere")
+    with KeeperFolder(str(folder)) as opened:
+        opened.refresh("a-run")
+    assert [(folder / name).stat().st_mtime == 1 for name in names] == [False, False, True]
+    (folder / "a-run.sock").unlink()
+
+
+def test_a_folder_within_one_of_all_users_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in `/tmp`, and in a volume that the containers of a pod share."""
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    volume.chmod(0o777)
+    monkeypatch.setenv(FOLDER_VARIABLE, str(volume))
+    with pytest.raises(KeeperRefusedError, match="can be written to by other users"):
+        start_keeper("a-run")
+    monkeypatch.setenv(FOLDER_VARIABLE, str(volume / "mine"))
+    start_keeper("a-run")
+    assert (volume / "mine").stat().st_mode & 0o777 == 0o700
+    assert stop_keeper("a-run")
 
 
 def test_folders_of_others_are_refused(run: str, folder: Path) -> None:

@@ -18,7 +18,7 @@ from types import TracebackType
 __all__ = ["FOLDER_VARIABLE", "KeeperFolder", "check_run", "folder_path", "peer_of"]
 
 FOLDER_VARIABLE = "DCP_KEEPER_DIR"
-_RUN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
+_RUN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -26,24 +26,25 @@ def check_run(run: str) -> str:
     """Return the name of a run unchanged, after checking that it can be part of a file's name.
 
     Raises:
-        ValueError: The name is empty, too long, begins with a dot, or has other characters than letters, digits and
-            `._-`.
+        ValueError: The name is empty, too long, begins with a dot or a dash, or has other characters than letters,
+            digits and `._-`.
     """
     if not _RUN.fullmatch(run):
         raise ValueError(
-            f"{run!r} is not a name for a keeper's run: use 1 to 64 letters, digits and ._- (no dot in front)"
+            f"{run!r} is not a name for a keeper's run: use 1 to 64 letters, digits and ._- (not - or . first)"
         )
     return run
 
 
 def folder_path() -> str:
-    """Return the folder of this user's keepers: `$DCP_KEEPER_DIR`, or one in `$XDG_RUNTIME_DIR` or `/tmp`."""
+    """Return the folder of this user's keepers: `$DCP_KEEPER_DIR`, or one in `/tmp`.
+
+    Not in `$XDG_RUNTIME_DIR`, which comes and goes with the sessions of the user: a trainer that is started again after
+    the user has logged out, or by a scheduler, would look for its keeper elsewhere.
+    """
     given = os.environ.get(FOLDER_VARIABLE)
     if given:
         return os.path.abspath(given)
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    if runtime and os.path.isdir(runtime):
-        return os.path.join(os.path.abspath(runtime), "dcp-keeper")
     return f"/tmp/dcp-keeper-{os.geteuid()}"  # noqa: S108 - the owner is checked
 
 
@@ -110,6 +111,14 @@ class KeeperFolder:
         for name in (f"{run}.sock", f"{run}.log"):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=self.descriptor)
+
+    def refresh(self, run: str) -> None:
+        """Set the times of the files of a keeper to now: what is old in `/tmp` is removed on many machines."""
+        for name in (f"{run}.sock", f"{run}.lock", f"{run}.log"):
+            with contextlib.suppress(OSError):
+                os.utime(name, dir_fd=self.descriptor, follow_symlinks=False)
+        with contextlib.suppress(OSError):
+            os.utime(self.descriptor)
 
     @contextlib.contextmanager
     def alone(self, run: str) -> Iterator[bool]:

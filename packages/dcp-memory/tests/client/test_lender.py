@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -254,3 +255,35 @@ def test_a_forked_child_keeps_no_memory(run: str) -> None:
     assert code == 0
     loan.memory[:1] = b"x"
     loan.give_back()
+
+
+@pytest.mark.parametrize("lent", [True, False])
+def test_memory_that_is_read_is_not_reused_though_the_connection_is_lost(run: str, lent: bool) -> None:
+    """After an interrupt, say, or when the keeper was stopped for a while, a load goes on with what it has mapped."""
+    store = KeeperStore(run)
+    data = b"a" * SIZE
+
+    def save(name: str, letter: bytes) -> None:
+        if lent:
+            stage(store, name, letter)
+        else:
+            sink = store.create(name)
+            sink.write([letter * SIZE])
+            sink.close(sync=False)
+
+    save("x", b"a")
+    with closing(store.open("x")) as source:
+        view = source.fetch(4 if lent else 0, MIB)
+        store._connection().link.close()
+        store.delete("x")
+        for number in range(3):
+            save(f"{number}", b"b")
+        assert bytes(view) == data[:MIB]
+    for number in range(3):
+        store.delete(f"{number}")
+    del view, source
+    store._connection().segments.forget()
+    gc.collect()
+    while (status := keeper_status(run)) is None or status.used_slab_bytes:
+        time.sleep(0.01)
+    assert status.free_arena_bytes == status.arena_bytes

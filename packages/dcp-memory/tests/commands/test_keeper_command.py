@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
 from click.testing import CliRunner
 
 from dcp_memory import KeeperStore, keeper_status
+from dcp_memory.client import link
 from dcp_memory.commands.keeper import command
 
 
@@ -45,3 +49,26 @@ def test_a_run_without_a_keeper(run: str) -> None:
     assert call_json("start", "another")[0] == 0
     code, found = call("status", run, "another")
     assert (code, f"{run}: no keeper runs on this host" in found, "keeper://another" in found) == (3, True, True)
+
+
+def test_a_keeper_that_does_not_answer_hides_no_other(run: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(link.connect_to, "__defaults__", (0.1,))
+    call_json("start", run)
+    (stopped,) = call_json("start", "another")[1]
+    os.kill(stopped["pid"], signal.SIGSTOP)
+    code, text = call("status")
+    assert (code, f"keeper://{run}  process" in text) == (3, True)
+    assert "keeper://another has not answered" in text
+
+
+def test_json_has_no_infinity(run: str, folder: Path) -> None:
+    code, (found,) = call_json("start", run, "--idle-seconds", "inf")
+    assert (code, found["idle_seconds"]) == (0, None)
+
+
+@pytest.mark.parametrize("name", ["-h", "a b", ""])
+def test_wrong_names_of_runs_start_nothing(folder: Path, name: str) -> None:
+    with pytest.raises(ValueError, match="is not a name for a keeper's run"):
+        call("start", "--", name)
+    assert not folder.exists()

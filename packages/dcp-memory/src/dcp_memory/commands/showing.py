@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import time
 from collections.abc import Sequence
 
@@ -18,11 +19,17 @@ __all__ = ["print_all"]
 def print_all(found: Sequence[KeeperStatus], *, as_json: bool) -> None:
     """Print the status of keepers."""
     if as_json:
-        click.echo(json.dumps([dataclasses.asdict(each) for each in found], indent=2))
+        click.echo(json.dumps([_record(each) for each in found], indent=2, allow_nan=False))
         return
     for each in found:
         for line in _lines(each):
             click.echo(printable(line))
+
+
+def _record(status: KeeperStatus) -> dict[str, object]:
+    """Return a status for JSON, which has no infinity: a keeper that is never idle has `null` there."""
+    record = dataclasses.asdict(status)
+    return record if math.isfinite(status.idle_seconds) else {**record, "idle_seconds": None}
 
 
 def _lines(status: KeeperStatus) -> list[str]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import click
 
+from dcp_manifest import printable
 from dcp_memory.commands.showing import print_all
 from dcp_memory.control import keeper_runs, keeper_status
+from dcp_memory.errors import KeeperLostError
 
 __all__ = ["status"]
 
@@ -16,11 +18,20 @@ __all__ = ["status"]
 def status(runs: tuple[str, ...], as_json: bool) -> int:
     """Show what keepers hold: those of all runs, or of the given ones.
 
-    The exit code is 3 if a given run has none.
+    The exit code is 3 if a given run has none, or a keeper does not answer.
     """
-    found = {run: keeper_status(run) for run in runs or keeper_runs()}
-    print_all([each for each in found.values() if each is not None], as_json=as_json)
-    missing = [run for run in runs if found[run] is None]
-    for run in missing:
-        click.echo(f"{run}: no keeper runs on this host, for this user", err=True)
-    return 3 if missing else 0
+    found, problems = [], []
+    for run in runs or keeper_runs():
+        try:
+            one = keeper_status(run)
+        except KeeperLostError as error:  # the others are shown all the same
+            problems.append(str(error))
+            continue
+        if one is not None:
+            found.append(one)
+        elif runs:
+            problems.append(f"{run}: no keeper runs on this host, for this user")
+    print_all(found, as_json=as_json)
+    for problem in problems:
+        click.echo(printable(problem), err=True)
+    return 3 if problems else 0

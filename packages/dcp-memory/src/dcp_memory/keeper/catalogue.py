@@ -30,6 +30,8 @@ class StoredObject:
     arenas: tuple[Arena, ...] = ()
     holders: int = 1
     """Its name, and how many times it is open."""
+    left: set[int] = field(default_factory=set)
+    """Numbers of lost connections whose processes may still read it."""
 
 
 @dataclass(eq=False, slots=True)
@@ -143,7 +145,7 @@ class Catalogue:
         self._leave(reservation)
         for piece in reservation.ranges:
             if lost:
-                self._slabs.leave(piece, reservation.number)
+                self._slabs.leave(piece, {reservation.number})
             else:
                 self._slabs.give_back(piece)
         for arena in reservation.arenas:
@@ -166,6 +168,16 @@ class Catalogue:
         stored.holders -= 1
         if not stored.holders:
             self._free(stored)
+
+    def leave(self, stored: StoredObject, number: int) -> None:
+        """Count a holder less whose connection was lost: its process may still read the memory, which is not reused.
+
+        A load, say, goes on with what it has mapped after an interrupt has closed the connection of its process.
+        """
+        for arena in stored.arenas:
+            arena.left.add(number)
+        stored.left = self._slabs.readers(stored.ranges, {*stored.left, number})
+        self.release(stored)
 
     def objects(self) -> Iterator[StoredObject]:
         """Yield all objects that have a name."""
@@ -192,7 +204,7 @@ class Catalogue:
     def _free(self, stored: StoredObject) -> None:
         self._pool.release(_cost(stored))
         for piece in stored.ranges:
-            self._slabs.give_back(piece)
+            self._slabs.leave(piece, stored.left)
         for arena in stored.arenas:
             self._arenas.release(arena)
 

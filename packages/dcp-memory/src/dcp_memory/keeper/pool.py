@@ -20,6 +20,9 @@ MARGIN_BYTES = 32 << 20
 """Memory of the machine, or of a control group, that is left to others."""
 
 
+_NO_MEMORY = (errno.ENOSPC, errno.ENOMEM)
+
+
 class FullError(Exception):
     """The budget or the machine has no memory left; the text has the sizes, and what to do."""
 
@@ -38,6 +41,8 @@ class Pool:
         self.total = 0
         """Bytes of segments, also of those that are being allocated, and of small objects."""
         self._making = 0
+        self._freeing = 0
+        """Bytes of destroyed segments that the thread has yet to free."""
         self.destroyed = 0
         """Number of segments that have been destroyed."""
         self.segments: dict[int, Segment] = {}
@@ -83,20 +88,7 @@ class Pool:
         Raises:
             FullError: There is no room for it.
         """
-        while len(self.segments) + self._making >= (limit := resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2):
-            if not self.reclaim():
-                raise FullError(
-                    f"another {nbytes:,} bytes would take more than half of the open files that the keeper may have "
-                    f"({limit:,}): raise its `ulimit -n`"
-                )
-        self.reserve(nbytes)
-        while (free := self._free_bytes()) < nbytes:
-            if not self.reclaim():
-                self.release(nbytes)
-                raise FullError(
-                    f"{nbytes:,} bytes more do not fit: this machine, or the control group (container) of the keeper, "
-                    f"has {free:,} left. Keep fewer checkpoints in it, or give it more memory"
-                )
+        self._make_room(nbytes)
 
         def job() -> None:
             made: Segment | OSError
@@ -108,6 +100,9 @@ class Pool:
             self._wake()
 
         def finish(made: Segment | OSError) -> None:
+            if isinstance(made, OSError) and made.errno in _NO_MEMORY and self.reclaim():
+                self._jobs.put(job)  # what the kernel says is free is not exact
+                return
             self._making -= 1
             if isinstance(made, Segment):
                 self.segments[made.inode] = made
@@ -118,12 +113,40 @@ class Pool:
         self._making += 1
         self._jobs.put(job)
 
+    def _make_room(self, nbytes: int) -> None:
+        """Count the bytes of another segment, after destroying what is not in use if necessary. Raises FullError."""
+        while len(self.segments) + self._making >= (limit := resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2):
+            if not self.reclaim():
+                raise FullError(
+                    f"another {nbytes:,} bytes would take more than half of the open files that the keeper may have "
+                    f"({limit:,}): raise its `ulimit -n`"
+                )
+        self.reserve(nbytes)
+        # The thread frees what was destroyed before it allocates this.
+        while (free := self._free_bytes() + self._freeing) < nbytes:
+            if not self.reclaim():
+                self.release(nbytes)
+                raise FullError(
+                    f"{nbytes:,} bytes more do not fit: this machine, or the control group (container) of the keeper, "
+                    f"has {free:,} left. Keep fewer checkpoints in it, or give it more memory"
+                )
+
     def destroy(self, segment: Segment) -> None:
         """Free a segment that is not in use. What is allocated from now on may use its memory."""
         del self.segments[segment.inode]
         self.destroyed += 1
         self.release(segment.nbytes)
-        self._jobs.put(segment.free)
+        self._freeing += segment.nbytes
+
+        def job() -> None:
+            segment.free()
+            self._results.append(finish)
+            self._wake()
+
+        def finish() -> None:
+            self._freeing -= segment.nbytes
+
+        self._jobs.put(job)
 
     def collect(self) -> None:
         """Deliver what has been allocated."""

@@ -12,7 +12,7 @@ import traceback
 
 from dcp_memory.keeper.options import KeeperOptions
 from dcp_memory.keeper.server import Server
-from dcp_memory.places import KeeperFolder, folder_path
+from dcp_memory.places import FOLDER_VARIABLE, KeeperFolder, folder_path
 
 __all__ = ["run_detached", "run_keeper"]
 
@@ -43,6 +43,7 @@ def run_detached(options: KeeperOptions) -> int:
 
     The keeper is in a session of its own: signals for the process group of the caller do not reach it.
     """
+    os.environ[FOLDER_VARIABLE] = folder_path()  # it leaves the working folder, from which the path may start
     answers, ready = os.pipe()
     if os.fork():
         os.close(ready)
@@ -79,7 +80,7 @@ def _serve(folder: KeeperFolder, options: KeeperOptions, ready: int | None) -> N
     listener.bind(path)
     os.chmod(path, 0o600)
     listener.listen(_BACKLOG)
-    server = Server(options, listener)
+    server = Server(options, listener, lambda: folder.refresh(options.run))
     for each in _ENDS:
         signal.signal(each, lambda *_: server.stop())
     try:

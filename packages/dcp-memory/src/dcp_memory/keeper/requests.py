@@ -18,7 +18,7 @@ from dcp_memory.keeper.options import KeeperOptions
 from dcp_memory.keeper.peer import Peer
 from dcp_memory.keeper.pool import FullError, Pool
 from dcp_memory.keeper.slabs import Slabs
-from dcp_memory.wire import EXTENT
+from dcp_memory.wire import EXTENT, PAGE_BYTES
 
 __all__ = ["Keeper", "answer"]
 
@@ -50,7 +50,7 @@ class Keeper:
     def forget(self, peer: Peer) -> None:
         """Free what a client had whose connection has ended."""
         for stored in peer.opened.values():
-            self.catalogue.release(stored)
+            self.catalogue.leave(stored, peer.number)
         for reservation in peer.reservations.values():
             self.catalogue.drop(reservation, lost=True)
         peer.opened.clear()
@@ -65,12 +65,12 @@ def answer(keeper: Keeper, peer: Peer, fields: dict[str, Any], payload: bytes) -
         function(keeper, peer, fields, payload)
     except FullError as error:
         peer.answer({"error": "full", "message": str(error)})
-    except (BadRequestError, KeyError, TypeError, ValueError, OverflowError) as error:
-        peer.answer({"error": "bad", "message": f"{type(error).__name__}: {error}"})
+    except ConnectionError:
+        raise
     except OSError as error:
-        if isinstance(error, ConnectionError):
-            raise
         peer.answer({"error": "system", "number": error.errno, "message": error.strerror or str(error)})
+    except Exception as error:  # noqa: BLE001 - whatever one client sends, the keeper has the checkpoints of others
+        peer.answer({"error": "bad", "message": f"{type(error).__name__}: {error}"})
 
 
 def _create(keeper: Keeper, peer: Peer, fields: dict[str, Any], payload: bytes) -> None:
@@ -118,9 +118,9 @@ def _commit(keeper: Keeper, peer: Peer, fields: dict[str, Any], payload: bytes) 
     if fields["small"]:
         keeper.catalogue.commit_blob(reservation, payload)
     else:
-        size, left = int(fields["size"]), int(fields["left"])
+        size, left, key = int(fields["size"]), int(fields["left"]), fields.get("key")
         _check_extents(reservation, payload, size, left)
-        keeper.catalogue.commit(reservation, size, payload, left, fields.get("key"))
+        keeper.catalogue.commit(reservation, size, payload, left, None if key is None else str(key))
     del peer.reservations[fields["id"]]
     peer.answer({})
 
@@ -136,7 +136,7 @@ def _check_extents(reservation: Reservation, payload: bytes, size: int, left: in
             raise BadRequestError("an extent is not in memory of the object")
         total += length
     last = reservation.ranges[-1].nbytes if reservation.ranges else 0
-    if total != size or not 0 <= left <= last:
+    if total != size or not 0 <= left <= last or left % PAGE_BYTES:
         raise BadRequestError(f"extents of {total} bytes, with {left} of {last} left, for an object of {size}")
 
 

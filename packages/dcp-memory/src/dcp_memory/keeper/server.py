@@ -9,6 +9,7 @@ import os
 import selectors
 import socket
 import time
+from collections.abc import Callable
 
 from dcp_memory.keeper.options import KeeperOptions
 from dcp_memory.keeper.peer import Peer
@@ -26,6 +27,9 @@ _TICK_SECONDS = 1.0
 _KEEP_FREE_SECONDS = 600.0
 _FIRST_CLIENT_SECONDS = 60.0
 _MAX_STRANGERS = 64
+_MOST_REQUESTS = 64
+"""Limit of requests of a client in a row, so that one that sends them without waiting holds up nobody."""
+_REFRESH_SECONDS = 3600.0
 _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 
 
@@ -35,9 +39,10 @@ class Server:
     Args:
         options: Options of the keeper.
         listener: Socket that listens for clients.
+        refresh: Function that is called every hour, so that nobody takes the files of this keeper for left ones.
     """
 
-    def __init__(self, options: KeeperOptions, listener: socket.socket) -> None:
+    def __init__(self, options: KeeperOptions, listener: socket.socket, refresh: Callable[[], object]) -> None:
         self._options = options
         self._listener = listener
         self._selector = selectors.DefaultSelector()
@@ -50,6 +55,7 @@ class Server:
         self._numbers = itertools.count(1)
         # The process that starts it needs some time to connect.
         self._busy_at = time.monotonic() + _FIRST_CLIENT_SECONDS
+        self._refresh, self._refreshed_at = refresh, time.monotonic()
         self._accept_at = 0.0
         self._stop = False
         self._parent = self._watch_parent()
@@ -150,7 +156,9 @@ class Server:
         try:
             if peer.has_output:
                 peer.send()
-            while not peer.has_output and (request := peer.receive()) is not None:
+            for _ in range(_MOST_REQUESTS):
+                if peer.has_output or (request := peer.receive()) is None:
+                    break
                 fields, payload = request
                 if peer.greeted:
                     answer(self._keeper, peer, fields, payload)
@@ -192,6 +200,9 @@ class Server:
         if self._accept_at and now >= self._accept_at:
             self._accept_at = 0.0
             self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        if now - self._refreshed_at >= _REFRESH_SECONDS:
+            self._refreshed_at = now
+            self._refresh()
         self._keeper.slabs.trim(_KEEP_FREE_SECONDS)
         self._keeper.arenas.trim(_KEEP_FREE_SECONDS)
         if any(peer.keeps_alive for peer in self._peers):

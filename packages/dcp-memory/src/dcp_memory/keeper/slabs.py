@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dcp_memory.keeper.pool import FullError, Pool, full_text
@@ -31,8 +32,8 @@ class _Slab:
     segment: Segment
     free: list[tuple[int, int]]
     """Start and end of the free ranges, ascending; no two touch."""
-    left: list[tuple[int, SlabRange]] = field(default_factory=list)
-    """Ranges of lost connections, with their numbers: free once no process can write to them any more."""
+    left: list[tuple[set[int], SlabRange]] = field(default_factory=list)
+    """Ranges of lost connections, with their numbers: free once no process can use them any more."""
     used: int = 0
     free_since: float = 0.0
 
@@ -102,10 +103,18 @@ class Slabs:
         if not slab.used:
             slab.free_since = time.monotonic()
 
-    def leave(self, piece: SlabRange, number: int) -> None:
-        """Free a range of a lost connection, once no process can write to it any more."""
-        self._slabs[piece.inode].left.append((number, piece))
+    def leave(self, piece: SlabRange, numbers: set[int]) -> None:
+        """Free a range, once no process of these lost connections can use it any more."""
+        if not numbers:
+            self.give_back(piece)
+            return
+        self._slabs[piece.inode].left.append((numbers, piece))
         self._settle()
+
+    def readers(self, pieces: Sequence[SlabRange], numbers: set[int]) -> set[int]:
+        """Return those of lost connections whose processes can still use one of some ranges."""
+        segments = {self._slabs[piece.inode].segment for piece in pieces}
+        return {number for number in numbers if any(segment.is_open_for(number) for segment in segments)}
 
     def trim(self, seconds: float) -> None:
         """Destroy slabs that have been free for so long."""
@@ -118,9 +127,9 @@ class Slabs:
     def _settle(self) -> None:
         for slab in [*self._slabs.values()]:
             waiting, slab.left = slab.left, []
-            for number, piece in waiting:
-                if slab.segment.is_open_for(number):
-                    slab.left.append((number, piece))
+            for numbers, piece in waiting:
+                if open_for := {number for number in numbers if slab.segment.is_open_for(number)}:
+                    slab.left.append((open_for, piece))
                 else:
                     self.give_back(piece)
 

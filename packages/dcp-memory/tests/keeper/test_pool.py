@@ -1,0 +1,88 @@
+"""The memory of a keeper where the machine, and not the keeper's budget, is the limit."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from dcp_memory.keeper import pool as pool_module
+from dcp_memory.keeper.pool import MARGIN_BYTES, FullError, Pool
+from dcp_memory.keeper.segment import Segment
+
+MIB = 1 << 20
+
+
+class Machine:
+    """A pool on a machine with so much memory, and what it has allocated."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self.live: set[Segment] = set()
+        self.woken = threading.Event()
+        self.pool = Pool(1 << 40, self.available, self.woken.set)
+
+    def available(self) -> int:
+        return MARGIN_BYTES + self.nbytes - sum(each.nbytes for each in self.live)
+
+    def make(self, nbytes: int) -> Segment | OSError:
+        """Allocate a segment."""
+        made: list[Segment | OSError] = []
+        self.pool.make(nbytes, made.append, zeroed=False)
+        while not made:
+            self.woken.wait()
+            self.woken.clear()
+            self.pool.collect()
+        return made[0]
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    made, make, free = Machine(8 * MIB), pool_module.make_segment, Segment.free
+
+    def counted(*args: object, **options: object) -> Segment:
+        segment = make(*args, **options)  # type: ignore[arg-type]
+        made.live.add(segment)
+        return segment
+
+    def freed(segment: Segment) -> None:
+        free(segment)
+        made.live.discard(segment)
+
+    monkeypatch.setattr(pool_module, "make_segment", counted)
+    monkeypatch.setattr(Segment, "free", freed)
+    yield made
+    made.pool.close(lambda _: False)
+
+
+def test_memory_that_is_about_to_be_free_is_given_again(machine: Machine) -> None:
+    """Else a save would fail for want of memory whose objects have just been deleted."""
+    segment = machine.make(6 * MIB)
+    for _ in range(50):
+        assert isinstance(segment, Segment)
+        with pytest.raises(FullError, match=r"this machine, or the control group"):
+            machine.pool.make(3 * MIB, lambda _: None, zeroed=False)
+        machine.pool.destroy(segment)
+        segment = machine.make(6 * MIB)
+
+
+def test_less_memory_than_was_said_is_made_up_for(machine: Machine) -> None:
+    """What the kernel says is free may be less than it was a moment ago."""
+    kept = [machine.make(2 * MIB) for _ in range(3)]
+    machine.pool.reclaim_with(lambda: bool(kept) and machine.pool.destroy(kept.pop()) is None)  # type: ignore[arg-type]
+    exact, said = machine.available, iter([10 * MIB + MARGIN_BYTES])
+    machine.pool._available = lambda: next(said, 0) or exact()
+    assert isinstance(machine.make(5 * MIB), Segment)
+    assert len(kept) == 1
+
+
+def test_memory_is_counted_once(machine: Machine) -> None:
+    segment = machine.make(6 * MIB)
+    assert isinstance(segment, Segment)
+    machine.pool.destroy(segment)
+    first = machine.make(4 * MIB)
+    assert isinstance(first, Segment)
+    with pytest.raises(FullError):
+        machine.pool.make(5 * MIB, lambda _: None, zeroed=False)
+    assert machine.pool.total == 4 * MIB
