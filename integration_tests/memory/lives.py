@@ -26,7 +26,7 @@ from integration_tests.memory.faults import Fault, Layout, struck_hosts
 from integration_tests.memory.hosts import Hosts
 from integration_tests.memory.moments import MOMENTS, striking
 
-__all__ = ["PATIENCE_SECONDS", "Life", "promote_while", "state_of", "train"]
+__all__ = ["PATIENCE_SECONDS", "Life", "holds", "promote_while", "state_of", "train"]
 
 PATIENCE_SECONDS = 20.0
 """Limit of the time in which the ranks that live must have ended after a fault."""
@@ -91,7 +91,8 @@ def _local(value: Any) -> Any:
     return value.to_local() if isinstance(value, DTensor) else value
 
 
-def _is(state: dict[str, Any], wanted: dict[str, Any]) -> bool:
+def holds(state: dict[str, Any], wanted: dict[str, Any]) -> bool:
+    """Whether this rank's part of a state has these values."""
     return all(
         torch.equal(_local(state[key]), _local(value)) if isinstance(value, torch.Tensor) else state[key] == value
         for key, value in wanted.items()
@@ -152,7 +153,7 @@ def _train(life: Life, saver: Any, told: _Told) -> None:
             tell("resumed 0 0 1")
         else:
             begun = restored.step
-            right = template["step"] == begun and _is(template, state_of(begun, template["life"]))
+            right = template["step"] == begun and holds(template, state_of(begun, template["life"]))
             tell(f"resumed {begun} {template['life']} {int(right)}")
         for step in range(begun + 1, begun + 1 + fault.saves):
             time.sleep(_STEP_SECONDS)
