@@ -162,7 +162,8 @@ def test_the_process_that_saves_is_killed(root: Path) -> None:
         future = manager.save(2, state_of(2, 0))
         assert future is not None
         kill([worker])
-        assert isinstance(future.exception(), dcp.DcpError)
+        with pytest.raises(dcp.DcpError, match="this save is lost"):
+            manager.wait()
         template = state_of(0, 0)
         restored = manager.restore(template)
         assert restored is not None
