@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -15,7 +15,7 @@ import torch.distributed as dist
 from dcp_exchange import together
 from dcp_hooks import installed
 from dcp_io import HostCopies, KeepLast, LocalStore
-from dcp_io.stores import host_store
+from dcp_io.stores import host_store, timed_call
 from dcp_io.testing.shelves import ShelfPlugin
 from dcp_memory.partners import copying
 from dcp_tiers import Tier, Tiers
@@ -112,6 +112,47 @@ def reads_below(folder: str | Path) -> Iterator[list[tuple[str, int]]]:
 
     with mock.patch.object(LocalStore, "open", open_):
         yield seen
+
+
+@contextlib.contextmanager
+def hangs_below(folder: str | Path) -> Iterator[None]:
+    """Context manager: the storage of a folder answers nothing, and counts as silent soon."""
+    ends = threading.Event()
+    with (
+        _before_below(folder, ("exists", "folders", "list", "open", "read", "size"), lambda _: ends.wait()),
+        mock.patch.object(timed_call, "SILENT_AFTER_SECONDS", 0.5),
+    ):
+        try:
+            yield
+        finally:
+            ends.set()
+
+
+@contextlib.contextmanager
+def unwritable_below(folder: str | Path, number: int) -> Iterator[None]:
+    """Context manager: nothing can be written below a folder, for the reason with an error number, such as ENOSPC."""
+
+    def refuse(store: LocalStore) -> None:
+        raise OSError(number, os.strerror(number), store.path)
+
+    with _before_below(folder, ("create", "make", "publish", "touch"), refuse):
+        yield
+
+
+@contextlib.contextmanager
+def _before_below(folder: str | Path, names: Sequence[str], act: Callable[[LocalStore], object]) -> Iterator[None]:
+    """Context manager: a function is called before these methods of stores in a folder or below."""
+
+    def after_act(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(store: LocalStore, *arguments: Any, **options: Any) -> Any:
+            if f"{store.path}/".startswith(f"{folder}/"):
+                act(store)
+            return method(store, *arguments, **options)
+
+        return call
+
+    with mock.patch.multiple(LocalStore, **{name: after_act(getattr(LocalStore, name)) for name in names}):
+        yield
 
 
 class _Counted:

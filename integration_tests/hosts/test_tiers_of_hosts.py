@@ -15,6 +15,7 @@ from dcp_ranks.testing.ranks import RankPool
 from integration_tests.hosts.pretended import (
     NEAR,
     folder_of,
+    hangs_below,
     job_on,
     on_host,
     promote_on,
@@ -138,3 +139,14 @@ def test_a_crash_before_the_other_hosts_have_the_index_is_mended_at_the_next_sta
     assert check(pool.run(8, manage, str(disks), ["b", "c", "d", "a"], [], True), 2) == []
     indexes = {Path(folder_of(disks, host, NEAR), "step-2/.metadata").read_bytes() for host in HOSTS}
     assert len(indexes) == 1
+
+
+def resume_while_the_far_tier_hangs(disks: str, hosts: list[str]) -> dict[str, Any]:
+    with hangs_below(f"{disks}/far"):
+        return manage(disks, hosts, [3], True)
+
+
+def test_a_far_tier_that_hangs_does_not_stop_hosts_that_have_all(pool: RankPool, saved: Path, tmp_path: Path) -> None:
+    disks = lose(saved, tmp_path, None)
+    assert check(pool.run(8, resume_while_the_far_tier_hangs, str(disks), ["b", "a", "d", "c"]), 2) == []
+    assert check(pool.run(8, manage, str(disks), HOSTS, [], True), 3) == []

@@ -94,6 +94,7 @@ if TYPE_CHECKING:
     )
     from dcp_io.stores.stream_files import StreamFileSystem
     from dcp_io.stores.stream_store import StreamStore
+    from dcp_io.stores.timed_call import TimedCall, call_in_time
     from dcp_io.stores.upload_sink import UploadSink
     from dcp_io.writing.write_engine import write_items
 
@@ -159,6 +160,7 @@ __all__ = [
     "StoreNotFoundError",
     "StreamFileSystem",
     "StreamStore",
+    "TimedCall",
     "TruncatedError",
     "Unfinished",
     "UploadSink",
@@ -171,6 +173,7 @@ __all__ = [
     "announce_removal",
     "ask_places",
     "by_creation",
+    "call_in_time",
     "check_checkpoint",
     "check_files",
     "check_layout",
@@ -300,6 +303,7 @@ __getattr__, __dir__ = import_lazily(
         ),
         "dcp_io.stores.stream_files": ("StreamFileSystem",),
         "dcp_io.stores.stream_store": ("StreamStore",),
+        "dcp_io.stores.timed_call": ("TimedCall", "call_in_time"),
         "dcp_io.stores.upload_sink": ("UploadSink",),
         "dcp_io.writing.write_engine": ("write_items",),
     },

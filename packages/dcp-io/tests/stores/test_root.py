@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,18 @@ class Away(LocalStore):
 
     def folders(self):
         raise OSError("the storage does not answer")
+
+
+class Hangs(LocalStore):
+    """A place whose storage answers nothing before an event."""
+
+    def __init__(self, path, ends: threading.Event) -> None:
+        super().__init__(path)
+        self._ends = ends
+
+    def folders(self):
+        self._ends.wait()
+        return super().folders()
 
 
 class Several:
@@ -88,3 +101,30 @@ def test_a_place_that_is_away_is_passed_over_with_a_warning(near, tmp_path, help
 def test_nothing_and_a_place_that_is_away_is_an_error(near, tmp_path):
     with pytest.raises(OSError, match="does not answer"):
         find_checkpoints(Several(near, Away(tmp_path / "away")))
+
+
+@pytest.fixture
+def ends(monkeypatch):
+    monkeypatch.setattr("dcp_io.stores.timed_call.SILENT_AFTER_SECONDS", 0.1)
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def test_a_place_that_hangs_is_passed_over_with_a_warning(near, far, helpers, caplog, ends):
+    save(near, 20, helpers)
+    save(far, 30, helpers)
+    hanging = Hangs(far.path, ends)
+    assert found(Several(near, hanging)) == [("near", 20)]
+    assert "far does not answer" in caplog.text
+    assert latest_valid(Several(near, hanging)).step == 20
+    ends.set()
+    while latest_valid(Several(near, hanging)).step != 30:
+        pass
+
+
+@pytest.mark.parametrize("other", [LocalStore, Away])
+def test_the_only_place_with_checkpoints_is_waited_for(other, tmp_path, far, helpers, ends):
+    save(far, 30, helpers)
+    threading.Timer(0.4, ends.set).start()
+    assert found(Several(other(tmp_path / "near"), Hangs(far.path, ends))) == [("far", 30)]

@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
+from itertools import chain
 
 from dcp_core import CheckpointException, CheckpointNotFoundError, CorruptCheckpointError, DcpError, LoadReport
 from dcp_io import Catalogue, CheckpointRecord, HostStore, Store, Unfinished, ask_places
@@ -219,12 +220,11 @@ def _choose_and_look(
 ) -> tuple[_Copy | None, dict[_Copy, str], tuple[Unfinished, ...]]:
     """Choose a copy, and find what there is of higher steps that are in no place. Arguments: see `_choose`."""
     copy, problems = _choose(catalogues, without, hosts)
-    known = {step for step, _ in (*problems, *without)}
-    found: list[Unfinished] = []
-    for catalogue in catalogues:
-        with contextlib.suppress(OSError):  # such as a place that is away
-            found += catalogue.unfinished(-1 if copy is None else copy[0])
-    return copy, problems, tuple(one for one in found if one.step not in known)
+    known, above = {step for step, _ in (*problems, *without)}, -1 if copy is None else copy[0]
+    by_url = {catalogue.store.url: catalogue for catalogue in catalogues}
+    stores = [catalogue.store for catalogue in catalogues]
+    found = ask_places(stores, lambda store: by_url[store.url].unfinished(above), optional=True)
+    return copy, problems, tuple(one for one in chain(*found) if one.step not in known)
 
 
 def _report_unfinished(unfinished: Sequence[Unfinished], copy: _Copy | None) -> None:

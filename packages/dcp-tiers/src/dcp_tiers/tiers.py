@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 
 from dcp_io import (
     STALE_AFTER_SECONDS,
@@ -116,7 +116,8 @@ class Tiers:
             OSError: The storage failed.
         """
         text = os.fspath(place)
-        known = file_at(text) if text.endswith(".toml") else (open_store(text), DESCRIPTION)
+        is_file = text.endswith(".toml") and not os.path.isdir(text)
+        known = file_at(text) if is_file else (open_store(text), DESCRIPTION)
         if known is None:
             raise CheckpointNotFoundError(
                 f"there is no file {text}; Tiers.write() and the promoter write {DESCRIPTION}"
@@ -209,30 +210,27 @@ class Tiers:
         """Return the highest step that is complete in some tier; None if there is none.
 
         Complete: its index and its files are there in full length. Of a tier of each host, only this host's folder is
-        seen, and a step counts if its index is there. A tier that cannot be read is passed over with a
-        warning, if others have checkpoints; so is a higher step that is not complete, with what is there and where the
-        original was.
+        seen, and a step counts if its index is there. A tier that cannot be read, or does not answer for half a minute,
+        is passed over with a warning, if others have checkpoints; so is a higher step that is not complete, with what
+        is there and where the original was.
 
         Raises:
             OSError: A tier could not be read, and the others have no checkpoint.
 
         Ranks: one; not collective.
         """
-        numbers = {store.url: number for number, store in enumerate(self._stores)}
-        found = ask_places(self._stores, lambda store: self.catalogues[numbers[store.url]].records())
+        catalogues = {catalogue.store.url: catalogue for catalogue in self.catalogues}
+        found = ask_places(self._stores, lambda store: catalogues[store.url].records())
         good = [{record.step for record in records if record.quarantined is None} for records in found]
         candidates = [(step, number) for number, steps in enumerate(good) for step in steps]
         ordered = sorted(candidates, key=lambda one: (-one[0], one[1]))
         newest = next((step for step, number in ordered if self._is_complete(number, step)), None)
-        self._report_unfinished(-1 if newest is None else newest)
+        above = -1 if newest is None else newest
+        left = ask_places(self._stores, lambda store: catalogues[store.url].unfinished(above), optional=True)
+        for one in chain(*left):
+            level = logging.INFO if one.is_running else logging.WARNING
+            _log.log(level, "step %d is not complete: %s", one.step, one.text)
         return newest
-
-    def _report_unfinished(self, above: int) -> None:
-        for catalogue in self.catalogues:
-            with contextlib.suppress(OSError):  # a tier that cannot be read has been named already
-                for one in catalogue.unfinished(above):
-                    level = logging.INFO if one.is_running else logging.WARNING
-                    _log.log(level, "step %d is not complete: %s", one.step, one.text)
 
     def _is_complete(self, number: int, step: int) -> bool:
         if self.tiers[number].per_host:

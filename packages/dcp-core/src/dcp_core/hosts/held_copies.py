@@ -10,6 +10,7 @@ import contextlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from dcp_core.errors import (
     UnsupportedFormatError,
 )
 from dcp_core.logs import library_logger
-from dcp_io import HostStore, Store
+from dcp_io import HostStore, Store, call_in_time
 from dcp_manifest import DATA_SUFFIX, METADATA_NAME, CheckpointIndex, file_sizes, needed_bytes, read_index
 
 __all__ = ["AgreedCopy", "Candidate", "Held", "Lack", "candidates_of", "complete_copy", "look"]
@@ -99,6 +100,15 @@ def _identify(store: Store) -> tuple[int, str] | DcpError | None:
     return None if info is None else (info.created_ns, info.save_id)
 
 
+def _identify_in_time(store: Store) -> tuple[int, str] | DcpError | None:
+    """Return what `_identify` does; None for a shared folder that does not answer: the hosts may have all."""
+    try:
+        return call_in_time(store.url, partial(_identify, store))
+    except TimeoutError as error:
+        _log.warning("%s; what it has is not counted", error)
+        return None
+
+
 def candidates_of(found: Sequence[Held | None], also: Sequence[Store], rank: int) -> list[Candidate]:
     """Return the saves that have an index somewhere, the newest first, each with the nearest index."""
     known: dict[str, Candidate] = {}
@@ -106,7 +116,7 @@ def candidates_of(found: Sequence[Held | None], also: Sequence[Store], rank: int
         if one is not None and one.save_id is not None and one.created is not None:
             known.setdefault(one.save_id, Candidate(one.created, one.save_id, number))
     for number, store in enumerate(also):
-        if isinstance(identity := _identify(store), tuple):
+        if isinstance(identity := _identify_in_time(store), tuple):
             known.setdefault(identity[1], Candidate(*identity, rank, number))
     return sorted(known.values(), key=lambda one: (one.created, one.save_id), reverse=True)
 
@@ -150,8 +160,8 @@ def _key_in(index: CheckpointIndex, file: str) -> str | None:
 
 
 def _sized(store: Store, wanted: Mapping[str, int]) -> list[str]:
-    """Return the files that a shared folder has in full length; none if it cannot be read."""
+    """Return the files that a shared folder has in full length; none if it cannot be read, or does not answer."""
     with contextlib.suppress(OSError, DcpError):
-        sizes = file_sizes(store, wanted) if wanted else {}
+        sizes = call_in_time(store.url, partial(file_sizes, store, wanted)) if wanted else {}
         return [name for name, size in sizes.items() if size is not None and size >= wanted[name]]
     return []

@@ -14,6 +14,7 @@ from typing import TypeVar
 from dcp_io.saves.save_markers import find_markers
 from dcp_io.stores.root import Root, places_of
 from dcp_io.stores.store import Store
+from dcp_io.stores.timed_call import TimedCall
 from dcp_manifest.errors import CheckpointNotFoundError
 from dcp_manifest.folders.find_checkpoints import FoundCheckpoint, check_files, checkpoints_below, merge_places
 from dcp_manifest.logs import library_logger
@@ -45,31 +46,57 @@ def find_checkpoints(
     return merge_places(ask_places(places_of(root), partial(checkpoints_below, unfinished=unfinished)))
 
 
-def ask_places(places: Sequence[Store], ask: Callable[[Store], Sequence[T]]) -> list[Sequence[T]]:
+def ask_places(
+    places: Sequence[Store], ask: Callable[[Store], Sequence[T]], *, optional: bool = False
+) -> list[Sequence[T]]:
     """Return each place's answer; an empty one, with a warning, for a place that fails while others have something.
 
-    Without any other answer the error is raised: a run must not start from scratch because its only checkpoints cannot
-    be reached.
+    All are asked at once. A place after the first that does not answer for `SILENT_AFTER_SECONDS` has failed: a slow
+    tier that hangs must not stop a restore that a near one can serve.
+
+    Without any other answer the error is raised, and a place that hangs is waited for: a run must not start from
+    scratch because its only checkpoints cannot be reached.
 
     Args:
         places: The places, nearest first.
-        ask: Function that asks one place.
+        ask: Function that asks one place, perhaps in another thread.
+        optional: Whether the answers are of use to nobody but readers of messages: no failure is reported then.
 
     Raises:
         OSError: The error of the first place that failed, if no place has anything.
     """
+    calls = [TimedCall(place.url, partial(ask, place)) for place in places[1:]]
     answers: list[Sequence[T]] = []
-    failed: list[tuple[Store, OSError]] = []
-    for place in places:
+    failed: list[tuple[int, OSError]] = []
+    for number, place in enumerate(places):
         try:
-            answers.append(ask(place))
+            answers.append(calls[number - 1].result() if number else ask(place))
         except OSError as error:
             answers.append(())
-            failed.append((place, error))
+            failed.append((number, error))
+    if optional:
+        return answers
     if failed and not any(answers):
-        raise failed[0][1]
-    for place, reason in failed:
-        _log.warning("%s cannot be read, its checkpoints are not counted: %s", place.url, reason)
+        return [(), *_late_answers(calls, [error for number, error in failed if not number])]
+    for number, reason in failed:
+        _log.warning("%s cannot be read, its checkpoints are not counted: %s", places[number].url, reason)
+    return answers
+
+
+def _late_answers(calls: Sequence[TimedCall[Sequence[T]]], failed: Sequence[OSError]) -> list[Sequence[T]]:
+    """Wait for calls that hang, since no place has anything; raises the first failure if these have nothing, either."""
+    answers: list[Sequence[T]] = []
+    failed = list(failed)
+    for call in calls:
+        if not call.is_done:
+            _log.warning("%s does not answer, and no other place has a checkpoint: it is waited for", call.place)
+        try:
+            answers.append(call.result(forever=True))
+        except OSError as error:
+            answers.append(())
+            failed.append(error)
+    if failed and not any(answers):
+        raise failed[0]
     return answers
 
 

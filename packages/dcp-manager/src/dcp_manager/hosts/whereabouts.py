@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dcp_io import Catalogue, read_copy_note
+from dcp_io import Catalogue, call_in_time, read_copy_note
 from dcp_manifest import DcpError, library_logger
 
 __all__ = ["Whereabouts", "find_step"]
@@ -32,7 +32,7 @@ class Whereabouts:
 
 
 def find_step(catalogues: Sequence[Catalogue], step: int) -> Whereabouts:
-    """Return which places have an undamaged checkpoint of a step; a place that cannot be read is passed over.
+    """Return which places have an undamaged checkpoint of a step; one that cannot be read or hangs is passed over.
 
     Args:
         catalogues: Catalogue of each place, nearest first.
@@ -48,7 +48,7 @@ def find_step(catalogues: Sequence[Catalogue], step: int) -> Whereabouts:
 
 def _has(catalogue: Catalogue, step: int) -> bool:
     try:
-        return catalogue.is_good(step)
+        return call_in_time(catalogue.store.url, lambda: catalogue.is_good(step))
     except (OSError, DcpError) as error:
         _log.warning("%s cannot be read: %s", catalogue.store.url, error)
         return False

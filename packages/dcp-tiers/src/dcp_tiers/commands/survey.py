@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from dcp_io import Catalogue, policy_text
+from dcp_io import Catalogue, call_in_time, policy_text
 from dcp_manifest import DcpError
 from dcp_tiers.listing import TieredStep, list_steps
 from dcp_tiers.tiers import Tiers
@@ -94,7 +94,7 @@ def survey_tiers(tiers: Tiers) -> Survey:
 
 def _problem(catalogue: Catalogue) -> str | None:
     try:
-        catalogue.folders()
+        call_in_time(catalogue.store.url, catalogue.folders)
     except (OSError, DcpError) as error:
         return f"{type(error).__name__}: {error}"
     return None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 
-from dcp_io import CheckpointRecord, Entry, StepFolder
+from dcp_io import CheckpointRecord, Entry, StepFolder, call_in_time
 from dcp_manifest import METADATA_NAME, library_logger
 from dcp_tiers.arrivals import arrival_is_noted
 from dcp_tiers.waiting import TieredRoot, select_waiting
@@ -16,7 +16,6 @@ __all__ = ["Held", "Sources"]
 
 _log = library_logger(__name__)
 
-_MIDDLE_SECONDS = 10.0
 # Listing 10,000 checkpoints takes a second: then it is done for every twentieth second of work, not for each step.
 _QUICK_SECONDS, _REUSED = 0.05, 20.0
 
@@ -45,15 +44,6 @@ class Held:
         return sum(entry.bytes for entry in self.folders[step].entries)
 
 
-@dataclass(slots=True)
-class _Question:
-    """Listing of a middle tier by a thread, which may hang."""
-
-    done: threading.Event = field(default_factory=threading.Event)
-    found: Held | None = None
-    error: OSError | None = None
-
-
 class Sources:
     """Listings of the tiers before one tier.
 
@@ -69,7 +59,6 @@ class Sources:
         self._number = number
         self._held: list[Held] = []
         self._until = 0.0
-        self._questions: dict[int, _Question] = {}
         self._silent: set[int] = set()
 
     def look(self, *, afresh: bool = True) -> list[Held]:
@@ -104,29 +93,13 @@ class Sources:
 
     def _ask(self, holder: int) -> Held | None:
         """List a middle tier; None if it fails, or does not answer in time: the first tier has most of it, too."""
-        question = self._questions.get(holder)
-        if question is None:
-            question = self._questions[holder] = _Question()
-            threading.Thread(target=self._answer, args=(holder, question), daemon=True).start()
-        if not question.done.wait(0.0 if holder in self._silent else _MIDDLE_SECONDS):
-            self._say(holder, "it does not answer")
-            return None
-        del self._questions[holder]
-        if question.error is not None:
-            self._say(holder, str(question.error))
+        try:
+            held = call_in_time(self._tiers.tiers[holder].url, partial(self._list, holder))
+        except Exception as error:  # noqa: BLE001 - clients of storages raise errors of all kinds
+            self._say(holder, str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}")
             return None
         self._silent.discard(holder)
-        return question.found
-
-    def _answer(self, holder: int, question: _Question) -> None:
-        try:
-            question.found = self._list(holder)
-        except OSError as error:
-            question.error = error
-        except Exception as error:  # noqa: BLE001 - of a storage's client: it is an answer, too
-            question.error = OSError(f"{type(error).__name__}: {error}")
-        finally:
-            question.done.set()
+        return held
 
     def _say(self, holder: int, problem: str) -> None:
         if holder not in self._silent:
