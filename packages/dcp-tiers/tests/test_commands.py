@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import time
 from typing import Any
 
 import click
@@ -12,7 +14,7 @@ from click.testing import CliRunner
 
 from dcp_hooks import installed
 from dcp_io import KeepLast, find_checkpoints, latest_valid
-from dcp_tiers import Tiers, plugin
+from dcp_tiers import Tier, Tiers, TiersError, plugin
 from dcp_tiers.commands import promote_tiers, show_tiers
 from dcp_tiers.promote import only_one, promote
 
@@ -92,6 +94,71 @@ def test_clean_leaves_what_will_be_finished(helpers, near, far):
     code, (found,) = run_json(show_tiers.command, near, "--clean")
     assert (code, found["removed"]) == (0, {str(far): [10]})
     assert {path.name for path in far.iterdir()} == {"step-20"}
+
+
+@pytest.mark.parametrize("columns", [50, 80, 200])
+def test_a_row_has_room_in_the_terminal(helpers, near, far, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    helpers.tiers().write()
+    for step in (10, 20):
+        helpers.save(near, step)
+    promote(helpers.tiers())
+    next((near / "step-10").glob("*.distcp")).unlink()
+    helpers.save(near, 1_000_000)
+    _, text = run(show_tiers.command, near)
+    _, *rest = text.partition("\nstep ")[2].splitlines()
+    rows, (damage,) = rest[:3], rest[3:]
+    assert max(map(len, rows)) <= columns
+    assert [row.split()[0] for row in rows] == ["10", "20", "1000000"]
+    assert rows[2].endswith(" to go")
+    assert rows[1].count("\u2588") == 2 * (4 if columns == 50 else 10)
+    assert damage.startswith("step 10 in tier 0 is damaged: ")
+    assert "is missing" in damage
+
+
+def half(helpers, near, far, step: int):
+    """Save a step to the near tier, and a part of it to the far one; returns the folder of the part."""
+    helpers.save(near, step)
+    folder = far / f"step-{step}"
+    shutil.copytree(near / f"step-{step}", folder, ignore=shutil.ignore_patterns(".metadata"))
+    return folder
+
+
+def test_nothing_is_cleaned_where_another_user_says(helpers, near, far, monkeypatch):
+    helpers.tiers().write()
+    left = half(helpers, near, far, 10)
+    shutil.rmtree(near / "step-10")
+    if os.getuid() == 0:
+        os.chown(near / "run.tiers.toml", 12345, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    with pytest.raises(TiersError, match="belongs to another user"):
+        run(show_tiers.command, near, "--clean")
+    assert left.exists()
+    assert run(show_tiers.command, near)[0] == 0
+
+
+def test_nothing_is_cleaned_while_nobody_knows_what_will_be_finished(helpers, near, far):
+    helpers.tiers().write_to(1)
+    left = half(helpers, near, far, 10)
+    near.rename(near.parent / "away")
+    near.write_text("not a folder")
+    code, (found,) = run_json(show_tiers.command, far, "--clean")
+    assert (code, found["removed"], left.exists()) == (1, {}, True)
+
+
+def test_what_hosts_bring_is_not_cleaned_on_another_machine(tmp_path, far, hosts):
+    hosts.save_apart(tmp_path, 1)
+    hosts.bring(tmp_path, far, "a", "b")
+    left = far / "step-1"
+    with hosts.on_host(tmp_path, "login"):
+        tiers = Tiers([Tier(hosts.near, per_host=True), Tier(far)], stale_after_seconds=600)
+        tiers.write_to(1)
+        assert run_json(show_tiers.command, far, "--clean")[1][0]["removed"] == {}
+        assert left.exists()
+        for journal in left.glob(".dcp-promoting-*"):
+            os.utime(journal, (time.time() - 700,) * 2)
+        assert run_json(show_tiers.command, far, "--clean")[1][0]["removed"] == {str(far): [1]}
 
 
 def test_promote_says_what_arrived(helpers, near, far):

@@ -10,6 +10,7 @@ import pytest
 from dcp_io import KeepEvery, KeepLast, LocalStore, Root, find_checkpoints
 from dcp_manifest import CheckpointNotFoundError
 from dcp_tiers import Tier, Tiers, TiersError
+from dcp_tiers.promote import promote
 
 
 def test_tiers_are_a_root(helpers, near, far):
@@ -177,3 +178,24 @@ def test_the_file_of_another_user_is_shown_but_not_obeyed(helpers, near, monkeyp
 def test_other_processes_know_when_a_marker_is_stale(near):
     Tiers([Tier(near)], stale_after_seconds=7.5).write()
     assert Tiers.read(near).stale_after_seconds == 7.5
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["run.toml", "a b", "a\nb", "a'\"b", "é\x1b[31m", "%41?x=1#y", "-v", "*", "\x7f", "…" * 70],
+    ids=lambda name: ascii(name)[:12],
+)
+@pytest.mark.parametrize("is_uri", [False, True])
+def test_odd_names_of_tiers(tmp_path, helpers, name, is_uri):
+    near, far = (tmp_path / tier / name for tier in ("near", "far"))
+    roots = [f"file://{root}" if is_uri else root for root in (near, far)]
+    tiers = Tiers([Tier(root) for root in roots])
+    helpers.save(near, 10)
+    assert (promote(tiers) if is_uri else tiers.drain(60)) == {}
+    assert helpers.loaded(far) == {10: helpers.contents(10)}
+    assert [one.url for one in Tiers.read(far).tiers] == [str(near), str(far)]
+
+
+def test_a_name_that_the_description_cannot_hold_is_refused_at_once(tmp_path):
+    with pytest.raises(TiersError, match="not UTF-8"):
+        Tier(os.fsencode(tmp_path).decode() + "/\udcff")

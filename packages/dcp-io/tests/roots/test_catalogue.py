@@ -327,3 +327,21 @@ def test_another_prefix_names_the_folders(tmp_path: Path) -> None:
 def test_a_prefix_without_a_step_is_refused(tmp_path: Path, prefix: str) -> None:
     with pytest.raises(ValueError, match="choose one like 'step-'"):
         Catalogue(LocalStore(tmp_path), stale_after_seconds=60, folder_prefix=prefix)
+
+
+def test_an_index_that_a_killed_publisher_left_is_removed_once_nobody_saves(
+    catalogue: Catalogue, tmp_path: Path
+) -> None:
+    folder = checkpoint(tmp_path, 3)
+    left, fresh = (folder / f"..metadata.0123.{number}.tmp" for number in "ab")
+    for path in (left, fresh):
+        path.write_bytes(b"\x80half")
+    os.utime(left, (time.time() - 100,) * 2)
+    marker = folder / ".dcp-save-0123"
+    values = {"save_id": "0123", "rank": None, "process": elsewhere().to_dict(), "phase": "saving"}
+    marker.write_text(json.dumps({**values, "started_ns": 1, "replaced": []}))
+    catalogue.sweep()
+    assert left.exists()
+    marker.unlink()
+    catalogue.sweep()
+    assert (left.exists(), fresh.exists()) == (False, True)

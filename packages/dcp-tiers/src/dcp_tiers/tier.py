@@ -67,6 +67,10 @@ class Tier:
         if scheme_of(root) == "file":
             root = os.path.abspath(file_path(root))
         object.__setattr__(self, "root", root.rstrip("/") or "/")
+        try:
+            root.encode()
+        except UnicodeEncodeError as error:  # what promoters could not read is refused before anything is saved
+            raise TiersError(f"tier {root!a}: run.tiers.toml cannot name a path that is not UTF-8") from error
         if not isinstance(self.keep, KeepPolicy):
             raise TiersError(f"tier {root}: keep is {self.keep!r}; give a policy, such as KeepLast(2)")
         rate, limit = self.rate_bytes_per_second, self.max_bytes

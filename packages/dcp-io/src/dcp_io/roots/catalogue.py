@@ -33,7 +33,7 @@ from dcp_io.saves.own_files import is_own_file, temporary_of
 from dcp_io.stores.store import Entry, Store
 from dcp_manifest.errors import CheckpointNotFoundError
 from dcp_manifest.folders.checkpoint_order import step_of
-from dcp_manifest.folders.file_names import is_index_name
+from dcp_manifest.folders.file_names import METADATA_NAME, is_index_name
 from dcp_manifest.folders.folder_notes import NOTE, QUARANTINE, put_aside_reason, quarantine_reason
 from dcp_manifest.logs import library_logger
 
@@ -319,6 +319,13 @@ class Catalogue:
         self._settle_next_note(folder)
         ours = (NOTE, NEXT_NOTE, QUARANTINE, REMOVING, READING_PREFIX, *_PROMOTED, _COPIES)
         self._remove_temporaries(folder.store, folder.entries, ours)
+        self._remove_index_temporaries(folder)
+
+    def _remove_index_temporaries(self, folder: StepFolder) -> None:
+        """Remove what promoters that were killed have left of the index, which another one has published since."""
+        left = [entry for entry in folder.entries if (temporary_of(entry.name) or ("",))[0] == METADATA_NAME]
+        if left and not running_saves(folder.store, stale_after_seconds=self._stale_after_seconds):
+            self._remove_temporaries(folder.store, left, (METADATA_NAME,))
 
     def _settle_next_note(self, folder: StepFolder) -> None:
         """Settle the note of a killed save: it becomes current if its checkpoint was published."""

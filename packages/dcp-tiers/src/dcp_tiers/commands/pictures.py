@@ -8,14 +8,12 @@ from dcp_manifest import printable
 
 __all__ = ["bar", "line"]
 
-_WIDTH = 10
 
-
-def bar(part: float) -> str:
-    """Return a bar of ten cells of which a part, from 0 to 1, is filled."""
+def bar(part: float, cells: int = 10) -> str:
+    """Return a bar of some cells of which a part, from 0 to 1, is filled."""
     full, empty = ("\u2588", "\u00b7") if _can_print("\u2588\u00b7") else ("#", ".")
-    filled = min(_WIDTH, int(part * _WIDTH))
-    return full * filled + empty * (_WIDTH - filled)
+    filled = min(cells, int(part * cells))
+    return full * filled + empty * (cells - filled)
 
 
 def line(*cells: str, widths: tuple[int, ...] = ()) -> str:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import shutil
+import time
+from collections.abc import Iterator, Sequence
 
 import click
 
-from dcp_io import policy_text
+from dcp_io import StepFolder, policy_text
 from dcp_manifest import printable_bytes
 from dcp_tiers.commands.pictures import bar, line
 from dcp_tiers.commands.survey import Survey, survey_tiers
+from dcp_tiers.copying.send_file import JOURNAL
 from dcp_tiers.listing import TieredStep
 from dcp_tiers.tiers import Tiers
 
@@ -18,7 +21,8 @@ __all__ = ["command"]
 
 _EXAMPLES = "\b\nExamples:\n  dcp tiers /nvme/run\n  dcp tiers run.tiers.toml --json\n  dcp tiers /nvme/run --clean"
 _COLORS = {"complete": "green", "incomplete": "yellow", "waits": "yellow", "damaged": "red"}
-_LEAST_COLUMN = 12
+# Lengths of the bars, from the longest that may have room in a line.
+_CELLS, _COLUMNS_OF_FILES = (10, 4, 0), 120
 
 
 @click.command("tiers", epilog=_EXAMPLES)
@@ -35,7 +39,7 @@ def command(roots: tuple[str, ...], clean: bool, as_json: bool) -> int:
 
     The exit code is 1 if a tier cannot be read or a copy is damaged.
     """
-    runs = [Tiers.read(root) for root in roots]
+    runs = [Tiers.read(root, own=clean) for root in roots]  # what another user has described is not removed
     removed = [_clean(tiers) if clean else {} for tiers in runs]
     surveys = [survey_tiers(tiers) for tiers in runs]
     if as_json:
@@ -57,14 +61,32 @@ def _is_bad(survey: Survey) -> bool:
 
 
 def _clean(tiers: Tiers) -> dict[str, list[int]]:
-    """Remove the leftovers in each tier that can be read; what a promoter will go on with stays."""
+    """Remove leftovers in each tier; what a promoter will go on with stays.
+
+    Without knowing what nearer tiers have, nothing is removed. Of what other hosts have, their journals tell.
+    """
     survey = survey_tiers(tiers)
     removed: dict[str, list[int]] = {}
     for number, catalogue in enumerate(tiers.catalogues):
-        if survey.problems[number] is None:
-            steps = catalogue.sweep(running=survey.to_go_bytes[number])
-            removed |= {tiers.tiers[number].url: steps} if steps else {}
+        if any(survey.problems[: number + 1]):
+            break
+        folders = catalogue.folders()
+        running = {*survey.to_go_bytes[number]}
+        if number and tiers.tiers[0].per_host:
+            running |= _promoted_lately(folders, tiers.stale_after_seconds)
+        steps = catalogue.sweep(folders, running=running)
+        removed |= {tiers.tiers[number].url: steps} if steps else {}
     return removed
+
+
+def _promoted_lately(folders: Sequence[StepFolder], stale_after_seconds: float) -> set[int]:
+    """Return the steps of which a promoter has brought a file in the last `stale_after_seconds`."""
+    since, journals = time.time() - stale_after_seconds, JOURNAL.removesuffix(".json")
+    return {
+        folder.step
+        for folder in folders
+        if any(entry.name.startswith(journals) and entry.mtime > since for entry in folder.entries)
+    }
 
 
 def _lines(survey: Survey) -> Iterator[str]:
@@ -76,39 +98,49 @@ def _lines(survey: Survey) -> Iterator[str]:
         state = f"cannot be read: {problem}" if problem is not None else f"{size}, {policy_text(tier.keep)}"
         waits = f", {len(to_go)} to come, {printable_bytes(sum(to_go.values()))}" if to_go else ""
         yield line(f"tier {number}", f"{tier.url}: {state}{waits}")
-    rows = [_row(survey, step) for step in survey.steps]
-    if not rows:
+    if not survey.steps:
         yield "there is no checkpoint in any tier"
         return
-    headings = ["step", *(f"tier {number}" for number in range(len(survey.tiers.tiers)))]
-    texts = [headings, *([text for text, _ in row] for row in rows)]
-    widths = tuple(max(_LEAST_COLUMN, *map(len, column)) if at else max(map(len, column))
-                   for at, column in enumerate(zip(*texts, strict=True)))  # fmt: skip
     yield ""
-    yield line(*headings, widths=widths)
+    yield from _table(survey)
+    for step in survey.steps:
+        for number, copy in enumerate(step.copies):
+            if copy is not None and copy.state == "damaged":
+                yield line(f"step {step.step} in tier {number} is damaged: {copy.problem}")
+
+
+def _table(survey: Survey) -> list[str]:
+    """Return the lines of the picture, with bars as long as the terminal has room for."""
+    headings = ["step", *(f"tier {number}" for number in range(len(survey.tiers.tiers)))]
+    columns = shutil.get_terminal_size((_COLUMNS_OF_FILES, 0)).columns
+    for cells in _CELLS:
+        rows = [_row(survey, step, cells) for step in survey.steps]
+        texts = [headings, *([text for text, _ in row] for row in rows)]
+        widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+        if sum(widths) + 2 * (len(widths) - 1) <= columns:
+            break
+    lines = [line(*headings, widths=tuple(widths))]
     for row in rows:
         padded = (click.style(line(text).ljust(widths[at]), fg=color) for at, (text, color) in enumerate(row))
-        yield "  ".join(padded).rstrip()
+        lines.append("  ".join(padded).rstrip())
+    return lines
 
 
-def _row(survey: Survey, step: TieredStep) -> list[tuple[str, str | None]]:
-    """Return text and colour of each cell of a step's row."""
-    cells: list[tuple[str, str | None]] = [(str(step.step), None)]
+def _row(survey: Survey, step: TieredStep, cells: int) -> list[tuple[str, str | None]]:
+    """Return text and colour of each cell of a step's row, with bars of so many cells."""
+    row: list[tuple[str, str | None]] = [(str(step.step), None)]
     for number, copy in enumerate(step.copies):
         state = survey.state(step, number)
-        waits = step.step in survey.to_go_bytes[number]
-        to_go = survey.to_go_bytes[number].get(step.step, 0)
+        to_go = survey.to_go_bytes[number].get(step.step)
         there = 0 if copy is None else copy.bytes
         if state == "complete":
-            text = f"{bar(1)} {printable_bytes(there)}"
+            text = f"{bar(1, cells)} {printable_bytes(there)}"
             text += ", protected" if copy is not None and copy.protected else ""
         elif state in ("incomplete", "waits"):
-            whole = there + to_go
-            text = f"{bar(there / whole if waits and whole else 0)} "
-            text += f"{printable_bytes(to_go)} to go" if waits else f"unfinished, {printable_bytes(there)}"
-        elif state == "damaged":
-            text = f"damaged: {'' if copy is None else copy.problem}"
+            whole = 0 if to_go is None else there + to_go
+            text = f"{bar(there / whole if whole else 0, cells)} "
+            text += f"unfinished, {printable_bytes(there)}" if to_go is None else f"{printable_bytes(to_go)} to go"
         else:
-            text = "?" if state == "unknown" else "-"
-        cells.append((text, _COLORS.get(state)))
-    return cells
+            text = {"damaged": "damaged", "unknown": "?"}.get(state, "-")
+        row.append((text.strip(), _COLORS.get(state)))
+    return row

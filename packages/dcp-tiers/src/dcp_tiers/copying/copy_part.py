@@ -22,7 +22,6 @@ from dcp_io import (
     hosts_of_job,
     read_copy_note,
     spans_by_file,
-    temporary_of,
 )
 from dcp_manifest import METADATA_NAME, CheckpointIndex, CheckpointNotFoundError, DcpError, needed_bytes
 from dcp_tiers.copying.copy_checkpoint import copy_note, encode_journal, is_there, read_source
@@ -81,10 +80,7 @@ def copy_part(
         return None
     session = SaveSession.begin(target, save_id=save_id, stale_after_seconds=stale_after_seconds)
     try:
-        for entry in target.list():
-            if temporary_of(entry.name) == (METADATA_NAME, save_id):  # of a publisher that was killed
-                target.delete(entry.name)
-        session.publish(METADATA_NAME, data)
+        session.publish(METADATA_NAME, data)  # what a killed publisher has left is removed by the catalogue's sweep
     finally:
         session.finish(index.files)
     return _end(source, target, save_id)
