@@ -31,8 +31,8 @@ from dcp_tiers.promoter_process import PromoterProcess
 
 SAVES_PER_HOUR = 6
 """One each ten minutes."""
-LIFE = (0.0, 0.4)
-"""Shortest and longest time, in seconds of processor, after which a process that is preempted dies."""
+LONGEST_LIFE = 10.0
+"""Longest time after which a process that is preempted dies: that of so many saves, whatever the machine."""
 NEAR_BUDGET = 5
 """Checkpoints for which the fast tier has room."""
 _VALUES = 2000
@@ -67,7 +67,7 @@ class Day:
         self.model = Model()
         self.keep_far = KeepLast(3) | KeepEvery(10)
         self.far.mkdir(parents=True)
-        self.bytes = self._size_of_one(folder / "one")
+        self.bytes, self.save_seconds = measure(folder / "one")
 
     def tiers(self) -> Tiers:
         """The tiers as each process opens them."""
@@ -188,7 +188,7 @@ class Day:
     def _live(self, work: Callable[[Callable[[str], None]], None], *, killed: bool) -> Iterator[tuple[str, int]]:
         """Run `work` in a forked process, which is killed after a while if `killed`; yield what it tells."""
         reader, writer = os.pipe()
-        life = self.chance.uniform(*LIFE)
+        life = self.chance.uniform(0.0, LONGEST_LIFE) * self.save_seconds
         child = os.fork()
         if not child:
             code = 1
@@ -210,12 +210,18 @@ class Day:
         for word, step in told:
             yield word, int(step)
 
-    def _size_of_one(self, place: Path) -> int:
-        with dcp.CheckpointManager(place, no_dist=True) as manager:
-            manager.save(1, {"values": torch.zeros(_VALUES, dtype=torch.int64), "step": 1})
-        size = sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
-        shutil.rmtree(place)
-        return size + 2048  # notes of arrival, and the description of the tiers
+
+def measure(place: Path) -> tuple[int, float]:
+    """Return the size of a checkpoint, and how many seconds of processor a save takes."""
+    seconds = []
+    with dcp.CheckpointManager(place, keep_policy=KeepLast(1), no_dist=True) as manager:
+        for step in range(1, 6):
+            begun = time.process_time()
+            manager.save(step, {"values": torch.full((_VALUES,), step), "step": step})
+            seconds.append(time.process_time() - begun)
+    size = sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
+    shutil.rmtree(place)
+    return size + 2048, min(seconds)  # with notes of arrival, and the description of the tiers
 
 
 @contextmanager
