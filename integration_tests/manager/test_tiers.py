@@ -1,5 +1,6 @@
 """A manager whose root is several tiers: promotes in a process of its own, restores from the nearest undamaged copy."""
 
+import errno
 import os
 import shutil
 import signal
@@ -8,15 +9,20 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 
+import dcp_all as dcp
 from dcp_async import AsyncSaver
-from dcp_io import KeepLast
+from dcp_io import STALE_AFTER_SECONDS, KeepLast, SaveSession, open_store
 from dcp_manager import CheckpointManager
 from dcp_tiers import Tier, Tiers
+from dcp_tiers.copying.copy_checkpoint import copy_checkpoint
+from dcp_tiers.promote import promote
+from integration_tests.hosts.pretended import hangs_below, unwritable_below, without_promoter
 
 
 def _run(tmp_path: Path) -> Tiers:
@@ -106,6 +112,122 @@ def test_two_ranks_wait_together_for_room(ranks: Any, tmp_path: Path) -> None:
     assert ranks.run(2, _train, str(tmp_path), None, [1, 2, 3, 4, 5], {"max_bytes": 130_000}) == [[], []]
     assert _steps(tmp_path / "far") == [1, 2, 3, 4, 5]
     assert len(_steps(tmp_path / "near")) < 5
+
+
+def _resume_over_half_a_copy(root: str) -> tuple[int, list[tuple[int, str, bool]]]:
+    state = _state(1)
+    with CheckpointManager(Tiers([Tier(f"{root}/near"), Tier(f"{root}/far")])) as manager:
+        restored = manager.restore(state)
+    assert restored is not None
+    return restored.step, [(one.step, one.text, one.is_running) for one in restored.unfinished]
+
+
+def _save_near(root: str, step: int) -> None:
+    with CheckpointManager(f"{root}/near") as manager:
+        manager.save(step, _state(step))
+
+
+class _CutOffError(Exception):
+    """The promoter loses its storage."""
+
+
+def _promote_a_part(root: Path, step: int) -> None:
+    """Promote a step until its first file is there."""
+
+    def end_after_a_file(_: int) -> None:
+        if [*root.glob(f"far/step-{step}/.dcp-promoting.json")]:
+            raise _CutOffError
+
+    source, target = (open_store(root / tier / f"step-{step}") for tier in ("near", "far"))
+    with pytest.raises(_CutOffError):
+        copy_checkpoint(source, target, stale_after_seconds=STALE_AFTER_SECONDS, pace=end_after_a_file)
+
+
+def test_a_restore_says_what_is_unfinished(ranks: Any, tmp_path: Path) -> None:
+    root = str(tmp_path)
+    assert ranks.run(2, _train, root, None, [1, 2], {}) == [[], []]
+    ranks.run(2, _save_near, root, 3)
+    _promote_a_part(tmp_path, 3)
+    shutil.rmtree(tmp_path / "near")  # the host was replaced
+    Tiers([Tier(tmp_path / "near"), Tier(tmp_path / "far")]).write()
+    killed = tmp_path / "near/step-4"
+    killed.mkdir()
+    (killed / "__0_0.abc.distcp").write_bytes(b"x" * 2000)
+    found = ranks.run(2, _resume_over_half_a_copy, root)
+    assert found[0] == found[1]  # on all ranks
+    step, unfinished = found[0]
+    assert (step, [(one[0], one[2]) for one in unfinished]) == (2, [(4, False), (3, False)])
+    near, far = (text for _, text, _ in unfinished)
+    assert near == f"{killed} has 1 data files with 1.95 KiB, and no index: its save was interrupted"
+    assert f"{tmp_path}/far/step-3 has " in far
+    assert f"and no index: a copy from {tmp_path}/near/step-3 on " in far
+    assert "was interrupted" in far
+    # Where nothing is passed over, nothing is said.
+    ranks.run(2, _train, root, None, [5], {})
+    assert ranks.run(2, _resume_over_half_a_copy, root) == [(5, [])] * 2
+
+
+def test_a_save_that_runs_is_no_reason_to_worry(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tiers = _run(tmp_path)
+    store = open_store(tiers.step(4))
+    session = SaveSession.begin(store)
+    (tmp_path / "near/step-4" / f"__0_0.{session.save_id}.distcp").write_bytes(b"x" * 2000)
+    state = {"weight": torch.zeros(64, dtype=torch.int64)}
+    manager = CheckpointManager(tiers, no_dist=True)
+    caplog.clear()
+    restored = manager.restore(state)
+    session.abort()
+    manager.close()
+    assert restored is not None
+    (unfinished,) = restored.unfinished
+    assert (restored.step, unfinished.step, unfinished.is_running) == (3, 4, True)
+    assert "is at work" in unfinished.text
+    assert not [record for record in caplog.records if "step 4" in record.getMessage() and record.levelname != "INFO"]
+
+
+def test_a_slow_tier_that_hangs_does_not_stop_a_restore(tmp_path: Path) -> None:
+    tiers = _run(tmp_path)
+    with hangs_below(tmp_path / "far"):
+        assert tiers.latest() == 3
+        assert dcp.latest_valid(tiers).step == 3  # type: ignore[union-attr]
+        assert _restore(tiers) == (3, 3)
+    assert tiers.drain(seconds=60) == {}
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EDQUOT])
+def test_a_slow_tier_that_cannot_be_written(tmp_path: Path, number: int) -> None:
+    tiers = Tiers([Tier(tmp_path / "near", keep=KeepLast(1)), Tier(tmp_path / "far", keep=KeepLast(2))])
+    far = str(tmp_path / "far")
+    with without_promoter(), CheckpointManager(tiers, no_dist=True) as manager:
+        manager.save(1, {"weight": torch.full((64,), 1)})
+        assert promote(tiers) == {}
+        with unwritable_below(far, number):
+            for step in (2, 3):
+                manager.save(step, {"weight": torch.full((64,), step)})
+                assert promote(tiers, seconds=0.1) == {far: [*range(2, step + 1)]}
+        assert tiers.steps()[0].complete_in == (1,)
+        assert promote(tiers) == {}
+    assert _steps(tmp_path / "far") == [2, 3]
+    shutil.rmtree(tmp_path / "near")
+    with unwritable_below(far, number):
+        assert _restore(tiers) == (3, 3)
+
+
+def test_clocks_that_jump(tmp_path: Path) -> None:
+    tiers = Tiers([Tier(tmp_path / "near", keep=KeepLast(1)), Tier(tmp_path / "far", keep=KeepLast(2))])
+    now, day = time.time(), 86400.0
+    for step, jump in enumerate((0.0, day, -2 * day, 5.0, -400 * day, 3 * day), 1):
+        with (
+            mock.patch.object(time, "time", lambda jump=jump: now + jump),
+            without_promoter(),
+            CheckpointManager(tiers, no_dist=True) as manager,  # as after a restart
+        ):
+            manager.save(step, {"weight": torch.full((64,), step)})
+            assert tiers.latest() == step
+            assert promote(tiers) == {}
+        assert _steps(tmp_path / "near") == [step]
+        assert _steps(tmp_path / "far") == [*range(max(1, step - 1), step + 1)]
+    assert _restore(tiers) == (6, 6)
 
 
 @pytest.mark.parametrize("kind", ["thread", "process"])
