@@ -67,7 +67,26 @@ def test_each_host_has_its_ranks_files_and_the_index(pool: RankPool, tmp_path: P
         indexes.add((folder / "step-1/.metadata").read_bytes())
         assert [file.name for file in folder.iterdir() if file.name != "step-1"] == [".dcp-run"]
     assert len(indexes) == 1
-    runs = {json.loads(Path(folder_of(tmp_path, host, NEAR), ".dcp-run").read_bytes())["run"] for host in HOSTS}
+    assert len({run_of(tmp_path, host) for host in HOSTS}) == 1
+
+
+def run_of(disks: str | Path, host: str) -> str:
+    return str(json.loads(Path(folder_of(disks, host, NEAR), ".dcp-run").read_bytes())["run"])
+
+
+def test_a_place_that_is_lost_while_the_job_goes_on_stays_of_its_run(pool: RankPool, tmp_path: Path) -> None:
+    def save_lose_and_save(disks: str) -> None:
+        save(disks, ["a", "b"], 1)
+        dist.barrier()
+        if dist.get_rank() == 0:
+            shutil.copytree(disks, f"{disks}-before")
+            for host in ("a", "b"):
+                shutil.rmtree(folder_of(disks, host, NEAR))
+        dist.barrier()
+        save(disks, ["a", "b"], 2)
+
+    pool.run(4, save_lose_and_save, str(tmp_path / "disks"))
+    runs = {run_of(f"{tmp_path}/{disks}", host) for disks in ("disks", "disks-before") for host in ("a", "b")}
     assert len(runs) == 1
 
 

@@ -105,6 +105,15 @@ def test_a_lost_hosts_part_of_the_newest_step_comes_from_the_far_tier(
     assert sum(size for _, size in read) <= sum(file.stat().st_size for file in lost)
 
 
+def test_hosts_that_were_never_in_one_job_are_of_one_run(pool: RankPool, tmp_path: Path) -> None:
+    disks = str(tmp_path)
+    pool.run(4, manage, disks, ["a", "b"], [1], False)
+    assert promote_on(disks, ["a", "b"]) == {}
+    check(pool.run(4, manage, disks, ["x", "y"], [2], True), 1)
+    check(pool.run(4, manage, disks, ["y", "a"], [3], True), 1)  # a part of step 2 is on x
+    assert check(pool.run(4, manage, disks, ["a", "y"], [], True), 3) == []
+
+
 def test_who_brings_the_last_part_publishes(saved: Path, tmp_path: Path) -> None:
     disks = lose(saved, tmp_path, None)
     for number, host in enumerate(["c", "a", "d", "b"]):

@@ -72,7 +72,7 @@ def state_of(step: int, life: int) -> dict[str, Any]:
         if mesh is None:
             state[f"w{number}"] = rows + version
             continue
-        own = rows.chunk(world)[rank] + version
+        own = (*rows.chunk(world), *(rows[:0] for _ in range(world)))[rank] + version  # the last ranks may have none
         state[f"w{number}"] = DTensor.from_local(
             own, mesh, [Shard(0)], run_check=False, shape=rows.shape, stride=rows.stride()
         )

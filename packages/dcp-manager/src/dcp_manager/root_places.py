@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -24,7 +26,7 @@ from dcp_io import (
 from dcp_manager.hosts.host_indexes import repeat_indexes
 from dcp_manager.hosts.protection import Protection
 from dcp_manager.together import Ranks
-from dcp_manifest import library_logger
+from dcp_manifest import DcpError, library_logger
 
 __all__ = ["RootPlaces"]
 
@@ -99,14 +101,27 @@ class RootPlaces:
             return own
         return given if self._promoting is None else given | self._promoting.keep_waiting
 
+    @property
+    def _run(self) -> str | None:
+        """Id of the run, where its hosts have none yet: of the places that all hosts share; None if there are none.
+
+        So all hosts of a run get the same one, also those that are never in one job with those before.
+        """
+        shared = [catalogue.store.url for catalogue in self.catalogues[1:]]
+        return hashlib.sha256("\n".join(shared).encode()).hexdigest()[:16] if shared else None
+
     def start(self, ranks: Ranks) -> None:
         """Find out which ranks share a place, where each host has its own, and start the promoter of each place.
 
         Ranks: every rank; collective where each host has a place of its own.
         """
         if self.per_host:
+            near = self.catalogues[0].store
             with ranks.coordinator() as them:
-                self._hosts = find_places(them, self.catalogues[0].store)
+                self._hosts = find_places(them, near, run=self._run)
+            if self._hosts.leads:
+                with contextlib.suppress(OSError, DcpError):  # a save says what is wrong
+                    self._hosts.claim(near)
             repeat_indexes(self.catalogues[0], ranks, self._hosts)
         if self._promoting is not None and self.keeps(ranks):
             self._promoting.start_promoter()

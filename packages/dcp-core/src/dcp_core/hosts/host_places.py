@@ -23,6 +23,9 @@ RUN_FILE = ".dcp-run"
 _TOKEN = ".dcp-here-"  # noqa: S105 - the name of a file
 _OLD_SECONDS = 3600.0
 
+# URL of a folder → run, as this process has found it: memory may be lost while the job goes on.
+_known: dict[str, str] = {}
+
 
 @dataclass(frozen=True, slots=True)
 class HostPlaces:
@@ -58,12 +61,14 @@ class HostPlaces:
             store.publish(RUN_FILE, json.dumps({"run": self.run}).encode())
 
 
-def find_places(coordinator: Coordinator, store: Store) -> HostPlaces:
+def find_places(coordinator: Coordinator, store: Store, *, run: str | None = None) -> HostPlaces:
     """Find out which ranks share a folder, and to which run their folders belong.
 
     Args:
         coordinator: Coordinator of the ranks.
         store: The folder, of the same path on all ranks; it is made if it is missing.
+        run: Id of the run, if no folder has one; the coordinator's counts. None for the one that these folders had when
+            this process last looked, or else a random one.
 
     Raises:
         CheckpointException: Folders belong to different runs (`InvalidPlaceError`), or a storage failed; raised on all
@@ -73,19 +78,19 @@ def find_places(coordinator: Coordinator, store: Store) -> HostPlaces:
     """
     own = secrets.token_hex(8)
 
-    def leave() -> tuple[str, str | None]:
+    def leave() -> tuple[str, str | None, str]:
         with contextlib.suppress(PermissionError):  # a folder that may only be read is its rank's alone
             store.make()
             store.publish(_TOKEN + own, b"{}", sync=False)
-        return own, _read_run(store)
+        return own, _read_run(store), run or _known.get(store.url, own)
 
     try:
         left = coordinator.all_gather("tokens", leave)
-        first = left[coordinator.coordinator_rank]
+        runs = [each for _, each, _ in left]
         order = sorted(range(len(left)), key=lambda rank: (rank != coordinator.coordinator_rank, rank))
 
         def look() -> int:
-            _check_runs([run for _, run in left], store.url)
+            _check_runs(runs, store.url)
             seen = {entry.name for entry in store.list()}
             return next((rank for rank in order if _TOKEN + left[rank][0] in seen), coordinator.rank)
 
@@ -93,9 +98,9 @@ def find_places(coordinator: Coordinator, store: Store) -> HostPlaces:
     finally:
         with contextlib.suppress(OSError, DcpError):
             store.delete(_TOKEN + own)
-    places = HostPlaces(
-        tuple(leaders), next((run for _, run in left if run), first[0]), coordinator.rank, coordinator.coordinator_rank
-    )
+    first = coordinator.coordinator_rank
+    _known[store.url] = found = next((each for each in runs if each), left[first][2])
+    places = HostPlaces(tuple(leaders), found, coordinator.rank, first)
     if places.leads:
         _remove_old(store)
     return places
