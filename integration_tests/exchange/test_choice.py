@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -13,6 +14,7 @@ import torch.distributed as dist
 import dcp_all as dcp
 from dcp_core import hookimpl
 from dcp_core.storage.cooperation import installed
+from dcp_exchange.transfer import Transfer
 from dcp_ranks.testing.coordinators import caught
 from dcp_ranks.testing.ranks import RankPool
 from integration_tests.exchange.counting import CountingReader, blank, same, whole
@@ -76,6 +78,16 @@ def test_different_values_are_an_error_on_all_ranks(ranks: RankPool, folder: str
         assert name == "ValueError"
         assert "rank 0 loads with cooperative=None, rank 1 with cooperative=True" in text
         assert "pass the same value on all ranks" in text
+
+
+def with_nonsense(folder: str, cooperative: Any) -> str:
+    return str(caught(lambda: dcp.load(blank("ddp", whole()), checkpoint_id=folder, cooperative=cooperative)))
+
+
+@pytest.mark.parametrize("cooperative", ["yes", 0, 1])
+def test_other_values_are_an_error(ranks: RankPool, folder: str, cooperative: Any) -> None:
+    for text in ranks.run(2, with_nonsense, folder, cooperative):
+        assert f"cooperative={cooperative!r}: pass True, False or None" in text
 
 
 def some_place_differs(folder: str) -> tuple[bool, str]:
@@ -186,7 +198,14 @@ def test_progress_of_a_common_read_adds_up(ranks: RankPool, tmp_path: Path) -> N
 
     def work() -> tuple[int, int]:
         template = {"w": torch.zeros(3 << 20)}
-        report = dcp.load(template, checkpoint_id=tmp_path, cooperative=True)
+        count = Transfer._count_received
+
+        def count_late(transfer: Transfer, piece: int) -> None:
+            time.sleep(0.1)
+            count(transfer, piece)
+
+        with mock.patch.object(Transfer, "_count_received", count_late):
+            report = dcp.load(template, checkpoint_id=tmp_path, cooperative=True)
         assert torch.equal(template["w"], saved_again())
         return report.bytes_read, report.bytes_received
 

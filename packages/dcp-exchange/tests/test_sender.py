@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import pytest
+
 from dcp_exchange.sender import Sender
 from dcp_ranks import StreamError
 
@@ -16,9 +18,10 @@ class Wire:
 
     rank = 3
 
-    def __init__(self, fails_at: int | None = None) -> None:
+    def __init__(self, fails_at: int | None = None, error: Exception | None = None) -> None:
         self.sent: list[tuple[bytes, list[bytes]]] = []
         self.fails_at = fails_at
+        self.error = error or StreamError(3, "", "cut on purpose")
         self.open = threading.Event()
         self.reached = threading.Event()
 
@@ -26,12 +29,12 @@ class Wire:
         self.reached.set()
         assert self.open.wait(PATIENCE_SECONDS)
         if len(self.sent) == self.fails_at:
-            raise StreamError(3, "", "cut on purpose")
+            raise self.error
         self.sent.append((message, [bytes(part) for part in payload]))
 
 
-def started(wire: Wire) -> tuple[Sender, list[StreamError], list[int], threading.Event]:
-    errors: list[StreamError] = []
+def started(wire: Wire) -> tuple[Sender, list[Exception], list[int], threading.Event]:
+    errors: list[Exception] = []
     done: list[int] = []
     all_done = threading.Event()
     sender = Sender(wire, errors.append)  # type: ignore[arg-type]
@@ -61,13 +64,14 @@ def test_all_is_sent_in_order_and_memory_is_given_back_after_it() -> None:
     assert (done, errors) == ([0, 1, 2], [])
 
 
-def test_a_lost_stream_is_reported_once_and_ends_the_thread() -> None:
-    wire = Wire(fails_at=1)
+@pytest.mark.parametrize("error", [StreamError(3, "", "cut on purpose"), MemoryError()], ids=type)
+def test_an_error_is_reported_once_and_ends_the_thread(error: Exception) -> None:
+    wire = Wire(1, error)
     wire.open.set()
     sender, errors, done, _ = started(wire)
     sender.join(PATIENCE_SECONDS)
     assert not sender.is_alive()
-    assert (done, [str(error) for error in errors]) == ([0], ["connection to rank 3: cut on purpose"])
+    assert (done, errors) == ([0], [error])
 
 
 def test_an_end_does_not_wait_for_what_has_not_begun() -> None:

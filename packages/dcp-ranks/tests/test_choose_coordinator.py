@@ -45,6 +45,18 @@ def test_choice(ranks, world_size, options, name):
     assert ranks.run(world_size, lambda: chosen(**options)) == [name] * world_size
 
 
+def refused(seconds):
+    with pytest.raises(ValueError, match=r"timeout_seconds=.* more than 0"):
+        make_coordinator(timeout_seconds=seconds)
+    with make_coordinator() as them:
+        return them.all_gather("a", lambda: them.rank)
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan")])
+def test_a_timeout_that_is_none_is_refused_and_does_no_harm(ranks, seconds):
+    assert ranks.run(2, refused, seconds) == [[0, 1]] * 2
+
+
 def over_a_file_store(path):
     rank = dist.get_rank()
     dist.destroy_process_group()

@@ -7,10 +7,13 @@ Source: Linux `memfd_create(2)`, `mmap(2)`.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+
+from dcp_exchange.errors import ExchangeError
 
 __all__ = ["Arena", "Window"]
 
@@ -23,18 +26,20 @@ class Arena:
         slots: Number of slots for each purpose, at least 1 each: a slot is taken for the purpose it is reserved for.
 
     Raises:
-        OSError: There is not enough memory, or too many descriptors.
+        ExchangeError: There is not enough memory, too many descriptors, or the system has no such memory.
     """
 
     def __init__(self, slot_bytes: int, slots: Sequence[int]) -> None:
         self.slot_bytes = slot_bytes
-        self.descriptor = os.memfd_create("dcp-exchange", os.MFD_CLOEXEC)
-        try:
-            os.ftruncate(self.descriptor, slot_bytes * sum(slots))
-            self._memory = memoryview(mmap.mmap(self.descriptor, slot_bytes * sum(slots)))
-        except BaseException:
-            os.close(self.descriptor)
-            raise
+        size = slot_bytes * sum(slots)
+        with _explained(size):
+            self.descriptor = os.memfd_create("dcp-exchange", os.MFD_CLOEXEC)
+            try:
+                os.ftruncate(self.descriptor, size)
+                self._memory = memoryview(mmap.mmap(self.descriptor, size))
+            except BaseException:
+                os.close(self.descriptor)
+                raise
         # The slot that was freed last is taken first: its pages exist, and may be in the processor's cache.
         borders = [*itertools.accumulate(slots, initial=0)]
         self._free = [[*range(start, stop)][::-1] for start, stop in itertools.pairwise(borders)]
@@ -93,12 +98,13 @@ class Window:
         slot_bytes: Size of each slot, bytes.
 
     Raises:
-        OSError: The memory cannot be mapped.
+        ExchangeError: The memory cannot be mapped.
     """
 
     def __init__(self, descriptor: int, slot_bytes: int) -> None:
         try:
-            self._memory = memoryview(mmap.mmap(descriptor, 0))
+            with _explained(os.fstat(descriptor).st_size):
+                self._memory = memoryview(mmap.mmap(descriptor, 0))
         finally:
             os.close(descriptor)
         self._slot_bytes = slot_bytes
@@ -107,3 +113,15 @@ class Window:
         """Return the first `size` bytes of a slot."""
         start = slot * self._slot_bytes
         return self._memory[start : start + size]
+
+
+@contextlib.contextmanager
+def _explained(size: int) -> Iterator[None]:
+    """Context manager that adds to an error of the system what the memory is for, and the remedy."""
+    try:
+        yield
+    except OSError as error:
+        raise ExchangeError(
+            f"no shared memory of {size:,} bytes for a cooperative load ({error}): allow more memory or open files "
+            "(ulimit -v, ulimit -n), or load with cooperative=False"
+        ) from error

@@ -6,7 +6,7 @@ import queue
 import threading
 from collections.abc import Callable
 
-from dcp_ranks import Stream, StreamError
+from dcp_ranks import Stream
 
 __all__ = ["Sender"]
 
@@ -16,10 +16,10 @@ class Sender(threading.Thread):
 
     Args:
         stream: The stream.
-        on_error: Function that is called when the stream is lost.
+        on_error: Function that is called with the error that ends the thread, such as a lost stream.
     """
 
-    def __init__(self, stream: Stream, on_error: Callable[[StreamError], None]) -> None:
+    def __init__(self, stream: Stream, on_error: Callable[[Exception], None]) -> None:
         super().__init__(name=f"dcp-exchange-to-{stream.rank}", daemon=True)
         self._stream = stream
         self._on_error = on_error
@@ -48,6 +48,6 @@ class Sender(threading.Thread):
             try:
                 self._stream.send(message, [payload])
                 done()
-            except StreamError as error:
+            except Exception as error:  # noqa: BLE001 - nobody else would learn of it
                 self._on_error(error)
                 return

@@ -93,6 +93,17 @@ class _Prepared:
     delivery: Delivery
 
 
+@dataclass(frozen=True, slots=True)
+class _Card:
+    """What one rank sends to the coordinator before ranks connect."""
+
+    card: StreamCard | str
+    """How to connect to it, or the reason why it cannot connect."""
+    demands: Demands | None
+    apart: bool
+    """Whether each host has objects of its own."""
+
+
 class _Exchange:
     """One exchange on one rank, phase by phase. Arguments: see `read_together`."""
 
@@ -148,9 +159,11 @@ class _Exchange:
 
     def connect(self, stack: contextlib.ExitStack, secret: bytes) -> str | None:
         """Connect the ranks, and plan; returns None, or the reason why each rank must read for itself."""
-        cards, self._names = self._coordinator.all_reduce(
+        cards, self._names, obstacle = self._coordinator.all_reduce(
             "cards", lambda: self._open_streams(stack, secret), self._keep_demands
         )
+        if obstacle is not None:
+            return obstacle
         streams = self._made
         streams.meet(cards)
         mine = cards[self._coordinator.rank]
@@ -307,25 +320,30 @@ class _Exchange:
             raise ExchangeError("the streams of the exchange are not open")
         return self._streams
 
-    def _open_streams(self, stack: contextlib.ExitStack, secret: bytes) -> tuple[StreamCard, Demands | None, bool]:
-        made = Streams(
-            self._coordinator.rank,
-            job_secret(secret),
-            options=self._peers,
-            store=self._coordinator.store,
-            timeout_seconds=self._timeout_seconds,
-            lost=self._coordinator.lost_ranks,
-        )
-        self._streams = stack.enter_context(made)
+    def _open_streams(self, stack: contextlib.ExitStack, secret: bytes) -> _Card:
         apart = self.prepared.read.backend.store.place == "host"
-        return made.card, self.prepared.delivery.demands if self._sends else None, apart
+        demands = self.prepared.delivery.demands if self._sends else None
+        try:
+            Arena(_PAGE_BYTES, [1]).close()  # a sandbox may allow no shared memory
+            made = Streams(
+                self._coordinator.rank,
+                job_secret(secret),
+                options=self._peers,
+                store=self._coordinator.store,
+                timeout_seconds=self._timeout_seconds,
+                lost=self._coordinator.lost_ranks,
+            )
+        except OSError as error:
+            return _Card(f"rank {self._coordinator.rank}: {error}", demands, apart)
+        self._streams = stack.enter_context(made)
+        return _Card(made.card, demands, apart)
 
-    def _keep_demands(
-        self, sent: list[tuple[StreamCard, Demands | None, bool]]
-    ) -> tuple[list[StreamCard], list[str] | None]:
-        self._demands = [demands for _, demands, _ in sent if demands is not None]
+    def _keep_demands(self, sent: list[_Card]) -> tuple[list[StreamCard], list[str] | None, str | None]:
+        self._demands = [each.demands for each in sent if each.demands is not None]
         names = {name for demands in self._demands for name in demands.names}
-        return [card for card, _, _ in sent], sorted(names) if any(apart for _, _, apart in sent) else None
+        cards = [each.card for each in sent if isinstance(each.card, StreamCard)]
+        obstacle = next((each.card for each in sent if isinstance(each.card, str)), None)
+        return cards, sorted(names) if any(each.apart for each in sent) else None, obstacle
 
     def _make_plan(self, told: list[tuple[list[int], bytes | None]]) -> Plan:
         """On the coordinator: decide who reads what."""

@@ -293,8 +293,8 @@ class Transfer:
         for host in onward:
             self._senders[host].send(encode(Message(Kind.PIECE, piece, 0, message.origin)), view, done)
         if self._roles.wants(of_class):
+            self._count_received(piece)  # before the piece is taken, as `wait` may end with it
             self._take(piece, view, checked=message.checked)
-            self._count_received(piece)
         done()
 
     def _take(self, piece: int, view: memoryview, *, checked: bool) -> None:
@@ -339,8 +339,8 @@ class Transfer:
     def _size(self, piece: int) -> int:
         return self._sizes[piece]
 
-    def _fail_to_send(self, error: StreamError) -> None:
-        self.fail(ExchangeInterruptedError(str(error)))
+    def _fail_to_send(self, error: Exception) -> None:
+        self.fail(ExchangeInterruptedError(str(error)) if isinstance(error, StreamError) else error)
 
     def _fail(self, error: BaseException) -> None:
         if self._error is not None:

@@ -44,7 +44,8 @@ def make_coordinator(
         The coordinator. Operations of a group are numbered in the order of these calls.
 
     Raises:
-        ValueError: This process is not in the group, or the group has no such coordinator rank.
+        ValueError: This process is not in the group, the group has no such coordinator rank, or `timeout_seconds` is
+            not above 0.
         CoordinatorLostError: The group's store does not answer any more.
         CoordinatorTimeoutError: The ranks were started by a launcher that serves the store, such as torchrun, and one
             of them did not make this group's first call in time.
@@ -63,6 +64,8 @@ def make_coordinator(
     """
     if no_dist or not (dist.is_available() and dist.is_initialized()):
         return LocalCoordinator(errors=errors)
+    if not timeout_seconds > 0:  # NaN, too
+        raise ValueError(f"timeout_seconds={timeout_seconds!r}: pass the seconds to wait for other ranks, more than 0")
     group = dist.group.WORLD if process_group is None else process_group
     rank = dist.get_rank(group)
     if group is None or rank < 0:

@@ -73,7 +73,10 @@ class Cooperation:
         Raises:
             PluginNotFoundError, PluginLoadError: The load was asked to read together, and the plug-in for it is not
                 installed, or broken.
+            ValueError: The argument is none of the three.
         """
+        if not (self._asked is None or isinstance(self._asked, bool)):
+            raise ValueError(f"cooperative={self._asked!r}: pass True, False or None")
         if self._asked is False or world_size == 1:
             return Offer(self._asked, None)
         can = abilities(reader, ReaderAbilities)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 __all__ = ["PeerOptions"]
 
+_LONGEST_SECONDS = 1_000_000
+
 
 @dataclass(frozen=True, slots=True)
 class PeerOptions:
@@ -23,7 +25,8 @@ class PeerOptions:
             let some ports through: at least two for each rank of a host. None for any free ports.
 
     Raises:
-        ValueError: `network` is not a valid network, or `ports` are not two ports in ascending order.
+        ValueError: A number is not above 0, `network` is not a valid network, or `ports` are not two ports in
+            ascending order.
 
     Example:
         ```python
@@ -41,7 +44,15 @@ class PeerOptions:
     ports: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
-        """Check that `network` is a valid IP network, and `ports` a range of ports; raises ValueError if not."""
+        """Check that numbers are above 0, and `network` and `ports` valid; raises ValueError if not."""
+        seconds = self.peer_timeout_seconds
+        if not 0 < seconds <= _LONGEST_SECONDS:  # NaN, too; TCP_USER_TIMEOUT is in ms, of 31 bits
+            raise ValueError(
+                f"peer_timeout_seconds={seconds!r}: pass seconds, more than 0 and at most {_LONGEST_SECONDS:,}"
+            )
+        for name, count, least in (("leaders_above", self.leaders_above, 0), ("fan_out", self.fan_out, 1)):
+            if count < least:
+                raise ValueError(f"{name}={count!r}: pass a number of at least {least}")
         if self.network is not None:
             ipaddress.ip_network(self.network, strict=False)
         if self.ports is not None and not (len(self.ports) == 2 and 1 <= self.ports[0] <= self.ports[1] < 1 << 16):

@@ -24,6 +24,7 @@ _MAX_BODY_BYTES = 1 << 40
 _MAX_STRANGE_BYTES = 256
 _READ_BYTES = 8 << 20  # of one link at a time, lest the others wait
 _PROBES = 4
+_MOST_SECONDS = 32767  # Linux takes no more for a keep-alive timer
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +162,8 @@ def keep_lease(connection: socket.socket, peer_timeout_seconds: float) -> None:
     idle_seconds = max(1, round(peer_timeout_seconds) - _PROBES * wait_seconds)
     options = {
         "TCP_NODELAY": 1,
-        "TCP_KEEPIDLE": idle_seconds,
-        "TCP_KEEPINTVL": wait_seconds,
+        "TCP_KEEPIDLE": min(idle_seconds, _MOST_SECONDS),
+        "TCP_KEEPINTVL": min(wait_seconds, _MOST_SECONDS),
         "TCP_KEEPCNT": _PROBES,
         "TCP_USER_TIMEOUT": round(peer_timeout_seconds * 1000),
     }
