@@ -64,8 +64,6 @@ def make_coordinator(
     """
     if no_dist or not (dist.is_available() and dist.is_initialized()):
         return LocalCoordinator(errors=errors)
-    if not timeout_seconds > 0:  # NaN, too
-        raise ValueError(f"timeout_seconds={timeout_seconds!r}: pass the seconds to wait for other ranks, more than 0")
     group = dist.group.WORLD if process_group is None else process_group
     rank = dist.get_rank(group)
     if group is None or rank < 0:
@@ -73,6 +71,8 @@ def make_coordinator(
     world_size = dist.get_world_size(group)
     if world_size == 1:
         return LocalCoordinator(errors=errors)
+    if not timeout_seconds > 0:  # NaN, too
+        raise ValueError(f"timeout_seconds={timeout_seconds!r}: pass the seconds to wait for other ranks, more than 0")
     if not 0 <= coordinator_rank < world_size:
         raise ValueError(f"coordinator_rank is {coordinator_rank}; the group has the ranks 0 to {world_size - 1}")
     if not prepare_store(group, errors, timeout_seconds):  # may wait for other ranks, so signals are not deferred
