@@ -86,11 +86,10 @@ def _locals(state: State) -> list[torch.Tensor]:
 
 
 def _save(task: Mapping[str, Any]) -> Found:
-    """Save some steps; the last one is protected in the end if there are copies."""
-    with _manager_of(task) as manager:
-        for step in range(1, task["steps"] + 1):
+    """Save some steps, each of which is protected before the next one if there are copies."""
+    for step in range(1, task["steps"] + 1):
+        with _manager_of(task) as manager:  # whose end waits for the copies
             manager.save(step, _make_state(task["mib"], step))
-            manager.wait()
     return {}
 
 
