@@ -114,12 +114,12 @@ def test_killed_at_each_call(start, place, helpers, hosts, every, record_propert
 
 @pytest.mark.parametrize("kind", ["eio", "enospc"])
 def test_a_storage_that_fails_at_each_call(start, place, helpers, hosts, every, kind, record_property):
-    struck, number = True, 1
+    struck, number, interval = True, 1, every if every == 1 else 4 * every
     while struck:
         struck, _, _ = strike(start, place / "run", kind, number, helpers, hosts)
-        number += 4 * every
+        number += interval
     assert number > 20
-    record_property("states", number // (4 * every))
+    record_property("states", number // interval)
 
 
 def test_loss_of_power_at_each_call(start, place, helpers, hosts, every, record_property):

@@ -47,6 +47,25 @@ def is_locked(path: Path) -> bool:
     return False
 
 
+@pytest.mark.parametrize(
+    ("number", "code", "text"), [(signal.SIGINT, 130, "interrupted; the next promoter"), (signal.SIGTERM, -15, "")]
+)
+def test_a_signal_ends_it_at_once_and_the_next_goes_on(helpers, near, far, number, code, text):
+    helpers.save(near, 10)
+    size = sum(path.stat().st_size for path in (near / "step-10").iterdir())
+    Tiers([Tier(near), Tier(far, rate_bytes_per_second=size / 600)]).write()
+    process = start(near)
+    wait_until(lambda: any(far.glob("step-10/*.distcp")))
+    process.send_signal(number)
+    found, said = end(process)
+    assert found == code
+    assert text in said
+    assert "Traceback" not in said
+    helpers.tiers().write()
+    assert end(start(near))[0] == 0
+    assert helpers.loaded(far) == {10: helpers.contents(10)}
+
+
 def test_by_hand_from_the_folder_of_any_tier(helpers, near, far):
     helpers.save(near, 10)
     helpers.tiers().write()

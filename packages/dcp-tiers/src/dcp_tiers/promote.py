@@ -133,7 +133,7 @@ def only_one(tiers: Tiers) -> Iterator[bool]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the promoter; returns the exit code: 0 if everything has arrived, 1 if not, 2 for wrong use.
+    """Run the promoter; returns the exit code: 0 if everything has arrived, 1 if not, 2 for wrong use, 130 for Ctrl-C.
 
     Example:
         ```python
@@ -173,6 +173,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (DcpError, OSError) as error:
         _say(str(error))
         return 2
+    except KeyboardInterrupt:
+        _say("interrupted; the next promoter goes on where this one was")
+        return 130
 
 
 def _follow(tiers: Tiers, trainer: Trainer, seconds: float) -> dict[str, list[int]]:
