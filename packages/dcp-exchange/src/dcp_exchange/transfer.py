@@ -18,9 +18,9 @@ from collections.abc import Callable
 from functools import partial
 
 from dcp_exchange.arena import Arena, Window
+from dcp_exchange.concurrency_limit import ConcurrencyLimit
 from dcp_exchange.errors import ExchangeInterruptedError, ExchangeTimeoutError
 from dcp_exchange.messages import Kind, Message, decode, encode
-from dcp_exchange.pace import Pace
 from dcp_exchange.piece_queue import PieceQueue
 from dcp_exchange.piece_reader import PieceReader
 from dcp_exchange.roles import Plan, Roles
@@ -90,7 +90,7 @@ class Transfer:
         self._last_news = time.monotonic()
         self.bytes_received = 0
         """Number of bytes of pieces that other ranks have read for this rank."""
-        self._pace = Pace(threads)
+        self._reads = ConcurrencyLimit(threads)
         # One more than read at once: others wait for what lies in this rank's slots, and in theirs, to be taken.
         self._threads = [
             threading.Thread(target=self._work, name="dcp-exchange", daemon=True) for _ in range(threads + 1)
@@ -237,8 +237,8 @@ class Transfer:
                     task = self._tasks.popleft()
                     self._note_progress()
                     return task
-                if not self._has_read_all and self._pace.allows_another and self._arena.has_free():
-                    self._pace.begin()
+                if not self._has_read_all and self._reads.allows_another and self._arena.has_free():
+                    self._reads.begin()
                     return partial(self._read, self._arena.take()), self._roles.host
                 self._changed.wait()
         return None
@@ -255,7 +255,7 @@ class Transfer:
         begun = time.monotonic()
         self._reader.read(self._names[piece], self._starts[piece], view)
         with self._changed:
-            self._pace.end(time.monotonic() - begun)
+            self._reads.end(time.monotonic() - begun)
             self._changed.notify(2)  # another read takes its place, and one more may begin
         self._pass_on(piece, slot, view, self._roles.host)
 

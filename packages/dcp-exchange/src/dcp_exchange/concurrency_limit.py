@@ -1,14 +1,14 @@
-"""`Pace`: how many pieces one rank reads at once, so that a slow rank has begun little when the others are done."""
+"""`ConcurrencyLimit`: how many pieces a rank reads at once, so that a slow one has begun little in the end."""
 
 from __future__ import annotations
 
-__all__ = ["Pace"]
+__all__ = ["ConcurrencyLimit"]
 
 # What a rank has begun, nobody else reads: it should end soon.
 _SHORT_SECONDS, _LONG_SECONDS = 0.5, 1.0
 
 
-class Pace:
+class ConcurrencyLimit:
     """Number of pieces that a rank reads at once. Not thread-safe: callers hold a lock.
 
     A rank begins with one piece. It reads one more at once after each read that was short, and one less after each that
