@@ -349,7 +349,8 @@ def unit_tests(session: nox.Session, name: str, packages: Sequence[str], *argume
     python = fresh_environment(session, f"unit-{name}")
     pip(session, python, *CONSTRAINED, *BUILD_TOOLS, "pytest-xdist")
     needed = {each for package in packages for each in (*needed_packages(package), *tested_with(package))}
-    folders = [str(PACKAGES[each]) for each in sorted(needed.difference(packages))]
+    # Without extras first: pip does not take a folder with extras for the plain requirement of another package.
+    folders = [str(PACKAGES[each]) for each in sorted(needed.union(packages))]
     tested = [f"{PACKAGES[package]}[testing]" for package in packages]
     pip(session, python, *CONSTRAINED, "--no-build-isolation", *folders, *tested)
     if not any(map(needs_torch, packages)):
