@@ -12,7 +12,6 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 import nox
@@ -84,7 +83,8 @@ def tests(session: nox.Session) -> None:
     lint(session)
     types(session)
     alone = [package for package in base_packages() if not needs_torch(package)]
-    unit_tests(session, "without-torch", alone)  # each by itself: `nox -s unit`, and `tests_full`
+    for package in alone:
+        unit_tests(session, package)
     others = [f"--ignore={PACKAGES[package] / 'tests'}" for package in alone]
     pytest(session, *SIDE_BY_SIDE, "-m", "not slow", *others, *session.posargs)
 
@@ -97,7 +97,7 @@ def tests_full(session: nox.Session) -> None:
     site(session)
     build(session)
     for package in base_packages():
-        unit_tests(session, package, [package])
+        unit_tests(session, package)
     pytest(session, "--hypothesis-profile=random", *session.posargs)
 
 
@@ -123,7 +123,7 @@ def quick(session: nox.Session) -> None:
 @nox.parametrize("package", list(PACKAGES), ids=list(PACKAGES))
 def unit(session: nox.Session, package: str) -> None:
     """One package and what it declares, in a fresh environment: it installs, imports and passes its tests alone."""
-    unit_tests(session, package, [package], *session.posargs)
+    unit_tests(session, package, *session.posargs)
 
 
 @nox.session(venv_backend="none")
@@ -344,20 +344,18 @@ def site(session: nox.Session) -> None:
     session.log(f"the site: {built}/index.html")
 
 
-def unit_tests(session: nox.Session, name: str, packages: Sequence[str], *arguments: str) -> None:
-    """Run tests of packages in a fresh environment with only these and what they declare."""
-    python = fresh_environment(session, f"unit-{name}")
+def unit_tests(session: nox.Session, package: str, *arguments: str) -> None:
+    """Run the tests of one package in a fresh environment with only the package and its declared dependencies."""
+    python = fresh_environment(session, f"unit-{package}")
     pip(session, python, *CONSTRAINED, *BUILD_TOOLS, "pytest-xdist")
-    needed = {each for package in packages for each in (*needed_packages(package), *tested_with(package))}
-    # Without extras first: pip does not take a folder with extras for the plain requirement of another package.
-    folders = [str(PACKAGES[each]) for each in sorted(needed.union(packages))]
-    tested = [f"{PACKAGES[package]}[testing]" for package in packages]
-    pip(session, python, *CONSTRAINED, "--no-build-isolation", *folders, *tested)
-    if not any(map(needs_torch, packages)):
+    needed = sorted({*needed_packages(package), *tested_with(package)} - {package})
+    folders = [str(PACKAGES[name]) for name in [*needed, package]]
+    folders[-1] += "[testing]"
+    pip(session, python, *CONSTRAINED, "--no-build-isolation", *folders)
+    if not needs_torch(package):
         alone = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is not None)"
         session.run(python, "-c", alone, external=True)
-    tests = [str(PACKAGES[package] / "tests") for package in packages]
-    chosen = ("-c", str(ROOT / "pyproject.toml"), *SIDE_BY_SIDE, "-m", "not slow", *tests)
+    chosen = ("-c", str(ROOT / "pyproject.toml"), *SIDE_BY_SIDE, "-m", "not slow", str(PACKAGES[package] / "tests"))
     session.run(python, "-m", "pytest", *chosen, *arguments, env=SINGLE_THREAD, external=True)
 
 

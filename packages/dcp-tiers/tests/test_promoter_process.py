@@ -54,7 +54,12 @@ def test_a_signal_ends_it_at_once_and_the_next_goes_on(helpers, near, far, numbe
     helpers.save(near, 10)
     size = sum(path.stat().st_size for path in (near / "step-10").iterdir())
     Tiers([Tier(near), Tier(far, rate_bytes_per_second=size / 600)]).write()
-    process = start(near)
+    # What is started in the background of a shell ignores SIGINT, and so do its children, unless it is handled here.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        process = start(near)
+    finally:
+        signal.signal(signal.SIGINT, before)
     wait_until(lambda: any(far.glob("step-10/*.distcp")))
     process.send_signal(number)
     found, said = end(process)
