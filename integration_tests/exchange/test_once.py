@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as stock
+from safetensors.torch import load_file, save_file
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard
 
@@ -18,6 +19,7 @@ from dcp_core.testing.sharding import distribute
 from dcp_ranks.testing.coordinators import caught
 from dcp_ranks.testing.ranks import RankPool
 from dcp_transforms import BlockZStandard, FloatPlanes, ZStandard
+from integration_tests.demo.weights import weights_file
 from integration_tests.exchange import counting
 from integration_tests.exchange.counting import Loaded, blank, blank_experts, count_union, whole
 
@@ -247,6 +249,37 @@ def test_object_stores_without_being_asked(s3: Any, s3_ranks: RankPool, reader: 
     wanted = sum(value.nbytes for value in whole().values() if isinstance(value, torch.Tensor))
     assert [found[rank][:2] for rank in range(4)] == [(True, "the checkpoint is in a remote storage")] * 4
     assert wanted <= sum(read for _, _, read in found) <= 1.01 * wanted
+
+
+def both_of_file(file: str, folder: str, kind: str) -> tuple[Loaded, Loaded]:
+    weights = load_file(file)
+    alone, together = blank(kind, weights), blank(kind, weights)
+    loads = counting.load(folder, alone, cooperative=False), counting.load(folder, together, cooperative=True)
+    assert counting.same(alone, together)
+    return loads
+
+
+@pytest.mark.parametrize("compression", [None, "auto"], ids=["plain", "compressed"])
+@pytest.mark.parametrize("kind", ["ddp", "columns"])
+def test_real_weights(ranks: RankPool, tmp_path: Path, kind: str, compression: str | None) -> None:
+    try:
+        file = str(weights_file())
+    except ModuleNotFoundError as error:
+        pytest.skip(str(error))
+    writer = dcp.FileSystemWriter(tmp_path, compression=compression)
+    dcp.save(load_file(file), storage_writer=writer, no_dist=True)
+    check(ranks.run(4, both_of_file, file, str(tmp_path), kind))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("world", "mib"), [(4, 1024), (16, 256)])
+@pytest.mark.parametrize("kind", ["ddp", "columns"])
+def test_large_states(tmp_path: Path, world: int, mib: int, kind: str) -> None:
+    state = {f"w{n}": torch.randn(mib << 8, 256) for n in range(4)}
+    save_file(state, tmp_path / "model.safetensors")
+    dcp.save(state, checkpoint_id=tmp_path / "saved", no_dist=True)
+    with RankPool(world, timeout_seconds=240) as pool:
+        check(pool.run(world, both_of_file, str(tmp_path / "model.safetensors"), str(tmp_path / "saved"), kind))
 
 
 @pytest.mark.slow

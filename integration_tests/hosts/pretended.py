@@ -14,8 +14,8 @@ import torch.distributed as dist
 
 from dcp_exchange import together
 from dcp_hooks import installed
-from dcp_io import HostCopies, KeepLast, LocalStore
-from dcp_io.stores import host_store, timed_call
+from dcp_io import HostCopies, KeepLast, LocalStore, timed_call
+from dcp_io.stores import host_store
 from dcp_io.testing.shelves import ShelfPlugin
 from dcp_memory.partners import copying
 from dcp_tiers import Tier, Tiers

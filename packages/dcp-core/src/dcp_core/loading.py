@@ -240,8 +240,7 @@ class _Load:
             self.cooperation.choose([offer for _, offer in prepared], speaks=self.coordinator.is_coordinator)
             for attempt in range(_MAX_ATTEMPTS):
                 with events.phase("plan") as planning:
-                    connect_ranks = self.reader_can().connect_ranks
-                    if connect_ranks is not None:
+                    if (connect_ranks := self.reader_can().connect_ranks) is not None:
                         connect_ranks(self.coordinator)
                     # Planned anew, each rank reads the index, and notices if its storage is another one.
                     shared = None if attempt else self.cooperation.share_metadata(self.coordinator, self._reader())
@@ -294,12 +293,7 @@ class _Load:
         of_rank = {"rank": coordinator.rank, "use_collectives": True} if knows_ranks else {}
         reader.set_up_storage_reader(self.metadata, coordinator.is_coordinator, **of_rank)
         self.plan = reader.prepare_local_plan(self.planner.create_local_plan())
-        return self.plan if self.exchanges else None, self.save_id
-
-    @property
-    def save_id(self) -> str | None:
-        """Save id of the checkpoint; None if it has none, or its metadata was not read yet."""
-        return None if self.metadata is None else _save_id(self.metadata)
+        return self.plan if self.exchanges else None, _save_id(self.metadata)
 
     def restore_rank_values(self) -> None:
         """Restore the `PerRank` values of the template, with the loaded values in them."""
@@ -329,12 +323,10 @@ class _Load:
         reader, plan = self._reader(), self.finish_plan()
         try:
             reader.read_data(plan, self.planner).wait()
-        except CheckpointReplacedError:
+        except CheckpointNotFoundError as error:
+            if not isinstance(error, CheckpointReplacedError):
+                last = last or _save_id(read_metadata(reader, self.coordinator.rank)) == _save_id(self.metadata)
             if last:
-                raise
-            return True
-        except CheckpointNotFoundError:
-            if last or _save_id(read_metadata(reader, self.coordinator.rank)) == self.save_id:
                 raise
             return True
         return False
@@ -356,7 +348,7 @@ class _Load:
         found = LoadReport(
             unverified=tuple(sorted(reader_did.unverified_keys or ())),
             bytes_read=reader_did.bytes_read or 0,
-            save_id=self.save_id,
+            save_id=_save_id(self.metadata),
             initialised=tuple(sorted(did.initialised or ())),
             per_rank=dict(sorted(self.rank_values.taken.items())) if self.rank_values is not None else {},
             derived=dict(sorted(self.rank_values.derived.items())) if self.rank_values is not None else {},
@@ -403,5 +395,6 @@ def _load(
             run.restore_rank_values()
 
 
-def _save_id(metadata: Metadata) -> str | None:
-    return metadata.storage_meta.save_id if metadata.storage_meta is not None else None
+def _save_id(metadata: Metadata | None) -> str | None:
+    """Return the save id of a checkpoint; None if it has none, or its metadata was not read yet."""
+    return None if metadata is None or metadata.storage_meta is None else metadata.storage_meta.save_id

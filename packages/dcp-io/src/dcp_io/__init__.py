@@ -94,8 +94,8 @@ if TYPE_CHECKING:
     )
     from dcp_io.stores.stream_files import StreamFileSystem
     from dcp_io.stores.stream_store import StreamStore
-    from dcp_io.stores.timed_call import TimedCall, call_in_time
     from dcp_io.stores.upload_sink import UploadSink
+    from dcp_io.timed_call import TimedCall, call_in_time
     from dcp_io.writing.write_engine import write_items
 
 __all__ = [
@@ -303,7 +303,7 @@ __getattr__, __dir__ = import_lazily(
         ),
         "dcp_io.stores.stream_files": ("StreamFileSystem",),
         "dcp_io.stores.stream_store": ("StreamStore",),
-        "dcp_io.stores.timed_call": ("TimedCall", "call_in_time"),
+        "dcp_io.timed_call": ("TimedCall", "call_in_time"),
         "dcp_io.stores.upload_sink": ("UploadSink",),
         "dcp_io.writing.write_engine": ("write_items",),
     },

@@ -287,7 +287,7 @@ def test_a_middle_tier_that_is_away_holds_nothing_up(helpers, near, far, tmp_pat
     helpers.save(near, 10)
     ends = threading.Event()
     if hangs:
-        monkeypatch.setattr("dcp_io.stores.timed_call.SILENT_AFTER_SECONDS", 0.1)
+        monkeypatch.setattr("dcp_io.timed_call.SILENT_AFTER_SECONDS", 0.1)
         monkeypatch.setattr(tiers.catalogues[1], "folders", ends.wait)
     else:
         far.write_text("not a folder: the storage is away")

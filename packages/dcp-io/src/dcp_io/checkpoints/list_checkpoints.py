@@ -14,7 +14,7 @@ from typing import TypeVar
 from dcp_io.saves.save_markers import find_markers
 from dcp_io.stores.root import Root, places_of
 from dcp_io.stores.store import Store
-from dcp_io.stores.timed_call import TimedCall
+from dcp_io.timed_call import TimedCall
 from dcp_manifest.errors import CheckpointNotFoundError
 from dcp_manifest.folders.find_checkpoints import FoundCheckpoint, check_files, checkpoints_below, merge_places
 from dcp_manifest.logs import library_logger

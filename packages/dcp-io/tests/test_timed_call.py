@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from dcp_io.stores import timed_call
-from dcp_io.stores.timed_call import TimedCall, call_in_time
+from dcp_io import timed_call
+from dcp_io.timed_call import TimedCall, call_in_time
 
 
 @pytest.fixture

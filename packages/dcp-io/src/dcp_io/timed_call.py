@@ -25,6 +25,16 @@ class TimedCall(Generic[T]):
     Args:
         place: URL of the place that is called.
         call: Function to call.
+
+    Example:
+        ```python
+        from dcp_io import LocalStore, TimedCall
+
+        store = LocalStore("run")
+        store.make()
+        call = TimedCall(store.url, store.list)
+        assert list(call.result()) == []
+        ```
     """
 
     def __init__(self, place: str, call: Callable[[], T]) -> None:
