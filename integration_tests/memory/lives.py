@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DeviceMesh, DTensor, Replicate, Shard
 
 import dcp_all as dcp
+from dcp_core.testing.sharding import distribute
 from dcp_hooks import CheckpointEvent, installed
 from dcp_tiers.promote import _Worker
 from dcp_tiers.promoter_process import PromoterProcess
@@ -63,19 +64,17 @@ class Life:
 
 def state_of(step: int, life: int) -> dict[str, Any]:
     """The state after a step of a life, as this rank has it: rows of matrices, replicas, and what is not a tensor."""
-    rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     version = 1000 * life + step
     state: dict[str, Any] = {"step": step, "life": life, "bias": _values(37, 5) + version}
-    mesh = DeviceMesh("cpu", torch.arange(world), _init_backend=False) if dist.is_initialized() else None
+    mesh = (
+        DeviceMesh("cpu", torch.arange(dist.get_world_size()), _init_backend=False) if dist.is_initialized() else None
+    )
     for number in range(3):
         rows = _values(_ROWS + number, _COLUMNS)
         if mesh is None:
             state[f"w{number}"] = rows + version
             continue
-        own = (*rows.chunk(world), *(rows[:0] for _ in range(world)))[rank] + version  # the last ranks may have none
-        state[f"w{number}"] = DTensor.from_local(
-            own, mesh, [Shard(0)], run_check=False, shape=rows.shape, stride=rows.stride()
-        )
+        state[f"w{number}"] = distribute(rows + version, mesh, [Shard(0)])  # the last ranks may have no rows
     if mesh is not None:
         state["norm"] = DTensor.from_local(_values(3, 2000) * version, mesh, [Replicate()], run_check=False)
     else:

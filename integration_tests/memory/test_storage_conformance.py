@@ -11,6 +11,7 @@ import pytest
 from dcp_core.testing.conformance import Door, StorageConformance
 from dcp_core.toolkit import HostStorageReader, HostStorageWriter
 from dcp_io import open_store
+from dcp_io.testing.raw_store import RawStore
 from dcp_memory import stop_keeper
 from dcp_memory.client import keepers
 from dcp_memory.places import FOLDER_VARIABLE
@@ -20,24 +21,12 @@ RUN = "conformance"
 _numbers = itertools.count()
 
 
-class RawObjects:
-    """The objects of a folder in a keeper, without readers and writers of checkpoints."""
-
-    def __init__(self, url: str) -> None:
-        self._store = open_store(url)
+class RawObjects(RawStore):
+    """The objects of a folder in a keeper, in which there are no folders."""
 
     def names(self) -> list[str]:
         assert self._store.folders() == ()
-        return sorted(entry.name for entry in self._store.list())
-
-    def get(self, name: str) -> bytes:
-        return self._store.read(name)
-
-    def put(self, name: str, data: bytes) -> None:
-        self._store.publish(name, data)
-
-    def delete(self, name: str) -> None:
-        self._store.delete(name)
+        return super().names()
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +54,7 @@ class TestKeeper(StorageConformance):
 
     @pytest.fixture
     def raw(self, checkpoint_id: str) -> Any:
-        return RawObjects(checkpoint_id)
+        return RawObjects(open_store(checkpoint_id))
 
     def make_writer(self, checkpoint_id: str) -> HostStorageWriter:
         return HostStorageWriter(checkpoint_id)

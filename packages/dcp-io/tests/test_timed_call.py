@@ -1,4 +1,4 @@
-"""Calls of storages that hang: nobody waits for long, or twice, and no thread is left for each attempt."""
+"""Calls of storages that hang: one wait with a deadline, none for later calls, and one thread for all attempts."""
 
 from __future__ import annotations
 

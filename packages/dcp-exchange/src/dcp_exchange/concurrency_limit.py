@@ -4,7 +4,7 @@ from __future__ import annotations
 
 __all__ = ["ConcurrencyLimit"]
 
-# What a rank has begun, nobody else reads: it should end soon.
+# No other rank takes over a read that has begun, so each should be short.
 _SHORT_SECONDS, _LONG_SECONDS = 0.5, 1.0
 
 

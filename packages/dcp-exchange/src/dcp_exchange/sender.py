@@ -48,6 +48,6 @@ class Sender(threading.Thread):
             try:
                 self._stream.send(message, [payload])
                 done()
-            except Exception as error:  # noqa: BLE001 - nobody else would learn of it
+            except Exception as error:  # noqa: BLE001 - `on_error` reports it
                 self._on_error(error)
                 return

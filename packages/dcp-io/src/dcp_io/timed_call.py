@@ -14,7 +14,7 @@ SILENT_AFTER_SECONDS = 30.0
 T = TypeVar("T")
 
 _hanging: dict[str, TimedCall[Any]] = {}
-"""Place → call that was given up. Until it returns, no other one of the place is begun, and nobody waits again."""
+"""Place → call that has timed out. While it runs, no other call of the place starts, and later ones fail at once."""
 
 
 class TimedCall(Generic[T]):

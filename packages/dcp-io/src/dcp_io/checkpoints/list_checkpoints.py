@@ -60,7 +60,7 @@ def ask_places(
     Args:
         places: The places, nearest first.
         ask: Function that asks one place, perhaps in another thread.
-        optional: Whether the answers are of use to nobody but readers of messages: no failure is reported then.
+        optional: Whether the answers only add detail to messages; failures are not reported then.
 
     Raises:
         OSError: The error of the first place that failed, if no place has anything.
