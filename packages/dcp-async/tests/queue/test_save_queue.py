@@ -21,7 +21,7 @@ class Link(GroupLink):
     """Records withdrawn saves; can simulate a lost store."""
 
     def __init__(self) -> None:
-        super().__init__(Seat("alone", 0, 1, 1, False, None, 10.0, PeerOptions()))
+        super().__init__(Seat("alone", 0, 0, 1, 1, False, None, 10.0, PeerOptions()))
         self.withdrawn: list[BaseException] = []
         self.lost: Exception | None = None
 

@@ -43,7 +43,7 @@ class FakeWorker:
             self.fates.pop(0)
             raise TypeError("cannot pickle that")
 
-    def read(self, deadline: float) -> Any:
+    def read(self, deadline: float, **_: Any) -> Any:
         fate = self.fates.pop(0)
         if isinstance(fate, WorkerLostError):
             raise fate
@@ -65,7 +65,7 @@ class FakeWorker:
 
 class Link(GroupLink):
     def __init__(self) -> None:
-        super().__init__(Seat("alone", 0, 1, 1, False, None, 10.0, PeerOptions()))
+        super().__init__(Seat("alone", 0, 0, 1, 1, False, None, 10.0, PeerOptions()))
         self.withdrawn: list[BaseException] = []
 
     def withdraw(self, ticket: Ticket, error: BaseException) -> None:

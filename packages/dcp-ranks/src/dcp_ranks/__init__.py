@@ -27,7 +27,7 @@ from dcp_ranks.phases.coordinator import DEFAULT_TIMEOUT_SECONDS, Coordinator, L
 from dcp_ranks.phases.fence import check_fence
 from dcp_ranks.phases.outcomes import Failure, failure_of
 from dcp_ranks.phases.store_coordinator import StoreCoordinator
-from dcp_ranks.store_connections import borrow_store, start_prefix, store_of
+from dcp_ranks.store_connections import borrow_store, shared_peers, start_prefix, store_of
 from dcp_ranks.streams.cards import StreamCard
 from dcp_ranks.streams.dispatcher import Dispatcher
 from dcp_ranks.streams.hosts import group_by_host
@@ -87,6 +87,7 @@ __all__ = [
     "job_size",
     "make_coordinator",
     "prefixed_store",
+    "shared_peers",
     "start_prefix",
     "store_of",
 ]

@@ -162,6 +162,18 @@ def shared_peers(
         coordinator_rank: Rank within the group that is at the top of the tree.
         options: Options for watching and connecting to ranks, the same on all ranks.
         errors: Exception classes to raise.
+
+    Example:
+        ```python
+        import torch.distributed as dist
+        from dcp_ranks import PeerOptions, borrow_store, shared_peers
+
+        store, give_back = borrow_store(dist.group.WORLD)  # on every rank
+        peers = shared_peers(dist.group.WORLD, store, 0, PeerOptions())
+        peers.pause(0.0)
+        assert not peers.lost
+        give_back()
+        ```
     """
     clones = _clones_of(group)
     with clones.lock:

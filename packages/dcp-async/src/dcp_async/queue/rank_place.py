@@ -6,6 +6,7 @@ Not in this module: the queue of saves.
 from __future__ import annotations
 
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dcp_core import PeerOptions
@@ -23,7 +24,7 @@ from dcp_ranks import (
     prefixed_store,
 )
 
-__all__ = ["Meeting", "Seat", "StoreAddress", "Ticket"]
+__all__ = ["Meeting", "Seat", "SharedPeers", "StoreAddress", "Ticket"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,7 @@ class Seat:
     The trainer sends it to the worker process once for each group.
 
     Attributes:
+        series: Number of the saver among those of the group; its saves are the operations of this series.
         rank: Rank within the group.
         world_size: Number of ranks in the group.
         job_size: Number of ranks in the whole job.
@@ -65,6 +67,7 @@ class Seat:
 
     key: str
     """Identifier of the group, unique among the groups of this process."""
+    series: int
     rank: int
     world_size: int
     job_size: int
@@ -90,6 +93,19 @@ class Ticket:
     """Overlap policy of the rank that drew this sequence number first; empty if unknown."""
 
 
+@dataclass(frozen=True, slots=True)
+class SharedPeers:
+    """Monitor of a group's ranks, shared by all operations of this process.
+
+    Attributes:
+        peers: The monitor.
+        store: Connection to the group's store, for the thread that uses the monitor here.
+    """
+
+    peers: Peers
+    store: KeyValueStore
+
+
 class Meeting:
     """Factory of coordinators, one for each save of a saver in one process group.
 
@@ -97,10 +113,13 @@ class Meeting:
         seat: Connection settings of this rank for the group.
         store: Store under the savers' key prefix, over a connection that nothing else uses; None opens a connection to
             the address in `seat`.
+        shared: Monitor that this process shares with other operations of the group; None for monitors of the saver's
+            own, which know a rank from the first phase of its first save on.
     """
 
-    def __init__(self, seat: Seat, store: KeyValueStore | None = None) -> None:
+    def __init__(self, seat: Seat, store: KeyValueStore | None = None, shared: SharedPeers | None = None) -> None:
         self.seat = seat
+        self._shared = shared
         if store is None and seat.address is not None:
             store = TimedStore(seat.address.connect(), seat.timeout_seconds)
         self.store = store
@@ -117,8 +136,10 @@ class Meeting:
         seat = self.seat
         if self.store is None:
             return LocalCoordinator(errors=RANK_ERRORS)
+        shared = self._shared
+        peers = None
         if watch:
-            self._renew_peers(ticket)
+            peers = self._renewed_peers(self.store, ticket) if shared is None else shared.peers
         return StoreCoordinator(
             self.store,
             seat.rank,
@@ -126,24 +147,36 @@ class Meeting:
             sequence=ticket.sequence,
             timeout_seconds=seat.timeout_seconds,
             hosts_store=seat.hosts_store,
-            peers=self._peers if watch else None,
+            peers=peers,
+            peers_store=None if shared is None else shared.store,
+            series=seat.series,
             errors=RANK_ERRORS,
         )
 
+    def give_up_on(self, ticket: Ticket, lost: Mapping[int, str]) -> None:
+        """Make a save fail on all ranks for the loss of some, unless its first phase has ended.
+
+        Args:
+            ticket: Sequence number and epoch of the save, which a worker process runs.
+            lost: Lost rank → description of its loss.
+        """
+        coordinator = self.coordinator(ticket, watch=False)
+        if isinstance(coordinator, StoreCoordinator):
+            coordinator.give_up_on(lost)
+
     def close(self) -> None:
-        """Close the connections to the other ranks."""
+        """Close the connections to the other ranks, except for those of a shared monitor."""
         if self._peers is not None:
             self._peers.close()
             self._peers = None
 
-    def _renew_peers(self, ticket: Ticket) -> None:
-        """Renew the peer connections on all ranks together, after a rank's worker was replaced."""
-        if self._peers is not None and self._epoch == ticket.epoch:
-            return
-        self.close()
-        seat, store = self.seat, self.store
-        if store is not None:
+    def _renewed_peers(self, store: KeyValueStore, ticket: Ticket) -> Peers:
+        """Return this saver's monitor, a new one on all ranks together after a rank's worker was replaced."""
+        if self._peers is None or self._epoch != ticket.epoch:
+            self.close()
+            seat = self.seat
             # Under numbers of their own: those of `dcp_core`'s operations are positive.
             number = -1 - ticket.epoch
             self._peers = Peers(store, number, seat.rank, seat.world_size, 0, options=seat.peers, errors=RANK_ERRORS)
             self._epoch = ticket.epoch
+        return self._peers

@@ -10,12 +10,14 @@ from __future__ import annotations
 import hashlib
 import threading
 import weakref
+from collections.abc import Sequence
+from typing import Any
 
 import torch.distributed as dist
 
 from dcp_async.errors import WorkerError
 from dcp_async.options import SaverOptions
-from dcp_async.queue.rank_place import Meeting, Seat, StoreAddress, Ticket
+from dcp_async.queue.rank_place import Meeting, Seat, SharedPeers, StoreAddress, Ticket
 from dcp_core.errors import RANK_ERRORS
 from dcp_ranks import (
     CollectiveCoordinator,
@@ -28,6 +30,7 @@ from dcp_ranks import (
     innermost_store,
     interrupts_deferred,
     prefixed_store,
+    shared_peers,
     start_prefix,
     store_of,
 )
@@ -45,14 +48,15 @@ class GroupLink:
     Args:
         seat: Connection settings of this rank for the group.
         store: Connection to the store for saves that run in this process; None to open one if `seat` has an address.
+        shared: Monitor of the group's ranks for saves that run in this process; see `Meeting`.
     """
 
     agrees = True
     """Whether ranks can agree to skip or supersede a save without waiting for each other."""
 
-    def __init__(self, seat: Seat, store: KeyValueStore | None = None) -> None:
+    def __init__(self, seat: Seat, store: KeyValueStore | None = None, shared: SharedPeers | None = None) -> None:
         self.seat = seat
-        self.meeting = Meeting(seat, store)
+        self.meeting = Meeting(seat, store, shared)
         """Factory of the coordinators of saves in this process, with its own connection to the store."""
         self._drawn = 0
 
@@ -103,6 +107,13 @@ class GroupLink:
         coordinator = self.meeting.coordinator(ticket, watch=False)
         coordinator.__exit__(type(error), error, error.__traceback__)
 
+    def report_losses(self, ticket: Ticket) -> None:
+        """Make a save fail that a worker process runs and that waits for a lost rank; called from time to time.
+
+        Worker processes watch each other only once they have met, in the first phase of their first save. A trainer
+        may be lost before, even before its worker has started.
+        """
+
     def for_worker(self) -> Seat:
         """Return the connection settings with which a worker process can save for this rank.
 
@@ -121,12 +132,20 @@ class StoreLink(GroupLink):
     Args:
         seat: Connection settings of this rank for the group.
         group: The process group.
-        store: Connection to the store for the thread that calls `save`.
-        background: Connection to the store for saves that run in a thread of this process.
+        group_stores: Two connections to the group's store: for the thread that calls `save`, and for saves that run in
+            a thread of this process.
+        prefix: Prefix of the saver's keys, counted from the innermost store.
     """
 
-    def __init__(self, seat: Seat, group: dist.ProcessGroup, store: KeyValueStore, background: KeyValueStore) -> None:
-        super().__init__(seat, background)
+    def __init__(self, seat: Seat, group: dist.ProcessGroup, group_stores: Sequence[TimedStore], prefix: str) -> None:
+        store, background = (
+            TimedStore(prefixed_store(prefix, innermost_store(each)), seat.timeout_seconds) for each in group_stores
+        )
+        # Left for the others now: this rank may be lost before its first save runs.
+        peers = shared_peers(group, group_stores[0], 0, seat.peers, RANK_ERRORS)
+        super().__init__(seat, background, SharedPeers(peers, group_stores[1]))
+        self._shared = SharedPeers(peers, group_stores[0])
+        self._reported: Ticket | None = None
         self._group = weakref.ref(group)
         self._store = store
         self._wire = StoreWire(store, "", seat.world_size, errors=RANK_ERRORS)
@@ -157,6 +176,18 @@ class StoreLink(GroupLink):
         with self._lock:
             coordinator = Meeting(self.seat, self._store).coordinator(ticket, watch=False)
             coordinator.__exit__(type(error), error, error.__traceback__)
+
+    def report_losses(self, ticket: Ticket) -> None:
+        """Make a save fail that waits for a lost rank; see `GroupLink.report_losses`."""
+        if self._reported == ticket:
+            return
+        peers = self._shared.peers
+        with self._lock:
+            peers.look_around(self._shared.store)
+            peers.pause(0.0)
+            if peers.lost:
+                Meeting(self.seat, self._store).give_up_on(ticket, peers.lost)
+                self._reported = ticket
 
     def for_worker(self) -> Seat:
         """Return the connection settings for a worker process; see `GroupLink.for_worker`."""
@@ -256,7 +287,7 @@ class LinkTable:
                         self._links[found] = self._make(found, rank, job_size)
                     return self._links[found]
         if self._alone is None or self._alone.seat.job_size != job_size:
-            self._alone = GroupLink(self._seat("alone", 0, 1, job_size, None))
+            self._alone = GroupLink(self._seat("alone", 0, 0, 1, job_size, None))
         return self._alone
 
     def _make(self, group: dist.ProcessGroup, rank: int, job_size: int) -> GroupLink:
@@ -265,20 +296,21 @@ class LinkTable:
         digest = hashlib.sha256(repr(members).encode()).hexdigest()[:12]
         key = f"{group.group_name}-{digest}"
         stores = [borrow_store(group, RANK_ERRORS, self._options.timeout_seconds) for _ in range(2)]
-        bases = [innermost_store(each[0]) for each in stores if each is not None]
+        connections = [each[0] for each in stores if each is not None]
         seconds = self._options.timeout_seconds
-        if len(bases) < 2 or dist.get_backend(group) == "fake":
-            return CollectiveLink(self._seat(key, rank, len(members), job_size, None), group)
+        if len(connections) < 2 or dist.get_backend(group) == "fake":
+            return CollectiveLink(self._seat(key, 0, rank, len(members), job_size, None), group)
+        base: Any = innermost_store(connections[0])
         place = f"{start_prefix(group)}dcp-async/{key}"
         # Savers of one group, one after the other or side by side, are kept apart: ranks make them in the same order.
-        number = StoreWire(TimedStore(bases[0], seconds), f"{place}/savers/", 1, errors=RANK_ERRORS).add(str(rank))
+        number = StoreWire(TimedStore(base, seconds), f"{place}/savers/", 1, errors=RANK_ERRORS).add(str(rank))
         prefix = f"{place}/{number}"
-        address = StoreAddress(bases[0].host, bases[0].port, prefix) if hasattr(bases[0], "port") else None
-        seat = self._seat(key, rank, len(members), job_size, address)
-        caller, background = (TimedStore(prefixed_store(prefix, base), seconds) for base in bases)
-        return StoreLink(seat, group, caller, background)
+        address = StoreAddress(base.host, base.port, prefix) if hasattr(base, "port") else None
+        return StoreLink(self._seat(key, number, rank, len(members), job_size, address), group, connections, prefix)
 
-    def _seat(self, key: str, rank: int, world_size: int, job_size: int, address: StoreAddress | None) -> Seat:
+    def _seat(
+        self, key: str, series: int, rank: int, world_size: int, job_size: int, address: StoreAddress | None
+    ) -> Seat:
         options = self._options
         hosts_store = job_size > 1 and dist.get_rank() == 0
-        return Seat(key, rank, world_size, job_size, hosts_store, address, options.timeout_seconds, options.peers)
+        return Seat(key, series, rank, world_size, job_size, hosts_store, address, options.timeout_seconds, options.peers)

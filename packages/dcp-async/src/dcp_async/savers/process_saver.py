@@ -177,7 +177,8 @@ class ProcessBackend:
 
     def _answer(self, worker: WorkerProcess, request: Save, job: SaveJob) -> Saved:
         try:
-            answer = worker.read(time.monotonic() + self._options.save_seconds)
+            deadline = time.monotonic() + self._options.save_seconds
+            answer = worker.read(deadline, meanwhile=lambda: _report_losses(job))
         except (WorkerLostError, SaverDeadlineError) as error:
             raise _naming(job, error) from error
         if isinstance(answer, Failed) and answer.number == 0:
@@ -312,6 +313,11 @@ def _place(job: SaveJob) -> str:
     if place is None:
         place = abilities(job.storage_writer, WriterAbilities).checkpoint_id
     return "its storage" if place is None else os.fspath(place)
+
+
+def _report_losses(job: SaveJob) -> None:
+    with contextlib.suppress(CoordinatorLostError):  # the worker finds out, too
+        job.link.report_losses(job.ticket)
 
 
 def _naming(job: SaveJob, error: Exception) -> Exception:

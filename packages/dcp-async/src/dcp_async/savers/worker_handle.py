@@ -138,12 +138,15 @@ class WorkerProcess:
         except OSError as error:
             raise WorkerLostError(self._how_it_ended()) from error
 
-    def read(self, deadline: float, *, starts: bool = False) -> Any:
+    def read(
+        self, deadline: float, *, starts: bool = False, meanwhile: Callable[[], object] | None = None
+    ) -> Any:
         """Wait for the worker's next answer and return it; pass on events, log records and warnings that come before.
 
         Args:
             deadline: Time of `time.monotonic()`, in seconds, at which the worker is killed.
             starts: Whether the worker is still starting.
+            meanwhile: Function to call at each sign of life of the worker, at least once in a few seconds.
 
         Raises:
             WorkerLostError: The worker has ended, or has sent no heartbeat for too long and was killed.
@@ -167,6 +170,8 @@ class WorkerProcess:
                 self._on_event(message.event)
             elif not _pass_on(message):
                 return message
+            if meanwhile is not None:
+                meanwhile()
 
     def _listen(self, seconds: float) -> tuple[bool, float]:
         """Wait up to `seconds` for a message or the worker's end; returns whether either came, and the time waited.

@@ -27,6 +27,7 @@ from dcp_ranks.phases.phases import Answer, PhasedCoordinator
 from dcp_ranks.phases.store_phase import Seat, StoreRound, shared_keys
 from dcp_ranks.phases.tree_phase import RelayRound
 from dcp_ranks.transport.chunked_store import KeyValueStore, StoreWire
+from dcp_ranks.transport.mailbox import series_number
 
 __all__ = ["StoreCoordinator"]
 
@@ -54,6 +55,9 @@ class StoreCoordinator(PhasedCoordinator):
         release: Function that `close` calls if the connection still works and can be reused.
         peers: Monitor that detects lost ranks and, in large groups, sends the messages; with None, lost ranks are
             detected only at the deadline.
+        peers_store: Connection to the store under the prefix with which `peers` was made; None if `store` has it.
+        series: Number of the series of operations to which this one belongs, if several series share one monitor; 0 for
+            the operations of the process group itself.
         errors: Exception classes that the coordinator raises.
 
     Example:
@@ -79,6 +83,8 @@ class StoreCoordinator(PhasedCoordinator):
         hosts_store: bool = False,
         release: Callable[[], None] | None = None,
         peers: Peers | None = None,
+        peers_store: KeyValueStore | None = None,
+        series: int = 0,
         errors: ErrorTypes = ERROR_TYPES,
     ) -> None:
         super().__init__(rank, world_size, coordinator_rank, errors=errors)
@@ -87,8 +93,10 @@ class StoreCoordinator(PhasedCoordinator):
         self._seat = Seat(rank, world_size, coordinator_rank, timeout_seconds)
         self._store = store
         self._peers = peers
+        self._peers_store = store if peers_store is None else peers_store
+        self._number = series_number(series, self.sequence)
         if peers is not None:
-            peers.begin(self.sequence)
+            peers.begin(self._number)
         self._hosts_store = hosts_store
         self._release = release
         # Until the next phase is complete, some rank may still have to read the verdict of the one before.
@@ -119,6 +127,16 @@ class StoreCoordinator(PhasedCoordinator):
         self._peers.pause(0.0)
         return self._peers.lost
 
+    def give_up_on(self, lost: Mapping[int, str]) -> None:
+        """Make the first phase fail on all ranks, because ranks are lost; no effect if that phase has ended.
+
+        For a process that does not run the operation itself, but watches the processes without which it cannot begin.
+
+        Args:
+            lost: Lost rank → description of its loss.
+        """
+        self._round(Step(0, "", "")).give_up_on(lost)
+
     def save_nonce(self) -> str:
         """Return a random string, equal on all ranks; see `Coordinator.save_nonce`. Does not wait for other ranks."""
         return self._wire.claim("nonce", secrets.token_hex(8))
@@ -144,7 +162,7 @@ class StoreCoordinator(PhasedCoordinator):
                 while self._unread:
                     self._wire.delete(self._unread.popleft())
             if verdict.ok and self._peers is not None:
-                self._peers.meet(self._store)
+                self._peers.meet(self._peers_store)
         except CoordinatorLostError as error:
             self._lost = True
             raise self.errors.coordinator_lost(f"phase {step.phase!r}: {error}{self._who_is_gone()}") from error
@@ -171,8 +189,8 @@ class StoreCoordinator(PhasedCoordinator):
     def _round(self, step: Step) -> StoreRound:
         """Return the phase to run: the first one over the store (at its end all ranks have left their cards)."""
         if self._peers is not None and self._peers.relays and step.number > 0:
-            return RelayRound(self._wire, step, self._seat, self._peers, self.sequence)
-        return StoreRound(self._wire, step, self._seat, self._peers)
+            return RelayRound(self._wire, step, self._seat, self._peers, self._number)
+        return StoreRound(self._wire, step, self._seat, self._peers, self._peers_store)
 
     def _who_is_gone(self) -> str:
         """Return the peers' evidence of lost ranks (ends of processes and connections show at different times)."""
@@ -192,7 +210,7 @@ class StoreCoordinator(PhasedCoordinator):
             return
         self._closed = True
         if self._peers is not None:
-            self._peers.end(self.sequence)
+            self._peers.end(self._number)
         if self._lost:
             return
         try:

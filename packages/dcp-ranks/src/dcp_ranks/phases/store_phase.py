@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from dcp_ranks.peers.monitor import Peers
 from dcp_ranks.phases.outcomes import Failure, Outcome, Step, Verdict, shorten
 from dcp_ranks.phases.phases import Answer
-from dcp_ranks.transport.chunked_store import StoreWire, VanishedKeyError
+from dcp_ranks.transport.chunked_store import KeyValueStore, StoreWire, VanishedKeyError
 from dcp_ranks.transport.pickled import decode, encode
 
 __all__ = ["GRACE_SECONDS", "MARGIN_SECONDS", "Seat", "StoreRound", "shared_keys"]
@@ -55,12 +55,22 @@ class StoreRound:
         step: Phase to run.
         seat: Rank, world size, coordinator rank and timeout of this rank.
         peers: Monitor that detects lost ranks; with None, lost ranks are detected only at the deadline.
+        peers_store: Connection to the store in which the monitor may look for ranks before it has met them all; None
+            after that.
     """
 
     INLINE_BYTES = 48 << 10
 
-    def __init__(self, wire: StoreWire, step: Step, seat: Seat, peers: Peers | None = None) -> None:
+    def __init__(
+        self,
+        wire: StoreWire,
+        step: Step,
+        seat: Seat,
+        peers: Peers | None = None,
+        peers_store: KeyValueStore | None = None,
+    ) -> None:
         self._peers = peers
+        self._peers_store = peers_store
         self._wire = wire
         self._seat = seat
         self._started = time.monotonic()
@@ -102,6 +112,11 @@ class StoreRound:
         verdict = self._declare(Verdict(failures=(failure,)))
         self._wire.delete(self._own_keys)
         return verdict
+
+    def give_up_on(self, lost: Mapping[int, str]) -> None:
+        """Make the phase fail on all ranks for the loss of some, unless it has ended. Does not wait for ranks."""
+        self._declare(Verdict(lost=tuple(sorted(lost.items()))))
+        self._wire.mark(self._ready)  # the rank that leads may be another process than this one
 
     def _declare(self, verdict: Verdict) -> Verdict:
         """Declare the verdict of the phase, unless another rank has; returns the verdict that was declared first."""
@@ -185,9 +200,9 @@ class StoreRound:
     def _pause(self, seconds: float) -> None:
         if self._peers is not None:
             self._peers.pause(seconds)
-            if time.monotonic() > self._next_search:
+            if self._peers_store is not None and time.monotonic() > self._next_search:
                 self._next_search = time.monotonic() + _SEARCH_SECONDS
-                self._peers.look_around(self._wire.store)
+                self._peers.look_around(self._peers_store)
 
     def _outcomes(self, own: Outcome, *, complete: bool = False) -> list[Outcome | None]:
         """Return the outcome of each rank; None for those that have not arrived."""

@@ -1,7 +1,7 @@
 """Mailbox of frames (messages): received frames wait for their phase, and outgoing frames until they can be sent.
 
-Several operations (sequences of phases, such as a save) share the connections between ranks. Not in this module:
-connections.
+Several operations (sequences of phases, such as a save) share the connections between ranks: those of the process group,
+and those of each asynchronous saver, which number their operations apart. Not in this module: connections.
 """
 
 from __future__ import annotations
@@ -10,14 +10,26 @@ from collections import defaultdict
 
 from dcp_ranks.transport.connection import Frame
 
-__all__ = ["Key", "Mail"]
+__all__ = ["Key", "Mail", "series_number"]
 
 Key = tuple[int, int]
 """Key of a phase: sequence number of the operation, and number of the phase within the operation."""
 
+_SERIES_BITS = 32
+
 # Size that fits into the buffers of a connection: larger frames are sent only to a rank that is reading. A busy rank
 # takes no bytes, and a kernel gives up on a connection that takes none for the peer timeout.
 _UNASKED_BYTES = 16 << 10
+
+
+def series_number(series: int, sequence: int) -> int:
+    """Return the number under which the messages of an operation are sent, unique over all series of operations.
+
+    Args:
+        series: Number of the series, within which operations begin in the order of their sequence numbers.
+        sequence: Sequence number of the operation within its series, below 2**32.
+    """
+    return series << _SERIES_BITS | sequence
 
 
 class Mail:
@@ -33,14 +45,16 @@ class Mail:
         self._unasked_bytes: defaultdict[Key, int] = defaultdict(int)
         self._asked: set[Key] = set()
         self._operations: set[int] = set()
-        self._newest = 0
+        self._newest: defaultdict[int, int] = defaultdict(int)
+        """Series → newest operation that has begun."""
         self.reading: set[Key] = set()
         """The phases in which this rank is ready to receive large frames."""
 
     def begin(self, sequence: int) -> None:
         """Begin the operation with this sequence number: keep its messages from now on."""
         self._operations.add(sequence)
-        self._newest = max(self._newest, sequence)
+        series = sequence >> _SERIES_BITS
+        self._newest[series] = max(self._newest[series], sequence)
 
     def end(self, sequence: int) -> None:
         """End the operation with this sequence number: discard its messages in the inbox and outbox."""
@@ -53,7 +67,7 @@ class Mail:
 
     def put(self, sender: int, frame: Frame) -> None:
         """Put a received frame into the inbox; a frame of an ended operation is discarded."""
-        if frame.sequence in self._operations or frame.sequence > self._newest:
+        if frame.sequence in self._operations or frame.sequence > self._newest[frame.sequence >> _SERIES_BITS]:
             self._inbox[frame.sequence, frame.step].append((sender, frame))
 
     def take(self, key: Key) -> list[tuple[int, Frame]]:
