@@ -13,11 +13,10 @@ from integration_tests.hosts.pretended import NEAR, SHELF, folder_of, on_host, p
 from integration_tests.hosts.test_save_and_load import HOSTS, load, save
 from integration_tests.hosts.test_tiers_of_hosts import check, manage
 
-pytestmark = pytest.mark.slow  # each takes a minute where many ranks start
-
 ID = f"{SHELF}/step-1"
 
 
+@pytest.mark.slow
 def test_a_save_is_on_each_host_and_loads_on_others(pool: RankPool, tmp_path: Path) -> None:
     pool.run(8, save, str(tmp_path), HOSTS, 1, ID)
     indexes = {Path(folder_of(tmp_path, host, NEAR), "step-1/.metadata").read_bytes() for host in HOSTS}
@@ -28,7 +27,7 @@ def test_a_save_is_on_each_host_and_loads_on_others(pool: RankPool, tmp_path: Pa
     assert pool.run(8, load, str(tmp_path), HOSTS, 2, ID) == [(True, [])] * 8
 
 
-@pytest.mark.parametrize("hosts", [["new", "d", "b", "c"], ["b", "d"]], ids=len)
+@pytest.mark.parametrize("hosts", [pytest.param(["new", "d", "b", "c"], marks=pytest.mark.slow), ["b", "d"]], ids=len)
 def test_a_lost_hosts_part_comes_from_the_far_tier(pool: RankPool, tmp_path: Path, hosts: list[str]) -> None:
     pool.run(8, manage, str(tmp_path), HOSTS, [1, 2, 3], False, SHELF)
     assert promote_on(tmp_path, HOSTS[:3], SHELF) == {f"{tmp_path}/far": [1, 2, 3]}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dcp_manifest import DcpError
 
-__all__ = ["PromotionError", "TierFullError", "TiersError"]
+__all__ = ["PromotionError", "SupersededError", "TierFullError", "TiersError"]
 
 
 class TiersError(DcpError, ValueError):
@@ -13,6 +13,10 @@ class TiersError(DcpError, ValueError):
 
 class PromotionError(DcpError, RuntimeError):
     """A checkpoint cannot be promoted, however often it is tried: it is damaged, or of a kind that is not copied."""
+
+
+class SupersededError(PromotionError):
+    """A checkpoint is not promoted, because the tier has a later save of the same step."""
 
 
 class TierFullError(DcpError, OSError):

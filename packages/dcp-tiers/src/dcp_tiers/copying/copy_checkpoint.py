@@ -35,7 +35,7 @@ from dcp_manifest import (
     read_index,
 )
 from dcp_tiers.copying.send_file import JOURNAL, read_journal, send_file, size_of
-from dcp_tiers.errors import PromotionError
+from dcp_tiers.errors import PromotionError, SupersededError
 
 __all__ = [
     "copy_checkpoint",
@@ -64,7 +64,8 @@ def copy_checkpoint(source: Store, target: Store, *, stale_after_seconds: float,
         pace: Function that is called with each number of bytes that has passed, such as a `Pace`.
 
     Raises:
-        PromotionError: The checkpoint is of a kind that is not copied, or the target has a later save of the step.
+        PromotionError: The checkpoint is of a kind that is not copied.
+        SupersededError: The target has a later save of the step.
         CorruptCheckpointError: The source is damaged.
         SaveInProgressError: A save or another copy is alive in the target.
         CheckpointNotFoundError: The source has gone or was replaced meanwhile.
@@ -112,13 +113,13 @@ def read_source(source: Store) -> tuple[bytes, CheckpointIndex, str]:
 
 
 def is_there(target: Store, index: CheckpointIndex, save_id: str) -> bool:
-    """Whether the target has this save. Raises PromotionError if it has a later one."""
+    """Whether the target has this save. Raises SupersededError if it has a later one."""
     current = read_current(target)
     if current.index is None or current.index.info is None or index.info is None:
         return False
     if current.save_id != save_id:
         if current.index.info.created_ns > index.info.created_ns:
-            raise PromotionError(f"{target.url} has a later save of this step; it is not replaced by an earlier one")
+            raise SupersededError(f"{target.url} has a later save of this step; it is not replaced by an earlier one")
         return False
     try:
         check_files(target, index)

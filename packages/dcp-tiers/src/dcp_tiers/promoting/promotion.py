@@ -20,7 +20,7 @@ from dcp_tiers.arrivals import forget_arrival, has_arrived, note_arrival, note_f
 from dcp_tiers.budget import make_room
 from dcp_tiers.copying.copy_checkpoint import copy_checkpoint
 from dcp_tiers.copying.copy_part import copy_part
-from dcp_tiers.errors import PromotionError, TierFullError, TiersError
+from dcp_tiers.errors import PromotionError, SupersededError, TierFullError, TiersError
 from dcp_tiers.promoting.sources import Held, Sources
 from dcp_tiers.tiers import Tiers
 from dcp_tiers.waiting import steps_to_send
@@ -119,7 +119,8 @@ class Promotion:
     def promote_next(self) -> bool:
         """Promote the lowest step that waits; returns False if none does.
 
-        A step that cannot be promoted is reported as an event, noted in `refused`, and not tried again.
+        A step that cannot be promoted is reported as an event, noted in `refused`, and not tried again. One of which the
+        tier has a later save, as after a resumption from an earlier step, is given up: nearer tiers need not keep it.
 
         Raises:
             OSError, DcpError: A storage failed, the step is being saved or has just been removed: try again.
@@ -143,6 +144,9 @@ class Promotion:
                 self._wait_for_hosts(step, waiting)
                 return True
         except _REFUSED as error:
+            if isinstance(error, SupersededError) and self._target.is_good(step):
+                self._give_up(step, holders, error)
+                return True
             self.refused[step] = str(error)
             self._note_refusal(step, holders)
             _log.error("step %d is not promoted to %s: %s", step, self.url, error)
@@ -221,17 +225,24 @@ class Promotion:
                 return False
             self._target.published(step)
             for holder in holders:
-                self._note_arrival(holder, step)
+                self._note(note_arrival, holder, step)
             self._pass_on_notes(nearest.folders[step].entries, step)
         return True
 
-    def _note_arrival(self, holder: Held, step: int) -> None:
-        """Note an arrival; where that is impossible, such as in a folder that may only be read, remember it."""
+    def _give_up(self, step: int, holders: Sequence[Held], error: SupersededError) -> None:
+        self._superseded.add(step)
+        for holder in holders:
+            self._note(note_forgone, holder, step)
+        _log.warning("step %d is not promoted to %s: %s", step, self.url, error)
+        self._emit("skip", place=f"{self.url}/{self._target.folder_name(step)}")
+
+    def _note(self, write: Callable[[Store, str], None], holder: Held, step: int) -> None:
+        """Note that a step need not be sent; where that is impossible, as in a folder only to be read, remember it."""
         try:
-            note_arrival(holder.folders[step].store, self.url)
+            write(holder.folders[step].store, self.url)
         except OSError as error:
             self._unnoted[holder.number, step] = holder.index_entry(step)
-            _log.warning("the arrival of step %d in %s is not noted: %s", step, self.url, error)
+            _log.warning("what became of step %d in %s is not noted: %s", step, self.url, error)
 
     def _passed(self, count: int) -> None:
         self.progressed_seconds = time.monotonic()
