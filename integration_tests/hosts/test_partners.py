@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch.distributed as dist
 import dcp_all as dcp
 from dcp_core import plugins
 from dcp_core.hookspecs import CheckpointEvent, hookimpl
+from dcp_io import CopyRequest, HostsCopied
 from dcp_memory.partners.partner import partner
 from dcp_ranks.testing.ranks import RankPool
 from dcp_tiers.promoting.promotion import Promotion
@@ -124,6 +126,54 @@ def test_after_each_save_all_is_protected(pool: RankPool, tmp_path: Path, count:
     events = [event for one in found for event in one["events"]]
     assert len(events) == 2 * 3 * count  # each host, each step: started, finished
     assert {event[:2] for event in events} == {("total", "started"), ("total", "finished")}
+
+
+class Held:
+    """Copies to partners, of which the first waits for a file."""
+
+    def __init__(self, gate: Path) -> None:
+        self.gate, self.copies = gate, partner()
+
+    def copy(self, coordinator: Any, request: CopyRequest) -> HostsCopied:
+        while not self.gate.exists():
+            time.sleep(0.01)
+        return self.copies.copy(coordinator, request)
+
+
+def save_while_a_copy_runs(disks: str, saver: str | None) -> tuple[dict[int, bool], list[Any]]:
+    """Save five steps while the first one is copied; returns which steps are there and protected, and the events."""
+    gate, watch = Path(disks, "gate"), Watch()
+    plugins.register(watch, name="watch")
+    try:
+        with (
+            job_on(disks, HOSTS[:2]),
+            dcp.AsyncSaver(saver) if saver else mock.MagicMock() as saving,
+            dcp.CheckpointManager(
+                tiers_in(disks, keep=1, copies=Held(gate), far=False),
+                timeout_seconds=60,
+                saver=saving if saver else None,
+            ) as manager,
+        ):
+            for step in range(1, 6):
+                manager.save(step, state_of(step))
+            manager.wait()
+            dist.barrier()
+            gate.touch()
+            assert waited(manager)
+            dist.barrier()
+            kept = [record.step for record in manager.checkpoints()]
+            return {step: manager.where(step).protected for step in kept}, watch.seen
+    finally:
+        plugins.unregister("watch")
+
+
+@pytest.mark.parametrize("saver", [None, "thread"])
+def test_the_last_save_is_protected_though_copies_are_slow(pool: RankPool, tmp_path: Path, saver: str | None) -> None:
+    found = pool.run(4, save_while_a_copy_runs, str(tmp_path), saver)
+    assert [there for there, _ in found] == [{5: True}] * 4
+    ends = [event for _, events in found for event in events if event[1:2] != ("started",)]
+    assert sorted(event[:2] for event in ends) == [("skip", "failed")] * 3 + [("total", "finished")] * 4
+    assert all("when a later one was saved" in error for phase, _, error in ends if phase == "skip")
 
 
 @pytest.mark.parametrize(("count", "near"), [(2, NEAR), pytest.param(3, SHELF, marks=pytest.mark.slow)])

@@ -92,24 +92,17 @@ class Upkeep:
         if self._where.per_host:  # the notes on all hosts have the coordinator's metrics
             metrics = self._ranks.decide("metrics of a save", lambda: dict(metrics))
 
-        protection = self._protection
-
-        def own() -> bool:
+        def own() -> None:
             values.update(state() if callable(state) else state)
             if self._where.keeps(self._ranks) and not self._ranks.is_coordinator:
                 self.prepare(step, metrics)
-            return protection is not None and protection.is_busy
-
-        def make_ready(busy: list[bool]) -> bool:
-            self.prepare(step, metrics)
-            return any(busy)
 
         self._where.make_room(self._ranks, step, hurry=hurry)
-        if protection is not None:
-            protection.cancel(step)
-        busy = self._ranks.combine("prepare a save", own, make_ready)
-        if protection is not None:
-            protection.expect(step, busy=busy)
+        if self._protection is not None:
+            self._protection.cancel(step)
+        self._ranks.combine("prepare a save", own, lambda _: self.prepare(step, metrics))
+        if self._protection is not None:
+            self._protection.expect(step)
         return values
 
     def prepare(self, step: int, metrics: Mapping[str, float]) -> None:

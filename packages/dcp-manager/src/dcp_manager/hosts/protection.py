@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from dcp_core import plugins
 from dcp_core.hookspecs import CheckpointEvent
@@ -29,15 +29,19 @@ class _Copy:
 
     step: int
     coordinator: Coordinator
-    settled: threading.Event = field(default_factory=threading.Event)
-    """Set when the save has ended on this rank."""
+    settled: bool = False
+    """Whether the save has ended on this rank."""
     saved: bool = False
+    left_out: bool = False
+    """Whether this rank wants a later save copied instead; all ranks leave the copy out, or none does."""
     cancelled: bool = False
-    ended: threading.Event = field(default_factory=threading.Event)
 
 
 class Protection:
     """Copies after each save, one at a time. A copy that fails, or is late, fails no save: the next save tries again.
+
+    While a copy runs, the newest save waits for its turn, and those between are left out. So the last save of a run is
+    copied, too, however slow the copies are.
 
     Args:
         copies: Way to copy.
@@ -60,7 +64,9 @@ class Protection:
         self._ranks = ranks
         self._places = places
         self._copied = copied
-        self._running: _Copy | None = None
+        self._changed = threading.Condition()
+        self._begun: list[_Copy] = []
+        """The copy that runs or is the next one, then those that wait for it."""
 
     @classmethod
     def start(
@@ -95,64 +101,65 @@ class Protection:
     @property
     def steps(self) -> frozenset[int]:
         """Steps that are being copied, or will be when their save has ended."""
-        running = self._running
-        return frozenset() if running is None else frozenset((running.step,))
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether a copy runs, or waits for the end of its save."""
-        return self._running is not None
+        with self._changed:
+            return frozenset(copy.step for copy in self._begun)
 
     def cancel(self, step: int) -> None:
         """Give up the copy of a step that is about to be saved again, and wait until it has ended."""
-        running = self._running
-        if running is not None and running.step == step and running.settled.is_set():
-            running.cancelled = True
-            running.ended.wait(self._ranks.timeout_seconds)
+        with self._changed:
+            there = [copy for copy in self._begun if copy.step == step and copy.settled]
+            for copy in there:
+                copy.cancelled = copy.left_out = True
+            self._changed.notify_all()
+            if there:
+                self._changed.wait_for(lambda: not {*there} & {*self._begun}, self._ranks.timeout_seconds)
 
-    def expect(self, step: int, *, busy: bool) -> None:
+    def expect(self, step: int) -> None:
         """Prepare to copy the save of a step that is about to begin, in the thread that saves.
 
-        Args:
-            step: The step.
-            busy: Whether the copy of an earlier save still runs on some rank: then this save is not copied.
-
-        Ranks: every rank, with the same arguments; does not wait for other ranks.
+        Ranks: every rank, with the same step; does not wait for other ranks.
         """
-        if busy:
-            self._report(step, "the copy of an earlier step still runs")
-            return
-        copy = self._running = _Copy(step, self._ranks.coordinator())
+        copy = _Copy(step, self._ranks.coordinator())
+        with self._changed:
+            # The first one may be of a save that is still running. If it waits, too, it would wait with every save.
+            for waiting in self._begun[1:]:
+                waiting.left_out = True
+            self._begun.append(copy)
+            self._changed.notify_all()
         threading.Thread(target=self._run, args=(copy,), name="dcp-protect", daemon=True).start()
 
     def settle(self, step: int, *, saved: bool) -> None:
         """Begin the copy of a save that has ended on this rank; without success, there is nothing to copy."""
-        copy = self._running
-        if copy is not None and copy.step == step and not copy.settled.is_set():
-            copy.saved = saved
-            copy.settled.set()
+        with self._changed:
+            copy = next((copy for copy in self._begun if copy.step == step and not copy.settled), None)
+            if copy is not None:
+                copy.saved, copy.settled = saved, True
+                self._changed.notify_all()
 
     def wait(self, seconds: float) -> bool:
         """Wait until no copy runs, at most `seconds`; returns whether none does."""
-        running = self._running
-        if running is None:
-            return True
-        return running.ended.wait(min(seconds, threading.TIMEOUT_MAX))
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._begun, min(seconds, threading.TIMEOUT_MAX))
 
     def close(self, seconds: float) -> None:
-        """Wait for a copy that runs, at most `seconds`, and give it up after that."""
-        running = self._running
-        if running is not None and not self.wait(seconds):
-            running.cancelled = True
-            if self._ranks.is_coordinator:
-                _log.warning("step %d is not protected: the copy was given up after %.1f s", running.step, seconds)
+        """Wait for the copies, at most `seconds`, and give up after that."""
+        if self.wait(seconds):
+            return
+        with self._changed:
+            given_up = [*self._begun]
+            for copy in given_up:
+                copy.cancelled = True
+        if self._ranks.is_coordinator:
+            for copy in given_up:
+                _log.warning("step %d is not protected: the copy was given up after %.1f s", copy.step, seconds)
 
     def _run(self, copy: _Copy) -> None:
-        """Wait for the end of the save, and copy it, with the other ranks."""
+        """Wait for the end of the save and for earlier copies, and copy it, with the other ranks."""
         start = time.monotonic()
         try:
             with copy.coordinator as them:
-                copy.settled.wait()
+                with self._changed:
+                    self._changed.wait_for(lambda: copy.left_out or (copy.settled and self._begun[0] is copy))
                 outcome = self._copy(copy, them)
         except BaseException as error:  # noqa: BLE001 - a copy that fails must not end training
             outcome = HostsCopied(f"{type(error).__name__}: {error}".partition("\n")[0])
@@ -160,8 +167,9 @@ class Protection:
             if outcome is not None:
                 self._tell(copy, outcome, time.monotonic() - start)
         finally:
-            self._running = None
-            copy.ended.set()
+            with self._changed:
+                self._begun.remove(copy)
+                self._changed.notify_all()
 
     def _tell(self, copy: _Copy, outcome: HostsCopied, seconds: float) -> None:
         if outcome.reason is not None:
@@ -172,7 +180,10 @@ class Protection:
 
     def _copy(self, copy: _Copy, them: Coordinator) -> HostsCopied | None:
         """Copy a save that has succeeded on all ranks; returns None if it has not."""
-        if not all(them.all_gather("ends of a save", lambda: copy.saved)):
+        ends = them.all_gather("ends of a save", lambda: (copy.saved, copy.left_out))
+        if any(left_out for _, left_out in ends):
+            return HostsCopied("the copy of an earlier step was still running when a later one was saved")
+        if not all(saved for saved, _ in ends):
             return None
         store = self._catalogue.store_of(copy.step)
         if not isinstance(store, HostStore):
