@@ -83,7 +83,8 @@ def _side_by_side(folder: str, count: int) -> list[float]:
         for number in range(count):
             values = [torch.full((3,), float(10 * number + which)) for which in range(3)]
             futures = [
-                saver.save({"w": values[which]}, checkpoint_id=f"{folder}-{which}") for which, saver in enumerate(savers)
+                saver.save({"w": value}, checkpoint_id=f"{folder}-{which}")
+                for which, (saver, value) in enumerate(zip(savers, values, strict=False))
             ]
             save({"w": values[2]}, checkpoint_id=f"{folder}-2", peers=options)
             for future in futures:

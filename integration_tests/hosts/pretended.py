@@ -44,7 +44,7 @@ def without_promoter() -> Iterator[None]:
 
 
 def promote_on(disks: str | Path, hosts: Sequence[str], near: str = NEAR) -> dict[str, list[int]]:
-    """Promote on each host in turn, and again where a host does not know what later ones brought; returns what lacks."""
+    """Promote on each host in turn, and again where it does not know what later ones brought; returns what lacks."""
     left: dict[str, list[int]] = {}
     for host in (*hosts, *hosts[:-1]):
         with on_host(disks, host):

@@ -311,6 +311,5 @@ class LinkTable:
     def _seat(
         self, key: str, series: int, rank: int, world_size: int, job_size: int, address: StoreAddress | None
     ) -> Seat:
-        options = self._options
-        hosts_store = job_size > 1 and dist.get_rank() == 0
-        return Seat(key, series, rank, world_size, job_size, hosts_store, address, options.timeout_seconds, options.peers)
+        hosts_store, seconds = job_size > 1 and dist.get_rank() == 0, self._options.timeout_seconds
+        return Seat(key, series, rank, world_size, job_size, hosts_store, address, seconds, self._options.peers)

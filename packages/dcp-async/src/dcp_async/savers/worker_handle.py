@@ -138,9 +138,7 @@ class WorkerProcess:
         except OSError as error:
             raise WorkerLostError(self._how_it_ended()) from error
 
-    def read(
-        self, deadline: float, *, starts: bool = False, meanwhile: Callable[[], object] | None = None
-    ) -> Any:
+    def read(self, deadline: float, *, starts: bool = False, meanwhile: Callable[[], object] | None = None) -> Any:
         """Wait for the worker's next answer and return it; pass on events, log records and warnings that come before.
 
         Args:

@@ -1,7 +1,7 @@
 """Mailbox of frames (messages): received frames wait for their phase, and outgoing frames until they can be sent.
 
-Several operations (sequences of phases, such as a save) share the connections between ranks: those of the process group,
-and those of each asynchronous saver, which number their operations apart. Not in this module: connections.
+Several operations (sequences of phases, such as a save) share the connections between ranks: those of the process
+group, and those of each asynchronous saver, which numbers its operations apart. Not in this module: connections.
 """
 
 from __future__ import annotations
