@@ -120,7 +120,7 @@ class Promotion:
         """Promote the lowest step that waits; returns False if none does.
 
         A step that cannot be promoted is reported as an event, noted in `refused`, and not tried again. A step of which
-        the tier has a later save, as after a resumption from an earlier one, is given up: nearer tiers need not keep it.
+        the tier has a later save, as after a resumption from an earlier one, is given up: nearer tiers may drop it.
 
         Raises:
             OSError, DcpError: A storage failed, the step is being saved or has just been removed: try again.
