@@ -16,7 +16,7 @@ from dcp_manifest import CorruptCheckpointError
 from dcp_tiers import KeepWaiting, Tier, Tiers
 from dcp_tiers.copying.copy_checkpoint import copy_checkpoint
 from dcp_tiers.promote import promote
-from dcp_tiers.promoting import promotion
+from dcp_tiers.promoting import promotion, sources
 from dcp_tiers.promoting.promotion import Promotion
 
 
@@ -76,6 +76,23 @@ def test_an_earlier_save_is_kept_if_the_later_one_is_damaged(helpers, near, far)
     tiers.catalogues[1].quarantine(10, "a file is lost")
     assert promote(tiers) == {str(far): [10]}
     assert KeepWaiting(tiers).keep([], 0.0) == {10}
+
+
+def test_each_step_is_copied_once_though_listings_are_old(helpers, near, far, monkeypatch):
+    """Listings that take long are used again for a while: what has been copied since is not copied again."""
+    for step in (10, 20, 30):
+        helpers.save(near, step)
+    copied = []
+
+    def copy(source, *arguments, **options):
+        copied.append(os.path.basename(source.path))
+        return copy_checkpoint(source, *arguments, **options)
+
+    monkeypatch.setattr(promotion, "copy_checkpoint", copy)
+    monkeypatch.setattr(sources, "_QUICK_SECONDS", 0.0)
+    monkeypatch.setattr(sources, "_REUSED", 1e6)
+    assert promote(helpers.tiers()) == {}
+    assert copied == ["step-10", "step-20", "step-30"]
 
 
 def test_only_what_the_policy_wants_is_sent_and_what_was_superseded_is_reported(helpers, near, far, events):

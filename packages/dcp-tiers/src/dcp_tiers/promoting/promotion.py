@@ -57,8 +57,10 @@ class Promotion:
         self._superseded: set[int] = set()
         self._parts: set[int] = set()
         """Steps of which the tier has this host's part, and lacks those of other hosts."""
-        self._unnoted: dict[tuple[int, int], Entry | None] = {}
-        """Arrivals that could not be noted: number of the nearer tier, and step → its index there."""
+        self._settled: dict[tuple[int, int], Entry | None] = {}
+        """What need not be sent, whatever older listings say: number of the nearer tier, and step → its index there."""
+        self._reported: Sequence[Held] = ()
+        """The listings of which `_report_superseded` was called last."""
         self._waiting_bytes: int | None = None
         self._tidied_until = 0.0
         self._untidied: set[int] = set()
@@ -79,12 +81,12 @@ class Promotion:
         return self._waiting(self._sources.look())
 
     def _waiting(self, held: Sequence[Held]) -> list[int]:
-        steps = {step for one in held for step in one.waiting if not self._is_unnoted(one, step)}
+        steps = {step for one in held for step in one.waiting if not self._is_settled(one, step)}
         return sorted(steps - {*self.refused})
 
-    def _is_unnoted(self, held: Held, step: int) -> bool:
+    def _is_settled(self, held: Held, step: int) -> bool:
         key = held.number, step
-        return key in self._unnoted and self._unnoted[key] == held.index_entry(step)
+        return key in self._settled and self._settled[key] == held.index_entry(step)
 
     def run(self, pause: Callable[[float], bool]) -> bool:
         """Promote until nothing waits; failures of the storages are tried again after growing pauses.
@@ -217,7 +219,7 @@ class Promotion:
     def _promote(self, step: int, holders: Sequence[Held]) -> bool:
         """Copy a step, or this host's part of it; returns False if the tier lacks other hosts' parts."""
         nearest = holders[0]
-        if not make_room(self._tiers, self._number, step, needed=nearest.bytes_of(step)):
+        if not make_room(self._tiers, self._number, step, needed=nearest.sizes[step]):
             raise TierFullError(f"{self.url} is full: step {step} waits until further tiers have what is there")
         source = self._tiers.catalogues[nearest.number]
         with source.reading(step):
@@ -237,11 +239,11 @@ class Promotion:
         self._emit("skip", place=f"{self.url}/{self._target.folder_name(step)}")
 
     def _note(self, write: Callable[[Store, str], None], holder: Held, step: int) -> None:
-        """Note that a step need not be sent; where that is impossible, as in a folder only to be read, remember it."""
+        """Note that a step need not be sent, if that is possible; it is not where a folder may only be read."""
+        self._settled[holder.number, step] = holder.index_entry(step)
         try:
             write(holder.folders[step].store, self.url)
         except OSError as error:
-            self._unnoted[holder.number, step] = holder.index_entry(step)
             _log.warning("what became of step %d in %s is not noted: %s", step, self.url, error)
 
     def _passed(self, count: int) -> None:
@@ -262,14 +264,17 @@ class Promotion:
 
     def _report_waiting(self, held: Sequence[Held], waiting: Collection[int]) -> None:
         """Emit an event with the number of bytes that the tier must still get, whenever it has changed."""
-        sizes = {step: one.bytes_of(step) for one in reversed(held) for step in waiting if step in one.folders}
-        size = sum(sizes.values())
+        sizes = [next(one.sizes[step] for one in held if step in one.sizes) for step in waiting]
+        size = sum(sizes)
         if size != self._waiting_bytes:
             self._waiting_bytes = size
             self._emit("waiting", size=size)
 
     def _report_superseded(self, held: Sequence[Held], waiting: Collection[int]) -> None:
         """Emit an event for each step that the tier's policy wanted once, and does not want any more."""
+        if held is self._reported:
+            return
+        self._reported = held
         for one in held:
             for step in sorted(one.folders.keys() - {*waiting} - self._superseded - self.refused.keys()):
                 was_wanted = self._tier.keep.keep([one.records[step]], time.time())

@@ -34,14 +34,12 @@ class Held:
     """Steps that the further tier must still get."""
     arrived: frozenset[int]
     """Steps with a note that the further tier has got them."""
+    sizes: dict[int, int]
+    """Step → bytes of all files of the checkpoint."""
 
     def index_entry(self, step: int) -> Entry | None:
         """Return the entry of a checkpoint's index in the listing."""
         return next((entry for entry in self.folders[step].entries if entry.name == METADATA_NAME), None)
-
-    def bytes_of(self, step: int) -> int:
-        """Return the size of all files of a checkpoint."""
-        return sum(entry.bytes for entry in self.folders[step].entries)
 
 
 class Sources:
@@ -89,6 +87,7 @@ class Sources:
             {record.step: record for record in records},
             frozenset(select_waiting(tier, good, records)),
             frozenset(folder.step for folder in good if arrival_is_noted(folder.entries, tier.url)),
+            {folder.step: sum(entry.bytes for entry in folder.entries) for folder in good},
         )
 
     def _ask(self, holder: int) -> Held | None:
