@@ -130,9 +130,10 @@ class Promotion:
         held = self._sources.look(afresh=False)
         if not self._compared:
             held = self._compare(held)
-        if not self._waiting(held):
-            held = self._sources.look()
         waiting = self._waiting(held)
+        if not waiting:
+            held = self._sources.look()
+            waiting = self._waiting(held)
         self._report_superseded(held, waiting)
         self._report_waiting(held, waiting)
         if not waiting:
