@@ -66,7 +66,8 @@ def struck_hosts(fault: Fault, layout: Layout) -> list[str]:
     """Return the hosts that a fault is about."""
     first = fault.victim % layout.world // layout.each
     hosts = layout.hosts
-    return [hosts[first], hosts[(first + 1) % len(hosts)]] if fault.kind == "two" else [hosts[first]]
+    second = (first + 1) % len(hosts)  # the same where there is one host alone
+    return [hosts[first], hosts[second]] if fault.kind == "two" and second != first else [hosts[first]]
 
 
 @dataclass(frozen=True)
