@@ -45,7 +45,6 @@ def live_through(stories: list[str], seconds: float, *, note: Any) -> None:
     assert sum(count for name, count in counts.items() if name.startswith("at the ")) == FAULTS * len(stories)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_tenth(record_property: Any) -> None:
     live_through(GATING, 800, note=record_property)
