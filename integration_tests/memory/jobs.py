@@ -33,7 +33,7 @@ _WITHOUT_KEEPER = {
     for error in ("KeeperLostError", "SaveLostError", "CheckpointNotFoundError")
     for name in (error, f"CheckpointException of {error}")
 }
-"""What ranks may raise, too, when the keeper of their host is killed."""
+"""What ranks may raise, too, when the keeper of their host is killed, and they are not, or later."""
 
 
 class Job:
@@ -104,7 +104,8 @@ class Job:
         for rank, resumed in seen.resumed.items():
             if resumed != (step, of, True):
                 problems.append(f"rank {rank} resumed (step, life, right) {resumed}, not step {step} of life {of}")
-        expected_errors = _EXPECTED | (_WITHOUT_KEEPER if life.fault.kind == "memory" else set())
+        without_keeper = life.fault.kind == "memory" or (life.lost and life.fault.keeper_first)
+        expected_errors = _EXPECTED | (_WITHOUT_KEEPER if without_keeper else set())
         raised = [error for error in seen.errors if error.partition(" | ")[0] not in expected_errors]
         problems += [f"a rank raised {error}" for error in raised]
         if life.paces and seen.saved > max(seen.protected, step) + 1:
