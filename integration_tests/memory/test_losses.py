@@ -142,7 +142,8 @@ def test_what_a_restart_finds(ranks: RankPool, root: Path, near: Near, loss: str
     found = ranks.run(len(restart), work, root, near, restart, None, ())
     step = with_copies if near == "partner" else alone
     assert [one["step"] for one in found] == [step] * len(restart)
-    assert any(one["far"] for one in found) is (step == FAR)
+    # Of the step before, hosts that have lost nothing have their parts in memory.
+    assert any(one["far"] for one in found) is (step == FAR and act is not change_a_byte)
 
 
 @pytest.mark.slow  # a worker imports PyTorch
