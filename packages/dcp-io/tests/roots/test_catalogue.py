@@ -9,11 +9,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from dcp_io import LocalStore, ProcessIdentity, this_process
+from dcp_io import LocalStore, ProcessIdentity, checkpoint_files, this_process
 from dcp_io.roots.catalogue import Catalogue
 from dcp_io.roots.records import Note, by_creation
 from dcp_manifest import CheckpointIndex, CheckpointNotFoundError, ManifestInfo, StoredItems, encode
@@ -345,3 +346,54 @@ def test_an_index_that_a_killed_publisher_left_is_removed_once_nobody_saves(
     marker.unlink()
     catalogue.sweep()
     assert (left.exists(), fresh.exists()) == (False, True)
+
+
+ACTIONS: dict[str, Callable[[Catalogue], object]] = {
+    "sweep": lambda catalogue: catalogue.sweep(),
+    "remove": lambda catalogue: catalogue.remove(1),
+    "list": lambda catalogue: catalogue.records(),
+    "highest": lambda catalogue: catalogue.highest(),
+    "prepare": lambda catalogue: catalogue.prepare(1, {}, after=None),
+    "failed": lambda catalogue: catalogue.failed(1),
+    "what would be removed": lambda catalogue: checkpoint_files(catalogue.store_of(1), ["__0_0.a.distcp"]),
+}
+OTHERS = [
+    ".dcp-reading-1",
+    ".dcp-save-0123456789abcdef",
+    ".dcp-note.json",
+    ".dcp-note-next.json",
+    ".dcp-bad.json",
+    "..dcp-note.json..0b.tmp",
+    "__1_0.0123456789abcdef.distcp",
+    ".metadata",
+]
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("action", ACTIONS)
+def test_what_others_remove_meanwhile_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, action: str, name: str
+) -> None:
+    """Another process removes a file of the folder at each moment: a lease that ends, a save that is over."""
+    calls, at = 0, 0
+
+    def watched(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == at:
+                (tmp_path / f"{at}/step-1" / name).unlink(missing_ok=True)
+            return method(*arguments, **options)
+
+        return call
+
+    for each in ("list", "open", "read", "size", "exists", "delete"):
+        monkeypatch.setattr(LocalStore, each, watched(getattr(LocalStore, each)))
+    while at <= calls:
+        at, calls = at + 1, 0
+        files = dict.fromkeys(OTHERS, sign(dead()))
+        folder = checkpoint(tmp_path / str(at), 1, **files)
+        for path in folder.iterdir():
+            os.utime(path, (time.time() - 7200,) * 2)
+        ACTIONS[action](Catalogue(LocalStore(tmp_path / str(at)), stale_after_seconds=60))
+    assert at > 1

@@ -27,7 +27,7 @@ def checkpoint_files(store: Store, named: Collection[str] = ()) -> dict[str, int
         OSError: The storage failed.
     """
     sizes = _in_order(store, named)
-    return {name: size for name, size in sizes.items() if is_index_name(name) or is_own_file(store, name, size)}
+    return {name: size for name, size in sizes.items() if is_index_name(name) or _is_there(store, name, size)}
 
 
 def remove_checkpoint(store: Store, *, also: frozenset[str] = frozenset()) -> list[str]:
@@ -92,6 +92,13 @@ def _in_order(store: Store, named: Collection[str]) -> dict[str, int]:
         if size is not None:
             sizes[name] = size
     return dict(sorted(sizes.items(), key=lambda item: (not is_index_name(item[0]), _is_note(item[0]), item[0])))
+
+
+def _is_there(store: Store, name: str, size: int) -> bool:
+    try:
+        return is_own_file(store, name, size)
+    except CheckpointNotFoundError:  # another process has removed it since it was listed
+        return False
 
 
 def _is_note(name: str) -> bool:

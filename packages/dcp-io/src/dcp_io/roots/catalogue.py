@@ -28,8 +28,9 @@ from dcp_io.checkpoints.reader_leases import (
 from dcp_io.checkpoints.remove_checkpoint import clear_dead_saves, remove_checkpoint
 from dcp_io.roots.records import CheckpointRecord, Note
 from dcp_io.roots.unfinished import Unfinished, describe_unfinished
+from dcp_io.saves.cleanup import remove_own
 from dcp_io.saves.marker_owner import is_gone, this_process
-from dcp_io.saves.own_files import is_own_file, temporary_of
+from dcp_io.saves.own_files import temporary_of
 from dcp_io.stores.store import Entry, Store
 from dcp_manifest.errors import CheckpointNotFoundError
 from dcp_manifest.folders.checkpoint_order import step_of
@@ -310,12 +311,13 @@ class Catalogue:
         """Remove leftovers of killed saves and readers beside a checkpoint."""
         if any(name.startswith(_SAVING) for name in folder.names):
             clear_dead_saves(folder.store, stale_after_seconds=self._stale_after_seconds)
-        for entry in folder.entries:
-            if not entry.name.startswith(READING_PREFIX):
-                continue
-            is_dead = is_dead_sign(folder.store, entry, stale_after_seconds=self._stale_after_seconds)
-            if is_dead and is_own_file(folder.store, entry.name, entry.bytes):
-                folder.store.delete(entry.name)
+        leases = [entry for entry in folder.entries if entry.name.startswith(READING_PREFIX)]
+        dead = [
+            entry
+            for entry in leases
+            if is_dead_sign(folder.store, entry, stale_after_seconds=self._stale_after_seconds)
+        ]
+        remove_own(folder.store, {entry.name: entry.bytes for entry in dead})
         self._settle_next_note(folder)
         ours = (NOTE, NEXT_NOTE, QUARANTINE, REMOVING, READING_PREFIX, *_PROMOTED, _COPIES)
         self._remove_temporaries(folder.store, folder.entries, ours)
