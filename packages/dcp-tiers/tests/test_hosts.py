@@ -7,11 +7,13 @@ import shutil
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import pytest
 
 from dcp_io import (
+    Catalogue,
     CopyNote,
     HostCopies,
     KeepLast,
@@ -22,7 +24,7 @@ from dcp_io import (
     verify_checkpoint,
     write_copy_note,
 )
-from dcp_tiers import Tier, Tiers, TiersError
+from dcp_tiers import KeepWaiting, Tier, Tiers, TiersError
 from dcp_tiers.promote import only_one
 
 
@@ -81,6 +83,25 @@ def test_a_host_that_is_gone_holds_up_its_steps_alone(
     with hosts.on_host(tmp_path, "a"):
         tiers = Tiers([Tier(hosts.near, per_host=True), Tier(far)])
         assert tiers.keep_waiting.keep([], 0.0) == set()
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_host_need_not_keep_its_part_of_an_earlier_save(
+    tmp_path: Path, far: Path, helpers: SimpleNamespace, hosts: SimpleNamespace, events: list[Any], damaged: bool
+) -> None:
+    """A host that was away has a part of a step that the others have saved again since."""
+    hosts.save_apart(tmp_path, 1)
+    helpers.save(far, 1, {"later": b"5678"})
+    if damaged:
+        Catalogue(LocalStore(far), stale_after_seconds=60).quarantine(1, "a file is lost")
+    left = hosts.bring(tmp_path, far, "b")
+    assert left == ({str(far): [1]} if damaged else {})
+    assert helpers.loaded(far) == {1: {"later": b"5678"}}
+    with hosts.on_host(tmp_path, "b"):
+        tiers = Tiers([Tier(hosts.near, keep=KeepLast(1), per_host=True), Tier(far)])
+        assert KeepWaiting(tiers).keep([], 0.0) == ({1} if damaged else set())
+    skipped = [event.checkpoint_id for event in events if event.phase == "skip"]
+    assert skipped == ([] if damaged else [f"{far}/step-1"])
 
 
 def test_the_description_keeps_that_a_tier_is_of_each_host(tmp_path: Path, far: Path, hosts: SimpleNamespace) -> None:

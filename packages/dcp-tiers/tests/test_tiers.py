@@ -114,6 +114,19 @@ def test_wrong_tiers_are_refused(near):
         Tier(near, rate_bytes_per_second=0)
 
 
+@pytest.mark.parametrize("tiers", [None, 3, "near", ["near", "far"], Tier("near")])
+def test_what_is_no_list_of_tiers_is_refused(tiers):
+    with pytest.raises(TiersError, match="give a list such as"):
+        Tiers(tiers)
+
+
+@pytest.mark.parametrize("name", ["stale_after_seconds", "patience_seconds"])
+@pytest.mark.parametrize("seconds", [0, -1, float("nan")])
+def test_times_are_above_zero(near, name, seconds):
+    with pytest.raises(TiersError, match=f"{name} is {seconds}"):
+        Tiers([Tier(near)], **{name: seconds})
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
 
@@ -54,7 +54,7 @@ class Tiers:
 
     Raises:
         TiersError: There is no tier, one is given twice, one but the first is of each host, or `per_host` is set for
-            the URI of a store that all hosts share, or `copies` for such a store.
+            the URI of a store that all hosts share, or `copies` for such a store; or a time is not above 0.
         ValueError: No tool would read the step from folder names with this prefix.
 
     Example:
@@ -79,6 +79,10 @@ class Tiers:
         stale_after_seconds: float = STALE_AFTER_SECONDS,
         patience_seconds: float = _PATIENCE_SECONDS,
     ) -> None:
+        tiers = _list_of(tiers)
+        for name, seconds in (("stale_after_seconds", stale_after_seconds), ("patience_seconds", patience_seconds)):
+            if not seconds > 0:  # NaN, too
+                raise TiersError(f"{name} is {seconds!r}; it must be more than 0")
         urls = [tier.url for tier in tiers]
         self._stores = tuple(map(open_store, urls))
         self.tiers = tuple(map(_checked, tiers, self._stores))
@@ -342,6 +346,14 @@ class Tiers:
         if lacking_steps(self):
             self.wake_promoter()
         return wait_for_promoter(self, self._promoter, seconds)
+
+
+def _list_of(tiers: Sequence[Tier]) -> list[Tier]:
+    """Return a list of tiers; raises TiersError if they are something else, such as paths."""
+    found = [*tiers] if isinstance(tiers, Iterable) else [tiers]
+    if not (isinstance(tiers, Iterable) and all(isinstance(tier, Tier) for tier in found)):
+        raise TiersError(f"tiers are {tiers!r}; give a list such as [Tier('/nvme/run'), Tier('/slow/run')]")
+    return found
 
 
 def _checked(tier: Tier, store: Store) -> Tier:

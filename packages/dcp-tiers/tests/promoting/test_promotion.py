@@ -55,26 +55,12 @@ def test_a_step_that_was_saved_again_is_promoted_again(helpers, near, far):
     assert files(near / "step-10") == files(far / "step-10")
 
 
-def test_an_earlier_save_does_not_replace_a_later_one_and_is_not_kept_for_it(helpers, near, far, events):
+def test_an_earlier_save_does_not_replace_a_later_one(helpers, near, far):
     helpers.save(near, 10)
     helpers.save(far, 10, {"later": b"5678"})
     tiers = helpers.tiers()
-    assert KeepWaiting(tiers).keep([], 0.0) == {10}
-    assert promote(tiers) == {}
-    assert helpers.loaded(far) == {10: {"later": b"5678"}}
-    assert [event.checkpoint_id for event in events if event.phase == "skip"] == [f"{far}/step-10"]
-    assert KeepWaiting(tiers).keep([], 0.0) == set()
-    helpers.save(near, 10, {"latest": b"9012"})
-    assert promote(tiers) == {}
-    assert helpers.loaded(far) == {10: {"latest": b"9012"}}
-
-
-def test_an_earlier_save_is_kept_if_the_later_one_is_damaged(helpers, near, far):
-    helpers.save(near, 10)
-    helpers.save(far, 10, {"later": b"5678"})
-    tiers = helpers.tiers()
-    tiers.catalogues[1].quarantine(10, "a file is lost")
     assert promote(tiers) == {str(far): [10]}
+    assert helpers.loaded(far) == {10: {"later": b"5678"}}
     assert KeepWaiting(tiers).keep([], 0.0) == {10}
 
 

@@ -121,8 +121,8 @@ class Promotion:
     def promote_next(self) -> bool:
         """Promote the lowest step that waits; returns False if none does.
 
-        A step that cannot be promoted is reported as an event, noted in `refused`, and not tried again. A step of which
-        the tier has a later save, as after a resumption from an earlier one, is given up: nearer tiers may drop it.
+        A step that cannot be promoted is reported as an event, noted in `refused`, and not tried again. A host's part
+        of a step of which the tier has a later save is given up: the host need not keep it.
 
         Raises:
             OSError, DcpError: A storage failed, the step is being saved or has just been removed: try again.
@@ -147,7 +147,9 @@ class Promotion:
                 self._wait_for_hosts(step, waiting)
                 return True
         except _REFUSED as error:
-            if isinstance(error, SupersededError) and self._target.is_good(step):
+            # What one host kept while it was not in the job: the others have saved the step again since.
+            is_part = isinstance(self._tiers.places[holders[0].number], HostStore)
+            if isinstance(error, SupersededError) and is_part and self._target.is_good(step):
                 self._give_up(step, holders, error)
                 return True
             self.refused[step] = str(error)
