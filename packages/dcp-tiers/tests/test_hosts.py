@@ -94,8 +94,7 @@ def test_a_host_need_not_keep_its_part_of_an_earlier_save(
     helpers.save(far, 1, {"later": b"5678"})
     if damaged:
         Catalogue(LocalStore(far), stale_after_seconds=60).quarantine(1, "a file is lost")
-    left = hosts.bring(tmp_path, far, "b")
-    assert left == ({str(far): [1]} if damaged else {})
+    hosts.bring(tmp_path, far, "b")
     assert helpers.loaded(far) == {1: {"later": b"5678"}}
     with hosts.on_host(tmp_path, "b"):
         tiers = Tiers([Tier(hosts.near, keep=KeepLast(1), per_host=True), Tier(far)])
