@@ -95,7 +95,7 @@ def test_a_host_need_not_keep_its_part_of_an_earlier_save(
     if damaged:
         Catalogue(LocalStore(far), stale_after_seconds=60).quarantine(1, "a file is lost")
     hosts.bring(tmp_path, far, "b")
-    assert helpers.loaded(far) == {1: {"later": b"5678"}}
+    assert helpers.loaded(far) == ({} if damaged else {1: {"later": b"5678"}})
     with hosts.on_host(tmp_path, "b"):
         tiers = Tiers([Tier(hosts.near, keep=KeepLast(1), per_host=True), Tier(far)])
         assert KeepWaiting(tiers).keep([], 0.0) == ({1} if damaged else set())
