@@ -64,4 +64,5 @@ def start_process(run: str, folder: str, options: Mapping[str, Any], seconds: fl
         raise KeeperStartError(f"the keeper of {run} could not be started: {error}") from error
     if done.returncode:
         said = (done.stderr or done.stdout).decode(errors="replace").strip()[-2000:]
+        said = said.rpartition("keeper: error: ")[2] if said.startswith("usage: ") else said
         raise KeeperStartError(f"the keeper of {run} could not be started: {said or done.returncode}")

@@ -350,7 +350,8 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
     def abort(self, error: BaseException) -> None:
         """Remove the files that this rank has written for a save that failed with `error`."""
         del error
-        self._backend.abort_save()
+        if self._opened is not None:  # else nothing was written, as where the id is not that of a place
+            self._opened.abort_save()
 
 
 def _writer_name() -> str:
