@@ -26,8 +26,10 @@ class Partner:
 
     def __post_init__(self) -> None:
         """Check the rate."""
-        if self.rate_bytes_per_second is not None and not self.rate_bytes_per_second > 0:
-            raise ValueError(f"rate_bytes_per_second is {self.rate_bytes_per_second}; it must be positive")
+        rate = self.rate_bytes_per_second
+        is_number = isinstance(rate, (int, float)) and not isinstance(rate, bool)
+        if rate is not None and not (is_number and rate > 0):
+            raise ValueError(f"rate_bytes_per_second is {rate!r}; it must be a positive number")
 
     def copy(self, coordinator: Coordinator, request: CopyRequest) -> HostsCopied:
         """Copy each host's part of a checkpoint to the next host; see `dcp_io.HostCopies`.

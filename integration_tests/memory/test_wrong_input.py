@@ -1,6 +1,8 @@
-"""Names that no run of a keeper can have are refused by saves and loads, with one clear error and nothing beside it."""
+"""Names that no run of a keeper can have, and rates of copies that are none, are refused with one clear error."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 
@@ -14,3 +16,9 @@ def test_wrong_names_are_refused_without_noise(run: str, caplog: pytest.LogCaptu
         with pytest.raises(InvalidPlaceError, match="is not a name for a keeper's run"):
             call({"step": 1}, checkpoint_id=f"keeper://{run}/step-1")
     assert caplog.records == []
+
+
+@pytest.mark.parametrize("rate", [0, -1, float("nan"), "1e6", True])
+def test_wrong_rates_are_refused(rate: Any) -> None:
+    with pytest.raises(ValueError, match="it must be a positive number"):
+        dcp.partner(rate_bytes_per_second=rate)
