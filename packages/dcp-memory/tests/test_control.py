@@ -183,7 +183,7 @@ def test_a_stopped_keeper_is_named_and_can_be_killed(run: str) -> None:
 
 @pytest.mark.parametrize("options", [{"max_bytes": 0}, {"generations": 0}, {"idle_seconds": "x"}])
 def test_wrong_options_are_said(run: str, options: dict[str, object]) -> None:
-    with pytest.raises(KeeperStartError, match="could not be started: argument .* is not a number of"):
+    with pytest.raises(KeeperStartError, match=r"could not be started: argument .* is not a number of"):
         start_keeper(run, **options)
     with pytest.raises(ValueError, match="no option colour"):
         start_keeper(run, colour="red")
