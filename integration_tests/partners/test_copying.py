@@ -219,5 +219,5 @@ def test_a_damaged_note_says_nothing(make_hosts: Make, data: bytes) -> None:
 
 
 def test_a_rate_must_be_positive() -> None:
-    with pytest.raises(ValueError, match="must be positive"):
+    with pytest.raises(ValueError, match="must be a positive number"):
         partner(0)

@@ -16,6 +16,7 @@ DcpError (Exception)                                        base class of the er
 ├─ UnsafeCheckpointError (ValueError)                       a checkpoint tries to run code or leave its folder
 │ dcp_tiers:
 ├─ PromotionError (RuntimeError)                            a checkpoint cannot be promoted to another tier
+│  └─ SupersededError                                       the tier has a later save of the step
 ├─ TierFullError (OSError)                                  a tier has reached its byte budget
 ├─ TiersError (ValueError)                                  the description of tiers is wrong
 │ dcp_io:
