@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dcp_hooks import ANY_SCHEME, PluginRegistry, StoreSpec, hookimpl, installed
-from dcp_io import LocalStore, StoreNotFoundError, open_store, scheme_of
+from dcp_io import LocalStore, StoreNotFoundError, file_at, open_store, scheme_of
 
 
 @pytest.mark.parametrize(
@@ -27,6 +27,16 @@ def test_folders_of_the_file_system(tmp_path: Path) -> None:
         assert store.url == str(tmp_path)
     with pytest.raises(ValueError, match="storage_options"):
         open_store(tmp_path, storage_options={"endpoint": "x"})
+
+
+def test_a_file_is_found_by_its_name_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "run.tiers.toml").touch()
+    monkeypatch.chdir(tmp_path)
+    for uri in ("run.tiers.toml", "./run.tiers.toml", str(tmp_path / "run.tiers.toml")):
+        found = file_at(uri)
+        assert found is not None
+        assert (found[0].url, found[1]) == (str(tmp_path), "run.tiers.toml")
+    assert [file_at(uri) for uri in ("missing.toml", "/missing.toml", "")] == [None] * 3
 
 
 class Plugin:

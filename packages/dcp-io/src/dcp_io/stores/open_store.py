@@ -93,10 +93,10 @@ def file_at(uri: str | os.PathLike[str]) -> tuple[Store, str] | None:
         InvalidPlaceError: The path is empty, or looks like a URI that lost a slash.
         StorageError, OSError: The storage failed.
     """
-    above, _, name = os.fspath(uri).rpartition("/")
+    above, slash, name = os.fspath(uri).rpartition("/")
     if not name or above.endswith("/"):  # a folder, or a whole bucket
         return None
-    store = open_store(above)
+    store = open_store(above or slash or ".")
     return (store, name) if store.exists(name) else None
 
 
