@@ -78,6 +78,11 @@ def _registered() -> Iterator[None]:
         kind.store.clear()
 
 
+def test_the_url_of_a_whole_file_system_keeps_its_scheme() -> None:
+    store = open_store("memory://")
+    assert (store.url, store.child("step-1").url) == ("memory://", "memory:///step-1")
+
+
 def test_what_is_not_replaced_is_an_error_and_stays() -> None:
     store = open_store("stubborn://folder")
     store.publish("index", b"old")

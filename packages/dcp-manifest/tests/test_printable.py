@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dcp_manifest import CorruptCheckpointError, DcpError, InvalidPlaceError, printable
-from dcp_manifest.schemes import file_path, scheme_of
+from dcp_manifest.schemes import file_path, scheme_of, without_end_slash
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()))
 
@@ -77,6 +77,13 @@ def test_places_that_are_no_paths(place: str, tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InvalidPlaceError):
         file_path(place)
+
+
+@pytest.mark.parametrize(
+    ("place", "bare"), [("a//", "a"), ("/", "/"), ("s3://b/x/", "s3://b/x"), ("memory://", "memory://")]
+)
+def test_slashes_at_the_end(place: str, bare: str) -> None:
+    assert without_end_slash(place) == bare
 
 
 def test_a_folder_named_like_a_scheme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from dcp_fsspec.sink import FsspecSink
 from dcp_fsspec.times import modified_seconds
 from dcp_io import TEMPORARY_SUFFIX, Entry, Place, Sink, Store, TruncatedError, check_name
 from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError
+from dcp_manifest.schemes import without_end_slash
 
 __all__ = ["FsspecStore"]
 
@@ -59,7 +60,7 @@ class FsspecStore(Store):
     def __init__(self, fs: Any, path: str, url: str, *, block_bytes: int = BLOCK_BYTES) -> None:
         self._fs = fs
         self._path = path.rstrip("/")
-        self._url = url.rstrip("/")
+        self._url = without_end_slash(url)
         self._block_bytes = block_bytes
         self._kind: Kind = kind_of(fs)
 

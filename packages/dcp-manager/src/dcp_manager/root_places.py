@@ -26,7 +26,7 @@ from dcp_io import (
 from dcp_manager.hosts.host_indexes import repeat_indexes
 from dcp_manager.hosts.protection import Protection
 from dcp_manager.together import Ranks
-from dcp_manifest import DcpError, library_logger
+from dcp_manifest import DcpError, library_logger, without_end_slash
 
 __all__ = ["RootPlaces"]
 
@@ -57,11 +57,11 @@ class RootPlaces:
         self._copies = copies if isinstance(copies, HostCopies) else None
         self._promoting = root if isinstance(root, PromotingRoot) else None
         if isinstance(root, str | os.PathLike):
-            self.url = os.fspath(absolute_id(root)).rstrip("/") or "/"
+            self.url = without_end_slash(os.fspath(absolute_id(root)))
             stores: tuple[Store, ...] = (open_store(self.url, storage_options=storage_options),)
         else:
             stores = places_of(root)
-            self.url = stores[0].url.rstrip("/") or "/"
+            self.url = without_end_slash(stores[0].url)
         if self._promoting is not None:
             folder_prefix = self._promoting.folder_prefix
         self.catalogues = tuple(
@@ -70,7 +70,7 @@ class RootPlaces:
 
     def checkpoint_id(self, catalogue: Catalogue, step: int) -> str:
         """Return the id of a step's checkpoint in the place of a catalogue."""
-        url = self.url if catalogue is self.catalogues[0] else catalogue.store.url.rstrip("/")
+        url = self.url if catalogue is self.catalogues[0] else without_end_slash(catalogue.store.url)
         return f"{url}/{catalogue.folder_name(step)}"
 
     def reading_id(self, catalogue: Catalogue, step: int) -> str:

@@ -54,7 +54,7 @@ from dcp_manifest.index.stored_tensors import (
 from dcp_manifest.logs import library_logger
 from dcp_manifest.pickles.pickle_table import ForbiddenGlobalError
 from dcp_manifest.printable import printable, printable_bytes
-from dcp_manifest.schemes import file_path, scheme_of
+from dcp_manifest.schemes import file_path, scheme_of, without_end_slash
 from dcp_manifest.stock.stock_read import read_stock
 from dcp_manifest.stock.stock_write import is_stock_readable, stock_head
 from dcp_manifest.stock.stub import stub_head
@@ -127,4 +127,5 @@ __all__ = [
     "stub_head",
     "tensor_columns",
     "verify",
+    "without_end_slash",
 ]

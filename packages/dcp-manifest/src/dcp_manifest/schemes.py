@@ -7,7 +7,7 @@ import re
 
 from dcp_manifest.errors import InvalidPlaceError
 
-__all__ = ["PATH_SCHEMES", "file_path", "scheme_of"]
+__all__ = ["PATH_SCHEMES", "file_path", "scheme_of", "without_end_slash"]
 
 # A URI that was treated as a path: `pathlib` turns s3://bucket/x into s3:/bucket/x.
 _LOST_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+:)/")
@@ -20,6 +20,12 @@ def scheme_of(place: str | os.PathLike[str]) -> str:
     head, found, _ = os.fspath(place).partition("://")
     scheme = head.lower() if found and "/" not in head else "file"
     return "file" if scheme in PATH_SCHEMES else scheme
+
+
+def without_end_slash(place: str) -> str:
+    """Return a path or URI without slashes at its end, but for `/` and `memory://`: `memory:` would be a folder."""
+    bare = place.rstrip("/") or "/"
+    return place if "://" in place and "://" not in bare else bare
 
 
 def file_path(place: str | os.PathLike[str]) -> str:

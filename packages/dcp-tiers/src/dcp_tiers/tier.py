@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import math
 import os
+import sys
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import Literal, get_args
 
 from dcp_io import HostCopies, KeepAll, KeepPolicy, host_uri, scheme_of
-from dcp_manifest import file_path
+from dcp_manifest import file_path, without_end_slash
 from dcp_tiers.errors import TiersError
 
-__all__ = ["Tier", "WhenFull"]
+__all__ = ["Tier", "WhenFull", "is_number"]
 
 WhenFull = Literal["wait", "drop"]
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
+    """Whether a value is a real number, and not a boolean."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
@@ -42,7 +43,7 @@ class Tier:
             each save; None for none. Only for a tier of each host. Not part of `run.tiers.toml`.
 
     Raises:
-        TiersError: The rate or the budget is not positive, or `when_full` is another word.
+        TiersError: The rate or the budget is not positive, `when_full` is another word, or `copies` no way to copy.
         InvalidPlaceError: The root is empty, or looks like a URI that lost a slash.
 
     Example:
@@ -66,7 +67,7 @@ class Tier:
         root = os.fspath(self.root)
         if scheme_of(root) == "file":
             root = os.path.abspath(file_path(root))
-        object.__setattr__(self, "root", root.rstrip("/") or "/")
+        object.__setattr__(self, "root", without_end_slash(root))
         try:
             root.encode()
         except UnicodeEncodeError as error:  # what promoters could not read is refused before anything is saved
@@ -74,13 +75,15 @@ class Tier:
         if not isinstance(self.keep, KeepPolicy):
             raise TiersError(f"tier {root}: keep is {self.keep!r}; give a policy, such as KeepLast(2)")
         rate, limit = self.rate_bytes_per_second, self.max_bytes
-        if rate is not None and not (_is_number(rate) and 1 <= rate < math.inf):
+        if rate is not None and not (is_number(rate) and 1 <= rate <= sys.float_info.max):
             raise TiersError(f"tier {root}: rate_bytes_per_second is {rate!r}; it must be a number of at least 1")
-        if limit is not None and not (_is_number(limit) and limit >= 1 and limit == limit // 1):
+        if limit is not None and not (is_number(limit) and limit >= 1 and limit == limit // 1):
             raise TiersError(f"tier {root}: max_bytes is {limit!r}; it must be a positive whole number")
         object.__setattr__(self, "max_bytes", None if limit is None else int(limit))
         if not isinstance(self.per_host, bool):
             raise TiersError(f"tier {root}: per_host is {self.per_host!r}; it must be True or False")
+        if not (self.copies is None or isinstance(self.copies, HostCopies)):
+            raise TiersError(f"tier {root}: copies is {self.copies!r}; give one such as dcp_memory.partner()")
         if self.when_full not in get_args(WhenFull):
             raise TiersError(f"tier {root}: when_full is {self.when_full!r}; choose 'wait' or 'drop'")
 
