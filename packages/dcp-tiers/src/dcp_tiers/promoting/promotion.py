@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -32,6 +33,7 @@ _log = library_logger(__name__)
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 60.0
 # Tidying a tier with many checkpoints takes long: it is left out after most copies then.
 _QUICK_SECONDS, _RARELY = 0.05, 20.0
+_FULL = {errno.ENOSPC, errno.EDQUOT}
 # Trying again helps with none of these.
 _REFUSED = (CorruptCheckpointError, PromotionError, UnsafeCheckpointError, UnsupportedFormatError)
 
@@ -106,6 +108,8 @@ class Promotion:
                     return True
             except Exception as error:  # noqa: BLE001 - clients of storages raise errors of all kinds
                 self._report_failure(error, seconds)
+                if isinstance(error, OSError) and error.errno in _FULL:
+                    self._remove_leftovers()
                 if not pause(seconds):
                     return False
                 seconds = min(2 * seconds, _LONGEST_PAUSE_SECONDS)
@@ -117,6 +121,11 @@ class Promotion:
         strange = not isinstance(error, (OSError, DcpError))
         _log.warning("promotion to %s is tried again in %.1f s: %s", self.url, seconds, self.problem, exc_info=strange)
         self._emit("retry", state="failed", error=self.problem)
+
+    def _remove_leftovers(self) -> None:
+        """Remove what a full disk may be full of: interrupted copies of steps that do not wait any more."""
+        with contextlib.suppress(OSError, DcpError):
+            self._target.sweep(running=self.waiting())
 
     def promote_next(self) -> bool:
         """Promote the lowest step that waits; returns False if none does.
