@@ -40,6 +40,23 @@ def test_saves_go_to_the_first_and_loads_come_from_the_nearest(helpers, near, fa
         tiers.find(None)
 
 
+@pytest.mark.parametrize("step", [None, -1, 1.5, "4", True])
+def test_a_step_that_nobody_would_find_is_refused(near, step):
+    with pytest.raises(TiersError, match=r"must be a whole number of at least 0"):
+        Tiers([Tier(near)]).step(step)
+
+
+def test_a_scheme_alone_does_not_become_a_folder(near):
+    assert Tier("memory://").url == "memory://"
+    assert Tier("s3://bucket/run/").url == "s3://bucket/run"
+
+
+def test_the_description_is_read_by_its_name_alone(near, monkeypatch):
+    Tiers([Tier(near)]).write()
+    monkeypatch.chdir(near)
+    assert Tiers.read("run.tiers.toml").tiers == (Tier(near),)
+
+
 def test_a_copy_that_lacks_a_file_is_not_the_latest(helpers, near, far):
     helpers.save(near, 10)
     helpers.save(near, 20)
@@ -110,6 +127,8 @@ def test_wrong_tiers_are_refused(near):
         Tiers([])
     with pytest.raises(TiersError, match="twice"):
         Tiers([Tier(near), Tier(f"{near}/")])
+    with pytest.raises(TiersError, match="twice"):
+        Tiers([Tier(near, per_host=True), Tier(near)])
     with pytest.raises(TiersError, match="must be a number of at least 1"):
         Tier(near, rate_bytes_per_second=0)
 
@@ -121,9 +140,9 @@ def test_what_is_no_list_of_tiers_is_refused(tiers):
 
 
 @pytest.mark.parametrize("name", ["stale_after_seconds", "patience_seconds"])
-@pytest.mark.parametrize("seconds", [0, -1, float("nan")])
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), "60", None, True])
 def test_times_are_above_zero(near, name, seconds):
-    with pytest.raises(TiersError, match=f"{name} is {seconds}"):
+    with pytest.raises(TiersError, match=f"{name} is {seconds!r}"):
         Tiers([Tier(near)], **{name: seconds})
 
 
@@ -137,6 +156,8 @@ def test_times_are_above_zero(near, name, seconds):
         ({"max_bytes": 1.5}, "max_bytes is 1.5"),
         ({"max_bytes": True}, "max_bytes is True"),
         ({"per_host": "false"}, "per_host is 'false'"),
+        ({"rate_bytes_per_second": 10**400}, "rate_bytes_per_second is 1000"),
+        ({"per_host": True, "copies": "partner"}, "copies is 'partner'; give one such as"),
     ],
 )
 def test_wrong_options_are_refused(near, options, said):

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import shutil
+import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -12,6 +16,7 @@ import pytest
 from dcp_tiers import Tier, Tiers
 from dcp_tiers.draining import lacking_steps
 from dcp_tiers.promoter_lock import PromoterLock
+from dcp_tiers.promoter_process import END
 from dcp_tiers.promoting.following import Trainer, stand_by
 
 TIMEOUT_SECONDS = 60
@@ -153,3 +158,58 @@ def test_what_is_left_is_an_event(helpers, near, far, events):
     os.rename(f"{other}-away", other)
     assert tiers.drain(TIMEOUT_SECONDS) == {}
     assert lacking_steps(tiers) == {}
+
+
+@pytest.mark.parametrize(("heard", "has_saved"), [(END, False), (b"saved\n" + END, True)])
+def test_a_trainer_says_that_it_has_ended_though_a_forked_child_holds_the_pipe(heard, has_saved):
+    reading, writing = os.pipe()
+    trainer = Trainer(reading, is_parent=True)
+    os.write(writing, heard)
+    assert trainer.wait(0.0)
+    assert (trainer.has_ended, trainer.has_saved) == (True, has_saved)
+    os.close(reading)
+    os.close(writing)
+
+
+def test_a_forked_child_of_the_trainer_does_not_hold_up_the_end(near):
+    tiers = Tiers([Tier(near), Tier(near.parent / "far")])
+    tiers.start_promoter()
+    held = os.dup(tiers._promoter._process.stdin.fileno())  # as a worker of a data loader holds it
+    assert tiers._promoter.end(TIMEOUT_SECONDS)
+    os.close(held)
+
+
+def test_a_promoter_that_is_stopped_does_not_hold_up_the_trainer(near):
+    tiers = Tiers([Tier(near), Tier(near.parent / "far")])
+    tiers.start_promoter()
+    process = tiers._promoter._process
+    process.send_signal(signal.SIGSTOP)
+    fcntl.fcntl(process.stdin, fcntl.F_SETPIPE_SZ, 4096)
+    saves = threading.Thread(target=lambda: [tiers.wake_promoter() for _ in range(2000)], daemon=True)
+    saves.start()
+    saves.join(TIMEOUT_SECONDS / 4)
+    hangs = saves.is_alive()
+    process.kill()
+    tiers._promoter.leave()
+    assert process.wait(TIMEOUT_SECONDS) == -signal.SIGKILL
+    assert not hangs
+
+
+def test_the_end_of_a_run_whose_first_tier_was_lost_is_no_error(helpers, near, far, caplog):
+    tiers = helpers.tiers()
+    tiers.start_promoter()
+    process = tiers._promoter._process
+    near.rename(f"{near}-away")
+    near.write_text("not a folder")
+    tiers.end_promoter(TIMEOUT_SECONDS)
+    process.kill()
+    assert process.wait(TIMEOUT_SECONDS) == -signal.SIGKILL
+    assert f"what further tiers lack of {near} is not known" in caplog.text
+
+
+def test_draining_finds_that_a_tier_was_replaced_by_an_empty_one(helpers, near, far):
+    helpers.save(near, 10)
+    assert helpers.tiers().drain(TIMEOUT_SECONDS) == {}
+    shutil.rmtree(far)
+    assert helpers.tiers().drain(TIMEOUT_SECONDS) == {}
+    assert helpers.loaded(far) == {10: helpers.contents(10)}

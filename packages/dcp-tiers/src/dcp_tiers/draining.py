@@ -35,14 +35,21 @@ def wait_for_promoter(tiers: TieredRoot, promoter: PromoterProcess, seconds: flo
     A promoter that has nothing left to bring, but hangs in a storage, is not waited for.
     """
     end = float("inf") if seconds is None else time.monotonic() + seconds
+    try:
+        _wait(tiers, promoter, end)
+    finally:
+        promoter.leave()
+    return lacking_steps(tiers)
+
+
+def _wait(tiers: TieredRoot, promoter: PromoterProcess, end: float) -> None:
     while not promoter.end(max(0.0, min(_LOOK_SECONDS, end - time.monotonic()))):
         if time.monotonic() >= end:
             break
         if not lacking_steps(tiers):
-            promoter.end(max(0.0, min(_LAST_SECONDS, end - time.monotonic())))
-            break
-    promoter.leave()
-    return lacking_steps(tiers)
+            ended = promoter.end(max(0.0, min(_LAST_SECONDS, end - time.monotonic())))
+            if ended or not lacking_steps(tiers):  # it may have found that a tier has lost something
+                break
 
 
 def report_lacking(tiers: TieredRoot, left: Mapping[str, Sequence[int]]) -> None:

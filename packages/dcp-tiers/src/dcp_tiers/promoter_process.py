@@ -17,10 +17,12 @@ from typing import IO
 from dcp_hooks import CheckpointEvent, installed
 from dcp_manifest import library_logger
 
-__all__ = ["LOG_FORMAT", "EventWriter", "PromoterProcess"]
+__all__ = ["END", "LOG_FORMAT", "EventWriter", "PromoterProcess"]
 
 _log = library_logger(__name__)
 
+END = b"\x04"
+"""What a trainer writes to the standard input of its promoter at its end: forked children may hold the pipe longer."""
 LOG_FORMAT = "%(levelname)s:%(message)s"
 """Format of the lines that a promoter with `--events` writes to standard error."""
 _LEVELS = {logging.getLevelName(level): level for level in (10, 20, 30, 40, 50)}
@@ -64,6 +66,8 @@ class PromoterProcess:
             start_new_session=True,
         )
         self._owner = os.getpid()
+        if process.stdin is not None:  # a promoter that is stopped must not hold the trainer up
+            os.set_blocking(process.stdin.fileno(), False)
         _read(process.stdout, _emit, "dcp-tiers events")
         _read(process.stderr, _relay, "dcp-tiers log")
 
@@ -73,8 +77,9 @@ class PromoterProcess:
         if process is None or process.stdin is None or process.stdin.closed:
             return False
         try:
-            process.stdin.write(b"saved\n")
-            process.stdin.flush()
+            os.write(process.stdin.fileno(), b"saved\n")
+        except BlockingIOError:  # the process has not read what it has been told already
+            return True
         except OSError:
             return False
         return True
@@ -84,7 +89,9 @@ class PromoterProcess:
         process = self._running()
         if process is None:
             return True
-        if process.stdin is not None:
+        if process.stdin is not None and not process.stdin.closed:
+            with contextlib.suppress(OSError):
+                os.write(process.stdin.fileno(), END)
             with contextlib.suppress(OSError):
                 process.stdin.close()
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -29,7 +30,7 @@ from dcp_tiers.draining import lacking_steps, report_lacking, wait_for_promoter
 from dcp_tiers.errors import TiersError
 from dcp_tiers.listing import TieredStep, list_steps
 from dcp_tiers.promoter_process import PromoterProcess
-from dcp_tiers.tier import Tier
+from dcp_tiers.tier import Tier, is_number
 from dcp_tiers.waiting import KeepWaiting
 
 __all__ = ["Tiers"]
@@ -81,8 +82,8 @@ class Tiers:
     ) -> None:
         tiers = _list_of(tiers)
         for name, seconds in (("stale_after_seconds", stale_after_seconds), ("patience_seconds", patience_seconds)):
-            if not seconds > 0:  # NaN, too
-                raise TiersError(f"{name} is {seconds!r}; it must be more than 0")
+            if not (is_number(seconds) and seconds > 0):  # NaN, too
+                raise TiersError(f"{name} is {seconds!r}; it must be a number of more than 0")
         urls = [tier.url for tier in tiers]
         self._stores = tuple(map(open_store, urls))
         self.tiers = tuple(map(_checked, tiers, self._stores))
@@ -93,7 +94,9 @@ class Tiers:
         for tier in self.tiers[1:]:
             if tier.per_host:
                 raise TiersError(f"{tier.root}: only the first tier may be one of each host (per_host)")
-        if twice := {url for url in urls if urls.count(url) > 1}:
+        # The folder of each host may be that of another tier.
+        places = [store.path if isinstance(store, LocalStore) else store.url for store in self._stores]
+        if twice := {place for place in places if places.count(place) > 1}:
             raise TiersError(f"{min(twice)} is in the list of tiers twice; each tier needs a folder of its own")
         self.catalogues = tuple(
             Catalogue(store, stale_after_seconds=stale_after_seconds, folder_prefix=folder_prefix)
@@ -175,8 +178,18 @@ class Tiers:
         return self._stores
 
     def step(self, step: int) -> str:
-        """Return the checkpoint id by which a step is saved: its folder in the first tier."""
-        return self._id(0, step)
+        """Return the checkpoint id by which a step is saved: its folder in the first tier.
+
+        Raises:
+            TiersError: The step is no whole number of at least 0, such as None: nobody would find its checkpoint.
+        """
+        try:
+            number = -1 if isinstance(step, bool) else operator.index(step)
+        except TypeError:
+            number = -1
+        if number < 0:
+            raise TiersError(f"step is {step!r}; it must be a whole number of at least 0")
+        return self._id(0, number)
 
     def _id(self, number: int, step: int) -> str:
         return f"{self.tiers[number].url}/{self.catalogues[number].folder_name(step)}"
@@ -308,13 +321,18 @@ class Tiers:
     def end_promoter(self, seconds: float | None = None) -> None:
         """Wait for the promoter, at most `seconds`; an event and a warning say what further tiers lack.
 
-        Another trainer's promoter, which works for both, is waited for only if this one has saved something.
+        Another trainer's promoter, which works for both, is waited for only if this one has saved something. If the
+        first tier cannot be read, that is logged, not raised: the saves have ended.
 
         Ranks: one.
         """
-        if lacking_steps(self):
-            self.start_promoter()
-        report_lacking(self, wait_for_promoter(self, self._promoter, seconds))
+        try:
+            if lacking_steps(self):
+                self.start_promoter()
+            report_lacking(self, wait_for_promoter(self, self._promoter, seconds))
+        except (OSError, DcpError) as error:
+            self._promoter.leave()
+            _log.warning("what further tiers lack of %s is not known: %s", self.tiers[0].url, error)
 
     def drain(self, seconds: float | None = None) -> dict[str, list[int]]:
         """Wait until further tiers have all that their policies keep, and return what they lack after that.
@@ -343,7 +361,8 @@ class Tiers:
             assert tiers.drain(seconds=120) == {}
             ```
         """
-        if lacking_steps(self):
+        # Without a step that lacks, too: a further tier may have lost what it had.
+        if len(self.tiers) > 1 and self.catalogues[0].folders():
             self.wake_promoter()
         return wait_for_promoter(self, self._promoter, seconds)
 

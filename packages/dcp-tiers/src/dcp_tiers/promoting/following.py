@@ -7,6 +7,7 @@ import select
 import time
 
 from dcp_tiers.promoter_lock import PromoterLock
+from dcp_tiers.promoter_process import END
 from dcp_tiers.tiers import Tiers
 from dcp_tiers.waiting import steps_that_can_come
 
@@ -16,7 +17,7 @@ _LOOK_SECONDS, _ASK_SECONDS = 0.5, 10.0
 
 
 class Trainer:
-    """The trainer at the other end of a pipe. It has ended when the pipe ends, or its process.
+    """The trainer at the other end of a pipe. It has ended when it says so, the pipe ends, or its process.
 
     Args:
         descriptor: File descriptor of the pipe.
@@ -34,8 +35,9 @@ class Trainer:
     def wait(self, seconds: float) -> bool:
         """Wait for a line at most `seconds`; returns whether one has come, or the trainer has ended."""
         if select.select([self._descriptor], [], [], seconds)[0]:
-            self.has_ended = not os.read(self._descriptor, 1 << 16)
-            self.has_saved = self.has_saved or not self.has_ended
+            heard = os.read(self._descriptor, 1 << 16)
+            self.has_ended = not heard or END in heard
+            self.has_saved = self.has_saved or heard not in (b"", END)
             return True
         self.has_ended = self._parent is not None and os.getppid() != self._parent
         return self.has_ended
