@@ -19,8 +19,8 @@ from dcp_fsspec.requests import repeated
 from dcp_fsspec.sink import FsspecSink
 from dcp_fsspec.times import modified_seconds
 from dcp_io import TEMPORARY_SUFFIX, Entry, Place, Sink, Store, TruncatedError, check_name
+from dcp_manifest import without_end_slash
 from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError
-from dcp_manifest.schemes import without_end_slash
 
 __all__ = ["FsspecStore"]
 
