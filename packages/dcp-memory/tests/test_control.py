@@ -181,7 +181,9 @@ def test_a_stopped_keeper_is_named_and_can_be_killed(run: str) -> None:
     assert is_gone(pid)
 
 
-@pytest.mark.parametrize("options", [{"max_bytes": 0}, {"generations": 0}, {"idle_seconds": "x"}])
+@pytest.mark.parametrize(
+    "options", [{"max_bytes": 0}, {"max_bytes": "-5G"}, {"generations": 0}, {"generations": "²"}, {"idle_seconds": "x"}]
+)
 def test_wrong_options_are_said(run: str, options: dict[str, object]) -> None:
     with pytest.raises(KeeperStartError, match=r"could not be started: argument .* is not a number of"):
         start_keeper(run, **options)
@@ -195,6 +197,66 @@ def test_wrong_names_are_refused(folder: Path, name: str) -> None:
         with pytest.raises(ValueError, match="run"):
             call(name)
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("pid", ["0", "-1", "x", "9" * 20])
+def test_a_parent_that_is_no_process_is_refused(folder: Path, pid: str) -> None:
+    done = subprocess.run([*KEEPER, "a-run", f"--with-parent={pid}"], capture_output=True, text=True, check=False)
+    assert (done.returncode, f"'{pid}' is not the number of a process" in done.stderr) == (2, True)
+    assert not folder.exists()
+
+
+def test_what_cannot_be_made_is_said_without_a_traceback(
+    run: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(folder / "deeper"))
+    with pytest.raises(KeeperStartError) as caught:
+        start_keeper(run)
+    said = f"[Errno 2] No such file or directory: '{folder}/deeper'"
+    assert str(caught.value) == f"the keeper of {run} could not be started: {said}"
+
+
+def test_why_it_has_no_thread_is_said(run: str, folder: Path) -> None:
+    code = (
+        "import sys, threading; from dcp_memory.keeper.__main__ import main\n"
+        "def refuse(thread): raise RuntimeError('no more threads')\n"
+        "threading.Thread.start = refuse\n"
+        "sys.exit(main([sys.argv[1], '--detach']))"
+    )
+    done = python(code, run)
+    assert (done.returncode, done.stderr) == (1, "RuntimeError: no more threads\n")
+
+
+def test_standard_streams_may_be_closed(run: str, folder: Path) -> None:
+    """As in some schedulers: no file of the keeper gets the number of a stream, to which something may be written."""
+    started = subprocess.run(["sh", "-c", '"$@" <&- >&- 2>&-', "sh", *KEEPER, run, "--detach"], check=False)
+    assert started.returncode == 0
+    assert stop_keeper(run)
+    with subprocess.Popen(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *KEEPER, run]) as keeper:
+        eventually(lambda: keeper_status(run))
+        assert {os.readlink(f"/proc/{keeper.pid}/fd/{number}") for number in range(3)} == {os.devnull}
+        stop_keeper(run)
+
+
+def test_it_is_stopped_by_a_process_with_many_files(run: str, folder: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(2000, hard), hard))
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        start_keeper(run)
+        assert stop_keeper(run)
+    finally:
+        for each in held:
+            os.close(each)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_seconds_to_stop_are_checked(run: str) -> None:
+    for seconds in (-1, float("nan")):
+        with pytest.raises(ValueError, match="at least 0"):
+            stop_keeper(run, seconds=seconds)
+    start_keeper(run)
+    assert stop_keeper(run, seconds=float("inf"))
 
 
 def test_options_of_the_environment(run: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from dcp_memory.wire import VERSION, encode
 __all__ = ["KeeperStatus", "keeper_runs", "keeper_status", "start_keeper", "stop_keeper"]
 
 STOP_SECONDS = 30.0
+_LONGEST_SECONDS = 1_000_000.0
 _STOP = encode({"do": "greet", "version": VERSION}) + encode({"do": "stop"})
 
 
@@ -126,8 +127,12 @@ def stop_keeper(run: str, *, seconds: float = STOP_SECONDS, kill: bool = False) 
 
     Raises:
         KeeperLostError: It has not ended in time; the message has its process.
+        ValueError: `seconds` is less than 0 or not a number, or the run's name cannot be used.
     """
     check_run(run)
+    if not seconds >= 0:
+        raise ValueError(f"seconds={seconds!r}: pass seconds, at least 0")
+    seconds = min(seconds, _LONGEST_SECONDS)
     folder = folder_path()
     try:
         connection = connect_to(folder, run, seconds)
@@ -167,7 +172,9 @@ class _Process:
     def has_ended(self, seconds: float) -> bool:
         """Wait for the end; returns False if it has not come in time."""
         if self._descriptor is not None:
-            return bool(select.select([self._descriptor], [], [], seconds)[0])
+            poller = select.poll()  # unlike `select`, for descriptors of any number
+            poller.register(self._descriptor, select.POLLIN)
+            return bool(poller.poll(seconds * 1000))
         self._connection.settimeout(seconds)
         try:  # the connection ends with the process
             while self._connection.recv(4096):

@@ -46,7 +46,7 @@ def start_process(run: str, folder: str, options: Mapping[str, Any], seconds: fl
         if name == "with_parent" and value is True:
             value = os.getpid()
         if value is not None and value is not False:
-            arguments += [f"--{name.replace('_', '-')}", str(value)]
+            arguments.append(f"--{name.replace('_', '-')}={value}")
     # Unlike `python -m`, this imports nothing from the working folder.
     code = "import sys; sys.path = [*filter(None, sys.path)]; from dcp_memory.keeper.__main__ import main; "
     command = [sys.executable, "-c", f"{code}sys.exit(main(sys.argv[1:]))", *arguments]

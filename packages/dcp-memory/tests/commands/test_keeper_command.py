@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -67,8 +68,18 @@ def test_json_has_no_infinity(run: str, folder: Path) -> None:
     assert (code, found["idle_seconds"]) == (0, None)
 
 
-@pytest.mark.parametrize("name", ["-h", "a b", ""])
-def test_wrong_names_of_runs_start_nothing(folder: Path, name: str) -> None:
-    with pytest.raises(ValueError, match="is not a name for a keeper's run"):
-        call("start", "--", name)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("start", "--", "-h"),
+        ("start", "a b"),
+        ("stop", "x", "a/b"),
+        ("status", ""),
+        ("stop", "x", "--seconds", "nan"),
+        ("start", "x", "--idle-seconds", "nan"),
+    ],
+)
+def test_wrong_arguments_are_wrong_use_and_start_nothing(folder: Path, arguments: tuple[str, ...]) -> None:
+    with pytest.raises(click.BadParameter, match="is not a n"):
+        call(*arguments)
     assert not folder.exists()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Iterator
+from unittest import mock
 
 import pytest
 
@@ -86,3 +88,14 @@ def test_memory_is_counted_once(machine: Machine) -> None:
     with pytest.raises(FullError):
         machine.pool.make(5 * MIB, lambda _: None, zeroed=False)
     assert machine.pool.total == 4 * MIB
+
+
+def test_no_memory_of_its_own_does_not_end_the_thread_that_allocates(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(pool_module, "make_segment", mock.Mock(side_effect=MemoryError))
+        failed = machine.make(MIB)
+    assert isinstance(failed, OSError)
+    assert failed.errno == errno.ENOMEM
+    assert isinstance(machine.make(MIB), Segment)

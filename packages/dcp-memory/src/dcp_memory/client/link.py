@@ -233,7 +233,7 @@ class Link:
         if error == "full":
             raise KeeperFullError(errno.ENOSPC, f"{self.name}: {answer.fields.get('message')}")
         if error == "system":
-            raise OSError(answer.fields.get("number"), f"{self.name}: {answer.fields.get('message')}")
+            raise OSError(answer.fields.get("number"), f"the keeper of {self.name}: {answer.fields.get('message')}")
         if error == "bad":
             raise KeeperLostError(f"the keeper of {self.name} refused a request: {answer.fields.get('message')}")
         if answer.promised and answer.descriptor is None:

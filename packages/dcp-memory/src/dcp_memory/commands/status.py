@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from dcp_manifest import printable
+from dcp_memory.commands.arguments import checked_runs
 from dcp_memory.commands.showing import print_all
 from dcp_memory.control import keeper_runs, keeper_status
 from dcp_memory.errors import KeeperLostError
@@ -13,7 +14,7 @@ __all__ = ["status"]
 
 
 @click.command("status")
-@click.argument("runs", nargs=-1, metavar="[RUN]...")
+@click.argument("runs", nargs=-1, metavar="[RUN]...", callback=checked_runs)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def status(runs: tuple[str, ...], as_json: bool) -> int:
     """Show what keepers hold: those of all runs, or of the given ones.

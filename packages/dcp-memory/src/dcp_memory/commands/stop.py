@@ -7,15 +7,16 @@ import json
 import click
 
 from dcp_manifest import printable
+from dcp_memory.commands.arguments import Seconds, checked_runs
 from dcp_memory.control import STOP_SECONDS, stop_keeper
 
 __all__ = ["stop"]
 
 
 @click.command("stop")
-@click.argument("runs", nargs=-1, required=True, metavar="RUN...")
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...", callback=checked_runs)
 @click.option("--kill", is_flag=True, help="Kill a keeper that does not end in time.")
-@click.option("--seconds", type=click.FloatRange(0), default=STOP_SECONDS, help="Time that each has to end.")
+@click.option("--seconds", type=Seconds(), default=STOP_SECONDS, help="Time that each has to end.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def stop(runs: tuple[str, ...], kill: bool, seconds: float, as_json: bool) -> int:
     """Stop the keepers of runs, and wait until they have ended. The checkpoints in their memory are lost.

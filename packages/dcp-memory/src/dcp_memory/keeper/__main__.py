@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from dcp_memory.keeper.options import parse_arguments
-from dcp_memory.keeper.process import run_detached, run_keeper
+from dcp_memory.keeper.process import keep_streams_open, run_detached, run_keeper
 
 __all__ = ["main"]
 
@@ -20,9 +20,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ```
     """
     options, detach = parse_arguments(arguments)
-    if detach:
-        return run_detached(options)
+    keep_streams_open()
     try:
+        if detach:
+            return run_detached(options)
         run_keeper(options)
     except OSError as error:
         print(error, file=sys.stderr)  # noqa: T201 - a command

@@ -58,7 +58,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> tuple[KeeperOptio
     )
     parser.add_argument(
         "--with-parent",
-        type=int,
+        type=_process,
         nargs="?",
         const=os.getppid(),
         metavar="PID",
@@ -90,8 +90,14 @@ def _bytes(text: str) -> int:
     return size
 
 
+def _process(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) < 1 << 31:
+        raise argparse.ArgumentTypeError(f"{text!r} is not the number of a process")
+    return int(text)
+
+
 def _count(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
+    if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of checkpoints of at least 1")
     return int(text)
 

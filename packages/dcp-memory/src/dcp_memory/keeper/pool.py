@@ -6,6 +6,7 @@ All methods are called by the keeper's main thread; only memory is allocated and
 from __future__ import annotations
 
 import errno
+import os
 import queue
 import resource
 import threading
@@ -96,6 +97,8 @@ class Pool:
                 made = make_segment(nbytes, self._free_bytes, zeroed=zeroed)
             except OSError as error:
                 made = error
+            except MemoryError:  # the thread must not end: savers would wait for it
+                made = OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
             self._results.append(lambda: finish(made))
             self._wake()
 

@@ -14,10 +14,21 @@ from dcp_memory.keeper.options import KeeperOptions
 from dcp_memory.keeper.server import Server
 from dcp_memory.places import FOLDER_VARIABLE, KeeperFolder, folder_path
 
-__all__ = ["run_detached", "run_keeper"]
+__all__ = ["keep_streams_open", "run_detached", "run_keeper"]
 
 _BACKLOG = 512
+_LAST_STREAM = 2
 _ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def keep_streams_open() -> None:
+    """Open `/dev/null` in place of closed standard streams, whose numbers the keeper's own files would get otherwise.
+
+    What is written to a stream must not get into the memory of a checkpoint.
+    """
+    while (opened := os.open(os.devnull, os.O_RDWR)) <= _LAST_STREAM:
+        pass
+    os.close(opened)
 
 
 def run_keeper(options: KeeperOptions, ready: int | None = None) -> None:
@@ -52,17 +63,20 @@ def run_detached(options: KeeperOptions) -> int:
         if said != b"+":
             sys.stderr.write(said.decode(errors="replace") or "the keeper ended while it started\n")
         return 0 if said == b"+" else 1
-    code = 1
+    code, redirected = 1, False
     try:
         os.close(answers)
         os.setsid()
         _redirect(options.run)
+        redirected = True
         run_keeper(options, ready)
         code = 0
-    except OSError as error:
+    except Exception as error:  # noqa: BLE001 - also no memory, or no thread: whatever it is, the caller gets it
+        said = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
         with contextlib.suppress(OSError):  # ready already, or no process waits
-            os.write(ready, f"{error}\n".encode())
-        traceback.print_exc()
+            os.write(ready, f"{said}\n".encode())
+        if redirected:
+            traceback.print_exc()
     finally:
         sys.stderr.flush()
         os._exit(code)
