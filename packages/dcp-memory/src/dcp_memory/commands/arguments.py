@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import click
 
@@ -21,7 +21,7 @@ class Seconds(click.FloatRange):
     def __init__(self) -> None:
         super().__init__(min=0)
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return the number; NaN, which is in no range, is refused, too."""
         seconds = float(super().convert(value, param, ctx))
         if seconds != seconds:  # noqa: PLR0124 - NaN

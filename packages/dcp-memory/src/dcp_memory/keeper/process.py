@@ -72,9 +72,9 @@ def run_detached(options: KeeperOptions) -> int:
         run_keeper(options, ready)
         code = 0
     except Exception as error:  # noqa: BLE001 - also no memory, or no thread: whatever it is, the caller gets it
-        said = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+        why = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
         with contextlib.suppress(OSError):  # ready already, or no process waits
-            os.write(ready, f"{said}\n".encode())
+            os.write(ready, f"{why}\n".encode())
         if redirected:
             traceback.print_exc()
     finally:
