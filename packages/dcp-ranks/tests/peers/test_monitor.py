@@ -10,6 +10,7 @@ import os
 import select
 import signal
 import socket
+import threading
 import time
 from dataclasses import replace
 from datetime import timedelta
@@ -18,10 +19,12 @@ from unittest import mock
 import pytest
 import torch.distributed as dist
 
-from dcp_ranks import make_coordinator
+from dcp_ranks import borrow_store, make_coordinator, shared_peers
 from dcp_ranks.errors import PeerLostError, PhaseFailedError
+from dcp_ranks.peers.monitor import Peers
 from dcp_ranks.peers.options import PeerOptions
-from dcp_ranks.testing.coordinators import caught, pretended_host
+from dcp_ranks.phases.tree_phase import RelayRound
+from dcp_ranks.testing.coordinators import caught, hear, pretended_host, say
 from dcp_ranks.testing.group_store import group_store, keys_of_group
 
 # How ranks stand to each other: all on one host, each on its own, pairs on a host with leaders in between.
@@ -304,6 +307,82 @@ def test_a_crowd_of_strangers_costs_little_and_hurts_nobody(ranks):
         assert values == [[(rank, n) for rank in range(3)] for n in range(3)]
         assert grown <= 3  # the crowd has gone with the doors
         assert (doors, lost) == (0, {})  # all who are to come have come
+
+
+def answered_while_another_thread_listens():
+    """What rank 3 is told if another of its threads receives the answer of rank 2, and then that rank 2 has ended."""
+    if dist.get_rank() == 3:
+        hear("rank 2 leads its host")
+    with placed("relay") as them:
+        if them.rank == 2:
+            say("rank 2 leads its host")
+        them.barrier("begin")
+        them.barrier("meet")
+        if them.rank == 2:
+            them.barrier("end")
+            os.kill(os.getpid(), signal.SIGKILL)
+        if them.rank < 2:
+            them.barrier("end")
+            return None
+        peers, turn = them._peers, RelayRound._turn
+
+        def late(phase, end):
+            ended = turn(phase, time.monotonic())
+            deadline = time.monotonic() + 40
+            while not peers.lost and time.monotonic() < deadline:
+                time.sleep(0.01)
+            return ended
+
+        def listen():
+            while not peers.lost:
+                peers.pause(0.05)
+
+        other = threading.Thread(target=listen)
+        other.start()
+        with mock.patch.object(RelayRound, "_turn", late):
+            error = caught(lambda: them.barrier("end"))
+        other.join()
+        return error
+
+
+def test_an_answer_counts_whose_sender_has_ended_since(ranks):
+    ranks.run(1, dist.is_initialized, backend=None)  # a new group
+    assert ranks.run(4, answered_while_another_thread_listens, expect_death=[2])[3] is None
+
+
+def requests_of_a_second_look():
+    """Number of requests to the store with which a rank looks whether others have come, once all of its host have."""
+    store, _ = borrow_store(dist.group.WORLD)
+    peers = shared_peers(dist.group.WORLD, store, 0, PeerOptions())
+    dist.barrier()
+    peers.look_around(store)
+    with mock.patch.object(type(store), "_ask", autospec=True, side_effect=type(store)._ask) as asked:
+        peers.look_around(store)
+    return asked.call_count
+
+
+def test_looking_for_others_again_costs_one_request(ranks):
+    ranks.run(1, dist.is_initialized, backend=None)  # a new group
+    assert ranks.run(4, requests_of_a_second_look) == [1, 1, 1, 1]
+
+
+def test_a_descriptor_that_another_thread_has_closed_shows_no_end():
+    """Its number may be that of another process by the time the event is handled."""
+    peers = Peers(dist.HashStore(), 0, 0, 2, 0)
+    descriptor = os.pidfd_open(os.getpid())
+    peers._held.add_process(descriptor, 1)
+    peers._attend(descriptor, select.EPOLLIN)
+    assert peers.lost == {}
+    peers.close()
+
+
+def test_losses_can_be_read_while_others_are_noticed():
+    peers = Peers(dist.HashStore(), 0, 0, 4, 0)
+    peers._lose(1, "gone")
+    for _ in peers.lost:
+        peers._lose(2, "gone")
+    assert peers.lost == {1: "gone", 2: "gone"}
+    peers.close()
 
 
 def test_the_error_says_what_to_do_and_travels():

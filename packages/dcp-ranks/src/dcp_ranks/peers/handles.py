@@ -63,6 +63,12 @@ class PeerHandles:
         self.watched[descriptor] = rank
         self.poller.register(descriptor, select.EPOLLIN)
 
+    def has_ended(self, descriptor: int) -> bool:
+        """Return whether the process of a file descriptor has ended."""
+        poller = select.poll()
+        poller.register(descriptor, select.POLLIN)
+        return bool(poller.poll(0))
+
     def drop_process(self, descriptor: int) -> int:
         """Close the file descriptor of a process, and return the rank of that process."""
         self.poller.unregister(descriptor)

@@ -16,7 +16,7 @@ import select
 import socket
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 
 from dcp_ranks.errors import ERROR_TYPES, ErrorTypes
@@ -96,7 +96,8 @@ class Peers:
         self._guests = Guests(partial(Link, peer_timeout_seconds=self._options.peer_timeout_seconds))
         self._give_up_at = 0.0
         self._below: dict[int, Link] = {}
-        self._lost: dict[int, str] = {}
+        self._lost: dict[int, str] = {}  # never changed, but replaced: other threads read it
+        self._looked_at: set[int] = set()
         self._mail = Mail()
         self._errors = errors
         wire = self._wire(store)
@@ -127,6 +128,11 @@ class Peers:
         return above is not None and self._above is None and above.rank not in self._lost
 
     @property
+    def above_closed(self) -> bool:
+        """Whether there is no connection to the rank above: what that rank has sent has been received."""
+        return self._above is None
+
+    @property
     def sending_down(self) -> bool:
         """Whether frames (messages) to ranks below have not been sent completely."""
         return any(link.sending for link in list(self._below.values()))
@@ -140,7 +146,7 @@ class Peers:
             if self._met:
                 return
             wire = self._wire(store)
-            self._watch_host(wire)
+            self._watch_host(self._cards.of_host(wire, self._looked_at))
             above = None if self._leads else self._cards.above(wire)
             self._met = True
             seen = {*self._held.watched.values(), *self._lost}
@@ -152,9 +158,12 @@ class Peers:
 
     def look_around(self, store: KeyValueStore) -> None:
         """Watch the ranks of this host whose process identities are already in the store; no effect after `meet`."""
+        if self._met:
+            return
+        cards = self._cards.of_host(self._wire(store), frozenset(self._looked_at))  # unlocked: the store may be slow
         with self._lock:
             if not self._met:
-                self._watch_host(self._wire(store))
+                self._watch_host(cards)
 
     def pause(self, seconds: float) -> None:
         """Wait at most `seconds` for events of connections and processes, and handle them."""
@@ -228,20 +237,25 @@ class Peers:
             self._held.shut_doors()
             self._see_out(self._guests.waiting)  # none of the remaining connections is a rank
 
-    def _watch_host(self, wire: StoreWire) -> None:
-        known = {self._rank, *self._held.watched.values(), *self._lost}
-        for card in self._cards.of_host(wire):
-            if card.rank not in known:
-                self._watch(card)
+    def _watch_host(self, cards: Mapping[int, Card]) -> None:
+        for number, card in cards.items():
+            known = {self._rank, *self._held.watched.values(), *self._lost}
+            if card.rank in known or self._watch(card):
+                self._looked_at.add(number)
 
-    def _watch(self, card: Card) -> None:
+    def _watch(self, card: Card) -> bool:
+        """Watch a process; returns False if that is not possible, or not now."""
         try:
             descriptor = watch_process(card.process, self._process.host)
         except ProcessLookupError:
-            self._lost[card.rank] = _ENDED
-            return
+            self._lost = {**self._lost, card.rank: _ENDED}
+            return True
         if descriptor is not None:
             self._held.add_process(descriptor, card.rank)
+        return descriptor is not None
+
+    def _lose(self, rank: int, how: str) -> None:
+        self._lost = {rank: how, **self._lost}
 
     def _in_order(self, card: Card) -> list[str]:
         near = card.process.host == self._process.host
@@ -257,7 +271,7 @@ class Peers:
         if card is None:
             return
         if not self._addresses and refused:
-            self._lost.setdefault(card.rank, f"its connection was closed, and it cannot be reached again: {_GONE}")
+            self._lose(card.rank, f"its connection was closed, and it cannot be reached again: {_GONE}")
             return
         if not self._addresses:
             _log.warning(
@@ -289,7 +303,8 @@ class Peers:
         if (door := self._held.doors.get(descriptor)) is not None:
             self._accept(door)
         elif descriptor in self._held.watched:
-            self._lost[self._held.drop_process(descriptor)] = _ENDED
+            if self._held.has_ended(descriptor):  # not if another thread has closed it, and watches with its number
+                self._lost = {**self._lost, self._held.drop_process(descriptor): _ENDED}
         elif (link := self._held.links.get(descriptor)) is not None:
             if events & select.EPOLLOUT:
                 link.flush()
@@ -361,7 +376,7 @@ class Peers:
             return
         self._guests.forget(link)
         if link.rank is not None:
-            self._lost.setdefault(link.rank, f"{link.broken}: {_GONE}")
+            self._lose(link.rank, f"{link.broken}: {_GONE}")
             self._below.pop(link.rank, None)
             self._above = None if link is self._above else self._above
         elif link is self._above and self._above_card is not None:

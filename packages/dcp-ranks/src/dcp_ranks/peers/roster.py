@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 
 from dcp_ranks.peers.process_identity import ProcessIdentity
@@ -77,10 +77,19 @@ class CardBox:
             wire.put(f"hosts/{self._leader_number}", encode(card))
         wire.put(f"{self._host}/{number}", encode(card))
 
-    def of_host(self, wire: StoreWire) -> list[Card]:
-        """Return the cards of this host's ranks that are in the store so far, including this rank's card."""
-        keys = [f"{self._host}/{number}" for number in range(1, wire.count(self._host) + 1)]
-        return [_read(wire, key) for key in keys if wire.has(key)]
+    def of_host(self, wire: StoreWire, known: Container[int] = ()) -> dict[int, Card]:
+        """Return the cards of this host's ranks that are in the store so far, including this rank's card.
+
+        Args:
+            wire: Access to the store's keys under the prefix of the cards.
+            known: Numbers of the cards that are not wanted again: ranks ask from time to time.
+
+        Returns:
+            Number of the card → card.
+        """
+        numbers = [number for number in range(1, wire.count(self._host) + 1) if number not in known]
+        keys = {number: f"{self._host}/{number}" for number in numbers}
+        return {number: _read(wire, key) for number, key in keys.items() if wire.has(key)}
 
     def above(self, wire: StoreWire) -> Card:
         """Return the card of the rank directly above this rank in the tree. Not for the coordinator."""

@@ -192,10 +192,10 @@ class StoreRound:
         """Whether this key was set before the deadline, and before a rank was found to be lost."""
         if self._peers is None:
             return self._wire.wait(lambda: self._wire.has(key), deadline)
-        lost = self._peers.lost
-        found = self._wire.wait(lambda: bool(lost) or self._wire.has(key), deadline, self._pause)
+        peers = self._peers
+        found = self._wire.wait(lambda: bool(peers.lost) or self._wire.has(key), deadline, self._pause)
         # A lost rank may have been the last one to arrive: look for the key once more.
-        return self._wire.has(key) if lost else found
+        return self._wire.has(key) if peers.lost else found
 
     def _pause(self, seconds: float) -> None:
         if self._peers is not None:

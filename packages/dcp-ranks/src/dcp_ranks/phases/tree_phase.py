@@ -130,7 +130,10 @@ class RelayRound(StoreRound):
             if not decided.scattered:
                 return decided, {}
             return decided, {rank: self._fetch(rank) for rank in self._strayed}
-        if above in self._links.lost:
+        if above in self._links.lost and self._links.above_closed:
+            self._turn(time.monotonic())  # another thread may have received the answer, and then noticed the loss
+            if self._came is not None:
+                return self._came
             return Verdict(lost=((above, self._links.lost[above]),)), {}
         if time.monotonic() >= self._decided_at + _HAND_DOWN_SECONDS:
             return Verdict(missing=(above,), waited_seconds=time.monotonic() - self._started), {}
