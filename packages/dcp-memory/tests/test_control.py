@@ -216,6 +216,13 @@ def test_what_cannot_be_made_is_said_without_a_traceback(
     assert str(caught.value) == f"the keeper of {run} could not be started: {said}"
 
 
+def test_a_fifo_in_the_place_of_the_log_holds_nobody_up(run: str, folder: Path) -> None:
+    folder.mkdir(mode=0o700)
+    os.mkfifo(folder / f"{run}.log")
+    with pytest.raises(KeeperStartError, match=rf"No such device or address: '{run}\.log'"):
+        start_keeper(run)
+
+
 def test_why_it_has_no_thread_is_said(run: str, folder: Path) -> None:
     code = (
         "import sys, threading; from dcp_memory.keeper.__main__ import main\n"

@@ -109,7 +109,8 @@ def _serve(folder: KeeperFolder, options: KeeperOptions, ready: int | None) -> N
 def _redirect(run: str) -> None:
     """Send output to the log of a run in the folder of keepers, and read nothing."""
     with KeeperFolder(folder_path(), make=True) as folder:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        # Without waiting: a FIFO in the place of the log has no reader.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         log = os.open(f"{run}.log", flags, 0o600, dir_fd=folder.descriptor)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
