@@ -26,6 +26,7 @@ from dcp_io import (
 )
 from dcp_tiers import KeepWaiting, Tier, Tiers, TiersError
 from dcp_tiers.promote import only_one
+from dcp_tiers.promoting.promotion import Promotion
 
 
 def test_the_last_host_publishes(tmp_path: Path, far: Path, helpers: SimpleNamespace, hosts: SimpleNamespace) -> None:
@@ -54,6 +55,40 @@ def test_what_a_host_has_brought_is_not_sent_again(
     number = brought.stat().st_ino
     hosts.bring(tmp_path, far, "a", "b")
     assert brought.stat().st_ino == number
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_a_publisher_that_is_killed_leaves_no_journal_behind(
+    tmp_path: Path, far: Path, hosts: SimpleNamespace, comes_back: bool
+) -> None:
+    hosts.save_apart(tmp_path, 1)
+    hosts.bring(tmp_path, far, "a", "b")
+    (far / "step-1" / ".dcp-promoting-0123456789abcdef.json").write_text("no journal of a save")
+    with mock.patch("dcp_tiers.copying.copy_part._end", side_effect=OSError(5, "killed")):
+        with hosts.on_host(tmp_path, "c"):
+            tiers = Tiers([Tier(hosts.near, per_host=True), Tier(far)])
+            Promotion(tiers, 1).run(lambda seconds: False)
+    assert [*far.glob("step-1/.metadata")]
+    left = far.glob("step-1/.dcp-promoting-*")
+    assert len([*left]) == 4
+    if comes_back:
+        assert hosts.bring(tmp_path, far, "c") == {}
+    else:
+        os.utime(far / "step-1" / ".dcp-promoting-0123456789abcdef.json", (time.time() - 7200,) * 2)
+        Catalogue(LocalStore(far), stale_after_seconds=3600).sweep()
+    assert not [*far.glob("step-1/.dcp-promoting-*")]
+
+
+@pytest.mark.parametrize("age_seconds", [0, 3700])
+def test_the_journal_of_a_later_save_is_kept_while_its_hosts_may_come(
+    tmp_path: Path, far: Path, helpers: SimpleNamespace, age_seconds: int
+) -> None:
+    helpers.save(far, 1)
+    journal = far / "step-1" / ".dcp-promoting-0123456789abcdef.json"
+    journal.write_text('{"save_id": "later", "files": {}}')
+    os.utime(journal, (time.time() - age_seconds,) * 2)
+    Catalogue(LocalStore(far), stale_after_seconds=3600).sweep()
+    assert journal.exists() == (age_seconds == 0)
 
 
 def test_a_damaged_part_is_not_brought(

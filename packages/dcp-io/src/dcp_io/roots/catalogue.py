@@ -27,7 +27,7 @@ from dcp_io.checkpoints.reader_leases import (
 )
 from dcp_io.checkpoints.remove_checkpoint import clear_dead_saves, remove_checkpoint
 from dcp_io.roots.records import CheckpointRecord, Note
-from dcp_io.roots.unfinished import Unfinished, describe_unfinished
+from dcp_io.roots.unfinished import Unfinished, describe_unfinished, ended_journals
 from dcp_io.saves.cleanup import remove_own
 from dcp_io.saves.marker_owner import is_gone, this_process
 from dcp_io.saves.own_files import temporary_of
@@ -318,6 +318,8 @@ class Catalogue:
             if is_dead_sign(folder.store, entry, stale_after_seconds=self._stale_after_seconds)
         ]
         remove_own(folder.store, {entry.name: entry.bytes for entry in dead})
+        for name in ended_journals(folder.store, folder.entries, stale_after_seconds=self._stale_after_seconds):
+            folder.store.delete(name)
         self._settle_next_note(folder)
         ours = (NOTE, NEXT_NOTE, QUARANTINE, REMOVING, READING_PREFIX, *_PROMOTED, _COPIES)
         self._remove_temporaries(folder.store, folder.entries, ours)

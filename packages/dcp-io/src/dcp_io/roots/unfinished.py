@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import dataclass
+from typing import Any
 
 from dcp_io.checkpoints.list_checkpoints import running_saves
+from dcp_io.saves.current_checkpoint import read_current
+from dcp_io.saves.own_files import temporary_of
 from dcp_io.stores.store import Entry, Store
 from dcp_manifest.errors import CheckpointNotFoundError
 from dcp_manifest.folders.file_names import DATA_SUFFIX
 from dcp_manifest.printable import printable_bytes
 
-__all__ = ["COPY_JOURNAL", "Unfinished", "describe_unfinished"]
+__all__ = ["COPY_JOURNAL", "Unfinished", "describe_unfinished", "ended_journals"]
 
 COPY_JOURNAL = ".dcp-promoting"
-"""Beginning of the names of the journals of copies: JSON with `from`, the place of the original, and its `bytes`."""
+"""Beginning of the names of the journals of copies: JSON with `save_id`, `from`, the place of the original, and its `bytes`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +68,40 @@ def describe_unfinished(
     return Unfinished(step, text, bool(running))
 
 
+def ended_journals(store: Store, entries: tuple[Entry, ...], *, stale_after_seconds: float) -> list[str]:
+    """Return the names of the journals beside a published checkpoint of which no copy will go on.
+
+    They are of the published save itself, whose promoter was killed before it removed them, or have not been written to
+    for `stale_after_seconds`: those of a later save, of which a host may yet bring its part, are spared until then.
+
+    Raises:
+        OSError: The storage failed.
+    """
+    journals = [entry for entry in entries if entry.name.startswith(COPY_JOURNAL) and temporary_of(entry.name) is None]
+    if not journals or running_saves(store, stale_after_seconds=stale_after_seconds):
+        return []
+    save_id, now = read_current(store).save_id, time.time()
+    return [
+        entry.name
+        for entry in journals
+        if now - entry.mtime > stale_after_seconds
+        or (save_id is not None and _read(store, entry).get("save_id") == save_id)
+    ]
+
+
 def _journal(store: Store, entry: Entry) -> tuple[str, int]:
     """Return the place of the original, and its size; an empty text and 0 for other contents."""
     try:
-        values = json.loads(store.read(entry.name))
+        values = _read(store, entry)
         return str(values["from"]), int(values["bytes"])
-    except (CheckpointNotFoundError, ValueError, KeyError, TypeError, RecursionError, OverflowError):
+    except (ValueError, KeyError, TypeError, OverflowError):
         return "", 0
+
+
+def _read(store: Store, entry: Entry) -> dict[str, Any]:
+    """Return what a journal says; nothing if it has gone, or holds something else."""
+    try:
+        values = json.loads(store.read(entry.name))
+    except (CheckpointNotFoundError, ValueError, RecursionError):
+        return {}
+    return values if isinstance(values, dict) else {}
