@@ -64,10 +64,10 @@ def test_a_publisher_that_is_killed_leaves_no_journal_behind(
     hosts.save_apart(tmp_path, 1)
     hosts.bring(tmp_path, far, "a", "b")
     (far / "step-1" / ".dcp-promoting-0123456789abcdef.json").write_text("no journal of a save")
-    with mock.patch("dcp_tiers.copying.copy_part._end", side_effect=OSError(5, "killed")):
-        with hosts.on_host(tmp_path, "c"):
-            tiers = Tiers([Tier(hosts.near, per_host=True), Tier(far)])
-            Promotion(tiers, 1).run(lambda seconds: False)
+    killed = mock.patch("dcp_tiers.copying.copy_part._end", side_effect=OSError(5, "killed"))
+    with killed, hosts.on_host(tmp_path, "c"):
+        tiers = Tiers([Tier(hosts.near, per_host=True), Tier(far)])
+        Promotion(tiers, 1).run(lambda seconds: False)
     assert [*far.glob("step-1/.metadata")]
     left = far.glob("step-1/.dcp-promoting-*")
     assert len([*left]) == 4

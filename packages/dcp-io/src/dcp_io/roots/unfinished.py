@@ -18,7 +18,7 @@ from dcp_manifest.printable import printable_bytes
 __all__ = ["COPY_JOURNAL", "Unfinished", "describe_unfinished", "ended_journals"]
 
 COPY_JOURNAL = ".dcp-promoting"
-"""Beginning of the names of the journals of copies: JSON with `save_id`, `from`, the place of the original, and its `bytes`."""
+"""Beginning of the names of journals of copies: JSON with `save_id`, `bytes`, and `from`, the place of the original."""
 
 
 @dataclass(frozen=True, slots=True)
