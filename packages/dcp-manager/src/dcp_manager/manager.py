@@ -72,9 +72,9 @@ class CheckpointManager:
         tolerated_failures: Number of consecutive saves that may fail because of the storage before `maybe_save` raises
             an error; saves in the background count when they have ended.
         stale_after_seconds: Age of a save marker or lease at which its process, if on another host, counts as dead.
-        lower_steps: Policy for saving a step that is lower than the highest step under the root. `warn` saves, logs a
-            warning, and keeps the checkpoints of higher steps whatever `keep_policy` selects, unless `restore(step=…)`
-            has gone back on purpose; `raise` refuses the save; `allow` saves.
+        lower_steps: Policy for saving a step that is lower than the highest step in any place of the root. `warn`
+            saves, logs a warning, and keeps the checkpoints of higher steps whatever `keep_policy` selects, unless
+            `restore(step=…)` has gone back on purpose; `raise` refuses the save; `allow` saves.
         folder_prefix: Prefix of checkpoint folder names, before the step; folders with another prefix are ignored.
 
     Guarantees: the file `latest` in the root only ever names a durable checkpoint. A checkpoint is removed only after a

@@ -13,6 +13,7 @@ from typing import Any
 from dcp_core.toolkit import HostPlaces, absolute_id, find_places
 from dcp_io import (
     Catalogue,
+    CheckpointRecord,
     HostCopies,
     HostStore,
     KeepAll,
@@ -20,6 +21,7 @@ from dcp_io import (
     PromotingRoot,
     Root,
     Store,
+    TimedCall,
     open_store,
     places_of,
 )
@@ -67,6 +69,8 @@ class RootPlaces:
         self.catalogues = tuple(
             Catalogue(store, stale_after_seconds=stale_after_seconds, folder_prefix=folder_prefix) for store in stores
         )
+        self._beyond: list[_HighestStep] = []
+        """The highest step of each further place, on the coordinator."""
 
     def checkpoint_id(self, catalogue: Catalogue, step: int) -> str:
         """Return the id of a step's checkpoint in the place of a catalogue."""
@@ -123,6 +127,8 @@ class RootPlaces:
                 with contextlib.suppress(OSError, DcpError):  # a save says what is wrong
                     self._hosts.claim(near)
             repeat_indexes(self.catalogues[0], ranks, self._hosts)
+        if ranks.is_coordinator:
+            self._beyond = [_HighestStep(catalogue) for catalogue in self.catalogues[1:]]
         if self._promoting is not None and self.keeps(ranks):
             self._promoting.start_promoter()
 
@@ -158,6 +164,22 @@ class RootPlaces:
             if ranks.is_coordinator:
                 _log.warning("step %d waits for room in %s, for %.0f s now", step, self.url, waited)
 
+    def higher_beyond(self, step: int, *, surely: bool) -> tuple[int, str] | None:
+        """Return the highest step above `step` in a further place, and its checkpoint id there; None if there is none.
+
+        Each place is asked when the manager starts. One that fails or does not answer has none, with a warning.
+
+        Args:
+            step: The step that is about to be saved.
+            surely: Whether to wait for answers, half a minute at most, and to ask again before a place is said to have
+                a higher step. Otherwise an answer that has not come yet does not count.
+
+        Ranks: the coordinator.
+        """
+        found = [(asked.above(step, surely=surely), asked.catalogue) for asked in self._beyond]
+        higher = [(top, self.checkpoint_id(catalogue, top)) for top, catalogue in found if top is not None]
+        return max(higher, default=None)
+
     def saved(self) -> None:
         """Wake the promoter after a save. Ranks: those that look after a place."""
         if self._promoting is not None:
@@ -178,3 +200,35 @@ def _make_room(root: PromotingRoot, step: int, seconds: float, *, hurry: bool) -
             return False
         time.sleep(_PAUSE_SECONDS)
     return True
+
+
+class _HighestStep:
+    """Highest step in a place that may be slow or away, asked in a thread."""
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self.catalogue = catalogue
+        self._call = self._ask()
+        self._highest: int | None = None
+        self._is_over = False
+        """Whether the question has been answered, has failed, or was waited for in vain."""
+
+    def _ask(self) -> TimedCall[CheckpointRecord | None]:
+        return TimedCall(self.catalogue.store.url, self.catalogue.highest)
+
+    def above(self, step: int, *, surely: bool) -> int | None:
+        """Return the highest step if it is above `step`; None if it is not, or is not known."""
+        if not self._is_over and (surely or self._call.is_done):
+            self._take_answer()
+        if surely and self._highest is not None and self._highest > step:
+            self._call = self._ask()
+            self._take_answer()
+        return self._highest if self._highest is not None and self._highest > step else None
+
+    def _take_answer(self) -> None:
+        self._is_over = True
+        try:
+            record = self._call.result()
+        except (OSError, DcpError) as error:
+            _log.warning("whether %s has checkpoints of higher steps is not known: %s", self._call.place, error)
+        else:
+            self._highest = None if record is None else record.step

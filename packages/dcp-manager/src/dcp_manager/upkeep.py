@@ -115,7 +115,10 @@ class Upkeep:
         """
         with self._lock:
             highest = self._catalogue.highest()
-            self._guard.check(step, None if highest is None else highest.step, self._background.steps)
+            near, beyond = (None if highest is None else highest.step), None
+            if self._ranks.is_coordinator:
+                beyond = self._where.higher_beyond(step, surely=near is None or self._guard.policy == "raise")
+            self._guard.check(step, near, self._background.steps, beyond)
             # Until the saver has it, an earlier save may end and look for leftovers.
             self._preparing.add(step)
             self._retention.sweep({*self._background.steps, step})

@@ -335,6 +335,8 @@ class Promotion:
         now, policy = time.time(), self._tier.keep
         if not keeps_all(policy):
             keep = {arrived, *policy.keep(good, now), *(record.step for record in good[-1:])}
+            # Of a run that began again by mistake, perhaps, because its first tier was lost.
+            keep |= {record.step for record in good if record.step > arrived}
             keep |= {record.step for record in records if record.quarantined is not None} & policy.keep(records, now)
             for further in range(self._number + 1, len(self._tiers.tiers)):
                 keep |= steps_to_send(self._tiers, further, self._number, folders)

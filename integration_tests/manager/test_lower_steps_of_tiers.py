@@ -1,0 +1,112 @@
+"""Training that begins again after its first tier was lost, beside higher steps in a further one."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+import dcp_all as dcp
+from dcp_io import Catalogue, KeepAll, KeepLast, LocalStore
+from dcp_manager import CheckpointManager, StepWentBackError
+from dcp_tiers import Tier, Tiers
+from dcp_tiers.promote import promote
+from integration_tests.hosts.pretended import without_promoter
+from integration_tests.manager.checkpoints import restored, state
+
+
+@pytest.fixture
+def tiers(tmp_path: Path) -> Tiers:
+    return Tiers([Tier(tmp_path / "near", keep=KeepLast(1)), Tier(tmp_path / "far", keep=KeepLast(2))])
+
+
+def steps_in(root: Path) -> set[int]:
+    return {record.step for record in Catalogue(LocalStore(root), stale_after_seconds=60).records()}
+
+
+def train(tiers: Tiers, *numbers: int, **options: Any) -> None:
+    with without_promoter(), CheckpointManager(tiers, **options) as manager:
+        for step in numbers:
+            manager.save(step, state(step))
+            promote(tiers)
+
+
+def test_a_lost_first_tier_does_not_hide_higher_steps(tiers: Tiers, tmp_path: Path) -> None:
+    train(tiers, 10, 20, 30)
+    shutil.rmtree(tmp_path / "near")
+    with without_promoter(), CheckpointManager(tiers, lower_steps="raise") as manager:
+        for step in (1, 2):
+            with pytest.raises(StepWentBackError, match=f"step {step} is lower than step 30, which is in .*/far:"):
+                manager.save(step, state(step))
+        assert manager.restore(state()).step == 30
+        manager.save(31, state(31))
+    assert steps_in(tmp_path / "far") == {20, 30}
+
+
+def test_who_removes_the_higher_steps_need_not_start_again(tiers: Tiers, tmp_path: Path) -> None:
+    train(tiers, 10, 20, 30)
+    shutil.rmtree(tmp_path / "near")
+    with without_promoter(), CheckpointManager(tiers, lower_steps="raise") as manager:
+        with pytest.raises(StepWentBackError):
+            manager.save(1, state(1))
+        shutil.rmtree(tmp_path / "far")
+        manager.save(1, state(1))
+
+
+@pytest.mark.parametrize("policy", ["warn", "allow"])
+def test_a_run_that_began_again_loses_nothing(
+    tiers: Tiers, tmp_path: Path, caplog: pytest.LogCaptureFixture, policy: Any
+) -> None:
+    train(tiers, 10, 20, 30)
+    shutil.rmtree(tmp_path / "near")
+    caplog.clear()
+    train(tiers, 1, 2, 3, lower_steps=policy)
+    warned = [record.getMessage() for record in caplog.records if "is lower than step 30" in record.getMessage()]
+    assert len(warned) == (3 if policy == "warn" else 0)
+    assert steps_in(tmp_path / "far") == {2, 3, 20, 30}
+    assert restored(tiers) == 30
+    train(tiers, 31, 32)
+    assert steps_in(tmp_path / "far") == {31, 32}
+
+
+def test_going_back_to_a_step_of_the_far_tier_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tiers = Tiers([Tier(tmp_path / "near", keep=KeepLast(1)), Tier(tmp_path / "far", keep=KeepAll())])
+    train(tiers, 10, 20, 30)
+    with without_promoter(), CheckpointManager(tiers, lower_steps="raise") as manager:
+        assert manager.restore(state(), step=10).step == 10
+        with pytest.raises(StepWentBackError, match="step 20 is lower than step 30"):
+            manager.save(20, state(-20))
+    assert restored(tiers, step=20) == 20
+
+
+@pytest.mark.parametrize("is_empty", [True, False])
+def test_a_far_tier_that_hangs_holds_up_the_first_save_at_most(
+    tiers: Tiers, tmp_path: Path, caplog: pytest.LogCaptureFixture, is_empty: bool
+) -> None:
+    train(tiers, 10)
+    if is_empty:
+        shutil.rmtree(tmp_path / "near")
+    answer, looked = threading.Event(), []
+    real = Catalogue.highest
+
+    def highest(self: Catalogue) -> Any:
+        if self.store.url.endswith("far"):
+            looked.append(1)
+            answer.wait(60)
+        return real(self)
+
+    caplog.clear()
+    slow = mock.patch.object(Catalogue, "highest", highest)
+    with slow, mock.patch("dcp_io.timed_call.SILENT_AFTER_SECONDS", 0.2), without_promoter():
+        with CheckpointManager(tiers) as manager:
+            for step in (20, 30):
+                manager.save(step, state(step))
+        answer.set()
+    assert len(looked) == 1
+    warned = [record.getMessage() for record in caplog.records if "is not known" in record.getMessage()]
+    assert len(warned) == is_empty
+    assert dcp.latest_valid(tmp_path / "near").step == 30
