@@ -88,6 +88,7 @@ def test_the_budget_of_the_last_tier(helpers, near, far):
     promotion = Promotion(full, 1)
     assert not promotion.run(lambda _: False)
     assert promotion.waiting() == [30]
+    assert f"{far} is full: step 30 waits until its budget is raised (max_bytes)" in str(promotion.problem)
     assert steps(far) >= {"step-10", "step-20"}
     assert promote(Tiers([Tier(near), Tier(far, max_bytes=2 * SIZE, when_full="drop")])) == {}
     assert steps(far) == {"step-20", "step-30"}

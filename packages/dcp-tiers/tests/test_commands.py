@@ -16,7 +16,7 @@ from dcp_hooks import installed
 from dcp_io import KeepLast, find_checkpoints, latest_valid
 from dcp_tiers import Tier, Tiers, TiersError, plugin
 from dcp_tiers.commands import promote_tiers, show_tiers
-from dcp_tiers.promote import only_one, promote
+from dcp_tiers.promote import main, only_one, promote
 
 
 @pytest.fixture(autouse=True)
@@ -187,6 +187,15 @@ def test_promote_says_what_has_not_arrived(helpers, near, far):
     far.write_text("not a folder")
     code, text = run(promote_tiers.command, near, "--seconds", "0.3")
     assert (code, f"not in {far}: steps 10" in text) == (1, True)
+
+
+@pytest.mark.parametrize("seconds", ["nan", "-5"])
+def test_a_time_that_is_none_is_refused(helpers, near, seconds):
+    helpers.tiers().write()
+    with pytest.raises(click.UsageError, match="is not"):
+        run(promote_tiers.command, near, "--seconds", seconds)
+    with pytest.raises(SystemExit):
+        main([str(near), "--seconds", seconds])
 
 
 def test_the_description_is_a_root(helpers, near, far):

@@ -129,6 +129,12 @@ def test_wrong_tiers_are_refused(near):
         Tiers([Tier(near), Tier(f"{near}/")])
     with pytest.raises(TiersError, match="twice"):
         Tiers([Tier(near, per_host=True), Tier(near)])
+    near.mkdir()
+    (near.parent / "link").symlink_to(near)
+    with pytest.raises(TiersError, match="twice"):
+        Tiers([Tier(near), Tier(near.parent / "link")])
+    with pytest.raises(TiersError, match="give the root as text"):
+        Tier(os.fsencode(near))
     with pytest.raises(TiersError, match="must be a number of at least 1"):
         Tier(near, rate_bytes_per_second=0)
 

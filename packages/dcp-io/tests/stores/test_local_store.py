@@ -149,6 +149,16 @@ def test_reading_past_the_end_names_file_and_offset(store):
     assert (caught.value.file, caught.value.offset) == ("x", 1)
 
 
+def test_a_file_in_the_place_of_a_folder_is_named(tmp_path):
+    file = tmp_path / "file"
+    file.write_bytes(b"")
+    for look in (LocalStore.list, LocalStore.folders):
+        with pytest.raises(NotAFolderError, match="file is a file"):
+            look(LocalStore(file))
+    LocalStore(file).delete("x")
+    assert file.read_bytes() == b""
+
+
 def test_make_makes_parents_and_may_be_repeated(tmp_path):
     store = LocalStore(tmp_path / "a" / "b" / "c")
     assert store.list() == []

@@ -158,6 +158,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         installed.divert_events(EventWriter(sys.stdout.fileno()))
         if stat.S_ISFIFO(os.fstat(sys.stderr.fileno()).st_mode):
             os.set_blocking(sys.stderr.fileno(), False)  # a trainer that is stopped must not hold the promoter up
+    if given.seconds is not None and not given.seconds >= 0:  # NaN, too
+        parser.error(f"argument --seconds: {given.seconds} is not a number of at least 0")
     seconds = float("inf") if given.seconds is None else given.seconds
     try:
         tiers = Tiers.read(given.run, own=not given.events)

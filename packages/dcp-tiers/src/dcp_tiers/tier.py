@@ -64,14 +64,8 @@ class Tier:
     copies: HostCopies | None = field(default=None, kw_only=True, compare=False)
 
     def __post_init__(self) -> None:
-        root = os.fspath(self.root)
-        if scheme_of(root) == "file":
-            root = os.path.abspath(file_path(root))
+        root = _absolute(self.root)
         object.__setattr__(self, "root", without_end_slash(root))
-        try:
-            root.encode()
-        except UnicodeEncodeError as error:  # what promoters could not read is refused before anything is saved
-            raise TiersError(f"tier {root!a}: run.tiers.toml cannot name a path that is not UTF-8") from error
         if not isinstance(self.keep, KeepPolicy):
             raise TiersError(f"tier {root}: keep is {self.keep!r}; give a policy, such as KeepLast(2)")
         rate, limit = self.rate_bytes_per_second, self.max_bytes
@@ -92,3 +86,17 @@ class Tier:
         """The absolute path, or the URI, of the tier's folder."""
         root = os.fspath(self.root)
         return host_uri(root) if self.per_host and scheme_of(root) == "file" else root
+
+
+def _absolute(root: str | os.PathLike[str]) -> str:
+    """Return the absolute path, or the URI; raises TiersError if promoters could not read its name."""
+    text = os.fspath(root)
+    if isinstance(text, bytes):
+        raise TiersError(f"tier {text!r}: give the root as text, such as {os.fsdecode(text)!r}")
+    if scheme_of(text) == "file":
+        text = os.path.abspath(file_path(text))
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise TiersError(f"tier {text!a}: run.tiers.toml cannot name a path that is not UTF-8") from error
+    return text

@@ -95,7 +95,9 @@ class Tiers:
             if tier.per_host:
                 raise TiersError(f"{tier.root}: only the first tier may be one of each host (per_host)")
         # The folder of each host may be that of another tier.
-        places = [store.path if isinstance(store, LocalStore) else store.url for store in self._stores]
+        places = [
+            os.path.realpath(store.path) if isinstance(store, LocalStore) else store.url for store in self._stores
+        ]
         if twice := {place for place in places if places.count(place) > 1}:
             raise TiersError(f"{min(twice)} is in the list of tiers twice; each tier needs a folder of its own")
         self.catalogues = tuple(

@@ -184,7 +184,7 @@ class LocalStore(Store):
 
     def delete(self, name: str) -> None:
         """Unlink the file; for a symbolic link, the link itself is removed."""
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             os.unlink(self._inside(name))
 
     def sync_folder(self) -> None:
@@ -202,6 +202,8 @@ class LocalStore(Store):
                 return tuple(sorted(item.name for item in found if item.is_dir(follow_symlinks=False)))
         except FileNotFoundError:
             return ()
+        except NotADirectoryError:
+            raise NotAFolderError.of(self._path) from None
 
     def remove_folder(self) -> None:
         """Remove the folder durably if it is empty; if its path is a symbolic link, nothing is removed."""

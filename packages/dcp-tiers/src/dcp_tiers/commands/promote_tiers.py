@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import sys
 import threading
@@ -37,6 +38,8 @@ def command(roots: tuple[str, ...], seconds: float | None, as_json: bool) -> int
 
     The exit code is 1 if something has not arrived.
     """
+    if seconds is not None and math.isnan(seconds):
+        raise click.BadParameter("nan is not a number of at least 0.", param_hint="'--seconds'")
     results = []
     for root, tiers in [(root, Tiers.read(root, own=True)) for root in roots]:
         watch = _Watch(quiet=as_json)

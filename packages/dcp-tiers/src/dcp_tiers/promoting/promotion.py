@@ -232,7 +232,7 @@ class Promotion:
         """Copy a step, or this host's part of it; returns False if the tier lacks other hosts' parts."""
         nearest = holders[0]
         if not make_room(self._tiers, self._number, step, needed=nearest.sizes[step]):
-            raise TierFullError(f"{self.url} is full: step {step} waits until further tiers have what is there")
+            raise TierFullError(f"{self.url} is full: step {step} waits until {self._what_makes_room()}")
         source = self._tiers.catalogues[nearest.number]
         with source.reading(step):
             if self._copy(source, step) is None:
@@ -242,6 +242,13 @@ class Promotion:
                 self._note(note_arrival, holder, step)
             self._pass_on_notes(nearest.folders[step].entries, step)
         return True
+
+    def _what_makes_room(self) -> str:
+        if self._number + 1 < len(self._tiers.tiers):
+            return "further tiers have what is there"
+        return (
+            "its budget is raised (max_bytes), its policy keeps less, or when_full is 'drop': no further tier follows"
+        )
 
     def _give_up(self, step: int, holders: Sequence[Held], error: SupersededError) -> None:
         self._superseded.add(step)
