@@ -161,25 +161,32 @@ def _block(task: Mapping[str, Any]) -> Found:
 
 
 def _train(task: Mapping[str, Any]) -> Found:
-    """Time of a fixed number of training steps with a save in each round, and without any."""
+    """Times of a fixed number of training steps beside a save, with and without copies on the other host, in turns.
+
+    The turns are next to each other in one process: what other machines' loads do to these times, they do to both.
+    """
     state, training = _make_state(task["mib"], 0.0), Training()
     training.steps(_after(2.0))
     typical = statistics.median(training.step() for _ in range(200))
     # The same number on all ranks, so that they train side by side to the end of a round.
     count = torch.tensor(int(task["seconds"] / typical))
     dist.all_reduce(count, dist.ReduceOp.MIN)
-    taken = []
-    with _manager_of(task) as manager:
-        for step in range(1, _WARM_UP + task["rounds"] + 1):
-            dist.barrier()
-            begin = time.perf_counter()
-            manager.save(step, state)
-            for _ in range(int(count)):
-                training.step()
-            if step > _WARM_UP:
-                taken.append(time.perf_counter() - begin)
-            manager.wait()
-    return {"taken": taken, "steps": int(count)}
+    found: Found = {"taken": {"with": [], "without": []}, "waited": {"with": [], "without": []}, "steps": int(count)}
+    with _manager_of({**task, "copies": False}) as plain, _manager_of({**task, "copies": True}) as copying:
+        turns = [("without", plain), ("with", copying)]
+        for turn in range(_WARM_UP + task["rounds"]):
+            for number, (name, manager) in enumerate(turns[:: 1 if turn % 2 else -1]):
+                dist.barrier()
+                begin, ran = time.perf_counter(), time.thread_time()
+                manager.save(1 + 2 * turn + number, state)
+                for _ in range(int(count)):
+                    training.step()
+                taken, ran = time.perf_counter() - begin, time.thread_time() - ran
+                if turn >= _WARM_UP:
+                    found["taken"][name].append(taken)
+                    found["waited"][name].append(taken - ran)
+                manager.wait()
+    return found
 
 
 def _after(seconds: float) -> Callable[[], bool]:

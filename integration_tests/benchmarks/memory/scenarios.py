@@ -118,16 +118,18 @@ def run_blocking(mib: float, rounds: int) -> Iterator[Row]:
 
 
 def run_background(mib: float, rounds: int, seconds: float, rate: float) -> Iterator[Row]:
-    """A training loop on two hosts with a save in each round, with and without copies on the other host, in turns."""
-    taken: dict[bool, list[float]] = {False: [], True: []}
-    with network_hosts(2) as (hosts, _):
-        for turn in range(rounds):
-            for copies in (False, True) if turn % 2 else (True, False):
-                with keepers_of(2) as keepers:
-                    task = {"action": "train", "mib": mib / 2, "rounds": 2, "seconds": seconds, "rate": rate}
-                    found = _job({**task, "copies": copies}, 2, keepers, hosts)
-                taken[copies] += [max(each) for each in zip(*(one["taken"] for one in found), strict=True)]
-    yield {"mib": mib, "seconds": seconds, "rate": rate, "with": taken[True], "without": taken[False]}
+    """A training loop on two hosts with a save in each turn, with and without copies on the other host, in turns."""
+    with network_hosts(2) as (hosts, _), keepers_of(2) as keepers:
+        task = {"action": "train", "mib": mib / 2, "rounds": rounds, "seconds": seconds, "rate": rate}
+        ranks = _job(task, 2, keepers, hosts)
+    slowest = {
+        what: {
+            name: [max(each) for each in zip(*(rank[what][name] for rank in ranks), strict=True)]
+            for name in ("with", "without")
+        }
+        for what in ("taken", "waited")
+    }
+    yield {"mib": mib, "seconds": seconds, "rate": rate, **slowest}
 
 
 def run_memory(mib: float) -> Iterator[Row]:

@@ -73,11 +73,15 @@ def show_background(rows: Rows) -> list[str]:
     """Return the sentence about copies on the other host beside training."""
     lines = []
     for row in rows:
-        ratio = statistics.median(row["with"]) / statistics.median(row["without"]) - 1
+        pairs = paired(row["taken"]["with"], row["taken"]["without"])
+        ratio = float("nan") if pairs is None else pairs.median - 1
+        waited = {name: statistics.median(row["waited"][name]) for name in ("with", "without")}
         lines.append(
             f"Copies on the next host, in the background at {row['rate'] / 1e6:.0f} MB/s, with a save of "
             f"{row['mib']:.0f} MiB about every {row['seconds']:.0f} s of training on 2 hosts, which share two cores: "
-            f"{ratio:+.1%} of training time (≤ {_BACKGROUND:.0%}: {'met' if ratio <= _BACKGROUND else 'missed'})."
+            f"{ratio:+.1%} of training time (≤ {_BACKGROUND:.0%}: {'met' if ratio <= _BACKGROUND else 'missed'}), the "
+            f"median of {len(row['taken']['with'])} pairs of neighbouring turns. The training's thread waited for "
+            f"{waited['with']:.2f} s of a turn, and for {waited['without']:.2f} s without copies."
         )
     return lines
 
