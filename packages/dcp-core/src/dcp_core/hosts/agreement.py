@@ -44,7 +44,7 @@ class HostAgreement(ByteStorageReader):
     def connect_ranks(self, coordinator: Any) -> None:
         """Agree on the save that all ranks load. Ranks: every rank; collective. Errors: see `agree_on_copy`."""
         store = self._open_host_store()
-        self._agreed = agree_on_copy(coordinator, store, find_places(coordinator, store.parent()))
+        self._agreed = agree_on_copy(coordinator, store, find_places(coordinator, store.parent(), makes=False))
 
     def read_index(self) -> CheckpointIndex:
         """Return the index of the save on which the ranks have agreed; without other ranks, that of this host."""

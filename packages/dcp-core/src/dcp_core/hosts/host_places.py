@@ -61,14 +61,15 @@ class HostPlaces:
             store.publish(RUN_FILE, json.dumps({"run": self.run}).encode())
 
 
-def find_places(coordinator: Coordinator, store: Store, *, run: str | None = None) -> HostPlaces:
+def find_places(coordinator: Coordinator, store: Store, *, run: str | None = None, makes: bool = True) -> HostPlaces:
     """Find out which ranks share a folder, and to which run their folders belong.
 
     Args:
         coordinator: Coordinator of the ranks.
-        store: The folder, of the same path on all ranks; it is made if it is missing.
+        store: The folder, of the same path on all ranks.
         run: Id of the run, if no folder has one; the coordinator's counts. None for the one that these folders had when
             this process last looked, or else a random one.
+        makes: Whether to make the folder if it is missing. Otherwise a rank that has none looks after that alone.
 
     Raises:
         CheckpointException: Folders belong to different runs (`InvalidPlaceError`), or a storage failed; raised on all
@@ -80,8 +81,10 @@ def find_places(coordinator: Coordinator, store: Store, *, run: str | None = Non
 
     def leave() -> tuple[str, str | None, str]:
         with contextlib.suppress(PermissionError):  # a folder that may only be read is its rank's alone
-            store.make()
-            store.publish(_TOKEN + own, b"{}", sync=False)
+            if makes:
+                store.make()
+            if makes or store.list() or store.folders():
+                store.publish(_TOKEN + own, b"{}", sync=False)
         return own, _read_run(store), run or _known.get(store.url, own)
 
     try:
