@@ -110,3 +110,21 @@ def test_a_far_tier_that_hangs_holds_up_the_first_save_at_most(
     warned = [record.getMessage() for record in caplog.records if "is not known" in record.getMessage()]
     assert len(warned) == is_empty
     assert dcp.latest_valid(tmp_path / "near").step == 30
+
+
+def test_a_far_tier_whose_client_breaks_fails_no_save(
+    tiers: Tiers, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    real = Catalogue.highest
+
+    def highest(self: Catalogue) -> Any:
+        if self.store.url.endswith("far"):
+            raise RuntimeError("a client's own kind of error")
+        return real(self)
+
+    with mock.patch.object(Catalogue, "highest", highest), without_promoter():
+        with CheckpointManager(tiers, lower_steps="raise") as manager:
+            manager.save(10, state(10))
+            manager.save(20, state(20))
+    assert sum("own kind of error" in record.getMessage() for record in caplog.records) == 1
+    assert dcp.latest_valid(tmp_path / "near").step == 20

@@ -23,8 +23,9 @@ def show_restart(rows: Rows) -> list[str]:
     ]
     for row in rows:
         ratio = _ratio(row["seconds"], row["memcpy"])
+        ranks = "1 rank" if row["ranks"] == 1 else f"{row['ranks']} ranks"
         lines.append(
-            f"| {row['ranks']} ranks | {row['mib']:.0f} MiB | {_spread(row['seconds'])} | {_spread(row['memcpy'])} | "
+            f"| {ranks} | {row['mib']:.0f} MiB | {_spread(row['seconds'])} | {_spread(row['memcpy'])} | "
             f"{ratio:.2f} | {_met(ok=ratio <= _RESTART, right=row['right'])} | {row['start']:.1f} |"
         )
     return lines

@@ -228,7 +228,7 @@ class _HighestStep:
         self._is_over = True
         try:
             record = self._call.result()
-        except (OSError, DcpError) as error:
+        except Exception as error:  # noqa: BLE001 - clients of storages raise errors of all kinds, and the save goes on
             _log.warning("whether %s has checkpoints of higher steps is not known: %s", self._call.place, error)
         else:
             self._highest = None if record is None else record.step
