@@ -113,7 +113,7 @@ def test_a_far_tier_that_hangs_holds_up_the_first_save_at_most(
 
 
 def test_a_far_tier_whose_client_breaks_fails_no_save(
-    tiers: Tiers, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tiers: Tiers, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = Catalogue.highest
 
@@ -122,9 +122,9 @@ def test_a_far_tier_whose_client_breaks_fails_no_save(
             raise RuntimeError("a client's own kind of error")
         return real(self)
 
-    with mock.patch.object(Catalogue, "highest", highest), without_promoter():
-        with CheckpointManager(tiers, lower_steps="raise") as manager:
-            manager.save(10, state(10))
-            manager.save(20, state(20))
+    monkeypatch.setattr(Catalogue, "highest", highest)
+    with without_promoter(), CheckpointManager(tiers, lower_steps="raise") as manager:
+        manager.save(10, state(10))
+        manager.save(20, state(20))
     assert sum("own kind of error" in record.getMessage() for record in caplog.records) == 1
     assert dcp.latest_valid(tmp_path / "near").step == 20
