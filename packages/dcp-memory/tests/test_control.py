@@ -181,46 +181,11 @@ def test_a_stopped_keeper_is_named_and_can_be_killed(run: str) -> None:
     assert is_gone(pid)
 
 
-@pytest.mark.parametrize(
-    "options", [{"max_bytes": 0}, {"max_bytes": "-5G"}, {"generations": 0}, {"generations": "²"}, {"idle_seconds": "x"}]
-)
-def test_wrong_options_are_said(run: str, options: dict[str, object]) -> None:
-    with pytest.raises(KeeperStartError, match=r"could not be started: argument .* is not a number of"):
-        start_keeper(run, **options)
-    with pytest.raises(ValueError, match="no option colour"):
-        start_keeper(run, colour="red")
-
-
-@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a b", "x" * 65, "größe", "a\n", "-h", "--"])
-def test_wrong_names_are_refused(folder: Path, name: str) -> None:
-    for call in (start_keeper, stop_keeper, keeper_status, KeeperStore):
-        with pytest.raises(ValueError, match="run"):
-            call(name)
-    assert not folder.exists()
-
-
 @pytest.mark.parametrize("pid", ["0", "-1", "x", "9" * 20])
 def test_a_parent_that_is_no_process_is_refused(folder: Path, pid: str) -> None:
     done = subprocess.run([*KEEPER, "a-run", f"--with-parent={pid}"], capture_output=True, text=True, check=False)
     assert (done.returncode, f"'{pid}' is not the number of a process" in done.stderr) == (2, True)
     assert not folder.exists()
-
-
-def test_what_cannot_be_made_is_said_without_a_traceback(
-    run: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(FOLDER_VARIABLE, str(folder / "deeper"))
-    with pytest.raises(KeeperStartError) as caught:
-        start_keeper(run)
-    said = f"[Errno 2] No such file or directory: '{folder}/deeper'"
-    assert str(caught.value) == f"the keeper of {run} could not be started: {said}"
-
-
-def test_a_fifo_in_the_place_of_the_log_holds_nobody_up(run: str, folder: Path) -> None:
-    folder.mkdir(mode=0o700)
-    os.mkfifo(folder / f"{run}.log")
-    with pytest.raises(KeeperStartError, match=rf"No such device or address: '{run}\.log'"):
-        start_keeper(run)
 
 
 def test_why_it_has_no_thread_is_said(run: str, folder: Path) -> None:
@@ -256,14 +221,6 @@ def test_it_is_stopped_by_a_process_with_many_files(run: str, folder: Path) -> N
         for each in held:
             os.close(each)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def test_seconds_to_stop_are_checked(run: str) -> None:
-    for seconds in (-1, float("nan")):
-        with pytest.raises(ValueError, match="at least 0"):
-            stop_keeper(run, seconds=seconds)
-    start_keeper(run)
-    assert stop_keeper(run, seconds=float("inf"))
 
 
 def test_options_of_the_environment(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
