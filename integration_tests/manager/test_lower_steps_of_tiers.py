@@ -128,3 +128,15 @@ def test_a_far_tier_whose_client_breaks_fails_no_save(
         manager.save(20, state(20))
     assert sum("own kind of error" in record.getMessage() for record in caplog.records) == 1
     assert dcp.latest_valid(tmp_path / "near").step == 20
+
+
+def test_who_allows_lower_steps_asks_no_further_tier(tiers: Tiers, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, real = [], Catalogue.highest
+
+    def highest(self: Catalogue) -> Any:
+        asked.append(self.store.url)
+        return real(self)
+
+    monkeypatch.setattr(Catalogue, "highest", highest)
+    train(tiers, 10, lower_steps="allow")
+    assert {*asked} == {tiers.tiers[0].url}

@@ -20,6 +20,7 @@ from dcp_manifest import (
     index_of,
     needed_bytes,
     rank_of_data_file,
+    without_end_slash,
 )
 
 __all__ = ["Listed", "find", "look_at"]
@@ -66,7 +67,7 @@ def find(path: str, *, unfinished: bool = False) -> list[FoundCheckpoint[Any]]:
 def look_at(found: FoundCheckpoint[Any]) -> Listed:
     """Summarise a checkpoint without reading its data."""
     store = found.store
-    path, step, modified = store.url.rstrip("/") or "/", found.step, found.modified_seconds
+    path, step, modified = without_end_slash(store.url), found.step, found.modified_seconds
     if found.unfinished:
         return _unfinished(found, path)
     try:

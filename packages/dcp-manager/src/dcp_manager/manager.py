@@ -130,7 +130,7 @@ class CheckpointManager:
         self._requested = False
         self._preempted = False
         self._last_save = time.monotonic()
-        self._where.start(self._ranks)
+        self._where.start(self._ranks, compares=lower_steps != "allow")
         self._upkeep.protect()
         self._watch.start()
 

@@ -82,9 +82,8 @@ class RootPlaces:
         near = catalogue.store
         if not isinstance(near, HostStore):
             return self.checkpoint_id(catalogue, step)
-        folder = catalogue.folder_name(step)
-        also = [f"{other.store.url.rstrip('/')}/{folder}" for other in self.catalogues[1:]]
-        return near.child(folder).uri(also)
+        also = [self.checkpoint_id(other, step) for other in self.catalogues[1:]]
+        return near.child(catalogue.folder_name(step)).uri(also)
 
     @property
     def per_host(self) -> bool:
@@ -114,8 +113,12 @@ class RootPlaces:
         shared = [catalogue.store.url for catalogue in self.catalogues[1:]]
         return hashlib.sha256("\n".join(shared).encode()).hexdigest()[:16] if shared else None
 
-    def start(self, ranks: Ranks) -> None:
+    def start(self, ranks: Ranks, *, compares: bool) -> None:
         """Find out which ranks share a place, where each host has its own, and start the promoter of each place.
+
+        Args:
+            ranks: The ranks of the run.
+            compares: Whether further places are asked for their highest steps, for `higher_beyond`.
 
         Ranks: every rank; collective where each host has a place of its own.
         """
@@ -127,7 +130,7 @@ class RootPlaces:
                 with contextlib.suppress(OSError, DcpError):  # a save says what is wrong
                     self._hosts.claim(near)
             repeat_indexes(self.catalogues[0], ranks, self._hosts)
-        if ranks.is_coordinator:
+        if compares and ranks.is_coordinator:
             self._beyond = [_HighestStep(catalogue) for catalogue in self.catalogues[1:]]
         if self._promoting is not None and self.keeps(ranks):
             self._promoting.start_promoter()
@@ -208,7 +211,8 @@ class _HighestStep:
     def __init__(self, catalogue: Catalogue) -> None:
         self.catalogue = catalogue
         self._call = self._ask()
-        self._highest: int | None = None
+        self._highest = -1
+        """The step; -1 if there is none, or it is not known."""
         self._is_over = False
         """Whether the question has been answered, has failed, or was waited for in vain."""
 
@@ -219,10 +223,10 @@ class _HighestStep:
         """Return the highest step if it is above `step`; None if it is not, or is not known."""
         if not self._is_over and (surely or self._call.is_done):
             self._take_answer()
-        if surely and self._highest is not None and self._highest > step:
+        if surely and self._highest > step:
             self._call = self._ask()
             self._take_answer()
-        return self._highest if self._highest is not None and self._highest > step else None
+        return self._highest if self._highest > step else None
 
     def _take_answer(self) -> None:
         self._is_over = True
@@ -231,4 +235,4 @@ class _HighestStep:
         except Exception as error:  # noqa: BLE001 - clients of storages raise errors of all kinds, and the save goes on
             _log.warning("whether %s has checkpoints of higher steps is not known: %s", self._call.place, error)
         else:
-            self._highest = None if record is None else record.step
+            self._highest = -1 if record is None else record.step

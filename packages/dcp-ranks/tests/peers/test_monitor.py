@@ -310,7 +310,7 @@ def test_a_crowd_of_strangers_costs_little_and_hurts_nobody(ranks):
 
 
 def answered_while_another_thread_listens():
-    """What rank 3 is told if another of its threads receives the answer of rank 2, and then that rank 2 has ended."""
+    """Return the error of rank 3. A second thread of it receives the answer of rank 2, and then notices its end."""
     if dist.get_rank() == 3:
         hear("rank 2 leads its host")
     with placed("relay") as them:

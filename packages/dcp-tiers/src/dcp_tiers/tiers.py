@@ -183,7 +183,7 @@ class Tiers:
         """Return the checkpoint id by which a step is saved: its folder in the first tier.
 
         Raises:
-            TiersError: The step is no whole number of at least 0, such as None: nobody would find its checkpoint.
+            TiersError: The step is not an integer of at least 0: no tool would list its checkpoint.
         """
         try:
             number = -1 if isinstance(step, bool) else operator.index(step)

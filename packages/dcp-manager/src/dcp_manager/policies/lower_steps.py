@@ -56,11 +56,11 @@ class StepGuard:
         Raises:
             StepWentBackError: The step is lower, and the policy is `raise`.
         """
-        near = max((*running, step if highest is None else highest))
-        place = self._name(near)
-        if beyond is not None and beyond[0] > near:
+        top = max((*running, step if highest is None else highest))
+        place = self._name(top)
+        if beyond is not None and beyond[0] > top:
             highest, place = beyond
-        top = near if highest is None else max(near, highest)
+            top = highest
         self._went_back &= step <= top
         replaces = step == highest and self._went_back
         if self.policy == "allow" or not (step < top or replaces):
