@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import importlib.util
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +57,20 @@ def _may_trace() -> bool:
     from dcp_crash import kernel  # noqa: PLC0415 - not every package has it installed
 
     return kernel.is_supported()
+
+
+@pytest.fixture(autouse=True)
+def no_state_is_left() -> Iterator[None]:
+    """A test leaves no process group and no other working folder to those that run after it in the same process."""
+    folder = os.getcwd()
+    yield
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
+        pytest.fail("this test has left its default process group: every later test of this process would be in it")
+    if os.getcwd() != folder:
+        os.chdir(folder)
+        pytest.fail("this test has left its working folder: relative paths of every later test would mean others")
 
 
 @pytest.fixture

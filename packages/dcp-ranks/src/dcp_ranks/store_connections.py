@@ -168,13 +168,13 @@ def shared_peers(
         import torch.distributed as dist
         from dcp_ranks import PeerOptions, borrow_store, shared_peers
 
-        if not dist.is_initialized():  # torchrun's ranks: `init_process_group("gloo")`
-            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         store, give_back = borrow_store(dist.group.WORLD)  # on every rank
         peers = shared_peers(dist.group.WORLD, store, 0, PeerOptions())
         peers.pause(0.0)
         assert not peers.lost
         give_back()
+        dist.destroy_process_group()
         ```
     """
     clones = _clones_of(group)
