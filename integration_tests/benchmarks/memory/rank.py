@@ -22,6 +22,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 import dcp_all as dcp
+import dcp_exchange.together  # noqa: F401 - the first load imports it otherwise: imports are shown apart
 from dcp_memory import partner
 from integration_tests.benchmarks.async_rank import Training
 

@@ -204,7 +204,7 @@ def _in_order(slots: I64, later: npt.NDArray[np.bool_]) -> tuple[I64, int]:
 def _begins(devices: I64, starts: I64, stops: I64) -> npt.NDArray[np.bool_]:
     """Mark the extents that begin a group: those that no earlier extent on their device overlaps."""
     begins = np.ones(len(starts), bool)
-    for device in np.unique(devices):
+    for device in sorted({*devices.tolist()}):
         rows = np.flatnonzero(devices == device)
         begins[rows[1:]] = starts[rows[1:]] >= np.maximum.accumulate(stops[rows])[:-1]
     return begins

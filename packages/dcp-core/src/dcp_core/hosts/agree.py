@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from dcp_core.errors import CheckpointNotFoundError, CorruptCheckpointError, DcpError
 from dcp_core.hosts.held_copies import AgreedCopy, Candidate, Held, Lack, candidates_of, complete_copy, look
-from dcp_core.hosts.host_places import HostPlaces
+from dcp_core.hosts.host_places import look_in_places
 from dcp_io import HostStore, Store
 from dcp_manifest import METADATA_NAME
 from dcp_ranks import Coordinator
@@ -14,13 +16,12 @@ __all__ = ["agree_on_copy"]
 _TRIES = 3
 
 
-def agree_on_copy(coordinator: Coordinator, store: HostStore, places: HostPlaces) -> AgreedCopy:
+def agree_on_copy(coordinator: Coordinator, store: HostStore) -> AgreedCopy:
     """Choose the newest save that is complete over the hosts of the job and the shared folders.
 
     Args:
         coordinator: Coordinator of the load.
         store: This rank's folder of the checkpoint.
-        places: Which ranks share a folder.
 
     Raises:
         CheckpointNotFoundError: No save is complete; the message says what the newest lacks.
@@ -29,18 +30,26 @@ def agree_on_copy(coordinator: Coordinator, store: HostStore, places: HostPlaces
             CorruptCheckpointError.
         CheckpointException: A storage failed; raised on all ranks.
 
-    Ranks: every rank; collective.
+    Ranks: every rank; collective, two phases if the coordinator has the index of the newest save, and it is complete.
     """
+    held: list[Held] = []
+
+    def decide(found: list[Held | None]) -> _Found:
+        held[:] = [one for one in found if one is not None]
+        return _decide(held, candidates_of(found, store.also, coordinator.rank), store, coordinator.rank)
+
+    places, found = look_in_places(coordinator, store.parent(), lambda: look(store), decide)
     before: list[Candidate] = []
-    lack: Lack | DcpError | None = None
-    for _ in range(_TRIES):
-        candidates, found = _choose(coordinator, store, places)
-        if isinstance(found, AgreedCopy):
-            return found
-        lack = found
-        if not candidates or candidates == before:  # otherwise it may have been replaced while it was looked for
+    for attempt in range(1, _TRIES + 1):
+        chosen = _complete(coordinator, store, found, held)
+        if isinstance(chosen, AgreedCopy):
+            return chosen
+        lack = chosen
+        # Otherwise it may have been replaced while it was looked for.
+        if not found.candidates or found.candidates == before or attempt == _TRIES:
             break
-        before = candidates
+        before = found.candidates
+        found = coordinator.all_reduce("copies", lambda: look(store) if places.leads else None, decide)
     if isinstance(lack, DcpError):
         lack.name_place(store.url)
         raise lack
@@ -54,34 +63,57 @@ def agree_on_copy(coordinator: Coordinator, store: HostStore, places: HostPlaces
     raise CheckpointNotFoundError(text)
 
 
-def _choose(
-    coordinator: Coordinator, store: HostStore, places: HostPlaces
-) -> tuple[list[Candidate], AgreedCopy | Lack | DcpError | None]:
-    """Look once; returns the saves that have an index, and the newest that is complete, or why there is none."""
-    held: list[Held] = []
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What the coordinator has made of what the places have."""
 
-    def rank_candidates(found: list[Held | None]) -> tuple[list[Candidate], DcpError | None]:
-        held.extend(one for one in found if one is not None)
-        damage = next((one.damage for one in held if one.damage is not None), None)
-        return candidates_of(found, store.also, coordinator.rank), damage
+    candidates: list[Candidate]
+    """The saves that have an index, the newest first."""
+    damage: DcpError | None
+    """What is wrong with an index."""
+    newest: AgreedCopy | Lack | None
+    """The newest save, or what it lacks; None if the coordinator must be sent its index first."""
 
-    candidates, damage = coordinator.all_reduce(
-        "copies", lambda: look(store) if places.leads else None, rank_candidates
-    )
-    lack: Lack | None = None
-    for candidate in candidates:
+
+def _decide(held: list[Held], candidates: list[Candidate], store: HostStore, rank: int) -> _Found:
+    """On the coordinator: look at the newest save at once, if its index can be read here."""
+    damage = next((one.damage for one in held if one.damage is not None), None)
+    newest = None
+    if candidates and candidates[0].rank == rank:
+        newest = complete_copy(_read(candidates[0], store), candidates[0], held, store.also)
+    return _Found(candidates, damage, newest)
+
+
+def _read(candidate: Candidate, store: HostStore) -> bytes:
+    """Return the index of a save, on the rank that has it."""
+    source: Store = store if candidate.also is None else store.also[candidate.also]
+    return source.read(METADATA_NAME)
+
+
+def _complete(
+    coordinator: Coordinator, store: HostStore, found: _Found, held: list[Held]
+) -> AgreedCopy | Lack | DcpError | None:
+    """Return the newest save that is complete, or why there is none. Ranks: every rank; collective.
+
+    Args:
+        coordinator: Coordinator of the load.
+        store: This rank's folder of the checkpoint.
+        found: What was found.
+        held: On the coordinator, what each place has.
+    """
+    if isinstance(found.newest, AgreedCopy):
+        return found.newest
+    lack = found.newest
+    for candidate in found.candidates if lack is None else found.candidates[1:]:
 
         def send(candidate: Candidate = candidate) -> bytes | None:
-            if candidate.rank != coordinator.rank:
-                return None
-            source: Store = store if candidate.also is None else store.also[candidate.also]
-            return source.read(METADATA_NAME)
+            return _read(candidate, store) if candidate.rank == coordinator.rank else None
 
         def check(sent: list[bytes | None], candidate: Candidate = candidate) -> AgreedCopy | Lack:
             return complete_copy(sent[candidate.rank] or b"", candidate, held, store.also)
 
         agreed = coordinator.all_reduce("index of a copy", send, check)
         if isinstance(agreed, AgreedCopy):
-            return candidates, agreed
+            return agreed
         lack = lack or agreed
-    return candidates, lack or damage
+    return lack or found.damage

@@ -7,7 +7,6 @@ from typing import Any
 from dcp_core.hosts.agree import agree_on_copy
 from dcp_core.hosts.commit import open_host_store
 from dcp_core.hosts.held_copies import AgreedCopy
-from dcp_core.hosts.host_places import find_places
 from dcp_core.records.protocols import CheckpointId
 from dcp_core.storage.storage_reader import ByteStorageReader
 from dcp_io import HostStore
@@ -43,8 +42,7 @@ class HostAgreement(ByteStorageReader):
 
     def connect_ranks(self, coordinator: Any) -> None:
         """Agree on the save that all ranks load. Ranks: every rank; collective. Errors: see `agree_on_copy`."""
-        store = self._open_host_store()
-        self._agreed = agree_on_copy(coordinator, store, find_places(coordinator, store.parent(), makes=False))
+        self._agreed = agree_on_copy(coordinator, self._open_host_store())
 
     def read_index(self) -> CheckpointIndex:
         """Return the index of the save on which the ranks have agreed; without other ranks, that of this host."""

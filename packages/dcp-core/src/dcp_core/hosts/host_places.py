@@ -9,19 +9,23 @@ import contextlib
 import json
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from dcp_core.errors import CheckpointNotFoundError, DcpError
 from dcp_io import Store, temporary_of
 from dcp_manifest import InvalidPlaceError
 from dcp_ranks import Coordinator
 
-__all__ = ["RUN_FILE", "HostPlaces", "find_places"]
+__all__ = ["RUN_FILE", "HostPlaces", "find_places", "look_in_places"]
 
 RUN_FILE = ".dcp-run"
 """Name of the file in each place of a run that has the run's id."""
 _TOKEN = ".dcp-here-"  # noqa: S105 - the name of a file
 _OLD_SECONDS = 3600.0
+T = TypeVar("T")
+R = TypeVar("R")
 
 # URL of a folder → run, as this process has found it: memory may be lost while the job goes on.
 _known: dict[str, str] = {}
@@ -61,15 +65,14 @@ class HostPlaces:
             store.publish(RUN_FILE, json.dumps({"run": self.run}).encode())
 
 
-def find_places(coordinator: Coordinator, store: Store, *, run: str | None = None, makes: bool = True) -> HostPlaces:
-    """Find out which ranks share a folder, and to which run their folders belong.
+def find_places(coordinator: Coordinator, store: Store, *, run: str | None = None) -> HostPlaces:
+    """Find out which ranks share a folder, and to which run their folders belong; makes folders that are missing.
 
     Args:
         coordinator: Coordinator of the ranks.
         store: The folder, of the same path on all ranks.
         run: Id of the run, if no folder has one; the coordinator's counts. None for the one that these folders had when
             this process last looked, or else a random one.
-        makes: Whether to make the folder if it is missing. Otherwise a rank that has none looks after that alone.
 
     Raises:
         CheckpointException: Folders belong to different runs (`InvalidPlaceError`), or a storage failed; raised on all
@@ -77,6 +80,44 @@ def find_places(coordinator: Coordinator, store: Store, *, run: str | None = Non
 
     Ranks: every rank; collective, two phases.
     """
+    places, _ = _find(coordinator, store, lambda: None, lambda _: None, run=run, makes=True)
+    return places
+
+
+def look_in_places(
+    coordinator: Coordinator, store: Store, look: Callable[[], T], decide: Callable[[list[T | None]], R]
+) -> tuple[HostPlaces, R]:
+    """Find out which ranks share a folder, and what is in each: in no more phases than `find_places`; makes no folder.
+
+    A rank whose folder is missing looks after that alone.
+
+    Args:
+        coordinator: Coordinator of the ranks.
+        store: The folder, of the same path on all ranks.
+        look: Function that returns what is in a place; called on the rank that looks after it.
+        decide: Function of what all ranks have found, None from those that look after no place; called on the
+            coordinator.
+
+    Returns:
+        The places, and on all ranks what `decide` has returned.
+
+    Raises:
+        CheckpointException: As for `find_places`, or `look` or `decide` failed.
+
+    Ranks: every rank; collective, two phases.
+    """
+    return _find(coordinator, store, look, decide, run=None, makes=False)
+
+
+def _find(
+    coordinator: Coordinator,
+    store: Store,
+    look: Callable[[], T],
+    decide: Callable[[list[T | None]], R],
+    *,
+    run: str | None,
+    makes: bool,
+) -> tuple[HostPlaces, R]:
     own = secrets.token_hex(8)
 
     def leave() -> tuple[str, str | None, str]:
@@ -92,21 +133,25 @@ def find_places(coordinator: Coordinator, store: Store, *, run: str | None = Non
         runs = [each for _, each, _ in left]
         order = sorted(range(len(left)), key=lambda rank: (rank != coordinator.coordinator_rank, rank))
 
-        def look() -> int:
+        def find_leader() -> tuple[int, T | None]:
             _check_runs(runs, store.url)
             seen = {entry.name for entry in store.list()}
-            return next((rank for rank in order if _TOKEN + left[rank][0] in seen), coordinator.rank)
+            leader = next((rank for rank in order if _TOKEN + left[rank][0] in seen), coordinator.rank)
+            return leader, look() if leader == coordinator.rank else None
 
-        leaders = coordinator.all_gather("places", look)
+        def conclude(found: list[tuple[int, T | None]]) -> tuple[tuple[int, ...], R]:
+            return tuple(leader for leader, _ in found), decide([each for _, each in found])
+
+        leaders, decided = coordinator.all_reduce("places", find_leader, conclude)
     finally:
         with contextlib.suppress(OSError, DcpError):
             store.delete(_TOKEN + own)
     first = coordinator.coordinator_rank
     _known[store.url] = found = next((each for each in runs if each), left[first][2])
-    places = HostPlaces(tuple(leaders), found, coordinator.rank, first)
+    places = HostPlaces(leaders, found, coordinator.rank, first)
     if places.leads:
         _remove_old(store)
-    return places
+    return places, decided
 
 
 def _read_run(store: Store) -> str | None:

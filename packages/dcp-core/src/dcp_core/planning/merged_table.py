@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from dcp_core.planning.balance import Part, cut_dim
 from dcp_core.tables.plan_columns import PlanColumns
-from dcp_manifest.index.box_columns import ranges, starts
+from dcp_manifest.index.box_columns import distinct, ranges, starts
 from dcp_manifest.index.columns import CheckpointIndex
 from dcp_manifest.index.coverage import by_dims
 
@@ -189,7 +189,7 @@ def _first_of_equal(tensor: I64, ndim: npt.NDArray[np.uint8], index: CheckpointI
     same = np.arange(len(tensor))
     consistent = True
     places = starts(ndim)[:-1]
-    for dims in np.unique(ndim).tolist():
+    for dims in distinct(ndim).tolist():
         rows = np.flatnonzero(ndim == dims)
         numbers = places[rows][:, None] + np.arange(dims)
         offsets, sizes = index.chunk_offsets[numbers], index.chunk_sizes[numbers]

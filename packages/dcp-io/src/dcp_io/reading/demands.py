@@ -116,7 +116,7 @@ class Demands:
         for name, following in zip(self.names, self.names[1:], strict=False):
             if name >= following:
                 raise ValueError(f"names of demanded objects must ascend: {name!r} stands before {following!r}")
-        found = np.unique(self.objects)
+        found = self.objects[np.diff(self.objects, prepend=-1) != 0]  # they ascend, or the rows are refused
         if not np.array_equal(found, np.arange(len(self.names))):
             raise ValueError(
                 f"rows of demands name the objects {found.tolist()[:8]}…, and must name each of {len(self.names)}"

@@ -12,6 +12,7 @@ from dcp_manifest.container.footer import FOOTER_BYTES, read_footer
 from dcp_manifest.container.lazy_blob import LazyBlob, ReadRange, read_exactly
 from dcp_manifest.errors import CorruptCheckpointError
 from dcp_manifest.file.manifest_read import ManifestReader, TensorTable
+from dcp_manifest.index.box_columns import distinct
 from dcp_manifest.index.columns import CheckpointIndex, ManifestInfo
 from dcp_manifest.index.consistency import check_index
 from dcp_manifest.index.relative_paths import check_relative_path
@@ -110,7 +111,7 @@ class ManifestFile:
         """Map from owner and name to the row in the table of tensors."""
         tensors = self._tensors
         rows = {}
-        for owner in np.unique(tensors.owner).tolist():
+        for owner in distinct(tensors.owner).tolist():
             own = np.flatnonzero(tensors.owner == owner).tolist()
             rows[owner] = dict(zip([tensors.names[row] for row in own], own, strict=True))
         return rows

@@ -12,7 +12,7 @@ from dcp_manifest.container.blob import narrow, pack
 from dcp_manifest.container.strings import pack_strings
 from dcp_manifest.errors import InvalidIndexError
 from dcp_manifest.file.path_table import pack_paths
-from dcp_manifest.index.box_columns import BoxLayout, starts
+from dcp_manifest.index.box_columns import BoxLayout, distinct, starts
 from dcp_manifest.index.columns import CheckpointIndex, ItemColumns, ManifestInfo
 from dcp_manifest.index.consistency import MAX_NUMBERS_PER_BYTE, check_index, derived_bytes
 from dcp_manifest.index.dtypes import ITEM_BYTES
@@ -116,7 +116,7 @@ def _add_items(columns: _Columns, index: CheckpointIndex) -> None:
     columns.add("object.owner", index.object_owner)
     chunks, objects = index.chunk_items, index.object_items
     tables = [_frames(items) for items in (chunks, objects) if items is not None]
-    frames = np.unique(np.concatenate([np.zeros(0, np.uint64), *tables]))
+    frames = distinct(np.concatenate([np.zeros(0, np.uint64), *tables]))
     columns.rows["frame"] = len(frames)
     columns.add("frame.lead", frames >> np.uint64(32))
     columns.add("frame.trail", frames & np.uint64(0xFFFFFFFF))

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["BoxLayout", "ranges", "starts"]
+__all__ = ["BoxLayout", "distinct", "ranges", "starts"]
 
 I64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
+Number = TypeVar("Number", bound=np.integer[Any])
 
 
 def starts(counts: npt.NDArray[np.integer[Any]]) -> I64:
@@ -26,6 +27,15 @@ def ranges(first: I64, last: I64) -> I64:
     sums = starts(lengths)
     numbers: I64 = np.arange(int(sums[-1])) + np.repeat(first - sums[:-1], lengths)
     return numbers
+
+
+def distinct(numbers: npt.NDArray[Number]) -> npt.NDArray[Number]:
+    """Return the distinct numbers of a column, ascending."""
+    # `np.unique` imports `numpy.ma` in every process, which takes longer than many an index does.
+    ascending = np.sort(numbers)
+    is_new = np.ones(len(ascending), np.bool_)
+    np.not_equal(ascending[1:], ascending[:-1], out=is_new[1:])
+    return ascending[is_new]
 
 
 class BoxLayout:

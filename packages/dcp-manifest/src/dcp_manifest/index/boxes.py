@@ -15,6 +15,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from dcp_manifest.index.box_columns import distinct
+
 __all__ = ["Box", "BoxLike", "box_text", "find_hole", "find_overlap", "intersect", "out_of_bounds", "overlaps"]
 
 I64 = npt.NDArray[np.int64]
@@ -100,8 +102,8 @@ def find_overlap(chunks: Sequence[BoxLike]) -> tuple[int, int] | None:
 def _overlap_among(starts: I64, ends: I64, rows: I64) -> tuple[int, int] | None:
     if len(rows) < 2:
         return None
-    distinct = [len(np.unique(starts[rows, dim])) for dim in range(starts.shape[1])]
-    dims = sorted(range(len(distinct)), key=distinct.__getitem__, reverse=True)
+    counts = [len(distinct(starts[rows, dim])) for dim in range(starts.shape[1])]
+    dims = sorted(range(len(counts)), key=counts.__getitem__, reverse=True)
     for dim in dims:
         ordered = rows[np.argsort(starts[rows, dim], kind="stable")]
         reach = np.maximum.accumulate(ends[ordered, dim])
@@ -165,7 +167,7 @@ def _hole_from(dim: int, low: list[int], high: list[int], starts: I64, ends: I64
         return None if len(starts) else []
     if not len(starts):
         return list(zip(low[dim:], high[dim:], strict=True))
-    cuts = np.unique(np.concatenate([starts[:, dim], ends[:, dim], [low[dim], high[dim]]])).tolist()
+    cuts = distinct(np.concatenate([starts[:, dim], ends[:, dim], [low[dim], high[dim]]])).tolist()
     for begin, end in itertools.pairwise(cuts):
         rows = (starts[:, dim] <= begin) & (ends[:, dim] >= end)
         below = _hole_from(dim + 1, low, high, starts[rows], ends[rows])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from dcp_manifest.index.box_columns import BoxLayout, starts
+from dcp_manifest.index.box_columns import BoxLayout, distinct, starts
 from dcp_manifest.index.columns import BlockColumns, CheckpointIndex, ItemColumns, ManifestInfo, TensorFlags
 from dcp_manifest.index.dtypes import ITEM_BYTES
 from dcp_manifest.index.items import ENCODED_BLOCK_MAX_BYTES, Framing, ItemKind
@@ -83,7 +83,7 @@ def _check_tensors(index: CheckpointIndex) -> None:
     _require(not count or int(index.tensor_chunks.min()) >= 0, "a tensor has a negative number of chunks")
     _require(not (index.tensor_shape < 0).any(), "a tensor has a negative size")
     _require(not count or int(index.tensor_dtype.max()) < len(index.dtypes), "a tensor's dtype is not in the table")
-    for bits in np.unique(index.tensor_flags).tolist():
+    for bits in distinct(index.tensor_flags).tolist():
         TensorFlags.from_bits(bits)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dcp_manifest.index.box_columns import starts
+from dcp_manifest.index.box_columns import distinct, starts
 from dcp_manifest.index.boxes import find_overlap
 from dcp_manifest.index.columns import CheckpointIndex
 
@@ -42,7 +42,7 @@ def by_dims(index: CheckpointIndex) -> Iterator[SameDims]:
     tensor = np.repeat(np.arange(len(index.tensor_chunks)), index.tensor_chunks)
     ndim = index.tensor_ndim[tensor]
     first, shape_first = starts(ndim)[:-1], index.shape_starts()[:-1]
-    for dims in np.unique(ndim).tolist():
+    for dims in distinct(ndim).tolist():
         rows = np.flatnonzero(ndim == dims)
         numbers = first[rows][:, None] + np.arange(dims)
         shapes = index.tensor_shape[shape_first[tensor[rows]][:, None] + np.arange(dims)]
@@ -143,5 +143,5 @@ def _not_in_grids(tensor: I64, offsets: I64, sizes: I64) -> list[int]:
         last = np.maximum.reduceat(end, groups)
         clash = (owner[groups][1:] == owner[groups][:-1]) & (last[:-1] > first[groups][1:])
         doubtful.append(owner[groups][1:][clash])
-    found: list[int] = np.unique(np.concatenate(doubtful)).tolist()
+    found: list[int] = distinct(np.concatenate(doubtful)).tolist()
     return found

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dcp_manifest.errors import CorruptCheckpointError
-from dcp_manifest.index.box_columns import ranges, starts
+from dcp_manifest.index.box_columns import distinct, ranges, starts
 from dcp_manifest.index.columns import CheckpointIndex, ItemColumns
 from dcp_manifest.index.stored_items import take_items
 
@@ -155,7 +155,7 @@ def _first_of_equal(tensor: I64, ndim: npt.NDArray[np.uint8], offsets: I64, size
     """Return the first of all chunks with the same tensor and box, in order."""
     ends = starts(ndim)
     kept = []
-    for dims in np.unique(ndim).tolist():
+    for dims in distinct(ndim).tolist():
         rows = np.flatnonzero(ndim == dims)
         places = ends[:-1][rows][:, None] + np.arange(dims)
         boxes = np.concatenate([tensor[rows][:, None], offsets[places], sizes[places]], axis=1)
