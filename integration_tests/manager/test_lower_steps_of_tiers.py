@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+import time
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -110,6 +111,36 @@ def test_a_far_tier_that_hangs_holds_up_the_first_save_at_most(
     warned = [record.getMessage() for record in caplog.records if "is not known" in record.getMessage()]
     assert len(warned) == is_empty
     assert dcp.latest_valid(tmp_path / "near").step == 30
+
+
+@pytest.mark.parametrize("hangs", [True, False])
+def test_an_answer_that_comes_late_counts(tiers: Tiers, tmp_path: Path, hangs: bool) -> None:
+    train(tiers, 10, 20, 30)
+    shutil.rmtree(tmp_path / "near")
+    is_back, real = threading.Event(), Catalogue.highest
+
+    def highest(self: Catalogue) -> Any:
+        if self.store.url.endswith("far") and not is_back.is_set():
+            if not hangs:
+                raise ConnectionRefusedError("away")
+            is_back.wait(60)
+        return real(self)
+
+    away = mock.patch.object(Catalogue, "highest", highest)
+    waits = mock.patch("dcp_io.timed_call.SILENT_AFTER_SECONDS", 0.5)
+    with away, waits, without_promoter(), CheckpointManager(tiers, lower_steps="raise") as manager:
+        manager.save(1, state(1))
+        started = time.monotonic()
+        manager.save(2, state(2))
+        assert time.monotonic() - started < 0.5  # it waits once
+        is_back.set()
+        for step in range(3, 30):
+            time.sleep(0.05)
+            try:
+                manager.save(step, state(step))
+            except StepWentBackError:
+                return
+    pytest.fail("no lower step was refused")
 
 
 def test_a_far_tier_whose_client_breaks_fails_no_save(

@@ -63,7 +63,7 @@ def test_a_publisher_that_is_killed_leaves_no_journal_behind(
 ) -> None:
     hosts.save_apart(tmp_path, 1)
     hosts.bring(tmp_path, far, "a", "b")
-    (far / "step-1" / ".dcp-promoting-0123456789abcdef.json").write_text("no journal of a save")
+    (far / "step-1" / ".dcp-promoting-0123456789abcdef.json").write_text('{"save_id": "cut o')
     killed = mock.patch("dcp_tiers.copying.copy_part._end", side_effect=OSError(5, "killed"))
     with killed, hosts.on_host(tmp_path, "c"):
         tiers = Tiers([Tier(hosts.near, per_host=True), Tier(far)])
@@ -118,6 +118,17 @@ def test_a_host_that_is_gone_holds_up_its_steps_alone(
     with hosts.on_host(tmp_path, "a"):
         tiers = Tiers([Tier(hosts.near, per_host=True), Tier(far)])
         assert tiers.keep_waiting.keep([], 0.0) == set()
+
+
+def test_a_higher_step_of_an_earlier_run_gives_up_no_part(
+    tmp_path: Path, far: Path, helpers: SimpleNamespace, hosts: SimpleNamespace
+) -> None:
+    helpers.save(far, 30)
+    hosts.save_apart(tmp_path, 1)
+    assert hosts.bring(tmp_path, far, "a", "b") == {str(far): [1]}
+    assert not [*tmp_path.glob(f"*{hosts.folder}/step-1/.dcp-forgone-*")]
+    assert hosts.bring(tmp_path, far, "c") == {}
+    assert helpers.loaded(far) == {1: helpers.contents(1), 30: helpers.contents(30)}
 
 
 @pytest.mark.parametrize("damaged", [False, True])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -40,6 +41,68 @@ def test_a_hostile_journal_says_nothing(catalogue, tmp_path, journal):
     half(tmp_path, 10, promoting=journal)
     (found,) = catalogue.unfinished(-1)
     assert found.text.endswith(": its save was interrupted")
+
+
+@pytest.fixture
+def published(tmp_path):
+    """A folder with an index."""
+    folder = tmp_path / "step-10"
+    folder.mkdir()
+    (folder / ".metadata").write_bytes(b"\x80")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "is_journal"),
+    [
+        (".dcp-promoting.json", "{}", True),
+        (".dcp-promoting-0123456789abcdef.json", '{"save_id": "cut o', True),
+        (".dcp-promoting.json", "", True),
+        (".dcp-promoting.json", "notes of mine", False),
+        (".dcp-promoting.json.bak", "{}", False),
+        (".dcp-promoting-notes-of-alice.json", "{}", False),
+        (".dcp-promoting-how-to.md", "{}", False),
+    ],
+)
+def test_only_journals_are_removed_beside_a_checkpoint(catalogue, published, name, text, is_journal):
+    (published / name).write_text(text)
+    os.utime(published / name, (0, 0))
+    catalogue.sweep()
+    assert (published / name).exists() != is_journal
+
+
+@pytest.mark.parametrize("kind", ["fifo", "link", "folder"])
+def test_what_is_no_file_is_not_removed_as_a_journal(catalogue, published, tmp_path, kind):
+    name = published / ".dcp-promoting.json"
+    if kind == "fifo":
+        os.mkfifo(name)
+    elif kind == "link":
+        (tmp_path / "mine.json").write_text("{}")
+        name.symlink_to(tmp_path / "mine.json")
+    else:
+        name.mkdir()
+    catalogue.sweep()
+    assert os.path.lexists(name)
+
+
+@pytest.mark.parametrize("name", ["promoting.json", "note-next.json", "save-0123", "reading-0123"])
+def test_a_leftover_that_may_not_be_read_is_left(catalogue, published, tmp_path, monkeypatch, caplog, name):
+    (published / f".dcp-{name}").write_text("{}")
+    os.utime(published / f".dcp-{name}", (0, 0))
+    (tmp_path / "step-20").mkdir()
+    (tmp_path / "step-20" / "__0_0.abc.distcp").write_bytes(b"\0" * 2000)
+    for method in ("open", "read"):
+        real = getattr(LocalStore, method)
+
+        def refuse(store, asked, *rest, real=real, **more):
+            if asked == f".dcp-{name}":
+                raise PermissionError(13, "Permission denied", asked)
+            return real(store, asked, *rest, **more)
+
+        monkeypatch.setattr(LocalStore, method, refuse)
+    assert catalogue.sweep() == [20]
+    assert (published / f".dcp-{name}").exists()
+    assert "leftovers in" in caplog.text
 
 
 def test_a_folder_without_data_is_nothing(catalogue, tmp_path):

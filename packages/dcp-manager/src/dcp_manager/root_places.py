@@ -125,9 +125,9 @@ class RootPlaces:
         if self.per_host:
             near = self.catalogues[0].store
             with ranks.coordinator() as them:
-                self._hosts = find_places(them, near, run=self._run)
+                self._hosts = find_places(them, near, run=self._run, saves=False)  # a save says what is wrong
             if self._hosts.leads:
-                with contextlib.suppress(OSError, DcpError):  # a save says what is wrong
+                with contextlib.suppress(OSError, DcpError):
                     self._hosts.claim(near)
             repeat_indexes(self.catalogues[0], ranks, self._hosts)
         if compares and ranks.is_coordinator:
@@ -170,12 +170,12 @@ class RootPlaces:
     def higher_beyond(self, step: int, *, surely: bool) -> tuple[int, str] | None:
         """Return the highest step above `step` in a further place, and its checkpoint id there; None if there is none.
 
-        Each place is asked when the manager starts. One that fails or does not answer has none, with a warning.
+        Each place is asked when the manager starts, and again if it fails. Until it has answered, it has none.
 
         Args:
             step: The step that is about to be saved.
-            surely: Whether to wait for answers, half a minute at most, and to ask again before a place is said to have
-                a higher step. Otherwise an answer that has not come yet does not count.
+            surely: Whether to wait for the answer of a place, half a minute at most and once, and to ask again before a
+                place is said to have a higher step. Otherwise an answer that has not come yet does not count.
 
         Ranks: the coordinator.
         """
@@ -206,33 +206,37 @@ def _make_room(root: PromotingRoot, step: int, seconds: float, *, hurry: bool) -
 
 
 class _HighestStep:
-    """Highest step in a place that may be slow or away, asked in a thread."""
+    """Highest step in a place that may be slow or away, asked in a thread until there is an answer."""
 
     def __init__(self, catalogue: Catalogue) -> None:
         self.catalogue = catalogue
         self._call = self._ask()
-        self._highest = -1
-        """The step; -1 if there is none, or it is not known."""
-        self._is_over = False
-        """Whether the question has been answered, has failed, or was waited for in vain."""
+        self._highest: int | None = None
+        """The step; -1 if there is none, None while it is not known."""
+        self._was_awaited = False
+        """Whether an answer was waited for in vain, and a warning given: that is done once."""
 
     def _ask(self) -> TimedCall[CheckpointRecord | None]:
         return TimedCall(self.catalogue.store.url, self.catalogue.highest)
 
     def above(self, step: int, *, surely: bool) -> int | None:
         """Return the highest step if it is above `step`; None if it is not, or is not known."""
-        if not self._is_over and (surely or self._call.is_done):
+        if self._highest is None and (self._call.is_done or (surely and not self._was_awaited)):
             self._take_answer()
-        if surely and self._highest > step:
+        if surely and self._highest is not None and self._highest > step:
             self._call = self._ask()
             self._take_answer()
-        return self._highest if self._highest > step else None
+        return self._highest if self._highest is not None and self._highest > step else None
 
     def _take_answer(self) -> None:
-        self._is_over = True
         try:
             record = self._call.result()
         except Exception as error:  # noqa: BLE001 - clients of storages raise errors of all kinds, and the save goes on
-            _log.warning("whether %s has checkpoints of higher steps is not known: %s", self._call.place, error)
+            if not self._was_awaited:
+                what = "whether %s has checkpoints of higher steps is not known, and is asked again: %s"
+                _log.warning(what, self._call.place, error)
+            self._was_awaited = True
+            if self._call.is_done:
+                self._call = self._ask()
         else:
             self._highest = -1 if record is None else record.step

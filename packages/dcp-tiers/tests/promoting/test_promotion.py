@@ -98,35 +98,6 @@ def test_a_policy_by_metric_reads_the_notes(helpers, near, far):
     assert sorted(helpers.loaded(far)) == [20]
 
 
-def test_the_further_tier_keeps_by_its_own_policy(helpers, near, far):
-    tiers = helpers.tiers(KeepLast(2))
-    for step in (10, 20, 30):
-        helpers.save(near, step)
-        promote(tiers)
-    assert sorted(helpers.loaded(far)) == [20, 30]
-    assert sorted(helpers.loaded(near)) == [10, 20, 30]
-
-
-def test_a_middle_tier_keeps_what_a_further_one_must_still_get(helpers, near, far, tmp_path):
-    last = tmp_path / "last"
-    tiers = Tiers([Tier(near), Tier(far, KeepLast(1)), Tier(last)])
-    middle = Promotion(tiers, 1)
-    for step in (10, 20):
-        helpers.save(near, step)
-        while middle.promote_next():
-            pass
-    assert sorted(helpers.loaded(far)) == [10, 20]
-    assert promote(tiers) == {}
-    helpers.save(near, 30)
-    promote(tiers)
-    assert sorted(helpers.loaded(last)) == [10, 20, 30]
-    promote(tiers)
-    helpers.save(near, 40)
-    promote(tiers)
-    assert sorted(helpers.loaded(last)) == [10, 20, 30, 40]
-    assert 10 not in helpers.loaded(far)
-
-
 @pytest.mark.parametrize("number", range(3))
 def test_a_damaged_checkpoint_is_not_promoted_and_does_not_hold_up_others(helpers, near, far, events, number):
     helpers.save(near, 10)
@@ -324,20 +295,6 @@ def test_a_storage_that_was_replaced_gets_all_again(helpers, near, far):
     shutil.rmtree(far)
     assert promote(helpers.tiers(KeepLast(2))) == {}
     assert sorted(helpers.loaded(far)) == [20, 30]
-
-
-def test_what_the_further_tier_has_dropped_does_not_come_back(helpers, near, far):
-    tiers = helpers.tiers(KeepBest(1, "loss"))
-    helpers.save(near, 10, loss=0.1)
-    promote(tiers)
-    shutil.rmtree(near / "step-10")  # by the policy of the nearer tier
-    helpers.save(near, 20, loss=0.5)
-    promote(tiers)
-    helpers.save(near, 30, loss=0.3)
-    promote(tiers)
-    there = sorted(helpers.loaded(far))
-    assert promote(helpers.tiers(KeepBest(1, "loss"))) == {}
-    assert sorted(helpers.loaded(far)) == there
 
 
 def test_one_folder_under_two_names_is_refused(helpers, near, far):

@@ -53,8 +53,14 @@ def agree_on_copy(coordinator: Coordinator, store: HostStore) -> AgreedCopy:
     if isinstance(lack, DcpError):
         lack.name_place(store.url)
         raise lack
+    if found.are_bare:
+        raise CheckpointNotFoundError(
+            f"{store.url} cannot be loaded: {store.parent().url} is missing or empty for every rank of this job; check "
+            "the path, or start the job on the hosts that have written the checkpoint"
+        )
+    hosts = "host" if places.count == 1 else f"{places.count} hosts"
     text = (
-        f"{store.url} has no complete checkpoint on the {places.count} hosts of this job: "
+        f"{store.url} has no complete checkpoint on the {hosts} of this job: "
         f"{'no host has an index of it' if lack is None else lack.text}; load an earlier one, or start the job on "
         "the hosts that have written it"
     )
@@ -73,6 +79,8 @@ class _Found:
     """What is wrong with an index."""
     newest: AgreedCopy | Lack | None
     """The newest save, or what it lacks; None if the coordinator must be sent its index first."""
+    are_bare: bool
+    """Whether no place has anything at all."""
 
 
 def _decide(held: list[Held], candidates: list[Candidate], store: HostStore, rank: int) -> _Found:
@@ -81,7 +89,7 @@ def _decide(held: list[Held], candidates: list[Candidate], store: HostStore, ran
     newest = None
     if candidates and candidates[0].rank == rank:
         newest = complete_copy(_read(candidates[0], store), candidates[0], held, store.also)
-    return _Found(candidates, damage, newest)
+    return _Found(candidates, damage, newest, not candidates and all(one.is_bare for one in held))
 
 
 def _read(candidate: Candidate, store: HostStore) -> bytes:

@@ -53,6 +53,8 @@ class Held:
     """Sizes of its data files."""
     damage: DcpError | None = None
     """What is wrong with its index."""
+    is_bare: bool = False
+    """Whether the place itself is missing, or has nothing at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,9 @@ class Candidate:
 def look(store: HostStore) -> Held:
     """Return what this host holds of the checkpoint in a folder."""
     entries = store.list()
+    if not entries:
+        place = store.parent()
+        return Held(None, None, {}, is_bare=not (place.list() or place.folders()))
     sizes = {entry.name: entry.bytes for entry in entries if entry.name.endswith(DATA_SUFFIX)}
     known = _identify(store) if any(entry.name == METADATA_NAME for entry in entries) else None
     if isinstance(known, DcpError):

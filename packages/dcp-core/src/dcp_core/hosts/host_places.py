@@ -65,7 +65,7 @@ class HostPlaces:
             store.publish(RUN_FILE, json.dumps({"run": self.run}).encode())
 
 
-def find_places(coordinator: Coordinator, store: Store, *, run: str | None = None) -> HostPlaces:
+def find_places(coordinator: Coordinator, store: Store, *, run: str | None = None, saves: bool = True) -> HostPlaces:
     """Find out which ranks share a folder, and to which run their folders belong; makes folders that are missing.
 
     Args:
@@ -73,6 +73,8 @@ def find_places(coordinator: Coordinator, store: Store, *, run: str | None = Non
         store: The folder, of the same path on all ranks.
         run: Id of the run, if no folder has one; the coordinator's counts. None for the one that these folders had when
             this process last looked, or else a random one.
+        saves: Whether a folder that takes no file is an error. Otherwise its rank looks after it alone, so that a full
+            disk, or one that may only be read, prevents no restore.
 
     Raises:
         CheckpointException: Folders belong to different runs (`InvalidPlaceError`), or a storage failed; raised on all
@@ -80,7 +82,7 @@ def find_places(coordinator: Coordinator, store: Store, *, run: str | None = Non
 
     Ranks: every rank; collective, two phases.
     """
-    places, _ = _find(coordinator, store, lambda: None, lambda _: None, run=run, makes=True)
+    places, _ = _find(coordinator, store, lambda: None, lambda _: None, run=run, saves=saves, makes=True)
     return places
 
 
@@ -89,7 +91,7 @@ def look_in_places(
 ) -> tuple[HostPlaces, R]:
     """Find out which ranks share a folder, and what is in each: in no more phases than `find_places`; makes no folder.
 
-    A rank whose folder is missing looks after that alone.
+    A rank whose folder is missing, or takes no file, looks after that alone.
 
     Args:
         coordinator: Coordinator of the ranks.
@@ -106,7 +108,7 @@ def look_in_places(
 
     Ranks: every rank; collective, two phases.
     """
-    return _find(coordinator, store, look, decide, run=None, makes=False)
+    return _find(coordinator, store, look, decide, run=None, saves=False, makes=False)
 
 
 def _find(
@@ -116,16 +118,17 @@ def _find(
     decide: Callable[[list[T | None]], R],
     *,
     run: str | None,
+    saves: bool,
     makes: bool,
 ) -> tuple[HostPlaces, R]:
     own = secrets.token_hex(8)
 
     def leave() -> tuple[str, str | None, str]:
-        with contextlib.suppress(PermissionError):  # a folder that may only be read is its rank's alone
-            if makes:
-                store.make()
-            if makes or store.list() or store.folders():
-                store.publish(_TOKEN + own, b"{}", sync=False)
+        if makes or store.list() or store.folders():
+            with contextlib.suppress(PermissionError if saves else OSError):
+                if makes:
+                    store.make()
+                store.publish(_TOKEN + own, b"", sync=False)  # empty: a full disk takes that, mostly
         return own, _read_run(store), run or _known.get(store.url, own)
 
     try:

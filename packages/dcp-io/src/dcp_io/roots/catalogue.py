@@ -296,7 +296,15 @@ class Catalogue:
         """
         self._remove_temporaries(self._root, self._root.list(), _ROOT_FILES)
         listed = self.folders() if folders is None else folders
-        return [folder.step for folder in listed if folder.step not in running and self._sweep(folder)]
+        return [folder.step for folder in listed if folder.step not in running and self._sweep_if_allowed(folder)]
+
+    def _sweep_if_allowed(self, folder: StepFolder) -> bool:
+        """Sweep a folder; one with files that this user may not read, or remove, stays as it is."""
+        try:
+            return self._sweep(folder)
+        except PermissionError as error:
+            _log.warning("leftovers in %s stay: %s", folder.store.url, error)
+            return False
 
     def _sweep(self, folder: StepFolder) -> bool:
         if folder.is_checkpoint:
@@ -318,8 +326,8 @@ class Catalogue:
             if is_dead_sign(folder.store, entry, stale_after_seconds=self._stale_after_seconds)
         ]
         remove_own(folder.store, {entry.name: entry.bytes for entry in dead})
-        for name in ended_journals(folder.store, folder.entries, stale_after_seconds=self._stale_after_seconds):
-            folder.store.delete(name)
+        ended = ended_journals(folder.store, folder.entries, stale_after_seconds=self._stale_after_seconds)
+        remove_own(folder.store, {entry.name: entry.bytes for entry in ended})
         self._settle_next_note(folder)
         ours = (NOTE, NEXT_NOTE, QUARANTINE, REMOVING, READING_PREFIX, *_PROMOTED, _COPIES)
         self._remove_temporaries(folder.store, folder.entries, ours)

@@ -9,7 +9,7 @@ from typing import Any
 
 from dcp_io.checkpoints.list_checkpoints import running_saves
 from dcp_io.saves.current_checkpoint import read_current
-from dcp_io.saves.own_files import temporary_of
+from dcp_io.saves.own_files import own_name, temporary_of
 from dcp_io.stores.store import Entry, Store
 from dcp_manifest.errors import CheckpointNotFoundError
 from dcp_manifest.folders.file_names import DATA_SUFFIX
@@ -18,7 +18,10 @@ from dcp_manifest.printable import printable_bytes
 __all__ = ["COPY_JOURNAL", "Unfinished", "describe_unfinished", "ended_journals"]
 
 COPY_JOURNAL = ".dcp-promoting"
-"""Beginning of the names of journals of copies: JSON with `save_id`, `bytes`, and `from`, the place of the original."""
+"""Beginning of the names of journals of copies: JSON with `save_id`, `bytes`, and `from`, the place of the original.
+
+Other files may begin so, too: `own_name` tells them apart.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,7 @@ def describe_unfinished(
         return None
     there = printable_bytes(sum(entry.bytes for entry in data))
     text = f"{store.url} has {len(data)} data files with {there}, and no index"
-    journals = [_journal(store, entry) for entry in entries if entry.name.startswith(COPY_JOURNAL)]
+    journals = [_journal(store, entry) for entry in _journals(entries)]
     places = sorted({place for place, _ in journals if place})
     whole = max((size for _, size in journals), default=0)
     if places:
@@ -68,8 +71,8 @@ def describe_unfinished(
     return Unfinished(step, text, bool(running))
 
 
-def ended_journals(store: Store, entries: tuple[Entry, ...], *, stale_after_seconds: float) -> list[str]:
-    """Return the names of the journals beside a published checkpoint of which no copy will go on.
+def ended_journals(store: Store, entries: tuple[Entry, ...], *, stale_after_seconds: float) -> list[Entry]:
+    """Return the journals beside a published checkpoint of which no copy will go on.
 
     They are of the published save itself, whose promoter was killed before it removed them, or have not been written to
     for `stale_after_seconds`: those of a later save, of which a host may yet bring its part, are spared until then.
@@ -77,16 +80,21 @@ def ended_journals(store: Store, entries: tuple[Entry, ...], *, stale_after_seco
     Raises:
         OSError: The storage failed.
     """
-    journals = [entry for entry in entries if entry.name.startswith(COPY_JOURNAL) and temporary_of(entry.name) is None]
+    journals = _journals(entries)
     if not journals or running_saves(store, stale_after_seconds=stale_after_seconds):
         return []
     save_id, now = read_current(store).save_id, time.time()
     return [
-        entry.name
+        entry
         for entry in journals
         if now - entry.mtime > stale_after_seconds
         or (save_id is not None and _read(store, entry).get("save_id") == save_id)
     ]
+
+
+def _journals(entries: tuple[Entry, ...]) -> list[Entry]:
+    named = [entry for entry in entries if entry.name.startswith(COPY_JOURNAL)]
+    return [entry for entry in named if own_name(entry.name) is not None and temporary_of(entry.name) is None]
 
 
 def _journal(store: Store, entry: Entry) -> tuple[str, int]:

@@ -65,7 +65,8 @@ class Promotion:
         """The listings of which `_report_superseded` was called last."""
         self._waiting_bytes: int | None = None
         self._tidied_until = 0.0
-        self._untidied: set[int] = set()
+        self._untidied: int | None = None
+        """The step that has arrived last, if nothing was removed for it yet."""
         self.refused: dict[int, str] = {}
         """Steps that cannot be promoted, and the reasons."""
         self.progressed_seconds = time.monotonic()
@@ -153,7 +154,7 @@ class Promotion:
         holders = [one for one in held if step in one.folders]
         try:
             if not self._promote(step, holders):
-                self._wait_for_hosts(step, waiting)
+                self._wait_for_hosts(step, waiting, held)
                 return True
         except _REFUSED as error:
             # What one host kept while it was not in the job: the others have saved the step again since.
@@ -202,16 +203,21 @@ class Promotion:
                 forget_arrival(one.folders[step].store, self.url)
         return self._sources.look()
 
-    def _wait_for_hosts(self, step: int, waiting: Collection[int]) -> None:
+    def _wait_for_hosts(self, step: int, waiting: Collection[int], held: Sequence[Held]) -> None:
         """Note that other hosts' parts of a step are lacking; give up steps whose parts will not come.
 
-        Each host brings its parts in ascending order. So what a step lacks after a later one is complete is on a host
-        that does not take part any more.
+        Each host brings its parts in ascending order. So what a step lacks after a higher one, which was saved later,
+        is complete is on a host that does not take part any more. A higher one that was saved earlier says nothing: it
+        is of a run that has gone back since.
         """
         self._parts.add(step)
         near = self._tiers.catalogues[0]
-        arrived = max((folder.step for folder in self._target.folders() if folder.is_good), default=-1)
-        for gone in [gone for gone in waiting if gone in self._parts and gone < arrived]:
+        nearby = {one: record.created_seconds for each in reversed(held) for one, record in each.records.items()}
+        good = self._target.records([folder for folder in self._target.folders() if folder.is_good])
+        saved = {record.step: nearby.get(record.step, record.created_seconds) for record in good}
+        for gone in [gone for gone in waiting if gone in self._parts]:
+            if not any(other > gone and seconds > nearby[gone] for other, seconds in saved.items()):
+                continue
             self.refused[gone] = "a host that has a part of it does not bring it"
             _log.warning("step %d is not promoted to %s: %s", gone, self.url, self.refused[gone])
             note_forgone(near.store_of(gone), self.url)
@@ -319,18 +325,18 @@ class Promotion:
 
     def _tidy_at_last(self) -> None:
         """Do what `_tidy` has left out."""
-        if self._untidied:
+        if self._untidied is not None:
             self._tidied_until = 0.0
-            self._tidy(max(self._untidied), running=())
+            self._tidy(self._untidied, running=())
 
     def _tidy(self, arrived: int, *, running: Collection[int]) -> None:
         """Remove what the tier's policy does not keep, and leftovers of interrupted copies that nobody will finish."""
         begun = time.monotonic()
-        self._untidied.add(arrived)
+        self._untidied = arrived
         if begun < self._tidied_until:
             return
-        self._retain(max(self._untidied), running)
-        self._untidied.clear()
+        self._retain(arrived, running)
+        self._untidied = None
         seconds = time.monotonic() - begun
         self._tidied_until = begun + seconds * (1 + _RARELY) if seconds > _QUICK_SECONDS else 0.0
 
