@@ -19,9 +19,16 @@ _MODULE = "integration_tests.benchmarks.memory.raw_stream"
 _STEP_BYTES = 4 << 20
 
 
-def raw_seconds(hosts: Sequence[NetworkHost], nbytes: int, rounds: int) -> float:
-    """Return the median time in which so many bytes go from the first host to the second."""
-    receiver = _start(hosts[1], "receive", str(nbytes), str(rounds))
+def raw_seconds(hosts: Sequence[NetworkHost], nbytes: int, rounds: int, *, untouched: bool = False) -> float:
+    """Return the median time in which so many bytes go from the first host to the second.
+
+    Args:
+        hosts: The hosts.
+        nbytes: Number of bytes.
+        rounds: Number of rounds.
+        untouched: Whether they go into memory as untouched as that of a new process, in each round.
+    """
+    receiver = _start(hosts[1], "receive", str(nbytes), str(rounds), str(int(untouched)))
     assert receiver.stdout is not None
     port = receiver.stdout.readline().strip()
     sender = _start(hosts[0], "send", str(nbytes), str(rounds), hosts[1].addresses[0], port)
@@ -39,12 +46,14 @@ def _start(host: NetworkHost, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen([*place, sys.executable, "-m", _MODULE, *arguments], stdout=subprocess.PIPE, text=True)
 
 
-def _receive(nbytes: int, rounds: int) -> None:
-    memory = memoryview(np.ones(nbytes, np.uint8).data).cast("B")
+def _receive(nbytes: int, rounds: int, untouched: int) -> None:
+    memory = memoryview(np.ones(nbytes, np.uint8))
     with socket.create_server(("0.0.0.0", 0)) as server:
         print(server.getsockname()[1], flush=True)
         connection, _ = server.accept()
     for _ in range(rounds):
+        if untouched:
+            memory = memoryview(np.empty(nbytes, np.uint8))
         connection.sendall(b"!")
         begin, at = time.monotonic(), 0
         while at < nbytes:
@@ -53,7 +62,7 @@ def _receive(nbytes: int, rounds: int) -> None:
 
 
 def _send(nbytes: int, rounds: int, address: str, port: int) -> None:
-    memory = memoryview(np.ones(nbytes, np.uint8).data).cast("B")
+    memory = memoryview(np.ones(nbytes, np.uint8))
     with socket.create_connection((address, port)) as connection:
         for _ in range(rounds):
             connection.recv(1)
@@ -64,6 +73,6 @@ def _send(nbytes: int, rounds: int, address: str, port: int) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "receive":
-        _receive(int(sys.argv[2]), int(sys.argv[3]))
+        _receive(*map(int, sys.argv[2:5]))
     else:
         _send(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], int(sys.argv[5]))

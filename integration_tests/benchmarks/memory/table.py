@@ -46,7 +46,9 @@ def show_lost_host(rows: Rows) -> list[str]:
             met = _met(ok=stock / seconds >= _WHOLE, right=row["right"])
         if row["what"] == "lost part":
             share = row["raw"] / seconds
-            beside, bar = f"one TCP stream {row['raw']:.2f} s: {share:.2f} of its rate", f"≥ {_RAW:g}"
+            beside = f"one TCP stream {row['raw']:.2f} s: {share:.2f} of its rate"
+            beside += f" ({row['raw untouched'] / seconds:.2f} of one into untouched memory)"
+            bar = f"≥ {_RAW:g}"
             met = _met(ok=share >= _RAW, right=row["right"])
         wire = row.get("wire", "200 MB/s in all") or "no limit"
         lines.append(
