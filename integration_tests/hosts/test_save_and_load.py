@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import shutil
 from pathlib import Path
@@ -16,6 +18,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import dcp_all as dcp
 from dcp_fs.hosts import HostWriter
+from dcp_io import StoreBackend
 from dcp_ranks.testing.ranks import RankPool
 from integration_tests.hosts.pretended import NEAR, folder_of, job_on, on_host, reads_below
 
@@ -151,6 +154,51 @@ def test_a_crash_before_the_other_hosts_have_the_index_loses_nothing(pool: RankP
     pool.run(8, save, str(tmp_path), hosts, 3)
     assert pool.run(4, load, str(tmp_path), HOSTS, 3) == [(True, [])] * 4
     assert all(not name.startswith(".dcp-save") for host in HOSTS for name in files(tmp_path, host))
+
+
+def test_folders_of_their_own_on_one_machine_are_those_of_two_hosts(pool: RankPool, tmp_path: Path) -> None:
+    """Containers of one machine: their ranks can share memory, and do not have the same files."""
+
+    def save_and_load(disks: str) -> tuple[bool, str]:
+        template = state_of(99)
+        with on_host(disks, "ab"[dist.get_rank() // 2]):
+            dcp.save(state_of(1), checkpoint_id=ID)
+            report = dcp.load(template, checkpoint_id=ID, timeout_seconds=60)
+        wanted = state_of(1)
+        return all(torch.equal(local(template[key]), local(wanted[key])) for key in wanted if key != "seed"), str(
+            report
+        )
+
+    found = pool.run(4, save_and_load, str(tmp_path))
+    assert [right for right, _ in found] == [True] * 4, found
+    assert {name.split("_")[2] for name in files(tmp_path, "b") if name != ".metadata"} == {"2", "3"}
+
+
+def test_a_host_that_cannot_write_leaves_nothing_on_any(pool: RankPool, tmp_path: Path) -> None:
+    pool.run(4, save, str(tmp_path), ["a", "b"], 1)
+
+    def fail(disks: str) -> str:
+        full = OSError(errno.ENOSPC, "No space left on device")
+        is_last = dist.get_rank() == 3
+        cannot = mock.patch.object(StoreBackend, "write", side_effect=full) if is_last else contextlib.nullcontext()
+        with job_on(disks, ["a", "b"]), cannot, pytest.raises(dcp.CheckpointException) as caught:
+            dcp.save(state_of(2), checkpoint_id=f"host://{NEAR}/step-2")
+        return str(caught.value)
+
+    assert all("No space left" in text for text in pool.run(4, fail, str(tmp_path)))
+    for host in "ab":
+        folder = Path(folder_of(tmp_path, host, NEAR), "step-2")
+        assert not folder.exists() or [*folder.iterdir()] == []
+
+
+def test_an_interrupted_host_keeps_what_may_be_published(pool: RankPool, tmp_path: Path) -> None:
+    def interrupt(disks: str) -> None:
+        stopped = mock.patch.object(HostWriter, "follow_commit", side_effect=RuntimeError("stopped"))
+        with job_on(disks, ["a", "b"]), stopped, pytest.raises(RuntimeError, match="stopped"):
+            dcp.save(state_of(1), checkpoint_id=ID)
+
+    pool.run(4, interrupt, str(tmp_path))
+    assert pool.run(4, load, str(tmp_path), ["a", "b"], 1) == [(True, [])] * 4
 
 
 def test_a_place_of_another_run_is_refused_by_name(pool: RankPool, tmp_path: Path) -> None:

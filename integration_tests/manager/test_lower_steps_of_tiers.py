@@ -143,6 +143,46 @@ def test_an_answer_that_comes_late_counts(tiers: Tiers, tmp_path: Path, hangs: b
     pytest.fail("no lower step was refused")
 
 
+def test_a_tier_that_failed_at_the_start_is_asked_again_at_the_first_save(tiers: Tiers, tmp_path: Path) -> None:
+    train(tiers, 10, 20, 30)
+    shutil.rmtree(tmp_path / "near")
+    asked, real = [], Catalogue.highest
+
+    def highest(self: Catalogue) -> Any:
+        if self.store.url.endswith("far"):
+            asked.append(1)
+            if len(asked) == 1:
+                raise ConnectionRefusedError("away")
+        return real(self)
+
+    away = mock.patch.object(Catalogue, "highest", highest)
+    with away, without_promoter(), CheckpointManager(tiers, lower_steps="raise") as manager:
+        while not asked:
+            time.sleep(0.01)
+        time.sleep(0.1)
+        with pytest.raises(StepWentBackError):
+            manager.save(1, state(1))
+
+
+def test_two_tiers_that_hang_hold_up_the_first_save_once(tmp_path: Path) -> None:
+    tiers = Tiers([Tier(tmp_path / name) for name in ("near", "middle", "far")])
+    answer, real = threading.Event(), Catalogue.highest
+
+    def highest(self: Catalogue) -> Any:
+        if not self.store.url.endswith("near"):
+            answer.wait(60)
+        return real(self)
+
+    hang, waits = mock.patch.object(Catalogue, "highest", highest), 2.0
+    soon = mock.patch("dcp_io.timed_call.SILENT_AFTER_SECONDS", waits)
+    with hang, soon, without_promoter(), CheckpointManager(tiers, close_seconds=0.1) as manager:
+        started = time.monotonic()
+        manager.save(1, state(1))
+        manager.save(2, state(2))
+        assert waits <= time.monotonic() - started < 2 * waits
+        answer.set()
+
+
 def test_a_far_tier_whose_client_breaks_fails_no_save(
     tiers: Tiers, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dcp_exchange.holders import name_in, pack_held, unpack_holders
+from dcp_exchange.holders import by_what_they_hold, name_in, pack_held, unpack_holders
 from dcp_io import LocalStore
 from dcp_manifest import CheckpointNotFoundError, CorruptCheckpointError
 
@@ -31,6 +31,10 @@ def test_each_host_says_what_it_has(tmp_path: Path) -> None:
     assert [len(bits) for bits in packed] == [2] * 4
     found = unpack_holders(NAMES, packed, HOSTS, {})
     assert found == {name: (0,) if place < 5 else (0, 1) if place == 5 else (1,) for place, name in enumerate(NAMES)}
+
+
+def test_ranks_of_one_machine_with_different_objects_are_apart() -> None:
+    assert by_what_they_hold([[0, 1, 4], [2, 3]], [b"a", b"b", b"a", b"a", b"a"]) == ((0, 4), (1,), (2, 3))
 
 
 def test_names_in_folders_are_found(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
 from dcp_io import KeepLast
@@ -93,6 +95,17 @@ def test_the_budget_of_the_last_tier(helpers, near, far):
     assert promote(Tiers([Tier(near), Tier(far, max_bytes=2 * SIZE, when_full="drop")])) == {}
     assert steps(far) == {"step-20", "step-30"}
     assert helpers.loaded(far)[30] == helpers.contents(30)
+
+
+def test_what_was_dropped_does_not_come_again(helpers, near, far):
+    for step in (10, 20, 30):
+        helpers.save(near, step)
+    for _ in range(3):
+        assert promote(Tiers([Tier(near), Tier(far, max_bytes=2 * SIZE, when_full="drop")])) == {}
+        assert steps(far) == {"step-20", "step-30"}
+    shutil.rmtree(far)
+    assert promote(Tiers([Tier(near), Tier(far, max_bytes=2 * SIZE, when_full="drop")])) == {}
+    assert steps(far) == {"step-20", "step-30"}
 
 
 def test_the_bytes_that_wait_are_told(make, helpers, near, far, events):

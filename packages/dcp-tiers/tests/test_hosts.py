@@ -131,6 +131,37 @@ def test_a_higher_step_of_an_earlier_run_gives_up_no_part(
     assert helpers.loaded(far) == {1: helpers.contents(1), 30: helpers.contents(30)}
 
 
+def test_steps_that_are_saved_again_after_going_back_all_arrive(
+    tmp_path: Path, far: Path, helpers: SimpleNamespace, hosts: SimpleNamespace
+) -> None:
+    helpers.save(far, 20)
+    for step in (10, 20):
+        hosts.save_apart(tmp_path, step)
+    assert hosts.bring(tmp_path, far, "a", "b") == {str(far): [10, 20]}
+    assert hosts.bring(tmp_path, far, "c") == {}
+    assert helpers.loaded(far) == {10: helpers.contents(10), 20: helpers.contents(20)}
+
+
+def test_what_others_have_completed_is_not_given_up(
+    tmp_path: Path, far: Path, helpers: SimpleNamespace, hosts: SimpleNamespace
+) -> None:
+    for step in (1, 2, 3):
+        hosts.save_apart(tmp_path, step)
+    with hosts.on_host(tmp_path, "a"):
+        first = Promotion(Tiers([Tier(hosts.near, per_host=True), Tier(far)]), 1)
+        assert [first.promote_next() for _ in range(2)] == [True, True]
+    for host in "bc":
+        with hosts.on_host(tmp_path, host):
+            other = Promotion(Tiers([Tier(hosts.near, per_host=True), Tier(far)]), 1)
+            assert [other.promote_next() for _ in range(2)] == [True, True]
+    with hosts.on_host(tmp_path, "a"):
+        assert first.promote_next()
+        assert not first.refused
+    hosts.bring(tmp_path, far, "b", "c", "a")
+    assert not [*tmp_path.glob(f"*{hosts.folder}/step-*/.dcp-forgone-*")]
+    assert sorted(helpers.loaded(far)) == [1, 2, 3]
+
+
 @pytest.mark.parametrize("damaged", [False, True])
 def test_a_host_need_not_keep_its_part_of_an_earlier_save(
     tmp_path: Path, far: Path, helpers: SimpleNamespace, hosts: SimpleNamespace, events: list[Any], damaged: bool

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from dcp_core import CheckpointNotFoundError, load, save
+from dcp_core import CheckpointNotFoundError, CorruptCheckpointError, load, save
 from dcp_core.hosts.host_places import find_places
 from dcp_io import LocalStore
 from dcp_ranks import LocalCoordinator
@@ -40,6 +40,7 @@ def test_a_restart_needs_no_room(saved, takes_nothing):
     places = find_places(LocalCoordinator(), LocalStore(saved), saves=False)
     assert places.leads
     assert places.count == 1
+    assert not places.are_proved
 
 
 def test_a_save_into_a_full_folder_fails(saved, fill_disk):
@@ -50,7 +51,9 @@ def test_a_save_into_a_full_folder_fails(saved, fill_disk):
 
 def test_a_full_disk_takes_what_proves_that_ranks_share_it(saved, fill_disk):
     fill_disk()
-    assert find_places(LocalCoordinator(), LocalStore(saved)).leads
+    places = find_places(LocalCoordinator(), LocalStore(saved))
+    assert places.leads
+    assert places.are_proved
 
 
 def test_a_mistyped_folder_is_said(saved):
@@ -59,3 +62,11 @@ def test_a_mistyped_folder_is_said(saved):
     with pytest.raises(CheckpointNotFoundError, match="no complete checkpoint on the host of this job: no host has an"):
         load({"step": 0}, checkpoint_id=f"host://{saved}/step-11")
     assert not (saved.parent / "rum").exists()
+
+
+def test_a_damaged_index_in_the_shared_folder_is_said(saved):
+    """Nothing is on this host, and what all hosts share cannot be read."""
+    index = saved / "step-10" / ".metadata"
+    index.write_bytes(index.read_bytes()[:99])
+    with pytest.raises(CorruptCheckpointError):
+        load({"step": 0}, checkpoint_id=f"host://{saved.parent}/rum/step-10?also={saved}/step-10")

@@ -14,7 +14,7 @@ import numpy as np
 from dcp_io import Store
 from dcp_manifest import CheckpointNotFoundError, CorruptCheckpointError
 
-__all__ = ["Holders", "Unreadable", "name_in", "pack_held", "unpack_holders"]
+__all__ = ["Holders", "Unreadable", "by_what_they_hold", "name_in", "pack_held", "unpack_holders"]
 
 Holders = Mapping[str, tuple[int, ...]]
 """Name of each object that the load wants → numbers of the hosts that have it."""
@@ -39,6 +39,23 @@ def pack_held(store: Store, names: Sequence[str]) -> bytes:
     """Return a bit for each name: whether the store of this host has the object."""
     held = store.holding(names)
     return np.packbits(np.array([name in held for name in names], bool)).tobytes()
+
+
+def by_what_they_hold(hosts: Sequence[Sequence[int]], packed: Sequence[bytes | None]) -> tuple[tuple[int, ...], ...]:
+    """Divide hosts whose ranks have different objects: two containers of one machine, each with folders of its own.
+
+    Args:
+        hosts: Ranks of each host.
+        packed: What each rank has returned of `pack_held`.
+
+    Returns:
+        The groups in the order of their lowest ranks, with ascending ranks.
+    """
+    found: dict[tuple[int, bytes | None], list[int]] = {}
+    for number, members in enumerate(hosts):
+        for rank in members:
+            found.setdefault((number, packed[rank]), []).append(rank)
+    return tuple(sorted(map(tuple, found.values())))
 
 
 def unpack_holders(

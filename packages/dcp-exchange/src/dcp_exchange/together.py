@@ -19,7 +19,7 @@ from dcp_core.toolkit import library_logger
 from dcp_exchange.arena import Arena
 from dcp_exchange.assignment.assign import assign
 from dcp_exchange.errors import ExchangeError, ExchangeInterruptedError
-from dcp_exchange.holders import Unreadable, name_in, pack_held, unpack_holders
+from dcp_exchange.holders import Unreadable, by_what_they_hold, name_in, pack_held, unpack_holders
 from dcp_exchange.piece_queue import PieceQueue, helped
 from dcp_exchange.piece_reader import PieceReader
 from dcp_exchange.roles import Plan, Roles
@@ -349,6 +349,8 @@ class _Exchange:
         """On the coordinator: decide who reads what."""
         neighbours = [found for found, _ in told]
         hosts = group_by_host(dict(enumerate(neighbours)))
+        if self._names is not None:
+            hosts = by_what_they_hold(hosts, [held for _, held in told])
         host_of = {rank: number for number, host in enumerate(hosts) for rank in host}
         numbers = [host_of[rank] for rank in range(len(neighbours))]
         store = self.prepared.read.backend.store

@@ -58,12 +58,13 @@ class TimedCall(Generic[T]):
         """Whether the function has returned or failed."""
         return self._done.is_set()
 
-    def result(self, *, forever: bool = False) -> T:
+    def result(self, *, forever: bool = False, seconds: float | None = None) -> T:
         """Wait for the result, and return it.
 
         Args:
-            forever: Whether to wait as long as it takes; otherwise for `SILENT_AFTER_SECONDS`, and not at all while an
-                earlier call of the same place hangs.
+            forever: Whether to wait as long as it takes; otherwise not at all while an earlier call of the same place
+                hangs.
+            seconds: Time in seconds to wait otherwise; None for `SILENT_AFTER_SECONDS`.
 
         Raises:
             TimeoutError: There is no result in time; the call goes on, and may be waited for again.
@@ -74,7 +75,7 @@ class TimedCall(Generic[T]):
             earlier.wait(None if forever else 0.0)
         if not self._begun:
             self._begin()
-        self.wait(None if forever else SILENT_AFTER_SECONDS)
+        self.wait(None if forever else SILENT_AFTER_SECONDS if seconds is None else seconds)
         if self._error is not None:
             raise self._error
         return self._found[0]

@@ -105,6 +105,27 @@ def test_a_leftover_that_may_not_be_read_is_left(catalogue, published, tmp_path,
     assert "leftovers in" in caplog.text
 
 
+@pytest.mark.parametrize("hidden", ["folder", ".dcp-note.json", ".dcp-quarantined.json"])
+def test_what_may_not_be_read_hides_no_other_step(catalogue, published, tmp_path, monkeypatch, caplog, hidden):
+    (tmp_path / "step-20").mkdir()
+    (tmp_path / "step-20" / ".metadata").write_bytes(b"\x80")
+    if hidden != "folder":
+        (tmp_path / "step-20" / hidden).write_text("{}")
+    method = "list" if hidden == "folder" else "read"
+    real = getattr(LocalStore, method)
+
+    def refuse(store, *asked):
+        if store.path.endswith("step-20") and (hidden == "folder" or asked == (hidden,)):
+            raise PermissionError(13, "Permission denied", store.path)
+        return real(store, *asked)
+
+    monkeypatch.setattr(LocalStore, method, refuse)
+    known = [10, 20] if hidden != "folder" else [10]
+    assert [record.step for record in catalogue.records()] == known
+    assert catalogue.highest().step == (20 if hidden == ".dcp-note.json" else 10)
+    assert "Permission denied" in caplog.text
+
+
 def test_a_folder_without_data_is_nothing(catalogue, tmp_path):
     (tmp_path / "step-10").mkdir()
     (tmp_path / "step-10" / ".dcp-note.json").write_text("{}")

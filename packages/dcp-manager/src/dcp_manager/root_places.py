@@ -24,6 +24,7 @@ from dcp_io import (
     TimedCall,
     open_store,
     places_of,
+    timed_call,
 )
 from dcp_manager.hosts.host_indexes import repeat_indexes
 from dcp_manager.hosts.protection import Protection
@@ -71,6 +72,8 @@ class RootPlaces:
         )
         self._beyond: list[_HighestStep] = []
         """The highest step of each further place, on the coordinator."""
+        self._has_waited = False
+        """Whether a save has waited for these."""
 
     def checkpoint_id(self, catalogue: Catalogue, step: int) -> str:
         """Return the id of a step's checkpoint in the place of a catalogue."""
@@ -124,16 +127,20 @@ class RootPlaces:
         """
         if self.per_host:
             near = self.catalogues[0].store
-            with ranks.coordinator() as them:
-                self._hosts = find_places(them, near, run=self._run, saves=False)  # a save says what is wrong
-            if self._hosts.leads:
-                with contextlib.suppress(OSError, DcpError):
-                    self._hosts.claim(near)
+            self._hosts = self._find_hosts(ranks, near)
             repeat_indexes(self.catalogues[0], ranks, self._hosts)
         if compares and ranks.is_coordinator:
             self._beyond = [_HighestStep(catalogue) for catalogue in self.catalogues[1:]]
         if self._promoting is not None and self.keeps(ranks):
             self._promoting.start_promoter()
+
+    def _find_hosts(self, ranks: Ranks, near: Store) -> HostPlaces:
+        with ranks.coordinator() as them:
+            hosts = find_places(them, near, run=self._run, saves=False)
+        if hosts.leads:
+            with contextlib.suppress(OSError, DcpError):  # a save says what is wrong
+                hosts.claim(near)
+        return hosts
 
     def protection(self, ranks: Ranks, copied: Callable[[int], object]) -> Protection | None:
         """Return the copies of each host's part on other hosts, after `start`; None if there are none to be made.
@@ -151,6 +158,8 @@ class RootPlaces:
     def make_room(self, ranks: Ranks, step: int, *, hurry: bool) -> None:
         """Wait until the first place has room for a step. The ranks decide together, in phases of a few seconds.
 
+        If at the start a disk was too full to show which ranks share it, that is found out again.
+
         Args:
             ranks: The ranks that save.
             step: The step that is about to be saved.
@@ -158,6 +167,8 @@ class RootPlaces:
 
         Ranks: every rank; collective, if the root has a promoter.
         """
+        if self._hosts is not None and not self._hosts.are_proved:
+            self._hosts = self._find_hosts(ranks, self.catalogues[0].store)
         root = self._promoting
         if root is None:
             return
@@ -174,12 +185,18 @@ class RootPlaces:
 
         Args:
             step: The step that is about to be saved.
-            surely: Whether to wait for the answer of a place, half a minute at most and once, and to ask again before a
+            surely: Whether to wait for the answers, half a minute at most in all and once, and to ask again before a
                 place is said to have a higher step. Otherwise an answer that has not come yet does not count.
 
         Ranks: the coordinator.
         """
-        found = [(asked.above(step, surely=surely), asked.catalogue) for asked in self._beyond]
+        now = time.monotonic()
+        until = now + timed_call.SILENT_AFTER_SECONDS
+        waits, self._has_waited = surely and not self._has_waited, self._has_waited or surely
+        found = [
+            (asked.above(step, again=surely, wait_until=until if waits else now, confirm_until=until), asked.catalogue)
+            for asked in self._beyond
+        ]
         higher = [(top, self.checkpoint_id(catalogue, top)) for top, catalogue in found if top is not None]
         return max(higher, default=None)
 
@@ -213,29 +230,38 @@ class _HighestStep:
         self._call = self._ask()
         self._highest: int | None = None
         """The step; -1 if there is none, None while it is not known."""
-        self._was_awaited = False
-        """Whether an answer was waited for in vain, and a warning given: that is done once."""
+        self._is_reported = False
+        """Whether it was said that the step is not known."""
 
     def _ask(self) -> TimedCall[CheckpointRecord | None]:
         return TimedCall(self.catalogue.store.url, self.catalogue.highest)
 
-    def above(self, step: int, *, surely: bool) -> int | None:
-        """Return the highest step if it is above `step`; None if it is not, or is not known."""
-        if self._highest is None and (self._call.is_done or (surely and not self._was_awaited)):
-            self._take_answer()
-        if surely and self._highest is not None and self._highest > step:
+    def above(self, step: int, *, again: bool, wait_until: float, confirm_until: float) -> int | None:
+        """Return the highest step if it is above `step`; None if it is not, or is not known.
+
+        Args:
+            step: The step that is about to be saved.
+            again: Whether to ask again before the place is said to have a higher step.
+            wait_until: Time of `time.monotonic()` until which to wait for the first answer, seconds.
+            confirm_until: Time until which to wait if it is asked again.
+        """
+        if self._highest is None and self._call.is_done:
+            self._take_answer(0.0)
+        if self._highest is None and time.monotonic() < wait_until:
+            self._take_answer(wait_until)
+        if again and self._highest is not None and self._highest > step:
             self._call = self._ask()
-            self._take_answer()
+            self._take_answer(confirm_until)
         return self._highest if self._highest is not None and self._highest > step else None
 
-    def _take_answer(self) -> None:
+    def _take_answer(self, until: float) -> None:
         try:
-            record = self._call.result()
+            record = self._call.result(seconds=max(0.0, until - time.monotonic()))
         except Exception as error:  # noqa: BLE001 - clients of storages raise errors of all kinds, and the save goes on
-            if not self._was_awaited:
+            if not self._is_reported:
                 what = "whether %s has checkpoints of higher steps is not known, and is asked again: %s"
                 _log.warning(what, self._call.place, error)
-            self._was_awaited = True
+            self._is_reported = True
             if self._call.is_done:
                 self._call = self._ask()
         else:

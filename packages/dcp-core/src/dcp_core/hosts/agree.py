@@ -36,7 +36,7 @@ def agree_on_copy(coordinator: Coordinator, store: HostStore) -> AgreedCopy:
 
     def decide(found: list[Held | None]) -> _Found:
         held[:] = [one for one in found if one is not None]
-        return _decide(held, candidates_of(found, store.also, coordinator.rank), store, coordinator.rank)
+        return _decide(held, *candidates_of(found, store.also, coordinator.rank), store, coordinator.rank)
 
     places, found = look_in_places(coordinator, store.parent(), lambda: look(store), decide)
     before: list[Candidate] = []
@@ -83,13 +83,14 @@ class _Found:
     """Whether no place has anything at all."""
 
 
-def _decide(held: list[Held], candidates: list[Candidate], store: HostStore, rank: int) -> _Found:
+def _decide(
+    held: list[Held], candidates: list[Candidate], damage: DcpError | None, store: HostStore, rank: int
+) -> _Found:
     """On the coordinator: look at the newest save at once, if its index can be read here."""
-    damage = next((one.damage for one in held if one.damage is not None), None)
     newest = None
     if candidates and candidates[0].rank == rank:
         newest = complete_copy(_read(candidates[0], store), candidates[0], held, store.also)
-    return _Found(candidates, damage, newest, not candidates and all(one.is_bare for one in held))
+    return _Found(candidates, damage, newest, not candidates and not store.also and all(one.is_bare for one in held))
 
 
 def _read(candidate: Candidate, store: HostStore) -> bytes:

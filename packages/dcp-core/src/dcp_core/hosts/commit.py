@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from dcp_core.errors import UnsupportedValueError
+from dcp_core.errors import CheckpointException, UnsupportedValueError
 from dcp_core.hosts.host_places import HostPlaces, find_places
 from dcp_core.logs import library_logger
 from dcp_core.records.protocols import CheckpointId
@@ -55,6 +55,8 @@ class HostCommit(ByteStorageWriter):
     """
 
     _places: HostPlaces | None = None
+    _is_committed = False
+    """Whether this rank knows that the coordinator has published the index."""
 
     def _host_store(self) -> HostStore:
         """Return the store of the checkpoint id."""
@@ -63,6 +65,7 @@ class HostCommit(ByteStorageWriter):
     def _clear(self) -> None:
         super()._clear()
         self._places = None
+        self._is_committed = False
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Prepare the writer for a save on this rank; see `ByteStorageWriter`.
@@ -93,6 +96,7 @@ class HostCommit(ByteStorageWriter):
     def follow_commit(self, coordinator: Any) -> None:
         """Publish the index in the places of the other hosts. Ranks: every rank; collective if there are several."""
         places = self._places
+        self._is_committed = True
         if places is None or places.count == 1:
             return
         leading = [
@@ -119,7 +123,17 @@ class HostCommit(ByteStorageWriter):
     def abort(self, error: BaseException) -> None:
         """Remove the files of a failed save, except on hosts that cannot know whether the coordinator has published."""
         places = self._places
-        if places is None or places.coordinates or not places.leads:
+        if places is None or places.coordinates or not places.leads or self._is_unpublished(error, places):
             super().abort(error)
         else:
             self._backend.leave_save()
+
+    def _is_unpublished(self, error: BaseException, places: HostPlaces) -> bool:
+        """Whether the coordinator has surely not published: another rank could not write, so it got nothing to decide.
+
+        A rank that was interrupted, or lost, may have written all before.
+        """
+        if self._is_committed or not isinstance(error, CheckpointException):
+            return False
+        failed = {rank: cause for rank, (cause, _) in error.failures.items() if rank != places.coordinator_rank}
+        return any(isinstance(cause, OSError | DcpError) for cause in failed.values())

@@ -114,16 +114,26 @@ def _identify_in_time(store: Store) -> tuple[int, str] | DcpError | None:
         return None
 
 
-def candidates_of(found: Sequence[Held | None], also: Sequence[Store], rank: int) -> list[Candidate]:
-    """Return the saves that have an index somewhere, the newest first, each with the nearest index."""
+def candidates_of(
+    found: Sequence[Held | None], also: Sequence[Store], rank: int
+) -> tuple[list[Candidate], DcpError | None]:
+    """Return the saves that have an index somewhere, the newest first, each with the nearest index.
+
+    Returns:
+        The saves, and the damage of an index that cannot be read; None if there is none such.
+    """
     known: dict[str, Candidate] = {}
+    damage = next((one.damage for one in found if one is not None and one.damage is not None), None)
     for number, one in enumerate(found):
         if one is not None and one.save_id is not None and one.created is not None:
             known.setdefault(one.save_id, Candidate(one.created, one.save_id, number))
     for number, store in enumerate(also):
-        if isinstance(identity := _identify_in_time(store), tuple):
+        identity = _identify_in_time(store)
+        if isinstance(identity, tuple):
             known.setdefault(identity[1], Candidate(*identity, rank, number))
-    return sorted(known.values(), key=lambda one: (one.created, one.save_id), reverse=True)
+        else:
+            damage = damage or identity
+    return sorted(known.values(), key=lambda one: (one.created, one.save_id), reverse=True), damage
 
 
 def complete_copy(data: bytes, candidate: Candidate, held: Sequence[Held], also: Sequence[Store]) -> AgreedCopy | Lack:

@@ -43,6 +43,8 @@ class HostPlaces:
     """This rank."""
     coordinator_rank: int
     """The rank that coordinates."""
+    are_proved: bool = True
+    """Whether every rank could prove which folder it has: False if one of them took no file, or was missing."""
 
     @property
     def coordinates(self) -> bool:
@@ -123,17 +125,19 @@ def _find(
 ) -> tuple[HostPlaces, R]:
     own = secrets.token_hex(8)
 
-    def leave() -> tuple[str, str | None, str]:
+    def leave() -> tuple[str, str | None, str, bool]:
+        is_left = False
         if makes or store.list() or store.folders():
             with contextlib.suppress(PermissionError if saves else OSError):
                 if makes:
                     store.make()
                 store.publish(_TOKEN + own, b"", sync=False)  # empty: a full disk takes that, mostly
-        return own, _read_run(store), run or _known.get(store.url, own)
+                is_left = True
+        return own, _read_run(store), run or _known.get(store.url, own), is_left
 
     try:
         left = coordinator.all_gather("tokens", leave)
-        runs = [each for _, each, _ in left]
+        runs = [each for _, each, _, _ in left]
         order = sorted(range(len(left)), key=lambda rank: (rank != coordinator.coordinator_rank, rank))
 
         def find_leader() -> tuple[int, T | None]:
@@ -151,7 +155,7 @@ def _find(
             store.delete(_TOKEN + own)
     first = coordinator.coordinator_rank
     _known[store.url] = found = next((each for each in runs if each), left[first][2])
-    places = HostPlaces(leaders, found, coordinator.rank, first)
+    places = HostPlaces(leaders, found, coordinator.rank, first, all(is_left for *_, is_left in left))
     if places.leads:
         _remove_old(store)
     return places, decided

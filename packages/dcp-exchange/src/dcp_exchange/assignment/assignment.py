@@ -9,7 +9,6 @@ import numpy as np
 
 from dcp_exchange.assignment.columns import Numbers, Positions, expand
 from dcp_io import Demands
-from dcp_manifest.index.box_columns import distinct
 
 __all__ = ["Assignment", "count_crossing_bytes", "subtract_pieces"]
 
@@ -99,7 +98,7 @@ def count_crossing_bytes(assignment: Assignment, hosts: Sequence[int]) -> int:
     numbers = np.unique(np.asarray(hosts, np.int64), return_inverse=True)[1].reshape(-1)
     count = int(numbers.max(initial=0)) + 1
     class_of = np.repeat(np.arange(len(assignment.borders) - 1), np.diff(assignment.borders))
-    pairs = distinct(class_of * count + numbers[assignment.readers])
+    pairs = np.unique(class_of * count + numbers[assignment.readers])
     receiving = np.bincount(pairs // count, minlength=len(assignment.borders) - 1)[assignment.classes]
     at_home = np.isin(assignment.classes.astype(np.int64) * count + numbers[assignment.owners], pairs)
     return int(((receiving - at_home) * (assignment.stops - assignment.starts)).sum())

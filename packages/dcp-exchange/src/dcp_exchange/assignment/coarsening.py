@@ -9,7 +9,6 @@ import numpy as np
 
 from dcp_exchange.assignment.rows import Rows
 from dcp_exchange.assignment.stretches import Stretches
-from dcp_manifest.index.box_columns import distinct
 
 __all__ = ["coarsen", "keep_whole"]
 
@@ -21,7 +20,7 @@ def keep_whole(rows: Rows) -> Rows:
     uncut = rows.grains() == 0
     if not uncut.any():
         return rows
-    borders = distinct(np.concatenate((rows.starts, rows.stops)))
+    borders = np.unique(np.concatenate((rows.starts, rows.stops)))
     first = np.searchsorted(borders, rows.starts[uncut], "right")
     behind = np.searchsorted(borders, rows.stops[uncut], "left")
     inside = np.zeros(len(borders) + 1, np.int64)
@@ -50,4 +49,4 @@ def coarsen(rows: Rows, stretches: Stretches, *, gap_bytes: int, most_readers: i
     heads = np.append(True, stretches.starts[1:] >> shift != stretches.starts[:-1] >> shift)
     heads[apart] = True
     ends = np.append(stretches.stops[apart - 1], stretches.stops[-1])
-    return rows.snapped(distinct(np.concatenate((stretches.starts[heads], ends))))
+    return rows.snapped(np.unique(np.concatenate((stretches.starts[heads], ends))))

@@ -26,6 +26,7 @@ from dcp_io.checkpoints.reader_leases import (
     live_readers,
 )
 from dcp_io.checkpoints.remove_checkpoint import clear_dead_saves, remove_checkpoint
+from dcp_io.roots.read_notes import read_if_allowed, read_if_there, read_note
 from dcp_io.roots.records import CheckpointRecord, Note
 from dcp_io.roots.unfinished import Unfinished, describe_unfinished, ended_journals
 from dcp_io.saves.cleanup import remove_own
@@ -132,8 +133,18 @@ class Catalogue:
         return self._root.child(self.folder_name(step))
 
     def folders(self) -> list[StepFolder]:
-        """Return all checkpoint folders by ascending step: complete, damaged, unpublished or half removed."""
-        return [self._folder(step) for step in self._steps()]
+        """Return all checkpoint folders by ascending step: complete, damaged, unpublished or half removed.
+
+        Folders that this user may not read are left out, with a warning.
+        """
+        return [folder for step in self._steps() if (folder := self._folder_if_allowed(step)) is not None]
+
+    def _folder_if_allowed(self, step: int) -> StepFolder | None:
+        try:
+            return self._folder(step)
+        except PermissionError as error:
+            _log.warning("step %d is left out, which may not be read: %s", step, error)
+            return None
 
     def _steps(self) -> list[int]:
         """Return the steps that have a folder, ascending. Other names, such as `step-02`, are ignored."""
@@ -146,8 +157,8 @@ class Catalogue:
 
     def highest(self) -> CheckpointRecord | None:
         """Return the checkpoint with the highest step of those not known to be damaged; None if there is none."""
-        folders = map(self._folder, reversed(self._steps()))
-        return next((self._record(folder) for folder in folders if folder.is_good), None)
+        folders = map(self._folder_if_allowed, reversed(self._steps()))
+        return next((self._record(folder) for folder in folders if folder is not None and folder.is_good), None)
 
     def is_good(self, step: int) -> bool:
         """Whether a step has a checkpoint that is not known to be damaged."""
@@ -184,7 +195,7 @@ class Catalogue:
         created = max((entry.mtime for entry in folder.entries if is_index_name(entry.name)), default=0.0)
         reason = None
         if QUARANTINE in folder.names:
-            reason = quarantine_reason(_read(folder.store, QUARANTINE) or b"")
+            reason = quarantine_reason(read_if_allowed(folder.store, QUARANTINE) or b"")
         if note is None:
             return CheckpointRecord(folder.step, created, quarantined=reason)
         return CheckpointRecord(folder.step, note.created_seconds, note.metrics, reason)
@@ -196,7 +207,8 @@ class Catalogue:
             return None
         known = self._notes.get(folder.step)
         if known is None or known[0] != entry:
-            known = self._notes[folder.step] = (entry, _read_note(folder.store, NOTE))
+            data = read_if_allowed(folder.store, NOTE)
+            known = self._notes[folder.step] = (entry, None if data is None else Note.from_bytes(data))
         return known[1]
 
     def check(self, step: int) -> None:
@@ -248,7 +260,7 @@ class Catalogue:
         self.store_of(step).delete(NEXT_NOTE)
 
     def _promote(self, folder: StepFolder) -> None:
-        data = _read(folder.store, NEXT_NOTE) if NEXT_NOTE in folder.names else None
+        data = read_if_there(folder.store, NEXT_NOTE) if NEXT_NOTE in folder.names else None
         if data is not None:
             self._write_note(folder, NOTE, data)
             folder.store.delete(NEXT_NOTE)
@@ -343,7 +355,7 @@ class Catalogue:
         """Settle the note of a killed save: it becomes current if its checkpoint was published."""
         if NEXT_NOTE not in folder.names or self._is_being_saved(folder):
             return
-        note = _read_note(folder.store, NEXT_NOTE)
+        note = read_note(folder.store, NEXT_NOTE)
         if note is not None and note.replaces != _index_digest(folder):
             self._promote(folder)
         else:
@@ -361,7 +373,7 @@ class Catalogue:
         """Whether a save may be running in a folder, or about to begin there."""
         if running_saves(folder.store, stale_after_seconds=self._stale_after_seconds):
             return True
-        note = _read_note(folder.store, NEXT_NOTE if NEXT_NOTE in folder.names else NOTE)
+        note = read_note(folder.store, NEXT_NOTE if NEXT_NOTE in folder.names else NOTE)
         if note is None or note.process is None or note.process == this_process() or is_gone(note.process):
             return False
         return abs(time.time() - note.created_seconds) < self._stale_after_seconds
@@ -381,17 +393,5 @@ def _index_digest(folder: StepFolder) -> str:
     """Return a digest of all index files in the folder, which identifies the save that wrote them; `""` if none."""
     digest = hashlib.blake2b(digest_size=16)
     for name in (names := sorted(filter(is_index_name, folder.names))):
-        digest.update(f"{name}\n".encode() + (_read(folder.store, name) or b""))
+        digest.update(f"{name}\n".encode() + (read_if_there(folder.store, name) or b""))
     return digest.hexdigest() if names else ""
-
-
-def _read(store: Store, name: str) -> bytes | None:
-    try:
-        return store.read(name)
-    except CheckpointNotFoundError:
-        return None
-
-
-def _read_note(store: Store, name: str) -> Note | None:
-    data = _read(store, name)
-    return None if data is None else Note.from_bytes(data)

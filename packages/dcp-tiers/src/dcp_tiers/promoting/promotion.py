@@ -9,10 +9,23 @@ import time
 from collections.abc import Callable, Collection, Sequence
 
 from dcp_hooks import CheckpointEvent, installed
-from dcp_io import Catalogue, Entry, HostStore, LocalStore, Pace, SaveInProgressError, Store, by_creation, keeps_all
+from dcp_io import (
+    Catalogue,
+    CheckpointRecord,
+    Entry,
+    HostStore,
+    LocalStore,
+    Pace,
+    SaveInProgressError,
+    Store,
+    by_creation,
+    keeps_all,
+    read_current,
+)
 from dcp_manifest import (
     CorruptCheckpointError,
     DcpError,
+    ManifestInfo,
     UnsafeCheckpointError,
     UnsupportedFormatError,
     library_logger,
@@ -154,7 +167,7 @@ class Promotion:
         holders = [one for one in held if step in one.folders]
         try:
             if not self._promote(step, holders):
-                self._wait_for_hosts(step, waiting, held)
+                self._wait_for_hosts(step, waiting)
                 return True
         except _REFUSED as error:
             # What one host kept while it was not in the job: the others have saved the step again since.
@@ -197,13 +210,16 @@ class Promotion:
             return held
         known = {step: record for one in reversed(held) for step, record in one.records.items()}
         wanted = self._tier.keep.keep(by_creation({**known, **there}.values()), time.time())
+        if self._tier.when_full == "drop" and there:  # what is earlier than all was dropped for want of room
+            first = by_creation(there.values())[0]
+            wanted = {step for step in wanted if step in there or _is_behind(known[step], first)}
         for one in held:
             for step in sorted(one.arrived & wanted - there.keys()):
                 _log.warning("step %d is promoted to %s again, which has lost it", step, self.url)
                 forget_arrival(one.folders[step].store, self.url)
         return self._sources.look()
 
-    def _wait_for_hosts(self, step: int, waiting: Collection[int], held: Sequence[Held]) -> None:
+    def _wait_for_hosts(self, step: int, waiting: Collection[int]) -> None:
         """Note that other hosts' parts of a step are lacking; give up steps whose parts will not come.
 
         Each host brings its parts in ascending order. So what a step lacks after a higher one, which was saved later,
@@ -212,15 +228,17 @@ class Promotion:
         """
         self._parts.add(step)
         near = self._tiers.catalogues[0]
-        nearby = {one: record.created_seconds for each in reversed(held) for one, record in each.records.items()}
-        good = self._target.records([folder for folder in self._target.folders() if folder.is_good])
-        saved = {record.step: nearby.get(record.step, record.created_seconds) for record in good}
+        good = {folder.step: folder for folder in self._target.folders() if folder.is_good}
         for gone in [gone for gone in waiting if gone in self._parts]:
-            if not any(other > gone and seconds > nearby[gone] for other, seconds in saved.items()):
+            saved = _saved(near.store_of(gone))
+            if saved is None:
                 continue
-            self.refused[gone] = "a host that has a part of it does not bring it"
-            _log.warning("step %d is not promoted to %s: %s", gone, self.url, self.refused[gone])
-            note_forgone(near.store_of(gone), self.url)
+            if gone in good and _is_same(saved, _saved(good[gone].store)):  # meanwhile others have brought the rest
+                self._parts.discard(gone)
+            elif any(_is_later(_saved(good[other].store), saved) for other in reversed(good) if other > gone):
+                self.refused[gone] = "a host that has a part of it does not bring it"
+                _log.warning("step %d is not promoted to %s: %s", gone, self.url, self.refused[gone])
+                note_forgone(near.store_of(gone), self.url)
         left = [one for one in waiting if one not in self.refused]
         if left and self._parts.issuperset(left):
             self._parts.clear()
@@ -356,6 +374,24 @@ class Promotion:
             removed = [record.step for record in records if record.step not in keep and catalogue.remove(record.step)]
             folders = [folder for folder in folders if folder.step not in removed]
         catalogue.sweep(folders, running=running)
+
+
+def _is_behind(one: CheckpointRecord, other: CheckpointRecord) -> bool:
+    return (one.created_seconds, one.step) > (other.created_seconds, other.step)
+
+
+def _saved(store: Store) -> ManifestInfo | None:
+    """Return what the index of a checkpoint says of its save; None if it cannot be read, or says nothing."""
+    index = read_current(store).index
+    return None if index is None else index.info
+
+
+def _is_same(one: ManifestInfo, other: ManifestInfo | None) -> bool:
+    return other is not None and other.save_id == one.save_id
+
+
+def _is_later(one: ManifestInfo | None, other: ManifestInfo) -> bool:
+    return one is not None and one.created_ns > other.created_ns
 
 
 def _is_same_folder(one: Store, other: Store) -> bool:
