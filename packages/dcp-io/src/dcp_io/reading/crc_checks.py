@@ -8,6 +8,7 @@ import numpy as np
 
 from dcp_io.archives.archive_checks import is_zip, verify_zip
 from dcp_io.archives.crc import combine, crc32, crc_at
+from dcp_io.reading.make_pages import make_pages
 from dcp_io.stores.store import Source
 from dcp_manifest.errors import CorruptCheckpointError
 from dcp_manifest.index.items import Framing, StoredItem, block_bytes
@@ -27,6 +28,8 @@ def read_with_crc(source: Source, position: int, buffers: Sequence[memoryview], 
         buffers: Destinations, filled one after another.
         value: CRC32 of the bytes of the item before `position`; 0 for the CRC32 of the read bytes alone.
     """
+    for buffer in buffers:
+        make_pages(buffer)
     if source.brings_memory:
         return _copy_with_crc(source.fetch(position, sum(map(len, buffers))), buffers, value)
     source.read_into(position, buffers)

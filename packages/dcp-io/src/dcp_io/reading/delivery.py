@@ -21,6 +21,7 @@ from dcp_io.layout_choices import Verify
 from dcp_io.reading.block_reads import with_blocks_apart
 from dcp_io.reading.crc_checks import check_archive, check_blocks, check_whole
 from dcp_io.reading.demands import Demands
+from dcp_io.reading.make_pages import make_pages
 from dcp_io.reading.read_plan import RUN_GAP_BYTES, Check, Wanted, parts_of, want
 from dcp_io.requests import ReadRequest
 from dcp_manifest.errors import DcpError
@@ -355,7 +356,9 @@ def _divide(parts: Sequence[Range], shared: Sequence[Range]) -> tuple[list[Range
 
 def _copy(target: memoryview, position: int, data: memoryview) -> None:
     # Copies of arrays let other threads run, those of memoryviews do not.
-    np.frombuffer(target, np.uint8)[position : position + len(data)] = np.frombuffer(data, np.uint8)
+    place = target[position : position + len(data)]
+    make_pages(place)
+    np.frombuffer(place, np.uint8)[:] = np.frombuffer(data, np.uint8)
 
 
 def _finish(request: ReadRequest, data: memoryview) -> None:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from dcp_manifest.index.box_columns import distinct
+
 __all__ = ["Demands"]
 
 Positions = npt.NDArray[np.int64]
@@ -116,7 +118,7 @@ class Demands:
         for name, following in zip(self.names, self.names[1:], strict=False):
             if name >= following:
                 raise ValueError(f"names of demanded objects must ascend: {name!r} stands before {following!r}")
-        found = self.objects[np.diff(self.objects, prepend=-1) != 0]  # they ascend, or the rows are refused
+        found = distinct(self.objects)
         if not np.array_equal(found, np.arange(len(self.names))):
             raise ValueError(
                 f"rows of demands name the objects {found.tolist()[:8]}…, and must name each of {len(self.names)}"
