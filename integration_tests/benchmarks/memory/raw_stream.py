@@ -47,13 +47,13 @@ def _start(host: NetworkHost, *arguments: str) -> subprocess.Popen[str]:
 
 
 def _receive(nbytes: int, rounds: int, untouched: int) -> None:
-    memory = memoryview(np.ones(nbytes, np.uint8))
+    memory = np.ones(nbytes, np.uint8).data
     with socket.create_server(("0.0.0.0", 0)) as server:
         print(server.getsockname()[1], flush=True)
         connection, _ = server.accept()
     for _ in range(rounds):
         if untouched:
-            memory = memoryview(np.empty(nbytes, np.uint8))
+            memory = np.empty(nbytes, np.uint8).data
         connection.sendall(b"!")
         begin, at = time.monotonic(), 0
         while at < nbytes:
@@ -62,7 +62,7 @@ def _receive(nbytes: int, rounds: int, untouched: int) -> None:
 
 
 def _send(nbytes: int, rounds: int, address: str, port: int) -> None:
-    memory = memoryview(np.ones(nbytes, np.uint8))
+    memory = np.ones(nbytes, np.uint8).data
     with socket.create_connection((address, port)) as connection:
         for _ in range(rounds):
             connection.recv(1)
