@@ -14,7 +14,7 @@ OTHERS = (
     *("dcp_bridge", "dcp_format", "dcp_fsspec", "dcp_inspect", "dcp_manager", "dcp_object", "dcp_state"),
     *("click", "fsspec", "obstore", "asyncio", "configparser", "html", "importlib.metadata", "multiprocessing", "ssl"),
 )
-MOST = 272
+MOST = 270
 """Modules that `save` and `load` may import beside torch's; when this was written, there were 217."""
 
 

@@ -347,10 +347,10 @@ class _Exchange:
 
     def _make_plan(self, told: list[tuple[list[int], bytes | None]]) -> Plan:
         """On the coordinator: decide who reads what."""
-        neighbours = [found for found, _ in told]
+        neighbours, held = [found for found, _ in told], [bits for _, bits in told]
         hosts = group_by_host(dict(enumerate(neighbours)))
         if self._names is not None:
-            hosts = by_what_they_hold(hosts, [held for _, held in told])
+            hosts = by_what_they_hold(hosts, held)
         host_of = {rank: number for number, host in enumerate(hosts) for rank in host}
         numbers = [host_of[rank] for rank in range(len(neighbours))]
         store = self.prepared.read.backend.store
@@ -358,7 +358,7 @@ class _Exchange:
         groups = list(zip(self._demands, self._groups, strict=True))
         holders = None
         if self._names is not None:
-            holders = unpack_holders(self._names, [held for _, held in told], hosts, self._bad)
+            holders = unpack_holders(self._names, held, hosts, self._bad)
         made = assign(groups, numbers, holders=holders, gap_bytes=gap_bytes, largest_piece_bytes=_LARGEST_PIECE_BYTES)
         return Plan(made, Topology.of(numbers), holders)
 

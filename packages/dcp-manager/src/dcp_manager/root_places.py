@@ -165,7 +165,7 @@ class RootPlaces:
             step: The step that is about to be saved.
             hurry: Whether the save cannot wait.
 
-        Ranks: every rank; collective, if the root has a promoter.
+        Ranks: every rank; collective, if the root has a promoter, or that is found out again.
         """
         if self._hosts is not None and not self._hosts.are_proved:
             self._hosts = self._find_hosts(ranks, self.catalogues[0].store)

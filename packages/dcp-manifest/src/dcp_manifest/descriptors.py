@@ -1,11 +1,15 @@
-"""Opening of files without leaked file descriptors after a KeyboardInterrupt."""
+"""Calls of the system: opening without leaked file descriptors after a KeyboardInterrupt, and those Python has not."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
 import os
+from collections.abc import Callable
+from typing import Any
 
-__all__ = ["open_descriptor"]
+__all__ = ["kernel_call", "open_descriptor"]
 
 
 def open_descriptor(path: str | os.PathLike[str], flags: int, mode: int = 0o777) -> int:
@@ -33,3 +37,20 @@ def open_descriptor(path: str | os.PathLike[str], flags: int, mode: int = 0o777)
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)
         raise
+
+
+@functools.cache
+def kernel_call(name: str, *types: Any) -> Callable[..., int] | None:
+    """Return a call of the system, from the C library; None where there is none.
+
+    Args:
+        name: Name of the function, which returns an int and sets `errno` (see `ctypes.get_errno`).
+        types: Types of its arguments.
+    """
+    try:
+        function: Any = getattr(ctypes.CDLL(None, use_errno=True), name)
+    except (AttributeError, OSError, TypeError):  # not Linux
+        return None
+    function.argtypes, function.restype = types, ctypes.c_int
+    found: Callable[..., int] = function
+    return found

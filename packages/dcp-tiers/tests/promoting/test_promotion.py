@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import socket
@@ -335,19 +334,3 @@ def test_half_a_copy_says_where_the_whole_was(helpers, near, far, caplog):
     assert f"step 10 is not complete: {far}/step-10 has 2 data files" in caplog.text
     place = f"{near}/step-10 on {socket.gethostname()}"
     assert f"a copy from {place}, where it has 236 KiB, was interrupted" in caplog.text
-
-
-def test_a_full_disk_is_rid_of_what_nobody_waits_for(helpers, near, far, monkeypatch):
-    helpers.save(near, 10)
-    shutil.copytree(near, far, ignore=shutil.ignore_patterns(".metadata"))  # an interrupted copy
-    helpers.save(near, 20)
-
-    def copy(*arguments, **options):
-        if (far / "step-10").exists():
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return copy_checkpoint(*arguments, **options)
-
-    monkeypatch.setattr(promotion, "copy_checkpoint", copy)
-    monkeypatch.setattr(promotion, "_FIRST_PAUSE_SECONDS", 0.01)
-    assert promote(helpers.tiers(KeepLast(1)), seconds=1.0) == {}
-    assert helpers.loaded(far) == {20: helpers.contents(20)}

@@ -1,22 +1,53 @@
-"""CRC checks of bytes that were read; errors name file, key and offset of the damage."""
+"""CRC checks of bytes that were read; errors name file, key and offset of the damage.
+
+Also `make_pages`, for the destinations before they are filled.
+
+Source: Linux `madvise(2)`, `mincore(2)`.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from dcp_io.archives.archive_checks import is_zip, verify_zip
 from dcp_io.archives.crc import combine, crc32, crc_at
-from dcp_io.reading.make_pages import make_pages
 from dcp_io.stores.store import Source
+from dcp_manifest.descriptors import kernel_call
 from dcp_manifest.errors import CorruptCheckpointError
 from dcp_manifest.index.items import Framing, StoredItem, block_bytes
 
-__all__ = ["check_archive", "check_blocks", "check_whole", "read_with_crc"]
+__all__ = ["check_archive", "check_blocks", "check_whole", "make_pages", "read_with_crc"]
 
 # A piece of this size is still in the processor's L1 cache when it is read a second time.
 _COPY_BYTES = 256 << 10
+_LEAST_BYTES = 1 << 20
+_POPULATE_WRITE = 23
+"""`MADV_POPULATE_WRITE`, of Linux 5.14."""
+
+
+def make_pages(buffer: memoryview) -> None:
+    """Make the pages of a large writable buffer that is about to be overwritten, if its first one is missing.
+
+    A process that has just started loads into memory that nothing has touched. Without this, the kernel makes each page
+    in a fault of its own, and these take longer than the copy. The contents do not change. Does nothing where the
+    system cannot do it.
+    """
+    if len(buffer) < _LEAST_BYTES:
+        return
+    mincore = kernel_call("mincore", ctypes.c_void_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_ubyte))
+    madvise = kernel_call("madvise", ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    if mincore is None or madvise is None:
+        return
+    address: int = np.frombuffer(buffer, np.uint8).ctypes.data
+    start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+    stop = (address + len(buffer)) // mmap.PAGESIZE * mmap.PAGESIZE
+    is_there = ctypes.c_ubyte()
+    if mincore(start, mmap.PAGESIZE, ctypes.byref(is_there)) == 0 and not is_there.value & 1:
+        madvise(start, stop - start, _POPULATE_WRITE)
 
 
 def read_with_crc(source: Source, position: int, buffers: Sequence[memoryview], value: int) -> int:

@@ -19,9 +19,8 @@ import numpy as np
 from dcp_io.archives.crc import crc32
 from dcp_io.layout_choices import Verify
 from dcp_io.reading.block_reads import with_blocks_apart
-from dcp_io.reading.crc_checks import check_archive, check_blocks, check_whole
+from dcp_io.reading.crc_checks import check_archive, check_blocks, check_whole, make_pages
 from dcp_io.reading.demands import Demands
-from dcp_io.reading.make_pages import make_pages
 from dcp_io.reading.read_plan import RUN_GAP_BYTES, Check, Wanted, parts_of, want
 from dcp_io.requests import ReadRequest
 from dcp_manifest.errors import DcpError

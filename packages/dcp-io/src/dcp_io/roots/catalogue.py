@@ -207,8 +207,8 @@ class Catalogue:
             return None
         known = self._notes.get(folder.step)
         if known is None or known[0] != entry:
-            data = read_if_allowed(folder.store, NOTE)
-            known = self._notes[folder.step] = (entry, None if data is None else Note.from_bytes(data))
+            note = Note.from_bytes(read_if_allowed(folder.store, NOTE) or b"")
+            known = self._notes[folder.step] = (entry, note)
         return known[1]
 
     def check(self, step: int) -> None:

@@ -31,5 +31,4 @@ def read_if_allowed(store: Store, name: str) -> bytes | None:
 
 def read_note(store: Store, name: str) -> Note | None:
     """Return a note; None if it is missing, or is no note."""
-    data = read_if_there(store, name)
-    return None if data is None else Note.from_bytes(data)
+    return Note.from_bytes(read_if_there(store, name) or b"")

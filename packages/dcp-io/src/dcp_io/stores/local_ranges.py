@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import functools
 import os
 import stat
 from collections.abc import Callable, Sequence
@@ -12,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dcp_io.stores.full_transfers import write_fully
 from dcp_io.stores.naming import naming
 from dcp_io.stores.store import Buffer, RangeSink
-from dcp_manifest.descriptors import open_descriptor
+from dcp_manifest.descriptors import kernel_call, open_descriptor
 from dcp_manifest.errors import UnsafeCheckpointError
 
 __all__ = ["create_sized", "open_sized", "start_writeback"]
@@ -123,16 +122,8 @@ def _reserve(fd: int, size: int) -> None:
         os.ftruncate(fd, size)
 
 
-@functools.cache
-def _fallocate() -> Callable[[int, int, int, int], int] | None:
-    try:
-        function = ctypes.CDLL(None, use_errno=True).fallocate
-    except (AttributeError, OSError, TypeError):  # not Linux
-        return None
-    function.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
-    function.restype = ctypes.c_int
-    found: Callable[[int, int, int, int], int] = function
-    return found
+def _fallocate() -> Callable[..., int] | None:
+    return kernel_call("fallocate", ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 
 
 def start_writeback(fd: int, offset: int, length: int) -> None:
@@ -146,18 +137,6 @@ def start_writeback(fd: int, offset: int, length: int) -> None:
         offset: Start of the range in the file, bytes.
         length: Length of the range, bytes.
     """
-    call = _sync_file_range()
+    call = kernel_call("sync_file_range", ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
     if call is not None and length > 0:
         call(fd, offset, length, _SYNC_FILE_RANGE_WRITE)
-
-
-@functools.cache
-def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
-    try:
-        function = ctypes.CDLL(None).sync_file_range
-    except (AttributeError, OSError, TypeError):  # not Linux
-        return None
-    function.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
-    function.restype = ctypes.c_int
-    found: Callable[[int, int, int, int], int] = function
-    return found

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
+import itertools
 import os
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -11,7 +13,6 @@ from collections.abc import Callable, Collection, Sequence
 from dcp_hooks import CheckpointEvent, installed
 from dcp_io import (
     Catalogue,
-    CheckpointRecord,
     Entry,
     HostStore,
     LocalStore,
@@ -209,10 +210,10 @@ class Promotion:
             _log.warning("what %s has got is not compared with the notes of it: %s", self.url, error)
             return held
         known = {step: record for one in reversed(held) for step, record in one.records.items()}
-        wanted = self._tier.keep.keep(by_creation({**known, **there}.values()), time.time())
+        records = by_creation({**known, **there}.values())
+        wanted = self._tier.keep.keep(records, time.time())
         if self._tier.when_full == "drop" and there:  # what is earlier than all was dropped for want of room
-            first = by_creation(there.values())[0]
-            wanted = {step for step in wanted if step in there or _is_behind(known[step], first)}
+            wanted = wanted & {one.step for one in itertools.dropwhile(lambda one: one.step not in there, records)}
         for one in held:
             for step in sorted(one.arrived & wanted - there.keys()):
                 _log.warning("step %d is promoted to %s again, which has lost it", step, self.url)
@@ -229,13 +230,14 @@ class Promotion:
         self._parts.add(step)
         near = self._tiers.catalogues[0]
         good = {folder.step: folder for folder in self._target.folders() if folder.is_good}
+        arrived = functools.cache(lambda arrived: _saved(good[arrived].store, [*good[arrived].entries]))
         for gone in [gone for gone in waiting if gone in self._parts]:
             saved = _saved(near.store_of(gone))
             if saved is None:
                 continue
-            if gone in good and _is_same(saved, _saved(good[gone].store)):  # meanwhile others have brought the rest
+            if gone in good and _is_same(saved, arrived(gone)):  # meanwhile others have brought the rest
                 self._parts.discard(gone)
-            elif any(_is_later(_saved(good[other].store), saved) for other in reversed(good) if other > gone):
+            elif any(_is_later(arrived(other), saved) for other in reversed(good) if other > gone):
                 self.refused[gone] = "a host that has a part of it does not bring it"
                 _log.warning("step %d is not promoted to %s: %s", gone, self.url, self.refused[gone])
                 note_forgone(near.store_of(gone), self.url)
@@ -376,13 +378,9 @@ class Promotion:
         catalogue.sweep(folders, running=running)
 
 
-def _is_behind(one: CheckpointRecord, other: CheckpointRecord) -> bool:
-    return (one.created_seconds, one.step) > (other.created_seconds, other.step)
-
-
-def _saved(store: Store) -> ManifestInfo | None:
+def _saved(store: Store, entries: list[Entry] | None = None) -> ManifestInfo | None:
     """Return what the index of a checkpoint says of its save; None if it cannot be read, or says nothing."""
-    index = read_current(store).index
+    index = read_current(store, entries).index
     return None if index is None else index.info
 
 
