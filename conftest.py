@@ -76,7 +76,7 @@ def no_state_is_left() -> Iterator[None]:
 @pytest.fixture
 def fill_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Return a function that fills the disk: from then on only empty files can be made in folders."""
-    from dcp_io.stores import local_ranges, local_store  # noqa: PLC0415 - not every package has it installed
+    from dcp_io.stores import local_store  # noqa: PLC0415 - not every package has it installed
 
     write = local_store.write_fully
 
@@ -86,8 +86,7 @@ def fill_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         return write(fd, buffers, offset)
 
     def fill() -> None:
-        for module in (local_store, local_ranges):
-            monkeypatch.setattr(module, "write_fully", refuse)
+        monkeypatch.setattr(local_store, "write_fully", refuse)
 
     return fill
 

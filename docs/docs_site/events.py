@@ -16,9 +16,10 @@ from mkdocs.plugins import event_priority, get_plugin_logger
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # MkDocs loads this file by its path
+sys.path.extend(map(str, Path(__file__).resolve().parents[1:3]))  # MkDocs loads this file by its path
 from docs_site import generated, reference, search
 from docs_site.links import site_links, with_readme
+from integration_tests.release.staged import repository_address
 
 _log = get_plugin_logger("docs_site")
 _REMOTE = re.compile(r"<(?:script|img|iframe)[^>]* src=[\"']?https?:[^>]*>|<link[^>]* href=[\"']?https?:[^>]*>")
@@ -30,7 +31,9 @@ _anchors: set[str] = set()
 
 @event_priority(100)  # before mkdocstrings looks at its options
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Make the generated pages, put them into the navigation, and say where the sources are."""
+    """Make the generated pages, put them into the navigation, and say where the sources and the repository are."""
+    if address := repository_address(generated.ROOT):
+        config.repo_url, config.repo_name = address, address.rpartition("/")[2]
     _made.clear()
     _anchors.clear()
     for make in (generated.packages, reference.pages, generated.hooks, generated.command, generated.decisions):

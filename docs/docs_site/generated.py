@@ -16,13 +16,8 @@ HOOK_TABLES = {
     "storage": "dcp_register_storage",
     "stores": "dcp_register_stores",
     "transforms": "dcp_register_transforms",
-    "savers": "dcp_register_savers",
     "state_adapters": "dcp_register_state_adapters",
     "converters": "dcp_register_converters",
-    "exchange": "dcp_register_exchange",
-    "commands": "dcp_register_commands",
-    "roots": "dcp_register_roots",
-    "bridges": "dcp_register_bridges",
 }
 
 
@@ -45,7 +40,6 @@ def hooks() -> dict[str, str]:
     declared = (
         "\n## Signatures\n\n::: dcp_core.hookspecs.HookSpecs\n\n## Records\n\n"
         "::: dcp_core.hookspecs.StorageBackendSpec\n    options: { show_root_heading: true, heading_level: 3 }\n\n"
-        "::: dcp_hooks.CommandSpec\n    options: { show_root_heading: true, heading_level: 3 }\n\n"
         "::: dcp_core.hookspecs.CheckpointEvent\n    options: { show_root_heading: true, heading_level: 3 }\n"
     )
     introduction = "# Hook signatures\n\nFrom the declarations. How to use them: [Hooks](../hooks.md).\n"

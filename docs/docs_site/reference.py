@@ -18,8 +18,8 @@ __all__ = ["BESIDE_THE_FRONT_DOOR", "missing_entries", "navigation", "pages", "p
 
 MANY = 30
 """Names: a package with more has its classes and errors on pages of their own."""
-FIRST = ("save", "load", "load_keys", "async_save", "app_state", "convert")
-"""What most users look for comes first in its group."""
+FIRST = ("save", "load", "load_keys", "async_save", "app_state", "convert", "CheckpointManager", "Tiers", "AsyncSaver")
+"""What most users look for comes first in its group, and its group first on the page."""
 MIRROR = "dcp_all"
 BESIDE_THE_FRONT_DOOR: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -144,7 +144,8 @@ def _group(name: str) -> str:
 def _package(module: str) -> dict[str, str]:
     beside = BESIDE_THE_FRONT_DOOR.get(module, ())
     names = [name for name in public_names(module) if name not in beside]
-    groups = {group: [name for name in names if _group(name) == group] for group in GROUPS}
+    order = sorted(GROUPS, key=lambda group: not any(_group(name) == group for name in names if name in FIRST))
+    groups = {group: [name for name in names if _group(name) == group] for group in order}
     many = len(names) > MANY
     text = [f"# {module}\n\n::: {module}\n    options: {{ members: false }}\n"]
     made = {}
@@ -173,10 +174,11 @@ def _package(module: str) -> dict[str, str]:
 
 
 def _entry(module: str, name: str) -> str:
-    """The docstring of a name under a heading; of what another package describes, a link to it."""
+    """The docstring of a name under a heading; of what another package describes, its first paragraph and a link."""
     owner = _owner(module, name)
     if owner != module:
-        return f"### {name} {{ #{module}.{name} }}\n\nThe same as [`{owner}.{name}`][{owner}.{name}].\n"
+        link = f"[`{owner}.{name}`][{owner}.{name}]"
+        return f"### {name} {{ #{module}.{name} }}\n\n{_first_paragraph(module, name)}\n\nDescribed at {link}.\n"
     # Where links lead, also if what defines the name is in another package, where the name is not public, or if a
     # submodule of the same name hides it from mkdocstrings.
     origin = _origin(module, name)
@@ -184,6 +186,14 @@ def _entry(module: str, name: str) -> str:
     anchor = f"[](){{ #{module}.{name} }}\n\n" if elsewhere else ""
     described = f"{origin}.{name}" if elsewhere else f"{module}.{name}"
     return f"{anchor}::: {described}\n    options: {{ {ENTRY} }}\n"
+
+
+def _first_paragraph(package: str, name: str) -> str:
+    """The first paragraph of the docstring of a public name; empty if it has none, as an alias of a type."""
+    for statement in _source(_origin(package, name)).body:
+        if isinstance(statement, ast.FunctionDef | ast.ClassDef) and statement.name == name:
+            return (ast.get_docstring(statement) or "").partition("\n\n")[0]
+    return ""
 
 
 def _list(module: str, names: list[str] | tuple[str, ...]) -> str:

@@ -59,7 +59,12 @@ class SiteSearch:
     def pages(self, question: str) -> list[str]:
         """The pages that are shown for a question, best first."""
         words = [word for word in re.split(r"[\s\-]+", question.lower()) if word]
-        results = self._index.search(" ".join(f"{word}*" for word in words))
+        # Not by `word*`: lunr's set of tokens then expands to tokens of code that no page has, and fails.
+        known = [term for term in self._index.inverted_index if "*" not in term and term.startswith(tuple(words))]
+        query = self._index.create_query()
+        for term in known:
+            query.term(term, use_pipeline=False)
+        results = self._index.query(query) if known else []
         scored = []
         for result in results:
             matched = result["match_data"].metadata

@@ -10,7 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dcp_async import AsyncSaver, WorkerError, shared_saver
+from dcp_async import AsyncSaver, WorkerError
+from dcp_async.saver import shared_saver
 from dcp_core import load
 from dcp_ranks.testing.ranks import RankPool
 
@@ -55,7 +56,7 @@ def _over_a_file(folder: str, rank_file: str) -> tuple[set[float], str]:
         dist.barrier()
         values = _values(folder)
         with AsyncSaver("process") as saver:
-            error = saver.save(_state(4), checkpoint_id=folder).exception(timeout=120)  # type: ignore[union-attr]
+            error = saver.save(_state(4), checkpoint_id=folder).exception(timeout=250)  # type: ignore[union-attr]
         assert isinstance(error, WorkerError), error
         dist.barrier()
         assert _values(folder) == values

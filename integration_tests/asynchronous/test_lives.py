@@ -55,7 +55,8 @@ def test_a_dropped_saver_completes_its_saves_and_frees_everything(tmp_path: Path
 FORKED = """
 import os, sys, threading, time, warnings
 import torch
-from dcp_async import AsyncCheckpointerType, AsyncSaver, async_save, shared_saver
+from dcp_async import AsyncCheckpointerType, AsyncSaver, async_save
+from dcp_async.saver import shared_saver
 from dcp_core.testing.memory import MemoryWriter
 warnings.filterwarnings("ignore", "This process", DeprecationWarning)
 

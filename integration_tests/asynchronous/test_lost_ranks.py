@@ -48,7 +48,7 @@ def _lose_a_rank(folder: str, kind: Kind, *, apart: bool, earlier: bool, copying
             os.kill(os.getpid(), signal.SIGKILL)
         saver = AsyncSaver(kind, options=SaverOptions(timeout_seconds=NEVER, peers=options))
         state = {"w": torch.ones(3), "fatal": Fatal()} if rank == VICTIM else {"w": torch.ones(3)}
-        error = saver.save(state, checkpoint_id=f"{folder}-2").exception(timeout=60)
+        error = saver.save(state, checkpoint_id=f"{folder}-2").exception(timeout=250)
         saver.end()
     return f"{type(error).__name__}: {error}"
 
@@ -88,7 +88,7 @@ def _side_by_side(folder: str, count: int) -> list[float]:
             ]
             save({"w": values[2]}, checkpoint_id=f"{folder}-2", peers=options)
             for future in futures:
-                future.result(timeout=60)
+                future.result(timeout=250)
             for which in range(3):
                 state = {"w": torch.zeros(3)}
                 load(state, checkpoint_id=f"{folder}-{which}", peers=options)

@@ -96,7 +96,7 @@ def test_a_removed_working_folder_is_named(
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
-    with pytest.raises(dcp.CheckpointNotFoundError, match="working folder that has been removed"):
+    with pytest.raises(dcp.CheckpointNotFoundError, match="working directory that was removed"):
         saver.save(STATE, checkpoint_id="step")
     future: Any = saver.save(STATE, checkpoint_id=tmp_path / "step")
     future.result()

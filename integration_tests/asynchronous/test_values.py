@@ -17,13 +17,13 @@ from dcp_async import (
     AsyncSaver,
     AsyncSaveResponse,
     DefaultStager,
-    SaveFuture,
     SaverOptions,
     StagingOptions,
     WorkerError,
     WorkerOptions,
-    shared_saver,
 )
+from dcp_async.queue.jobs import SaveFuture
+from dcp_async.saver import shared_saver
 from dcp_core import DefaultSavePlanner, Metadata, PerRank, SavePlan, load, save
 from dcp_core.records.protocols import StorageWriter, WriteResult
 from dcp_ranks.testing.ranks import RankPool

@@ -55,7 +55,7 @@ class _BreakingRequest:
     def __init__(self, request: Any, what: str) -> None:
         self._request, self._what = request, what
         self.key, self.cost_bytes = request.key, request.cost_bytes
-        self.urgent, self.abandon = request.urgent, request.abandon
+        self.alike = request.alike
 
     def resolve(self) -> Payload:
         payload: Payload = self._request.resolve()
@@ -187,7 +187,7 @@ def test_a_rank_that_is_killed_in_a_wave(ranks: RankPool, tmp_path: Path) -> Non
     ]  # fmt: skip
     try:
         told, _ = started[0].communicate(timeout=280)
-        started[1].communicate(timeout=20)
+        started[1].communicate(timeout=280)
     finally:
         for process in started:
             process.kill()

@@ -13,7 +13,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dcp_async import AsyncSaver, SaverDeadlineError, SaverOptions, WorkerLostError, WorkerOptions, shared_saver
+from dcp_async import AsyncSaver, SaverDeadlineError, SaverOptions, WorkerLostError, WorkerOptions
+from dcp_async.saver import shared_saver
 from dcp_core import CheckpointException, load
 from dcp_fs import FileSystemWriter
 from dcp_ranks.testing.ranks import RankPool
@@ -83,10 +84,10 @@ def _survive(folder: str, phase: str, victim: int) -> tuple[str, float, float]:
     saver = shared_saver("process")
     saver.save(_state(1), checkpoint_id=folder).result()
     writer = DyingWriter(folder, phase, victim)
-    error = saver.save(_state(2), storage_writer=writer).exception(timeout=120)
+    error = saver.save(_state(2), storage_writer=writer).exception(timeout=250)
     dist.barrier()
     before = _loaded(folder)
-    saver.save(_state(3), checkpoint_id=folder).result(timeout=120)
+    saver.save(_state(3), checkpoint_id=folder).result(timeout=250)
     return f"{type(error).__name__}: {error}", before, _loaded(folder)
 
 
@@ -115,7 +116,7 @@ def _killed_between_saves(folder: str, victim: int) -> float:
             time.sleep(0.001)
         worker.settle()  # the others are told when this rank notices it; a save that they begin before that is lost
     dist.barrier()
-    saver.save(_state(2), checkpoint_id=folder).result(timeout=120)
+    saver.save(_state(2), checkpoint_id=folder).result(timeout=250)
     return _loaded(folder)
 
 
@@ -128,7 +129,7 @@ def _out_of_space(folder: str) -> tuple[str, float]:
     saver = shared_saver("process")
     saver.save(_state(1), checkpoint_id=folder).result()
     worker = saver.backend.worker  # type: ignore[attr-defined]
-    error = saver.save(_state(2), storage_writer=DyingWriter(folder, "write", 1, "full")).exception(timeout=120)
+    error = saver.save(_state(2), storage_writer=DyingWriter(folder, "write", 1, "full")).exception(timeout=250)
     assert isinstance(error, CheckpointException)
     assert list(error.failures) == [1]
     assert saver.backend.worker is worker
@@ -155,9 +156,9 @@ def test_a_worker_that_hangs_is_ended(tmp_path: Path, what: str, error: type[Exc
         saver.warm_up()
         failed = saver.save(_state(1), storage_writer=DyingWriter(str(tmp_path / "a"), "write", 0, what))
         with pytest.raises(error, match=str(tmp_path / "a")):
-            failed.result(timeout=120)
+            failed.result(timeout=250)
         saver.backend._options = patient  # type: ignore[attr-defined]  # on a busy machine the next one takes longer
-        saver.save(_state(2), checkpoint_id=tmp_path / "b").result(timeout=120)
+        saver.save(_state(2), checkpoint_id=tmp_path / "b").result(timeout=250)
     assert _loaded(str(tmp_path / "b")) == 2.0
 
 

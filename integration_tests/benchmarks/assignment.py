@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from dcp_exchange import Assignment, assign
+from dcp_exchange.assignment.assign import Assignment, assign
 from dcp_io import Demands
 
 RANKS, ROWS, PER_HOST = 1024, 3000, 8

@@ -120,7 +120,7 @@ def _trained() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
 
 
 def _bytes(tensor: torch.Tensor) -> memoryview:
-    from dcp_core.tensors.tensor_bytes import tensor_bytes
+    from dcp_core.tensors.tensor_memory import tensor_bytes
 
     return tensor_bytes(tensor.contiguous())
 
@@ -139,7 +139,7 @@ class _Ours:
         )
 
     def encode(self, tensor: torch.Tensor, sink: Sink) -> Any:
-        from dcp_core.encoding.payloads import tensor_payload
+        from dcp_core.storage.storage_writer import tensor_payload
 
         payload = self._policy.apply("t", tensor_payload("t", tensor))
         data = _bytes(tensor)

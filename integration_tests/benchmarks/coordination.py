@@ -28,8 +28,8 @@ import torch.distributed
 from rich.console import Console
 from rich.table import Table
 
-from dcp_ranks import PeerOptions, Peers, StoreCoordinator
-from dcp_ranks.peers.process_identity import own_identity
+from dcp_ranks import PeerOptions, Peers, StoreCoordinator, make_peers
+from dcp_ranks.peers.roster import own_identity
 from integration_tests.benchmarks import machine
 from integration_tests.launcher import launcher_store
 
@@ -173,7 +173,7 @@ def _play(setting: Setting, rank: int, connection: Any) -> list[list[float]]:
     process = replace(own_identity(), host=f"host {rank // RANKS_PER_HOST}")
     leaders_above = 1 if setting.leaders else setting.ranks
     options = PeerOptions(leaders_above=leaders_above, fan_out=FAN_OUT)
-    peers = Peers(store, 0, rank, setting.ranks, 0, options=options, process=process)
+    peers = make_peers(store, 0, rank, setting.ranks, 0, options=options, process=process)
     times = [_round(store, rank, setting.ranks, peers) for _ in range(setting.rounds + 1)]
     peers.close()
     return times
@@ -186,7 +186,7 @@ def _round(store: Any, rank: int, ranks: int, peers: Peers) -> list[float]:
         them.barrier("begin")
         times.append(time.monotonic())
     with StoreCoordinator(store, rank, ranks, timeout_seconds=TIMEOUT_SECONDS, peers=peers) as them:
-        them.agree("agree", "checkpoint", "ids")
+        them.agree("agree", lambda: "checkpoint", "ids")
         times.append(time.monotonic())
         them.reduce_scatter("plans", lambda: plan, lambda plans: [bytes(CENTRAL_PLAN_BYTES) for _ in plans])
         times.append(time.monotonic())

@@ -206,7 +206,7 @@ def _worker(arguments: Sequence[str]) -> None:
         import torch
 
         import dcp_all  # noqa: F401 - what is imported is not what is measured
-        import dcp_format.formats  # noqa: F401
+        import dcp_format.converters  # noqa: F401
 
         torch.set_num_threads(1)
         with tempfile.TemporaryDirectory(dir=folder) as out:

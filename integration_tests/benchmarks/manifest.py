@@ -12,17 +12,10 @@ from typing import TypeVar
 
 import numpy as np
 
-from dcp_manifest import (
-    CheckpointIndex,
-    ItemColumns,
-    ManifestFile,
-    ManifestInfo,
-    border_counts,
-    decode,
-    encode,
-    read_stock,
-    stock_head,
-)
+from dcp_manifest import CheckpointIndex, ManifestFile, ManifestInfo, encode, read_index
+from dcp_manifest.index.columns import ItemColumns, border_counts
+from dcp_manifest.stock.stock_read import read_stock
+from dcp_manifest.stock.stock_write import stock_head
 
 RANKS, TENSORS, SCALARS, REPEATS = 256, 3_000, 20_000, 5
 INFO = ManifestInfo("0123456789abcdef", RANKS, "benchmark")
@@ -136,7 +129,7 @@ def main() -> None:
         borders = 4 * len(index.chunk_items.running_crcs) if index.chunk_items else 0
         print(f"{RANKS} ranks × {TENSORS:,} chunks, each tensor cut {grid[0]} × {grid[1]}")
         data = best("write, interop=False", lambda index=index: encode(index, interop=False))  # type: ignore[misc]
-        best("read", lambda data=data: decode(data, file="benchmark"))  # type: ignore[misc]
+        best("read", lambda data=data: read_index(data, file="benchmark"))  # type: ignore[misc]
         name = index.tensor_names[TENSORS // 2]
         read = best("one tensor's rows", lambda data=data, name=name: one_tensor(data, name))  # type: ignore[misc]
         head = best("head for stock", lambda index=index: stock_head(index))  # type: ignore[misc]
@@ -146,7 +139,7 @@ def main() -> None:
         index = scalars(framed=framed)
         print(f"{SCALARS:,} scalar tensors, {'torch layout' if framed else 'raw layout, interop=False'}")
         data = best("write", lambda index=index, framed=framed: encode(index, interop=framed))  # type: ignore[misc]
-        best("read", lambda data=data: decode(data, file="benchmark"))  # type: ignore[misc]
+        best("read", lambda data=data: read_index(data, file="benchmark"))  # type: ignore[misc]
         if framed:
             best("the head read as stock's", lambda data=data: read_stock(data, file="benchmark"))  # type: ignore[misc]
         print(f"  {len(data) / SCALARS:.1f} bytes per tensor")

@@ -22,17 +22,15 @@ import numpy as np
 import torch
 import torch.distributed.checkpoint as stock
 
-from dcp_core.planning.plan_cache import RANK_PLANS
-from dcp_core.planning.plan_exchange import PlanExchange
+from dcp_core.planning.plan_exchange import RANK_PLANS, PlanExchange
 from dcp_core.planning.save_planner import DefaultSavePlanner
 from dcp_core.records.metadata import StorageMeta
-from dcp_core.records.plan import SavePlan
+from dcp_core.records.protocols import SavePlan
+from dcp_core.tables.metadata_columns import records_of
 from dcp_core.tables.plan_columns import PlanColumns
-from dcp_core.tables.records_of_index import records_of
 from dcp_manifest import CheckpointIndex, ManifestFile
 from dcp_manifest import encode as encode_index
-from dcp_manifest.index.box_columns import starts
-from dcp_manifest.index.items import Framing
+from dcp_manifest.index.columns import Framing, starts
 from dcp_ranks import Coordinator, decode, encode
 from integration_tests.benchmarks.manifest import INFO, items
 
@@ -115,6 +113,10 @@ class Storage:
         """The plans, each with a placement."""
         return [SavePlan(p.items, storage_data=StorageMeta(f"__{rank}_", INFO.save_id)) for rank, p in enumerate(plans)]
 
+    def placed_plans(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """The same plans."""
+        return plans
+
 
 def ask(rank: int, world: int, answer: bytes | None) -> bytes:
     """What a rank sends; afterwards it takes the answer, if there is one."""
@@ -130,9 +132,8 @@ def ask(rank: int, world: int, answer: bytes | None) -> bytes:
         return decode(answer)
 
     with suppress(Stop):
-        PlanExchange(Played(rank, world, exchange), DefaultSavePlanner(), "simulated").run(
-            lambda: held(rank, world),
-            Storage,  # type: ignore[arg-type]
+        PlanExchange(Played(rank, world, exchange), DefaultSavePlanner(), Storage(), "simulated").run(  # type: ignore[arg-type]
+            lambda: held(rank, world)
         )
     return said[0]
 
@@ -156,8 +157,8 @@ def coordinate(world: int, messages: list[bytes]) -> tuple[dict[str, float], lis
         )
         return replies[0]
 
-    plans = PlanExchange(Played(0, world, exchange), DefaultSavePlanner(), "simulated")
-    plans.run(lambda: held(0, world), Storage)  # type: ignore[arg-type]
+    plans = PlanExchange(Played(0, world, exchange), DefaultSavePlanner(), Storage(), "simulated")  # type: ignore[arg-type]
+    plans.run(lambda: held(0, world))
     times["seconds"] = sum(times.values())
     times["up_bytes"] = max(map(len, messages))
     times["down_bytes"] = max(map(len, answers))

@@ -37,7 +37,7 @@ _PLUGIN = {
     "slow_tier-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: slow-tier\nVersion: 1.0\n",
     "slow_tier-1.0.dist-info/entry_points.txt": "[dcp]\nslow-tier = slow_tier_plugin\n",
     "slow_tier_plugin.py": """
-from dcp_hooks import StoreSpec, hookimpl
+from dcp_base import StoreSpec, hookimpl
 
 @hookimpl
 def dcp_register_stores():
@@ -67,8 +67,8 @@ class SlowStore(LocalStore):
     def child(self, name):
         return SlowStore(os.path.join(self.path, name))
 
-    def create(self, name):
-        sink = super().create(name)
+    def create(self, name, *, sync=True):
+        sink = super().create(name, sync=sync)
         write = sink.write
 
         def write_slowly(buffers):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 import threading
@@ -23,19 +24,22 @@ class CallPath:
     """Calls by (module, function). Comprehensions belong to the function that they are in."""
     depth: int = 0
     """The most frames of the counted files that stood on one thread's stack."""
+    switches: int = 0
+    """Calls into another module than that of the call before, of one thread."""
 
     @property
-    def modules(self) -> set[str]:
-        """The modules of the functions."""
-        return {module for module, _ in self.calls}
+    def modules(self) -> list[str]:
+        """The modules of the functions, in the order in which they were first called."""
+        return list(dict.fromkeys(module for module, _ in self.calls))
 
     def figures(self) -> dict[str, int]:
-        """Numbers of functions, modules and calls, and the depth."""
+        """Numbers of functions, modules and calls, the depth, and the switches between modules."""
         return {
             "functions": len(self.calls),
             "modules": len(self.modules),
             "calls": self.calls.total(),
             "depth": self.depth,
+            "switches": self.switches,
         }
 
 
@@ -49,20 +53,23 @@ def counted(is_counted: Callable[[str], bool]) -> Iterator[CallPath]:
         is_counted: Whether the functions of a file, by its path, are counted.
     """
     found = CallPath()
-    depths = threading.local()
+    seen = threading.local()
+
+    @functools.cache
+    def of_interest(code: CodeType) -> bool:
+        return _is_function(code) and is_counted(code.co_filename)
 
     def hook(frame: FrameType, event: str, _: Any) -> None:
-        if (
-            event not in ("call", "return")
-            or not _is_function(frame.f_code)
-            or not is_counted(frame.f_code.co_filename)
-        ):
+        if event not in ("call", "return") or not of_interest(frame.f_code):
             return
         step = 1 if event == "call" else -1
-        depths.now = getattr(depths, "now", 0) + step
-        found.depth = max(found.depth, depths.now)
+        seen.depth = getattr(seen, "depth", 0) + step
+        found.depth = max(found.depth, seen.depth)
         if event == "call" and not _is_importing(frame):
-            found.calls[_name(frame)] += 1
+            name = _name(frame)
+            found.calls[name] += 1
+            found.switches += getattr(seen, "module", name[0]) != name[0]
+            seen.module = name[0]
 
     threading.setprofile(hook)
     sys.setprofile(hook)

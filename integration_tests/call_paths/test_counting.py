@@ -8,6 +8,7 @@ import pytest
 
 from integration_tests.call_paths.counting import counted
 from integration_tests.call_paths.operations import operations
+from integration_tests.call_paths.sources import Module
 
 
 def leaf(number):
@@ -27,7 +28,7 @@ def test_functions_calls_and_depth():
         branch()
         leaf(3)
     assert found.calls == {(__name__, "branch"): 1, (__name__, "leaf"): 3}
-    assert found.figures() == {"functions": 2, "modules": 1, "calls": 4, "depth": 2}
+    assert found.figures() == {"functions": 2, "modules": 1, "calls": 4, "depth": 2, "switches": 0}
 
 
 def test_threads_that_are_started_inside_are_counted():
@@ -57,3 +58,20 @@ def test_every_operation_is_counted(ranks, tmp_path):
         ours = {name: path.figures()["functions"] for name, path in found.items() if not name.endswith("stock")}
         assert all(functions > 50 for functions in ours.values())
         assert ours["second save"] < ours["first save"]
+
+
+def test_switches_between_modules(tmp_path, monkeypatch):
+    (tmp_path / "other_here.py").write_text("def called(*inner):\n    for each in inner: each()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import other_here
+
+    with counted(lambda file: file in (__file__, str(tmp_path / "other_here.py"))) as found:
+        branch()
+        other_here.called(branch, other_here.called)
+    assert found.switches == 3
+    assert found.modules == [__name__, "other_here"]
+
+
+def test_sources_are_counted():
+    module = Module("a.b", '"""One two."""\nimport a.c  # x\n\n# y\nTEXT = """\nz"""\n"""Three."""\n')
+    assert (module.code_lines, len(module.docstrings), "a.c" in module.imported()) == (3, 2, True)

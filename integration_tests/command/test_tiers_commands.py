@@ -1,32 +1,19 @@
-"""`dcp tiers`, `dcp promote` and `run.tiers.toml` by the command `dcp` itself: what a plug-in brings."""
+"""`dcp tiers`, `dcp promote` and `run.tiers.toml` by the command `dcp` itself: what dcp-tiers brings."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from dcp_core import save
-from dcp_hooks import installed
 from dcp_inspect.cli import run
-from dcp_tiers import Tier, Tiers, plugin
+from dcp_tiers import Tier, Tiers
 
 
-@pytest.fixture(autouse=True)
-def _installed() -> Iterator[None]:
-    """Register the plug-in, unless its entry point does."""
-    if "tiers" in installed.names("commands"):
-        yield
-        return
-    installed.register(plugin, "tiers")
-    yield
-    installed.unregister("tiers")
-
-
-def test_commands_of_a_plug_in(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_of_another_package(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     near, far = tmp_path / "near", tmp_path / "far"
     tiers = Tiers([Tier(near), Tier(far)])
     tiers.write()

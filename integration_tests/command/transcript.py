@@ -103,7 +103,7 @@ def make(folder: Path) -> None:
 
 def newer(path: Path) -> None:
     """Make an index say that a later major version wrote it."""
-    from dcp_manifest.container.footer import FOOTER_BYTES, MAJOR, read_footer
+    from dcp_manifest.file.blob import FOOTER_BYTES, MAJOR, read_footer
 
     data = path.read_bytes()
     footer = read_footer(data[-FOOTER_BYTES:], size=len(data), file=str(path))

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("lightning.pytorch", reason="nox -s frameworks installs Lightning")
 
-from dcp_manager.testing import prove_script as module
+from dcp_prove import prove_script as module
 from integration_tests.resume.forked import run_forked_ranks
 
 SCRIPT = Path(__file__).parents[1] / "resume" / "lightning_module.py"

@@ -23,5 +23,5 @@ def test_every_package_and_every_pair_works_without_the_others() -> None:
 
 
 def test_an_install_brings_what_is_declared() -> None:
-    assert closure(("dcp-fs",)) == ("dcp-core", "dcp-fs", "dcp-hooks", "dcp-io", "dcp-manifest", "dcp-ranks")
-    assert closure(("dcp-manifest",)) == ("dcp-manifest",)
+    assert closure(("dcp-fs",)) == ("dcp-base", "dcp-core", "dcp-fs", "dcp-io", "dcp-manifest", "dcp-ranks")
+    assert closure(("dcp-manifest",)) == ("dcp-base", "dcp-manifest")

@@ -22,8 +22,7 @@ import torch.distributed as dist
 from rich.console import Console
 from rich.text import Text
 
-from dcp_all import FileSystemWriter, plugins, run_command, save, visualize
-from dcp_inspect import plugin
+from dcp_all import FileSystemWriter, run_command, save, visualize
 from dcp_inspect.visuals import progress_bar
 from dcp_ranks.testing.ranks import RankPool
 
@@ -63,7 +62,7 @@ def train(folder: str) -> None:
 
 def make(folder: Path) -> None:
     """The checkpoints that the commands look at."""
-    with RankPool() as pool:
+    with RankPool(timeout_seconds=300) as pool:
         pool.run(RANKS, train, str(folder / "runs"))
     shutil.copytree(folder / "runs" / "step-100", folder / "runs" / "step-150")
     data = sorted((folder / "runs" / "step-150").glob("*.distcp"))[1]
@@ -143,15 +142,11 @@ def bar(folder: Path) -> str:
     with (
         mock.patch.object(progress_bar, "AFTER_SECONDS", 0),
         mock.patch.object(progress_bar, "PAUSE_SECONDS", 0),
-        mock.patch("dcp_hooks.progress.INTERVAL_SECONDS", 0.02),
+        mock.patch("dcp_base.progress.INTERVAL_SECONDS", 0.02),
         mock.patch.object(progress_bar, "_screen", return_value=shown),
+        mock.patch("dcp_base.registry.find_screen", return_value="terminal"),
     ):
-        registered = any(info.module == plugin.__name__ for info in plugins.list())
-        if not registered:
-            plugins.register(plugin, name="bars")  # it has no entry point until installed
         save(state, storage_writer=FileSystemWriter(folder / "step-200"))
-        if not registered:
-            plugins.unregister("bars")
     return shown.last.export_svg(title="python train.py", unique_id="dcp-progress")
 
 

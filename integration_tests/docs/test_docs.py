@@ -60,6 +60,7 @@ def runnable() -> Iterator[object]:
             yield pytest.param(page, id=str(page.relative_to(ROOT)), marks=marks)
 
 
+@pytest.mark.docs
 @pytest.mark.parametrize("page", list(runnable()))
 def test_code_blocks_run(page: Path, tmp_path: Path, page_scripts: PageScripts) -> None:
     script, ranks = script_of(page, tmp_path)
@@ -134,7 +135,7 @@ FIGURES = [
         "benchmarks.md",
         3,
         "bytes read ÷ needed, rows (16 MiB in one piece), verified",
-        "| bytes read on 4 ranks of what 1 rank saved, sharded by rows (by columns both read 4.00) | {:.2f} of".format,
+        "| bytes that 4 ranks together read of 1 rank's checkpoint, sharded by rows | {:.2f} × its size | ".format,
     ),
     (
         "async.md",

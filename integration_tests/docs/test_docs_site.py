@@ -93,6 +93,49 @@ def test_the_build_counts_warnings() -> None:
     assert 'quiet"' not in command
 
 
+def test_the_session_that_builds_the_site_runs_no_tests() -> None:
+    text = (ROOT / "noxfile.py").read_text()
+    bodies = {name: re.search(rf"def {name}\(.*?\n\n\n", text, re.DOTALL) for name in ("docs", "docs_tests")}
+    runs = {name: body is not None and "integration_tests/docs" in body[0] for name, body in bodies.items()}
+    assert runs == {"docs": False, "docs_tests": True}
+
+
+def test_the_session_that_builds_the_site_can_break_long_signatures() -> None:
+    """Without ruff or black, mkdocstrings leaves each signature on one line, whatever `line_length` says."""
+    (tools,) = re.findall(r'"docs": \((.*)\)', (ROOT / "integration_tests" / "environments.py").read_text())
+    assert '"ruff"' in tools
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/install.md"])
+def test_pages_that_install_from_a_clone_say_how_to_get_it(page: str) -> None:
+    text = (ROOT / page).read_text()
+    assert 0 < text.index("git clone") < text.index("pip install ", text.index("git clone"))
+    assert "REPOSITORY" in text
+
+
+def test_the_site_links_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    mkdocs_config = pytest.importorskip("mkdocs.config", reason="nox -s docs installs MkDocs")
+    from docs_site import events
+
+    monkeypatch.setenv("DCP_REPOSITORY", "https://example.org/owner/dcp")
+    config = events.on_config(mkdocs_config.load_config(str(ROOT / "mkdocs.yml")))
+    assert (config.repo_url, config.repo_name) == ("https://example.org/owner/dcp", "dcp")
+
+
+def test_what_another_package_describes_has_its_first_paragraph_too() -> None:
+    page = reference.pages()["reference/dcp_manager.md"]
+    entry = page.partition("### KeepBest ")[2].partition("\n###")[0]
+    assert "metric" in entry
+    assert "[`dcp_io.KeepBest`][dcp_io.KeepBest]" in entry
+
+
+def test_what_most_users_look_for_comes_first() -> None:
+    page = reference.pages()["reference/dcp_format.md"]
+    assert page.index("::: dcp_format.convert\n") < page.index("::: dcp_format.WriteOptions")
+    page = reference.pages()["reference/dcp_async.md"]
+    assert page.index("::: dcp_async.async_save\n") < page.index("::: dcp_async.AsyncSaver\n")
+
+
 def test_what_another_package_describes_is_a_link_to_it() -> None:
     assert "[`dcp_ranks.PeerOptions`][dcp_ranks.PeerOptions]" in reference.pages()["reference/dcp_core/classes.md"]
 
@@ -102,7 +145,7 @@ def test_the_mirror_tells_modules_from_names() -> None:
     modules, _, others = page.partition("| --- | --- |")
     assert "`dcp_all.filesystem`" in modules
     assert "`run_command`{ #dcp_all.run_command } | [`dcp_inspect.run`][dcp_inspect.run]" in others
-    assert "::: dcp_core.shards.declared_shards.CheckpointableTensor" in others  # of no package's public names
+    assert "::: dcp_core.shards.boxes.CheckpointableTensor" in others  # of no package's public names
 
 
 def test_what_most_look_for_comes_first() -> None:

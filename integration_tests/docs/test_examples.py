@@ -44,6 +44,7 @@ def fsdp2_run(tmp_path_factory: pytest.TempPathFactory, page_scripts: PageScript
     return folder / "fsdp2-run"
 
 
+@pytest.mark.docs
 def test_a_sharded_run_goes_on_with_other_ranks(fsdp2_run: Path, page_scripts: PageScripts) -> None:
     assert "step 10, saved by 3 ranks" in run(page_scripts, fsdp2_run.parent / "fsdp2.py", 3)
 
@@ -52,6 +53,7 @@ def test_a_sharded_run_goes_on_with_other_ranks(fsdp2_run: Path, page_scripts: P
 ALONE = [path for path in SCRIPTS if path.stem not in ("fsdp2", "elastic_memory")]
 
 
+@pytest.mark.docs
 @pytest.mark.parametrize("script", ALONE, ids=[path.stem for path in ALONE])
 def test_scripts_run_as_they_say_and_once_more(script: Path, tmp_path: Path, page_scripts: PageScripts) -> None:
     copied = Path(shutil.copy(script, tmp_path))
@@ -62,6 +64,7 @@ def test_scripts_run_as_they_say_and_once_more(script: Path, tmp_path: Path, pag
     assert len(again) > len(first)
 
 
+@pytest.mark.docs
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=[path.stem for path in NOTEBOOKS])
 def test_cells_of_notebooks_run_in_order(
     notebook: Path, fsdp2_run: Path, tmp_path: Path, page_scripts: PageScripts

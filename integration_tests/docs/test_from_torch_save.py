@@ -40,6 +40,7 @@ def bits(ended: dict[str, Any]) -> dict[str, Any]:
     return {**states, "random": torch.get_rng_state(), "python": random.random(), "step": ended["step"]}
 
 
+@pytest.mark.docs
 @pytest.mark.parametrize("script", [SCRIPT, with_torch_save()], ids=["dcp", "torch.save"])
 def test_a_resumed_run_equals_one_without_a_break(
     script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

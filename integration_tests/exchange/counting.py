@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 import dcp_all as dcp
 from dcp_core.testing.sharding import distribute
 from dcp_exchange import together, topology
-from dcp_io import LocalStore, Source
+from dcp_io import HostFolder, LocalStore, Source
 from dcp_ranks import Streams
 
 __all__ = [
@@ -40,15 +40,14 @@ Read = tuple[str, int, int]
 class _CountingSource(Source):
     """A file whose reads are noted."""
 
-    def __init__(self, store: Any, name: str, source: Source) -> None:
-        super().__init__(store, name)
-        self.inner = source
+    def __init__(self, note: Callable[[Read], None], name: str, source: Source) -> None:
+        self._note, self._name, self.inner = note, name, source
 
     def size(self) -> int:
         return self.inner.size()
 
     def read_into(self, offset: int, buffers: Sequence[memoryview]) -> None:
-        self._store.note((self._name, offset, offset + sum(map(len, buffers))))
+        self._note((self._name, offset, offset + sum(map(len, buffers))))
         self.inner.read_into(offset, buffers)
 
     def close(self) -> None:
@@ -56,9 +55,9 @@ class _CountingSource(Source):
 
 
 class _CountingStore(LocalStore):
-    def __init__(self, path: str, kind: Any, reads: list[Read], index_reads: list[Read]) -> None:
-        super().__init__(path)
-        self.kind, self.reads, self.index_reads = kind, reads, index_reads
+    kind: Any
+    reads: list[Read]
+    index_reads: list[Read]
 
     @property
     def place(self) -> Any:
@@ -69,7 +68,11 @@ class _CountingStore(LocalStore):
         (self.index_reads if read[0].endswith(".metadata") else self.reads).append(read)
 
     def open(self, name: str) -> Source:
-        return _CountingSource(self, name, super().open(name))
+        return _CountingSource(self.note, name, super().open(name))
+
+
+class _CountingHostFolder(_CountingStore, HostFolder):
+    """A folder of each host whose reads are noted."""
 
 
 class CountingReader(dcp.FileSystemReader):
@@ -83,7 +86,9 @@ class CountingReader(dcp.FileSystemReader):
 
     def _open(self, checkpoint_id: Any) -> Any:
         backend = super()._open(checkpoint_id)
-        backend.store = _CountingStore(backend.store.url, self.kind, self.reads, self.index_reads)
+        store = (_CountingHostFolder if self.kind == "host" else _CountingStore)(backend.store.url)
+        store.kind, store.reads, store.index_reads = self.kind, self.reads, self.index_reads
+        backend.store = store
         return backend
 
 

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 import dcp_all as dcp
-from dcp_exchange.piece_reader import PieceReader
+from dcp_exchange.piece_queue import PieceReader
 from dcp_exchange.transfer import Transfer
 from dcp_ranks import Streams
 from dcp_ranks.streams import streams as streams_module
@@ -69,7 +69,7 @@ class Fault:
     @property
     def is_harmless(self) -> bool:
         """Whether the load brings the right tensors all the same."""
-        return self.kind in ("replace", "holder")
+        return self.kind in ("cut", "replace", "holder")
 
     @property
     def lasts(self) -> bool:
@@ -110,8 +110,7 @@ def save_checkpoints(root: Path) -> None:
 # What the ranks that live may raise, by kind. Where nothing is raised, the tensors must be right.
 _ERRORS = {
     "kill": {"PeerLostError", "CoordinatorLostError"},
-    "stop": {"CheckpointException of ExchangeTimeoutError", "CoordinatorTimeoutError", "CoordinatorLostError"},
-    "cut": {"ExchangeError"},
+    "stop": {"CheckpointException of ExchangeError", "CoordinatorTimeoutError", "CoordinatorLostError"},
     "damage": {"CheckpointException of CorruptCheckpointError"},
     "missing": {"CheckpointException of CheckpointNotFoundError"},
 }
@@ -309,8 +308,8 @@ def _open_now() -> list[str]:
 
 
 def _wait_for_nothing(before: list[str]) -> list[str]:
-    """Return what is open now and was not before, once it is nothing or some seconds have gone by."""
-    until = time.monotonic() + 5.0
+    """Return what is open now and was not before, once it is nothing or a minute has gone by."""
+    until = time.monotonic() + 60.0
     while True:
         rest = _open_now()
         for each in before:

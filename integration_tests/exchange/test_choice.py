@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 
 import dcp_all as dcp
+from dcp_base import imports
 from dcp_core import hookimpl
-from dcp_core.storage.cooperation import installed
 from dcp_exchange.transfer import Transfer
 from dcp_ranks.testing.coordinators import caught
 from dcp_ranks.testing.ranks import RankPool
@@ -101,8 +101,7 @@ def test_one_local_place_is_enough_to_read_alone(ranks: RankPool, folder: str) -
 
 
 def without_plugin(folder: str, cooperative: bool | None) -> Any:
-    installed.names("exchange")  # found before
-    with mock.patch.dict(installed._offers["exchange"], clear=True):
+    with mock.patch.object(imports, "is_installed", return_value=False):
         template = blank("ddp", whole())
         try:
             report = dcp.load(template, storage_reader=CountingReader(folder), cooperative=cooperative)

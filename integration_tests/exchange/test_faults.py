@@ -12,7 +12,7 @@ from integration_tests.exchange.faults import KINDS, Fault, check, save_checkpoi
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 # On a machine that does other things, too.
-PATIENCE = 4.0
+PATIENCE = 15.0
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def test_files_and_connections(own_ranks: RankPool, root: Path, tmp_path: Path, 
     found = told_of(own_ranks, root, tmp_path / "run", fault)
     check(fault, found, patience=PATIENCE)
     assert all(told.seconds is not None for told in found), "it did not strike"
-    assert [bool(told.error) for told in found] == [kind != "replace"] * 4
+    assert [bool(told.error) for told in found] == [not fault.is_harmless] * 4
     if kind == "replace":
         assert [told.state for told in found] == ["new"] * 4
 

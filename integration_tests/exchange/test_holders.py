@@ -105,7 +105,7 @@ def test_objects_are_read_where_they_are(ranks: RankPool, folders: list[Path], t
     for rank, one in enumerate(found):
         there = {file.name for file in files(folders[rank // 2])}
         assert {*one["files"]} <= there, "a host reads what it has"
-        assert one["reason"] == (True, "each host has files of its own")
+        assert one["reason"] == (True, "each host has its own files")
         assert one["warned"] == []
     total = sum(value.nbytes for value in whole().values() if hasattr(value, "nbytes"))
     assert sum(one["read"] for one in found) <= 1.01 * total

@@ -26,7 +26,7 @@ def load_text(folder: str, names: list[str], cooperative: bool) -> str:
 def test_missing_keys_are_named_with_suggestions(ranks: RankPool, tmp_path: Path, cooperative: bool) -> None:
     dcp.save(STATE, checkpoint_id=tmp_path, no_dist=True)
     for text in ranks.run(3, load_text, str(tmp_path), ["encoder.weights"], cooperative):
-        assert "'encoder.weights' is not in the checkpoint" in text
+        assert "Missing key in checkpoint state_dict: encoder.weights" in text
         assert "did you mean 'encoder.weight'" in text
 
 

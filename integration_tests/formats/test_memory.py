@@ -18,7 +18,7 @@ LIMIT_MIB = 64
 SCRIPT = """
 import json, sys, warnings
 import dcp_all as dcp
-import dcp_format.formats
+import dcp_format.converters
 from integration_tests.weaknesses.memory import extra_mib
 dcp.convert(sys.argv[3], sys.argv[3] + "-warm", format=sys.argv[4])
 print(json.dumps(extra_mib(lambda: dcp.convert(sys.argv[1], sys.argv[2], format=sys.argv[4]))))

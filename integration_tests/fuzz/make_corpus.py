@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from dcp_format.safetensors.safetensors_header import build_header
-from dcp_manifest.container.footer import FOOTER_BYTES
+from dcp_manifest.file.blob import FOOTER_BYTES
 from dcp_transforms import ZStandard
 from dcp_transforms.block_zstd import BlockZStandard
 from dcp_transforms.float_planes import FloatPlanes

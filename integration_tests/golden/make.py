@@ -15,17 +15,18 @@ from typing import Any
 
 import numpy as np
 
-from dcp_io import Layout, LocalStore, Payload, WriteRequest, write_items
+from dcp_io import Layout, LocalStore, Payload, WriteRequest
+from dcp_io.writing.write_engine import write_items
 from dcp_manifest import (
     CheckpointIndex,
     Framing,
-    ItemColumns,
-    LiteralKey,
     ManifestInfo,
     StoredItem,
     TensorFlags,
     encode,
 )
+from dcp_manifest.index.columns import ItemColumns
+from dcp_manifest.index.literal_keys import LiteralKey
 
 HERE = Path(__file__).parent
 VERSION = "format-1.0-marked"

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(not HAS_CRC, reason="needs node 20.15 or newer (
 
 def read(folder: Path, index: str) -> subprocess.CompletedProcess[str]:
     command = [str(NODE), str(HERE / "reader.mjs"), str(folder), index]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=250)
 
 
 def row_of(tensor: dict[str, Any]) -> dict[str, Any]:

@@ -12,9 +12,9 @@ from unittest import mock
 
 import torch.distributed as dist
 
+from dcp_base import installed
 from dcp_exchange import together
-from dcp_hooks import installed
-from dcp_io import HostCopies, KeepLast, LocalStore, timed_call
+from dcp_io import HostCopies, KeepLast, LocalStore, TimedCall
 from dcp_io.stores import host_store
 from dcp_io.testing.shelves import ShelfPlugin
 from dcp_memory.partners import copying
@@ -120,7 +120,7 @@ def hangs_below(folder: str | Path) -> Iterator[None]:
     ends = threading.Event()
     with (
         _before_below(folder, ("exists", "folders", "list", "open", "read", "size"), lambda _: ends.wait()),
-        mock.patch.object(timed_call, "SILENT_AFTER_SECONDS", 0.5),
+        mock.patch.object(TimedCall, "SILENT_AFTER_SECONDS", 0.5),
     ):
         try:
             yield

@@ -20,7 +20,8 @@ import pytest
 from torch.distributed.tensor import DTensor
 
 import dcp_all as dcp
-from dcp_crash import WRITING, Fault, FaultKind, disk_states, snapshot
+from dcp_crash import Fault, disk_states, snapshot
+from dcp_crash.faults import WRITING, FaultKind
 from dcp_ranks.testing.ranks import RankPool
 from integration_tests.hosts.pretended import NEAR, folder_of, job_on, promote_on, tiers_in, without_promoter
 from integration_tests.oracle.kinds import same_bits

@@ -18,9 +18,9 @@ import dcp_all as dcp
 from dcp_core import plugins
 from dcp_core.hookspecs import CheckpointEvent, hookimpl
 from dcp_io import CopyRequest, HostsCopied
-from dcp_memory.partners.partner import partner
+from dcp_memory import partner
 from dcp_ranks.testing.ranks import RankPool
-from dcp_tiers.promoting.promotion import Promotion
+from dcp_tiers.promotion import Promotion
 from integration_tests.hosts.pretended import (
     NEAR,
     SHELF,

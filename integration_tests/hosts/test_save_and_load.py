@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import dcp_all as dcp
-from dcp_fs.hosts import HostWriter
+from dcp_fs.storage import HostWriter
 from dcp_io import StoreBackend
 from dcp_ranks.testing.ranks import RankPool
 from integration_tests.hosts.pretended import NEAR, folder_of, job_on, on_host, reads_below

@@ -23,7 +23,7 @@ from unittest import mock
 import torch
 
 import dcp_all as dcp
-from dcp_hooks import CheckpointEvent, installed
+from dcp_base import CheckpointEvent, installed
 from dcp_io import KeepEvery, KeepLast
 from dcp_tiers import Tier, Tiers
 from dcp_tiers.promote import promote

@@ -97,6 +97,7 @@ def on_one_rank(root: str, act: Callable[[CheckpointManager], None], policy: Any
     with CheckpointManager(root, save_policy=policy) as manager:
         saved = []
         for step in range(1, 6):
+            dist.barrier()
             if step == 3 and dist.get_rank() == 1:
                 act(manager)
             if manager.maybe_save(step, sharded(step)):
@@ -115,7 +116,8 @@ def on_one_rank(root: str, act: Callable[[CheckpointManager], None], policy: Any
     ids=["request", "SIGTERM"],
 )
 def test_what_one_rank_hears_all_do(ranks: Any, tmp_path: Path, act: Any, policy: Any) -> None:
-    assert ranks.run(2, on_one_rank, str(tmp_path), act, policy) == [[3], [3]]
+    # Ranks that have left step 3 when they learn of it save in the next step.
+    assert ranks.run(2, on_one_rank, str(tmp_path), act, policy) in ([[3], [3]], [[4], [4]])
 
 
 def one_rank_fails(root: str) -> list[str]:
@@ -173,7 +175,8 @@ def test_all_ranks_tolerate_the_same(ranks: Any, tmp_path: Path, full: bool, tol
     first, second = ranks.run(2, tell_one_by_one, str(tmp_path), full, tolerated)
     assert first == second
     what = "failed on [1]: the save of step {} in the background failed (failed on rank 1)"
-    assert first == ["True" if step is True else what.format(step) for step in told]
+    for text, step in zip(first, told, strict=True):
+        assert text == "True" if step is True else text.startswith(f"{what.format(step)}: ")
 
 
 def state_fails_on_one_rank(root: str) -> str:

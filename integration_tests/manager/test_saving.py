@@ -242,7 +242,7 @@ def test_the_last_save_begins_whatever_became_of_earlier_ones(
         os.kill(os.getpid(), signal.SIGTERM)
         if tolerated:
             assert manager.maybe_save(11, {})
-            assert "saving step 10 failed, training goes on (failure 1)" in caplog.text
+            assert "step-10 failed: OSError: no room for step 10 (1 of 3 tolerated, training goes on)" in caplog.text
         else:
             with pytest.raises(OSError, match="step 10"):
                 manager.maybe_save(11, {})

@@ -17,10 +17,10 @@ import torch.distributed as dist
 
 import dcp_all as dcp
 from dcp_async import AsyncSaver
-from dcp_io import STALE_AFTER_SECONDS, KeepLast, SaveSession, open_store
+from dcp_io import STALE_AFTER_SECONDS, KeepLast, KeepPolicy, SaveSession, open_store
 from dcp_manager import CheckpointManager
 from dcp_tiers import Tier, Tiers
-from dcp_tiers.copying.copy_checkpoint import copy_checkpoint
+from dcp_tiers.copying import copy_checkpoint
 from dcp_tiers.promote import promote
 from integration_tests.hosts.pretended import hangs_below, unwritable_below, without_promoter
 
@@ -241,7 +241,7 @@ def test_an_async_save_ends_when_the_fast_tier_has_it(kind: str, tmp_path: Path)
             state["weight"].fill_(step)
             future = manager.save(step, state)
             assert future is not None
-            future.result(timeout=60)
+            future.result(timeout=250)
             manager.wait()
         assert tiers.drain(0.0) == {str(tmp_path / "far"): [1, 2, 3]}
         (tmp_path / "far").unlink()
@@ -281,17 +281,15 @@ with dcp.CheckpointManager(tiers, save_policy=policy, preemption_seconds=3) as m
 """
 
 
-@pytest.mark.parametrize(("rate", "arrives"), [(1e9, True), (1e5, False)])
+@pytest.mark.parametrize(("rate", "arrives"), [(1e9, True), (1e3, False)])  # 1 MiB: 17 minutes
 def test_preemption_promotes_as_far_as_it_goes(rate: float, arrives: bool, tmp_path: Path) -> None:
     command = [sys.executable, "-c", TRAINER.replace("RATE", str(rate))]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "training\n"
         process.send_signal(signal.SIGTERM)
-        begun = time.monotonic()
         step = int(process.stdout.readline())
-        assert process.wait(timeout=60) == 0
-    assert time.monotonic() - begun < 30
+        assert process.wait(timeout=240) == 0  # what does not arrive would take longer
     assert (_steps(tmp_path / "far") == [step]) is arrives
     tiers = Tiers.read(tmp_path / "near")
     _kill_promoter(tmp_path / "near")  # the scheduler's SIGKILL, for all processes of the job
@@ -310,3 +308,30 @@ def _kill_promoter(near: Path) -> None:
             continue
         if b"dcp_tiers.promote" in words and str(near).encode() in words:
             os.kill(int(folder.name), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("keep_policy", [None, dcp.KeepLast(2)])
+def test_a_run_that_has_ended_leaves_in_the_first_tier_what_its_policy_keeps(
+    tmp_path: Path, keep_policy: KeepPolicy | None
+) -> None:
+    """The last promotion comes after the last save, in which retention would otherwise be applied."""
+    near = Tier(tmp_path / "near", keep=dcp.KeepAll() if keep_policy else dcp.KeepLast(2))
+    tiers = Tiers([near, Tier(tmp_path / "far")])
+    with CheckpointManager(tiers, keep_policy=keep_policy, no_dist=True) as manager:
+        for step in range(1, 6):
+            manager.save(step, {"w": torch.ones(3)})
+    assert sorted(path.name for path in (tmp_path / "near").glob("step-*")) == ["step-4", "step-5"]
+    assert len([*(tmp_path / "far").glob("step-*")]) == 5
+
+
+def test_a_step_that_is_saved_again_where_the_clock_is_behind_is_promoted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job moved to another host; promotion took the save for an earlier one than that in the slow tier."""
+    tiers = Tiers([Tier(tmp_path / "near"), Tier(tmp_path / "far")])
+    dcp.save({"value": 1}, checkpoint_id=tiers.step(1), no_dist=True)
+    assert promote(tiers) == {}
+    monkeypatch.setattr(time, "time_ns", lambda: 1_000_000_000)
+    dcp.save({"value": 2}, checkpoint_id=tiers.step(1), no_dist=True)
+    assert promote(tiers) == {}
+    assert dcp.load_keys(checkpoint_id=tmp_path / "far/step-1", no_dist=True)["value"] == 2

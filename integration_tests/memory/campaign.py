@@ -36,7 +36,7 @@ from integration_tests.memory.watching import adopt_orphans
 
 __all__ = ["main"]
 
-_END_SECONDS = 5.0
+_END_SECONDS = 30.0
 
 
 def run_story(story: Story) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def end(hosts: Hosts) -> list[str]:
 
 
 def children_left() -> list[str]:
-    """Return the children of this process, also those that it has adopted, that do not end within some seconds."""
+    """Return the children of this process, also those that it has adopted, that do not end within half a minute."""
     until = time.monotonic() + _END_SECONDS
     while True:
         with contextlib.suppress(ChildProcessError):

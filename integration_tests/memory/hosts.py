@@ -28,7 +28,7 @@ Near = Literal["folder", "keeper", "partner"]
 """Folders of each host; keepers; keepers with copies on the partner's host."""
 RUN = "campaign"
 _NEAR = "/near/run"
-_GONE_SECONDS = 10.0
+_GONE_SECONDS = 60.0
 
 
 @dataclass(frozen=True)

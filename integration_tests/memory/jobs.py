@@ -30,7 +30,7 @@ _EXPECTED = {
 """What ranks may raise that live when others are killed."""
 _WITHOUT_KEEPER = {
     name
-    for error in ("KeeperLostError", "SaveLostError", "CheckpointNotFoundError")
+    for error in ("KeeperLostError", "SaveInProgressError", "CheckpointNotFoundError")
     for name in (error, f"CheckpointException of {error}")
 }
 """What ranks may raise, too, when the keeper of their host is killed, and they are not, or later."""

@@ -11,8 +11,9 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
+from dcp_base import DcpError
 from dcp_io import Store, open_store
-from dcp_manifest import DATA_SUFFIX, METADATA_NAME, CheckpointNotFoundError, DcpError, needed_bytes, read_index
+from dcp_manifest import DATA_SUFFIX, METADATA_NAME, CheckpointNotFoundError, needed_bytes, read_index
 from integration_tests.memory.faults import Layout
 from integration_tests.memory.hosts import Hosts
 

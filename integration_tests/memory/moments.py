@@ -34,16 +34,16 @@ class Moment:
 
 
 _LOCAL, _KEEPER = "dcp_io.stores.local_store:LocalStore", "dcp_memory.client.store:KeeperStore"
-_SINKS = ("dcp_io.stores.local_store:_LocalSink", "dcp_memory.client.sink:KeeperSink")
-_COPY, _INTAKE = "dcp_memory.partners.copying:_Copy", "dcp_memory.partners.intake:Intake"
+_SINKS = ("dcp_io.stores.local_store:_LocalSink", "dcp_memory.client.objects:KeeperSink")
+_COPY, _INTAKE = "dcp_memory.partners.copying:_Copy", "dcp_memory.partners.courier:Intake"
 MOMENTS = {
-    "restore": Moment(("dcp_manager.manager:load_from",), 1),
-    "restored": Moment(("dcp_manager.manager:load_from",), 1, after=True),
-    "stage": Moment(("dcp_async.staging.copying:Copier.copy",), 3),
-    "staged": Moment(("dcp_async.staging.copying:Copier.copy",), 3, after=True),
-    "lend": Moment(("dcp_async.staging.lent_arenas:LentArenas.take",), 3),
-    "lent": Moment(("dcp_async.staging.lent_arenas:LentArenas.take",), 3, after=True),
-    "give back": Moment(("dcp_async.staging.lent_arenas:LentArenas.give_back",), 3),
+    "restore": Moment(("dcp_manager.manager:_load_from",), 1),
+    "restored": Moment(("dcp_manager.manager:_load_from",), 1, after=True),
+    "stage": Moment(("dcp_async.staging.copy_state:Copier.copy",), 3),
+    "staged": Moment(("dcp_async.staging.copy_state:Copier.copy",), 3, after=True),
+    "lend": Moment(("dcp_async.staging.arenas:LentArenas.take",), 3),
+    "lent": Moment(("dcp_async.staging.arenas:LentArenas.take",), 3, after=True),
+    "give back": Moment(("dcp_async.staging.arenas:LentArenas.give_back",), 3),
     "create": Moment((f"{_LOCAL}.create", f"{_KEEPER}.create"), 4),
     "write": Moment(tuple(f"{sink}.write" for sink in _SINKS), 8),
     "close": Moment(tuple(f"{sink}.close" for sink in _SINKS), 4),
@@ -61,8 +61,8 @@ MOMENTS = {
     "taken": Moment((f"{_INTAKE}.end",), 2, near="partner"),
     "note": Moment((f"{_COPY}._note",), 2, near="partner"),
     "noted": Moment((f"{_COPY}._note",), 2, near="partner", after=True),
-    "bring": Moment(("dcp_tiers.copying.copy_part:send_file",), 6, "promoter"),
-    "brought": Moment(("dcp_tiers.copying.copy_part:send_file",), 6, "promoter", after=True),
+    "bring": Moment(("dcp_tiers.copying:send_file",), 6, "promoter"),
+    "brought": Moment(("dcp_tiers.copying:send_file",), 6, "promoter", after=True),
     "promote": Moment(("dcp_io.saves.save_session:SaveSession.publish",), 1, "promoter"),
     "promoted": Moment(("dcp_io.saves.save_session:SaveSession.publish",), 1, "promoter", after=True),
 }

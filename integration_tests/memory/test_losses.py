@@ -79,7 +79,7 @@ def change_a_byte(hosts: Hosts) -> None:
         store.delete(name)
         sink = store.create(name)
         sink.write([data])
-        sink.close(sync=False)
+        sink.close()
 
 
 def kill_keeper(hosts: Hosts) -> None:

@@ -13,7 +13,7 @@ from dcp_core.toolkit import HostStorageReader, HostStorageWriter
 from dcp_io import open_store
 from dcp_io.testing.raw_store import RawStore
 from dcp_memory import stop_keeper
-from dcp_memory.client import keepers
+from dcp_memory.client.connection import forget_connections
 from dcp_memory.places import FOLDER_VARIABLE
 from dcp_ranks.testing.ranks import RankPool
 
@@ -40,7 +40,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankPool]:
             yield pool
         assert stop_keeper(RUN)
         assert [*place.iterdir()] == []
-        keepers.forget_connections(str(place))
+        forget_connections(str(place))
 
 
 @pytest.mark.usefixtures("ranks")

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import dcp_all as dcp
+from dcp_base import InvalidPlaceError
 from dcp_core import CheckpointNotFoundError
-from dcp_manifest import InvalidPlaceError
 from dcp_memory import keeper_status
 
 

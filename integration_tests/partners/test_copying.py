@@ -10,8 +10,8 @@ from unittest import mock
 
 import pytest
 
-from dcp_hooks import CheckpointEvent, installed
-from dcp_io import CopyNote, LocalStore, host_id, note_hosts, read_copy_note
+from dcp_base import CheckpointEvent, installed
+from dcp_io import CopyNote, JobHosts, LocalStore
 from dcp_io.testing.damage import flip
 from dcp_memory import partner
 from dcp_memory.partners import copying, courier
@@ -44,9 +44,9 @@ def test_each_part_is_on_the_next_host(make_hosts: Make, count: int) -> None:
     for host in range(count):
         before = (host - 1) % count
         assert names(hosts, host) == {*parts[host], *parts[before]}
-        note = read_copy_note(hosts.store(host))
+        note = CopyNote.read(hosts.store(host))
         assert note.protected
-        assert note.copies == {host_id(hosts.store(before).parent()): tuple(sorted(parts[before]))}
+        assert note.copies == {JobHosts(hosts.store(before).parent()).own_id(): tuple(sorted(parts[before]))}
         assert found[host].bytes_sent == sum((hosts.folder(host) / name).stat().st_size for name in parts[host])
     assert same_bytes(hosts)
 
@@ -56,7 +56,7 @@ def test_what_is_there_is_not_sent_again(make_hosts: Make) -> None:
     hosts.save()
     hosts.copy()
     assert [one.bytes_sent for one in hosts.copy()] == [0, 0]
-    lost = next(iter(read_copy_note(hosts.store(1)).names))
+    lost = next(iter(CopyNote.read(hosts.store(1)).names))
     size = (hosts.folder(1) / lost).stat().st_size
     (hosts.folder(1) / lost).write_bytes(b"what a crash has left")
     found = hosts.copy()
@@ -92,7 +92,7 @@ def test_bytes_that_change_on_their_way_are_refused(make_hosts: Make) -> None:
     assert {one.reason for one in found} == {found[0].reason}
     assert "a piece was changed on its way" in found[0].reason
     assert names(hosts, 1) == {*parts[1]}
-    assert not any(read_copy_note(hosts.store(host)).protected for host in range(3))
+    assert not any(CopyNote.read(hosts.store(host)).protected for host in range(3))
     assert all(one.protected for one in hosts.copy())
 
 
@@ -111,12 +111,12 @@ def test_a_full_partner_gets_back_its_room(make_hosts: Make) -> None:
     create = LocalStore.create
     made: list[str] = []
 
-    def full(store: LocalStore, name: str) -> Any:
+    def full(store: LocalStore, name: str, *, sync: bool = True) -> Any:
         if store.path == str(hosts.folder(1)) and name in parts[0]:
             made.append(name)
             if len(made) > 1:
                 raise OSError(errno.ENOSPC, "No space left on device", name)
-        return create(store, name)
+        return create(store, name, sync=sync)
 
     seen: list[CheckpointEvent] = []
     installed.divert_events(seen.append)
@@ -127,7 +127,7 @@ def test_a_full_partner_gets_back_its_room(make_hosts: Make) -> None:
         installed.divert_events(None)
     assert "No space left on device" in found[0].reason
     assert names(hosts, 1) == {*parts[1]}
-    assert read_copy_note(hosts.store(1)).names == frozenset()
+    assert CopyNote.read(hosts.store(1)).names == frozenset()
     ends = [(event.operation, event.state) for event in seen if event.state in ("finished", "failed")]
     assert ends == [("protect", "failed")] * 2
 
@@ -150,8 +150,8 @@ def test_a_crash_in_the_middle_leaves_the_earlier_step_protected(make_hosts: Mak
         found = hosts.copy(2)
     assert died.is_set()
     assert found[0].reason is not None
-    assert all(read_copy_note(hosts.store(host, 1)).protected for host in range(2))
-    assert not any(read_copy_note(hosts.store(host, 2)).protected for host in range(2))
+    assert all(CopyNote.read(hosts.store(host, 1)).protected for host in range(2))
+    assert not any(CopyNote.read(hosts.store(host, 2)).protected for host in range(2))
     assert same_bytes(hosts, 2)
     assert all(one.protected for one in hosts.copy(2))
 
@@ -181,41 +181,41 @@ def test_a_step_of_which_a_host_has_lost_a_file_is_not_protected(make_hosts: Mak
     (hosts.folder(1) / lost).unlink()
     reason = f"no host has 1 of the files that it has written, such as {lost}"
     assert {copied.reason for copied in hosts.copy()} == {reason}
-    assert not any(read_copy_note(hosts.store(host)).protected for host in range(3))
+    assert not any(CopyNote.read(hosts.store(host)).protected for host in range(3))
 
 
 def test_a_note_of_an_earlier_save_does_not_protect_a_later_one(make_hosts: Make) -> None:
     hosts = make_hosts(2)
     hosts.save()
     hosts.copy()
-    note = read_copy_note(hosts.store(0))
+    note = CopyNote.read(hosts.store(0))
     (hosts.folder(0) / ".metadata").touch()
-    assert read_copy_note(hosts.store(0)) == note
+    assert CopyNote.read(hosts.store(0)) == note
     data = (hosts.folder(0) / ".dcp-copies.json").read_bytes()
     hosts.save()
     (hosts.folder(0) / ".dcp-copies.json").write_bytes(data)
-    assert not read_copy_note(hosts.store(0)).protected
+    assert not CopyNote.read(hosts.store(0)).protected
     assert all(one.protected for one in hosts.copy())
-    assert read_copy_note(hosts.store(0)).save_id != note.save_id
+    assert CopyNote.read(hosts.store(0)).save_id != note.save_id
 
 
 def test_a_step_is_not_protected_any_more_when_a_job_has_lost_a_host(make_hosts: Make) -> None:
     hosts = make_hosts(3)
     hosts.save()
     hosts.copy()
-    ids = [host_id(hosts.store(host).parent()) for host in range(3)]
-    note_hosts(hosts.store(0).parent(), [*ids, "another"])
-    assert read_copy_note(hosts.store(0)).protected
-    note_hosts(hosts.store(0).parent(), [*ids[:2], "another"])
-    assert not read_copy_note(hosts.store(0)).protected
+    ids = [JobHosts(hosts.store(host).parent()).own_id() for host in range(3)]
+    JobHosts(hosts.store(0).parent()).note([*ids, "another"])
+    assert CopyNote.read(hosts.store(0)).protected
+    JobHosts(hosts.store(0).parent()).note([*ids[:2], "another"])
+    assert not CopyNote.read(hosts.store(0)).protected
 
 
-@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"save_id": "x", "copies": [], "protected": true}', b"\xff"])
+@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"copies": [], "protected": true}', b"\xff"])
 def test_a_damaged_note_says_nothing(make_hosts: Make, data: bytes) -> None:
     hosts = make_hosts(1)
     hosts.save()
     (hosts.folder(0) / ".dcp-copies.json").write_bytes(data)
-    assert read_copy_note(hosts.store(0)) == CopyNote()
+    assert CopyNote.read(hosts.store(0)) == CopyNote()
 
 
 def test_a_rate_must_be_positive() -> None:

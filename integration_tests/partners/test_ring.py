@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dcp_memory.partners.messages import pack_numbers, unpack_numbers
-from dcp_memory.partners.ring import partners_of
+from dcp_memory.partners.copying import partners_of
+from dcp_memory.partners.courier import pack_numbers, unpack_numbers
 
 
 @pytest.mark.parametrize(

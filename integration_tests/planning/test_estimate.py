@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import dcp_all as dcp
+from dcp_base import printable_bytes
 from dcp_core import hookimpl
 from dcp_core.events import _rates
-from dcp_manifest import printable_bytes
 
 
 def replicated() -> dict[str, Any]:
@@ -171,16 +171,46 @@ class OwnFiles(dcp.FileSystemWriter):
 
 
 def test_other_writers_and_bad_values_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(dcp.DcpError, match="OwnFiles writes files of its own"):
+    with pytest.raises(dcp.DcpError, match="OwnFiles lays out its own files"):
         dcp.estimate({"x": torch.ones(3)}, storage_writer=OwnFiles(tmp_path))
-    with pytest.raises(dcp.DcpError, match="HuggingFaceStorageWriter writes files of its own"):
+    with pytest.raises(dcp.DcpError, match="HuggingFaceStorageWriter lays out its own files"):
         dcp.estimate({"x": torch.ones(3)}, storage_writer=dcp.HuggingFaceStorageWriter(str(tmp_path)))
-    with pytest.raises(dcp.DcpError, match="meta"):
-        dcp.estimate({"x": torch.ones(3, device="meta")})
+    with pytest.raises(dcp.DcpError, match="sparse"):
+        dcp.estimate({"x": torch.ones(3).to_sparse()})
+
+
+def on_device(device: str) -> dict[str, Any]:
+    """Large and small tensors, tied ones, an empty one, one that is not contiguous, and a shard of a DTensor."""
+    mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
+    with torch.device(device):
+        layers = torch.nn.Sequential(torch.nn.Linear(300, 300), torch.nn.Linear(300, 300), torch.nn.Linear(2000, 50))
+        more = [torch.empty(0, 3), torch.empty(3, 50_000, dtype=torch.bfloat16).t(), torch.empty((), dtype=torch.long)]
+        part = torch.empty(500, 300)
+    layers[1].weight = layers[0].weight
+    shard = DTensor.from_local(part, mesh, [Shard(0)], run_check=False)
+    return {"model": layers.state_dict(), "more": more, "nested": (torch.empty(4, device=device), 7), "shard": shard}
+
+
+def estimated_on_meta() -> tuple[dcp.Estimate, dcp.Estimate]:
+    state = on_device("meta")
+    found = dcp.estimate(state), dcp.estimate(on_device("cpu"), planner=dcp.DefaultSavePlanner(replicas="ignore"))
+    assert state["model"]["0.weight"].is_meta
+    with (
+        dcp.AsyncSaver("thread") as saver,
+        pytest.raises(dcp.DcpError, match=r"model\.0\.weight.* is on the meta device"),
+    ):
+        dcp.estimate(state, saver)
+    return found
+
+
+def test_meta_tensors_have_the_sizes_of_tensors_with_memory(ranks: Any) -> None:
+    for found, real in ranks.run(2, estimated_on_meta):
+        assert found == real
+        assert found.bytes > 2 * 500 * 300 * 4 + 300 * 300 * 4
 
 
 def failing_on_one_rank() -> str:
-    state = {"x": torch.ones(3), "y": torch.ones(3, device="meta") if dist.get_rank() else torch.ones(3)}
+    state = {"x": torch.ones(3), "y": torch.ones(3).to_sparse() if dist.get_rank() else torch.ones(3)}
     with pytest.raises(dcp.CheckpointException) as error:
         dcp.estimate(state)
     return str(error.value)

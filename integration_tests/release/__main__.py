@@ -1,8 +1,12 @@
-"""The two steps of a release: `check` says what is missing, a version such as `0.2.0` writes it into every package."""
+"""Steps of a release: `check` says what is missing, a version such as `0.2.0` writes it into every package.
+
+`order` prints the packages as JSON, each after the packages that it needs.
+"""
 
 from __future__ import annotations
 
 import datetime as dt
+import json
 import sys
 from pathlib import Path
 
@@ -17,8 +21,11 @@ def main(arguments: list[str]) -> int:
     Returns:
         The exit status: 1 if a check found something.
     """
+    if arguments == ["order"]:
+        print(json.dumps(versions.order(ROOT)))
+        return 0
     if arguments != ["check"] and (len(arguments) != 1 or not versions.VERSION.fullmatch(arguments[0])):
-        sys.stderr.write("usage: python -m integration_tests.release check | MAJOR.MINOR.PATCH\n")
+        sys.stderr.write("usage: python -m integration_tests.release check | order | MAJOR.MINOR.PATCH\n")
         return 2
     today = dt.datetime.now(tz=dt.timezone.utc).date()
     if arguments != ["check"]:

@@ -63,8 +63,8 @@ def stage(root: Path, name: str, version: str, into: Path, address: str | None) 
     readme, project = into / package / "README.md", into / package / "pyproject.toml"
     readme.write_text(_with_absolute_links(readme.read_text(), root, package, version, address))
     if address is not None:
-        with project.open("a") as file:
-            file.write(_URLS.format(address=address, version=version, name=name))
+        with project.open("a") as appended:
+            appended.write(_URLS.format(address=address, version=version, name=name))
     return into / package
 
 

@@ -34,14 +34,14 @@ def test_links_of_a_released_readme_work_outside_the_repository(name: str, tmp_p
 
 
 def test_a_wheel_says_where_the_project_is_and_which_python_runs_it(tmp_path: Path) -> None:
-    folder = stage(ROOT, "dcp-hooks", "0.1.0", tmp_path, ADDRESS)
+    folder = stage(ROOT, "dcp-base", "0.1.0", tmp_path, ADDRESS)
     subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel"], cwd=folder, check=True)
     (wheel,) = (folder / "dist").glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (each for each in archive.namelist() if each.endswith("METADATA"))
         said = message_from_string(archive.read(name).decode())
     urls = dict(line.split(", ") for line in said.get_all("Project-URL", []))
-    assert urls["Changelog"] == f"{ADDRESS}/blob/v0.1.0/packages/dcp-hooks/CHANGELOG.md"
+    assert urls["Changelog"] == f"{ADDRESS}/blob/v0.1.0/packages/dcp-base/CHANGELOG.md"
     assert urls.keys() == {"Homepage", "Repository", "Documentation", "Changelog", "Issues"}
     assert "Programming Language :: Python :: 3.11" in said.get_all("Classifier", [])
     assert f"]({ADDRESS}/blob/v0.1.0/docs/hooks.md)" in said.get_payload()

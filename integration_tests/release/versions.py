@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import re
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -62,3 +63,14 @@ def _requirements(project: dict[str, Any]) -> list[str]:
         *project["dependencies"],
         *(line for each in project.get("optional-dependencies", {}).values() for line in each),
     ]
+
+
+def order(root: Path) -> list[str]:
+    """Return the packages, each after the packages that it needs: the order in which they are published."""
+    projects = [tomllib.loads(path.read_text())["project"] for path in sorted(root.glob("packages/*/pyproject.toml"))]
+    ours = {project["name"] for project in projects}
+    needs = {
+        project["name"]: {re.split(r"[^\w-]", line, maxsplit=1)[0] for line in project.get("dependencies", ())} & ours
+        for project in projects
+    }
+    return [*TopologicalSorter(needs).static_order()]

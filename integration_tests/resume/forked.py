@@ -15,8 +15,8 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
-from dcp_manager.testing import RunFailedError
-from dcp_manager.testing.processes import launcher_environment, launcher_store
+from dcp_base.errors import DcpError
+from dcp_prove.processes import launcher_environment, launcher_store
 
 __all__ = ["run_forked_ranks"]
 
@@ -57,7 +57,7 @@ def run_forked_ranks(
         for rank, process in enumerate(processes):
             if process.exitcode != wanted:
                 text = (folder / f"rank{rank}.log").read_text()
-                raise RunFailedError(f"{what}: rank {rank} ended with {process.exitcode}\n{text}")
+                raise DcpError(f"{what}: rank {rank} ended with {process.exitcode}\n{text}")
     finally:
         for process in processes:
             process.kill()
@@ -70,8 +70,8 @@ def _run(
     working_folder: Path | None,
     traceback_seconds: float,
 ) -> None:
-    from dcp_manager.testing.rank import run_rank
-    from dcp_manager.testing.script_rank import run_script
+    from dcp_prove.rank import run_rank
+    from dcp_prove.script_rank import run_script
 
     # Data workers are then children of the rank, and notice its death.
     multiprocessing.set_start_method("fork", force=True)

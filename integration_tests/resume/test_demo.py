@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dcp_manager.testing import ResumeError, prove_resume
+from dcp_prove import ResumeError, prove_resume
 from integration_tests.resume.demo import DemoTrainer, WithoutStep
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from dcp_manager import prove
-from dcp_manager.testing import prove_script as module
+from dcp_inspect import cli
+from dcp_prove import prove_script as module
 from integration_tests.resume.forked import run_forked_ranks
 
 SCRIPT = str(Path(__file__).with_name("script.py"))
@@ -25,9 +25,9 @@ def forked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def report_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Any]:
-    status = prove.main(["--json", *arguments])
+    status = cli.run(["prove", "--json", *arguments])
     printed = capsys.readouterr()
-    return status, json.loads(printed.out) if printed.out else printed.err
+    return status, printed.err or json.loads(printed.out)
 
 
 def test_plain_saves_on_two_ranks_and_one(capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,7 +66,7 @@ def test_what_a_script_leaves_out_is_named(
 
 def test_a_save_in_the_background_that_is_not_seen_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     status, error = report_of(capsys, SCRIPT, "async")
-    assert status == 2
+    assert status == 4
     assert "save with a CheckpointManager" in error
 
 
@@ -83,13 +83,24 @@ def test_a_save_of_one_rank_alone_is_refused(tmp_path: Path, capsys: pytest.Capt
         "        dcp.save({'weight': weight.detach()}, checkpoint_id='latest', no_dist=True)\n"
     )
     status, error = report_of(capsys, "--world-sizes", "2", str(script))
-    assert status == 2
+    assert status == 4
     assert "rank 0 saved alone" in error
 
 
 @pytest.mark.slow
 def test_the_command_in_processes_of_its_own(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "dcp_manager.prove", "--world-sizes", "2", "--kill-at-save", "2", SCRIPT, "save"]
+    command = [
+        sys.executable,
+        "-m",
+        "dcp_inspect",
+        "prove",
+        "--world-sizes",
+        "2",
+        "--kill-at-save",
+        "2",
+        SCRIPT,
+        "save",
+    ]
     ran = subprocess.run([*command, "scheduler"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ran.returncode == 1, ran.stderr
     assert "likely omission: learning-rate scheduler (scheduler)" in ran.stdout

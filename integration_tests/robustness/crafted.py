@@ -20,8 +20,9 @@ import torch
 
 import dcp_all as dcp
 from dcp_io import LocalStore
-from dcp_manifest.container.blob import pack
-from dcp_manifest.file.manifest import encode, read_index
+from dcp_manifest.file.blob import pack
+from dcp_manifest.file.manifest_read import read_index
+from dcp_manifest.file.manifest_write import encode
 from dcp_manifest.index.columns import CheckpointIndex
 
 __all__ = [
@@ -85,7 +86,7 @@ def edited_index(folder: Path, edit: Callable[[CheckpointIndex], CheckpointIndex
 def edited_columns(folder: Path, columns: Mapping[str, Any]) -> None:
     """Write the index anew with other numbers in some columns of the manifest, whatever they are."""
 
-    def pack_edited(own: Mapping[str, Any], metadata: Mapping[str, Any]) -> bytes:
+    def pack_edited(own: Mapping[str, Any], metadata: Mapping[str, Any]) -> tuple[bytes, int]:
         return pack({**own, **{name: np.array(values) for name, values in columns.items()}}, metadata)
 
     with mock.patch("dcp_manifest.file.manifest_write.pack", pack_edited):

@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from dcp_crash import WRITING, Fault, FaultKind, disk_states, snapshot
+from dcp_crash import Fault, disk_states, snapshot
+from dcp_crash.faults import WRITING, FaultKind
 from integration_tests.robustness.actions import SAVED
 from integration_tests.robustness.scenarios import Lab, Scenario
 from integration_tests.robustness.zygote import Outcome

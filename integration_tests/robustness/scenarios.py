@@ -15,7 +15,7 @@ import torch
 
 import dcp_all as dcp
 from dcp_core.errors import CheckpointNotFoundError, CorruptCheckpointError
-from dcp_format import open_content
+from dcp_format.conversion import open_content
 from integration_tests.oracle.kinds import same_bits
 from integration_tests.robustness import states
 from integration_tests.robustness.actions import convert

@@ -38,10 +38,18 @@ def as_index(folder: Path, body: bytes) -> None:
 
 
 def in_index(folder: Path, body: bytes) -> None:
-    """One entry of an index that is otherwise as stock writes it."""
+    """The entries of an index that is otherwise as stock writes it."""
     stock_checkpoint(folder, saved(TENSOR), saved("harmless"))
     data = (folder / METADATA).read_bytes()
     assert data.endswith(b"ub.")
+    field = b"state_dict_metadata"
+    (folder / METADATA).write_bytes(data[:-3] + b"X" + len(field).to_bytes(4, "little") + field + body + b"ub.")
+
+
+def beside_index(folder: Path, body: bytes) -> None:
+    """A value that no field of the index needs, as frameworks append them: nothing of it runs, and it is dropped."""
+    stock_checkpoint(folder, saved(TENSOR), saved("harmless"))
+    data = (folder / METADATA).read_bytes()
     # What is put on the stack and taken away again leaves no trace, if it is read at all.
     (folder / METADATA).write_bytes(data[:-1] + body + b"0.")
 
@@ -68,7 +76,7 @@ def stock_tensor(folder: Path, body: bytes) -> None:
     stock_checkpoint(folder, archive(whole(body)), saved("harmless"))
 
 
-PLACES = [as_index, in_index, as_object, in_object, bare_object, stock_object, stock_tensor]
+PLACES = [as_index, in_index, beside_index, as_object, in_object, bare_object, stock_object, stock_tensor]
 
 
 def attempts(folder: Path) -> list[Callable[[], object]]:
@@ -108,7 +116,7 @@ def test_nothing_runs(tmp_path: Path, place: Callable[[Path, bytes], None], name
     folder = tmp_path / "root" / "checkpoint"
     folder.parent.mkdir()
     place(folder, CODE[name](str(marker)))
-    check(folder, must_refuse=True)
+    check(folder, must_refuse=place is not beside_index)
     assert not marker.exists()
 
 

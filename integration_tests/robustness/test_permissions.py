@@ -15,9 +15,9 @@ import torch
 import dcp_all as dcp
 import dcp_format
 from dcp_async.savers.worker_handle import WorkerProcess
-from dcp_async.staging.arena import Arena
+from dcp_async.staging.arenas import Arena
 from dcp_io import LocalStore
-from dcp_io.writing.stream_writes import EncodedData
+from dcp_io.writing.encoded_data import EncodedData
 
 STATE = {"t": torch.arange(6.0), "step": 7}
 

@@ -20,10 +20,9 @@ from dcp_core.errors import CorruptCheckpointError, DcpError, UnsupportedFormatE
 from dcp_io import LocalStore, latest_valid, verify_checkpoint
 from dcp_io.stores.local_store import _LocalSource
 from dcp_manifest import index_of, read_index
-from dcp_manifest.container.footer import FOOTER_BYTES, Footer, read_footer
+from dcp_manifest.file.blob import FOOTER_BYTES, Footer, read_footer
 from integration_tests.robustness.crafted import METADATA, little_memory
 
-pytestmark = pytest.mark.timeout(60)
 TENSOR = torch.arange(60_000.0)
 
 

@@ -20,7 +20,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from dcp_crash import Change, Fault, RankEnd, run_traced
+from dcp_crash import Fault, run_traced
+from dcp_crash.recording import Change
+from dcp_crash.running import RankEnd
 from integration_tests.forking import WARNINGS, join_group
 from integration_tests.robustness import states
 from integration_tests.robustness.actions import ACTIONS

@@ -20,7 +20,7 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 
 import dcp_all as dcp
-from dcp_async import shared_saver
+from dcp_async.saver import shared_saver
 from dcp_transforms import ZStandard
 from integration_tests.oracle.kinds import same_bits
 from integration_tests.states.random_states import loaded, random_state

@@ -79,9 +79,12 @@ def test_dtensors_are_saved_and_loaded_without_stock(tmp_path: Path) -> None:
         for rank in range(2)
     ]
     try:
-        outputs = [process.communicate(timeout=120)[0] for process in processes]
+        outputs = [process.communicate(timeout=250)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
     assert [process.returncode for process in processes] == [0, 0], "\n".join(outputs)
     assert all(output.rstrip().endswith("done") for output in outputs)

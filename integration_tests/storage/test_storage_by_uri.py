@@ -100,7 +100,7 @@ def test_tools_look_at_checkpoints_without_torch(s3: S3Server) -> None:
     for step in (1, 2):
         dcp.save({"w": torch.ones(10)}, checkpoint_id=f"{root}/step-{step}")
     ran = subprocess.run(
-        [sys.executable, "-W", "error", "-c", TOOL, root], capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, "-W", "error", "-c", TOOL, root], capture_output=True, text=True, check=False, timeout=250
     )
     assert ran.stdout.split("\n")[:3] == ["step-2 step-1", "True", "[]"], ran.stderr
 
@@ -148,7 +148,7 @@ def test_the_manager_over_an_object_store(s3: S3Server, s3_ranks: Any, faults: b
 
 def _command(*arguments: str) -> Any:
     return subprocess.run(
-        [sys.executable, "-m", "dcp_inspect", *arguments], capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, "-m", "dcp_inspect", *arguments], capture_output=True, text=True, check=False, timeout=250
     )
 
 
@@ -157,12 +157,12 @@ def test_the_command_looks_at_uris(s3: S3Server) -> None:
     for step in (1, 2):
         dcp.save({"w": weights(), "n": step}, storage_writer=dcp.ObjectStoreWriter(f"{root}/step-{step}"))
     listed = json.loads(_command("ls", root, "--json").stdout)
-    assert [(one["path"], one["step"], one["valid"]) for one in listed] == [
+    assert [(one["path"], one["step"], one["complete"]) for one in listed] == [
         (f"{root}/step-{step}", step, True) for step in (2, 1)
     ]
     table = _command("ls", root).stdout
     assert "step-2" in table
-    assert "valid" in table
+    assert "complete" in table
     shown = json.loads(_command("show", f"{root}/step-1", "--json").stdout)
     assert {value["name"]: value["shape"] for value in shown["values"]} == {"w": [4096, 1024], "n": None}
     verified = _command("verify", f"{root}/step-1", "--json")

@@ -28,10 +28,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client import CollectorRegistry
 
 import dcp_all as dcp
-import dcp_inspect.plugin
-import dcp_telemetry.plugin
-from dcp_core import plugins
-from dcp_hooks import PluginRegistry, Progress
+import dcp_telemetry
+from dcp_base import PluginRegistry, Progress, registry
 from dcp_inspect.visuals import progress_bar
 
 STATES: dict[str, Callable[[], dict[str, Any]]] = {
@@ -61,8 +59,12 @@ class Terminal(io.StringIO):
 @contextmanager
 def bars() -> Iterator[None]:
     """Bars of all saves, drawn at once, as if this were a terminal."""
-    screen = SimpleNamespace(stderr=Terminal(), modules={})
-    with mock.patch.object(progress_bar, "sys", screen), mock.patch.object(progress_bar, "AFTER_SECONDS", 0):
+    seen = SimpleNamespace(stderr=Terminal(), modules={})
+    with (
+        mock.patch.object(registry, "sys", seen),
+        mock.patch.object(progress_bar, "sys", seen),
+        mock.patch.object(progress_bar, "AFTER_SECONDS", 0),
+    ):
         yield
 
 
@@ -110,9 +112,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--folder", help="Where to save; default: the temporary folder.")
     options = parser.parse_args()
-    for plugin in (dcp_telemetry.plugin, dcp_inspect.plugin):
-        if not any(info.module == plugin.__name__ for info in plugins.list()):
-            plugins.register(plugin, name=plugin.__name__)  # it has no entry point until installed
     timed = Timed()
     for title, make in STATES.items():
         state = make()

@@ -19,9 +19,7 @@ import torch.distributed as dist
 import dcp_all as dcp
 import dcp_telemetry
 from dcp_async import AsyncSaver
-from dcp_core import plugins
 from dcp_fs import FileSystemWriter
-from dcp_telemetry import plugin
 
 pytest.importorskip("opentelemetry.sdk", reason="needs opentelemetry-sdk")
 pytest.importorskip("prometheus_client", reason="needs prometheus-client")
@@ -40,11 +38,6 @@ def telemetry() -> Iterator[tuple[InMemorySpanExporter, CollectorRegistry]]:
     """A collector of spans and a registry of metrics, in this process."""
     spans, provider, registry = InMemorySpanExporter(), TracerProvider(), CollectorRegistry()
     provider.add_span_processor(SimpleSpanProcessor(spans))
-    by_hand = not any(
-        info.module == plugin.__name__ for info in plugins.list()
-    )  # it has no entry point until installed
-    if by_hand:
-        plugins.register(plugin, name="telemetry")
     dcp_telemetry.enable_opentelemetry(tracer_provider=provider)
     dcp_telemetry.enable_prometheus(registry)
     try:
@@ -52,8 +45,6 @@ def telemetry() -> Iterator[tuple[InMemorySpanExporter, CollectorRegistry]]:
     finally:
         dcp_telemetry.disable()
         provider.shutdown()
-        if by_hand:
-            plugins.unregister("telemetry")
 
 
 def trees(spans: InMemorySpanExporter) -> list[tuple[ReadableSpan, list[ReadableSpan]]]:
@@ -83,7 +74,7 @@ def save_and_load(folder: str) -> tuple[list[tuple[str, dict[str, Any], list[str
         dcp.save({"x": dcp.PerRank(torch.full((100,), float(dist.get_rank())))}, checkpoint_id=folder)
         dcp.load({"x": dcp.PerRank(torch.zeros(100))}, checkpoint_id=folder)
         server, thread = start_http_server(0, "127.0.0.1", registry)
-        with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/metrics", timeout=60) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/metrics", timeout=250) as answer:
             text = answer.read().decode()
         server.shutdown()
         server.server_close()

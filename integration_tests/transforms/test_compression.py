@@ -251,7 +251,7 @@ def test_what_cannot_be_decoded_names_the_place(tmp_path: Path, monkeypatch: pyt
     [
         ({"compression": "fast"}, "'fast' is not known"),
         ({"compression": [FloatPlanes(), ZStandard()]}, "mixes"),
-        ({"compression": "auto", "_extensions": [ZStandard()]}, "say the same thing"),
+        ({"compression": "auto", "_extensions": [ZStandard()]}, "mean the same"),
     ],
 )
 def test_settings_that_mean_nothing(tmp_path: Path, options: Any, sentence: str) -> None:

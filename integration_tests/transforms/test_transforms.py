@@ -228,7 +228,7 @@ class Cut(ZStandard):
 
 
 @pytest.mark.parametrize("layout", ["torch", "raw"])
-@pytest.mark.parametrize(("extension", "words"), [(Bomb(), "becomes more than"), (Cut(), "weight")])
+@pytest.mark.parametrize(("extension", "words"), [(Bomb(), "decodes to more than"), (Cut(), "weight")])
 def test_what_decodes_to_something_else_is_refused(tmp_path: Path, layout: str, extension: Any, words: str) -> None:
     folder = tmp_path / "checkpoint"
     writer = dcp.FileSystemWriter(folder, _extensions=[extension], layout=layout)

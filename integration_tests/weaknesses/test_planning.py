@@ -15,8 +15,8 @@ from torch.distributed.tensor import DTensor, Shard
 
 import dcp_all as dcp
 from dcp_core.records.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
-from dcp_core.records.plan import SavePlan, TensorWriteData, WriteItem, WriteItemType
-from dcp_manifest.index import coverage as sweep
+from dcp_core.records.protocols import SavePlan, TensorWriteData, WriteItem, WriteItemType
+from dcp_manifest.index import boxes as sweep
 from dcp_ranks import StoreCoordinator, encode
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

@@ -117,12 +117,12 @@ def test_a11_object_does_not_take_the_place_of_a_tensor(tmp_path: Path) -> None:
         assert [(problem.key, problem.kind) for problem in caught.value.problems] == [("x", "kind")]
 
 
-def _save_divergent(module: str, folder: str, on_divergence: str | None) -> tuple[list[str], Any]:
+def _save_divergent(module: str, folder: str, replicas: str | None) -> tuple[list[str], Any]:
     """Save values that differ by rank: the warnings of this rank, and what loads back."""
     library = importlib.import_module(module)
     rank = dist.get_rank()
     state = {"same": torch.ones(3), "step": 7, "seed": torch.tensor([rank, 1]), "name": f"rank {rank}"}
-    planner = library.DefaultSavePlanner(**({"on_divergence": on_divergence} if on_divergence else {}))
+    planner = library.DefaultSavePlanner(**({"replicas": replicas} if replicas else {}))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         library.save(state, checkpoint_id=folder, planner=planner)
@@ -153,7 +153,7 @@ def _save_and_catch(module: str, folder: str, kind: str) -> str:
     values = {"shape": torch.ones(2 + rank), "dtype": torch.ones(2, dtype=(torch.float32, torch.int32)[rank])}
     values |= {"kind": torch.ones(2) if rank else 7, "value": torch.tensor(rank)}
     strict = module == "dcp_all" and kind == "value"
-    planner = library.DefaultSavePlanner(**({"on_divergence": "error"} if strict else {}))
+    planner = library.DefaultSavePlanner(**({"replicas": "raise"} if strict else {}))
     try:
         with quiet():
             library.save({"seed": values[kind]}, checkpoint_id=folder, planner=planner)

@@ -50,9 +50,8 @@ class TokenBucket:
 
 
 class _ThrottledSource(Source):
-    def __init__(self, store: _ThrottledStore, name: str, source: Source) -> None:
-        super().__init__(store, name)
-        self._buckets, self._source = store.buckets, source
+    def __init__(self, buckets: Sequence[TokenBucket], source: Source) -> None:
+        self._buckets, self._source = buckets, source
 
     def size(self) -> int:
         return self._source.size()
@@ -80,7 +79,7 @@ class _ThrottledStore(LocalStore):
         return "remote"
 
     def open(self, name: str) -> Source:
-        return _ThrottledSource(self, name, super().open(name))
+        return _ThrottledSource(self.buckets, super().open(name))
 
 
 class ThrottledReader(dcp.FileSystemReader):

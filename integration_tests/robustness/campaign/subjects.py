@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import dcp_all as dcp
-import dcp_format
 from dcp_core.objects.object_bytes import load_object
+from dcp_format import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from dcp_format.conversion import open_content
 from dcp_transforms import ZStandard
 from integration_tests.robustness import states
 
@@ -91,7 +92,7 @@ def make_all(root: Path, ranks: RankPool) -> None:
         place = _place(root, "torch.save", version)
         place.mkdir(parents=True)
         torch.save(_with_views(version), place / "state.pt")
-        writer = dcp_format.HuggingFaceStorageWriter(_place(root, "safetensors", version))
+        writer = HuggingFaceStorageWriter(_place(root, "safetensors", version))
         dcp.save(_tensors(version), storage_writer=writer, no_dist=True)
 
 
@@ -188,7 +189,7 @@ def _load_keys(folder: Path) -> Any:
 
 def _content(path: Path) -> Any:
     """All bytes that a conversion would take."""
-    content = dcp_format.open_content(path)
+    content = open_content(path)
     try:
         tensors = {
             name: (entry.dtype, entry.shape, b"".join(map(bytes, entry.data.pieces(1 << 20))))
@@ -202,5 +203,5 @@ def _content(path: Path) -> Any:
 
 def _safetensors(folder: Path) -> Any:
     template = {name: torch.zeros_like(value) for name, value in _tensors(NEW).items()}
-    dcp.load(template, storage_reader=dcp_format.HuggingFaceStorageReader(folder), no_dist=True)
+    dcp.load(template, storage_reader=HuggingFaceStorageReader(folder), no_dist=True)
     return template

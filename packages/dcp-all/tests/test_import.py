@@ -26,7 +26,7 @@ def imported(statement: str, *, beside: str = "torch, torch.distributed, torch.u
 
 
 def test_everything_is_imported_on_first_use() -> None:
-    packages = {"dcp_all", "dcp_hooks", "dcp_hooks.lazy_imports"}
+    packages = {"dcp_all", "dcp_base", "dcp_base.imports"}
     found = imported("import dcp_all", beside="importlib, typing")
     assert found - sys.stdlib_module_names == packages
     assert len(found) < len(packages) + 10

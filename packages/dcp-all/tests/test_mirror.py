@@ -48,7 +48,7 @@ NOT_MIRRORED: dict[str, str] = {
     "_hf_utils": "private: keys and helpers of stock's safetensors files",
     "_pg_transport": "moves state dicts between ranks without storage: not there yet, use stock's",
     "_sharded_tensor_utils": "private: nested ShardedTensors are understood by the planners",
-    "_storage_utils": "private: `dcp_core.storage_choice` finds the storage of an id",
+    "_storage_utils": "private: `dcp_core.arguments` finds the storage of an id",
     "_version": "private: a switch between stock's own versions",
 }
 # Why names are not exported → the names, in whatever module.
@@ -269,7 +269,7 @@ def _without_laziness(body: list[ast.stmt]) -> list[ast.stmt]:
     assert others == [
         "from __future__ import annotations",
         "from typing import TYPE_CHECKING",
-        "from dcp_hooks import import_lazily",
+        "from dcp_base import import_lazily",
         "__getattr__, __dir__ = import_lazily",
     ]
     return [*checked.body, exported]

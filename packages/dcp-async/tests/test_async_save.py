@@ -16,21 +16,17 @@ from dcp_async import (
     AsyncSaver,
     AsyncSaveResponse,
     DefaultStager,
-    NestedSaveError,
     SaverClosedError,
     SaverDeadlineError,
     SaverOptions,
     SaveSkippedError,
-    StagingLimitError,
     WorkerError,
     WorkerOptions,
     async_save,
-    close_savers,
-    shared_saver,
 )
-from dcp_async.shared_savers import _at_exit
+from dcp_async.saver import _at_exit, close_savers, shared_saver
 from dcp_core import BlockingAsyncStager, load
-from dcp_core.errors import PluginNotFoundError
+from dcp_core.errors import NotEnoughMemoryError, OperationError
 from dcp_core.testing.memory import MemoryReader, MemoryWriter, files_in
 from dcp_core.testing.memory_store import OBJECTS
 
@@ -51,7 +47,7 @@ class GatedWriter(MemoryWriter):
 
     def write_data(self, plan: Any, planner: Any) -> Any:
         self.entered.set()
-        self.gate.wait(20)
+        self.gate.wait(100)
         return super().write_data(plan, planner)
 
 
@@ -121,7 +117,7 @@ def test_a_stager_that_fails_later_fails_both_futures() -> None:
     assert isinstance(answer, AsyncSaveResponse)
     for future in (answer.staging_completion, answer.upload_completion):
         with pytest.raises(OSError, match="no memory left"):
-            future.result(timeout=60)
+            future.result(timeout=250)
 
 
 def test_overlap_is_chosen_by_call() -> None:
@@ -138,7 +134,7 @@ def test_a_copy_is_not_overwritten_while_it_is_read() -> None:
     weight = torch.ones(4)
     with AsyncSaver("thread", overlap="latest") as saver:
         saver.save({"w": weight}, storage_writer=GatedWriter("a"))
-        assert GatedWriter.entered.wait(20)  # one that has not begun would be superseded
+        assert GatedWriter.entered.wait(100)  # one that has not begun would be superseded
         weight.fill_(2)
         saver.save({"w": weight}, storage_writer=MemoryWriter("b"))
         GatedWriter.gate.set()
@@ -147,7 +143,7 @@ def test_a_copy_is_not_overwritten_while_it_is_read() -> None:
 
 def test_the_limit_for_copies_is_hard() -> None:
     with AsyncSaver("thread", options=SaverOptions(max_staging_bytes=1 << 16)) as saver:
-        with pytest.raises(StagingLimitError, match="max_staging_bytes=65,536"):
+        with pytest.raises(NotEnoughMemoryError, match="max_staging_bytes=65,536"):
             saver.save({"w": torch.ones(1 << 15)}, storage_writer=MemoryWriter("a"))
         saver.save({"w": torch.ones(1 << 14)}, storage_writer=MemoryWriter("a")).result()  # type: ignore[union-attr]
         assert saver.staging_bytes == 1 << 16
@@ -190,7 +186,7 @@ def test_settings_of_a_shared_saver_do_not_change() -> None:
 
 
 def test_unknown_savers_are_named() -> None:
-    with pytest.raises(PluginNotFoundError, match="'fiber'"):
+    with pytest.raises(ValueError, match="'fiber' is not a kind of saver: pass 'process' or 'thread'"):
         AsyncSaver("fiber")
 
 
@@ -261,7 +257,6 @@ def test_close_raises_the_first_failure_and_logs_the_others(caplog: pytest.LogCa
     assert [str(record.exc_info[1]) for record in caplog.records if record.exc_info] == ["disk of b gone"]
 
 
-@pytest.mark.timeout(30)
 def test_a_save_inside_lock_makes_its_copy_at_once() -> None:
     weight = torch.ones(4)
     with AsyncSaver("thread") as saver:
@@ -274,7 +269,6 @@ def test_a_save_inside_lock_makes_its_copy_at_once() -> None:
     assert _loaded("a") == 1.0
 
 
-@pytest.mark.timeout(30)
 @pytest.mark.parametrize("later", [False, True])
 def test_two_threads_that_save_one_of_them_inside_lock(later: bool) -> None:
     """Neither thread waits for a lock that the other one holds: the thread inside `lock` goes first."""
@@ -282,7 +276,7 @@ def test_two_threads_that_save_one_of_them_inside_lock(later: bool) -> None:
     with AsyncSaver("thread") as saver:
 
         def save_unlocked() -> None:
-            assert locked.wait(20)
+            assert locked.wait(100)
             stager = DefaultStager() if later else None
             saver.save({"w": weight}, storage_writer=MemoryWriter("b"), async_stager=stager)
             saved.set()
@@ -294,12 +288,11 @@ def test_two_threads_that_save_one_of_them_inside_lock(later: bool) -> None:
             assert not saved.wait(0.1)  # it waits for this lock by now
             saver.save({"w": weight}, storage_writer=MemoryWriter("a"))
             weight.fill_(2)
-        assert saved.wait(20)
+        assert saved.wait(100)
         other.join(60)
     assert (_loaded("a"), _loaded("b")) == (1.0, 2.0)
 
 
-@pytest.mark.timeout(30)
 def test_a_save_inside_a_state_dict_is_refused() -> None:
     class Saving:
         def state_dict(self) -> dict[str, Any]:
@@ -309,13 +302,12 @@ def test_a_save_inside_a_state_dict_is_refused() -> None:
         def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
 
     with AsyncSaver("thread") as saver:
-        with pytest.raises(NestedSaveError):
+        with pytest.raises(OperationError):
             saver.save({"s": Saving()}, storage_writer=MemoryWriter("b"))
         saver.save({"w": torch.ones(4)}, storage_writer=MemoryWriter("c")).result()  # type: ignore[union-attr]
     assert _loaded("c") == 1.0
 
 
-@pytest.mark.timeout(30)
 def test_who_hears_that_a_copy_is_complete_may_lock() -> None:
     with AsyncSaver("thread") as saver:
 
@@ -328,7 +320,7 @@ def test_who_hears_that_a_copy_is_complete_may_lock() -> None:
             answer = saver.save({"w": torch.ones(4)}, storage_writer=MemoryWriter("a"), async_stager=DefaultStager())
             assert isinstance(answer, AsyncSaveResponse)
             answer.staging_completion.add_done_callback(lock)
-            assert locked.wait(20)
+            assert locked.wait(100)
 
 
 class Never:
@@ -349,7 +341,6 @@ class Never:
     def close(self) -> None: ...
 
 
-@pytest.mark.timeout(30)
 @pytest.mark.parametrize("later", [False, True])
 def test_waiting_for_lock_has_an_end(later: bool) -> None:
     saver = AsyncSaver("thread", options=SaverOptions(save_seconds=0.1))
@@ -358,11 +349,11 @@ def test_waiting_for_lock_has_an_end(later: bool) -> None:
     def hold() -> None:
         with saver.lock():
             locked.set()
-            over.wait(20)
+            over.wait(100)
 
     holder = threading.Thread(target=hold)
     holder.start()
-    locked.wait(20)
+    locked.wait(100)
     stager = DefaultStager() if later else None
     with pytest.raises(SaverDeadlineError, match="the save to place could not begin"):
         saver.save({"w": torch.ones(4)}, checkpoint_id="place", async_stager=stager)
@@ -371,7 +362,6 @@ def test_waiting_for_lock_has_an_end(later: bool) -> None:
     saver.close()
 
 
-@pytest.mark.timeout(30)
 @pytest.mark.parametrize("cancelled", [False, True])
 def test_waiting_for_a_stager_has_an_end(cancelled: bool) -> None:
     saver, stager = AsyncSaver("thread", options=SaverOptions(save_seconds=20.0 if cancelled else 0.1)), Never()
@@ -379,7 +369,7 @@ def test_waiting_for_a_stager_has_an_end(cancelled: bool) -> None:
     assert isinstance(answer, AsyncSaveResponse)
     if cancelled:
         stager.copies[0].cancel()
-    error = answer.upload_completion.exception(timeout=60)
+    error = answer.upload_completion.exception(timeout=250)
     assert isinstance(error, CancelledError if cancelled else SaverDeadlineError)
     saver.close()
 

@@ -9,26 +9,30 @@ import pytest
 import torch
 import torch.distributed.checkpoint as stock
 
-import dcp_bridge
 from dcp_bridge import from_stock, to_stock
+from dcp_bridge.load_planners import LoadPlannerForStock, StockLoadPlanner
+from dcp_bridge.readers import ReaderForStock, StockReader
+from dcp_bridge.save_planners import SavePlannerForStock, StockSavePlanner
+from dcp_bridge.stock_writer import StockStagingWriter, StockWriter
+from dcp_bridge.writer_for_stock import WriterForStock
 from dcp_core import DefaultLoadPlanner, DefaultSavePlanner, Metadata, load, save
 from dcp_fs import FileSystemReader, FileSystemWriter
 
 OF_STOCK = {
-    "writer": (stock.FileSystemWriter, "StockWriter"),
-    "reader": (stock.FileSystemReader, "StockReader"),
-    "save planner": (lambda _: stock.DefaultSavePlanner(), "StockSavePlanner"),
-    "load planner": (lambda _: stock.DefaultLoadPlanner(), "StockLoadPlanner"),
+    "writer": (stock.FileSystemWriter, StockWriter),
+    "reader": (stock.FileSystemReader, StockReader),
+    "save planner": (lambda _: stock.DefaultSavePlanner(), StockSavePlanner),
+    "load planner": (lambda _: stock.DefaultLoadPlanner(), StockLoadPlanner),
     "staging writer": (
         lambda folder: stock.FileSystemWriter(folder, cache_staged_state_dict=True),
-        "StockStagingWriter",
+        StockStagingWriter,
     ),
 }
 OF_OURS = {
-    "writer": (FileSystemWriter, "WriterForStock"),
-    "reader": (FileSystemReader, "ReaderForStock"),
-    "save planner": (lambda _: DefaultSavePlanner(), "SavePlannerForStock"),
-    "load planner": (lambda _: DefaultLoadPlanner(), "LoadPlannerForStock"),
+    "writer": (FileSystemWriter, WriterForStock),
+    "reader": (FileSystemReader, ReaderForStock),
+    "save planner": (lambda _: DefaultSavePlanner(), SavePlannerForStock),
+    "load planner": (lambda _: DefaultLoadPlanner(), LoadPlannerForStock),
 }
 
 
@@ -37,7 +41,7 @@ def test_stocks_become_ours_and_what_they_were(kind, tmp_path):
     make, adapter = OF_STOCK[kind]
     value = make(tmp_path)
     made: Any = from_stock(value)
-    assert type(made) is getattr(dcp_bridge, adapter)
+    assert type(made) is adapter
     assert to_stock(made) is value
     assert from_stock(made) is made
     assert repr(value) in repr(made)
@@ -49,7 +53,7 @@ def test_ours_become_stocks_and_what_they_were(kind, tmp_path):
     make, adapter = OF_OURS[kind]
     value = make(tmp_path)
     made: Any = to_stock(value)
-    assert type(made) is getattr(dcp_bridge, adapter)
+    assert type(made) is adapter
     assert from_stock(made) is value
     assert to_stock(made) is made
     assert type(pickle.loads(pickle.dumps(made)).wrapped) is type(value)
@@ -57,7 +61,7 @@ def test_ours_become_stocks_and_what_they_were(kind, tmp_path):
 
 @pytest.mark.parametrize("function", [from_stock, to_stock])
 def test_other_things_are_refused(function):
-    with pytest.raises(TypeError, match=r"builtins\.dict is no storage, planner or Metadata"):
+    with pytest.raises(TypeError, match=r"builtins\.dict is not a storage, planner or Metadata"):
         function({})
 
 

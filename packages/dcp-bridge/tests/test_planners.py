@@ -184,7 +184,7 @@ def test_an_object_in_another_form_is_refused(tmp_path):
 
 def test_an_untouched_plan_keeps_its_columns(tmp_path):
     """A stock writer that only adds its storage data costs no items, and the plan still travels as columns."""
-    from dcp_core.tables.columns_of_items import columns_of
+    from dcp_core.tables.plan_columns import columns_of
 
     planner = DefaultSavePlanner()
     planner.set_up_planner({"w": torch.ones(3), "step": 1}, None, True)

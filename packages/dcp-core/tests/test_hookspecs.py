@@ -3,19 +3,19 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import dcp_hooks.hookspecs
+import dcp_base.hookspecs
 from dcp_core import errors, hookspecs
 
 
-def test_the_hooks_are_those_of_dcp_hooks() -> None:
-    assert hookspecs.__all__ == dcp_hooks.hookspecs.__all__
-    assert all(getattr(hookspecs, name) is getattr(dcp_hooks.hookspecs, name) for name in hookspecs.__all__)
+def test_the_hooks_are_those_of_dcp_base() -> None:
+    assert hookspecs.__all__ == dcp_base.hookspecs.__all__
+    assert all(getattr(hookspecs, name) is getattr(dcp_base.hookspecs, name) for name in hookspecs.__all__)
 
 
 def test_errors_of_plugins_are_caught_as_either_packages() -> None:
     for name in ("PluginNotFoundError", "PluginLoadError", "DuplicatePluginError"):
         assert issubclass(getattr(errors, name), (errors.DcpError))
-        assert issubclass(getattr(errors, name), getattr(dcp_hooks, name))
+        assert issubclass(getattr(errors, name), getattr(dcp_base, name))
 
 
 def test_importing_dcp_core_reads_no_entry_points() -> None:

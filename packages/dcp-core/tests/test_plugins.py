@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from dcp_base import PluginRegistry, installed
 from dcp_core import plugins
 from dcp_core.errors import DuplicatePluginError, PluginLoadError, PluginNotFoundError
 from dcp_core.hookspecs import CheckpointEvent, StorageBackendSpec, hookimpl
-from dcp_hooks import PluginRegistry, installed
 
 # The environment may hold real plugins; only those of a test are in this group.
 GROUP = "dcp-test-plugins"
@@ -78,7 +78,7 @@ def test_readers_and_writers_by_id_with_options(install: Install, open_role: Cal
     with_options = open_role("alpha://b", storage_options={"endpoint": "here"}, compression="auto")
     assert with_options.got == (("alpha://b",), {"storage_options": {"endpoint": "here"}, "compression": "auto"})
     assert open_role(Path("folder"), storage_options={}).got == ((Path("folder"),), {})
-    with pytest.raises(ValueError, match=r"folder: a folder of the file system takes no storage_options.*endpoint"):
+    with pytest.raises(ValueError, match=r"folder: a directory of the file system takes no storage_options.*endpoint"):
         open_role("folder", storage_options={"endpoint": "here"})
 
 
@@ -98,10 +98,8 @@ def test_other_tables(install: Install) -> None:
     code = "@hookimpl\ndef dcp_register_{table}():\n    return {{'{name}': 'collections:OrderedDict'}}\n"
     tables: dict[str, tuple[str, Callable[[], object]]] = {
         "transforms": ("stream.zstd", lambda: plugins.transform("stream.zstd/1")),
-        "savers": ("thread", lambda: plugins.saver("thread")),
         "state_adapters": ("fsdp", lambda: plugins.state_adapter("fsdp")),
         "converters": ("hf", lambda: plugins.converter("hf")),
-        "bridges": ("another.package", lambda: plugins.bridge("another.package")),
     }
     install("many", "".join(code.format(table=table, name=name) for table, (name, _) in tables.items()))
     from collections import OrderedDict
@@ -117,7 +115,6 @@ def test_other_tables(install: Install) -> None:
         (lambda: plugins.storage_for("s3://x"), "dcp-object"),
         (lambda: plugins.storage_for("ftp://x"), "dcp-fsspec"),
         (lambda: plugins.transform("stream.zstd/1"), "dcp-transforms"),
-        (lambda: plugins.saver("thread"), "dcp-async"),
         (lambda: plugins.state_adapter("fsdp"), "dcp-state"),
         (lambda: plugins.converter("hf"), "dcp-format"),
     ],
@@ -134,8 +131,8 @@ BROKEN = {
     "unknown hook": "@hookimpl\ndef dcp_register_nothing(): ...\n",
     "wrong argument": "@hookimpl\ndef dcp_on_event(happening): ...\n",
     "wrong record": "@hookimpl\ndef dcp_register_storage():\n    return ['s3']\n",
-    "wrong mapping": "@hookimpl\ndef dcp_register_savers():\n    return {'x': 3}\n",
-    "wrong path": "@hookimpl\ndef dcp_register_savers():\n    return {'x': 'module.attribute'}\n",
+    "wrong mapping": "@hookimpl\ndef dcp_register_transforms():\n    return {'x': 3}\n",
+    "wrong path": "@hookimpl\ndef dcp_register_transforms():\n    return {'x': 'module.attribute'}\n",
     "one name twice": "@hookimpl\ndef dcp_register_storage():\n"
     "    return [StorageBackendSpec('x', 'a:b', 'c:d'), StorageBackendSpec('x', 'a:b', 'c:d')]\n",
 }
@@ -200,7 +197,7 @@ def test_observers_never_fail_the_caller(install: Install, caplog: pytest.LogCap
 
     for plugin in (Watcher(), Failing(), Silent()):
         plugins.register(plugin, name=type(plugin).__name__)
-    with caplog.at_level(logging.WARNING, "dcp_hooks"):
+    with caplog.at_level(logging.WARNING, "dcp_base"):
         plugins.emit(EVENT)
     assert seen == [EVENT, EVENT]
     assert "Failing" in caplog.text

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dcp_crash import DiskState, disk_states, mark, run_traced, snapshot
+from dcp_crash import disk_states, mark, run_traced, snapshot
+from dcp_crash.disk import DiskState
 
 pytestmark = pytest.mark.traced
 

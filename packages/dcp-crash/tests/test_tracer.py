@@ -234,7 +234,6 @@ def test_reading_calls(tmp_path: Path) -> None:
     assert {"getdents64", "read"} <= set(run.ranks[0].calls)
 
 
-@pytest.mark.timeout(60)
 def test_the_memory_of_a_thread_that_has_been_killed_has_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Memory, "read", lambda memory, address, count: b"")  # as of a zombie, on some kernels
     with pytest.raises(ProcessLookupError):
@@ -307,7 +306,7 @@ def test_other_children_are_left_alone(tmp_path: Path) -> None:
 def test_faults_are_checked() -> None:
     with pytest.raises(ValueError, match="'kill'"):
         Fault("explode", 1)
-    with pytest.raises(ValueError, match="from 1 on"):
+    with pytest.raises(ValueError, match="counted from 1"):
         Fault("kill", 0)
 
 

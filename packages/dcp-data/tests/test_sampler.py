@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from dcp_data import PositionMismatchError, ResumableSampler
+from dcp_data import ResumableSampler
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
@@ -93,6 +93,102 @@ def test_weighted_orders_never_change() -> None:
     weights = [1.0, 2.0, 3.0, 4.0]
     assert epoch_of(sampler(4, 4, weights=weights, num_samples=8)) == [3, 2, 2, 3, 2, 0, 1, 0]
     assert epoch_of(sampler(4, 4, weights=weights, replacement=False)) == [3, 2, 0, 1]
+
+
+def order_of(made: ResumableSampler) -> str:
+    return str(made.state_dict()["order"])
+
+
+@pytest.mark.parametrize("replacement", [True, False])
+@pytest.mark.parametrize(
+    "as_given",
+    [
+        list,
+        tuple,
+        np.array,
+        lambda values: torch.tensor(values, dtype=torch.float64),
+        lambda values: torch.tensor(values, dtype=torch.float64, requires_grad=True),
+        lambda values: [torch.tensor(value, dtype=torch.float64) for value in values],
+        lambda values: [-0.0 if value == 0 else value for value in values],
+    ],
+)
+def test_weights_are_float64_however_they_are_given(as_given: Any, replacement: bool) -> None:
+    values = [0.0, *(random.Random(1).random() for _ in range(500))]
+    expected = epoch_of(sampler(501, weights=values, replacement=replacement))
+    name = order_of(sampler(501, weights=values, replacement=replacement))
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        made = sampler(501, weights=as_given(values), replacement=replacement)
+        assert epoch_of(made) == expected
+        assert order_of(made) == name
+    finally:
+        torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize("replacement", [True, False])
+@pytest.mark.parametrize("element", [0, 17, 39])
+def test_one_other_weight_is_refused_within_an_epoch(element: int, replacement: bool) -> None:
+    weights = torch.rand(40, dtype=torch.float64)
+    saved = {**sampler(weights=weights, replacement=replacement).state_dict(), "samples_in_epoch": 16}
+    made = sampler(weights=weights.clone(), replacement=replacement)
+    made.load_state_dict(saved)
+    weights[element] = torch.nextafter(weights[element], torch.ones_like(weights[element]))
+    assert made.state_dict() == saved  # the sampler has a copy
+    with pytest.raises(ValueError, match=r"of weights [0-9a-f]{12}' and is 'drawn"):
+        sampler(weights=weights, replacement=replacement).load_state_dict(saved)
+
+
+def test_another_order_of_a_function_is_refused_within_an_epoch() -> None:
+    orders = {seed: torch.randperm(5000, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2)}
+    saved = {**sampler(5000, order=lambda _: orders[1]).state_dict(), "samples_in_epoch": 16}
+    sampler(5000, order=lambda _: orders[1].tolist()).load_state_dict(saved)
+    with pytest.raises(ValueError, match="function of indices"):
+        sampler(5000, order=lambda _: orders[2]).load_state_dict(saved)
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"weights": [1.0] * 40}, "drawn/1"),
+        ({"weights": [1.0] * 40, "replacement": False}, "drawn without replacement/1"),
+        ({"order": lambda _: range(40)}, "function"),
+    ],
+)
+def test_a_state_without_a_digest_is_accepted(options: dict[str, Any], name: str) -> None:
+    made = sampler(**options)
+    made.load_state_dict({**made.state_dict(), "samples_in_epoch": 16, "order": name})
+    assert made.samples_in_epoch == 16
+
+
+@pytest.mark.parametrize("light", [1e-50, 1e-300, 5e-324])
+def test_light_weights_come_last_and_those_of_0_never(light: float) -> None:
+    weights = [0.0, light, *[1.0] * 13, 0.0]
+    assert epoch_of(sampler(16, weights=weights, replacement=False))[-1] == 1
+
+
+# The rank.
+
+
+def test_a_rank_is_asked_for_when_batches_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = ResumableSampler(24, 8, shuffle=False)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    assert (made.rank, made.world_size) == (1, 2)
+    assert epoch_of(made) == [4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23]
+
+
+@pytest.mark.parametrize("draw", [list, lambda made: list(made.loader(range(24)))])
+def test_a_launched_process_without_a_group_draws_nothing(draw: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    made = ResumableSampler(24, 8)
+    assert len(made) == 3
+    with pytest.raises(RuntimeError, match=r"one of 2 \(WORLD_SIZE\), but there is no process group.*rank=0"):
+        draw(made)
+    assert epoch_of(ResumableSampler(24, 8, shuffle=False, rank=0, world_size=1)) == [*range(24)]
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert len(epoch_of(made)) == 24
 
 
 # What counts.
@@ -333,11 +429,11 @@ def test_state_is_plain_and_the_same_on_all_ranks() -> None:
     [
         ({"length": 50}, "dataset_length was 40 and is 50; samples_per_epoch was 40 and is 50"),
         ({"shuffle": False}, "order was 'shuffled/1' and is 'sequential'"),
-        ({"weights": torch.ones(40)}, "order was 'shuffled/1' and is 'drawn/1'"),
-        ({"weights": torch.ones(40), "replacement": False}, "is 'drawn without replacement/1'"),
+        ({"weights": torch.ones(40)}, "order was 'shuffled/1' and is 'drawn/1 of weights "),
+        ({"weights": torch.ones(40), "replacement": False}, "is 'drawn without replacement/1 of weights "),
         (
             {"order": lambda epoch: range(30)},
-            "samples_per_epoch was 40 and is 30; order was 'shuffled/1' and is 'function'",
+            "samples_per_epoch was 40 and is 30; order was 'shuffled/1' and is 'function of indices ",
         ),
     ],
 )
@@ -345,7 +441,7 @@ def test_a_position_in_other_data_is_refused_within_an_epoch_alone(other: dict[s
     saved = {**sampler().state_dict(), "epoch": 3, "samples_in_epoch": 16, "seed": 5}
     made = sampler(**other)
     before = made.state_dict()
-    with pytest.raises(PositionMismatchError, match="after 16 samples of epoch 3") as raised:
+    with pytest.raises(ValueError, match="after 16 samples of epoch 3") as raised:
         made.load_state_dict(saved)
     assert message in str(raised.value)
     assert "set_epoch(4)" in str(raised.value)
@@ -367,6 +463,8 @@ def test_a_position_in_other_data_is_refused_within_an_epoch_alone(other: dict[s
         ({"weights": [1.0] * 39}, "weights has shape (39,), but the data set has 40"),
         ({"weights": [-1.0] + [1.0] * 39}, "weights must be finite"),
         ({"weights": [0.0] * 40}, "not all 0"),
+        ({"weights": [1e308] * 40}, "sum of the weights is inf"),
+        ({"weights": [1e-310] * 40}, "multiply all weights"),
         ({"weights": [1.0] * 40, "order": range}, "order= and weights="),
         ({"num_samples": 3}, "are for weights="),
         ({"replacement": False}, "are for weights="),

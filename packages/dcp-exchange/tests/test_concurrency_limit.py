@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dcp_exchange.concurrency_limit import ConcurrencyLimit
+from dcp_exchange.transfer import ConcurrencyLimit
 
 
 def _begin_all(limit: ConcurrencyLimit) -> int:

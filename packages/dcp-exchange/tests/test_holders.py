@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 
 from dcp_exchange.holders import by_what_they_hold, name_in, pack_held, unpack_holders
-from dcp_io import LocalStore
+from dcp_io import HostFolder
 from dcp_manifest import CheckpointNotFoundError, CorruptCheckpointError
 
 NAMES = [f"file-{number:02}" for number in range(11)]
 HOSTS = [[0, 2], [1, 3]]
 
 
-def stores(root: Path, held: list[list[str]]) -> list[LocalStore]:
+def stores(root: Path, held: list[list[str]]) -> list[HostFolder]:
     made = []
     for number, names in enumerate(held):
-        store = LocalStore(root / str(number))
+        store = HostFolder(root / str(number))
         store.make()
         for name in [*names, "unwanted"]:
             store.publish(name, b"x")

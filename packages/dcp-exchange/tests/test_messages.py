@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dcp_exchange.messages import Kind, Message, decode, encode
+from dcp_exchange.transfer import Kind, Message, decode, encode
 
 NUMBER = st.integers(0, 2**32 - 1)
 

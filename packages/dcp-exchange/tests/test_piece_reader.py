@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dcp_exchange.piece_reader import PieceReader
-from dcp_io import Delivery, LocalStore, ReadRequest, Source, StoreBackend, crc32
+from dcp_exchange.piece_queue import PieceReader
+from dcp_io import Delivery, LocalStore, ReadRequest, StoreBackend, crc32
 from dcp_manifest import CheckpointNotFoundError, CorruptCheckpointError, Framing, StoredItem
 
 DATA = bytes(range(256)) * 16
@@ -29,22 +29,8 @@ def store(tmp_path: Path) -> LocalStore:
     return made
 
 
-class Bringing(Source):
-    """A source that brings memory of its own."""
-
-    brings_memory = True
-
-
-class Bringer(LocalStore):
-    """A store of such sources."""
-
-    def open(self, name: str) -> Source:
-        return Bringing(LocalStore(self.path), name)
-
-
-@pytest.mark.parametrize("kind", [LocalStore, Bringer])
-def test_pieces_are_read_in_threads_and_counted(store: LocalStore, kind: type[LocalStore]) -> None:
-    reader = make(kind(store.path))
+def test_pieces_are_read_in_threads_and_counted(store: LocalStore) -> None:
+    reader = make(store)
     before = len(os.listdir("/proc/self/fd"))
 
     def read(number: int) -> bool:

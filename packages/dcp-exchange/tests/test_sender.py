@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dcp_exchange.sender import Sender
+from dcp_exchange.transfer import Sender
 from dcp_ranks import StreamError
 
 PATIENCE_SECONDS = 60

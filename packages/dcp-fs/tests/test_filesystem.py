@@ -1,10 +1,11 @@
-"""Stock's file-system interface."""
+"""Stock's file-system interface, and which ids mean a local folder."""
 
 from pathlib import Path
 
 import pytest
 
 from dcp_fs import FileSystem, FileSystemBase
+from dcp_fs.filesystem import is_local_id
 
 
 def test_operations(tmp_path: Path) -> None:
@@ -25,3 +26,20 @@ def test_operations(tmp_path: Path) -> None:
 def test_is_an_interface() -> None:
     with pytest.raises(TypeError, match="abstract"):
         FileSystemBase()  # type: ignore[abstract]
+
+
+@pytest.mark.parametrize(
+    ("checkpoint_id", "local"),
+    [
+        (Path("anywhere"), True),
+        ("relative/folder", True),
+        ("file:///tmp/x", True),
+        ("local:///tmp/x", True),
+        ("FILE:///tmp/x", True),
+        ("s3://bucket/key", False),
+        ("memory://x", False),
+        ("https://host/x", False),
+    ],
+)
+def test_local_ids(checkpoint_id: str | Path, local: bool) -> None:
+    assert is_local_id(checkpoint_id) == local

@@ -14,10 +14,11 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import _registry
 
 from dcp_core import load, save
-from dcp_fsspec import FsspecReader, FsspecStore, FsspecWriter, open_store
+from dcp_fsspec import FsspecReader, FsspecWriter
+from dcp_fsspec.opening import open_store
+from dcp_fsspec.store import FsspecStore
 from dcp_io import StorageError, running_saves
-from dcp_io.saves.marker_owner import ProcessIdentity
-from dcp_io.saves.save_markers import Marker
+from dcp_io.saves.save_files import Marker, ProcessIdentity
 
 
 class Stubborn(MemoryFileSystem):

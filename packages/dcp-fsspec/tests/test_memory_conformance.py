@@ -10,8 +10,10 @@ import fsspec
 import pytest
 
 from dcp_core.testing.conformance import StorageConformance
-from dcp_fsspec import FsspecReader, FsspecStore, FsspecWriter, open_store
-from dcp_io.testing import StoreConformance
+from dcp_fsspec import FsspecReader, FsspecWriter
+from dcp_fsspec.opening import open_store
+from dcp_fsspec.store import FsspecStore
+from dcp_io.testing import FoldersConformance, StoreConformance
 
 _numbers = itertools.count()
 
@@ -37,7 +39,7 @@ class RawFiles:
         self._fs.rm_file(f"{self._folder}/{name}")
 
 
-class TestMemoryStore(StoreConformance):
+class TestMemoryStore(StoreConformance, FoldersConformance):
     @pytest.fixture
     def place(self) -> str:
         return f"memory://stores/{next(_numbers)}"

@@ -15,8 +15,10 @@ from torch.distributed.tensor import Shard
 from dcp_core import load, save
 from dcp_core.testing.conformance import StorageConformance
 from dcp_core.testing.sharding import distribute
-from dcp_fsspec import FsspecReader, FsspecStore, FsspecWriter, open_store
-from dcp_io.testing import StoreConformance
+from dcp_fsspec import FsspecReader, FsspecWriter
+from dcp_fsspec.opening import open_store
+from dcp_fsspec.store import FsspecStore
+from dcp_io.testing import FoldersConformance, StoreConformance
 from dcp_io.testing.fault_proxy import Fault, FaultProxy, sometimes
 from dcp_io.testing.raw_bucket import RawBucket
 from dcp_io.testing.s3_server import S3Server
@@ -26,7 +28,7 @@ pytest.importorskip("s3fs", reason="needs s3fs")
 _numbers = itertools.count()
 
 
-class TestS3Store(StoreConformance):
+class TestS3Store(StoreConformance, FoldersConformance):
     clock_seconds = 1.1
 
     @pytest.fixture
@@ -103,14 +105,14 @@ def test_a_new_file_whose_first_answer_is_lost(s3: S3Server, fault: Fault, data:
         store = open_store(folder, storage_options={"endpoint_url": proxy.url})
         sink = store.create("x")
         sink.write([data])
-        sink.close(sync=True)
+        sink.close()
         assert proxy.faults[fault] == 1
         assert store.read("x") == data
         other = store.create("y")
         other.write([b"mine"])
         store.publish("y", b"its")
         with pytest.raises(FileExistsError):
-            other.close(sync=True)
+            other.close()
         assert store.read("y") == b"its"
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dcp_fsspec.times import modified_seconds
+from dcp_fsspec.store import modified_seconds
 
 UNKNOWN = -1.0
 YEAR_2026 = 1767225600.0

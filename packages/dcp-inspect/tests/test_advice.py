@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dcp_inspect import advice
+from dcp_inspect import errors
 from dcp_manifest import encode, index_of
 
 Dcp = Callable[..., tuple[int, str, str]]
@@ -78,7 +78,7 @@ COMMANDS: dict[str, tuple[int, str]] = {
     "convert good out --include nothing": (3, "--include 'nothing' matches no value"),
     "convert good out --include model": (3, "did you mean 'model.*', for all values below it?"),
     "convert good out --exclude *": (3, "--exclude leaves nothing"),
-    "convert good file.pt/out": (4, "file.pt is a file, and a checkpoint is a folder"),
+    "convert good file.pt/out": (4, "file.pt is a file, and a checkpoint is a directory"),
     "verify file.pt/out": (3, "nothing at file.pt/out"),
     "convert good out --dtype int8": (2, "--dtype 'int8'"),
     "convert good out --shard-size many": (2, "'many'"),
@@ -110,7 +110,7 @@ SAID: list[str] = []
 @pytest.mark.parametrize("typed", COMMANDS)
 def test_errors_advise_in_options(typed: str, places: Path, monkeypatch: pytest.MonkeyPatch, dcp: Dcp) -> None:
     raw: list[str] = []
-    before: Any = advice.in_options
+    before: Any = errors.in_options
     monkeypatch.setattr("dcp_inspect.cli.in_options", lambda text: raw.append(text) or before(text))
     code, out, err = dcp(*typed.replace("\\\\", "\\").split(" "))
     expected, part = COMMANDS[typed]
@@ -126,5 +126,5 @@ def test_every_translated_phrase_is_met() -> None:
     pytest.importorskip("dcp_fsspec")
     if len(SAID) < 20:
         pytest.skip("needs the errors of the test before, all of them")
-    unused = [pattern.pattern for pattern, _ in advice._PHRASES if not any(map(pattern.search, SAID))]
+    unused = [pattern.pattern for pattern, _ in errors._PHRASES if not any(map(pattern.search, SAID))]
     assert unused == []

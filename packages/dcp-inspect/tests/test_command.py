@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dcp_hooks import PluginRegistry, StoreSpec, hookimpl, installed
+from dcp_base import PluginRegistry, StoreSpec, hookimpl, installed
 from dcp_inspect.cli import COMMANDS
 from dcp_inspect.layout import plan_reads, plan_writes
 from dcp_io import this_process
@@ -39,11 +39,11 @@ def test_ls(tmp_path: Path, dcp: Dcp, write: Write, data_file: DataFile) -> None
     lines = [re.split(r"  +", line.strip()) for line in out.splitlines()]
     assert lines[0] == ["checkpoint", "step", "size", "ranks", "values", "age", "state"]
     assert lines[1][:5] == ["step-200", "200", "257 KiB", "2", "4"]
-    assert lines[1][-1] == "valid"
+    assert lines[1][-1] == "complete"
     assert lines[2][0] == "step-100"
     assert lines[2][-1].endswith("is missing")
     code, out, _ = dcp("ls", tmp_path, "--json")
-    assert [(each["step"], each["valid"], each["world_size"]) for each in json.loads(out)] == [
+    assert [(each["step"], each["complete"], each["world_size"]) for each in json.loads(out)] == [
         (200, True, 2),
         (100, False, 2),
     ]
@@ -64,7 +64,7 @@ def test_ls_lists_unfinished_saves(tmp_path: Path, dcp: Dcp, write: Write) -> No
     found = {Path(each["path"]).name: each for each in json.loads(out)}
     assert [*found] == ["step-3", "step-2", "step-1"]
     assert [each["unfinished"] for each in found.values()] == [True, True, False]
-    assert [each["valid"] for each in found.values()] == [False, False, True]
+    assert [each["complete"] for each in found.values()] == [False, False, True]
     assert found["step-3"]["problem"].startswith("being saved: save 0123456789abcdef of process")
     assert "unfinished" in found["step-2"]["problem"]
     assert found["step-2"]["bytes"] > 250_000
@@ -80,7 +80,7 @@ def test_ls_of_a_cut_file(tmp_path: Path, dcp: Dcp, write: Write, data_file: Dat
     os.truncate(data_file(path), 1000)
     _, out, _ = dcp("ls", tmp_path, "--json")
     (one,) = json.loads(out)
-    assert not one["valid"]
+    assert not one["complete"]
     assert "has 1,000 of" in one["problem"]
 
 
@@ -177,8 +177,8 @@ class Wrong:
     """Names what is not there."""
 
     @hookimpl
-    def dcp_register_savers(self) -> dict[str, str]:
-        return {"gone": "no_such_module_anywhere:Saver"}
+    def dcp_register_converters(self) -> dict[str, str]:
+        return {"gone": "no_such_module_anywhere:Format"}
 
     @hookimpl
     def dcp_register_stores(self) -> list[StoreSpec]:
@@ -206,9 +206,9 @@ def test_plugins_that_are_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     }
     assert "No module named" in bad["problem"]
     assert (wrong["problem"], wrong["offers"]) == (None, ["toy://", "gone"])
-    assert wrong["hooks"] == ["dcp_register_savers", "dcp_register_stores"]
+    assert wrong["hooks"] == ["dcp_register_converters", "dcp_register_stores"]
     code, out, _ = dcp("plugins", "--load", "--json")
-    assert "no_such_module_anywhere:Saver" in json.loads(out)[1]["problem"]
+    assert "no_such_module_anywhere:Format" in json.loads(out)[1]["problem"]
 
 
 def test_no_plugins(monkeypatch: pytest.MonkeyPatch, dcp: Dcp) -> None:
@@ -314,7 +314,7 @@ def test_module_and_script_are_one(tmp_path: Path, write: Write) -> None:
     if script is None:
         pytest.skip("the script is not installed")
     other = subprocess.run([script, "ls", str(tmp_path)], capture_output=True, text=True, check=True)
-    assert "valid" in ran.stdout
+    assert "complete" in ran.stdout
     assert ran.stdout.split("age")[0].split() == other.stdout.split("age")[0].split()
     assert "\x1b" not in ran.stdout
 

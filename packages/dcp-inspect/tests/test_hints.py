@@ -56,7 +56,8 @@ def test_convert_says_what_is_at_a_folder_instead(good: Path, dcp: Dcp) -> None:
     pytest.importorskip("dcp_format")
     (good / "runs").mkdir()
     shutil.copytree("good", "runs/step-1")
-    assert "`dcp ls runs` lists the checkpoint below it, the newest is runs/step-1" in dcp("convert", "runs", "out")[2]
+    said = dcp("convert", "runs", "out")[2]
+    assert "`dcp ls runs` lists the checkpoint below it, the newest complete one is runs/step-1" in said
     (good / "runs" / "step-1" / ".metadata").unlink()
     code, _, err = dcp("convert", "runs/step-1", "out")
     assert (code, "holds an unfinished save and no checkpoint" in err) == (3, True)

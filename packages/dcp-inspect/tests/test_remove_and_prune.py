@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from dcp_io import ProcessIdentity, this_process
+from dcp_io import Catalogue, KeepBest, LocalStore, ProcessIdentity, this_process
+from dcp_io.testing.damage import flip
 from dcp_manifest import encode, index_of
 
 Dcp = Callable[..., tuple[int, str, str]]
@@ -223,7 +224,7 @@ def test_prune_leaves_what_its_note_calls_newer(tmp_path: Path, dcp: Dcp, write:
     (tmp_path / "step-1" / ".dcp-note.json").write_text('{"step": 700}')
     code, out, _ = dcp("prune", tmp_path, "--keep", 1, "--yes")
     assert code == 0
-    assert "its folder says step 1 and the note in it step 700; --force removes it" in out
+    assert "its directory says step 1 and the note in it step 700; --force removes it" in out
     assert (tmp_path / "step-1").exists()
     dcp("prune", tmp_path, "--keep", 1, "--yes", "--force")
     assert not (tmp_path / "step-1").exists()
@@ -234,6 +235,66 @@ def test_what_was_put_aside_as_damaged_is_not_kept_for_a_good_one(tmp_path: Path
         write(tmp_path / f"step-{step}")
     (tmp_path / "step-2" / ".dcp-quarantined.json").write_text('{"reason": "a bit flipped"}')
     _, out, _ = dcp("ls", tmp_path)
-    assert "put aside as damaged" in out
+    assert "quarantined: a bit flipped" in out
     assert dcp("prune", tmp_path, "--keep", 1, "--yes")[0] == 0
     assert {each.name for each in tmp_path.iterdir()} == {"step-1", "step-2"}
+
+
+def steps_in(root: Path) -> set[str]:
+    return {path.name for path in root.iterdir()}
+
+
+def test_prune_reads_what_stays_before_it_removes_anything(
+    tmp_path: Path, dcp: Dcp, write: Write, data_file: DataFile
+) -> None:
+    for step in (1, 2, 3, 4, 5):
+        write(tmp_path / f"step-{step}")
+    for step in (5, 4):
+        flip(data_file(tmp_path / f"step-{step}"), 100_000)
+    for options in (("--dry-run",), ("--yes",)):
+        code, out, _ = dcp("prune", tmp_path, "--keep", 1, *options, "--json")
+        said = json.loads(out)
+        assert (code, {Path(each).name for each in said["kept"]}) == (0, {"step-3"})
+        assert {Path(each).name for each in said["damaged"]} == {"step-4", "step-5"}
+    assert steps_in(tmp_path) == {"step-3", "step-4", "step-5"}
+    flip(data_file(tmp_path / "step-3"), 100_000)
+    assert dcp("prune", tmp_path, "--keep", 1, "--yes")[0] == 0  # none is sound
+    assert steps_in(tmp_path) == {"step-3", "step-4", "step-5"}
+    assert dcp("prune", tmp_path, "--keep", 1, "--yes", "--no-verify")[0] == 0
+    assert steps_in(tmp_path) == {"step-5"}
+
+
+def test_prune_reads_nothing_if_nothing_would_be_removed(
+    tmp_path: Path, dcp: Dcp, write: Write, data_file: DataFile
+) -> None:
+    for step in (1, 2):
+        flip(data_file(write(tmp_path / f"step-{step}")), 100_000)
+    said = json.loads(dcp("prune", tmp_path, "--keep", 2, "--yes", "--json")[1])
+    assert (len(said["kept"]), said["damaged"]) == (2, {})
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_prune_keeps_the_best_of_the_run(
+    tmp_path: Path, dcp: Dcp, write: Write, data_file: DataFile, damaged: bool
+) -> None:
+    catalogue = Catalogue(LocalStore(tmp_path), stale_after_seconds=60)
+    for step, loss in ((1, 0.9), (2, 0.1), (3, 0.2), (4, 0.8), (5, 0.7)):
+        catalogue.prepare(step, {"val_loss": loss}, best=[KeepBest(1, "val_loss")])
+        write(tmp_path / f"step-{step}")
+    if damaged:  # then the second best is the best
+        flip(data_file(tmp_path / "step-2"), 100_000)
+    code, out, _ = dcp("prune", tmp_path, "--keep", 1, "--yes")
+    assert code == 0
+    assert "the best by KeepBest(1, 'val_loss', 'min')" in out
+    assert "step-1  257 KiB  val_loss=0.9" in out  # what goes is named with its metrics
+    assert steps_in(tmp_path) == {"step-5", "step-2"} | ({"step-3"} if damaged else set())
+
+
+@pytest.mark.parametrize("text", ["nonsense", "KeepAll()", "KeepBest(0, 'x')", "KeepBest(1, 'x', 'y')", "(" * 300, 5])
+def test_a_strange_policy_in_a_note_keeps_nothing(tmp_path: Path, dcp: Dcp, write: Write, text: object) -> None:
+    for step in (1, 2):
+        write(tmp_path / f"step-{step}")
+        note = {"step": step, "created": 1.0, "metrics": {"x": 1.0}, "process": None, "keeps_best": text}
+        (tmp_path / f"step-{step}" / ".dcp-note.json").write_text(json.dumps(note))
+    assert dcp("prune", tmp_path, "--keep", 1, "--yes")[0] == 0
+    assert steps_in(tmp_path) == {"step-2"}

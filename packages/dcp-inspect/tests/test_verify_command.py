@@ -37,7 +37,7 @@ def test_verify_says_one_line_for_one_cause(tmp_path: Path, dcp: Dcp, write: Wri
     code, out, _ = dcp("verify", path)
     said = out.splitlines()
     assert code == 1
-    assert said[0].startswith(f"damaged  {path}: 1 problem; 4 items, ")
+    assert said[0].startswith(f"damaged     {path}: 1 problem; 4 items, ")
     assert f"the file ends at 1,000 of {size:,} bytes; 4 items are lost: " in said[1]
     assert all(repr(name) in said[1] for name in ("model.weight", "step", "note"))
     assert said[2].startswith(f"load an earlier checkpoint (`dcp ls {tmp_path}` shows them)")
@@ -84,6 +84,7 @@ def test_verify_of_a_folder_of_checkpoints(tmp_path: Path, dcp: Dcp, write: Writ
     report = json.loads(out)
     assert (code, report["ok"], len(report["unfinished"])) == (1, False, 1)
     assert [Path(each["path"]).parent.name for each in report["checkpoints"] if not each["ok"]] == ["b"]
+    assert [each["state"] for each in report["checkpoints"]] == ["damaged", "sound", "sound"]
     assert dcp("verify", "-r", tmp_path / "nothing")[0] == 3
     (tmp_path / "empty").mkdir()
     assert dcp("verify", "-r", tmp_path / "empty")[0] == 3

@@ -12,10 +12,9 @@ from dcp_io.requests import Payload, ReadRequest, WriteRequest
 from dcp_io.testing.damage import flip
 from dcp_io.writing import write_engine
 from dcp_io.writing.write_engine import write_items
-from dcp_manifest.file.manifest import encode
-from dcp_manifest.index.columns import CheckpointIndex, ManifestInfo
+from dcp_manifest.file.manifest_write import encode
+from dcp_manifest.index.columns import CheckpointIndex, Framing, ManifestInfo, StoredItem
 from dcp_manifest.index.dtypes import ITEM_BYTES
-from dcp_manifest.index.items import Framing, StoredItem
 from dcp_manifest.index.stored_items import StoredItems
 
 RNG = np.random.default_rng(1)
@@ -96,13 +95,13 @@ def save_all(
         found = {key: ("uint8", (len(mine[key]),), item) for key, item in zip(mine, items, strict=True)}
         tensors.update(found)
         if rank_local_id is not None:
-            info = ManifestInfo(save_id, len(values), "test", generation=backend.generation, rank=rank)
+            info = ManifestInfo(save_id, len(values), "test", generation=backend.session.generation, rank=rank)
             index = make_index(found, info=info)
             backend.publish(f"__{rank}.{save_id}.metadata", encode(index))
             backend.publish(f"__{rank}.metadata", encode(index))
             backend.finish_save(index.files)
     if rank_local_id is None:
-        info = ManifestInfo(save_id, len(values), "test", generation=backends[0].generation)
+        info = ManifestInfo(save_id, len(values), "test", generation=backends[0].session.generation)
         index = make_index(tensors, info=info)
         backends[0].publish(".metadata", encode(index))
         for backend in backends:
@@ -200,12 +199,7 @@ def patch_os(monkeypatch):
 
     def patch(**replaced: Callable[..., object]) -> None:
         patched = PatchedOs(**replaced)
-        for module in (
-            "dcp_io.stores.durable_folders",
-            "dcp_io.stores.local_store",
-            "dcp_io.stores.full_transfers",
-            "dcp_manifest.descriptors",
-        ):
+        for module in ("dcp_io.stores.local_store", "dcp_base.descriptors"):
             monkeypatch.setattr(f"{module}.os", patched)
 
     return patch

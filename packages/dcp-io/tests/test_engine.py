@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from dcp_base.errors import DcpError
 from dcp_io import (
     CheckpointExistsError,
     CheckpointReplacedError,
@@ -13,7 +14,7 @@ from dcp_io import (
     StoreBackend,
 )
 from dcp_io.requests import ReadRequest
-from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError, DcpError
+from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError
 
 OLD, NEW = [{"a": b"1" * 100}, {"b": b"2"}], [{"a": b"3" * 100}, {"c": b"4"}]
 
@@ -100,7 +101,7 @@ def test_a_save_that_all_ranks_abort_leaves_the_old_checkpoint(store, helpers, o
 
 
 def test_a_rank_that_gives_up_alone_cannot_hurt_what_the_coordinator_publishes(store, helpers):
-    from dcp_manifest.file.manifest import encode
+    from dcp_manifest.file.manifest_write import encode
     from dcp_manifest.index.columns import ManifestInfo
 
     backends = start(store, helpers)

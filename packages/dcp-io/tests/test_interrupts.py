@@ -19,7 +19,7 @@ def _write(store: Store) -> None:
     sink = store.create("new")
     try:
         sink.write([b"data"])
-        sink.close(sync=True)
+        sink.close()
     except BaseException:
         sink.abort()
         raise

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from dcp_io import FileId, find_mapping, note_mapping
-from dcp_io.memory_files import _mappings
+from dcp_io import FileId
+from dcp_io.lent_memory import _mappings
 
 PAGE = mmap.PAGESIZE
 
@@ -20,7 +20,7 @@ def mapped(pages: int = 2) -> tuple[mmap.mmap, FileId]:
     descriptor = os.memfd_create("test")
     os.ftruncate(descriptor, pages * PAGE)
     memory = mmap.mmap(descriptor, pages * PAGE)
-    note_mapping(memory, descriptor)
+    FileId.note(memory, descriptor)
     status = os.fstat(descriptor)
     os.close(descriptor)
     return memory, FileId(status.st_dev, status.st_ino)
@@ -36,25 +36,25 @@ def test_each_buffer_is_found_in_its_file(files: list[tuple[mmap.mmap, FileId]])
     for memory, file in files:
         view = memoryview(memory)
         for start, stop in [(0, 1), (0, 2 * PAGE), (5, PAGE + 7), (2 * PAGE - 1, 2 * PAGE)]:
-            assert find_mapping(view[start:stop]) == (file, start)
-            assert find_mapping(view[start:stop].toreadonly()) == (file, start)
-        assert find_mapping(np.frombuffer(memory, np.uint8)[PAGE:].data) == (file, PAGE)
+            assert FileId.find(view[start:stop]) == (file, start)
+            assert FileId.find(view[start:stop].toreadonly()) == (file, start)
+        assert FileId.find(np.frombuffer(memory, np.uint8)[PAGE:].data) == (file, PAGE)
 
 
 def test_other_memory_is_not_found(files: list[tuple[mmap.mmap, FileId]]) -> None:
-    assert find_mapping(b"elsewhere") is None
-    assert find_mapping(bytearray(PAGE)) is None
-    assert find_mapping(memoryview(files[0][0])[:0]) is None
+    assert FileId.find(b"elsewhere") is None
+    assert FileId.find(bytearray(PAGE)) is None
+    assert FileId.find(memoryview(files[0][0])[:0]) is None
 
 
 def test_a_buffer_that_leaves_its_mapping_is_not_found() -> None:
     descriptor = os.memfd_create("test")
     os.ftruncate(descriptor, 2 * PAGE)
     whole = mmap.mmap(descriptor, 2 * PAGE)
-    note_mapping(whole, descriptor)
+    FileId.note(whole, descriptor)
     around = np.frombuffer(whole, np.uint8)
     inner = np.lib.stride_tricks.as_strided(around, (2 * PAGE + 1,), (1,), writeable=False)
-    assert find_mapping(inner.data) is None
+    assert FileId.find(inner.data) is None
     os.close(descriptor)
 
 
@@ -63,5 +63,5 @@ def test_freed_mappings_are_forgotten() -> None:
     del memory
     gc.collect()
     kept, file = mapped()  # perhaps at the same address
-    assert find_mapping(memoryview(kept)) == (file, 0)
+    assert FileId.find(memoryview(kept)) == (file, 0)
     assert all(one.memory() is not None for one in _mappings)

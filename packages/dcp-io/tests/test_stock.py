@@ -10,7 +10,7 @@ import pytest
 from dcp_io import StoreBackend, verify_checkpoint
 from dcp_io.requests import ReadRequest
 from dcp_manifest.errors import CorruptCheckpointError
-from dcp_manifest.index.items import Framing
+from dcp_manifest.index.columns import Framing
 
 torch = pytest.importorskip("torch", reason="stock is the oracle")
 

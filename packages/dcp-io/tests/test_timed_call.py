@@ -7,14 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from dcp_io import timed_call
-from dcp_io.timed_call import TimedCall, call_in_time
+from dcp_io.timed_call import TimedCall
 
 
 @pytest.fixture
 def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Event for which a storage that hangs waits."""
-    monkeypatch.setattr(timed_call, "SILENT_AFTER_SECONDS", 0.1)
+    monkeypatch.setattr(TimedCall, "SILENT_AFTER_SECONDS", 0.1)
     event = threading.Event()
     yield event
     event.set()
@@ -25,9 +24,9 @@ def threads_of(place: str) -> list[threading.Thread]:
 
 
 def test_the_result_and_the_error_of_a_call() -> None:
-    assert call_in_time("a", lambda: 3) == 3
+    assert TimedCall("a", lambda: 3).result() == 3
     with pytest.raises(KeyError, match="lost"):
-        call_in_time("a", lambda: {}["lost"])
+        TimedCall("a", lambda: {}["lost"]).result()
 
 
 def test_after_one_call_that_hangs_nobody_waits(ends: threading.Event) -> None:
@@ -36,9 +35,9 @@ def test_after_one_call_that_hangs_nobody_waits(ends: threading.Event) -> None:
         first.result()
     for _ in range(20):
         with pytest.raises(TimeoutError, match="b does not answer"):
-            call_in_time("b", ends.wait)
+            TimedCall("b", ends.wait).result()
     assert len(threads_of("b")) == 1
-    assert call_in_time("another place", lambda: 3) == 3
+    assert TimedCall("another place", lambda: 3).result() == 3
 
 
 def test_a_place_that_answers_again_is_asked_again(ends: threading.Event) -> None:
@@ -49,12 +48,12 @@ def test_a_place_that_answers_again_is_asked_again(ends: threading.Event) -> Non
     ends.set()
     assert first.result(forever=True)
     assert later.result() == 4
-    assert call_in_time("c", lambda: 5) == 5
+    assert TimedCall("c", lambda: 5).result() == 5
 
 
 def test_who_needs_the_answer_waits_for_calls_before_it(ends: threading.Event) -> None:
     with pytest.raises(TimeoutError):
-        call_in_time("d", ends.wait)
+        TimedCall("d", ends.wait).result()
     later = TimedCall("d", lambda: 4)
     threading.Timer(0.2, ends.set).start()
     assert later.result(forever=True) == 4

@@ -275,7 +275,7 @@ def test_settings_reach_the_storage(tmp_path: Path) -> None:
     assert small < plain / 10
     (tmp_path / "file").write_text("of Lightning")
     for name in ("plain", "file"):
-        with pytest.raises(ValueError, match=f"{name}: a folder .* takes no storage_options"):
+        with pytest.raises(ValueError, match=f"{name}: a directory .* takes no storage_options"):
             DcpCheckpointIO().save_checkpoint(state, tmp_path / name, storage_options={"endpoint": "here"})
     assert (tmp_path / "file").read_text() == "of Lightning"
 

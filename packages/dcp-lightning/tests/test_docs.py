@@ -29,7 +29,7 @@ def run(script: str, folder: Path, *arguments: str) -> str:
         check=False,
         cwd=folder,
         env=environment,
-        timeout=120,
+        timeout=250,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

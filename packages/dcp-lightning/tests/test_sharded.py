@@ -118,7 +118,8 @@ def test_optimizers_that_only_the_checkpoint_has_are_refused_and_left_over_setti
     save(state, checkpoint_id=tmp_path / "one")
     model, optimizer = trained(1)
     parts = {"model": model, "optimizer": [optimizer] if listed else optimizer}
-    load_shards(DcpCheckpointIO(), tmp_path / "one", parts, strict=True, weights_only=None)
+    with pytest.warns(UserWarning, match="initial_lr"):
+        load_shards(DcpCheckpointIO(), tmp_path / "one", parts, strict=True, weights_only=None)
     assert optimizer.param_groups[0]["lr"] == 0.2
     if listed:
         save({**state, "optimizer": state["optimizer"] * 2}, checkpoint_id=tmp_path / "two")
@@ -160,7 +161,8 @@ def test_what_is_missing_is_left_as_it_is_without_strict(tmp_path: Path) -> None
     model, optimizer = trained(1)
     before = model.state_dict()["bias"].clone()
     parts = {"model": model, "optimizer": optimizer}
-    load_shards(DcpCheckpointIO(), tmp_path / "one", parts, strict=False, weights_only=None)
+    with pytest.warns(UserWarning, match=r"1 key.*'model\.extra'"):
+        load_shards(DcpCheckpointIO(), tmp_path / "one", parts, strict=False, weights_only=None)
     assert torch.equal(model.state_dict()["bias"], before)
     assert torch.equal(model.state_dict()["weight"], state["model"]["weight"])
     assert optimizer.param_groups[0]["lr"] == 0.2

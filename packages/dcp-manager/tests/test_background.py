@@ -6,8 +6,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from dcp_core import CheckpointException
-from dcp_manager.background import BackgroundSaves
+import pytest
+
+from dcp_core import CheckpointException, PeerLostError
+from dcp_manager.background import BackgroundSaves, Tolerance, is_storage_failure
 
 FULL = OSError("the disk is full")
 
@@ -92,3 +94,54 @@ def test_who_is_late_does_not_hide_what_others_failed_with() -> None:
     }
     ours[0].set_result(None)
     assert ask(first, second) == ([(1, [1])], None)
+
+
+FULL, BUG = OSError("the disk is full"), RuntimeError("a bug")
+
+
+class OtherRanks:
+    """Stands in for `Ranks`: this rank, and others whose answers the test sets."""
+
+    alone = False
+
+    def __init__(self, *others: dict[int, bool]) -> None:
+        self.others = others
+
+    def combine(self, what: str, own: Callable[[], Any], function: Callable[[list[Any]], Any]) -> Any:
+        del what
+        return function([own(), *self.others])
+
+
+def failed(*causes: BaseException | None) -> CheckpointException:
+    return CheckpointException("it failed", {rank: (cause, "text") for rank, cause in enumerate(causes)})
+
+
+@pytest.mark.parametrize(
+    ("error", "others", "passes"),
+    [
+        (failed(FULL), {}, True),
+        (failed(BUG), {}, False),
+        (failed(None), {0: True}, True),
+        (failed(None), {0: False}, False),
+        (failed(None), {}, False),
+        (failed(FULL, None), {1: True}, True),
+        (failed(FULL, None), {1: False}, False),
+        (failed(FULL, None), {}, False),
+        (FULL, {}, False),
+    ],
+)
+def test_what_one_rank_knows_counts_for_all(error: Exception, others: dict[int, bool], passes: bool) -> None:
+    assert Tolerance(OtherRanks(others), 1, "run/step-{}".format).passes(error) == passes  # type: ignore[arg-type]
+
+
+def test_failures_in_a_row_are_counted() -> None:
+    tolerance = Tolerance(OtherRanks(), 2, "run/step-{}".format)  # type: ignore[arg-type]
+    assert [tolerance.passes(failed(FULL)) for _ in range(3)] == [True, True, False]
+    tolerance.succeeded()
+    assert tolerance.passes(failed(FULL))
+
+
+def test_what_counts_as_the_storages() -> None:
+    assert is_storage_failure(FULL)
+    assert not is_storage_failure(BUG)
+    assert not is_storage_failure(PeerLostError.__new__(PeerLostError))

@@ -10,17 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from dcp_manifest import (
-    ITEM_BYTES,
-    CheckpointIndex,
-    Framing,
-    ItemColumns,
-    LiteralKey,
-    ManifestInfo,
-    TensorFlags,
-    border_counts,
-)
-from dcp_manifest.index.items import EncodedBlocks
+from dcp_manifest import ITEM_BYTES, CheckpointIndex, Framing, ManifestInfo, TensorFlags
+from dcp_manifest.index.columns import EncodedBlocks, ItemColumns, border_counts
+from dcp_manifest.index.literal_keys import LiteralKey
 from dcp_manifest.index.stored_items import block_columns
 
 INFO = ManifestInfo("0123456789abcdef", 2, "test/1", 3, None, 17, (("run", "a"), ("run", "b")))

@@ -76,6 +76,16 @@ def _function(module, name):
     return function
 
 
+class StockFilled:
+    """Pickles as an instance of a class to which the pickle adds items."""
+
+    def __init__(self, cls, items, pairs):
+        self.cls, self.items, self.pairs = cls, items, pairs
+
+    def __reduce_ex__(self, protocol):
+        return self.cls, (), None, iter(self.items), iter(self.pairs.items())
+
+
 class Stock:
     """What stock's pickles are made of."""
 
@@ -92,6 +102,8 @@ class Stock:
     memory_format = staticmethod(_function(METADATA, "_MEM_FORMAT_ENCODING"))
     float32 = staticmethod(_function("torch", "float32"))
     call = StockCall
+    filled = StockFilled
+    record = staticmethod(_record)
     pickle = staticmethod(stock_pickle)
     function = staticmethod(_function)
 

@@ -2,11 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+from dcp_base import DcpError
 from dcp_manifest import (
     CheckpointNotFoundError,
     CorruptCheckpointError,
-    DcpError,
-    InvalidIndexError,
     UnsafeCheckpointError,
     UnsupportedFormatError,
 )
@@ -17,9 +16,8 @@ from dcp_manifest import (
     [
         (CheckpointNotFoundError, FileNotFoundError),
         (CorruptCheckpointError, ValueError),
-        (InvalidIndexError, ValueError),
-        (UnsafeCheckpointError, ValueError),
         (UnsupportedFormatError, ValueError),
+        (UnsafeCheckpointError, ValueError),
     ],
 )
 def test_each_is_ours_and_the_fitting_builtin(error, builtin):

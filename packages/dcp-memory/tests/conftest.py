@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dcp_memory import stop_keeper
-from dcp_memory.client import keepers
+from dcp_memory.client.connection import forget_connections
 from dcp_memory.places import FOLDER_VARIABLE, KeeperFolder
 
 
@@ -46,7 +46,7 @@ def _end_keepers(place: Path) -> None:
             runs = opened.runs()
         for run in runs:
             stop_keeper(run, kill=True)
-        keepers.forget_connections(str(place))
+        forget_connections(str(place))
     assert keeper_processes(place) == []
 
 

@@ -16,19 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from dcp_io import Sink, find_checkpoints
+from dcp_io import Sink, StorageError, find_checkpoints
 from dcp_manifest import CheckpointNotFoundError
-from dcp_memory import (
-    KeeperFullError,
-    KeeperLostError,
-    KeeperRefusedError,
-    KeeperStartError,
-    KeeperStore,
-    keeper_status,
-    start_keeper,
-    stop_keeper,
-)
+from dcp_memory import KeeperLostError, keeper_status, start_keeper, stop_keeper
+from dcp_memory.client.store import KeeperStore
+from dcp_memory.errors import KeeperRefusedError
 from dcp_memory.places import FOLDER_VARIABLE, KeeperFolder, folder_path
+from dcp_memory.wire import encode
 
 USER = 12345
 """Number of a user who is not the one of the tests."""
@@ -94,7 +88,8 @@ def test_runs_have_keepers_of_their_own(run: str) -> None:
 
 def test_it_outlives_the_process_group_that_started_it(run: str) -> None:
     code = (
-        "import sys; from dcp_memory import KeeperStore; KeeperStore(sys.argv[1]).publish('x', b'1'); sys.stdin.read()"
+        "import sys; from dcp_memory.client.store import KeeperStore; "
+        "KeeperStore(sys.argv[1]).publish('x', b'1'); sys.stdin.read()"
     )
     trainer = subprocess.Popen([sys.executable, "-c", code, run], stdin=subprocess.PIPE, start_new_session=True)
     eventually(lambda: KeeperStore(run).exists("x"))
@@ -128,7 +123,7 @@ def test_what_is_written_to_a_killed_keeper_is_lost_by_name(run: str) -> None:
     sink.abort()
     store.publish("x", b"2")
     with pytest.raises(KeeperLostError):
-        other.close(sync=False)
+        other.close()
     assert [entry.name for entry in store.list()] == ["x"]
 
 
@@ -137,10 +132,29 @@ def test_an_idle_keeper_ends(run: str) -> None:
     eventually(lambda: keeper_status(run) is None)
 
 
+def test_a_keeper_that_ends_between_greeting_and_answer_is_none(run: str, folder: Path) -> None:
+    folder.mkdir(mode=0o700, exist_ok=True)
+    path = folder / f"{run}.sock"
+
+    def end_after_greeting(listener: socket.socket) -> None:
+        with listener, listener.accept()[0] as connection:
+            connection.recv(4096)
+            connection.sendall(encode({}))
+            path.unlink()
+
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    listener.listen()
+    with ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(end_after_greeting, listener)
+        assert keeper_status(run) is None
+        ended.result()
+
+
 def test_a_process_that_has_saved_keeps_it(run: str) -> None:
     start_keeper(run, idle_seconds=600)
     code = (
-        "import os, sys, time; from dcp_memory import KeeperStore; s = KeeperStore(sys.argv[1],"
+        "import os, sys, time; from dcp_memory.client.store import KeeperStore; s = KeeperStore(sys.argv[1],"
         " storage_options={'idle_seconds': 0}); s.publish('x', b''); time.sleep(1.5); s.read('x'); print('kept')"
     )
     stop_keeper(run)
@@ -284,12 +298,12 @@ def test_folders_of_others_are_refused(run: str, folder: Path) -> None:
     folder.mkdir(mode=0o777)
     folder.chmod(0o777)
     for call in (start_keeper, keeper_status, stop_keeper):
-        with pytest.raises((KeeperRefusedError, KeeperStartError), match="can be written to by other users"):
+        with pytest.raises((KeeperRefusedError, StorageError), match="can be written to by other users"):
             call(run)
     folder.rmdir()
     (folder.parent / "real").mkdir(mode=0o700)
     folder.symlink_to("real")
-    with pytest.raises(KeeperRefusedError, match="is not a folder"):
+    with pytest.raises(KeeperRefusedError, match="is not a directory"):
         KeeperStore(run).list()
     folder.unlink()
 
@@ -367,7 +381,7 @@ def test_it_goes_on_without_descriptors(run: str) -> None:
     pid = start_keeper(run).pid
     _, most = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (14, most))
-    code = "import sys; from dcp_memory import KeeperStore; print(KeeperStore(sys.argv[1]).read('x'))"
+    code = "import sys; from dcp_memory.client.store import KeeperStore; print(KeeperStore(sys.argv[1]).read('x'))"
     with ThreadPoolExecutor(4) as pool:
         assert {each.stdout for each in pool.map(lambda _: python(code, run), range(4))} == {"b'1'\n"}
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (40, most))
@@ -377,7 +391,7 @@ def test_it_goes_on_without_descriptors(run: str) -> None:
         sinks.append(store.create(f"y{len(sinks)}"))
         sinks[-1].write([bytes(1 << 20)])
 
-    with pytest.raises(KeeperFullError, match="half of the open files"):
+    with pytest.raises(StorageError, match="half of the open files"):
         eventually(write)
     assert len(sinks) >= 10
     for sink in sinks:

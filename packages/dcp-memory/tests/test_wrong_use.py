@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from dcp_memory import KeeperStartError, KeeperStore, keeper_status, start_keeper, stop_keeper
+from dcp_io import StorageError
+from dcp_memory import keeper_status, start_keeper, stop_keeper
+from dcp_memory.client.store import KeeperStore
 from dcp_memory.places import FOLDER_VARIABLE
 
 
@@ -15,7 +17,7 @@ from dcp_memory.places import FOLDER_VARIABLE
     "options", [{"max_bytes": 0}, {"max_bytes": "-5G"}, {"generations": 0}, {"generations": "²"}, {"idle_seconds": "x"}]
 )
 def test_wrong_options_are_said(run: str, options: dict[str, object]) -> None:
-    with pytest.raises(KeeperStartError, match=r"could not be started: argument .* is not a number of"):
+    with pytest.raises(StorageError, match=r"could not be started: argument .* is not a number of"):
         start_keeper(run, **options)
     with pytest.raises(ValueError, match="no option colour"):
         start_keeper(run, colour="red")
@@ -33,7 +35,7 @@ def test_what_cannot_be_made_is_said_without_a_traceback(
     run: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(FOLDER_VARIABLE, str(folder / "deeper"))
-    with pytest.raises(KeeperStartError) as caught:
+    with pytest.raises(StorageError) as caught:
         start_keeper(run)
     said = f"[Errno 2] No such file or directory: '{folder}/deeper'"
     assert str(caught.value) == f"the keeper of {run} could not be started: {said}"
@@ -42,7 +44,7 @@ def test_what_cannot_be_made_is_said_without_a_traceback(
 def test_a_fifo_in_the_place_of_the_log_holds_nobody_up(run: str, folder: Path) -> None:
     folder.mkdir(mode=0o700)
     os.mkfifo(folder / f"{run}.log")
-    with pytest.raises(KeeperStartError, match=rf"No such device or address: '{run}\.log'"):
+    with pytest.raises(StorageError, match=rf"No such device or address: '{run}\.log'"):
         start_keeper(run)
 
 

@@ -14,10 +14,12 @@ import torch
 from dcp_core import CorruptCheckpointError, load, save
 from dcp_io import StorageError, open_store, verify_checkpoint
 from dcp_io.testing.fault_proxy import Fault, FaultProxy
+from dcp_io.testing.folder import read_range
 from dcp_io.testing.raw_bucket import RawBucket
 from dcp_io.testing.s3_server import S3Server
-from dcp_object import ObjectStore, ObjectStoreReader, ObjectStoreWriter
-from dcp_object import open_store as open_object_store
+from dcp_object import ObjectStoreReader, ObjectStoreWriter
+from dcp_object.opening import open_store as open_object_store
+from dcp_object.store import ObjectStore
 
 SECRET = "not-to-be-shown-anywhere"
 FAST = {
@@ -77,7 +79,7 @@ def test_creating_survives_and_stays_exclusive(proxy: FaultProxy, folder: str, f
     proxy.decide = first(1, fault, "PUT")
     sink = target.create("x")
     sink.write([data])
-    sink.close(sync=True)
+    sink.close()
     assert target.read("x") == data
     with pytest.raises(FileExistsError):
         target.create("x")
@@ -93,7 +95,7 @@ def test_reading_survives(proxy: FaultProxy, folder: str, fault: Fault) -> None:
         assert target.read("x") == data
         proxy.decide = first(count, fault, "GET")
         buffer = bytearray(500_000)
-        target.read_into("x", 1000, memoryview(buffer))
+        read_range(target, "x", 1000, memoryview(buffer))
         assert buffer == data[1000:501_000]
 
 
@@ -104,7 +106,7 @@ def test_reading_gives_up(proxy: FaultProxy, folder: str, fault: Fault) -> None:
     proxy.decide = always(fault, "GET")
     before = proxy.requests["GET"]
     with pytest.raises(StorageError, match=r"GET s3://.*/x: failed after \d attempts in .*; check the connection"):
-        target.read_into("x", 0, memoryview(bytearray(100)))
+        read_range(target, "x", 0, memoryview(bytearray(100)))
     assert 2 <= proxy.requests["GET"] - before <= MAX_REQUESTS
 
 
@@ -173,7 +175,7 @@ def test_damage_is_not_taken_for_a_fault(proxy: FaultProxy, folder: str) -> None
     target.publish("x", b"0123456789")
     before = proxy.requests["GET"]
     with pytest.raises(CorruptCheckpointError):
-        target.read_into("x", 5, memoryview(bytearray(10)))
+        read_range(target, "x", 5, memoryview(bytearray(10)))
     assert proxy.requests["GET"] - before <= 1
 
 

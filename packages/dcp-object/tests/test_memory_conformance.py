@@ -8,10 +8,10 @@ import obstore
 import pytest
 from obstore.store import MemoryStore
 
-from dcp_io.testing import StoreConformance
-from dcp_object import ObjectStore
+from dcp_io.testing import FoldersConformance, StoreConformance
 from dcp_object.address import Address
 from dcp_object.client import Client
+from dcp_object.store import ObjectStore
 
 ROOT = "s3://in-memory"
 
@@ -37,7 +37,7 @@ class RawObjects:
         obstore.delete(self._native, f"{self._folder}/{name}")
 
 
-class TestInMemory(StoreConformance):
+class TestInMemory(StoreConformance, FoldersConformance):
     @pytest.fixture
     def place(self) -> MemoryStore:
         return MemoryStore()

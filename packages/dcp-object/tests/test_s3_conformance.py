@@ -15,16 +15,18 @@ from torch.distributed.tensor import Shard
 from dcp_core import load, save
 from dcp_core.testing.conformance import StorageConformance
 from dcp_core.testing.sharding import distribute
-from dcp_io.testing import StoreConformance
+from dcp_io.testing import FoldersConformance, StoreConformance
 from dcp_io.testing.fault_proxy import FaultProxy, sometimes
 from dcp_io.testing.raw_bucket import RawBucket
 from dcp_io.testing.s3_server import S3Server
-from dcp_object import ObjectStore, ObjectStoreReader, ObjectStoreWriter, open_store
+from dcp_object import ObjectStoreReader, ObjectStoreWriter
+from dcp_object.opening import open_store
+from dcp_object.store import ObjectStore
 
 _numbers = itertools.count()
 
 
-class TestS3Store(StoreConformance):
+class TestS3Store(StoreConformance, FoldersConformance):
     clock_seconds = 1.1
 
     @pytest.fixture

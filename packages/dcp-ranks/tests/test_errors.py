@@ -1,69 +1,46 @@
-"""The errors of ranks: what they say, that they travel, and that a library's own take their place."""
+"""The errors of ranks: what they say, and that they travel."""
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import pickle
+import traceback
 
 import pytest
 import torch.distributed as dist
 
-from dcp_ranks import ERROR_TYPES, ErrorTypes, LocalCoordinator, StoreWire, errors, guard_store, make_coordinator
+from dcp_ranks import (
+    CheckpointException,
+    LocalCoordinator,
+    StoreWire,
+    errors,
+    guard_store,
+    make_coordinator,
+)
 from dcp_ranks.testing.coordinators import caught
 
 BUILTIN = {
-    "PhaseFailedError": RuntimeError,
+    "CheckpointException": RuntimeError,
     "PeerLostError": ConnectionError,
     "CoordinatorTimeoutError": TimeoutError,
     "CoordinatorLostError": ConnectionError,
-    "RankDisagreementError": ValueError,
     "OperationError": RuntimeError,
 }
 EXAMPLES = [
-    errors.PhaseFailedError(
+    errors.CheckpointException(
         "phase 'plan' did not succeed", {3: (None, "text of 3"), 1: (OSError("full"), "text of 1")}
     ),
     errors.PeerLostError("write", [2], ["its process has ended"]),
     errors.CoordinatorTimeoutError("write", [1, 2], 3.0),
     errors.CoordinatorLostError("gone"),
-    errors.RankDisagreementError("rank 0: 1; rank 1: 2"),
+    errors.OperationError("rank 0: 1; rank 1: 2"),
     errors.OperationError("it has ended"),
 ]
 
 
-class OwnError(Exception):
-    """What users of a library catch."""
-
-
-class OwnLostError(OwnError, errors.CoordinatorLostError):
-    """The store is gone."""
-
-
-class OwnDisagreementError(OwnError, errors.RankDisagreementError):
-    """Different values."""
-
-
-class OwnFailedError(OwnError, errors.PhaseFailedError):
-    """A rank raised."""
-
-
-class OwnOperationError(OwnError, errors.OperationError):
-    """It has ended."""
-
-
-OWN = ErrorTypes(
-    phase_failed=OwnFailedError,
-    coordinator_lost=OwnLostError,
-    rank_disagreement=OwnDisagreementError,
-    operation=OwnOperationError,
-)
-
-
 def test_each_is_a_ranks_error_a_builtin_and_described():
-    kinds = {field.name: getattr(ERROR_TYPES, field.name) for field in dataclasses.fields(ErrorTypes)}
-    assert {kind.__name__ for kind in kinds.values()} == {*BUILTIN}
-    for kind in kinds.values():
+    for name in BUILTIN:
+        kind = getattr(errors, name)
         assert issubclass(kind, errors.RanksError)
         assert issubclass(kind, BUILTIN[kind.__name__])
         assert inspect.getdoc(kind)
@@ -80,10 +57,44 @@ def test_they_travel(error):
 def test_a_failed_phase_says_which_ranks_failed_and_why():
     error = EXAMPLES[0]
     assert [*error.failures] == [1, 3]
-    assert str(error).startswith("phase 'plan' did not succeed (failed on ranks 1, 3)\n--- rank 1 ---\ntext of 1")
+    assert str(error).startswith("phase 'plan' did not succeed (failed on ranks 1, 3): rank 1: ")
+    assert "\n--- rank 1 ---\ntext of 1" in str(error)
 
 
-def test_a_lost_store_raises_the_library_s_error():
+def traceback_of(error):
+    try:
+        raise error
+    except type(error):
+        return traceback.format_exc()
+
+
+@pytest.mark.parametrize("pickled", [True, False])
+def test_equal_failures_are_told_once(pickled):
+    full = {n: OSError(28, "No space left on device", f"/run/__{n}_0.abc.distcp") for n in range(64)}
+    failures = {n: (error if pickled else None, traceback_of(error)) for n, error in full.items()}
+    told = str(CheckpointException("phase 'write' did not succeed", failures))
+    cause = "OSError: [Errno 28] No space left on device: '/run/__0_0.abc.distcp'"
+    assert told.split("\n", maxsplit=1)[0] == f"phase 'write' did not succeed (failed on ranks 0-63): {cause}"
+    assert told.count("Traceback") == 1
+    assert "--- ranks 0-63 ---" in told
+    failures[5] = (None, traceback_of(ValueError("another\n  one")))
+    error = CheckpointException("it failed", failures)
+    assert error.summary == f"ranks 0-4, 6-63: {cause}; rank 5: ValueError: another"
+    assert str(error).count("Traceback") == 2
+    assert [*error.failures] == [*range(64)]
+
+
+def test_many_different_causes_do_not_fill_the_first_line():
+    error = CheckpointException("it failed", {rank: (ValueError(f"key {rank}"), "") for rank in range(9)})
+    assert error.summary.endswith("rank 1: ValueError: key 1; rank 2: ValueError: key 2; and 6 other failures")
+
+
+def test_a_failure_of_an_inner_phase_is_told_by_its_causes():
+    inner = CheckpointException("phase 'write' did not succeed", {1: (OSError("full"), "")})
+    assert CheckpointException("the save failed", {0: (inner, "")}).summary == "rank 0: rank 1: OSError: full"
+
+
+def test_a_lost_store_raises_its_error():
     class Gone:
         def __getattr__(self, name):
             def fail(*_):
@@ -91,27 +102,32 @@ def test_a_lost_store_raises_the_library_s_error():
 
             return fail
 
-    assert type(caught(lambda: StoreWire(Gone(), "p/", 2, errors=OWN).count("a"))) is OwnLostError
-    with pytest.raises(OwnLostError, match="timed out"), guard_store("(connecting)", OWN):
+    assert type(caught(lambda: StoreWire(Gone(), "p/", 2).add("a", 0))) is errors.CoordinatorLostError
+    with pytest.raises(errors.CoordinatorLostError, match="timed out"), guard_store("(connecting)"):
         raise RuntimeError("timed out")
 
 
-def test_a_rank_that_is_alone_raises_the_library_s_error():
+def test_a_rank_that_is_alone_raises_its_error():
     nan = float("nan")  # which is not equal to itself
-    assert type(caught(lambda: LocalCoordinator(errors=OWN).agree("step", nan, "steps"))) is OwnDisagreementError
+    assert type(caught(lambda: LocalCoordinator().agree("step", lambda: nan, "steps"))) is errors.OperationError
 
 
 def raised_on_ranks(rank):
     found = []
-    with make_coordinator(errors=OWN) as them:
-        found.append(caught(lambda: them.agree("step", rank(), "steps")))
+    with make_coordinator() as them:
+        found.append(caught(lambda: them.agree("step", rank, "steps")))
         found.append(caught(lambda: them.barrier("after")))  # agreeing that they differ is no failure
-    with make_coordinator(errors=OWN) as them:
+    with make_coordinator() as them:
         found += [caught(lambda: them.all_gather("work", lambda: 1 // rank())), caught(lambda: them.barrier("after"))]
     return [type(error) for error in found]
 
 
-def test_each_rank_raises_the_library_s_errors(ranks):
-    expected = [OwnDisagreementError.__name__, "NoneType", OwnFailedError.__name__, OwnOperationError.__name__]
+def test_each_rank_raises_its_errors(ranks):
+    expected = [
+        errors.OperationError.__name__,
+        "NoneType",
+        errors.CheckpointException.__name__,
+        errors.OperationError.__name__,
+    ]
     for found in ranks.run(2, raised_on_ranks, dist.get_rank):
         assert [kind.__name__ for kind in found] == expected

@@ -12,9 +12,9 @@ import pytest
 import torch.distributed as dist
 
 from dcp_ranks import make_coordinator
-from dcp_ranks.errors import PhaseFailedError
+from dcp_ranks.errors import CheckpointException
 from dcp_ranks.interrupts import interrupts_deferred
-from dcp_ranks.phases.fence import check_fence
+from dcp_ranks.phases.phases import check_fence
 from dcp_ranks.phases.store_coordinator import StoreCoordinator
 from dcp_ranks.testing.coordinators import coordinator, leftover_keys
 
@@ -62,7 +62,7 @@ def interrupted(kind, who, moments):
             them = coordinator(kind, timeout_seconds=40.0)
             with them, interrupt if them.rank == who else contextlib.nullcontext():
                 phases(them)
-        except (KeyboardInterrupt, PhaseFailedError) as error:
+        except (KeyboardInterrupt, CheckpointException) as error:
             end = type(error).__name__
         ends.append(end if interrupt.left <= 0 or them.rank != who else "too late")
         with mock.patch.object(StoreCoordinator, "_check_waited_for", side_effect=AssertionError):
@@ -80,11 +80,11 @@ def test_an_interrupt_at_any_moment_reaches_the_other_ranks(ranks, kind, who):
     for mine, other in zip(found[who], found[1 - who], strict=True):
         # The others are done if they had all that they need of this rank.
         assert (mine, other) in {
-            ("KeyboardInterrupt", "PhaseFailedError"),
+            ("KeyboardInterrupt", "CheckpointException"),
             ("KeyboardInterrupt", "done"),
             ("too late", "done"),
         }
-    assert found[1 - who][:40] == ["PhaseFailedError"] * 40
+    assert found[1 - who][:40] == ["CheckpointException"] * 40
 
 
 def signalled_while_drawing(who):
@@ -98,17 +98,17 @@ def signalled_while_drawing(who):
     before = signal.signal(signal.SIGINT, handler)
     draw = StoreCoordinator.draw
 
-    def draw_and_be_signalled(store, rank, errors):
+    def draw_and_be_signalled(store, rank):
         if rank == who:
             signal.raise_signal(signal.SIGINT)
-        return draw(store, rank, errors)
+        return draw(store, rank)
 
     StoreCoordinator.draw = staticmethod(draw_and_be_signalled)
     try:
         with make_coordinator(timeout_seconds=40.0) as them:
             phases(them)
         end = "done"
-    except (KeyboardInterrupt, PhaseFailedError) as error:
+    except (KeyboardInterrupt, CheckpointException) as error:
         end = type(error).__name__
     finally:
         StoreCoordinator.draw = staticmethod(draw)
@@ -123,7 +123,7 @@ def signalled_while_drawing(who):
 def test_an_interrupt_while_a_number_is_drawn_reaches_the_other_ranks(ranks, who):
     found = ranks.run(2, signalled_while_drawing, who)
     assert found[who] == ("KeyboardInterrupt", 1, [])
-    assert found[1 - who] == ("PhaseFailedError", 0, [])
+    assert found[1 - who] == ("CheckpointException", 0, [])
 
 
 def test_handlers_run_at_the_end_of_the_block_and_stay():

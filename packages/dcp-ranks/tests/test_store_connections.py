@@ -9,7 +9,13 @@ from unittest import mock
 import pytest
 import torch.distributed as dist
 
-from dcp_ranks import CollectiveCoordinator, StoreCoordinator, TimedStore, make_coordinator
+from dcp_ranks import (
+    CollectiveCoordinator,
+    CoordinatorLostError,
+    StoreCoordinator,
+    TimedStore,
+    make_coordinator,
+)
 from dcp_ranks import store_connections as store_clones
 
 
@@ -29,10 +35,13 @@ class Refusing(Gone):
     def clone(self):
         raise RuntimeError("no")
 
+    def check(self, keys):
+        return False
+
 
 def test_connecting_to_a_lost_store_ends_soon():
-    for store, error in ((Gone(), "gone"), (Refusing(), "no")):
-        with pytest.raises(RuntimeError, match=error):
+    for store, error in ((Gone(), "cannot be reached .*gone"), (Refusing(), r"although it answers \(no\).*ulimit -n")):
+        with pytest.raises(CoordinatorLostError, match=error):
             store_clones._clone(TimedStore(store, 5.0), store.clone)
 
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from dcp_core import PerRank, load, save
-from dcp_core.planning.comparable_bytes import value_bytes
+from dcp_core import DefaultLoadPlanner, PerRank, load, save
+from dcp_core.planning.replicas import value_bytes
 from dcp_core.testing.memory import MemoryReader, MemoryWriter
-from dcp_state import RandomState, StateMismatchError, app_state
+from dcp_state import RandomState, StateDictOptions, StateMismatchError, app_state
 
 
 def run(seed: int) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
@@ -101,3 +101,145 @@ def test_hyperparameters_of_two_groups_that_look_alike_stay_apart(
     load({"app": app_state(net, optimizer)}, storage_reader=MemoryReader(request.node.name))
     found = [group["note"] for group in optimizer.param_groups]
     assert [value_bytes(value) for value in found] == [value_bytes(value) for value in (one, other)]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda net, opt, sched: app_state(opt, net), "model is an nn.Module.* class AdamW; call app_state"),
+        (lambda net, opt, sched: app_state(net.state_dict(), opt), "model is .*of class str"),
+        (lambda net, opt, sched: app_state([net, opt]), "model is .*of class AdamW"),
+        (lambda net, opt, sched: app_state(net, sched), "optimizer is .*of class StepLR"),
+        (lambda net, opt, sched: app_state(net, net), "optimizer is .*of class Sequential"),
+        (lambda net, opt, sched: app_state(net, opt.state_dict()), "str is no torch.optim.Optimizer"),
+        (lambda net, opt, sched: app_state(net, opt, scheduler=opt), "scheduler is .*of class AdamW"),
+        (lambda net, opt, sched: app_state(net, opt, scheduler=[sched, 3]), "scheduler is .*of class int"),
+        (lambda net, opt, sched: app_state(net, opt, strict="yes"), "strict is True or False, not .*str"),
+        (lambda net, opt, sched: app_state(net, opt, options=StateDictOptions()), "takes no StateDictOptions"),
+    ],
+)  # fmt: skip
+def test_arguments_of_another_kind_are_refused_with_the_right_call(call: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        call(*run(0))
+
+
+def test_usual_arguments_are_accepted() -> None:
+    net, optimizer, scheduler = run(0)
+    for made in (
+        app_state([net], [optimizer], scheduler=[scheduler]),
+        app_state(iter([net]), iter([optimizer]), scheduler=iter([scheduler]), options="mine"),
+        app_state(nn.ModuleList([net])),
+        app_state(net, None, scheduler=None, strict=False),
+    ):
+        assert made.state_dict()["model"]
+
+
+def test_a_report_says_what_the_checkpoint_did_not_have(request: pytest.FixtureRequest) -> None:
+    net, optimizer, scheduler = run(0)
+    net[0].requires_grad_(False)
+    train(net, optimizer, scheduler)
+    save(
+        {"app": app_state(net, torch.optim.AdamW(net[1].parameters()))}, storage_writer=MemoryWriter(request.node.name)
+    )
+    net, optimizer, scheduler = run(1)
+    app = app_state(net, optimizer, best=1.5)
+    planner = DefaultLoadPlanner(allow_partial_load=True)
+    load({"app": app}, storage_reader=MemoryReader(request.node.name), planner=planner)
+    missing = {f"{kind}.0.{name}" for kind in ("state", "param_groups") for name in ("weight", "bias")}
+    assert app.report.initialised.keys() == {*missing, "best"}
+    assert [group["lr"] for group in optimizer.param_groups] == [1e-3]  # of the save, not the template's
+    assert {*app.report.restored} == {*net.state_dict(), "state.1.weight", "state.1.bias"}
+    assert app["best"] == 1.5
+
+
+class Layers(nn.Module):
+    def __init__(self, *numbers: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleDict({str(number): nn.Linear(3, 3) for number in numbers})
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers.values():
+            value = layer(value)
+        return value
+
+
+BOOKKEEPING: dict[str, dict[str, Any]] = {
+    "named parameters": {},
+    "name": {"name": "layer {}"},
+    "names": {"tags": ["layer {}", "decay"]},
+    "one without": {"tag": "second"},
+    "implementation": {"foreach": True, "fused": None},
+    "hyperparameter": {"weight_decay": 0.25, "note": 3},
+}
+
+
+def stage(number: int, entries: dict[str, Any], *, named: bool = True) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """A pipeline stage of one layer whose group carries what its script noted in it."""
+    part = Layers(number)
+    of_stage = {
+        key: [each.format(number) for each in value] if isinstance(value, list) else value
+        for key, value in entries.items()
+    }
+    of_stage |= {key: value.format(number) for key, value in entries.items() if isinstance(value, str)}
+    if number == 0:
+        of_stage.pop("tag", None)
+    if "foreach" in entries and number:
+        of_stage |= {"foreach": None, "fused": True}
+    parameters = part.named_parameters() if named else part.parameters()
+    optimizer = torch.optim.AdamW([{"params": [*parameters], **of_stage}], lr=0.01)
+    part(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    return part, optimizer
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("kind", BOOKKEEPING)
+def test_pipeline_stages_merge_whatever_their_groups_are_called(
+    request: pytest.FixtureRequest, kind: str, named: bool
+) -> None:
+    stages = [stage(number, BOOKKEEPING[kind], named=named) for number in (0, 1)]
+    states = [app_state(*each).state_dict()["optimizer"] for each in stages]
+    if kind != "implementation":  # each rank would save it under the same name
+        assert states[0]["groups"] == states[1]["groups"]
+    parts, optimizers = zip(*stages, strict=True)
+    save({"app": app_state(parts, optimizers)}, storage_writer=MemoryWriter(request.node.name))
+
+    net = Layers(0, 1)
+    whole = torch.optim.AdamW([{"params": [*net.named_parameters()], "name": "all", "fused": False}], lr=0.5)
+    app = app_state(net, whole)
+    load({"app": app}, storage_reader=MemoryReader(request.node.name))
+    (group,) = whole.param_groups
+    assert group["param_names"] == [name for name, _ in net.named_parameters()]
+    assert (group["name"], group["lr"]) == ("all", 0.01)
+    assert (group["weight_decay"], group.get("note")) == ((0.25, 3) if kind == "hyperparameter" else (0.01, None))
+    for part, optimizer in stages:
+        for name, parameter in part.named_parameters():
+            ours, its = whole.state[net.get_parameter(name)], optimizer.state[parameter]
+            assert torch.equal(ours["exp_avg"], its["exp_avg"])
+    whole.step()
+
+
+def test_text_that_a_script_notes_in_a_group_comes_back(request: pytest.FixtureRequest) -> None:
+    net, optimizer = stage(0, {"phase": "decay"})
+    save({"app": app_state(net, optimizer)}, storage_writer=MemoryWriter(request.node.name))
+    for begin in ({"phase": "warmup"}, {}):
+        net, optimizer = stage(0, begin)
+        load({"app": app_state(net, optimizer)}, storage_reader=MemoryReader(request.node.name))
+        assert optimizer.param_groups[0]["phase"] == "decay"
+
+
+@pytest.mark.parametrize("entry", ["betas", "adjust_lr_fn"])
+def test_hyperparameters_still_keep_groups_apart(request: pytest.FixtureRequest, entry: str) -> None:
+    """The second one is a text, and a hyperparameter: the optimizer has a default for it."""
+    values = {"betas": [(0.9, 0.99), (0.5, 0.99)], "adjust_lr_fn": ["original", "match_rms_adamw"]}[entry]
+
+    def make(*groups: list[nn.Parameter]) -> torch.optim.Optimizer:
+        made = [{"params": group, entry: value} for group, value in zip(groups, values, strict=False)]
+        return torch.optim.AdamW(made) if entry == "betas" else torch.optim.Muon(made)
+
+    net = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
+    save(
+        {"app": app_state(net, make([net[0].weight], [net[1].weight]))}, storage_writer=MemoryWriter(request.node.name)
+    )
+    with pytest.raises(StateMismatchError, match=f"saved with different {entry};"):
+        load({"app": app_state(net, make([*net.parameters()]))}, storage_reader=MemoryReader(request.node.name))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import dcp_telemetry
-from dcp_hooks import CheckpointEvent
+from dcp_base import CheckpointEvent
 
 Events = Callable[..., list[CheckpointEvent]]
 

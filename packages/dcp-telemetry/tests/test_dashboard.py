@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import dcp_telemetry
-from dcp_telemetry.plugin import dcp_on_event
+from dcp_telemetry.exporters import exporters
 
 pytest.importorskip("prometheus_client", reason="needs prometheus-client")
 
@@ -34,7 +34,7 @@ def test_every_metric_and_label_that_it_queries_is_exported(board: dict[str, Any
     registry = CollectorRegistry()
     dcp_telemetry.enable_prometheus(registry)
     for event in [*events(), *events("step-8", error="OSError: full")]:
-        dcp_on_event(event)
+        exporters.dcp_on_event(event)
     samples = [sample for family in registry.collect() for sample in family.samples]
     labels: dict[str, set[str]] = {}
     for sample in samples:

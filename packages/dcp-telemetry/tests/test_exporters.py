@@ -11,18 +11,17 @@ from typing import Any
 import pytest
 
 import dcp_telemetry
-from dcp_hooks import CheckpointEvent
-from dcp_telemetry.exporters import Exporters, error_type
-from dcp_telemetry.plugin import dcp_on_event
+from dcp_base import CheckpointEvent, installed
+from dcp_telemetry.event_fields import error_type
+from dcp_telemetry.exporters import Exporters, exporters
 
 NOT_ENABLED = """
 import sys
-from dcp_hooks import CheckpointEvent
-import dcp_telemetry
-from dcp_telemetry.plugin import dcp_on_event
-dcp_telemetry.disable()
-dcp_on_event(CheckpointEvent("save", "total", "started", 0))
-print(sorted({"opentelemetry", "prometheus_client", "torch", "numpy"} & sys.modules.keys()))
+from dcp_base import CheckpointEvent, installed
+{enabling}
+installed.emit(CheckpointEvent("save", "total", "started", 0))
+print(sorted({{"dcp_telemetry", "opentelemetry", "prometheus_client", "torch", "numpy"}} & sys.modules.keys()))
+print("dcp-telemetry" in [plugin.name for plugin in installed.list()])
 """
 
 
@@ -41,9 +40,23 @@ class Keeper:
         self.closed += 1
 
 
-def test_installed_is_not_enabled_and_imports_neither_library() -> None:
-    ran = subprocess.run([sys.executable, "-c", NOT_ENABLED], capture_output=True, text=True, check=True)
-    assert ran.stdout.strip() == "[]"
+@pytest.mark.parametrize("enabling", ["", "import dcp_telemetry; dcp_telemetry.disable()"])
+def test_installed_is_not_enabled_and_imports_neither_library(enabling: str) -> None:
+    code = NOT_ENABLED.format(enabling=enabling)
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.split("\n")[:2] == [str(["dcp_telemetry"] if enabling else []), "False"]
+
+
+def test_the_first_exporter_subscribes_and_the_last_one_unsubscribes() -> None:
+    exporters = Exporters()
+    for name in ("a", "b"):
+        exporters.enable(name, Keeper())
+        assert [plugin.name for plugin in installed.list()].count("dcp-telemetry") == 1
+    exporters.disable("a")
+    assert installed.observed
+    exporters.disable("b")
+    exporters.disable("b")
+    assert "dcp-telemetry" not in [plugin.name for plugin in installed.list()]
 
 
 def test_an_exporter_that_fails_is_logged_and_stops_no_other(events: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -51,7 +64,8 @@ def test_an_exporter_that_fails_is_logged_and_stops_no_other(events: Any, caplog
     exporters.enable("broken", broken)
     exporters.enable("well", well)
     for event in events():
-        exporters.observe(event)
+        exporters.dcp_on_event(event)
+    exporters.disable("broken", "well")
     assert len(broken.events) == len(well.events) == 6
     assert {record.levelno for record in caplog.records} == {logging.WARNING}
     assert "'broken'" in caplog.records[0].getMessage()
@@ -63,7 +77,7 @@ def test_disabled_exporters_are_closed_once_and_hear_nothing_more(events: Any) -
     exporters.enable("keeper", keeper)
     exporters.disable("keeper", "unknown")
     exporters.disable("keeper")
-    exporters.observe(events()[0])
+    exporters.dcp_on_event(events()[0])
     assert keeper.closed == 1
     assert keeper.events == []
 
@@ -75,7 +89,7 @@ def test_exporters_come_and_go_while_events_arrive(events: Any) -> None:
         try:
             while not stop.is_set():
                 for event in events():
-                    exporters.observe(event)
+                    exporters.dcp_on_event(event)
         except Exception as error:
             failed.append(error)
 
@@ -88,6 +102,7 @@ def test_exporters_come_and_go_while_events_arrive(events: Any) -> None:
     stop.set()
     for thread in threads:
         thread.join()
+    exporters.disable(*map(str, range(7)))
     assert failed == []
 
 
@@ -114,13 +129,10 @@ def test_types_of_errors_are_few(text: str | None, kind: str) -> None:
     assert error_type(CheckpointEvent("save", "total", "failed", 0, error=text)) == kind
 
 
-def test_the_plugin_passes_events_on(events: Any) -> None:
-    from dcp_telemetry.exporters import exporters
-
+def test_events_reach_exporters_while_they_are_enabled(events: Any) -> None:
     keeper = Keeper()
     exporters.enable("keeper", keeper)
-    try:
-        dcp_on_event(events()[0])
-    finally:
-        exporters.disable("keeper")
+    installed.emit(events()[0])
+    exporters.disable("keeper")
+    installed.emit(events()[1])
     assert keeper.events == [events()[0]]

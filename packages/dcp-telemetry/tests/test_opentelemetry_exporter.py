@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import dcp_telemetry
-from dcp_hooks import CheckpointEvent
-from dcp_telemetry.plugin import dcp_on_event
+from dcp_base import CheckpointEvent
+from dcp_telemetry.exporters import exporters
 
 pytest.importorskip("opentelemetry.sdk", reason="needs opentelemetry-sdk")
 
@@ -45,7 +45,7 @@ def spans(provider: TracerProvider) -> InMemorySpanExporter:
 
 def emit(events: list[CheckpointEvent]) -> None:
     for event in events:
-        dcp_on_event(event)
+        exporters.dcp_on_event(event)
 
 
 def test_a_save_is_a_span_with_its_phases_in_it(events: Any, spans: InMemorySpanExporter) -> None:
@@ -100,7 +100,7 @@ def test_saves_that_overlap_keep_their_phases(events: Any, spans: InMemorySpanEx
     chance = random.Random(seed)
     while waiting:
         chosen = chance.choice(waiting)
-        dcp_on_event(chosen.pop(0))
+        exporters.dcp_on_event(chosen.pop(0))
         waiting = [each for each in waiting if each]
     check_trees(spans, 6)
 

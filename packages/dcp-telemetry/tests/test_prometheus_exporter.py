@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import dcp_telemetry
-from dcp_hooks import CheckpointEvent
-from dcp_telemetry.plugin import dcp_on_event
+from dcp_base import CheckpointEvent
+from dcp_telemetry.exporters import exporters
 
 pytest.importorskip("prometheus_client", reason="needs prometheus-client")
 
@@ -23,7 +23,7 @@ TOTAL = {**SAVE, "phase": "total"}
 
 def emit(events: list[CheckpointEvent]) -> None:
     for event in events:
-        dcp_on_event(event)
+        exporters.dcp_on_event(event)
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def scrape(registry: CollectorRegistry) -> dict[tuple[str, frozenset[tuple[str, 
     """Every sample that is served: name and labels → value."""
     server, thread = start_http_server(0, "127.0.0.1", registry)
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/metrics", timeout=60) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/metrics", timeout=250) as answer:
             text = answer.read().decode()
     finally:
         server.shutdown()
@@ -97,8 +97,8 @@ def test_the_step_is_read_from_the_last_part_of_the_id(
 def test_tiers_have_what_waits_for_them_and_what_came_last(registry: CollectorRegistry) -> None:
     dcp_telemetry.enable_prometheus(registry)
     for size in (900, 300):
-        dcp_on_event(CheckpointEvent("promote", "waiting", "finished", 0, "s3://far/run", bytes=size))
-    dcp_on_event(CheckpointEvent("promote", "total", "finished", 0, "s3://far/run/step-40", bytes=600))
+        exporters.dcp_on_event(CheckpointEvent("promote", "waiting", "finished", 0, "s3://far/run", bytes=size))
+    exporters.dcp_on_event(CheckpointEvent("promote", "total", "finished", 0, "s3://far/run/step-40", bytes=600))
     values = {sample.name: (sample.labels, sample.value) for metric in registry.collect() for sample in metric.samples}
     assert values["dcp_tier_waiting_bytes"] == ({"tier": "s3://far/run"}, 300)
     assert values["dcp_tier_last_step"] == ({"tier": "s3://far/run"}, 40)

@@ -16,7 +16,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from dcp_hooks import installed
+from dcp_base import installed
 from dcp_io import (
     Catalogue,
     KeepAll,
@@ -33,7 +33,7 @@ from dcp_io.stores import host_store
 from dcp_io.testing.shelves import ShelfPlugin
 from dcp_manifest import CheckpointIndex, Framing, ManifestInfo, StoredItems, encode
 from dcp_tiers import Tier, Tiers
-from dcp_tiers.promoting.promotion import Promotion
+from dcp_tiers.promotion import Promotion
 from dcp_tiers.waiting import steps_to_send
 
 _clock = itertools.count(time.time_ns())
@@ -54,7 +54,9 @@ def save(root: str | Path, step: int, values: Mapping[str, bytes] | None = None,
         payload = Payload(memoryview(data), Framing.RAW, "uint8", (len(data),))
         request = WriteRequest(key, len(data), lambda payload=payload: payload)
         items += backend.write([request], prefix=f"__{rank}_", save_id=save_id)
-    info = ManifestInfo(save_id, len(values), "test", generation=backends[0].generation, created_ns=next(_clock))
+    info = ManifestInfo(
+        save_id, len(values), "test", generation=backends[0].session.generation, created_ns=next(_clock)
+    )
     index = _index(values, items, info)
     backends[0].publish(".metadata", encode(index))
     for backend in backends:

@@ -12,22 +12,10 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from dcp_hooks import installed
 from dcp_io import KeepLast, find_checkpoints, latest_valid
-from dcp_tiers import Tier, Tiers, TiersError, plugin
+from dcp_tiers import Tier, Tiers, TiersError
 from dcp_tiers.commands import promote_tiers, show_tiers
 from dcp_tiers.promote import main, only_one, promote
-
-
-@pytest.fixture(autouse=True)
-def _installed():
-    """Register the plug-in, unless its entry point does."""
-    if "tiers" in installed.names("commands"):
-        yield
-        return
-    installed.register(plugin, "tiers")
-    yield
-    installed.unregister("tiers")
 
 
 def run(command: click.Command, *arguments: str) -> tuple[int, str]:
@@ -50,12 +38,12 @@ def test_which_step_is_in_which_tier(helpers, near, far):
         promote(tiers)
     helpers.save(near, 30)
     size = sum(map(len, helpers.contents(30).values()))
-    code, (found,) = run_json(show_tiers.command, near)
+    code, (found,) = run_json(show_tiers, near)
     assert code == 0
     states = {step["step"]: [copy["state"] for copy in step["copies"]] for step in found["steps"]}
     assert states == {10: ["complete"] * 2, 20: ["complete"] * 2, 30: ["complete", "waits"]}
     assert (found["tiers"][1]["steps_to_go"], found["tiers"][1]["bytes_to_go"] >= size) == ([30], True)
-    code, text = run(show_tiers.command, near / "run.tiers.toml", far)
+    code, text = run(show_tiers, near / "run.tiers.toml", far)
     assert text.count(f"tier 1  {far}: ") == 2
     assert [line for line in text.splitlines() if line.startswith("30 ") and line.endswith(" to go")]
 
@@ -72,14 +60,14 @@ def test_half_of_a_copy_damage_and_a_tier_that_is_away(helpers, near, far):
     for path in set((far / "step-10").glob("*.distcp")) - {kept}:
         path.unlink()
     next((far / "step-20").glob("*.distcp")).unlink()
-    code, (found,) = run_json(show_tiers.command, near)
+    code, (found,) = run_json(show_tiers, near)
     first, second = (step["copies"][1] for step in found["steps"])
     assert (code, first["state"], second["state"]) == (1, "incomplete", "damaged")
     whole = found["steps"][0]["copies"][0]["bytes"]
     assert first["bytes_to_go"] == whole - kept.stat().st_size
     far.rename(far.parent / "gone")
     far.write_text("not a folder")
-    code, text = run(show_tiers.command, near)
+    code, text = run(show_tiers, near)
     assert (code, "cannot be read" in text, "\n10 " in text) == (1, True, True)
 
 
@@ -91,7 +79,7 @@ def test_clean_leaves_what_will_be_finished(helpers, near, far):
     for step in (10, 20):
         shutil.copytree(near / f"step-{step}", far / f"step-{step}")
         (far / f"step-{step}" / ".metadata").unlink()
-    code, (found,) = run_json(show_tiers.command, near, "--clean")
+    code, (found,) = run_json(show_tiers, near, "--clean")
     assert (code, found["removed"]) == (0, {str(far): [10]})
     assert {path.name for path in far.iterdir()} == {"step-20"}
 
@@ -105,7 +93,7 @@ def test_a_row_has_room_in_the_terminal(helpers, near, far, monkeypatch, columns
     promote(helpers.tiers())
     next((near / "step-10").glob("*.distcp")).unlink()
     helpers.save(near, 1_000_000)
-    _, text = run(show_tiers.command, near)
+    _, text = run(show_tiers, near)
     _, *rest = text.partition("\nstep ")[2].splitlines()
     rows, (damage,) = rest[:3], rest[3:]
     assert max(map(len, rows)) <= columns
@@ -133,9 +121,9 @@ def test_nothing_is_cleaned_where_another_user_says(helpers, near, far, monkeypa
     else:
         monkeypatch.setattr(os, "geteuid", lambda: 12345)
     with pytest.raises(TiersError, match="belongs to another user"):
-        run(show_tiers.command, near, "--clean")
+        run(show_tiers, near, "--clean")
     assert left.exists()
-    assert run(show_tiers.command, near)[0] == 0
+    assert run(show_tiers, near)[0] == 0
 
 
 def test_nothing_is_cleaned_while_nobody_knows_what_will_be_finished(helpers, near, far):
@@ -143,7 +131,7 @@ def test_nothing_is_cleaned_while_nobody_knows_what_will_be_finished(helpers, ne
     left = half(helpers, near, far, 10)
     near.rename(near.parent / "away")
     near.write_text("not a folder")
-    code, (found,) = run_json(show_tiers.command, far, "--clean")
+    code, (found,) = run_json(show_tiers, far, "--clean")
     assert (code, found["removed"], left.exists()) == (1, {}, True)
 
 
@@ -154,11 +142,11 @@ def test_what_hosts_bring_is_not_cleaned_on_another_machine(tmp_path, far, hosts
     with hosts.on_host(tmp_path, "login"):
         tiers = Tiers([Tier(hosts.near, per_host=True), Tier(far)], stale_after_seconds=600)
         tiers.write_to(1)
-        assert run_json(show_tiers.command, far, "--clean")[1][0]["removed"] == {}
+        assert run_json(show_tiers, far, "--clean")[1][0]["removed"] == {}
         assert left.exists()
         for journal in left.glob(".dcp-promoting-*"):
             os.utime(journal, (time.time() - 700,) * 2)
-        assert run_json(show_tiers.command, far, "--clean")[1][0]["removed"] == {str(far): [1]}
+        assert run_json(show_tiers, far, "--clean")[1][0]["removed"] == {str(far): [1]}
 
 
 def test_promote_says_what_arrived(helpers, near, far):
@@ -166,15 +154,15 @@ def test_promote_says_what_arrived(helpers, near, far):
     tiers.write()
     for step in (10, 20, 30):
         helpers.save(near, step)
-    code, (found,) = run_json(promote_tiers.command, near)
+    code, (found,) = run_json(promote_tiers, near)
     assert (code, found["left"], found["busy"]) == (0, {}, False)
     assert found["arrived"] == [f"{far}/step-20", f"{far}/step-30"]
     assert found["skipped"] == [f"{far}/step-10"]
     assert helpers.loaded(far) == {step: helpers.contents(step) for step in (20, 30)}
-    code, text = run(promote_tiers.command, near)
+    code, text = run(promote_tiers, near)
     assert (code, text.splitlines()[-1]) == (0, f"{near}: everything has arrived already")
     helpers.save(near, 40)
-    code, text = run(promote_tiers.command, far)
+    code, text = run(promote_tiers, far)
     assert (code, f"arrived  {far}/step-40  " in text) == (0, True)
 
 
@@ -183,9 +171,9 @@ def test_promote_says_what_has_not_arrived(helpers, near, far):
     tiers.write()
     helpers.save(near, 10)
     with only_one(tiers):
-        assert run(promote_tiers.command, near)[0] == 1
+        assert run(promote_tiers, near)[0] == 1
     far.write_text("not a folder")
-    code, text = run(promote_tiers.command, near, "--seconds", "0.3")
+    code, text = run(promote_tiers, near, "--seconds", "0.3")
     assert (code, f"not in {far}: steps 10" in text) == (1, True)
 
 
@@ -193,7 +181,7 @@ def test_promote_says_what_has_not_arrived(helpers, near, far):
 def test_a_time_that_is_none_is_refused(helpers, near, seconds):
     helpers.tiers().write()
     with pytest.raises(click.UsageError, match="is not"):
-        run(promote_tiers.command, near, "--seconds", seconds)
+        run(promote_tiers, near, "--seconds", seconds)
     with pytest.raises(SystemExit):
         main([str(near), "--seconds", seconds])
 

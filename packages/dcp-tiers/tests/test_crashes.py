@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from dcp_crash import WRITING, Fault, disk_states, mark, run_traced, snapshot
+from dcp_crash import Fault, disk_states, mark, run_traced, snapshot
+from dcp_crash.faults import WRITING
 from dcp_io import Catalogue, KeepLast, LocalStore
 from dcp_tiers import Tier, Tiers
 from dcp_tiers.promote import promote
-from dcp_tiers.promoting.promotion import Promotion
+from dcp_tiers.promotion import Promotion
 
 pytestmark = pytest.mark.traced
 

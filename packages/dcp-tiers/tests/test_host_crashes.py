@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from dcp_crash import WRITING, Fault, disk_states, mark, run_traced, snapshot
+from dcp_crash import Fault, disk_states, mark, run_traced, snapshot
+from dcp_crash.faults import WRITING
 from dcp_tiers import Tier, Tiers
-from dcp_tiers.promoting.promotion import Promotion
+from dcp_tiers.promotion import Promotion
 
 pytestmark = [pytest.mark.traced, pytest.mark.parametrize("hosts", ["/near/run"], ids=["folder"], indirect=True)]
 

@@ -12,21 +12,10 @@ from unittest import mock
 
 import pytest
 
-from dcp_io import (
-    Catalogue,
-    CopyNote,
-    HostCopies,
-    KeepLast,
-    LocalStore,
-    host_id,
-    note_hosts,
-    open_store,
-    verify_checkpoint,
-    write_copy_note,
-)
+from dcp_io import Catalogue, CopyNote, HostCopies, JobHosts, KeepLast, LocalStore, open_store, verify_checkpoint
 from dcp_tiers import KeepWaiting, Tier, Tiers, TiersError
 from dcp_tiers.promote import only_one
-from dcp_tiers.promoting.promotion import Promotion
+from dcp_tiers.promotion import Promotion
 
 
 def test_the_last_host_publishes(tmp_path: Path, far: Path, helpers: SimpleNamespace, hosts: SimpleNamespace) -> None:
@@ -64,7 +53,7 @@ def test_a_publisher_that_is_killed_leaves_no_journal_behind(
     hosts.save_apart(tmp_path, 1)
     hosts.bring(tmp_path, far, "a", "b")
     (far / "step-1" / ".dcp-promoting-0123456789abcdef.json").write_text('{"save_id": "cut o')
-    killed = mock.patch("dcp_tiers.copying.copy_part._end", side_effect=OSError(5, "killed"))
+    killed = mock.patch("dcp_tiers.copying._end", side_effect=OSError(5, "killed"))
     with killed, hosts.on_host(tmp_path, "c"):
         tiers = Tiers([Tier(hosts.near, per_host=True), Tier(far)])
         Promotion(tiers, 1).run(lambda seconds: False)
@@ -223,11 +212,10 @@ def copy_to(tmp_path: Path, hosts: SimpleNamespace, owner: str, receiver: str) -
     """Put copies of one host's part of step 1 on another host, as partners do; returns their names."""
     with hosts.on_host(tmp_path, owner) as near:
         files = [*near.glob("step-1/*.distcp")]
-        ids = host_id(open_store(hosts.url))
+        ids = JobHosts(open_store(hosts.url)).own_id()
     with hosts.on_host(tmp_path, receiver) as near:
-        write_copy_note(
-            open_store(hosts.url).child("step-1"),
-            CopyNote(files[0].name.split(".")[1], {ids: tuple(file.name for file in files)}, protected=True),
+        CopyNote(files[0].name.split(".")[1], {ids: tuple(file.name for file in files)}, protected=True).write(
+            open_store(hosts.url).child("step-1")
         )
         for file in files:
             shutil.copy(file, near / "step-1")
@@ -239,10 +227,10 @@ def note_job(tmp_path: Path, hosts: SimpleNamespace, *present: str) -> None:
     ids = set()
     for host in present:
         with hosts.on_host(tmp_path, host):
-            ids.add(host_id(open_store(hosts.url)))
+            ids.add(JobHosts(open_store(hosts.url)).own_id())
     for host in present:
         with hosts.on_host(tmp_path, host):
-            note_hosts(open_store(hosts.url), ids)
+            JobHosts(open_store(hosts.url)).note(ids)
 
 
 def test_a_copy_is_brought_only_when_its_host_is_gone(

@@ -14,10 +14,9 @@ import time
 import pytest
 
 from dcp_tiers import Tier, Tiers
-from dcp_tiers.draining import lacking_steps
-from dcp_tiers.promoter_lock import PromoterLock
+from dcp_tiers.promote import PromoterLock, Trainer, stand_by
 from dcp_tiers.promoter_process import END
-from dcp_tiers.promoting.following import Trainer, stand_by
+from dcp_tiers.tiers import lacking_steps
 
 TIMEOUT_SECONDS = 60
 NO_ID = str  # the id of a host's place, which a folder does not need

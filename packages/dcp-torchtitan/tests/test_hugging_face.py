@@ -15,7 +15,7 @@ from torchtitan.components.checkpointer import CheckpointManager
 from torchtitan.protocols.state_dict_adapter import StateDictAdapter
 
 from dcp_torchtitan import DcpCheckpointManager
-from dcp_torchtitan.hugging_face import export_model, load_model
+from dcp_torchtitan.checkpoint_manager import export_model, load_model
 
 # torchtitan's own manager, in a process without a group.
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

@@ -16,7 +16,7 @@ pytest.importorskip("transformers")
 import torch.distributed as dist
 
 from dcp_core import PerRank, load, save
-from dcp_transformers.trainer_state import RandomStates
+from dcp_transformers.trainer import RandomStates
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 

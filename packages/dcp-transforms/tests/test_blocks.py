@@ -116,9 +116,9 @@ def test_a_frame_that_lies_about_its_size_is_refused_before_anything_is_allocate
     assert FloatPlanes().decoded_bytes(block) == len(bomb) + 1
     with pytest.raises(ValueError, match="67,108,864 bytes"):
         FloatPlanes().decode_block(block, memoryview(bytearray(len(bomb) + 1)))
-    with pytest.raises(ValueError, match="67,108,864 bytes, not 100"):
+    with pytest.raises(ValueError, match="67,108,864 decoded bytes, not 100"):
         BlockUndo([BlockZStandard()]).decode(memoryview(bomb), memoryview(bytearray(100)))
-    with pytest.raises(ValueError, match="67,108,864 bytes on the way to 100"):
+    with pytest.raises(ValueError, match="67,108,864 intermediate bytes for 100"):
         BlockUndo([BlockZStandard(), FloatPlanes()]).decode(memoryview(bomb), memoryview(bytearray(100)))
 
 

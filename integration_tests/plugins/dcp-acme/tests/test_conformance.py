@@ -16,12 +16,12 @@ from dcp_core.testing.conformance import (
     StorageConformance,
 )
 from dcp_io import LocalStore
-from dcp_io.testing import StoreConformance
+from dcp_io.testing import FoldersConformance, StoreConformance
 
 _numbers = itertools.count()
 
 
-class TestStore(StoreConformance):
+class TestStore(StoreConformance, FoldersConformance):
     @pytest.fixture
     def place(self, root: Path) -> str:
         return f"acme://stores/{next(_numbers)}"

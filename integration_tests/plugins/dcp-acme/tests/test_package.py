@@ -45,7 +45,7 @@ def test_finding_it_imports_nothing_heavy() -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=120,
+        timeout=250,
     )
     assert done.stdout.strip() == "['dcp_acme', 'dcp_acme.plugin', 'dcp_acme.watch']"
 
@@ -82,7 +82,7 @@ def test_the_vault_is_found_without_torch(root: Path) -> None:
     )
     command = [sys.executable, "-c", code, "acme://listed/step-1"]
     done = subprocess.run(
-        command, capture_output=True, text=True, check=True, timeout=120
+        command, capture_output=True, text=True, check=True, timeout=250
     )
     assert done.stdout.split() == ["True", "False"]
 

@@ -23,7 +23,7 @@ dcp_core.save({"weight": torch.arange(5.0)}, checkpoint_id=sys.argv[1])
 
 def test_needs_nothing_but_the_id(server: ObjectServer) -> None:
     url = server.url("alone/step-1")
-    subprocess.run([sys.executable, "-W", "error", "-c", _SAVE, url], check=True, timeout=120)
+    subprocess.run([sys.executable, "-W", "error", "-c", _SAVE, url], check=True, timeout=250)
     state = {"weight": torch.zeros(5)}
     load(state, checkpoint_id=url)
     assert torch.equal(state["weight"], torch.arange(5.0))

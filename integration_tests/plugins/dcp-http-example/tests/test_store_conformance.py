@@ -11,12 +11,12 @@ from dcp_http_example import HttpStore
 from dcp_http_example.address import parse_address
 from dcp_http_example.raw_folder import RawFolder
 from dcp_http_example.server import ObjectServer
-from dcp_io.testing import StoreConformance
+from dcp_io.testing import FoldersConformance, StoreConformance
 
 _numbers = itertools.count()
 
 
-class TestHttpStore(StoreConformance):
+class TestHttpStore(StoreConformance, FoldersConformance):
     @pytest.fixture
     def place(self, server: ObjectServer) -> Any:
         return server, f"place{next(_numbers)}"

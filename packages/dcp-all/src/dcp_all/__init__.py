@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dcp_hooks import import_lazily
+from dcp_base import import_lazily
 
 if TYPE_CHECKING:
     from dcp_all import (
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
         AsyncSaveResponse,
         SaverOptions,
         SaveSkippedError,
-        SaveSupersededError,
         WorkerLostError,
         WorkerOptions,
         async_save,
@@ -82,8 +81,8 @@ if TYPE_CHECKING:
         save,
         save_state_dict,
     )
-    from dcp_core.shards.declared_shards import CheckpointableTensor
-    from dcp_data import PositionMismatchError, ResumableLoader, ResumableSampler, ResumableStream
+    from dcp_core.shards.boxes import CheckpointableTensor
+    from dcp_data import ResumableLoader, ResumableSampler, ResumableStream
     from dcp_exchange import ExchangeError
     from dcp_format import (
         Conversion,
@@ -120,6 +119,7 @@ if TYPE_CHECKING:
     )
     from dcp_memory import keeper_status, partner, start_keeper, stop_keeper
     from dcp_object import ObjectStoreReader, ObjectStoreWriter
+    from dcp_prove import prove_resume
     from dcp_ranks import PeerOptions
     from dcp_state import RandomState, StateMismatchError, app_state, load_sharded_optimizer_state_dict
     from dcp_tiers import KeepWaiting, Tier, Tiers
@@ -167,7 +167,6 @@ __all__ = [
     "PeerLostError",
     "PeerOptions",
     "PerRank",
-    "PositionMismatchError",
     "QuantizedHuggingFaceStorageReader",
     "RandomState",
     "ReadItem",
@@ -179,7 +178,6 @@ __all__ = [
     "SavePlan",
     "SavePlanner",
     "SaveSkippedError",
-    "SaveSupersededError",
     "SaverOptions",
     "StateMismatchError",
     "Stateful",
@@ -221,6 +219,7 @@ __all__ = [
     "planner_helpers",
     "plugins",
     "protocol",
+    "prove_resume",
     "quantized_hf_storage",
     "replace_stock",
     "resharding",
@@ -253,7 +252,7 @@ __getattr__, __dir__ = import_lazily(
         ),
         "dcp_async": (
             *("AsyncCheckpointerType", "AsyncSaver", "AsyncSaveResponse", "SaverOptions", "SaveSkippedError"),
-            *("SaveSupersededError", "WorkerLostError", "WorkerOptions", "async_save"),
+            *("WorkerLostError", "WorkerOptions", "async_save"),
         ),
         "dcp_bridge": ("replace_stock",),
         "dcp_core": (
@@ -264,10 +263,11 @@ __getattr__, __dir__ = import_lazily(
             *("TensorStorageMetadata", "UnsafeCheckpointError", "UnsupportedFormatError", "WriteItem", "estimate"),
             *("load", "load_keys", "load_state_dict", "plugins", "save", "save_state_dict"),
         ),
-        "dcp_core.shards.declared_shards": ("CheckpointableTensor",),
-        "dcp_data": ("PositionMismatchError", "ResumableLoader", "ResumableSampler", "ResumableStream"),
+        "dcp_core.shards.boxes": ("CheckpointableTensor",),
+        "dcp_data": ("ResumableLoader", "ResumableSampler", "ResumableStream"),
         "dcp_exchange": ("ExchangeError",),
         "dcp_memory": ("keeper_status", "partner", "start_keeper", "stop_keeper"),
+        "dcp_prove": ("prove_resume",),
         "dcp_tiers": ("KeepWaiting", "Tier", "Tiers"),
         "dcp_format": (
             *("Conversion", "HuggingFaceStorageReader", "HuggingFaceStorageWriter"),

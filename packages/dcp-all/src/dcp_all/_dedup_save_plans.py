@@ -1,7 +1,7 @@
 """Mirror of `torch.distributed.checkpoint._dedup_save_plans`: re-exports only."""
 
 from dcp_all.planner import SavePlan, WriteItem
-from dcp_core.planning.diagnose_duplicates import dedup_save_plans
+from dcp_core.planning.replicas import dedup_save_plans
 
 __all__ = [
     "SavePlan",

@@ -20,7 +20,7 @@ from dcp_fs import FileSystem, FileSystemBase, FileSystemReader, FileSystemWrite
 from dcp_fs import FileSystemWriter as _FileSystemWriter
 from dcp_manifest import DATA_SUFFIX as DEFAULT_SUFFIX
 from dcp_manifest import METADATA_NAME as _metadata_fn  # noqa: N811 - stock's name
-from dcp_manifest.stock.stock_class_paths import STOCK_VERSION as CURRENT_DCP_VERSION
+from dcp_manifest.stock.stock_write import STOCK_VERSION as CURRENT_DCP_VERSION
 
 __all__ = [
     "CURRENT_DCP_VERSION",

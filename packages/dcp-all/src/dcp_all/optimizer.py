@@ -15,7 +15,7 @@ from dcp_all.planner import LoadPlan, LoadPlanner
 from dcp_all.planner_helpers import create_read_items_for_chunk_list
 from dcp_all.state_dict_loader import load_state_dict
 from dcp_all.storage import StorageReader
-from dcp_state.optimizer.sharded_load import load_sharded_optimizer_state_dict
+from dcp_state.optimizer.optimizer_state_dict import load_sharded_optimizer_state_dict
 
 __all__ = [
     "STATE_DICT_TYPE",

@@ -8,17 +8,18 @@ from dcp_all.metadata import (
     StorageMeta,
     TensorProperties,
 )
-from dcp_core.records.plan import (
+from dcp_core.records.protocols import (
     BytesIOWriteData,
     LoadItemType,
     LoadPlan,
+    LoadPlanner,
     ReadItem,
     SavePlan,
+    SavePlanner,
     TensorWriteData,
     WriteItem,
     WriteItemType,
 )
-from dcp_core.records.protocols import LoadPlanner, SavePlanner
 
 __all__ = [
     "STATE_DICT_TYPE",

@@ -9,9 +9,11 @@ from dcp_all.metadata import (
     TensorStorageMetadata,
 )
 from dcp_all.planner import LoadItemType, ReadItem, SavePlan, TensorWriteData, WriteItem, WriteItemType
+from dcp_core.planning.load_planner import create_read_items as _create_read_items
 from dcp_core.planning.read_items import create_read_items_for_chunk_list
+from dcp_core.planning.save_planner import create_write_items as _create_write_items
 from dcp_core.records.metadata import STORAGE_TYPES
-from dcp_core.shards.declared_shards import CheckpointableTensor
+from dcp_core.shards.boxes import CheckpointableTensor
 
 __all__ = [
     "STATE_DICT_TYPE",
@@ -28,5 +30,7 @@ __all__ = [
     "TensorWriteData",
     "WriteItem",
     "WriteItemType",
+    "_create_read_items",
+    "_create_write_items",
     "create_read_items_for_chunk_list",
 ]

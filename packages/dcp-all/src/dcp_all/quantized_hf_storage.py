@@ -3,7 +3,7 @@
 from dcp_all.hf_storage import HuggingFaceStorageReader
 from dcp_all.metadata import TensorStorageMetadata
 from dcp_all.planner import LoadPlanner, ReadItem
-from dcp_format.hugging_face.quantized_reader import QuantizedHuggingFaceStorageReader
+from dcp_format.hugging_face.hf_reader import QuantizedHuggingFaceStorageReader
 
 __all__ = [
     "HuggingFaceStorageReader",

@@ -1,5 +1,6 @@
 """Mirror of `torch.distributed.checkpoint.state_dict`: re-exports only."""
 
+from dcp_state.app import get_state_dict, set_state_dict
 from dcp_state.model import get_model_state_dict, set_model_state_dict
 from dcp_state.optimizer.optimizer_state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from dcp_state.options import (
@@ -11,7 +12,6 @@ from dcp_state.options import (
     StateDictOptions,
     ValueType,
 )
-from dcp_state.state import get_state_dict, set_state_dict
 
 __all__ = [
     "FQNS_T",

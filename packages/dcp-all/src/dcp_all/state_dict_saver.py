@@ -8,7 +8,7 @@ from dcp_all.stateful import Stateful
 from dcp_all.storage import StorageWriter, WriteResult
 from dcp_async.options import AsyncCheckpointerType
 from dcp_async.queue.jobs import AsyncSaveResponse
-from dcp_async.shared_savers import async_save
+from dcp_async.saver import async_save
 from dcp_core.saving import save, save_state_dict
 
 __all__ = [

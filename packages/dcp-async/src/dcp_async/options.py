@@ -1,4 +1,4 @@
-"""Options of asynchronous savers: overlap policies, deadlines, and priority and cores of the worker process."""
+"""Options of asynchronous savers."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ __all__ = [
 ]
 
 Overlap = Literal["wait", "skip", "latest"]
-"""Overlap policy for a new save while an earlier save runs: `wait` for the earlier save, `skip` the new save, or let
-the new save replace the queued save (`latest`)."""
+"""Policy for a new save while an earlier save runs: `wait` for the earlier save, `skip` the new save, or let the new
+save replace the queued save (`latest`)."""
 
 Staging = Literal["refuse", "waves"]
-"""What a saver does with a state dict that is larger than `max_staging_bytes`: `refuse` the save, or copy in `waves`,
-for which training waits until the storage has taken what does not fit."""
+"""Policy for a state dict larger than `max_staging_bytes`: `refuse` the save, or copy in `waves`, during which training
+waits until the storage has taken the bytes that do not fit."""
 
 
 class AsyncCheckpointerType(Enum):
@@ -37,7 +37,7 @@ class AsyncCheckpointerType(Enum):
 
 
 def saver_name(kind: Enum | str) -> str:
-    """Return the name of a kind of saver; stock's `AsyncCheckpointerType` has the same values as ours."""
+    """Return the name of a kind of saver; stock's `AsyncCheckpointerType` has the same values."""
     return str(kind.value) if isinstance(kind, Enum) else kind
 
 
@@ -47,14 +47,11 @@ class WorkerOptions:
 
     Attributes:
         nice: Increment of the worker's niceness; a positive number gives the trainer priority on a shared core.
-        batch: Whether the kernel schedules the worker as a batch job (`SCHED_BATCH`), which does not preempt running
-            threads when it wakes up.
-        ionice: I/O scheduling class and level, such as `("best-effort", 7)` or `("idle", 0)`; None keeps those of the
-            trainer.
+        batch: Whether to schedule the worker as a batch job (`SCHED_BATCH`), which does not preempt running threads.
+        ionice: I/O scheduling class and level, such as `("best-effort", 7)` or `("idle", 0)`; None keeps the trainer's.
         torch_threads: Number of threads of one torch operation in the worker.
         cpu_affinity: Numbers of the cores on which the worker may run; None for the cores of the trainer.
-        process_group: Whether the workers of all ranks form a gloo group over the trainer's store, for storage writers
-            that use collectives.
+        process_group: Whether the workers of all ranks form a gloo group, for storage writers that use collectives.
         start_seconds: Time in seconds within which the worker must start.
         silence_seconds: Time in seconds without a heartbeat after which the worker is killed.
 
@@ -88,19 +85,16 @@ class SaverOptions:
 
     Attributes:
         max_staging_bytes: Limit in bytes of the memory for all staged copies of this rank; None for no limit.
-        staging: What happens to a save that needs more memory than `max_staging_bytes`: `refuse` raises
-            `StagingLimitError`; with `waves`, `save` returns when only `max_staging_bytes` are left to be written.
-        copy_threads: Number of threads that copy tensors in host memory during `save`; by default one for each core
-            that this process may use, at most four.
+        staging: Policy for a save that needs more memory than `max_staging_bytes`: `refuse` raises
+            `NotEnoughMemoryError`; with `waves`, `save` returns when only `max_staging_bytes` are left to be written.
+        copy_threads: Number of threads that copy tensors in host memory; by default one for each usable core, at most
+            four.
         pin_memory: Whether the memory for staged copies is pinned, if CUDA is available.
-        mutation_guard: Whether samples of the tensors' bytes are compared before and after copying, to detect tensors
-            that change during the copy.
-        save_seconds: Time in seconds after which the worker process of a running save is killed; a save in a thread is
-            not limited. Also the longest time that `save` waits for an earlier save, and the longest time that a save
-            waits until the copy of its state dict is complete.
+        mutation_guard: Whether to detect tensors that change during the copy, by comparing samples of their bytes.
+        save_seconds: Time in seconds after which the worker of a running save is killed; a save in a thread is not
+            limited. Also limits how long `save` waits for an earlier save, and a save for the copy of its state dict.
         close_seconds: Longest time in seconds that `close` waits for running saves.
-        timeout_seconds: Time in seconds that a rank waits for the other ranks in one phase, counted from its own
-            arrival.
+        timeout_seconds: Time in seconds that a rank waits for the other ranks in one phase, from its own arrival.
         peers: Options for how the savers of different ranks watch each other and connect to each other.
         worker: Options of the worker process; a thread saver ignores them.
 
@@ -137,6 +131,6 @@ class SaverOptions:
 
 
 def check_overlap(overlap: str) -> None:
-    """Check that `overlap` is an overlap policy (`wait`, `skip` or `latest`); raises ValueError if not."""
+    """Raise ValueError unless `overlap` is an overlap policy (`wait`, `skip` or `latest`)."""
     if overlap not in get_args(Overlap):
         raise ValueError(f"overlap={overlap!r} is not known; choose one of {', '.join(map(repr, get_args(Overlap)))}")

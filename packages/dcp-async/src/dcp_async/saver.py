@@ -1,13 +1,12 @@
-"""`AsyncSaver`: copies state dicts and saves the copies in the background, one at a time.
-
-A `Backend` (thread or process, in `queue.backend`) runs the saves. The copies are made in `staging`.
-"""
+"""`AsyncSaver`: copies state dicts and saves the copies in the background, one at a time."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import threading
+import warnings
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -17,45 +16,46 @@ import torch.distributed as dist
 
 from dcp_async.errors import SaverClosedError, SaverDeadlineError
 from dcp_async.options import AsyncCheckpointerType, Overlap, SaverOptions, check_overlap, saver_name
-from dcp_async.queue.backend import Backend, BackendRun
 from dcp_async.queue.job_staging import JobStager
-from dcp_async.queue.jobs import AsyncSaveResponse, SaveFuture, SaveJob
-from dcp_async.queue.save_agreement import LinkTable
-from dcp_async.queue.save_queue import SaveQueue, check_policy
-from dcp_async.queue.start_lock import Entry
-from dcp_async.queue.trainer_environment import Surroundings
-from dcp_async.saver_ends import naming_the_end, warn_dropped
-from dcp_async.staging.arena_pool import ArenaPool
-from dcp_async.staging.copy_state import Stager
-from dcp_async.staging.copying import Copier
-from dcp_async.staging.mutation_guard import MutationGuard
+from dcp_async.queue.jobs import AsyncSaveResponse, SaveFuture, SaveJob, Surroundings
+from dcp_async.queue.save_agreement import GroupLink, LinkTable
+from dcp_async.queue.save_queue import Entry, SaveQueue, check_policy
+from dcp_async.savers.backend import Backend, BackendRun
+from dcp_async.staging.arenas import ArenaPool
+from dcp_async.staging.checks import MutationGuard
+from dcp_async.staging.copy_state import Copier, Stager
 from dcp_async.staging.placement import Budget
 from dcp_core import (
     AsyncStager,
-    CheckpointNotFoundError,
+    DcpError,
     Metadata,
     SavePlanner,
     StorageWriter,
-    plugins,
 )
-from dcp_core.toolkit import CheckpointId, absolute_id_for, outside_compile, without_positional_path
+from dcp_core.toolkit import (
+    CheckpointId,
+    absolute_id_for,
+    adopted,
+    outside_compile,
+    without_positional_path,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["AsyncSaver"]
+__all__ = ["AsyncSaver", "async_save", "close_savers", "shared_saver"]
 
 
 class AsyncSaver:
-    """Asynchronous saver: copies state dicts and saves them in the background. A context manager that closes itself.
+    """Saver that copies state dicts and saves the copies in the background; a context manager.
 
     Args:
-        kind: `AsyncCheckpointerType.PROCESS`, `AsyncCheckpointerType.THREAD`, or the name of a saver from a plug-in.
+        kind: `AsyncCheckpointerType.PROCESS`, `AsyncCheckpointerType.THREAD`, or its value.
         overlap: Policy for a new save while an earlier one runs: `wait`, `skip` or `latest`; see `async_save`.
-        options: Options of the saver; None for the defaults of `SaverOptions`.
+        options: Options of the saver; None for the defaults.
 
-    Saves of one saver run one at a time, in the order in which they were started. One saver may serve several process
-    groups, models and checkpoint ids; ranks that are in several groups must start their saves in the same order.
+    Saves run one at a time, in the order in which they were started. One saver may serve several process groups, models
+    and checkpoint ids. Ranks that are in several groups must start their saves in the same order.
 
     Example:
         ```python
@@ -81,7 +81,7 @@ class AsyncSaver:
         self.options = options or SaverOptions()
         self._overlap: Overlap = overlap
         name = saver_name(kind)
-        self._backend: Backend = plugins.saver(name)(self.options)
+        self._backend = _make_backend(name, self.options)
         self._links = LinkTable(self.options)
         self._pool = ArenaPool(
             shared=self._backend.shares_memory,
@@ -93,25 +93,25 @@ class AsyncSaver:
         self._seconds = min(self.options.save_seconds, threading.TIMEOUT_MAX)
         self._entry = Entry()
         run = BackendRun(self._backend)
-        # None of what carries saves out holds this object: one that is dropped is freed at once.
+        # The queue and the backend do not reference this object, so a dropped saver is freed immediately.
         self._queue = SaveQueue(run, f"dcp-{name}-saver", self.options.save_seconds)
         run.copies = self._copies = JobStager(stager, self._entry, self._seconds, self._queue.wait_turn)
         self.bytes_to_stage = self._copies.bytes_to_stage
-        """Function that returns the memory for the copy of a state dict on this rank, in bytes, without copying."""
+        """Function that returns the size of a state dict's copy on this rank, in bytes, without copying."""
         self.bytes_to_wait_for = self._copies.bytes_to_wait_for
-        """Function that returns how many bytes of it the storage takes before `save` returns; 0 without waves."""
+        """Function that returns how many of these bytes are stored before `save` returns; 0 without waves."""
         self._owner = os.getpid()
-        self._warning = weakref.finalize(self, warn_dropped, name, self._owner)
+        self._warning = weakref.finalize(self, _warn_dropped, name, self._owner)
         self._warning.atexit = False
 
     @property
     def closed(self) -> bool:
-        """Whether the saver is closed, or belongs to the parent process of a fork: `save` then raises."""
+        """Whether `save` raises: the saver is closed, or belongs to the parent process of a fork."""
         return self._queue.closed or self._owner != os.getpid()
 
     @property
     def staging_bytes(self) -> int:
-        """Size in bytes of the memory for staged copies, including memory kept for the next copy."""
+        """Memory for staged copies in bytes, including memory kept for the next copy."""
         return self._pool.nbytes
 
     @property
@@ -127,14 +127,12 @@ class AsyncSaver:
         checkpoint_id: CheckpointId | None = None,
         no_dist: bool = False,
     ) -> None:
-        """Prepare for the first save: start the worker process, and return when the process is ready.
+        """Start the worker process and return when it is ready, so that the first save is as fast as later ones.
 
         Args:
             process_group: Process group of the ranks that will save together; None for all ranks.
-            state_dict: State dict like those that will be saved. If given, memory for a copy is allocated, and the
-                structure of the state dict is sent to the worker.
-            checkpoint_id: Checkpoint id of a save that will follow; only needed with a `state_dict`, and a storage that
-                keeps checkpoints in memory, which lends the memory for the copy.
+            state_dict: State dict like those to be saved, to allocate memory and send its structure to the worker.
+            checkpoint_id: Checkpoint id of a later save, for a storage that lends memory for the copy.
             no_dist: Whether saves will be from this process alone.
 
         Raises:
@@ -142,7 +140,7 @@ class AsyncSaver:
             SaverClosedError: The saver is closed.
             Exception: `state_dict` cannot be staged.
 
-        Ranks: every rank of the group; does not wait for other ranks, only for this rank's own earlier saves.
+        Ranks: every rank of the group; waits only for this rank's own earlier saves.
         """
         self._check_open()
         link = self._links.of(process_group, no_dist=no_dist)
@@ -181,15 +179,15 @@ class AsyncSaver:
             state_dict: State dict, as for `dcp_core.save`. Without `async_stager`, its tensors and objects may be
                 changed as soon as `save` returns.
             checkpoint_id: Path or URI of the checkpoint. A relative path is resolved at the time of this call.
-            storage_writer: Storage writer to use instead of the one that the scheme of `checkpoint_id` selects; a
-                process saver uses a copy of the writer.
-            planner: Save planner, as for `dcp_core.save`. A process saver runs a copy of a `DefaultSavePlanner` in the
-                worker; of all other planners, subclasses included, the methods that access tensors run in this process.
+            storage_writer: Storage writer to use instead of the one that `checkpoint_id` selects; a process saver uses
+                a copy.
+            planner: Save planner. A process saver runs a copy of a `DefaultSavePlanner` in the worker; of all other
+                planners, subclasses included, the methods that access tensors run in this process.
             process_group: Process group of the ranks that save together; None for all ranks.
             async_stager: Stager that copies the state dict; None for the storage writer if it is a stager, else for the
                 saver's stager. If `stage` returns a future, `save` may return before the copy is complete.
             no_dist: Whether to save from this process alone.
-            use_collectives: Whether ranks plan together; with False, every rank plans alone (see `dcp_core.save`).
+            use_collectives: Whether ranks plan together; with False, every rank plans alone.
             overlap: Overlap policy of this save; None for the saver's policy.
 
         Returns:
@@ -197,15 +195,14 @@ class AsyncSaver:
             futures, an `AsyncSaveResponse`, which has a second future for the copy.
 
         Raises:
-            Exception: The copy failed, or an earlier save failed and its future was never read. The futures of the
-                other ranks raise the error of the copy, too.
+            Exception: The copy failed (the other ranks' futures raise the same error), or an earlier save failed and
+                its future was never read.
             SaverClosedError: The saver is closed.
             SaverDeadlineError: An earlier save of this rank, or a thread in `lock`, takes longer than `save_seconds`.
-            NestedSaveError: This thread is already starting a save, for example in the `state_dict()` of an object.
-            RankDisagreementError: Another rank uses another `overlap` policy.
+            OperationError: This thread is already starting a save (for example in the `state_dict()` of an object), or
+                another rank uses another `overlap` policy.
 
-        Ranks: every rank of the group; does not wait for other ranks, only for this rank's own earlier saves if the
-            policy is `wait`.
+        Ranks: every rank of the group; waits only for this rank's own earlier saves, if the policy is `wait`.
         """
         policy = self._overlap if overlap is None else overlap
         check_overlap(policy)
@@ -213,14 +210,14 @@ class AsyncSaver:
         surroundings = Surroundings.now()
         link = self._links.of(process_group, no_dist=no_dist)
         try:
+            storage_writer, planner = adopted(storage_writer, StorageWriter), adopted(planner, SavePlanner)
             place = None if checkpoint_id is None else absolute_id_for(storage_writer, checkpoint_id)
             self._enter(checkpoint_id, wait=policy == "wait" or not link.agrees)
-        except (SaverDeadlineError, CheckpointNotFoundError) as error:
+        except Exception as error:  # the other ranks begin this save
             link.withdraw(link.draw(), error)
             raise
         try:
-            with naming_the_end():
-                self._backend.before_save()
+            self._prepare_backend(link)
             job = SaveJob(link, link.take_number(policy), place, storage_writer, planner, use_collectives)
             job.surroundings, job.group_store = surroundings, link.group_store()
             job.may_be_superseded = policy == "latest" and link.agrees
@@ -228,12 +225,19 @@ class AsyncSaver:
         finally:
             self._entry.leave()
 
+    def _prepare_backend(self, link: GroupLink) -> None:
+        try:
+            with _naming_the_end():
+                self._backend.before_save()
+        except Exception as error:  # the other ranks begin this save
+            link.withdraw(link.draw(), error)
+            raise
+
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Context manager for changing tensors: waits until no copy is in progress, and delays saves of other threads.
+        """Context manager for changing tensors: wait until no copy is in progress, and delay saves of other threads.
 
-        Only needed with a stager that returns futures; with other stagers, the copy is complete when `save` returns. If
-        this thread calls `save` inside the block, the copy is complete when `save` returns, with every stager.
+        Only needed with a stager that returns futures. A `save` inside the block returns when its copy is complete.
         """
         self._check_here()
         with self._entry.lock():
@@ -248,9 +252,9 @@ class AsyncSaver:
         self._queue.drain(self.options.save_seconds if seconds is None else seconds)
 
     def close(self, seconds: float | None = None) -> None:
-        """Wait for all saves, end the thread or worker process, and raise errors of saves whose futures were not read.
+        """Wait for all saves, end the thread or worker process, and raise errors of saves with unread futures.
 
-        In a forked child process, `close` does nothing: the saver belongs to the parent.
+        In a forked child process, `close` does nothing.
 
         Args:
             seconds: Longest time in seconds to wait; None for `SaverOptions.close_seconds`.
@@ -272,15 +276,14 @@ class AsyncSaver:
             raise error
 
     def log_unasked(self) -> None:
-        """Log all errors of failed saves whose futures were not read, and mark them as read."""
+        """Log all errors of failed saves with unread futures, and mark them as read."""
         self._queue.log_unasked()
 
     def end(self) -> None:
         """Close the saver without waiting for its saves, and end the worker process.
 
-        A queued save is cancelled: its future raises SaverClosedError. A save that runs in the worker process ends with
-        the process, and its checkpoint is not published. A save that runs in a thread cannot be ended: it continues,
-        its future gets the result, and the interpreter waits for the thread before it exits.
+        The future of a queued save raises SaverClosedError. A save in the worker is not published. A save in a thread
+        continues, and the interpreter waits for it before exiting.
         """
         self._warning.detach()
         if self._owner != os.getpid():
@@ -297,14 +300,11 @@ class AsyncSaver:
         if kind is None:
             self.close()
             return
-        with contextlib.suppress(Exception):  # the error that is under way matters more
+        with contextlib.suppress(Exception):  # the error that is being raised matters more
             self.close()
 
     def _enter(self, place: CheckpointId | None, *, wait: bool) -> None:
-        """Acquire the start lock; with `wait`, first wait for all earlier saves, without holding a lock.
-
-        Raises SaverDeadlineError if this takes longer than `save_seconds`.
-        """
+        """Acquire the start lock, with `wait` after all earlier saves; the limit is `save_seconds`."""
         while True:
             if wait:
                 self._queue.wait_turn()
@@ -320,14 +320,13 @@ class AsyncSaver:
     def _start(
         self, job: SaveJob, policy: Overlap, state_dict: dict[str, Any], stager: AsyncStager | None
     ) -> SaveFuture | AsyncSaveResponse:
-        """Stage and queue a save, if the policy admits it."""
         try:
             check_policy(job, policy)
             self._queue.raise_unasked()
             if not self._queue.admit(job, policy):
                 return job.future
             self._queue.raise_unasked()
-            with naming_the_end():
+            with _naming_the_end():
                 answer = self._copies.stage(job, state_dict, stager)
                 self._queue.put(job)
             self._copies.finish(job)
@@ -348,3 +347,158 @@ class AsyncSaver:
                 f"this saver is the process {self._owner}'s, of which this one was forked: make another one here. Its "
                 "threads, its worker and its memory for copies are not in this process"
             )
+
+
+def _make_backend(name: str, options: SaverOptions) -> Backend:
+    if name == "thread":
+        from dcp_async.savers.backend import ThreadBackend  # noqa: PLC0415 - only one backend is needed
+
+        return ThreadBackend(options)
+    if name == "process":
+        from dcp_async.savers.process_saver import ProcessBackend  # noqa: PLC0415
+
+        return ProcessBackend(options)
+    raise ValueError(f"{name!r} is not a kind of saver: pass 'process' or 'thread'")
+
+
+@contextlib.contextmanager
+def _naming_the_end() -> Iterator[None]:
+    """Raise SaverClosedError if a thread cannot be started in the block because the interpreter exits."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, DcpError) or threading.main_thread().is_alive():
+            raise
+        raise SaverClosedError(
+            f"the interpreter is ending ({error}), so that no save can begin in the background any more: save with "
+            "`save`, or before the program's end"
+        ) from error
+
+
+def _warn_dropped(name: str, owner: int) -> None:
+    """Warn that a saver was garbage-collected without `close`, only in the process `owner` that created the saver."""
+    if os.getpid() == owner:
+        warnings.warn(
+            f"a {name} saver was dropped without close(): its resources are released once its saves have ended, but "
+            "nothing waits for them, and failures are only logged. Use it as a context manager, or close it",
+            ResourceWarning,
+            stacklevel=3,  # the caller of the finalizer
+        )
+
+
+_savers: dict[str, AsyncSaver] = {}
+_lock = threading.Lock()
+
+
+@without_positional_path
+def async_save(
+    state_dict: dict[str, Any],
+    *,
+    checkpoint_id: CheckpointId | None = None,
+    storage_writer: StorageWriter | None = None,
+    planner: SavePlanner | None = None,
+    process_group: dist.ProcessGroup | None = None,
+    async_checkpointer_type: AsyncCheckpointerType = AsyncCheckpointerType.THREAD,
+    async_stager: AsyncStager | None = None,
+    no_dist: bool = False,
+    use_collectives: bool = True,
+    overlap: Overlap = "wait",
+) -> Future[Metadata] | AsyncSaveResponse:
+    """Copy a state dict and save the copy in the background, through this process's shared saver.
+
+    For other options, or several savers, use `AsyncSaver`. The interpreter completes running saves before it exits.
+
+    Args:
+        state_dict: State dict; without `async_stager`, its tensors may be changed as soon as `async_save` returns.
+        checkpoint_id: Path or URI of the checkpoint.
+        storage_writer: Storage writer to use instead of the one that `checkpoint_id` selects.
+        planner: Save planner; see `AsyncSaver.save`.
+        process_group: Process group of the ranks that save together; None for all ranks.
+        async_checkpointer_type: Whether the save runs in a thread or in a worker process.
+        async_stager: Stager that copies the state dict; see `AsyncSaver.save`.
+        no_dist: Whether to save from this process alone.
+        use_collectives: Whether ranks plan together; with False, every rank plans alone.
+        overlap: Policy while an earlier save runs: `wait` for the earlier save, `skip` this save, or let it replace a
+            queued save (`latest`). The future of a skipped or replaced save raises.
+
+    Returns:
+        Future of the checkpoint's metadata, or an `AsyncSaveResponse`; see `AsyncSaver.save`.
+
+    Raises:
+        Exception: Any error that `AsyncSaver.save` raises.
+
+    Ranks: every rank of the group; waits only for this rank's own earlier saves, if the policy is `wait`.
+
+    Example:
+        ```python
+        import torch
+        from dcp_async import async_save
+
+        weights = torch.ones(1000)
+        future = async_save({"weights": weights}, checkpoint_id="step-1")
+        weights.zero_()  # training goes on; the saved values are the ones
+        future.result()  # raises if the save failed
+        ```
+    """
+    return shared_saver(async_checkpointer_type).save(
+        state_dict,
+        checkpoint_id=checkpoint_id,
+        storage_writer=storage_writer,
+        planner=planner,
+        process_group=process_group,
+        async_stager=async_stager,
+        no_dist=no_dist,
+        use_collectives=use_collectives,
+        overlap=overlap,
+    )
+
+
+def shared_saver(
+    kind: AsyncCheckpointerType | str = AsyncCheckpointerType.PROCESS, options: SaverOptions | None = None
+) -> AsyncSaver:
+    """Return the `AsyncSaver` that `async_save` uses, for its methods `warm_up`, `lock`, `wait` and `close`.
+
+    Args:
+        kind: Type of the saver, or its value.
+        options: Options for a new saver; None for the defaults, or for those of the existing saver.
+
+    Raises:
+        ValueError: The saver already exists with other options; close it first.
+    """
+    name = saver_name(kind)
+    with _lock:
+        saver = _savers.get(name)
+        if saver is None or saver.closed:
+            saver = _savers[name] = AsyncSaver(kind, options=options)
+        elif options is not None and options != saver.options:
+            raise ValueError(f"the {name} saver is in use with other options; call close_savers() first")
+        return saver
+
+
+def close_savers() -> None:
+    """Close all shared savers, see `AsyncSaver.close`. The next `async_save` creates a new saver."""
+    with _lock:
+        savers = [*_savers.values()]
+        _savers.clear()
+    for saver in savers:
+        saver.close()
+
+
+def _at_exit() -> None:
+    """Close shared savers and log unread errors; the saves have ended, since Python joins threads before `atexit`."""
+    for saver in _savers.values():
+        saver.log_unasked()
+        saver.end()
+
+
+def _forget_in_child() -> None:
+    """Drop the shared savers in a forked child, which lacks their threads and the thread that may hold the lock."""
+    global _lock  # noqa: PLW0603 - there is one for the process
+    _lock = threading.Lock()
+    for saver in _savers.values():
+        saver.end()
+    _savers.clear()
+
+
+atexit.register(_at_exit)
+os.register_at_fork(after_in_child=_forget_in_child)

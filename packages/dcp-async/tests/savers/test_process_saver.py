@@ -12,13 +12,11 @@ import torch
 from dcp_async.errors import SaverClosedError, WorkerError, WorkerLostError
 from dcp_async.options import SaverOptions
 from dcp_async.queue.jobs import SaveJob
-from dcp_async.queue.rank_place import Seat, Ticket
-from dcp_async.queue.save_agreement import GroupLink
+from dcp_async.queue.save_agreement import GroupLink, Seat, Ticket
 from dcp_async.savers.process_saver import ProcessBackend
 from dcp_async.savers.worker_messages import Failed, ForgetArena, Save, Saved
-from dcp_async.staging.arena_pool import ArenaPool
-from dcp_async.staging.copy_state import Stager
-from dcp_async.staging.copying import Copier
+from dcp_async.staging.arenas import ArenaPool
+from dcp_async.staging.copy_state import Copier, Stager
 from dcp_core import PeerOptions
 from dcp_ranks import failure_of
 

@@ -46,7 +46,6 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[Started]:
     made.worker.close()
 
 
-@pytest.mark.timeout(30)
 def test_a_message_that_nobody_takes_is_given_up(started: Started) -> None:
     with pytest.raises(WorkerLostError, match=r"took no message for 0\.2 s"):
         started.worker.send(b"x" * (16 << 20))
@@ -70,7 +69,6 @@ def test_whether_it_lives_is_seen_in_a_trainer_with_thousands_of_open_files(star
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
-@pytest.mark.timeout(30)
 def test_a_process_that_cannot_be_killed_is_given_up(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_process, "_KILL_SECONDS", 0.1)
     with monkeypatch.context() as patched:
@@ -81,7 +79,6 @@ def test_a_process_that_cannot_be_killed_is_given_up(started: Started, monkeypat
         started.worker.close()
 
 
-@pytest.mark.timeout(30)
 def test_an_end_is_told_before_the_next_save_gets_its_number(started: Started) -> None:
     """Even if the thread that waits for the process has not run yet, or is calling `on_end` at the moment."""
     told, finish = threading.Event(), threading.Event()
@@ -100,7 +97,6 @@ def test_an_end_is_told_before_the_next_save_gets_its_number(started: Started) -
     assert told.is_set()
 
 
-@pytest.mark.timeout(30)
 def test_closing_wakes_up_a_thread_that_reads(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_process, "_TERM_SECONDS", 0.1)
     raised: list[BaseException] = []
@@ -157,7 +153,6 @@ def test_a_stop_of_this_process_is_no_silence_of_the_worker(
     assert max(clock.waited_ms) <= 1000
 
 
-@pytest.mark.timeout(30)
 def test_signs_of_life_do_not_stop_the_clock(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
     heard = iter([(True, 0.4)] * 9)
     monkeypatch.setattr(started.worker, "_listen", lambda _: next(heard))
@@ -166,7 +161,6 @@ def test_signs_of_life_do_not_stop_the_clock(started: Started, monkeypatch: pyte
         started.worker.read(time.monotonic() + 1.0)
 
 
-@pytest.mark.timeout(30)
 def test_a_worker_that_nobody_holds_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Started(monkeypatch)
     theirs, gone = made.worker._connection, weakref.ref(made.worker)

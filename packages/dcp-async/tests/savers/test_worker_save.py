@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from dcp_async.options import WorkerOptions
-from dcp_async.queue.rank_place import Ticket
+from dcp_async.queue.save_agreement import Ticket
 from dcp_async.savers import worker_save as worker_saves
 from dcp_async.savers.worker_messages import Failed, ForgetArena, Hello, NewStructure, Save
-from dcp_async.staging.arena_pool import ArenaPool
-from dcp_async.staging.copy_state import Staged, Stager
-from dcp_async.staging.copying import Copier
+from dcp_async.staging.arenas import ArenaPool
+from dcp_async.staging.copy_state import Copier, Staged, Stager
+from dcp_core.testing.memory import MemoryWriter
 
 
 class LostMeeting:
@@ -39,7 +39,7 @@ def _staged() -> Staged:
 
 
 def _save(staged: Staged, **changed: Any) -> Save:
-    means = pickle.dumps(("writer", None, None))
+    means = pickle.dumps((MemoryWriter("a"), None, None))
     return Save(1, staged.structure.identifier, 0, "lost", Ticket(1), "place", True, **{"means": means, **changed})
 
 
@@ -54,7 +54,7 @@ def test_what_came_with_a_save_that_failed_early_is_kept(told: list[Any]) -> Non
     assert isinstance(told[0], Failed)
     assert "nobody is there" in told[0].failure.text
     state, writer, _ = saves._what(_save(staged, means=None))
-    assert (state["step"], writer) == (7, "writer")
+    assert (state["step"], writer.checkpoint_id) == (7, "a")
 
 
 def test_arenas_that_are_dropped_are_not_kept(told: list[Any]) -> None:

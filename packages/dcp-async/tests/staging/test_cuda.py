@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dcp_async import AsyncSaver, AsyncSaveResponse, DefaultStager, StagingOptions
-from dcp_async.staging.arena import Arena
+from dcp_async.staging.arenas import Arena
 from dcp_core import load
 from dcp_core.testing.memory import MemoryReader, MemoryWriter
 

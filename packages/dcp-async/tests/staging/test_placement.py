@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dcp_async.staging import placement
-from dcp_async.staging.arena_pool import ArenaPool
-from dcp_async.staging.copy_state import Stager
-from dcp_async.staging.copying import Copier
+from dcp_async.staging.arenas import ArenaPool
+from dcp_async.staging.copy_state import Copier, Stager
 from dcp_async.staging.placement import Budget, place, sources_of
 
 

@@ -1,6 +1,6 @@
 """`python -m dcp_bridge [options] script.py args…`: run a program in which this project replaces stock.
 
-The program is `__main__` for the rest of the process, as if Python had started it.
+The program is `__main__` until the process ends, as if Python had started it.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ import builtins
 import importlib.machinery
 import importlib.util
 import logging
-import os
 import runpy
 import sys
 from pathlib import Path
 from types import CodeType, ModuleType
 
-from dcp_bridge.replacement.at_import import ANY_TORCH, VARIABLE, replace_at_import
+from dcp_bridge.replacement.at_import import replace_at_import
 
 __all__ = ["main"]
 
@@ -26,16 +25,12 @@ examples:
   python -m dcp_bridge -m my_project.train --lr 1e-3
   torchrun --nproc-per-node 4 -m dcp_bridge train.py --lr 1e-3
 
-Child processes inherit the environment variable DCP_REPLACE_STOCK. Python reads it at start-up if dcp-bridge is
-installed, and replaces torch.distributed.checkpoint there, too.
+Processes that the program forks have the replacement, too. Processes that it spawns call replace_stock() themselves.
 """
 
 
 def main(arguments: list[str]) -> None:
-    """Run the Python program that the command line names, with stock replaced by this project.
-
-    Args:
-        arguments: Arguments of the command line, without the name of the command.
+    """Run a program with stock replaced; `arguments` exclude the command's name.
 
     Raises:
         SystemExit: The arguments are wrong, the program does not exist, or it exits.
@@ -53,10 +48,9 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="…", help="the program's own arguments")
     chosen = parser.parse_args(arguments)
     if chosen.verbose:
-        logger = logging.getLogger().getChild("dcp_bridge")  # which is set up here, not written to
+        logger = logging.getLogger().getChild("dcp_bridge")  # only adds a handler
         logger.addHandler(logging.StreamHandler())
         logger.setLevel(logging.INFO)
-    os.environ[VARIABLE] = ANY_TORCH if chosen.any_torch else "1"
     replace_at_import(any_torch=chosen.any_torch)
     sys.argv = [chosen.program, *chosen.arguments]
     if chosen.module:
@@ -66,15 +60,15 @@ def main(arguments: list[str]) -> None:
     if not chosen.program or not path.exists():
         parser.error(f"there is no script {chosen.program}; a module needs -m")
     if path.is_dir() and not any(path.glob("__main__.py*")):
-        parser.error(f"the folder {chosen.program} has no __main__.py")
+        parser.error(f"the directory {chosen.program} has no __main__.py")
     if path.is_file() and path.suffix in ("", ".py"):
         _run(*_of_script(path))
-    else:  # a folder or an archive with a __main__.py, or compiled code
+    else:  # a directory or archive with a __main__.py, or compiled code
         runpy.run_path(chosen.program, {"__builtins__": builtins}, run_name="__main__")
 
 
 def _of_script(path: Path) -> tuple[CodeType, ModuleType]:
-    if not getattr(sys.flags, "safe_path", False):  # of Python 3.11: no folder is added to the path
+    if not getattr(sys.flags, "safe_path", False):  # since Python 3.11: adds no directory to the path
         sys.path[0] = str(path.resolve().parent)
     loader = importlib.machinery.SourceFileLoader("__main__", str(path))
     module = ModuleType("__main__")
@@ -90,7 +84,7 @@ def _of_module(parser: argparse.ArgumentParser, name: str) -> tuple[CodeType, Mo
         if spec is not None and spec.submodule_search_locations is not None:
             spec = importlib.util.find_spec(f"{name}.__main__")
     except ModuleNotFoundError as error:
-        if not f"{name}.".startswith(f"{error.name}."):  # one that a package imports: not the one asked for
+        if not f"{name}.".startswith(f"{error.name}."):  # not the requested module, but one that it imports
             raise
         spec = None
     loader = spec.loader if spec is not None else None
@@ -107,7 +101,7 @@ def _of_module(parser: argparse.ArgumentParser, name: str) -> tuple[CodeType, Mo
 
 
 def _run(code: CodeType, module: ModuleType) -> None:
-    # It stays `__main__` to the end: threads, exit handlers and pickles look it up.
+    # Threads, exit handlers and pickles look up `__main__` until the process ends.
     sys.modules["__main__"] = module
     exec(code, vars(module))  # noqa: S102 - running the user's program is what this command is for
 

@@ -1,4 +1,4 @@
-"""`from_stock` and `to_stock`: choose the adapter for a storage, planner or metadata."""
+"""`from_stock` and `to_stock`: choose an object's adapter."""
 
 from __future__ import annotations
 
@@ -34,16 +34,15 @@ def from_stock(value: planner.LoadPlanner, *, trust_objects: bool = ...) -> Load
 @overload
 def from_stock(value: metadata.Metadata) -> Metadata: ...
 def from_stock(value: Any, **options: Any) -> Any:
-    """Adapt a storage, planner or metadata of `torch.distributed.checkpoint` for our `save` and `load`.
+    """Adapt a storage, planner or `Metadata` of `torch.distributed.checkpoint` for our `save` and `load`.
 
     Args:
-        value: A storage writer or reader, a save or load planner, or a `Metadata` of stock. An adapter made by
-            `to_stock` is unwrapped; our own objects are returned unchanged.
-        options: Options of the adapter: `check_results` for a writer (see `StockWriter`), `trust_objects` for a load
-            planner (see `StockLoadPlanner`).
+        value: Stock's object. A `to_stock` adapter is unwrapped; our objects are returned unchanged.
+        options: `check_results` for a writer (see `StockWriter`), `trust_objects` for a load planner (see
+            `StockLoadPlanner`).
 
     Raises:
-        TypeError: `value` is none of these, or its adapter has no such option.
+        TypeError: `value` is none of these, or its adapter lacks the option.
     """
     if isinstance(value, Wrapper) and isinstance(value, _STOCKS):
         return value.wrapped
@@ -70,16 +69,14 @@ def to_stock(value: LoadPlanner) -> planner.LoadPlanner: ...
 @overload
 def to_stock(value: Metadata) -> metadata.Metadata: ...
 def to_stock(value: Any, **options: Any) -> Any:
-    """Adapt a storage, planner or metadata of this project for `save` and `load` of `torch.distributed.checkpoint`.
+    """Adapt our storage, planner or `Metadata` for `save` and `load` of `torch.distributed.checkpoint`.
 
     Args:
-        value: A storage writer or reader, a save or load planner, or a `Metadata` of this project. An adapter made by
-            `from_stock` is unwrapped; stock's objects are returned unchanged.
-        options: Options of the adapter: `save_id` for a writer (see `WriterForStock`), `trust_objects` for a reader
-            (see `ReaderForStock`).
+        value: Our object. A `from_stock` adapter is unwrapped; stock's objects are returned unchanged.
+        options: `save_id` for a writer (see `WriterForStock`), `trust_objects` for a reader (see `ReaderForStock`).
 
     Raises:
-        TypeError: `value` is none of these, or its adapter has no such option.
+        TypeError: `value` is none of these, or its adapter lacks the option.
     """
     if isinstance(value, Wrapper) and isinstance(value, _OURS):
         return value.wrapped
@@ -99,5 +96,5 @@ def _adapted(value: object, adapters: Mapping[type, Callable[..., Any]], options
     adapter = next((adapter for kind, adapter in adapters.items() if isinstance(value, kind)), None)
     if adapter is None:
         kind = type(value)
-        raise TypeError(f"{kind.__module__}.{kind.__qualname__} is no storage, planner or Metadata of {side}")
+        raise TypeError(f"{kind.__module__}.{kind.__qualname__} is not a storage, planner or Metadata of {side}")
     return adapter(value, **options)

@@ -1,4 +1,4 @@
-"""Error conversion for calls of stock's objects: stock's CheckpointException becomes `dcp_core.CheckpointException`."""
+"""Convert errors of stock's objects."""
 
 from __future__ import annotations
 
@@ -14,11 +14,7 @@ __all__ = ["stock_errors"]
 
 @contextlib.contextmanager
 def stock_errors(what: str) -> Iterator[None]:
-    """Context manager that converts stock's CheckpointException, a BaseException, to this project's exception class.
-
-    Args:
-        what: Name of the method that is called, for the error message.
-    """
+    """Convert stock's CheckpointException, a BaseException, raised by the method `what`, to ours."""
     try:
         yield
     except StockException as error:

@@ -1,4 +1,4 @@
-"""Conversion of stock's plans, results and items to our classes; `dcp_core.records.foreign_records` converts the rest.
+"""Convert stock's plans, results and items to our classes; see also `dcp_core.records.foreign_records`.
 
 Source: torch 2.13 `torch.distributed.checkpoint.{planner,storage}` (fields).
 """
@@ -18,17 +18,17 @@ __all__ = ["own_load_plan", "own_read_item", "own_result", "own_save_plan", "own
 
 
 def own_save_plan(plan: planner.SavePlan) -> SavePlan:
-    """Convert a save plan of stock to our class; items are converted on first access."""
+    """Convert stock's save plan."""
     return record_like(SavePlan, plan, items=converted(plan.items, as_write_item))
 
 
 def own_load_plan(plan: planner.LoadPlan) -> LoadPlan:
-    """Convert a load plan of stock to our class; items are converted on first access."""
+    """Convert stock's load plan."""
     return record_like(LoadPlan, plan, items=converted(plan.items, own_read_item))
 
 
 def own_read_item(item: Any) -> ReadItem:
-    """Convert a read item of stock to our class."""
+    """Convert stock's read item."""
     return record_like(
         ReadItem,
         item,
@@ -39,10 +39,10 @@ def own_read_item(item: Any) -> ReadItem:
 
 
 def own_result(result: storage.WriteResult) -> WriteResult:
-    """Convert a write result of stock to our class; its `storage_data` is not converted."""
+    """Convert stock's write result, but not its `storage_data`."""
     return WriteResult(as_index(result.index), result.size_in_bytes, result.storage_data)
 
 
 def own_storage_meta(meta: Any) -> StorageMeta | None:
-    """Convert storage metadata of stock to our class; None stays None."""
+    """Convert stock's storage metadata."""
     return None if meta is None else record_like(StorageMeta, meta, modules=list(getattr(meta, "modules", ())))

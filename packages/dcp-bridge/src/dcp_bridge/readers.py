@@ -1,4 +1,4 @@
-"""Storage reader adapters: `StockReader` takes a reader of stock, `ReaderForStock` a reader of this project.
+"""Storage reader adapters: `StockReader` wraps stock's reader, `ReaderForStock` ours.
 
 Source: torch 2.13 `torch.distributed.checkpoint.storage.StorageReader` (contract).
 """
@@ -26,23 +26,19 @@ __all__ = ["ReaderForStock", "StockReader"]
 class StockReader(StorageWrapper[storage.StorageReader], StorageReader):
     """Storage reader that delegates to a reader of `torch.distributed.checkpoint`.
 
-    Args:
-        wrapped: Reader of stock.
+    ```python
+    import torch
+    import torch.distributed.checkpoint as stock
+    from dcp_bridge.readers import StockReader
+    from dcp_core import load, save
 
-    The wrapped reader makes all checks: stock's file reader unpickles `.metadata` without restriction, and checks no
-    CRC. The `LoadReport` lists all keys that were read as unverified.
+    save({"weight": torch.ones(3)}, checkpoint_id="step-1")
+    report = load({"weight": torch.zeros(3)}, storage_reader=StockReader(stock.FileSystemReader("step-1")))
+    assert report.unverified == ("weight",)  # stock's reader checks no CRC
+    ```
 
-    Example:
-        ```python
-        import torch
-        import torch.distributed.checkpoint as stock
-        from dcp_bridge import StockReader
-        from dcp_core import load, save
-
-        save({"weight": torch.ones(3)}, checkpoint_id="step-1")
-        report = load({"weight": torch.zeros(3)}, storage_reader=StockReader(stock.FileSystemReader("step-1")))
-        assert report.unverified == ("weight",)  # stock's reader checks no CRC
-        ```
+    Stock's file reader unpickles `.metadata` without restriction and checks no CRC: the report lists all keys as
+    unverified.
     """
 
     def __init__(self, wrapped: storage.StorageReader) -> None:
@@ -50,20 +46,18 @@ class StockReader(StorageWrapper[storage.StorageReader], StorageReader):
         self._found: tuple[Metadata, stock_records.Metadata] | None = None
         self._rank_local = False
         self.unverified_keys: set[str] = set()
-        """All keys that the last `read_data` read."""
+        """Keys that the last `read_data` read."""
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Begin a new load with the wrapped reader, from `checkpoint_id` unless it is None."""
+        """Begin a new load."""
         self.wrapped.reset(checkpoint_id)
         self._found = None
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Return the metadata of the wrapped reader.
-
-        With the keyword `rank`, return the metadata of the values that this rank saved in a save without a coordinator.
+        """Return the wrapped reader's metadata; with the keyword `rank`, that rank's of a save without coordinator.
 
         Raises:
-            CheckpointNotFoundError: There is no checkpoint.
+            CheckpointNotFoundError: The checkpoint does not exist.
         """
         del args
         rank = kwargs.get("rank")
@@ -73,7 +67,7 @@ class StockReader(StorageWrapper[storage.StorageReader], StorageReader):
                 found = self.wrapped.read_metadata(**({"rank": rank} if has_more and rank is not None else {}))
         except FileNotFoundError as error:
             if rank is None and has_more:
-                raise  # the loader will ask again, with the rank
+                raise  # the loader retries with the rank
             raise CheckpointNotFoundError(
                 f"{type(self.wrapped).__qualname__} finds no checkpoint at {self.checkpoint_id}: {error}"
             ) from error
@@ -81,12 +75,12 @@ class StockReader(StorageWrapper[storage.StorageReader], StorageReader):
         self._rank_local = rank is not None
         meta = note_checkpoint_id(own, self.checkpoint_id)
         if self._rank_local:
-            meta.save_id = None  # each rank's has one of its own, and they need not be equal
+            meta.save_id = None  # ranks' save ids may differ
         self._found = own, found
         return own
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Set up the wrapped reader, with the metadata that it returned."""
+        """Set up the wrapped reader."""
         del args
         own, found = self._found or (None, None)
         if found is None or own is not metadata:
@@ -98,18 +92,18 @@ class StockReader(StorageWrapper[storage.StorageReader], StorageReader):
             set_up(found, is_coordinator, **more)
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Return the local load plan as the wrapped reader prepares it."""
+        """Return the wrapped reader's local plan."""
         with stock_errors("prepare_local_plan"):
             return own_load_plan(self.wrapped.prepare_local_plan(stock_load_plan(plan)))
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Return the plans of all ranks as the wrapped reader prepares them."""
+        """Return the wrapped reader's global plans."""
         with stock_errors("prepare_global_plan"):
             prepared = self.wrapped.prepare_global_plan([stock_load_plan(plan) for plan in plans])
         return [own_load_plan(plan) for plan in prepared]
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> torch.futures.Future[None]:
-        """Read the items of a plan with the wrapped reader; returns its future."""
+        """Read a plan's items."""
         stock = LoadPlannerForStock(planner)
         self.unverified_keys = {item.storage_index.fqn for item in plan.items}
         with stock_errors("read_data"):
@@ -117,23 +111,18 @@ class StockReader(StorageWrapper[storage.StorageReader], StorageReader):
 
 
 class ReaderForStock(StorageWrapper[StorageReader], storage.StorageReader):
-    """Storage reader of `torch.distributed.checkpoint` that delegates to a reader of this project, which checks CRCs.
+    """Storage reader of `torch.distributed.checkpoint` that delegates to our reader, which checks CRCs.
 
-    Args:
-        wrapped: Reader of this project.
-        trust_objects: Whether stored objects are passed to stock's planner without a check; see `StockLoadPlanner`.
+    ```python
+    import torch
+    import torch.distributed.checkpoint as stock
+    from dcp_bridge.readers import ReaderForStock
+    from dcp_core import save
+    from dcp_fs import FileSystemReader
 
-    Example:
-        ```python
-        import torch
-        import torch.distributed.checkpoint as stock
-        from dcp_bridge import ReaderForStock
-        from dcp_core import save
-        from dcp_fs import FileSystemReader
-
-        save({"weight": torch.ones(3)}, checkpoint_id="step-1")
-        stock.load({"weight": torch.zeros(3)}, storage_reader=ReaderForStock(FileSystemReader("step-1")))
-        ```
+    save({"weight": torch.ones(3)}, checkpoint_id="step-1")
+    stock.load({"weight": torch.zeros(3)}, storage_reader=ReaderForStock(FileSystemReader("step-1")))
+    ```
     """
 
     def __init__(self, wrapped: StorageReader, *, trust_objects: bool = False) -> None:
@@ -142,12 +131,12 @@ class ReaderForStock(StorageWrapper[StorageReader], storage.StorageReader):
         self._found: tuple[stock_records.Metadata, Metadata] | None = None
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Begin a new load with the wrapped reader, from `checkpoint_id` unless it is None."""
+        """Begin a new load."""
         self.wrapped.reset(checkpoint_id)
         self._found = None
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> stock_records.Metadata:
-        """Return the wrapped reader's metadata as stock's record. `rank` is ignored: rank-local indexes are merged."""
+        """Return stock's form of the metadata. `rank` is ignored: rank-local indexes are merged."""
         own = self.wrapped.read_metadata(*args, **(kwargs if takes(self.wrapped.read_metadata, "kwargs") else {}))
         found = stock_metadata(own)
         self._found = found, own
@@ -156,7 +145,7 @@ class ReaderForStock(StorageWrapper[StorageReader], storage.StorageReader):
     def set_up_storage_reader(
         self, metadata: stock_records.Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
     ) -> None:
-        """Set up the wrapped reader, with the metadata that it returned."""
+        """Set up the wrapped reader."""
         found, own = self._found or (None, None)
         if own is None or found is not metadata:
             own = as_metadata(metadata)
@@ -164,17 +153,17 @@ class ReaderForStock(StorageWrapper[StorageReader], storage.StorageReader):
         set_up(own, is_coordinator, *args, **(kwargs if takes(set_up, "kwargs") else {}))
 
     def prepare_local_plan(self, plan: planner.LoadPlan) -> planner.LoadPlan:
-        """Return the local load plan as the wrapped reader prepares it, converted to a plan of stock."""
+        """Return the wrapped reader's local plan."""
         return stock_load_plan(self.wrapped.prepare_local_plan(own_load_plan(plan)))
 
     def prepare_global_plan(self, plans: list[planner.LoadPlan]) -> list[planner.LoadPlan]:
-        """Return the plans of all ranks as the wrapped reader prepares them, converted to plans of stock."""
+        """Return the wrapped reader's global plans."""
         return [
             stock_load_plan(plan) for plan in self.wrapped.prepare_global_plan([own_load_plan(plan) for plan in plans])
         ]
 
     def read_data(self, plan: planner.LoadPlan, planner: planner.LoadPlanner) -> torch.futures.Future[None]:
-        """Read the items of a plan with the wrapped reader, which checks their CRCs; returns its future."""
+        """Read and verify a plan's items."""
         own: LoadPlanner
         if isinstance(planner, LoadPlannerForStock):
             own = planner.wrapped

@@ -1,4 +1,4 @@
-"""Conversion of records (dataclasses) between stock and this project, field by field."""
+"""Convert dataclasses between stock and this project, field by field."""
 
 from __future__ import annotations
 
@@ -13,13 +13,9 @@ T = TypeVar("T")
 
 
 def record_like(kind: Callable[..., T], source: object, **changes: Any) -> T:
-    """Return a record of another class with the fields of `source`.
+    """Return a `kind` with the fields of `source`, with changes.
 
-    Args:
-        kind: Dataclass of the new record. Fields of `source` that `kind` lacks (older versions of stock have fewer) are
-            left out.
-        source: Record of the other library. Fields that `source` lacks get their defaults in the new record.
-        changes: Fields of the new record with other values than in `source`.
+    Fields that `kind` lacks are dropped; fields that `source` lacks get their defaults.
     """
     known = _field_names(kind)
     kept = {name: getattr(source, name) for name in known if name not in changes and hasattr(source, name)}

@@ -1,4 +1,4 @@
-"""Save planner adapters: `StockSavePlanner` takes a planner of stock, `SavePlannerForStock` a planner of this project.
+"""Save planner adapters: `StockSavePlanner` wraps stock's planner, `SavePlannerForStock` ours.
 
 Source: torch 2.13 `torch.distributed.checkpoint.planner.SavePlanner` (contract).
 """
@@ -26,75 +26,72 @@ _OF_A_SAVE = ("state_dict", "plan", "global_plan", "metadata", "storage_meta")
 
 
 class StockSavePlanner(Delegating[planner.SavePlanner], SavePlanner):
-    """Save planner that delegates to a planner of `torch.distributed.checkpoint`, including overridden methods.
+    """Save planner that delegates to a planner of `torch.distributed.checkpoint`, with stock's checks only.
 
-    The wrapped planner assigns replicated values to ranks, and makes all checks; this project's checks are not made.
+    ```python
+    import torch
+    import torch.distributed.checkpoint as stock
+    from dcp_bridge.save_planners import StockSavePlanner
+    from dcp_core import save
 
-    Example:
-        ```python
-        import torch
-        import torch.distributed.checkpoint as stock
-        from dcp_bridge import StockSavePlanner
-        from dcp_core import save
-
-        planner = StockSavePlanner(stock.DefaultSavePlanner())
-        save({"weight": torch.ones(3)}, checkpoint_id="step-1", planner=planner)
-        ```
+    planner = StockSavePlanner(stock.DefaultSavePlanner())
+    save({"weight": torch.ones(3)}, checkpoint_id="step-1", planner=planner)
+    ```
     """
 
-    def __getstate__(self) -> dict[str, Any]:
-        # A copy for another process plans other saves: values stay here.
-        twin = self.wrapped
-        if isinstance(twin, default_planner.DefaultSavePlanner):
-            twin = copy.copy(twin)
-            vars(twin).update({name: None for name in _OF_A_SAVE if name in vars(twin)})
-        return {**vars(self), "wrapped": twin}
+    def without_values(self) -> StockSavePlanner:
+        """Return a copy without values, if the wrapped planner derives from stock's default."""
+        if not isinstance(self.wrapped, default_planner.DefaultSavePlanner):
+            return self
+        twin = copy.copy(self)
+        twin.wrapped = copy.copy(self.wrapped)
+        vars(twin.wrapped).update({name: None for name in _OF_A_SAVE if name in vars(twin.wrapped)})
+        return twin
 
     def set_up_planner(
         self, state_dict: dict[str, Any], storage_meta: StorageMeta | None = None, is_coordinator: bool = False
     ) -> None:
-        """Set up the wrapped planner for a state dict; `storage_meta` is passed if its method takes it."""
+        """Set up the wrapped planner."""
         with stock_errors("set_up_planner"):
             meta: Any = stock_storage_meta(storage_meta)
             set_up_save_planner(self.wrapped, state_dict, meta, is_coordinator=is_coordinator)
 
     def create_local_plan(self) -> SavePlan:
-        """Return the wrapped planner's local save plan."""
+        """Return the wrapped planner's local plan."""
         with stock_errors("create_local_plan"):
             return own_save_plan(self.wrapped.create_local_plan())
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """Pass the local plans of all ranks to the wrapped planner; return its plans, one per rank, and metadata."""
+        """Return the wrapped planner's global plans and metadata."""
         with stock_errors("create_global_plan"):
             plans, found = self.wrapped.create_global_plan([stock_save_plan(plan) for plan in all_plans])
         return [own_save_plan(plan) for plan in plans], as_metadata(found)
 
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
-        """Return the wrapped planner's final save plan of this rank."""
+        """Return the wrapped planner's final plan."""
         with stock_errors("finish_plan"):
             return own_save_plan(self.wrapped.finish_plan(stock_save_plan(new_plan)))
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
-        """Return the tensor or bytes that the wrapped planner returns for an item."""
+        """Return the wrapped planner's data for an item."""
         with stock_errors("resolve_data"):
             return self.wrapped.resolve_data(stock_write_item(write_item))
 
 
 class SavePlannerForStock(Delegating[SavePlanner], planner.SavePlanner):
-    """Save planner of `torch.distributed.checkpoint` that delegates to a planner of this project.
+    """Save planner of `torch.distributed.checkpoint` that delegates to our planner.
 
-    Tied values are written under each of their names: stock's metadata has no aliases.
+    ```python
+    import torch
+    import torch.distributed.checkpoint as stock
+    from dcp_bridge.save_planners import SavePlannerForStock
+    from dcp_core import DefaultSavePlanner
 
-    Example:
-        ```python
-        import torch
-        import torch.distributed.checkpoint as stock
-        from dcp_bridge import SavePlannerForStock
-        from dcp_core import DefaultSavePlanner
+    planner = SavePlannerForStock(DefaultSavePlanner(replicas="raise"))
+    stock.save({"weight": torch.ones(3)}, checkpoint_id="step-1", planner=planner)
+    ```
 
-        planner = SavePlannerForStock(DefaultSavePlanner(on_divergence="error"))
-        stock.save({"weight": torch.ones(3)}, checkpoint_id="step-1", planner=planner)
-        ```
+    Tied values are written under each name: stock's metadata has no aliases.
     """
 
     def set_up_planner(
@@ -103,26 +100,23 @@ class SavePlannerForStock(Delegating[SavePlanner], planner.SavePlanner):
         storage_meta: metadata.StorageMeta | None = None,
         is_coordinator: bool = False,
     ) -> None:
-        """Set up the wrapped planner for a state dict."""
+        """Set up the wrapped planner."""
         meta = own_storage_meta(storage_meta)
         set_up_save_planner(self.wrapped, state_dict, meta, is_coordinator=is_coordinator)
 
     def create_local_plan(self) -> planner.SavePlan:
-        """Return the wrapped planner's local save plan, converted to a plan of stock."""
+        """Return the wrapped planner's local plan."""
         return stock_save_plan(replace(self.wrapped.create_local_plan(), aliases=None))
 
     def create_global_plan(self, all_plans: list[planner.SavePlan]) -> tuple[list[planner.SavePlan], metadata.Metadata]:
-        """Pass the local plans of all ranks to the wrapped planner; return its plans, one per rank, and its metadata.
-
-        Plans and metadata are converted to stock's records.
-        """
+        """Return the wrapped planner's global plans and metadata."""
         plans, found = self.wrapped.create_global_plan([own_save_plan(plan) for plan in all_plans])
         return [stock_save_plan(plan) for plan in plans], stock_metadata(found)
 
     def finish_plan(self, new_plan: planner.SavePlan) -> planner.SavePlan:
-        """Return the wrapped planner's final save plan of this rank, converted to a plan of stock."""
+        """Return the wrapped planner's final plan."""
         return stock_save_plan(self.wrapped.finish_plan(own_save_plan(new_plan)))
 
     def resolve_data(self, write_item: planner.WriteItem) -> torch.Tensor | io.BytesIO:
-        """Return the tensor or bytes that the wrapped planner returns for an item."""
+        """Return the wrapped planner's data for an item."""
         return self.wrapped.resolve_data(as_write_item(write_item))

@@ -1,6 +1,6 @@
-"""Conversion of our plans, metadata and results to stock's classes.
+"""Convert our plans, metadata and results to stock's classes.
 
-Fields that stock's classes lack are kept in a subclass of stock's save plan, or left out.
+A subclass of stock's save plan keeps fields that stock's lacks; other such fields are dropped.
 
 Source: torch 2.6 and 2.13 `torch.distributed.checkpoint.{metadata,planner,storage,filesystem}` (fields).
 """
@@ -43,12 +43,12 @@ __all__ = [
 ]
 
 
-_SIZES_OF_OBJECTS = hasattr(planner, "BytesIOWriteData")  # older versions plan without them
+_SIZES_OF_OBJECTS = hasattr(planner, "BytesIOWriteData")  # missing in older versions
 
 
 @dataclass(frozen=True)
 class ExtendedSavePlan(planner.SavePlan):
-    """Stock's save plan with fields that our plan or newer versions of stock have; `dataclasses.replace` keeps them."""
+    """Stock's save plan with our fields, which `dataclasses.replace` keeps."""
 
     usable: bool = True
     aliases: dict[str, str] | None = None
@@ -57,17 +57,17 @@ class ExtendedSavePlan(planner.SavePlan):
 
 
 def stock_save_plan(plan: SavePlan) -> planner.SavePlan:
-    """Convert our save plan to stock's class; items are converted on first access."""
+    """Convert our save plan."""
     return record_like(ExtendedSavePlan, plan, items=converted(plan.items, stock_write_item))
 
 
 def stock_load_plan(plan: LoadPlan) -> planner.LoadPlan:
-    """Convert our load plan to stock's class; items are converted on first access."""
+    """Convert our load plan."""
     return record_like(planner.LoadPlan, plan, items=converted(plan.items, stock_read_item))
 
 
 def stock_write_item(item: WriteItem) -> planner.WriteItem:
-    """Convert our write item to stock's class."""
+    """Convert our write item."""
     tensor, data = item.tensor_data, item.bytes_io_data
     return record_like(
         planner.WriteItem,
@@ -84,7 +84,7 @@ def stock_write_item(item: WriteItem) -> planner.WriteItem:
 
 
 def stock_read_item(item: ReadItem) -> planner.ReadItem:
-    """Convert our read item to stock's class."""
+    """Convert our read item."""
     return record_like(
         planner.ReadItem,
         item,
@@ -95,17 +95,17 @@ def stock_read_item(item: ReadItem) -> planner.ReadItem:
 
 
 def stock_result(result: WriteResult) -> storage.WriteResult:
-    """Convert our write result to stock's class."""
+    """Convert our write result."""
     return record_like(storage.WriteResult, result, index=stock_index(result.index))
 
 
 def stock_index(index: MetadataIndex) -> metadata.MetadataIndex:
-    """Convert our `MetadataIndex` (name and position of a value) to stock's class."""
+    """Convert our `MetadataIndex`."""
     return metadata.MetadataIndex(index.fqn, index.offset, index.index)
 
 
 def stock_metadata(own: Metadata) -> metadata.Metadata:
-    """Convert our metadata and every record in it to stock's classes. Aliases (tied tensors) become entries, too."""
+    """Convert our metadata and its records; aliases become entries."""
     stored = own.storage_data
     if isinstance(stored, Mapping):
         stored = {_index_or_same(key): _info_or_same(value) for key, value in stored.items()}
@@ -119,7 +119,7 @@ def stock_metadata(own: Metadata) -> metadata.Metadata:
 
 
 def stock_storage_meta(meta: StorageMeta | None) -> metadata.StorageMeta | None:
-    """Convert our storage metadata to stock's class; None stays None."""
+    """Convert our storage metadata."""
     return None if meta is None else record_like(metadata.StorageMeta, meta, modules=list(meta.modules))
 
 
@@ -146,4 +146,4 @@ def _index_or_same(key: Any) -> Any:
 def _info_or_same(value: Any) -> Any:
     if not isinstance(value, StorageInfo):
         return value
-    return record_like(filesystem._StorageInfo, value)  # noqa: SLF001 - what every reader of stock's files expects here
+    return record_like(filesystem._StorageInfo, value)  # noqa: SLF001 - readers of stock's files expect this class

@@ -1,4 +1,4 @@
-"""`StockWriter`: adapter that makes a storage writer of stock usable in our `save`.
+"""`StockWriter`: adapter of stock's storage writer for our `save`.
 
 Source: torch 2.13 `torch.distributed.checkpoint.storage.StorageWriter` (contract).
 """
@@ -27,26 +27,24 @@ _SHOWN_ITEMS = 5
 
 
 class StockWriter(StorageWrapper[storage.StorageWriter], StorageWriter):
-    """Storage writer that delegates to a writer of `torch.distributed.checkpoint`, with the guarantees of that writer.
+    """Storage writer that delegates to a writer of `torch.distributed.checkpoint`.
+
+    ```python
+    import torch
+    import torch.distributed.checkpoint as stock
+    from dcp_bridge.stock_writer import StockWriter
+    from dcp_core import save
+
+    writer = StockWriter(stock.FileSystemWriter("step-1"))
+    save({"weight": torch.ones(3)}, storage_writer=writer)
+    ```
+
+    Errors are raised on all ranks, and no rank hangs. Durability and atomicity depend on the wrapped writer.
 
     Args:
         wrapped: Writer of stock.
-        check_results: Whether to raise an error if the writer does not report every item as written. Stock's file
-            writer with several threads reports no error if one of them fails.
-
-    Ranks are coordinated as in every `save` of this project: errors are raised on all ranks, and no rank hangs. Whether
-    data are durable, and the checkpoint appears atomically, depends on the wrapped writer.
-
-    Example:
-        ```python
-        import torch
-        import torch.distributed.checkpoint as stock
-        from dcp_bridge import StockWriter
-        from dcp_core import save
-
-        writer = StockWriter(stock.FileSystemWriter("step-1"))
-        save({"weight": torch.ones(3)}, storage_writer=writer)
-        ```
+        check_results: Whether to raise if the writer does not report every item as written. Stock's multithreaded file
+            writer reports no error of a thread.
     """
 
     def __init__(self, wrapped: storage.StorageWriter, *, check_results: bool = True) -> None:
@@ -54,15 +52,15 @@ class StockWriter(StorageWrapper[storage.StorageWriter], StorageWriter):
         self._check_results = check_results
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Begin a new save with the wrapped writer, to `checkpoint_id` unless it is None."""
+        """Begin a new save."""
         self.wrapped.reset(checkpoint_id)
 
     def storage_meta(self) -> StorageMeta | None:
-        """Return the storage metadata of the wrapped writer; None if it has none."""
+        """Return the wrapped writer's storage metadata or None."""
         return own_storage_meta(self.wrapped.storage_meta())
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Set up the wrapped writer, with the keyword arguments that stock passes to its writers."""
+        """Set up the wrapped writer with stock's keyword arguments."""
         del args
         set_up = self.wrapped.set_up_storage_writer
         known = {name: value for name, value in kwargs.items() if name in ("rank", "use_collectives")}
@@ -70,24 +68,21 @@ class StockWriter(StorageWrapper[storage.StorageWriter], StorageWriter):
             set_up(is_coordinator, **(known if takes(set_up, "kwargs") else {}))
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Return the local save plan as the wrapped writer prepares it.
-
-        Tied tensors are written under each of their names: stock's writers have no aliases.
-        """
+        """Return the wrapped writer's local plan, in which tied tensors are written under each name."""
         with stock_errors("prepare_local_plan"):
             return own_save_plan(self.wrapped.prepare_local_plan(stock_save_plan(replace(plan, aliases=None))))
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Return the plans of all ranks as the wrapped writer prepares them."""
+        """Return the wrapped writer's global plans."""
         with stock_errors("prepare_global_plan"):
             prepared = self.wrapped.prepare_global_plan([stock_save_plan(plan) for plan in plans])
         return [own_save_plan(plan) for plan in prepared]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
-        """Write the items of a plan with the wrapped writer; returns a completed future of the items' results.
+        """Write a plan's items, and return a completed future.
 
         Raises:
-            DcpError: The writer did not report every item as written, and `check_results` is True.
+            DcpError: `check_results`, and the writer did not report every item as written.
         """
         stock = planner.wrapped if isinstance(planner, StockSavePlanner) else SavePlannerForStock(planner)
         with stock_errors("write_data"):
@@ -112,7 +107,7 @@ class StockWriter(StorageWrapper[storage.StorageWriter], StorageWriter):
             )
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Finish the save with the wrapped writer; the metadata fields that it sets are copied to `metadata`."""
+        """Finish the save; copy metadata fields that the writer sets."""
         stock = stock_metadata(metadata)
         with stock_errors("finish"):
             self.wrapped.finish(stock, [[stock_result(result) for result in one] for one in results])
@@ -121,29 +116,26 @@ class StockWriter(StorageWrapper[storage.StorageWriter], StorageWriter):
         metadata.version, metadata.planner_data = found.version, found.planner_data
 
     def abort(self, error: BaseException) -> None:
-        """Call `abort` of the wrapped writer after a failed save, if it has such a method; stock requires none."""
+        """Call the wrapped writer's `abort`, if any."""
         abort = getattr(self.wrapped, "abort", None)
         if abort is not None:
             abort(error)
 
 
 class StockStagingWriter(StockWriter):
-    """A `StockWriter` whose wrapped writer is also a stager, which copies the state of an asynchronous save.
+    """A `StockWriter` for a writer that is also a stager of asynchronous saves.
 
-    Example:
-        ```python
-        import torch.distributed.checkpoint as stock
-        from dcp_async import async_save
-        from dcp_bridge import StockStagingWriter
+    ```python
+    import torch.distributed.checkpoint as stock
+    from dcp_async import async_save
+    from dcp_bridge.stock_writer import StockStagingWriter
 
+    class Writer(stock.FileSystemWriter):
+        def stage(self, state_dict):
+            return super().stage(state_dict)
 
-        class Writer(stock.FileSystemWriter):
-            def stage(self, state_dict):  # a copy of its own
-                return super().stage(state_dict)
-
-
-        async_save({"step": 1}, storage_writer=StockStagingWriter(Writer("step-1"))).result()
-        ```
+    async_save({"step": 1}, storage_writer=StockStagingWriter(Writer("step-1"))).result()
+    ```
     """
 
     @property
@@ -156,25 +148,25 @@ class StockStagingWriter(StockWriter):
 
     @property
     def should_synchronize_after_execute(self) -> bool:
-        """Value of this property of the wrapped stager."""
+        """The wrapped stager's property."""
         return self._synchronize_after_execute
 
     def stage(self, state_dict: dict[str, Any]) -> Future[dict[str, Any]] | dict[str, Any]:
-        """Return the copy of the state dict that the wrapped stager makes."""
+        """Return the wrapped stager's copy."""
         staged: Future[dict[str, Any]] | dict[str, Any] = self._stager.stage(state_dict)
         return staged
 
     def synchronize_staging(self) -> None:
-        """Wait until the wrapped stager has made its copy."""
+        """Wait for the wrapped stager's copy."""
         self._stager.synchronize_staging()
 
     def close(self) -> None:
-        """Close the wrapped stager, if it can be closed."""
+        """Close the wrapped stager, if possible."""
         getattr(self._stager, "close", lambda: None)()
 
 
 def is_stager(writer: object) -> bool:
-    """Whether a writer has its own staging. False for stock's file writers with default options."""
+    """Return whether a writer has its own staging; False for stock's default file writers."""
     if not isinstance(writer, staging.AsyncStager):
         return False
     plain = {storage.StorageWriter, staging.BlockingAsyncStager}

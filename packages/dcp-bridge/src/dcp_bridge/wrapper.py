@@ -1,4 +1,4 @@
-"""Base classes of the adapters, which delegate to a wrapped object."""
+"""Base classes of the adapters."""
 
 from __future__ import annotations
 
@@ -11,11 +11,7 @@ W = TypeVar("W")
 
 
 class Wrapper(Generic[W]):
-    """Base class of adapters: an adapter of the object `wrapped`.
-
-    Args:
-        wrapped: Object of the other library.
-    """
+    """Adapter of an object of the other library."""
 
     def __init__(self, wrapped: W) -> None:
         self.wrapped = wrapped
@@ -25,26 +21,26 @@ class Wrapper(Generic[W]):
 
 
 class Delegating(Wrapper[W]):
-    """Adapter that also has the attributes of `wrapped`, since some storages read a planner's `state_dict`."""
+    """Adapter that forwards attributes, because some storages read a planner's `state_dict`."""
 
     def __getattr__(self, name: str) -> Any:
-        # Called for what is not found otherwise; copies and pickles ask before there is anything.
+        # Copies and pickles look up attributes before `wrapped` exists.
         if name == "wrapped" or name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.wrapped, name)
 
 
 class StorageWrapper(Wrapper[W]):
-    """Base class of adapters of a storage reader or writer."""
+    """Adapter of a storage reader or writer."""
 
     @property
     def checkpoint_id(self) -> str | os.PathLike[str] | None:
-        """Checkpoint id of the wrapped storage, as a string or path; None if it has no id."""
+        """The wrapped storage's checkpoint id, or None."""
         found = getattr(self.wrapped, "checkpoint_id", None)
         return found if found is None or isinstance(found, str | os.PathLike) else str(found)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Return False: an adapter is never selected by a checkpoint id."""
+        """Return False: checkpoint ids never select an adapter."""
         del checkpoint_id
         return False

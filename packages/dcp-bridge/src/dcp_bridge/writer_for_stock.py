@@ -1,4 +1,4 @@
-"""`WriterForStock`: adapter that makes a storage writer of this project usable in stock's `save`.
+"""`WriterForStock`: adapter of our storage writer for stock's `save`.
 
 Source: torch 2.13 `torch.distributed.checkpoint.storage.StorageWriter` (contract), `state_dict_saver` (order of calls).
 """
@@ -20,7 +20,7 @@ from dcp_bridge.save_planners import SavePlannerForStock, StockSavePlanner
 from dcp_bridge.stock_records import stock_metadata, stock_result, stock_save_plan, stock_storage_meta
 from dcp_bridge.wrapper import StorageWrapper
 from dcp_core import DcpError, StorageWriter
-from dcp_core.toolkit import as_metadata, library_logger, placed_plans, takes
+from dcp_core.toolkit import as_metadata, library_logger, takes
 
 __all__ = ["WriterForStock"]
 
@@ -28,27 +28,24 @@ _log = library_logger(__name__)
 
 
 class WriterForStock(StorageWrapper[StorageWriter], storage.StorageWriter):
-    """Storage writer of `torch.distributed.checkpoint` that delegates to a writer of this project.
+    """Storage writer of `torch.distributed.checkpoint` that delegates to our writer.
+
+    ```python
+    import torch
+    import torch.distributed.checkpoint as stock
+    from dcp_bridge.writer_for_stock import WriterForStock
+    from dcp_fs import FileSystemWriter
+
+    writer = WriterForStock(FileSystemWriter("step-1"))
+    stock.save({"weight": torch.ones(3)}, storage_writer=writer)
+    ```
+
+    Checkpoints are durable, checksummed, and published atomically. Stock does not report other ranks' failures: the
+    writer's next save or deletion removes that save's files, or a later save after this process ended.
 
     Args:
-        wrapped: Writer of this project.
-        save_id: Id of the save, equal on all ranks and not used before; needed only for a save with
-            `use_collectives=False`, in which stock's ranks do not agree on an id. None for other saves.
-
-    Checkpoints are durable, checksummed, and published atomically. Stock does not notify a writer of failures on other
-    ranks: the files of such a save are removed when the same writer begins the next save or is deleted, or by a later
-    save after this process has ended.
-
-    Example:
-        ```python
-        import torch
-        import torch.distributed.checkpoint as stock
-        from dcp_bridge import WriterForStock
-        from dcp_fs import FileSystemWriter
-
-        writer = WriterForStock(FileSystemWriter("step-1"))
-        stock.save({"weight": torch.ones(3)}, storage_writer=writer)
-        ```
+        wrapped: Our writer.
+        save_id: New id, equal on all ranks, for a save with `use_collectives=False`, for which stock has none.
     """
 
     def __init__(self, wrapped: StorageWriter, *, save_id: str | None = None) -> None:
@@ -58,7 +55,7 @@ class WriterForStock(StorageWrapper[StorageWriter], storage.StorageWriter):
         self._running = False
 
     def __getstate__(self) -> dict[str, Any]:
-        # A save that runs here does not run in a copy.
+        # A running save does not run in a copy.
         return {**vars(self), "_running": False}
 
     def __del__(self) -> None:
@@ -66,19 +63,19 @@ class WriterForStock(StorageWrapper[StorageWriter], storage.StorageWriter):
             self._clear_away()
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Begin a new save with the wrapped writer, to `checkpoint_id` unless it is None."""
+        """Begin a new save."""
         self._clear_away()
         self.wrapped.reset(checkpoint_id)
 
     def storage_meta(self) -> stock_records.StorageMeta | None:
-        """Return the wrapped writer's storage metadata, converted to stock's class; None if it has none."""
+        """Return the wrapped writer's storage metadata or None."""
         return stock_storage_meta(self.wrapped.storage_meta())
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Set up the wrapped writer.
 
         Raises:
-            DcpError: The save uses no collectives, and the adapter has no `save_id`.
+            DcpError: The save uses no collectives, and `save_id` is missing.
         """
         self._clear_away()
         self._is_coordinator = is_coordinator
@@ -96,20 +93,21 @@ class WriterForStock(StorageWrapper[StorageWriter], storage.StorageWriter):
             set_up(is_coordinator, *args, **(kwargs if takes(set_up, "kwargs") else {}))
 
     def prepare_local_plan(self, plan: planner.SavePlan) -> planner.SavePlan:
-        """Return the local save plan as the wrapped writer prepares it, converted to a plan of stock."""
+        """Return the wrapped writer's local plan."""
         with self._part_of_save():
             return stock_save_plan(self.wrapped.prepare_local_plan(own_save_plan(plan)))
 
     def prepare_global_plan(self, plans: list[planner.SavePlan]) -> list[planner.SavePlan]:
-        """Return the plans of all ranks as the wrapped writer prepares them, converted to plans of stock."""
+        """Return the wrapped writer's global plans."""
         with self._part_of_save():
-            prepared = placed_plans(self.wrapped, [own_save_plan(plan) for plan in plans])
+            prepared = self.wrapped.prepare_global_plan([own_save_plan(plan) for plan in plans])
+            prepared = self.wrapped.placed_plans(prepared)
             return [stock_save_plan(plan) for plan in prepared]
 
     def write_data(
         self, plan: planner.SavePlan, planner: planner.SavePlanner
     ) -> torch.futures.Future[list[storage.WriteResult]]:
-        """Write the items of a plan with the wrapped writer; returns a completed future of the items' results."""
+        """Write a plan's items, and return a completed future."""
         own = planner.wrapped if isinstance(planner, SavePlannerForStock) else StockSavePlanner(planner)
         with self._part_of_save():
             written = self.wrapped.write_data(own_save_plan(plan), own)
@@ -120,7 +118,7 @@ class WriterForStock(StorageWrapper[StorageWriter], storage.StorageWriter):
         return done
 
     def finish(self, metadata: stock_records.Metadata, results: list[list[storage.WriteResult]]) -> None:
-        """Publish the checkpoint with the wrapped writer; the metadata fields that it sets are copied to `metadata`."""
+        """Publish the checkpoint; copy metadata fields that the writer sets."""
         own = as_metadata(metadata)
         with self._part_of_save():
             self.wrapped.finish(own, [[own_result(result) for result in one] for one in results])
@@ -131,7 +129,6 @@ class WriterForStock(StorageWrapper[StorageWriter], storage.StorageWriter):
 
     @contextlib.contextmanager
     def _part_of_save(self) -> Iterator[None]:
-        """Report an error of this block to the coordinator, so that the save is not published."""
         try:
             yield
         except BaseException as error:
@@ -140,10 +137,7 @@ class WriterForStock(StorageWrapper[StorageWriter], storage.StorageWriter):
             raise
 
     def _clear_away(self) -> None:
-        """Remove the files of an unfinished earlier save.
-
-        Only the coordinator does so: stock does not report the end of a save to the other ranks.
-        """
+        """On the coordinator, remove an unfinished earlier save; stock does not report its end to other ranks."""
         running, self._running = self._running, False
         if running and self._is_coordinator:
             self._abort(DcpError("the save failed on another rank"))
@@ -154,5 +148,5 @@ class WriterForStock(StorageWrapper[StorageWriter], storage.StorageWriter):
             return
         try:
             abort(error)
-        except Exception:  # noqa: BLE001 - the error of the save itself matters more
+        except Exception:  # noqa: BLE001 - the save's own error is raised
             _log.exception("clearing up a failed save failed too")

@@ -19,8 +19,9 @@ import torch.distributed.checkpoint as stock
 
 import dcp_core
 import dcp_fs
-from dcp_bridge import Replacement, original_stock, replace_stock
+from dcp_bridge import original_stock, replace_stock
 from dcp_bridge.replacement import replacement
+from dcp_bridge.replacement.replacement import Replacement
 
 STOCK = "torch.distributed.checkpoint"
 STATE = {"w": torch.arange(4.0), "step": 1}
@@ -105,7 +106,7 @@ def test_modules_that_were_imported_meanwhile_have_stocks_names_after_it(use):
         module = run(USES[use])
     assert module.save is stock.save
     assert module.Writer is stock.FileSystemWriter
-    assert all(type(value) is not replacement.StandInModule for value in vars(module).values())
+    assert all(type(value) is not replacement._StandInModule for value in vars(module).values())
 
 
 @pytest.mark.parametrize("short", MODULES)
@@ -130,7 +131,7 @@ def test_every_name_of_the_mirror_is_what_the_module_has(short):
 def test_what_we_do_not_have_stays_stocks_and_is_said():
     with replace_stock() as made:
         helper = importlib.import_module(f"{STOCK}.planner_helpers")
-        assert helper._create_read_items is original_stock("planner_helpers")._create_read_items
+        assert helper._init_state_dict is original_stock("planner_helpers")._init_state_dict
         private = importlib.import_module(f"{STOCK}._sharded_tensor_utils")
         assert private is original_stock("_sharded_tensor_utils")
         with pytest.raises(AttributeError, match=f"module '{STOCK}' has no attribute 'CheckpointManager'"):
@@ -150,6 +151,23 @@ def test_records_that_stocks_private_functions_make_are_understood_by_ours():
     assert [item.dest_index.fqn for item in plan.items] == ["w", "step"]
 
 
+def test_planners_understand_metadata_that_stocks_private_functions_make():
+    """Tests of other projects make metadata by a private function, beside our planners."""
+    state = {"w": torch.ones(3), "steps": [1, 2]}
+    with replace_stock():
+        from torch.distributed.checkpoint import default_planner
+
+        flat, _ = default_planner.flatten_state_dict(state)
+        metadata = default_planner._create_default_local_metadata(flat)
+        planner = default_planner.DefaultLoadPlanner()
+        planner.set_up_planner({"w": torch.zeros(3), "steps": [0, 0]}, metadata, True)
+        assert {item.dest_index.fqn for item in planner.create_local_plan().items} == {*flat}
+        empty = default_planner._EmptyStateDictLoadPlanner()
+        empty.set_up_planner(filled := {}, metadata, True)
+        assert filled["w"].shape == (3,)
+        assert {item.dest_index.fqn for item in empty.create_local_plan().items} == {*flat}
+
+
 def test_everything_is_as_before_also_after_an_error():
     replace_stock().undo()  # which imports what stock had not imported yet
     before = picture()
@@ -164,7 +182,7 @@ def test_everything_is_as_before_also_after_an_error():
 def test_a_replacement_that_fails_half_way_leaves_nothing(monkeypatch):
     replace_stock().undo()
     before = picture()
-    monkeypatch.setattr(replacement, "rebind", lambda *_: 1 / 0)
+    monkeypatch.setattr(replacement, "_rebind", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         replace_stock()
     assert picture() == before

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 import dcp_core
-from dcp_bridge import UntestedTorchError, original_stock, replace_stock
+from dcp_bridge import original_stock, replace_stock
 from dcp_bridge.replacement import mirror
+from dcp_core import DcpError
 
 STOCK = "torch.distributed.checkpoint"
 
@@ -20,7 +21,9 @@ STOCK = "torch.distributed.checkpoint"
 @pytest.mark.parametrize("version", ["2.5.1", "2.16.0", "3.0.0.dev20261101+cpu", "unknown"])
 def test_other_versions_of_torch_are_refused_unless_asked_for(monkeypatch, version):
     monkeypatch.setattr(torch, "__version__", version)
-    with pytest.raises(UntestedTorchError, match=f"torch is {re.escape(version)}, .* 2.6 to 2.15.*any_torch=True"):
+    with pytest.raises(
+        DcpError, match=f"torch is {re.escape(version)}, .* 2.6 to 2.15.*any_torch=True.*, or add --any-torch"
+    ):
         replace_stock()
     assert sys.modules[STOCK] is original_stock()
     with replace_stock(any_torch=True) as made:

@@ -1,7 +1,7 @@
 """Distributed checkpoints: `save`, `load`, planners, and the contracts of storages, stagers and transforms.
 
-The bytes are written and read by storages of other packages, such as `dcp_fs`, which are found by entry point or passed
-as arguments. Importing this package reads no entry points, environment variables or files.
+Storages come from other packages, such as `dcp_fs`, by entry point or as arguments. Importing this package reads no
+entry points, environment variables or files.
 """
 
 from dcp_core import plugins
@@ -13,9 +13,9 @@ from dcp_core.errors import (
     CorruptCheckpointError,
     DcpError,
     MissingKeyError,
+    OperationError,
     PeerLostError,
     PlanError,
-    RankDisagreementError,
     UnsafeCheckpointError,
     UnsupportedFormatError,
     UnsupportedValueError,
@@ -23,9 +23,9 @@ from dcp_core.errors import (
 from dcp_core.estimation import Estimate, RankEstimate, estimate
 from dcp_core.hookspecs import PROJECT_NAME, hookimpl
 from dcp_core.loading import load, load_keys, load_state_dict
-from dcp_core.planning.diagnose_duplicates import DivergentReplicaWarning
 from dcp_core.planning.load_planner import DefaultLoadPlanner, EmptyStateDictLoadPlanner
 from dcp_core.planning.load_report import LoadMismatchError, LoadProblem, LoadReport
+from dcp_core.planning.replicas import DivergentReplicaWarning
 from dcp_core.planning.save_planner import DefaultSavePlanner
 from dcp_core.records.metadata import (
     BytesStorageMetadata,
@@ -37,29 +37,26 @@ from dcp_core.records.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from dcp_core.records.plan import (
+from dcp_core.records.protocols import (
+    STATE_DICT_TYPE,
     BytesIOWriteData,
     LoadItemType,
     LoadPlan,
+    LoadPlanner,
     ReadItem,
     SavePlan,
-    TensorWriteData,
-    WriteItem,
-    WriteItemType,
-)
-from dcp_core.records.protocols import (
-    STATE_DICT_TYPE,
-    LoadPlanner,
     SavePlanner,
     Stateful,
     StorageReader,
     StorageWriter,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
     WriteResult,
 )
 from dcp_core.saving import save, save_state_dict
 from dcp_core.state_dict.per_rank import PerRank
-from dcp_core.storage.exchange import Exchange, Exchanged, PreparedRead
-from dcp_core.storage.storage_reader import ByteStorageReader
+from dcp_core.storage.storage_reader import ByteStorageReader, Exchange, Exchanged, PreparedRead
 from dcp_core.storage.storage_writer import ByteStorageWriter
 from dcp_core.tensors.staging import AsyncStager, BlockingAsyncStager
 from dcp_ranks import PeerOptions
@@ -96,12 +93,12 @@ __all__ = [
     "Metadata",
     "MetadataIndex",
     "MissingKeyError",
+    "OperationError",
     "PeerLostError",
     "PeerOptions",
     "PerRank",
     "PlanError",
     "PreparedRead",
-    "RankDisagreementError",
     "RankEstimate",
     "ReadItem",
     "SavePlan",

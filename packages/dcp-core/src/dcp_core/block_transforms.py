@@ -1,7 +1,7 @@
-"""Public names of `dcp_core.encoding.block_transforms`, for packages that implement transforms of blocks."""
+"""Public names for packages that implement block transforms."""
 
 from __future__ import annotations
 
-from dcp_core.encoding.block_transforms import BlockChain, BlockTransformExtension, BlockUndo, block_bytes, block_undo
+from dcp_core.encoding.compression import BlockChain, BlockTransformExtension, BlockUndo, block_bytes
 
-__all__ = ["BlockChain", "BlockTransformExtension", "BlockUndo", "block_bytes", "block_undo"]
+__all__ = ["BlockChain", "BlockTransformExtension", "BlockUndo", "block_bytes"]

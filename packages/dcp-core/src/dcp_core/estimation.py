@@ -1,118 +1,129 @@
-"""`estimate`: bytes, files, memory and time of a save, from its plan, without writing."""
+"""Estimate bytes, files, memory and time of a save from its plan, without writing."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+import secrets
+import time
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import numpy as np
+import torch
 import torch.distributed as dist
 
-from dcp_core.adopt_foreign import adopt_writer
-from dcp_core.calls.outside_compile import outside_compile
-from dcp_core.calls.positional import refuse_path
-from dcp_core.errors import RANK_ERRORS, UnsupportedValueError
-from dcp_core.events import write_rate
-from dcp_core.records.protocols import CheckpointId, SavePlanner, StorageWriter, with_states
-from dcp_core.saving import measure_with
+from dcp_base.escaping import printable_bytes
+from dcp_core.arguments import absolute_id_for, adopted, resolve_storage
+from dcp_core.calls import outside_compile, refuse_path
+from dcp_core.errors import UnsupportedValueError
+from dcp_core.events import Operation, write_rate
+from dcp_core.planning.save_planner import DefaultSavePlanner
+from dcp_core.records.lazy import LazyList
+from dcp_core.records.metadata import Metadata
+from dcp_core.records.protocols import (
+    CheckpointId,
+    SavePlan,
+    SavePlanner,
+    StorageWriter,
+    WriteResult,
+    set_up_save_planner,
+    with_states,
+)
 from dcp_core.state_dict.per_rank import with_rank_values
-from dcp_core.storage.storage_writer import ByteStorageWriter
-from dcp_core.storage_choice import resolve_writer
-from dcp_manifest import METADATA_NAME
-from dcp_manifest.printable import printable_bytes
-from dcp_ranks import DEFAULT_TIMEOUT_SECONDS, make_coordinator
+from dcp_core.storage.storage_writer import ByteStorageWriter, SavePlacement, column_requests
+from dcp_core.tables.metadata_columns import written_index
+from dcp_core.tables.plan_columns import WrittenColumns, columns_of
+from dcp_core.tensors.kinds import children_of, is_dtensor, rebuilt, with_local
+from dcp_io.writing.write_engine import measure_items
+from dcp_manifest import encode
+from dcp_manifest.folders.folder import data_file_prefix
+from dcp_ranks import DEFAULT_TIMEOUT_SECONDS, Coordinator, make_coordinator
 
 __all__ = ["Estimate", "RankEstimate", "estimate"]
 
 _ANYWHERE = "estimate"
-"""Path of a local checkpoint that is never made."""
 
 
 class EstimatingSaver(Protocol):
-    """Contract of a saver that can compute how much memory its copy of a state dict takes.
+    """Saver that can compute the memory of its copy of a state dict.
 
-    A saver may also have a method `bytes_to_wait_for(state_dict)`, which returns the number of bytes that do not fit
-    into its memory, so that its `save` waits until the storage has taken them.
+    The optional `bytes_to_wait_for(state_dict)` returns the bytes beyond that memory, for which `save` blocks.
     """
 
     def bytes_to_stage(self, state_dict: dict[str, Any]) -> int:
-        """Return the size in bytes of the memory that a copy of a state dict takes on this rank, without copying."""
+        """Return the bytes of this rank's copy, without copying."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class RankEstimate:
-    """Estimate of one rank's part of a save: bytes, files, memory for the copy, and time."""
+    """Estimate of one rank's part of a save."""
 
     bytes: int
-    """Size in bytes of the files that the rank writes; on the coordinator, the index is included."""
+    """Bytes that the rank writes; the coordinator's include the index."""
     files: int
-    """Number of files that the rank writes; on the coordinator, the index is included."""
+    """Files that the rank writes, counted like `bytes`."""
     staging_bytes: int
-    """Size in bytes of the memory for an asynchronous saver's copy of the state dict; 0 for `save`, without a copy."""
+    """Bytes of an asynchronous saver's copy in memory; 0 for `save`."""
     seconds: float | None
-    """Duration of the write in seconds, at the rate of this rank's last save to a checkpoint id with the same scheme.
-
-    None if this process has not yet saved 1 MiB or more to such a checkpoint id.
+    """Seconds of writing, at the rate of this rank's last save of at least 1 MiB to an id with the same scheme; else
+    None.
     """
     index_bytes: int = 0
-    """Size in bytes of the index, which the coordinator writes; 0 on other ranks."""
+    """Bytes of the index; 0 except on the coordinator."""
     waiting_bytes: int = 0
-    """Number of bytes of the state dict that do not fit into an asynchronous saver's memory for copies.
+    """Bytes that exceed an asynchronous saver's staging memory.
 
-    The storage must have taken them before the saver's `save` returns, unless other ranks write some of them.
+    The saver's `save` returns after they are written, except bytes that other ranks write.
     """
     waiting_seconds: float | None = 0.0
-    """Time in seconds for which training waits for that, at the same rate as `seconds`; None if the rate is unknown."""
+    """Seconds for which training waits for these bytes; None if the rate is unknown."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Estimate:
-    """Estimate of a save: bytes, files, memory for copies, and time.
-
-    Args:
-        ranks: Estimate of each rank, in rank order.
-        is_upper_bound: Whether the writer compresses, so the files may be smaller than estimated.
-    """
+    """Estimate of a save, per rank in rank order; an upper bound if the writer compresses."""
 
     ranks: tuple[RankEstimate, ...]
     is_upper_bound: bool = False
 
     @property
     def bytes(self) -> int:
-        """Size of all files together in bytes, including the index."""
+        """Bytes of all files, including the index."""
         return sum(rank.bytes for rank in self.ranks)
 
     @property
     def files(self) -> int:
-        """Number of all files, including the index."""
+        """Number of files, including the index."""
         return sum(rank.files for rank in self.ranks)
 
     @property
     def index_bytes(self) -> int:
-        """Size of the index in bytes."""
+        """Bytes of the index."""
         return sum(rank.index_bytes for rank in self.ranks)
 
     @property
     def staging_bytes(self) -> int:
-        """Size in bytes of the memory for the copy on the rank whose copy is largest."""
+        """Largest staging memory of any rank, in bytes."""
         return max(rank.staging_bytes for rank in self.ranks)
 
     @property
     def seconds(self) -> float | None:
-        """Duration in seconds of the write on the slowest rank; None if it is None for some rank."""
+        """Seconds of writing on the slowest rank; None if any rank's are None."""
         times = [rank.seconds for rank in self.ranks if rank.seconds is not None]
         return max(times) if len(times) == len(self.ranks) else None
 
     @property
     def waiting_seconds(self) -> float | None:
-        """Time in seconds for which the rank that waits longest waits for the storage; None if it is None for some."""
+        """Longest wait of any rank for the storage; None if any is None."""
         times = [rank.waiting_seconds for rank in self.ranks if rank.waiting_seconds is not None]
         return max(times) if len(times) == len(self.ranks) else None
 
     def __repr__(self) -> str:
         count = len(self.ranks)
         most = max(rank.bytes - rank.index_bytes for rank in self.ranks)
-        # Data files and index apart, as the repr of what `save` returns counts data files only.
+        # The repr of the metadata that `save` returns counts data files only; count the index separately here.
         data_bytes, files = self.bytes - self.index_bytes, self.files - sum(rank.index_bytes > 0 for rank in self.ranks)
         in_files = f"in {files:,} data file{'' if files == 1 else 's'}"
         text = f"{'at most ' * self.is_upper_bound}{printable_bytes(data_bytes)} {in_files}"
@@ -140,74 +151,162 @@ def estimate(
     no_dist: bool = False,
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
 ) -> Estimate:
-    """Estimate what a save of a state dict would write and need, without writing.
+    """Estimate what a save would write and need, without writing.
 
-    The function runs all steps of a save, except that the bytes of large tensors are neither read, nor copied from a
-    device, nor checksummed. So the sizes are those of the files that a save writes. Objects, and tensors below 64 KiB,
-    are serialized as in a save.
+    ```python
+    import torch
+    from dcp_core import estimate
+
+    found = estimate({"weight": torch.ones(1000, 1000), "step": 7})
+    assert 4_000_000 < found.bytes < 4_010_000
+    print(found)  # <Estimate: 3.82 MiB in 1 data file, and an index of 5.26 KiB>
+    ```
+
+    The ranks plan as in a save, so sizes are exact without compression and upper bounds with it. Only objects,
+    and tensors below 64 KiB, are serialized. Meta tensors count like others.
 
     Args:
-        state_dict: State dict as for `save`.
-        saver: Asynchronous saver that will save the state dict, such as `dcp_async.AsyncSaver`, whose copy counts as
-            staging memory; None for `save`, which makes no copy.
-        checkpoint_id: Checkpoint id of the save, which selects the writer, and the earlier saves whose rate is used;
-            the storage is not accessed. None for a local folder.
-        storage_writer: Storage writer of the save, which is not changed; None for the one that `checkpoint_id` selects.
-        planner: Save planner of the save; None for a `DefaultSavePlanner`.
-        process_group: Process group of the ranks that save together; None for all ranks.
-        no_dist: Whether this process saves alone, even if process groups exist.
-        timeout_seconds: Time in seconds that a rank waits for the other ranks in one phase.
+        state_dict: As for `save`.
+        saver: Asynchronous saver, such as `dcp_async.AsyncSaver`, with a copy that counts as staging memory; None for
+            `save`. A saver refuses meta tensors.
+        checkpoint_id: Id that selects the writer and the earlier saves for the rate; None for a local directory. The
+            storage is not accessed.
+        storage_writer: As for `save`; not changed.
+        planner: As for `save`.
+        process_group: As for `save`.
+        no_dist: As for `save`.
+        timeout_seconds: As for `save`.
 
     Returns:
-        The estimate, the same on all ranks. If the writer compresses, the sizes are those before compression, an upper
-        bound. The seconds are those of the phase `write`, at the rate of each rank's last save of 1 MiB or more to a
-        checkpoint id with the same scheme in this process; None if a rank has no such save.
+        The same estimate on all ranks. Times cover the phase `write`.
 
     Raises:
-        UnsupportedValueError: The class of the writer is not derived from `ByteStorageWriter`, or overrides its methods
-            that write; or a tensor or object cannot be saved.
+        UnsupportedValueError: The writer is not a `ByteStorageWriter` or overrides its write methods, or a value cannot
+            be saved.
         CheckpointException: The estimate failed on at least one of several ranks; raised on every rank.
 
     Ranks: every rank of the group; collective.
-
-    Example:
-        ```python
-        import torch
-        from dcp_core import estimate
-
-        found = estimate({"weight": torch.ones(1000, 1000), "step": 7})
-        assert 4_000_000 < found.bytes < 4_010_000
-        print(found)  # <Estimate: 3.82 MiB in 1 data file, and an index of 5.26 KiB>
-        ```
     """
     refuse_path("estimate", saver, "saver")
     if saver is not None and not callable(getattr(saver, "bytes_to_stage", None)):
         raise TypeError(
-            f"estimate(): a {type(saver).__name__} is no saver; a storage writer is passed as storage_writer="
+            f"estimate(): a {type(saver).__name__} is not a saver; pass a storage writer as storage_writer="
         )
-    coordinator = make_coordinator(process_group, no_dist=no_dist, timeout_seconds=timeout_seconds, errors=RANK_ERRORS)
+    with make_coordinator(process_group, no_dist=no_dist, timeout_seconds=timeout_seconds) as coordinator:
+        writer = adopted(storage_writer, StorageWriter) or resolve_storage(None, checkpoint_id or _ANYWHERE, "writer")
+        run = _Estimation(writer, adopted(planner, SavePlanner) or DefaultSavePlanner(), coordinator)
+        place = absolute_id_for(writer, checkpoint_id)
+        with Operation("estimate", coordinator, checkpoint_id).phase("total"):
+            coordinator.agree("estimate", lambda: os.fspath(place or ""), describe="checkpoint ids")
+            plan = coordinator.reduce_scatter("plan", lambda: run.plan(state_dict, saver), run.plan_globally)
+            rate = write_rate(place or _ANYWHERE)
+            return coordinator.all_reduce("estimate", lambda: run.measure(plan, rate), run.add_up)
 
-    def prepare() -> tuple[dict[str, Any], tuple[int, int], ByteStorageWriter, bool]:
-        values: dict[str, Any] = with_rank_values(with_states(state_dict), coordinator.rank)
-        waiting = getattr(saver, "bytes_to_wait_for", lambda _: 0)
-        staging = (0, 0) if saver is None else (saver.bytes_to_stage(values), waiting(values))
-        writer = adopt_writer(storage_writer)
-        if writer is None:
-            writer = resolve_writer(None, checkpoint_id or _ANYWHERE)
-        if not isinstance(writer, ByteStorageWriter):
+
+@dataclass(slots=True)
+class _Part:
+    file_bytes: list[int]
+    staging_bytes: int
+    waiting_bytes: int
+    rate: float | None
+    results: Sequence[WriteResult]
+
+    def estimate(self, *index: int) -> RankEstimate:
+        total, waiting = sum([*self.file_bytes, *index]), self.waiting_bytes
+        seconds = None if self.rate is None else total / self.rate
+        wait = 0.0 if not waiting else None if self.rate is None else waiting / self.rate
+        files = len(self.file_bytes) + len(index)
+        return RankEstimate(total, files, self.staging_bytes, seconds, sum(index), waiting, wait)
+
+
+@dataclass(slots=True)
+class _Estimation:
+    writer: StorageWriter
+    planner: SavePlanner
+    coordinator: Coordinator
+    metadata: Metadata | None = None
+    staging_bytes: int = 0
+    waiting_bytes: int = 0
+
+    def byte_writer(self) -> ByteStorageWriter:
+        writer, own = self.writer, ("write_data", "_write", "finish")
+        if not isinstance(writer, ByteStorageWriter) or any(
+            getattr(type(writer), name) is not getattr(ByteStorageWriter, name) for name in own
+        ):
             kind = type(writer).__qualname__
-            raise UnsupportedValueError(f"{kind} writes files of its own: their sizes are not known before a save")
-        return values, staging, writer.measuring(), writer.compresses
+            raise UnsupportedValueError(f"{kind} lays out its own files: their sizes are unknown before a save")
+        return writer
 
-    with coordinator:
-        prepared = []
-        coordinator.all_gather("estimate", lambda: prepared.append(prepare()))
-        values, (staging, waiting), writer, compresses = prepared[0]
-        measure_with(coordinator, values, writer, planner)
-        sizes = writer.measured_files()
-        total = sum(sizes.values())
-        rate = write_rate(checkpoint_id or writer.checkpoint_id)
-        seconds = None if rate is None else total / rate
-        wait = 0.0 if not waiting else None if rate is None else waiting / rate
-        mine = RankEstimate(total, len(sizes), staging, seconds, sizes.get(METADATA_NAME, 0), waiting, wait)
-        return Estimate(tuple(coordinator.all_gather("estimate", lambda: mine)), compresses)
+    def plan(self, state_dict: dict[str, Any], saver: EstimatingSaver | None) -> SavePlan:
+        writer = self.byte_writer()
+        values: dict[str, Any] = with_rank_values(with_states(state_dict), self.coordinator.rank)
+        if saver is not None:
+            self.staging_bytes = saver.bytes_to_stage(values)
+            self.waiting_bytes = getattr(saver, "bytes_to_wait_for", lambda _: 0)(values)
+        is_coordinator = self.coordinator.is_coordinator
+        values = _with_stand_ins(values, {})
+        set_up_save_planner(self.planner, values, writer.storage_meta(), is_coordinator=is_coordinator)
+        plan = self.planner.create_local_plan()
+        return plan if writer.stores_aliases else replace(plan, aliases=None)
+
+    def plan_globally(self, plans: list[SavePlan]) -> list[SavePlan]:
+        plans, self.metadata = self.planner.create_global_plan(plans)
+        save_id = secrets.token_hex(8)
+        return [
+            replace(plan, storage_data=SavePlacement(save_id, data_file_prefix(rank), 1, len(plans)))
+            for rank, plan in enumerate(plans)
+        ]
+
+    def measure(self, plan: SavePlan, rate: float | None) -> _Part:
+        writer, placement = self.byte_writer(), plan.storage_data
+        columns = columns_of(self.planner.finish_plan(plan).items)
+        # A separate backend leaves the writer unchanged.
+        backend = writer._open(writer._id_to_open())  # noqa: SLF001 - of this package
+        stored = measure_items(
+            list(column_requests(columns, self.planner)),
+            prefix=placement.prefix,
+            save_id=placement.save_id,
+            layout=backend.layout,
+            threads=backend.threads,
+            single_file=backend.single_file,
+        )
+        ends = np.zeros(len(stored.files), np.uint64)
+        np.maximum.at(ends, stored.columns.file, stored.columns.offset + stored.columns.length)
+        results = LazyList(WrittenColumns(columns, stored))
+        return _Part(ends.tolist(), self.staging_bytes, self.waiting_bytes, rate, results)
+
+    def add_up(self, parts: list[_Part]) -> Estimate:
+        if self.metadata is None:
+            raise RuntimeError("there is no global plan")
+        writer = self.byte_writer()
+        index = written_index(self.metadata, [part.results for part in parts])
+        index.info = SavePlacement(secrets.token_hex(8), "", 1, len(parts)).info(time.time_ns())
+        index_bytes = len(encode(index, interop=writer._interop))  # noqa: SLF001 - of this package
+        ranks = [
+            part.estimate(index_bytes) if rank == self.coordinator.rank else part.estimate()
+            for rank, part in enumerate(parts)
+        ]
+        return Estimate(tuple(ranks), writer.compresses)
+
+
+def _with_stand_ins(value: Any, known: dict[Hashable, torch.Tensor]) -> Any:
+    """Replace meta tensors by tensors that take no memory."""
+    if isinstance(value, torch.Tensor):
+        if not value.is_meta:
+            return value
+        if is_dtensor(value):
+            return with_local(value, _with_stand_ins(value.to_local(), known))
+        return _stand_in(value, known) if type(value) in (torch.Tensor, torch.nn.Parameter) else value
+    children = children_of(value)
+    if not children:
+        return value
+    found = [_with_stand_ins(child, known) for _, child in children]
+    changed = any(new is not child for new, (_, child) in zip(found, children, strict=True))
+    return rebuilt(value, found) if changed else value
+
+
+def _stand_in(tensor: torch.Tensor, known: dict[Hashable, torch.Tensor]) -> torch.Tensor:
+    memory = (tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.dtype, tensor.size(), tensor.stride())  # noqa: SLF001
+    if memory not in known:
+        known[memory] = torch.zeros(tensor.dtype.itemsize, dtype=torch.uint8, device="cpu").view(tensor.dtype)[0]
+    return known[memory].expand(tensor.size())

@@ -1,4 +1,4 @@
-"""Events of saves and loads, for observers and the log: start and end of each phase, and the slowest rank."""
+"""Events of saves and loads for observers and the log."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from dcp_core import plugins
+from dcp_base import count_progress, installed
+from dcp_base.logs import library_logger
+from dcp_base.schemes import scheme_of
 from dcp_core.hookspecs import CheckpointEvent
 from dcp_core.records.protocols import CheckpointId
-from dcp_hooks import count_progress
-from dcp_manifest.logs import library_logger
-from dcp_manifest.schemes import scheme_of
 from dcp_ranks import Coordinator
 
 __all__ = ["Operation", "Phase", "note_rate", "write_rate"]
@@ -23,44 +23,33 @@ __all__ = ["Operation", "Phase", "note_rate", "write_rate"]
 T = TypeVar("T")
 
 _log = library_logger(__name__)
-# What is written in less time says little about the storage.
+# The rate of a smaller write says little about the storage.
 _RATED_BYTES = 1 << 20
 _rates: dict[str, float] = {}
 
 
-def note_rate(event: CheckpointEvent) -> None:
-    """Record the write rate of this rank for the scheme of the checkpoint id, if the event is a finished write.
-
-    Writes of less than 1 MiB are ignored. `write_rate` returns the rate.
-    """
-    if (event.operation, event.phase, event.state) != ("save", "write", "finished") or event.checkpoint_id is None:
-        return
-    if event.own_seconds and (event.bytes or 0) >= _RATED_BYTES:
-        _rates[scheme_of(event.checkpoint_id)] = (event.bytes or 0) / event.own_seconds
+def note_rate(checkpoint_id: CheckpointId | None, count: int | None, seconds: float | None) -> None:
+    """Record this rank's write rate, from 1 MiB on."""
+    if checkpoint_id is not None and seconds and (count or 0) >= _RATED_BYTES:
+        _rates[scheme_of(checkpoint_id)] = (count or 0) / seconds
 
 
 def write_rate(checkpoint_id: CheckpointId) -> float | None:
-    """Return the write rate of this rank's last save to a checkpoint id with the same scheme, in bytes per second.
-
-    None if this process has not yet saved 1 MiB or more to such a checkpoint id.
-    """
+    """Return this rank's last rate for an id's scheme, in bytes per second."""
     return _rates.get(scheme_of(checkpoint_id))
 
 
+@dataclass(slots=True)
 class Phase:
-    """Measurements of a running phase of a save or load on one rank: bytes and seconds."""
+    """A running phase on one rank."""
 
-    def __init__(self) -> None:
-        self.bytes: int | None = None
-        """Number of bytes that this rank read from or wrote to storage in the phase; None for other phases."""
-        self.bytes_received: int | None = None
-        """Number of bytes that other ranks read from storage for this rank; None for phases that read nothing."""
-        self.compression: str | None = None
-        """What `compression="adaptive"` chose in the phase, and why."""
-        self.own_seconds = 0.0
+    bytes: int | None = None
+    """Bytes read from or written to storage; None for other phases."""
+    bytes_received: int | None = None
+    own_seconds: float = 0.0
 
     def timed(self, function: Callable[[], T]) -> Callable[[], T]:
-        """Wrap a function so that its duration is added to `own_seconds`, this rank's own work in the phase."""
+        """Wrap a function to add its duration to `own_seconds`."""
 
         def call() -> T:
             start = time.monotonic()
@@ -73,34 +62,32 @@ class Phase:
 
 
 class Operation:
-    """Reporter of one save or load on one rank, which sends events to observers and writes log records.
-
-    Args:
-        name: Name of the operation, `save` or `load`.
-        coordinator: Coordinator of this operation, which measures the slowest rank of each phase.
-        checkpoint_id: Checkpoint id that the caller passed; None if the caller passed a storage instead.
-    """
+    """Sends the events of a save or load to observers and the log."""
 
     def __init__(self, name: str, coordinator: Coordinator, checkpoint_id: CheckpointId | None) -> None:
         self._name = name
         self._coordinator = coordinator
         self._checkpoint_id = None if checkpoint_id is None else os.fspath(checkpoint_id)
-        self._id = uuid.uuid4().hex
+        self._reports = installed.observed or _log.isEnabledFor(logging.INFO)
+        self._id = uuid.uuid4().hex if self._reports else None
         self._failure_logged = False
 
     @contextmanager
     def phase(self, name: str) -> Iterator[Phase]:
-        """Context manager that reports the start, progress and end of a phase, with duration or error.
-
-        Args:
-            name: Name of the phase; `total` for the whole save or load.
-        """
+        """Report a phase (`total` for the operation) from start to end."""
         phase = Phase()
+        with self._reported(name, phase) if self._reports else nullcontext():
+            yield phase
+        if (self._name, name) == ("save", "write"):
+            note_rate(self._checkpoint_id, phase.bytes, phase.own_seconds)
+
+    @contextmanager
+    def _reported(self, name: str, phase: Phase) -> Iterator[None]:
         begun = self._notify(name, "started")
         start = time.monotonic()
         try:
             with count_progress(begun):
-                yield phase
+                yield
         except BaseException as error:
             message = f"{type(error).__name__}: {error}".partition("\n")[0]
             self._notify(name, "failed", seconds=time.monotonic() - start, error=message)
@@ -116,26 +103,24 @@ class Operation:
             own_seconds=phase.own_seconds,
             slowest_rank=rank,
             slowest_seconds=longest,
-            compression=phase.compression,
         )
 
     def _notify(self, phase: str, state: str, **facts: Any) -> CheckpointEvent:
-        """Send an event of a phase to observers and the log, and return it; `facts` are fields of the event."""
         rank, world_size = self._coordinator.rank, self._coordinator.world_size
         facts |= {"world_size": world_size, "operation_id": self._id, "time": time.time()}
         event = CheckpointEvent(self._name, phase, state, rank, self._checkpoint_id, **facts)
-        _log.log(self._level(state), "%s", _sentence(event, world_size))
-        note_rate(event)
-        plugins.emit(event)
+        if _log.isEnabledFor(level := self._level(state)):
+            _log.log(level, "%s", _sentence(event, world_size))
+        installed.emit(event)
         return event
 
     def _level(self, state: str) -> int:
-        """Return the level at which an event is logged. Never a warning: the error of a failure is raised as well."""
+        """Return a level; never a warning, because a failure also raises its error."""
         if state == "failed":
             level = logging.DEBUG if self._failure_logged else logging.INFO  # once, by the innermost phase
             self._failure_logged = True
             return level
-        # The coordinator speaks for all ranks, except of failures and of its own start.
+        # Only the coordinator logs at INFO that a phase finished.
         return logging.INFO if state == "finished" and self._coordinator.is_coordinator else logging.DEBUG
 
 
@@ -150,6 +135,4 @@ def _sentence(event: CheckpointEvent, world_size: int) -> str:
         text += f", {event.bytes_received / 1e6:,.1f} MB from other ranks"
     if world_size > 1 and event.slowest_rank is not None and event.slowest_seconds is not None:
         text += f"; slowest: rank {event.slowest_rank} ({event.slowest_seconds:.3f} s)"
-    if event.compression is not None:
-        text += f"; {event.compression}"
     return text if event.error is None else f"{text}: {event.error}"

@@ -1,11 +1,10 @@
-"""Hook specifications, re-exported from `dcp_hooks`. Plug-in modules import `dcp_hooks` itself, without torch."""
+"""Re-exports hook specifications. Plug-ins import `dcp_base` itself, which does not import torch."""
 
-from dcp_hooks.hookspecs import (
+from dcp_base.hookspecs import (
     ANY_SCHEME,
     ENTRY_POINT_GROUP,
     PROJECT_NAME,
     CheckpointEvent,
-    CommandSpec,
     HookSpecs,
     StorageBackendSpec,
     StoreSpec,
@@ -18,7 +17,6 @@ __all__ = [
     "ENTRY_POINT_GROUP",
     "PROJECT_NAME",
     "CheckpointEvent",
-    "CommandSpec",
     "HookSpecs",
     "StorageBackendSpec",
     "StoreSpec",

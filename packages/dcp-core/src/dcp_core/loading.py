@@ -1,6 +1,6 @@
-"""`load` and `load_keys`: the sequence of calls to planner, storage reader and coordinator that loads a checkpoint.
+"""`load` and `load_keys`: the calls to planner, storage reader and coordinator.
 
-Source: torch 2.13 `torch.distributed.checkpoint.state_dict_loader` (signatures, order of calls).
+Source: torch 2.13 `torch.distributed.checkpoint.state_dict_loader`.
 """
 
 from __future__ import annotations
@@ -14,32 +14,35 @@ from typing import Any
 
 import torch.distributed as dist
 
-from dcp_core.adopt_foreign import adopt_load_planner, adopt_reader, read_metadata
-from dcp_core.calls.outside_compile import outside_compile
-from dcp_core.calls.positional import with_positional_storage
-from dcp_core.errors import RANK_ERRORS, CheckpointNotFoundError, DcpError
-from dcp_core.events import Operation
+from dcp_core.arguments import absolute_id_for, adopted, read_metadata, resolve_storage
+from dcp_core.calls import outside_compile, with_positional_storage
+from dcp_core.errors import CheckpointNotFoundError, DcpError
+from dcp_core.events import Operation, Phase
 from dcp_core.planning.load_planner import DefaultLoadPlanner, EmptyStateDictLoadPlanner
-from dcp_core.planning.load_report import LoadMismatchError, LoadProblem, LoadReport
-from dcp_core.planning.read_items import LocalLoadPlan
-from dcp_core.records.abilities import LoadPlannerAbilities, ReaderAbilities, abilities, takes
+from dcp_core.planning.load_report import (
+    LoadMismatchError,
+    LoadProblem,
+    LoadReport,
+    surplus_bits,
+    warn_of_surplus,
+)
 from dcp_core.records.metadata import Metadata
-from dcp_core.records.plan import LoadPlan
 from dcp_core.records.protocols import (
     CheckpointId,
+    LoadPlan,
     LoadPlanner,
+    PartialState,
     Stateful,
     StorageReader,
     check_state_dict,
     in_shared_order,
     is_stateful,
+    takes,
     with_states,
 )
 from dcp_core.state_dict.per_rank import RankValues
-from dcp_core.storage.checkpoint_ids import absolute_id_for
 from dcp_core.storage.cooperation import Cooperation, Offer
 from dcp_core.storage.storage_reader import ByteStorageReader
-from dcp_core.storage_choice import resolve_reader
 from dcp_io import CheckpointReplacedError
 from dcp_ranks import DEFAULT_TIMEOUT_SECONDS, Coordinator, PeerOptions, make_coordinator
 
@@ -64,53 +67,46 @@ def load(
     peers: PeerOptions | None = None,
     cooperative: bool | None = None,
 ) -> LoadReport:
-    """Load a checkpoint into a state dict, in place, and reshard its tensors if they were saved with other sharding.
+    """Load a checkpoint into a state dict, in place, resharding tensors if necessary.
+
+    ```python
+    import torch
+    from dcp_core import load, save
+
+    save({"weight": torch.ones(3), "step": 100}, checkpoint_id="step-100")
+    state = {"weight": torch.zeros(3), "step": 0}
+    report = load(state, checkpoint_id="step-100")
+    assert state["step"] == 100 and state["weight"].sum() == 3
+    ```
 
     Args:
-        state_dict: State dict to load into, called the template: each rank's tensors and shards are filled in their own
-            memory; objects are replaced. For a `Stateful`, the result of its `state_dict()` is the template, and the
-            loaded state is passed to its `load_state_dict`.
-        checkpoint_id: Id of the checkpoint to load: a folder, or a URI that an installed storage handles.
+        state_dict: Template. Tensors and shards are filled in their own memory; objects are replaced, and empty dicts
+            and lists filled (see `DefaultLoadPlanner`). A `Stateful`'s `state_dict()` is its template, and its
+            `load_state_dict` gets the loaded state.
+        checkpoint_id: Directory, or URI that an installed storage handles.
         storage_reader: Reader to use instead of the one that `checkpoint_id` selects.
-        planner: Load planner that decides which stored data is read into which tensors; None for a
-            `DefaultLoadPlanner`.
-        process_group: Process group of the ranks that load together; None for all ranks.
+        planner: Load planner; None for a `DefaultLoadPlanner`.
+        process_group: Ranks that load together; None for all ranks.
         no_dist: Whether this process loads alone, even if process groups exist.
-        timeout_seconds: Time in seconds that a rank waits for the other ranks in one phase, counted from its own
-            arrival.
-        peers: Options for how ranks detect the death of other ranks before the timeout; None for the defaults.
-        cooperative: Whether the ranks read together: each stored byte is read by one rank, and passed on to the other
-            ranks that want it. This needs the package dcp-exchange. None decides by the storage: together from object
-            stores and network file systems, each rank for itself from a local disk, or without dcp-exchange. The report
-            says which way was taken, and why.
+        timeout_seconds: Seconds to wait for the other ranks in one phase, from this rank's arrival.
+        peers: How ranks detect the death of others before the timeout; None for the defaults.
+        cooperative: Whether one rank reads each stored byte and sends it to the others, which needs the package
+            dcp-exchange. None does so for object stores and network file systems if dcp-exchange is installed.
 
     Returns:
         Report of this rank's load: missing, unexpected, converted and resized tensors, and other findings.
 
     Raises:
         CheckpointException: The load failed on at least one of several ranks; raised on every rank, with rank, phase
-            and traceback. Tensors that were read before the failure have changed; the message names them.
-        LoadMismatchError: In a job of one process, the template does not match the checkpoint.
-        CorruptCheckpointError: In a job of one process, the checkpoint is damaged.
-        CheckpointNotFoundError: In a job of one process, there is no checkpoint at the checkpoint id.
+            and traceback. Tensors read before the failure have changed; the message names them.
+        LoadMismatchError: With one process: the template does not match the checkpoint.
+        CorruptCheckpointError: With one process: the checkpoint is damaged.
+        CheckpointNotFoundError: With one process: the checkpoint does not exist.
 
     Ranks: every rank of the group; collective.
     Source: torch 2.13 `state_dict_loader.load` (returns None there).
-
-    Example:
-        ```python
-        import torch
-        from dcp_core import load, save
-
-        save({"weight": torch.ones(3), "step": 100}, checkpoint_id="step-100")
-        state = {"weight": torch.zeros(3), "step": 0}
-        report = load(state, checkpoint_id="step-100")
-        assert state["step"] == 100 and state["weight"].sum() == 3
-        ```
     """
-    coordinator = make_coordinator(
-        process_group, no_dist=no_dist, timeout_seconds=timeout_seconds, peers=peers, errors=RANK_ERRORS
-    )
+    coordinator = make_coordinator(process_group, no_dist=no_dist, timeout_seconds=timeout_seconds, peers=peers)
     cooperation = Cooperation(cooperative, timeout_seconds=timeout_seconds, peers=peers)
     return _load(state_dict, checkpoint_id, storage_reader, planner, coordinator, cooperation)
 
@@ -123,16 +119,7 @@ def load_state_dict(
     no_dist: bool = False,
     planner: LoadPlanner | None = None,
 ) -> LoadReport:
-    """Load a checkpoint into a state dict: deprecated form of `load`, with `coordinator_rank` as an argument.
-
-    Args:
-        state_dict: State dict to load into.
-        storage_reader: Reader of the checkpoint.
-        process_group: Process group of the ranks that load together; None for all ranks.
-        coordinator_rank: Rank within the group that is the coordinator.
-        no_dist: Whether this process loads alone, even if process groups exist.
-        planner: Load planner; None for a `DefaultLoadPlanner`.
-    """
+    """Deprecated form of `load` with `coordinator_rank`, a rank within the group."""
     warnings.warn("load_state_dict is deprecated; use load", FutureWarning, stacklevel=2)
     storage_reader.reset()
     return load_by_reader(state_dict, storage_reader, process_group, coordinator_rank, no_dist, planner)
@@ -146,15 +133,8 @@ def load_by_reader(
     no_dist: bool = False,
     planner: LoadPlanner | None = None,
 ) -> LoadReport:
-    """Load a checkpoint without calling `storage_reader.reset`, as stock's private `_load_state_dict` does.
-
-    The arguments are those of `load_state_dict`.
-
-    Source: torch 2.13 `state_dict_loader._load_state_dict` (signature).
-    """
-    coordinator = make_coordinator(
-        process_group, no_dist=no_dist, coordinator_rank=coordinator_rank, errors=RANK_ERRORS
-    )
+    """Load without calling `storage_reader.reset`, as stock's private `_load_state_dict` does."""
+    coordinator = make_coordinator(process_group, no_dist=no_dist, coordinator_rank=coordinator_rank)
     return _load(state_dict, None, storage_reader, planner, coordinator, Cooperation(None))
 
 
@@ -170,56 +150,55 @@ def load_keys(
     trust_objects: bool = False,
     cooperative: bool | None = None,
 ) -> dict[str, Any]:
-    """Load all or some keys of a checkpoint without a template, as whole CPU tensors in the nesting that was saved.
+    """Load all or some keys without a template, as whole CPU tensors in the saved nesting.
+
+    ```python
+    import torch
+    from dcp_core import load_keys, save
+
+    save({"model": {"weight": torch.ones(3)}, "step": 100}, checkpoint_id="step-100")
+    state = load_keys("model", checkpoint_id="step-100")
+    assert state["model"]["weight"].tolist() == [1, 1, 1]
+    ```
 
     Args:
-        keys: Keys to load: exact FQNs, or prefixes of FQNs (`"model"` loads everything under `model.`). None loads the
-            whole checkpoint.
-        checkpoint_id: Id of the checkpoint to load: a folder, or a URI that an installed storage handles.
-        storage_reader: Reader to use instead of the one that `checkpoint_id` selects.
-        process_group: Process group of the ranks that load together; None for all ranks. Every rank gets whole tensors.
-        no_dist: Whether this process loads alone, even if process groups exist.
+        keys: FQNs or prefixes (`"model"` loads everything under `model.`); None for the whole checkpoint.
+        checkpoint_id: See `load`.
+        storage_reader: See `load`.
+        process_group: See `load`.
+        no_dist: See `load`.
         allow_globals: Classes and functions that stored objects may use in addition to the default allow-list.
-        trust_objects: Whether to unpickle stored objects without restriction, which lets a checkpoint run any code.
-        cooperative: Whether the ranks read together; see `load`.
+        trust_objects: Whether to unpickle objects without restriction, which lets a checkpoint run any code.
+        cooperative: See `load`.
 
     Returns:
-        Nested state dict of the loaded tensors and objects.
+        Nested state dict, on every rank.
 
     Raises:
         KeyError: One of `keys` matches nothing in the checkpoint.
 
     Ranks: every rank of the group; collective.
     Source: torch 2.13 `state_dict_loader._load_state_dict_from_keys`.
-
-    Example:
-        ```python
-        import torch
-        from dcp_core import load_keys, save
-
-        save({"model": {"weight": torch.ones(3)}, "step": 100}, checkpoint_id="step-100")
-        state = load_keys("model", checkpoint_id="step-100")
-        assert state["model"]["weight"].tolist() == [1, 1, 1]
-        ```
     """
     planner = EmptyStateDictLoadPlanner(keys, allow_globals=tuple(allow_globals), trust_objects=trust_objects)
-    coordinator = make_coordinator(process_group, no_dist=no_dist, errors=RANK_ERRORS)
+    coordinator = make_coordinator(process_group, no_dist=no_dist)
     with coordinator:
-        run = _Load({}, checkpoint_id, adopt_reader(storage_reader), planner, coordinator, Cooperation(cooperative))
+        run = _Load(
+            {}, checkpoint_id, adopted(storage_reader, StorageReader), planner, coordinator, Cooperation(cooperative)
+        )
         run.run()
     return run.values
 
 
 @dataclass(slots=True)
 class _Load:
-    """The state of one load on one rank."""
-
     state_dict: dict[str, Any]
     checkpoint_id: CheckpointId | None
-    reader: StorageReader | None
+    storage_reader: StorageReader | None
     planner: LoadPlanner
     coordinator: Coordinator
     cooperation: Cooperation
+    reader: StorageReader = field(init=False)
     template: dict[str, Any] = field(default_factory=dict)
     stateful: dict[str, Stateful] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
@@ -227,60 +206,64 @@ class _Load:
     plan: LoadPlan | None = None
     rank_values: RankValues | None = None
     exchanges: bool = True
-    """Whether the ranks' plans go through the coordinator; if all global steps are identities, no plan is sent."""
+    """Whether plans are sent to the coordinator; not if all global steps are identities."""
 
     def run(self) -> LoadReport:
-        place = self.checkpoint_id if self.checkpoint_id is not None else self.reader_can().checkpoint_id
-        events = Operation("load", self.coordinator, place)
+        asked, coordinator = self.storage_reader, self.coordinator
+        place = self.checkpoint_id if self.checkpoint_id is not None or asked is None else asked.checkpoint_id
+        events = Operation("load", coordinator, place)
         with events.phase("total") as total:
-            folder = absolute_id_for(self.reader, self.checkpoint_id)  # ranks may have different working folders
-            self.coordinator.agree("load", os.fspath(folder or ""), describe="checkpoint ids")
-            prepared = self.coordinator.all_gather("state_dict", self.prepare)
+            # Ranks may have different working directories.
+            folder = partial(absolute_id_for, asked, self.checkpoint_id)
+            coordinator.agree("load", lambda: os.fspath(folder() or ""), describe="checkpoint ids")
+            prepared = coordinator.all_gather("state_dict", self.prepare)
             self.exchanges = any(changes for changes, _ in prepared)
-            self.cooperation.choose([offer for _, offer in prepared], speaks=self.coordinator.is_coordinator)
+            self.cooperation.choose([offer for _, offer in prepared], speaks=coordinator.is_coordinator)
             for attempt in range(_MAX_ATTEMPTS):
                 with events.phase("plan") as planning:
-                    if (connect_ranks := self.reader_can().connect_ranks) is not None:
-                        connect_ranks(self.coordinator)
-                    # Planned anew, each rank reads the index, and notices if its storage is another one.
-                    shared = None if attempt else self.cooperation.share_metadata(self.coordinator, self._reader())
-                    local = planning.timed(partial(self.plan_locally, shared))
-                    plan = self.coordinator.reduce_scatter("plan", local, self.plan_globally)
-                self.plan = plan or self.plan
+                    self.plan_together(planning, anew=attempt > 0)
                 with events.phase("read") as reading:
-                    if self.cooperation.together:
-                        replaced = self.cooperation.read(
-                            self.coordinator, self._reader(), self.finish_plan, self.planner
-                        )
-                    else:
-                        read = reading.timed(partial(self.read, last=attempt == _MAX_ATTEMPTS - 1))
-                        replaced = any(self.coordinator.all_gather("read", read))
-                    reading.bytes = total.bytes = self.reader_can().bytes_read
-                    reading.bytes_received = total.bytes_received = self.cooperation.bytes_received
+                    replaced = self.read_together(reading, last=attempt == _MAX_ATTEMPTS - 1)
+                    total.bytes, total.bytes_received = reading.bytes, reading.bytes_received
                 if not replaced:
                     break
             else:
                 raise DcpError(f"the checkpoint was replaced {_MAX_ATTEMPTS} times while it was loaded; load again")
             report = self.report()
             with events.phase("load_state_dict") as applying:
-                self.coordinator.all_gather("load_state_dict", applying.timed(self.apply))
+                surplus = coordinator.all_gather("load_state_dict", applying.timed(self.apply))
+            if coordinator.is_coordinator and self.metadata is not None:
+                warn_of_surplus(self.metadata, surplus)
         return report
 
-    def prepare(self) -> tuple[bool, Offer]:
-        """Prepare the template; returns whether this rank's planner or reader may change the global plan, and an offer.
+    def plan_together(self, planning: Phase, *, anew: bool) -> None:
+        self.reader.connect_ranks(self.coordinator)
+        # In a second attempt, each rank reads the index, to detect that its storage differs.
+        shared = None if anew else self.cooperation.share_metadata(self.coordinator, self.reader)
+        local = planning.timed(partial(self.plan_locally, shared))
+        self.plan = self.coordinator.reduce_scatter("plan", local, self.plan_globally) or self.plan
 
-        The offer says whether this rank can read together with the others.
-        """
-        check_state_dict(self.state_dict)  # a model in its place matters more than a missing checkpoint id
-        self.reader = resolve_reader(self.reader, self.checkpoint_id)
+    def read_together(self, reading: Phase, *, last: bool) -> bool:
+        """Read the items of all ranks; return whether a newer save replaced the checkpoint."""
+        coordinator, reader = self.coordinator, self.reader
+        if self.cooperation.together:
+            replaced = self.cooperation.read(coordinator, reader, self.finish_plan, self.planner)
+        else:
+            replaced = any(coordinator.all_gather("read", reading.timed(partial(self.read, last=last))))
+        reading.bytes, reading.bytes_received = reader.bytes_read, self.cooperation.bytes_received
+        return replaced
+
+    def prepare(self) -> tuple[bool, Offer]:
+        check_state_dict(self.state_dict)  # report a wrong state dict before a missing checkpoint id
+        self.reader = resolve_storage(self.storage_reader, self.checkpoint_id, "reader")
         self.template = with_states(self.state_dict)
         self.stateful = {key: value for key, value in self.state_dict.items() if is_stateful(value)}
         methods = (self.planner.create_global_plan, self.reader.prepare_global_plan)
-        changes = any(getattr(method, "__func__", None) not in _IDENTITIES for method in methods)
-        return changes, self.cooperation.offer(self.reader, self.coordinator.world_size)
+        changes = [method for method in methods if getattr(method, "__func__", None) not in _IDENTITIES]
+        return bool(changes), self.cooperation.offer(self.reader, self.coordinator.world_size)
 
     def plan_locally(self, shared: Metadata | None) -> tuple[LoadPlan | None, str | None]:
-        reader = self._reader()
+        reader = self.reader
         self.metadata = shared or read_metadata(reader, self.coordinator.rank)
         self.restore_rank_values()
         self.values = dict(self.template)
@@ -296,7 +279,6 @@ class _Load:
         return self.plan if self.exchanges else None, _save_id(self.metadata)
 
     def restore_rank_values(self) -> None:
-        """Restore the `PerRank` values of the template, with the loaded values in them."""
         if self.rank_values is not None:
             self.rank_values.restore()
 
@@ -310,17 +292,16 @@ class _Load:
         plans = [plan for plan, _ in found if plan is not None]
         if not self.exchanges:
             return [None] * len(found)
-        return [*self._reader().prepare_global_plan(self.planner.create_global_plan(plans))]
+        return [*self.reader.prepare_global_plan(self.planner.create_global_plan(plans))]
 
     def finish_plan(self) -> LoadPlan:
-        """Return this rank's plan, as its planner has finished it."""
         if self.plan is None:
             raise DcpError("the load was not planned")
         return self.planner.finish_plan(self.plan)
 
     def read(self, *, last: bool) -> bool:
-        """Read this rank's items; True if the load must be planned again, as the checkpoint was replaced meanwhile."""
-        reader, plan = self._reader(), self.finish_plan()
+        """Read this rank's items; return whether the checkpoint was replaced."""
+        reader, plan = self.reader, self.finish_plan()
         try:
             reader.read_data(plan, self.planner).wait()
         except CheckpointNotFoundError as error:
@@ -331,32 +312,38 @@ class _Load:
             return True
         return False
 
-    def apply(self) -> None:
+    def apply(self) -> bytes:
         self.restore_rank_values()
         if self.rank_values is not None:
             self.rank_values.apply()
+        local = self.planner.local_load
         for key, value in in_shared_order(self.stateful):
-            value.load_state_dict(self.values[key])
+            absent = [path[1:] for path in local.absent if path[0] == key] if local is not None else []
+            state = self.values[key]
+            value.load_state_dict(PartialState(state, absent) if absent and isinstance(state, dict) else state)
         for key, value in self.values.items():
             if key not in self.stateful:
                 self.state_dict[key] = value
+        if local is None or self.metadata is None:
+            return b""
+        taken = () if self.rank_values is None else self.rank_values.taken
+        return surplus_bits(self.metadata, self.template, local.unexpected, taken)
 
     def report(self) -> LoadReport:
-        did, reader_did = abilities(self.planner, LoadPlannerAbilities), self.reader_can()
-        local: LocalLoadPlan | None = did.local_load
+        local, reader = self.planner.local_load, self.reader
         items = self.plan.items if self.plan is not None else []
         found = LoadReport(
-            unverified=tuple(sorted(reader_did.unverified_keys or ())),
-            bytes_read=reader_did.bytes_read or 0,
+            unverified=tuple(sorted(reader.unverified_keys)),
+            bytes_read=reader.bytes_read or 0,
             save_id=_save_id(self.metadata),
-            initialised=tuple(sorted(did.initialised or ())),
+            initialised=tuple(sorted(self.planner.initialised)),
             per_rank=dict(sorted(self.rank_values.taken.items())) if self.rank_values is not None else {},
             derived=dict(sorted(self.rank_values.derived.items())) if self.rank_values is not None else {},
             cooperative=self.cooperation.together,
             cooperative_reason=self.cooperation.reason,
             bytes_received=self.cooperation.bytes_received,
         )
-        if local is None:  # a planner of another kind
+        if local is None:  # another planner class
             used = {item.storage_index.fqn for item in items}
             stored = self.metadata.state_dict_metadata if self.metadata is not None else {}
             found.loaded = tuple(sorted({item.dest_index.fqn for item in items}))
@@ -368,15 +355,6 @@ class _Load:
         found.cast, found.resized, found.renamed = dict(local.cast), dict(local.resized), dict(local.renamed)
         return found
 
-    def reader_can(self) -> ReaderAbilities:
-        """Return the reader's optional abilities at this moment, beyond the methods of `StorageReader`."""
-        return abilities(self.reader, ReaderAbilities)
-
-    def _reader(self) -> StorageReader:
-        if self.reader is None:
-            raise DcpError("the load was not prepared")
-        return self.reader
-
 
 def _load(
     state_dict: dict[str, Any],
@@ -386,9 +364,9 @@ def _load(
     coordinator: Coordinator,
     cooperation: Cooperation,
 ) -> LoadReport:
-    with coordinator:  # an error in here reaches the other ranks
-        planner = adopt_load_planner(planner) or DefaultLoadPlanner()
-        run = _Load(state_dict, checkpoint_id, adopt_reader(reader), planner, coordinator, cooperation)
+    with coordinator:  # sends errors to the other ranks
+        planner = adopted(planner, LoadPlanner) or DefaultLoadPlanner()
+        run = _Load(state_dict, checkpoint_id, adopted(reader, StorageReader), planner, coordinator, cooperation)
         try:
             return run.run()
         finally:
@@ -396,5 +374,4 @@ def _load(
 
 
 def _save_id(metadata: Metadata | None) -> str | None:
-    """Return the save id of a checkpoint; None if it has none, or its metadata was not read yet."""
     return None if metadata is None or metadata.storage_meta is None else metadata.storage_meta.save_id

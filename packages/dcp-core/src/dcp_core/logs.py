@@ -1,6 +1,6 @@
-"""Logger names of `dcp_core` and of packages built on it, and escaping of unprintable characters in log records."""
+"""Logger names, and escaping of unprintable characters in log records."""
 
-from dcp_manifest.logs import library_logger
+from dcp_base.logs import library_logger
 
 __all__ = ["LOGGER_NAME", "library_logger"]
 

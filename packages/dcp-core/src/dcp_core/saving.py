@@ -1,6 +1,6 @@
-"""`save`: the sequence of calls to planner, storage writer and coordinator that saves a checkpoint.
+"""`save`: the calls to planner, storage writer and coordinator.
 
-Source: torch 2.13 `torch.distributed.checkpoint.state_dict_saver` (signatures, order of calls).
+Source: torch 2.13 `torch.distributed.checkpoint.state_dict_saver`.
 """
 
 from __future__ import annotations
@@ -14,34 +14,29 @@ from typing import Any
 
 import torch.distributed as dist
 
-from dcp_core.adopt_foreign import adopt_save_planner, adopt_writer
-from dcp_core.calls.outside_compile import outside_compile
-from dcp_core.calls.positional import with_positional_storage
-from dcp_core.errors import RANK_ERRORS, UnsupportedValueError
-from dcp_core.events import Operation
+from dcp_base.logs import library_logger
+from dcp_core.arguments import absolute_id_for, adopted, resolve_storage
+from dcp_core.calls import outside_compile, with_positional_storage
+from dcp_core.events import Operation, Phase
 from dcp_core.planning.plan_exchange import PlanExchange
 from dcp_core.planning.save_planner import DefaultSavePlanner
-from dcp_core.records.abilities import SavePlannerAbilities, WriterAbilities, abilities, set_up_save_planner, takes
 from dcp_core.records.metadata import DeferredMetadata, Metadata
-from dcp_core.records.plan import SavePlan
 from dcp_core.records.protocols import (
     CheckpointId,
+    SavePlan,
     SavePlanner,
     StorageWriter,
     WriteResult,
     check_state_dict,
-    placed_plans,
+    set_up_save_planner,
+    takes,
     with_states,
 )
-from dcp_core.shards.fed_tensors import TensorFeed
 from dcp_core.state_dict.per_rank import with_rank_values
-from dcp_core.storage.checkpoint_ids import absolute_id_for
-from dcp_core.storage_choice import resolve_writer
 from dcp_core.tables.plan_columns import written_of
-from dcp_manifest.logs import library_logger
 from dcp_ranks import DEFAULT_TIMEOUT_SECONDS, Coordinator, PeerOptions, make_coordinator
 
-__all__ = ["measure_with", "save", "save_state_dict", "save_with"]
+__all__ = ["save", "save_state_dict", "save_with"]
 
 _log = library_logger(__name__)
 
@@ -60,26 +55,31 @@ def save(
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
     peers: PeerOptions | None = None,
 ) -> Metadata:
-    """Save a state dict as a checkpoint, which exists and is durable when `save` returns.
+    """Save a state dict as a checkpoint that is complete and durable when `save` returns.
 
-    If `save` raises, the previous checkpoint is unchanged, or the new one is complete if the failure came after
-    publishing; never a mixture of both.
+    ```python
+    import torch
+    from dcp_core import save
+
+    model = torch.nn.Linear(4, 2)
+    save({"model": model.state_dict(), "step": 100}, checkpoint_id="run/step-100")
+    ```
+
+    If `save` raises, the previous checkpoint is unchanged, or the new one is complete.
 
     Args:
-        state_dict: State dict with tensors of any kind, nested containers and objects. For a `Stateful`, the result of
-            its `state_dict()` is saved; for a `PerRank`, each rank's own object. Not changed.
-        checkpoint_id: Id of the checkpoint to write: a folder, or a URI that an installed storage handles.
-        storage_writer: Writer to use instead of the one that `checkpoint_id` selects. If dcp-bridge is installed,
-            writers and planners of `torch.distributed.checkpoint` are accepted as well.
-        planner: Save planner that decides which rank writes which item; None for a `DefaultSavePlanner`. A planner can
-            be used in one save at a time.
-        process_group: Process group of the ranks that save together; None for all ranks.
+        state_dict: Tensors of any kind, nested containers and objects; not changed. A `Stateful`'s `state_dict()` is
+            saved, and each rank's own value of a `PerRank`.
+        checkpoint_id: Directory, or URI that an installed storage handles.
+        storage_writer: Writer to use instead of the one that `checkpoint_id` selects. With dcp-bridge, writers and
+            planners of `torch.distributed.checkpoint` are accepted.
+        planner: Save planner, used by one save at a time; None for a `DefaultSavePlanner`.
+        process_group: Ranks that save together; None for all ranks.
         no_dist: Whether this process saves alone, even if process groups exist.
-        use_collectives: Whether the ranks plan together. If False, every rank plans alone: replicated tensors are
-            written by every rank, and each rank writes a rank-local index.
-        timeout_seconds: Time in seconds that a rank waits for the other ranks in one phase, counted from its own
-            arrival.
-        peers: Options for how ranks detect the death of other ranks before the timeout; None for the defaults.
+        use_collectives: Whether the ranks plan together. If False, every rank writes its replicated tensors and a
+            rank-local index.
+        timeout_seconds: Seconds to wait for the other ranks in one phase, from this rank's arrival.
+        peers: How ranks detect the death of others before the timeout; None for the defaults.
 
     Returns:
         The checkpoint's metadata.
@@ -87,24 +87,13 @@ def save(
     Raises:
         CheckpointException: The save failed on at least one of several ranks; raised on every rank, with rank, phase
             and traceback.
-        Exception: The save failed in a job of one process; the error is raised unchanged.
+        Exception: With one process: the error, unchanged.
 
     Ranks: every rank of the group; collective.
     Source: torch 2.13 `state_dict_saver.save`.
-
-    Example:
-        ```python
-        import torch
-        from dcp_core import save
-
-        model = torch.nn.Linear(4, 2)
-        save({"model": model.state_dict(), "step": 100}, checkpoint_id="run/step-100")
-        ```
     """
     return save_with(
-        make_coordinator(
-            process_group, no_dist=no_dist, timeout_seconds=timeout_seconds, peers=peers, errors=RANK_ERRORS
-        ),
+        make_coordinator(process_group, no_dist=no_dist, timeout_seconds=timeout_seconds, peers=peers),
         state_dict,
         checkpoint_id=checkpoint_id,
         storage_writer=storage_writer,
@@ -122,78 +111,53 @@ def save_state_dict(
     no_dist: bool = False,
     planner: SavePlanner | None = None,
 ) -> Metadata:
-    """Save a state dict as a checkpoint: deprecated form of `save`, with `coordinator_rank` as an argument.
-
-    Args:
-        state_dict: State dict to save.
-        storage_writer: Writer of the checkpoint.
-        process_group: Process group of the ranks that save together; None for all ranks.
-        coordinator_rank: Rank within the group that is the coordinator.
-        no_dist: Whether this process saves alone, even if process groups exist.
-        planner: Save planner; None for a `DefaultSavePlanner`.
-    """
+    """Deprecated form of `save` with `coordinator_rank`, a rank within the group."""
     warnings.warn("save_state_dict is deprecated; use save", FutureWarning, stacklevel=2)
     storage_writer.reset()
-    coordinator = make_coordinator(
-        process_group, no_dist=no_dist, coordinator_rank=coordinator_rank, errors=RANK_ERRORS
-    )
+    coordinator = make_coordinator(process_group, no_dist=no_dist, coordinator_rank=coordinator_rank)
     group = getattr(process_group, "group_name", None)
     return save_with(coordinator, state_dict, storage_writer=storage_writer, planner=planner, group=group)
 
 
 @dataclass(slots=True)
 class _Save:
-    """The state of one save on one rank."""
-
     state_dict: dict[str, Any]
     checkpoint_id: CheckpointId | None
-    writer: StorageWriter | None
+    storage_writer: StorageWriter | None
     planner: SavePlanner
     coordinator: Coordinator
     use_collectives: bool
-    metadata: Metadata | None = field(default=None)
+    writer: StorageWriter = field(init=False)
+    metadata: Metadata | None = None
     bytes_written: int = 0
-    compression_choice: str | None = None
 
-    def place(self) -> CheckpointId | None:
-        """Return the checkpoint id, as far as it is known without the other ranks."""
-        return self.checkpoint_id if self.checkpoint_id is not None else self.can().checkpoint_id
+    def prepare(self) -> tuple[str, str, bool]:
+        check_state_dict(self.state_dict)  # report a wrong state dict before a missing checkpoint id
+        # Compare absolute paths: ranks may have different working directories.
+        folder = os.fspath(absolute_id_for(self.storage_writer, self.checkpoint_id) or "")
+        self.writer = resolve_storage(self.storage_writer, self.checkpoint_id, "writer")
+        return folder, self.planner.plan_family(), self.use_collectives
 
-    def can(self) -> WriterAbilities:
-        """Return the writer's optional abilities, beyond the methods of `StorageWriter`."""
-        return abilities(self.writer, WriterAbilities)
-
-    def plan_locally(self) -> SavePlan:
-        check_state_dict(self.state_dict)  # a model in its place matters more than a missing checkpoint id
-        self.writer = resolve_writer(self.writer, self.checkpoint_id)
+    def plan(self) -> SavePlan:
+        writer, is_coordinator = self.writer, self.coordinator.is_coordinator
         state_dict = with_rank_values(with_states(self.state_dict), self.coordinator.rank)
-        can = self.can()
-        if can.renew_save_id is not None:  # it may have saved before
-            can.renew_save_id()
-        meta = self.writer.storage_meta()
-        set_up_save_planner(self.planner, state_dict, meta, is_coordinator=self.coordinator.is_coordinator)
-        self._set_up_writer()
-        plan = self.writer.prepare_local_plan(self.planner.create_local_plan())
-        if plan.aliases and not can.stores_aliases:
-            # It would publish names that have no stored data: instead each gets its own data, as in stock.
-            plan = replace(plan, aliases=None)
-        return plan
+        writer.renew_save_id()  # the writer may have saved before
+        set_up_save_planner(self.planner, state_dict, writer.storage_meta(), is_coordinator=is_coordinator)
+        # A writer for stock takes no keyword arguments.
+        settings: dict[str, Any] = {}
+        if takes(writer.set_up_storage_writer, "kwargs"):
+            settings = {"rank": self.coordinator.rank, "use_collectives": self.use_collectives}
+            if not self.use_collectives:
+                settings |= {"save_id": self.coordinator.save_nonce(), "world_size": self.coordinator.world_size}
+        writer.set_up_storage_writer(is_coordinator, **settings)
+        plan = writer.prepare_local_plan(self.planner.create_local_plan())
+        # A writer without aliases would publish names without data: each name gets its own data, as in stock.
+        return plan if writer.stores_aliases or not plan.aliases else replace(plan, aliases=None)
 
-    def _set_up_writer(self) -> None:
-        set_up = self.chosen_writer().set_up_storage_writer
-        if not takes(set_up, "kwargs"):
-            set_up(self.coordinator.is_coordinator)
-            return
-        extra: dict[str, Any] = {"rank": self.coordinator.rank, "use_collectives": self.use_collectives}
-        if not self.use_collectives:
-            extra |= {"save_id": self.coordinator.save_nonce(), "world_size": self.coordinator.world_size}
-        set_up(self.coordinator.is_coordinator, **extra)
-
-    def write(self, central_plan: SavePlan) -> list[WriteResult]:
-        written = self.chosen_writer().write_data(self.planner.finish_plan(central_plan), self.planner)
+    def write(self, plan: SavePlan) -> list[WriteResult]:
+        written = self.writer.write_data(self.planner.finish_plan(plan), self.planner)
         written.wait()
         results = written.value()
-        self.compression_choice = getattr(self.writer, "compression_choice", None)
         columns = written_of(results)
         if columns is None:
             self.bytes_written = sum(result.size_in_bytes for result in results)
@@ -202,53 +166,39 @@ class _Save:
         return results
 
     def publish(self, metadata: Metadata | None, results: list[list[WriteResult]]) -> dict[str, Any] | None:
-        """Publish the checkpoint. Returns the fields of the metadata that other ranks need, if they cannot read it."""
+        """Publish; return the fields for ranks that cannot read metadata back."""
         if metadata is None:
             raise RuntimeError("the save was not planned")
         self.metadata = metadata
-        writer = self.chosen_writer()
-        writer.finish(metadata=metadata, results=results)
-        # As fields, not as a Metadata: that one pickles as stock's class, which is not what other ranks should get.
-        return dict(vars(metadata)) if self.can().published_metadata is None else None
+        self.writer.finish(metadata=metadata, results=results)
+        # A Metadata would unpickle as stock's class on the other ranks; send its fields.
+        return None if self.writer.reads_back else dict(vars(metadata))
 
     def save_alone(self) -> None:
-        """Save this rank's own items, without any other rank."""
-        plans, metadata = self.planner.create_global_plan([self.plan_locally()])
-        (plan,) = placed_plans(self.chosen_writer(), plans)
+        plans, metadata = self.planner.create_global_plan([self.plan()])
+        (plan,) = self.writer.placed_plans(self.writer.prepare_global_plan(plans))
         self.publish(metadata, [self.write(plan)])
 
     def result(self, fields: dict[str, Any] | None) -> Metadata:
-        """Return the checkpoint's metadata; `fields` are those that `publish` returned, perhaps on another rank."""
         if self.metadata is not None:
             return self.metadata
         if fields is not None:
             return Metadata(**fields)
-        writer = self.chosen_writer()
-        meta = writer.storage_meta()
-        twin: Any = _twin(writer)
+        meta, twin = self.writer.storage_meta(), _twin(self.writer)
         return DeferredMetadata(lambda: twin.published_metadata(None if meta is None else meta.save_id))
 
     def abort(self, error: BaseException) -> None:
-        abort = self.can().abort
-        if abort is None:
-            return
         try:
-            abort(error)
-        except Exception:  # noqa: BLE001 - the error of the save itself matters more
+            self.writer.abort(error)
+        except Exception:  # noqa: BLE001 - the save's own error is raised
             _log.exception("rank %d: clearing up a failed save failed too", self.coordinator.rank)
-
-    def chosen_writer(self) -> StorageWriter:
-        """Return the writer, after the local plan is made."""
-        if self.writer is None:
-            raise RuntimeError("the save was not planned")
-        return self.writer
 
 
 def _twin(writer: StorageWriter) -> StorageWriter:
-    """Copy a writer, to read the metadata back even after the writer's next save to another id."""
+    """Copy a writer, to read metadata back even after its next save."""
     try:
         return copy.copy(writer)
-    except Exception:  # noqa: BLE001 - a subclass may hold what cannot be copied; the checkpoint exists all the same
+    except Exception:  # noqa: BLE001 - a subclass may not support copying; the checkpoint exists anyway
         return writer
 
 
@@ -261,102 +211,46 @@ def save_with(
     planner: SavePlanner | None = None,
     use_collectives: bool = True,
     group: Hashable = None,
-    feed: TensorFeed | None = None,
 ) -> Metadata:
-    """Save a state dict as `save` does, through an existing coordinator, in any thread or process.
-
-    Args:
-        coordinator: Coordinator of this save, which this function closes.
-        state_dict: State dict to save.
-        checkpoint_id: Id of the checkpoint to write.
-        storage_writer: Writer to use instead of the one that `checkpoint_id` selects.
-        planner: Save planner that decides which rank writes which item; None for a `DefaultSavePlanner`.
-        use_collectives: Whether the ranks plan together; if False, every rank plans alone.
-        group: Key of this group of ranks in the cache of plans.
-        feed: Source of those tensors of this rank whose memory must not be read; `planner` is then a
-            `DefaultSavePlanner`.
-
-    Returns:
-        The checkpoint's metadata.
-
-    Raises:
-        CheckpointException: The save failed on at least one of several ranks; raised on every rank.
+    """Save through a coordinator, which is closed; `group` is the key of the plan cache.
 
     Ranks: every rank of the coordinator's group; collective.
     """
-    with coordinator:  # an error in here reaches the other ranks
-        writer = adopt_writer(storage_writer)
-        planner = adopt_save_planner(planner) or DefaultSavePlanner()
+    with coordinator:  # sends errors to the other ranks
+        writer = adopted(storage_writer, StorageWriter)
+        planner = adopted(planner, SavePlanner) or DefaultSavePlanner()
+        place = checkpoint_id if checkpoint_id is not None or writer is None else writer.checkpoint_id
         run = _Save(state_dict, checkpoint_id, writer, planner, coordinator, use_collectives)
-        if feed is None:
-            return _carry_out(run, PlanExchange(coordinator, planner, group))
-        if not isinstance(planner, DefaultSavePlanner):
-            raise UnsupportedValueError(f"a {type(planner).__qualname__} cannot plan tensors that come from a feed")
-        planner.feed = feed
-        try:
-            return _carry_out(run, PlanExchange(coordinator, planner, group))
-        finally:
-            planner.feed = planner.fed_tensors = None
-
-
-def measure_with(
-    coordinator: Coordinator, state_dict: dict[str, Any], writer: StorageWriter, planner: SavePlanner | None
-) -> None:
-    """Run all steps of a save with a writer that only measures, and report the operation `estimate` to observers.
-
-    The plan cache of real saves is not used or changed.
-
-    Args:
-        coordinator: Coordinator of this operation, which the caller closes.
-        state_dict: State dict as for `save`.
-        writer: Writer that stores nothing, from `ByteStorageWriter.measuring`.
-        planner: Save planner; None for a `DefaultSavePlanner`.
-
-    Ranks: every rank of the coordinator's group; collective.
-    """
-    planner = adopt_save_planner(planner) or DefaultSavePlanner()
-    run = _Save(state_dict, None, writer, planner, coordinator, use_collectives=True)
-    _carry_out(run, PlanExchange(coordinator, planner, "estimate"), name="estimate")
-
-
-def _carry_out(run: _Save, plans: PlanExchange, *, name: str = "save") -> Metadata:
-    coordinator, use_collectives = run.coordinator, run.use_collectives
-    events = Operation(name, coordinator, run.place())
-    with events.phase("total") as total:
-        try:
-            coordinator.agree("save", _intent(run), describe="checkpoint ids and planners")
-            if not use_collectives:
+        events = Operation("save", coordinator, place)
+        with events.phase("total") as total:
+            coordinator.agree("save", run.prepare, describe="checkpoint ids and planners")
+            try:
+                if use_collectives:
+                    return _save_together(run, group, events, total)
                 coordinator.all_gather("save", total.timed(run.save_alone))
                 return run.result(None)
-            with events.phase("plan") as planning:
-                central_plan = plans.run(planning.timed(run.plan_locally), run.chosen_writer)
-            with events.phase("write") as writing:
-                connect_ranks = run.can().connect_ranks
-                if connect_ranks is not None:
-                    connect_ranks(coordinator, central_plan)
-                fields = coordinator.all_reduce(
-                    "write",
-                    writing.timed(lambda: plans.pack_results(run.write(central_plan))),
-                    lambda packed: run.publish(plans.metadata, plans.unpack_results(packed)),
-                )
-                writing.bytes = total.bytes = run.bytes_written
-                writing.compression = run.compression_choice
-                follow_commit = run.can().follow_commit
-                if follow_commit is not None:
-                    follow_commit(coordinator)
-        except BaseException as error:
-            plans.forget()
-            run.abort(error)
-            raise
+            except BaseException as error:
+                run.abort(error)
+                raise
+
+
+def _save_together(run: _Save, group: Hashable, events: Operation, total: Phase) -> Metadata:
+    coordinator, writer = run.coordinator, run.writer
+    plans = PlanExchange(coordinator, run.planner, writer, group)
+    try:
+        with events.phase("plan") as planning:
+            plan = plans.run(planning.timed(run.plan))
+        with events.phase("write") as writing:
+            writer.connect_ranks(coordinator, plan)
+            fields = coordinator.all_reduce(
+                "write",
+                writing.timed(lambda: plans.pack_results(run.write(plan))),
+                lambda packed: run.publish(plans.metadata, plans.unpack_results(packed)),
+            )
+            writing.bytes = total.bytes = run.bytes_written
+            writer.follow_commit(coordinator)
+    except BaseException:
+        plans.forget()
+        raise
     plans.succeeded()
     return run.result(fields)
-
-
-def _intent(run: _Save) -> tuple[str, str, bool]:
-    """Return the settings of a save that must be equal on all ranks."""
-    # Subclasses of one planner may be mixed: their plans are of one kind.
-    planner = abilities(run.planner, SavePlannerAbilities).stands_for or run.planner
-    kinds = [cls for cls in type(planner).__mro__ if issubclass(cls, SavePlanner) and cls is not SavePlanner]
-    # Relative paths are compared as absolute ones: ranks may have different working folders.
-    place = absolute_id_for(run.writer, run.checkpoint_id)
-    return os.fspath(place or ""), (kinds or [type(planner)])[-1].__qualname__, run.use_collectives

@@ -1,61 +1,97 @@
-"""Public names for packages that extend `dcp_core`: savers, storages, planners, converters and state dict adapters.
+"""Public names for packages that extend `dcp_core`.
 
-Functions for users are in `dcp_core` itself. The names in both modules are stable; those of all other modules of this
-package may change.
+Names in this module are provisional (see `docs/development/support.md`); modules that no front door exports may change.
 """
 
 from __future__ import annotations
 
-from dcp_core.adopt_foreign import adopt_reader, adopt_save_planner, adopt_writer
-from dcp_core.calls.child_interpreter import module_command
-from dcp_core.calls.outside_compile import outside_compile
-from dcp_core.calls.positional import without_positional_path
+from dcp_core.arguments import (
+    absolute_id,
+    absolute_id_for,
+    adopted,
+    resolve_storage,
+)
+from dcp_core.calls import module_command, outside_compile, without_positional_path
 from dcp_core.encoding.compression import CompressedRequest, Compression, CompressionPolicy, one_setting
-from dcp_core.encoding.payloads import tensor_payload
 from dcp_core.events import note_rate
-from dcp_core.hosts.agree import agree_on_copy
-from dcp_core.hosts.agreement import HostAgreement
+from dcp_core.hosts.agree import HostAgreement
 from dcp_core.hosts.commit import HostCommit
-from dcp_core.hosts.held_copies import AgreedCopy
 from dcp_core.hosts.host_places import HostPlaces, find_places
 from dcp_core.hosts.host_storage import HostStorageReader, HostStorageWriter
 from dcp_core.logs import LOGGER_NAME, library_logger
 from dcp_core.objects.allowed_globals import allowed_globals, how_to_allow
-from dcp_core.objects.object_archive import ObjectArchive, read_archive
-from dcp_core.objects.object_bytes import DumpedObject, dump_object, load_object, reduce_exactly, scan
-from dcp_core.planning.comparable_bytes import same_value, value_bytes, value_digest
+from dcp_core.objects.object_bytes import (
+    DumpedObject,
+    ObjectArchive,
+    dump_object,
+    load_object,
+    read_archive,
+    reduce_exactly,
+    scan,
+)
 from dcp_core.planning.load_report import suggest
-from dcp_core.records.abilities import SavePlannerAbilities, WriterAbilities, abilities, set_up_save_planner, takes
+from dcp_core.planning.replicas import same_value, value_bytes, value_digest
 from dcp_core.records.foreign_records import as_index, as_metadata, as_write_item
 from dcp_core.records.lazy import LazyList
 from dcp_core.records.metadata import DeferredMetadata, note_checkpoint_id
-from dcp_core.records.protocols import CheckpointId, in_shared_order, is_stateful, placed_plans, with_states
+from dcp_core.records.protocols import (
+    CheckpointId,
+    PartialState,
+    in_shared_order,
+    is_stateful,
+    set_up_save_planner,
+    takes,
+    with_states,
+)
 from dcp_core.saving import save_with
-from dcp_core.shards.fed_tensors import TensorFeed
-from dcp_core.shards.mesh_boxes import LocalBox, local_boxes
-from dcp_core.shards.shards import LocalShard, LocalTensor, box_view, local_tensor, sharded_dims
-from dcp_core.shards.tensor_checks import check_memory
-from dcp_core.state_dict.empty_mappings import name_empty_mappings, restore_empty_mappings
-from dcp_core.state_dict.flatten import flatten, holds_entry, unflatten_state_dict
-from dcp_core.state_dict.holders import HeldTensor, find_holders
-from dcp_core.state_dict.key_map import KeyMap
+from dcp_core.shards.boxes import LocalBox, dtensor_boxes
+from dcp_core.shards.shards import (
+    LocalShard,
+    LocalTensor,
+    box_view,
+    holds_shard,
+    local_tensor,
+    shard_method,
+    written_tensor,
+)
+from dcp_core.state_dict.flatten import (
+    KeyMap,
+    flatten,
+    holds_entry,
+    name_empty_mappings,
+    restore_empty_mappings,
+    unflatten_state_dict,
+)
+from dcp_core.state_dict.holders import find_holders
 from dcp_core.state_dict.per_rank import with_rank_values
-from dcp_core.storage.checkpoint_ids import absolute_id, absolute_id_for
-from dcp_core.storage.file_attributes import FileAttributes
-from dcp_core.storage.gc_pause import collector_paused
+from dcp_core.storage.byte_storage import FileAttributes, SerializationFormat, check_format, collector_paused
 from dcp_core.storage.item_decoder import ItemDecoder, PartialItem
-from dcp_core.storage.serialization_format import SerializationFormat, check_format
-from dcp_core.storage_choice import resolve_writer
-from dcp_core.tables.value_table import is_plain
-from dcp_core.tensors.dtensors import is_dtensor
-from dcp_core.tensors.element_copy import contiguous, copy_elements
-from dcp_core.tensors.quantized import archive_quantized, is_quantized_dtype
-from dcp_core.tensors.tensor_bytes import tensor_bytes
-from dcp_core.tensors.tensor_pieces import TensorPieces
+from dcp_core.storage.storage_writer import tensor_payload
+from dcp_core.tables.plan_columns import columns_of
+from dcp_core.tables.value_table import archive_checked, is_plain
+from dcp_core.tensors.kinds import (
+    DESCRIBING,
+    ArchivedTensor,
+    archive_quantized,
+    as_dtensor,
+    children_of,
+    clone_tensor,
+    described_like,
+    dtensor_layout,
+    is_dtensor,
+    is_quantized_dtype,
+    is_wrapper,
+    plain_values,
+    rebuilt,
+    unwrapped,
+    with_local,
+)
+from dcp_core.tensors.tensor_memory import TensorPieces, check_memory, contiguous, copy_elements, tensor_bytes
 
 __all__ = [
+    "DESCRIBING",
     "LOGGER_NAME",
-    "AgreedCopy",
+    "ArchivedTensor",
     "CheckpointId",
     "CompressedRequest",
     "Compression",
@@ -63,7 +99,6 @@ __all__ = [
     "DeferredMetadata",
     "DumpedObject",
     "FileAttributes",
-    "HeldTensor",
     "HostAgreement",
     "HostCommit",
     "HostPlaces",
@@ -77,43 +112,46 @@ __all__ = [
     "LocalTensor",
     "ObjectArchive",
     "PartialItem",
-    "SavePlannerAbilities",
+    "PartialState",
     "SerializationFormat",
-    "TensorFeed",
     "TensorPieces",
-    "WriterAbilities",
-    "abilities",
     "absolute_id",
     "absolute_id_for",
-    "adopt_reader",
-    "adopt_save_planner",
-    "adopt_writer",
-    "agree_on_copy",
+    "adopted",
     "allowed_globals",
+    "archive_checked",
     "archive_quantized",
+    "as_dtensor",
     "as_index",
     "as_metadata",
     "as_write_item",
     "box_view",
     "check_format",
     "check_memory",
+    "children_of",
+    "clone_tensor",
     "collector_paused",
+    "columns_of",
     "contiguous",
     "copy_elements",
+    "described_like",
+    "dtensor_boxes",
+    "dtensor_layout",
     "dump_object",
     "find_holders",
     "find_places",
     "flatten",
     "holds_entry",
+    "holds_shard",
     "how_to_allow",
     "in_shared_order",
     "is_dtensor",
     "is_plain",
     "is_quantized_dtype",
     "is_stateful",
+    "is_wrapper",
     "library_logger",
     "load_object",
-    "local_boxes",
     "local_tensor",
     "module_command",
     "name_empty_mappings",
@@ -121,24 +159,28 @@ __all__ = [
     "note_rate",
     "one_setting",
     "outside_compile",
-    "placed_plans",
+    "plain_values",
     "read_archive",
+    "rebuilt",
     "reduce_exactly",
-    "resolve_writer",
+    "resolve_storage",
     "restore_empty_mappings",
     "same_value",
     "save_with",
     "scan",
     "set_up_save_planner",
-    "sharded_dims",
+    "shard_method",
     "suggest",
     "takes",
     "tensor_bytes",
     "tensor_payload",
     "unflatten_state_dict",
+    "unwrapped",
     "value_bytes",
     "value_digest",
+    "with_local",
     "with_rank_values",
     "with_states",
     "without_positional_path",
+    "written_tensor",
 ]

@@ -8,13 +8,16 @@ import pytest
 import torch
 
 from dcp_core import plugins
-from dcp_core.encoding.block_transforms import BlockTransformExtension
-from dcp_core.encoding.compression import CompressedRequest, CompressionPolicy
-from dcp_core.encoding.payloads import tensor_payload
-from dcp_core.encoding.transforms import StreamTransformExtension
+from dcp_core.encoding.compression import (
+    BlockTransformExtension,
+    CompressedRequest,
+    CompressionPolicy,
+    StreamTransformExtension,
+)
 from dcp_core.errors import UnsupportedFormatError
+from dcp_core.storage.storage_writer import tensor_payload
 from dcp_io.requests import Payload, WriteRequest
-from dcp_manifest.index.items import Framing
+from dcp_manifest.index.columns import Framing
 
 
 class Half(BlockTransformExtension):
@@ -58,6 +61,15 @@ class Little(Half):
     name = "block.little"
 
 
+class Keyed(Half):
+    """A transform without default settings."""
+
+    name = "block.keyed"
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+
+
 class Stream(StreamTransformExtension):
     registry_name = from_descriptor = None  # type: ignore[assignment]
 
@@ -74,7 +86,7 @@ class Stream(StreamTransformExtension):
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Transforms of these names, whether or not a package is installed that has others."""
-    found = {"block.planes": Half, "block.zstd": Third}
+    found = {"block.planes": Half, "block.zstd": Third, "block.keyed": Keyed}
     monkeypatch.setattr(plugins, "transform", lambda descriptor: found[descriptor.partition("/")[0]])
 
 
@@ -143,14 +155,23 @@ def test_names() -> None:
     assert chain_of(["block.zstd/1", Half()]) == ("block.third/1", "block.half/1")
 
 
+@pytest.mark.usefixtures("installed")
+def test_a_transform_is_named_with_or_without_its_version() -> None:
+    assert chain_of("block.zstd") == chain_of("block.zstd/1") == ("block.third/1",)
+    assert chain_of(["block.zstd", "block.planes/1"]) == ("block.third/1", "block.half/1")
+    assert chain_of({"t": "block.planes"}) == ("block.half/1",)
+    with pytest.raises(ValueError, match=r"'block\.keyed' needs settings: write block\.keyed/VERSION"):
+        chain_of("block.keyed")
+
+
 @pytest.mark.parametrize(
     ("setting", "sentence"),
     [
         ("fast", "'fast' is not known: choose auto"),
-        (7, "7 is no transform"),
+        (7, "7 is not a transform"),
         ([Half(), Stream()], "mixes"),
         ({3: "none"}, "has the key 3"),
-        ({"a": {"b": "none"}}, "no transform"),
+        ({"a": {"b": "none"}}, "not a transform"),
     ],
 )
 def test_settings_that_mean_nothing(setting: Any, sentence: str) -> None:

@@ -9,10 +9,10 @@ from typing import IO, Any
 import pytest
 import torch
 
-from dcp_core.encoding.transforms import ExtensionRegistry, StreamTransformExtension, undo
+from dcp_core.encoding.compression import ExtensionRegistry, StreamTransformExtension, undo
 from dcp_core.errors import CorruptCheckpointError, UnsupportedFormatError
 from dcp_io.archives.archive_checks import archive_problem
-from dcp_manifest.index.items import Framing, StoredItem
+from dcp_manifest.index.columns import Framing, StoredItem
 
 
 def saved(value: Any) -> bytes:

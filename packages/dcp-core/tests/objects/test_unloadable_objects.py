@@ -16,7 +16,7 @@ import pytest
 
 from dcp_core.errors import (
     CorruptCheckpointError,
-    UnloadableObjectError,
+    UnsupportedValueError,
 )
 from dcp_core.objects import allowed_globals
 from dcp_core.objects.object_bytes import UnloadableObjectWarning, dump_object, load_object, report_unloadable
@@ -65,7 +65,7 @@ def test_the_remedy_that_a_warning_gives_works_as_it_stands(value: object) -> No
 
 
 def test_names_that_are_alike_are_told_apart() -> None:
-    code = allowed_globals._expression(["a.b.Config", "c.d.Config", f"{__name__}.Unlisted.Inner"])
+    code = allowed_globals.as_expression(["a.b.Config", "c.d.Config", f"{__name__}.Unlisted.Inner"])
     assert (
         code[0]
         == f"`from a.b import Config` and `from c.d import Config as d_Config` and `from {__name__} import Unlisted`"
@@ -76,7 +76,7 @@ def test_names_that_are_alike_are_told_apart() -> None:
 def test_what_would_be_refused_for_its_contents_is_reported_too(recwarn: pytest.WarningsRecorder) -> None:
     """Every name is allowed, and yet a load refuses it."""
     value = np.zeros(2, [("a", "O")])
-    with pytest.raises(UnloadableObjectError, match=r"'k' would not load back.*not allowed.*Store plain data"):
+    with pytest.raises(UnsupportedValueError, match=r"'k' would not load back.*not allowed.*Store plain data"):
         report_unloadable(dump_object(value, key="k"), key="k", strict=True)
     with pytest.raises(CorruptCheckpointError, match="not allowed"):
         load_object(dump_object(value, key="k"), key="k")

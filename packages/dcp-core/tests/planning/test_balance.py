@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dcp_core.planning import balance
-from dcp_core.planning.balance import MIN_PART_BYTES, Candidates, Part, assign, cut_dim
-from dcp_manifest.index.box_columns import starts
+from dcp_core.planning import global_plan
+from dcp_core.planning.global_plan import MIN_PART_BYTES, Candidates, Part, assign, cut_dim
+from dcp_manifest.index.columns import starts
 
 MIB = 1 << 20
 
@@ -41,7 +41,7 @@ def shares(things, assigned, world):
             assert parts == [Part(holders[0], 0, slices)]
         for part in parts:
             size = nbytes * (part.end - part.begin) // slices
-            assert len(parts) == 1 or size >= balance.MIN_PART_BYTES
+            assert len(parts) == 1 or size >= global_plan.MIN_PART_BYTES
             loads[part.rank] += size
     return loads
 
@@ -61,7 +61,7 @@ def jobs(draw):
 @given(jobs(), st.integers(1, 20))
 def test_everything_is_written_once_by_who_holds_it(job, least):
     world, things = job
-    with mock.patch.object(balance, "MIN_PART_BYTES", least):
+    with mock.patch.object(global_plan, "MIN_PART_BYTES", least):
         first = assign(candidates(things), world)
         again = assign(candidates(things), world)
         shares(things, first, world)
@@ -77,7 +77,7 @@ def test_replicas_level_what_ranks_hold_alone(world, replicas, alone):
     things += [(size * MIB + 1, 1, [rank], False) for rank, size in zip(everybody, alone, strict=False)]
     loads = shares(things, assign(candidates(things), world), world)
     held_alone = [size * MIB + 1 for size in alone[:world]] + [0] * (world - len(alone))
-    level = balance._level(np.array(held_alone), sum(replicas) * MIB)
+    level = global_plan._level(np.array(held_alone), sum(replicas) * MIB)
     # One part of the least size, one slice and one thing that is too small to be cut may lie above the level.
     slack = max(level / 128, MIN_PART_BYTES) + 2 * MIN_PART_BYTES
     assert max(loads) <= max(level + slack, *held_alone)

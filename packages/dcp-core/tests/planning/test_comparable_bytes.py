@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from dcp_core.planning.comparable_bytes import same_value, value_bytes, value_digest
+from dcp_core.planning.replicas import same_value, value_bytes, value_digest
 
 
 def word(text: str) -> str:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dcp_core.errors import PlanError
-from dcp_core.planning.diagnose_duplicates import (
+from dcp_core.planning.replicas import (
     DivergentReplicaWarning,
     agreed_aliases,
     dedup_save_plans,
@@ -14,7 +14,7 @@ from dcp_core.planning.diagnose_duplicates import (
     report_divergence,
 )
 from dcp_core.records.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
-from dcp_core.records.plan import SavePlan, TensorWriteData, WriteItem, WriteItemType
+from dcp_core.records.protocols import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
 
 def item(fqn: str, sizes: tuple[int, ...] = (4,), *, dtype: torch.dtype = torch.uint8, offset: int = 0) -> WriteItem:
@@ -113,7 +113,7 @@ def test_divergent_replicas_are_found_and_reported() -> None:
     divergent = divergent_keys(plans)
     assert divergent == {"a": [1]}
     with pytest.warns(DivergentReplicaWarning, match=r"'a' on ranks \[1\]"):
-        report_divergence(divergent, "warn")
+        report_divergence(divergent, "check")
     with pytest.raises(PlanError, match="'a'"):
-        report_divergence(divergent, "error")
+        report_divergence(divergent, "raise")
     report_divergence(divergent, "ignore")

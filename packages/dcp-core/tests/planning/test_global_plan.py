@@ -6,6 +6,7 @@ import itertools
 import pickle
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import chain
 from unittest import mock
@@ -17,19 +18,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dcp_core.errors import PlanError
-from dcp_core.planning import balance
-from dcp_core.planning.balance import Assignment, Candidates, assign, cut_dim
-from dcp_core.planning.diagnose_duplicates import agreed_aliases, explain_contradiction
-from dcp_core.planning.global_plan import plan_columns
+from dcp_core.planning import global_plan
+from dcp_core.planning.global_plan import Assignment, Candidates, assign, cut_dim, plan_columns
+from dcp_core.planning.replicas import agreed_aliases, explain_contradiction
 from dcp_core.planning.stock_global_plan import check_coverage, create_default_global_save_plan
 from dcp_core.records.lazy import LazyList
 from dcp_core.records.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
-from dcp_core.records.plan import BytesIOWriteData, SavePlan, TensorWriteData, WriteItem, WriteItemType
-from dcp_core.tables.columns_of_items import columns_of
-from dcp_core.tables.plan_columns import WrittenColumns
-from dcp_core.tables.written_index import index_with_items
-from dcp_manifest.index.box_columns import starts
-from dcp_manifest.index.items import Framing, StoredItem
+from dcp_core.records.protocols import BytesIOWriteData, SavePlan, TensorWriteData, WriteItem, WriteItemType
+from dcp_core.tables.metadata_columns import written_index
+from dcp_core.tables.plan_columns import WrittenColumns, columns_of
+from dcp_manifest.index.columns import Framing, StoredItem, starts
 from dcp_manifest.index.stored_items import StoredItems
 
 DTYPES = [torch.float32, torch.bfloat16, torch.int8]
@@ -214,7 +212,7 @@ def loads(plans):
 def test_columns_plan_what_records_plan(ranks, lowest, pinned, splittable):
     jobs = [[SavePlan(items, splittable=cut) for items, cut in zip(ranks, splittable, strict=False)]]
     jobs += [[replace(plan, items=as_columns(plan.items)) for plan in jobs[0]]]
-    with mock.patch.object(balance, "MIN_PART_BYTES", 2):
+    with mock.patch.object(global_plan, "MIN_PART_BYTES", 2):
         expected, metadata = plan_by_records(jobs[0], lowest=lowest, pinned=pinned, complete=True)
         found = plan_columns(
             pickle.loads(pickle.dumps(jobs[1])), {}, complete=True, to_lowest_rank=lowest, pinned_to_lowest=pinned
@@ -288,8 +286,7 @@ def test_results_of_ranks_become_one_index(ranks, random):
         ]
         places.update(zip((item.index for item in columns), stored, strict=True))
         results.append(pickle.loads(pickle.dumps(LazyList(WrittenColumns(columns, StoredItems.of(stored))))))
-    index = index_with_items(metadata, results)
-    assert index is not None
+    index = written_index(metadata, results)
     row = 0
     for name, entry in metadata.state_dict_metadata.items():
         for chunk in getattr(entry, "chunks", ()):
@@ -305,7 +302,8 @@ def test_results_of_ranks_become_one_index(ranks, random):
         assert (item.file, item.offset) == (places[MetadataIndex(name)].file, places[MetadataIndex(name)].offset)
 
 
-def test_missing_results_are_left_to_the_records():
+@pytest.mark.parametrize("times", [0, 1, 2])
+def test_each_item_needs_a_result(times):
     item = WriteItem(
         MetadataIndex("t", [0]),
         WriteItemType.TENSOR,
@@ -316,10 +314,11 @@ def test_missing_results_are_left_to_the_records():
         [SavePlan(as_columns([item]))], {}, complete=True, to_lowest_rank=False, pinned_to_lowest=()
     )
     columns = columns_of(plans[0].items)
-    assert index_with_items(metadata, [[]]) is None
     stored = StoredItems.of([StoredItem("f", 0, 9, 1, 7, Framing.RAW, 0)])
-    assert index_with_items(metadata, [LazyList(WrittenColumns(columns, stored))]) is not None
-    assert index_with_items(metadata, [LazyList(WrittenColumns(columns, stored))] * 2) is None
+    results = [LazyList(WrittenColumns(columns, stored))] * times
+    with nullcontext() if times else pytest.raises(PlanError, match="nothing was stored for 't'"):
+        index = written_index(metadata, results)
+        assert (index.files, len(index.chunk_items)) == (("f",), 1)
 
 
 @pytest.mark.parametrize("complete", [True, False])

@@ -28,6 +28,7 @@ from dcp_core import (
     save,
     save_state_dict,
 )
+from dcp_core.errors import PluginNotFoundError
 from dcp_core.objects.object_bytes import UnloadableObjectWarning
 from dcp_core.testing.memory import MemoryReader, MemoryWriter, files_in
 
@@ -288,9 +289,9 @@ def test_values_that_cannot_be_saved_fail_before_anything_is_written(folder: str
 def test_nothing_to_load_from(folder: str) -> None:
     with pytest.raises(CheckpointNotFoundError):
         get(folder, {"a": torch.ones(1)})
-    with pytest.raises(ValueError, match="checkpoint_id"):
+    with pytest.raises(PluginNotFoundError, match="checkpoint_id"):
         load({"a": torch.ones(1)})
-    with pytest.raises(ValueError, match="checkpoint_id"):
+    with pytest.raises(PluginNotFoundError, match="checkpoint_id"):
         save({"a": torch.ones(1)})
 
 
@@ -309,8 +310,8 @@ def test_clashing_names_are_refused(folder: str) -> None:
 
 
 def test_options_are_checked() -> None:
-    with pytest.raises(ValueError, match="on_divergence"):
-        DefaultSavePlanner(on_divergence="perhaps")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="replicas"):
+        DefaultSavePlanner(replicas="perhaps")  # type: ignore[arg-type]
     with pytest.warns(UserWarning, match="dedup_replicated_tensors"):
         DefaultSavePlanner(dedup_replicated_tensors=True)
 

@@ -12,7 +12,7 @@ from dcp_core.records.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from dcp_core.records.plan import SavePlan, TensorWriteData, WriteItem, WriteItemType
+from dcp_core.records.protocols import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
 
 def shard(offset: int, size: int, total: int = 8, dtype: torch.dtype = torch.float32) -> WriteItem:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dcp_core import DefaultLoadPlanner, LoadMismatchError, load, save
-from dcp_core.planning.template_memory import find_shared_memory
+from dcp_core.planning.read_items import find_shared_memory
 from dcp_core.testing.memory import MemoryReader, MemoryWriter
 
 

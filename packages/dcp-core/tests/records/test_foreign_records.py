@@ -17,7 +17,7 @@ from dcp_core.records.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from dcp_core.records.plan import BytesIOWriteData, TensorWriteData, WriteItem, WriteItemType
+from dcp_core.records.protocols import BytesIOWriteData, TensorWriteData, WriteItem, WriteItemType
 
 
 @pytest.mark.newest

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from dcp_core.records.stock_pickling import dumps_as
+from dcp_core.records.metadata import dumps_as
 
 
 @dataclass

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import itertools
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -16,11 +18,20 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from dcp_core.errors import ShardNotFoundError, UnsupportedValueError
-from dcp_core.records.metadata import MetadataIndex, TensorProperties
-from dcp_core.records.plan import WriteItemType
-from dcp_core.shards.shards import find_shard, find_state_dict_object, find_tensor_shard, local_tensor
+from dcp_core.errors import PlanError, UnsupportedValueError
+from dcp_core.records.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from dcp_core.records.protocols import TensorWriteData, WriteItem, WriteItemType
+from dcp_core.shards.shards import (
+    find_part,
+    find_shard,
+    find_state_dict_object,
+    find_tensor_shard,
+    local_tensor,
+    written_tensor,
+)
+from dcp_core.state_dict.holders import find_holders
 from dcp_core.tables.value_table import local_values
+from dcp_core.tensors.kinds import with_local
 from dcp_core.testing.sharding import distribute
 
 WORLD = 4
@@ -164,16 +175,16 @@ def test_local_shards_wrapper_alone_and_in_a_dtensor() -> None:
         )
         for value, size in ((wrapper, (2, 4)), (tensor, (20, 2))):
             items = write_items("w", value)
-            assert [type(item).__module__ for item in items] == ["dcp_core.records.plan"] * 2
+            assert [type(item).__module__ for item in items] == ["dcp_core.records.protocols"] * 2
             assert [tuple(item.index.offset or ()) for item in items] == [(0, 0), (4, 0)]
             assert {tuple(item.tensor_data.size) for item in items if item.tensor_data} == {size}
             found = local_tensor("w", value)
             assert found is not None
             assert [tuple(chunk.sizes) for chunk in found.chunks] == [(2, 2), (3, 2)]
             assert find_shard(value, MetadataIndex("w", (4, 0))).data_ptr() == parts[1].data_ptr()
-            with pytest.raises(ShardNotFoundError, match=r"^'w'.*(shards here: \(0, 0\), \(4, 0\)|LocalShardsWrapper)"):
+            with pytest.raises(PlanError, match=r"^'w'.*(shards here: \(0, 0\), \(4, 0\)|LocalShardsWrapper)"):
                 find_shard(value, MetadataIndex("w", (1, 0)))
-            with pytest.raises(ShardNotFoundError, match=r"^'w'.*(no offset was provided|LocalShardsWrapper)"):
+            with pytest.raises(PlanError, match=r"^'w'.*(no offset was provided|LocalShardsWrapper)"):
                 find_shard(value, MetadataIndex("w"))
         assert write_items("w", nothing) == []
         empty = local_tensor("w", nothing)
@@ -289,7 +300,7 @@ def test_objects_have_no_shards() -> None:
         (lambda: find_shard(3, MetadataIndex("o")), "'o' is a int, not .* ShardedTensor"),
         (lambda: find_tensor_shard(torch.ones(2), MetadataIndex("o", (1,))), r"'o': Could not find shard at .*\(1,\)"),
     ):
-        with pytest.raises(ShardNotFoundError, match=says):
+        with pytest.raises(PlanError, match=says):
             call()
 
 
@@ -321,3 +332,167 @@ sys.exit("torch.distributed.checkpoint" in sys.modules)
 
 def test_dtensors_do_not_import_stock() -> None:
     assert subprocess.run([sys.executable, "-W", "error", "-c", NO_STOCK], check=False).returncode == 0
+
+
+def ordered(whole: torch.Tensor, order: Sequence[int], mesh_shape: tuple[int, ...]) -> DTensor:
+    """Return a DTensor whose dimension 0 is sharded over the mesh dimensions in this order."""
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry, TensorMeta
+
+    mesh = DeviceMesh("cpu", torch.arange(WORLD).reshape(mesh_shape))
+    coordinate = mesh.get_coordinate()
+    assert coordinate is not None
+    local = whole
+    for dim in order:
+        chunks = [*local.chunk(mesh_shape[dim]), *[local[:0]] * mesh_shape[dim]]
+        local = chunks[coordinate[dim]]
+    spec = DTensorSpec(
+        mesh,
+        tuple(Shard(0) if dim in order else Replicate() for dim in range(len(mesh_shape))),
+        tensor_meta=TensorMeta(whole.shape, whole.stride(), whole.dtype),
+        shard_order=(ShardOrderEntry(tensor_dim=0, mesh_dims=tuple(order)),),
+    )
+    return DTensor(local.clone(), spec, requires_grad=False)
+
+
+@pytest.mark.newest
+@pytest.mark.parametrize("rows", [0, 1, 2, 3, 5, 8, 9])
+@pytest.mark.parametrize(
+    ("order", "mesh_shape"),
+    [((0, 1), (2, 2)), ((1, 0), (2, 2)), ((1, 0), (4, 1)), ((2, 0), (2, 1, 2)), ((2, 0, 1), (2, 1, 2))],
+)
+def test_the_order_of_shards_is_followed(rows: int, order: tuple[int, ...], mesh_shape: tuple[int, ...]) -> None:
+    whole = torch.arange(rows * 2.0).reshape(rows, 2)
+    seen = torch.zeros(rows, dtype=torch.int64)
+    for rank in range(WORLD):
+        with as_rank(rank):
+            value = ordered(whole, order, mesh_shape)
+            found, again = (
+                local_tensor("w", value),
+                local_tensor("w", with_local(value, torch.empty_like(value._local_tensor))),
+            )
+            assert found is not None
+            assert again is not None
+            assert found.chunks == again.chunks
+            for shard in found.shards:
+                start, count = shard.offsets[0], shard.sizes[0]
+                assert torch.equal(shard.get(), whole[start : start + count])
+                seen[start : start + count] += 1
+            held, _ = find_holders({"w": value}, rank)
+            assert rows == 0 or all(rank in held[0].boxes[tuple(c.offsets), tuple(c.sizes)] for c in found.chunks)
+    assert len(set(seen.tolist())) <= 1
+
+
+class Interleaved(Shard):
+    """Rank r holds rows r, r + n, r + 2n, …"""
+
+
+class OwnReplica(Replicate):
+    pass
+
+
+def _with_field(value: DTensor, setting: object) -> DTensor:
+    """Return the tensor with a spec of a later torch, with one field more."""
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec
+
+    later = dataclasses.make_dataclass("Later", [("padding", object, 0)], bases=(DTensorSpec,), eq=False)
+    spec = value._spec
+    made = later(spec.mesh, spec.placements, spec.tensor_meta)
+    made.padding = setting
+    value._spec = made
+    return value
+
+
+@pytest.mark.parametrize(
+    ("placement", "setting", "words"),
+    [
+        (Interleaved(0), None, "Interleaved"),
+        (OwnReplica(), None, "OwnReplica"),
+        (Partial(), None, "sum over ranks"),
+        (Shard(0), 1, "padding=1"),
+        (Shard(0), 0, None),
+    ],
+)
+def test_layouts_that_are_not_known_are_refused_by_key(placement: Any, setting: object, words: str | None) -> None:
+    with as_rank(1):
+        mesh = DeviceMesh("cpu", torch.arange(WORLD))
+        rows = 8 if isinstance(placement, OwnReplica) else 2
+        value = DTensor.from_local(
+            torch.zeros(rows, 2), mesh, [placement], run_check=False, shape=(8, 2), stride=(2, 1)
+        )
+        if setting is not None:
+            value = _with_field(value, setting)
+        for look in (
+            lambda: local_values({"w": value}),
+            lambda: local_tensor("w", value),
+            lambda: find_holders({"w": value}, 0),
+        ):
+            with (
+                contextlib.nullcontext()
+                if words is None
+                else pytest.raises(UnsupportedValueError, match=f"^'w' .*{words}")
+            ):
+                look()
+
+
+def described(kind: str, methods: Sequence[str], rank: int) -> Any:
+    """Return a part of a tensor of 7 rows, uneven or even, which describes itself by some of the three methods."""
+    whole = torch.arange(14.0).reshape(7, 2)
+    even = "__create_chunk_list__" not in methods and "__create_write_items__" not in methods
+    start, stop = ((0, 4), (4, 7))[rank] if even else ((0, 1), (1, 7))[rank]
+    local = whole[start:stop].clone()
+    if kind == "dtensor":
+        mesh = DeviceMesh("cpu", torch.arange(2))
+        value = DTensor.from_local(local, mesh, [Shard(0)], run_check=False, shape=(7, 2), stride=(2, 1))
+        holder = value._local_tensor
+    else:
+        holder = value = local
+    box = torch.Size([start, 0]), torch.Size(local.shape)
+    item = WriteItem(
+        MetadataIndex("w", box[0]),
+        WriteItemType.SHARD,
+        tensor_data=TensorWriteData(ChunkStorageMetadata(*box), TensorProperties(torch.float32), torch.Size([7, 2])),
+    )
+    made = {
+        "__create_write_items__": lambda fqn, _: [item],
+        "__create_chunk_list__": lambda: [ChunkStorageMetadata(*box)],
+        "__get_tensor_shard__": lambda index: holder.mul(1),
+    }
+    for name in methods:
+        setattr(holder, name, made[name])
+    return value
+
+
+METHODS = ("__create_write_items__", "__create_chunk_list__", "__get_tensor_shard__")
+SOME_METHODS = [some for count in range(4) for some in itertools.combinations(METHODS, count)]
+
+
+@pytest.mark.parametrize("kind", ["dtensor", "tensor"])
+@pytest.mark.parametrize("methods", SOME_METHODS)
+def test_each_method_of_a_shard_stands_for_itself(kind: str, methods: tuple[str, ...]) -> None:
+    whole = torch.arange(14.0).reshape(7, 2)
+    parts = kind == "dtensor" or {"__create_write_items__", "__create_chunk_list__"} & {*methods}
+    for rank in range(2):
+        with as_rank(rank):
+            value = described(kind, methods, rank)
+            (item,) = write_items("w", value)
+            assert item.tensor_data is not None
+            chunk = item.tensor_data.chunk
+            rows = slice(chunk.offsets[0], chunk.offsets[0] + chunk.sizes[0])
+            if parts and not (kind == "tensor" and "__create_write_items__" not in methods):
+                assert item.tensor_data.size == (7, 2)
+                assert torch.equal(find_part(value, "w", chunk.offsets, chunk.sizes), whole[rows])
+            staged = written_tensor("w", value)
+            assert staged is not None
+            assert staged.chunks == [chunk]
+            if "__get_tensor_shard__" in methods:  # even where the box is the whole tensor
+                assert staged.shards[0].get().data_ptr() != value.data_ptr() if kind == "tensor" else True
+
+
+def test_a_shard_without_data_is_refused_by_key() -> None:
+    with as_rank(1):
+        value = described("dtensor", METHODS[:2], 1)
+        value._local_tensor.__create_chunk_list__ = lambda: [  # type: ignore[attr-defined]
+            ChunkStorageMetadata(torch.Size([at, 0]), torch.Size([3, 2])) for at in (1, 4)
+        ]
+        with pytest.raises(UnsupportedValueError, match=r"^'w' describes a shard .*__get_tensor_shard__"):
+            local_tensor("w", value)

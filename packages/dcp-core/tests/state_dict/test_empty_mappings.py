@@ -9,13 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dcp_core import load_keys, save
-from dcp_core.state_dict.empty_mappings import (
+from dcp_core.state_dict.flatten import (
+    flatten,
     is_empty_mapping,
     merge_paths,
     name_empty_mappings,
     restore_empty_mappings,
+    unflatten_state_dict,
 )
-from dcp_core.state_dict.flatten import flatten, unflatten_state_dict
 from dcp_core.testing.memory import MemoryReader, MemoryWriter
 from dcp_manifest.index.literal_keys import LiteralKey
 

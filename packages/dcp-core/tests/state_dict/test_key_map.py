@@ -2,7 +2,7 @@
 
 import pytest
 
-from dcp_core.state_dict.key_map import KeyMap
+from dcp_core.state_dict.flatten import KeyMap
 
 
 @pytest.mark.parametrize(

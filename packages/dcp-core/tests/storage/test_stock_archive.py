@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from dcp_core.storage import stock_archive
-from dcp_core.storage.stock_archive import ArchiveSearch, locate_tensor
-from dcp_core.tensors.tensor_bytes import tensor_bytes
-from dcp_manifest.index.items import Framing, StoredItem
+from dcp_core.storage.item_decoder import ArchivedTensor, ArchiveSearch, locate_tensor
+from dcp_core.tensors.tensor_memory import tensor_bytes
+from dcp_manifest.index.columns import Framing, StoredItem
 
 DTYPES = [torch.float32, torch.bfloat16, torch.bool, torch.complex64, torch.uint16, torch.float8_e4m3fn]
 END = 4096
@@ -30,7 +29,7 @@ def archive(data: bytes) -> StoredItem:
     return StoredItem("f", 1000, len(data), 0, len(data), Framing.TORCH_ZIP)
 
 
-def located(data: bytes) -> stock_archive.ArchivedTensor | None:
+def located(data: bytes) -> ArchivedTensor | None:
     return locate_tensor(archive(data), data[:END], data[-END:])
 
 

@@ -9,9 +9,8 @@ import torch
 
 from dcp_core import DefaultLoadPlanner, load, save
 from dcp_core.records.metadata import MetadataIndex
-from dcp_core.records.plan import ReadItem
-from dcp_core.storage.read_requests import direct_memory
-from dcp_core.storage.whole_reads import split_whole_reads
+from dcp_core.records.protocols import ReadItem
+from dcp_core.storage.storage_reader import direct_memory, split_whole_reads
 from dcp_core.testing.memory import MemoryReader, MemoryWriter
 
 

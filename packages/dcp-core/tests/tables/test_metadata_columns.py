@@ -15,13 +15,12 @@ from dcp_core.records.metadata import (
     StorageInfo,
     TensorProperties,
     TensorStorageMetadata,
+    dtype_of,
 )
-from dcp_core.tables import records_of_index as index_records
-from dcp_core.tables.column_builder import dtype_name
+from dcp_core.tables import metadata_columns
 from dcp_core.tables.metadata_columns import index_from_metadata, metadata_from_index
-from dcp_core.tables.records_of_index import dtype_of
-from dcp_manifest.index.columns import ManifestInfo
-from dcp_manifest.index.items import Framing, StoredItem
+from dcp_core.tables.plan_columns import dtype_name
+from dcp_manifest.index.columns import Framing, ManifestInfo, StoredItem
 from dcp_manifest.index.literal_keys import LiteralKey
 
 
@@ -98,13 +97,13 @@ def test_the_hint_of_an_index_is_only_a_hint() -> None:
 
 def test_one_look_up_makes_one_record(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
-    original = index_records.StateRecords._tensor
+    original = metadata_columns.StateRecords._tensor
 
-    def counting(self: index_records.StateRecords, row: int) -> TensorStorageMetadata:
+    def counting(self: metadata_columns.StateRecords, row: int) -> TensorStorageMetadata:
         made.append(row)
         return original(self, row)
 
-    monkeypatch.setattr(index_records.StateRecords, "_tensor", counting)
+    monkeypatch.setattr(metadata_columns.StateRecords, "_tensor", counting)
     found = metadata_from_index(index_from_metadata(example()))
     record = found.state_dict_metadata["w"]
     assert isinstance(record, TensorStorageMetadata)
@@ -117,7 +116,7 @@ def test_one_look_up_makes_one_record(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_items_are_counted_once() -> None:
     found = metadata_from_index(index_from_metadata(example()))
-    records = found.storage_data._source._records  # what a look-up per item must not go through each time
+    records = found.storage_data.source._records  # what a look-up per item must not go through each time
     assert len(found.storage_data) == 5
     records.tensors = None
     assert len(found.storage_data) == 5

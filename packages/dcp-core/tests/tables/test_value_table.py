@@ -7,9 +7,9 @@ import torch
 
 from dcp_core.errors import PlanError
 from dcp_core.records.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
-from dcp_core.records.plan import TensorWriteData, WriteItem, WriteItemType
+from dcp_core.records.protocols import TensorWriteData, WriteItem, WriteItemType
 from dcp_core.shards.shards import local_tensor
-from dcp_core.tables.columns_of_items import columns_of
+from dcp_core.tables.plan_columns import columns_of
 from dcp_core.tables.value_table import find_ties, local_values
 
 
@@ -98,7 +98,7 @@ def test_records_that_say_too_little_are_refused() -> None:
         ([bare], "'t' has no tensor_data"),
         ([thing, other], "'own' is planned twice"),
         ([shard("own", 0, 4), longer], "shards of 'own' do not belong together"),
-        ([flat], "not of as many dimensions"),
+        ([flat], "another number of dimensions"),
     ]:
         with pytest.raises(PlanError, match=text):
             columns_of(items)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dcp_core.testing.memory_store import OBJECTS, MemoryStore
-from dcp_io.testing import StoreConformance
+from dcp_io.testing import FoldersConformance, StoreConformance
 
 
 class MemoryFolder:
@@ -25,7 +25,7 @@ class MemoryFolder:
         del OBJECTS[self.start + name]
 
 
-class TestMemoryStore(StoreConformance):
+class TestMemoryStore(StoreConformance, FoldersConformance):
     @pytest.fixture
     def place(self, tmp_path):
         return tmp_path

@@ -1,4 +1,4 @@
-"""Table of the system calls that change or read files, and access to the paths and bytes in their arguments.
+"""Table of the system calls that change or read files, and access to their arguments.
 
 Source: Linux's `arch/x86/entry/syscalls/syscall_64.tbl`.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 __all__ = ["BY_NUMBER", "CREATE_BITS", "MARK_FOLDER", "READS", "WRITES", "Kind", "Memory", "places_of"]
 
 MARK_FOLDER = "/.dcp-crash-mark/"
-"""Path of a folder that never exists: `dcp_crash.mark` notifies the tracer by trying to create a file in it."""
+"""A directory that never exists: `dcp_crash.mark` notifies the tracer by a file name in it."""
 CREATE_BITS = os.O_CREAT | os.O_TRUNC
 _AT_FDCWD = -100
 _PATH_BYTES = 4096
@@ -21,21 +21,18 @@ _PATH_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Description of one system call: name, number, and positions of descriptors, paths and flags in its arguments.
-
-    Positions are counted from 0.
-    """
+    """A system call and its argument positions, counted from 0."""
 
     name: str
     number: int
     fds: tuple[int, ...] = ()
-    """Positions of the arguments that are file descriptors of the files that the call changes or reads."""
+    """Descriptors of changed or read files."""
     paths: tuple[tuple[int | None, int], ...] = ()
-    """Positions of path arguments: pairs of (position of the folder's descriptor or None, position of the path)."""
+    """Pairs of (directory's descriptor or None, path)."""
     flags: int | None = None
-    """Position of the argument with open flags; the call changes files only if the flags create or truncate a file."""
+    """Open flags: the call changes files only if they create or truncate."""
     space: bool = False
-    """Whether the call may fail with ENOSPC, because no space is left on the disk."""
+    """Whether the call may fail with ENOSPC."""
 
 
 WRITES = (
@@ -88,39 +85,35 @@ BY_NUMBER = {"writes": {kind.number: kind for kind in WRITES}, "reads": {kind.nu
 
 
 class Memory:
-    """Access to the memory, open files and working directory of a stopped thread of a traced process.
-
-    Args:
-        tid: Id of the thread.
-    """
+    """Memory, open files and working directory of a stopped thread."""
 
     def __init__(self, tid: int) -> None:
         self._tid = tid
 
     def read(self, address: int, count: int) -> bytes:
-        """Read `count` bytes of the thread's memory at an address; returns fewer at the end of mapped memory."""
+        """Read up to `count` bytes; fewer at the end of mapped memory."""
         with open(f"/proc/{self._tid}/mem", "rb", buffering=0) as memory:
             memory.seek(address)
             return memory.read(count)
 
     def write(self, address: int, data: bytes) -> None:
-        """Write bytes to the thread's memory at an address."""
+        """Write bytes at an address."""
         with open(f"/proc/{self._tid}/mem", "r+b", buffering=0) as memory:
             memory.seek(address)
             memory.write(data)
 
     def text(self, address: int) -> str:
-        """Return the zero-terminated text, such as a path, at an address of the thread's memory."""
+        """Return a zero-terminated text."""
         found = b""
         while b"\0" not in found and len(found) < _PATH_BYTES:
             part = self.read(address + len(found), 4096 - (address + len(found)) % 4096)
-            if not part:  # its memory is gone: it has been killed meanwhile
+            if not part:  # the thread was killed
                 raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH), str(self._tid))
             found += part
         return os.fsdecode(found.split(b"\0", 1)[0])
 
     def descriptor(self, number: int) -> str | None:
-        """Return the path of the file that a descriptor has open; None if it is closed or the file was deleted."""
+        """Return a descriptor's path; None if closed or deleted."""
         try:
             path = os.readlink(f"/proc/{self._tid}/fd/{_signed(number)}")
         except OSError:
@@ -128,22 +121,22 @@ class Memory:
         return None if path.endswith(" (deleted)") else path
 
     def position(self, number: int) -> int:
-        """Return the current position of an open file descriptor in its file, in bytes."""
+        """Return a descriptor's position in bytes."""
         with open(f"/proc/{self._tid}/fdinfo/{_signed(number)}", encoding="ascii") as lines:
             return int(next(lines).split()[1])
 
     def file(self, number: int, offset: int, count: int) -> bytes:
-        """Read `count` bytes at a byte offset of the file that a descriptor has open; fewer at the end of the file."""
+        """Read up to `count` bytes of a descriptor's file."""
         with open(f"/proc/{self._tid}/fd/{_signed(number)}", "rb") as file:
             file.seek(offset)
             return file.read(count)
 
     def vectors(self, address: int, count: int) -> list[tuple[int, int]]:
-        """Return pairs (address, length in bytes) from the `iovec` array of `count` entries at an address."""
+        """Return (address, length in bytes) pairs of an `iovec` array."""
         return list(struct.iter_unpack("QQ", self.read(address, 16 * count)))
 
     def gather(self, address: int, count: int, length: int) -> bytes:
-        """Return the first `length` bytes of the memory that an `iovec` array of `count` entries describes."""
+        """Return the first `length` bytes of an `iovec` array."""
         parts = []
         for start, size in self.vectors(address, count):
             parts.append(self.read(start, min(size, length)))
@@ -151,12 +144,7 @@ class Memory:
         return b"".join(parts)
 
     def path(self, folder: int | None, address: int) -> str:
-        """Return the path at an address of the thread's memory, as an absolute path.
-
-        Args:
-            folder: File descriptor of the folder to which the path is relative; None for the working directory.
-            address: Address of the path.
-        """
+        """Return the absolute path of a text, relative to the descriptor `folder`."""
         text = self.text(address)
         if text.startswith("/"):
             return os.path.normpath(text)
@@ -168,18 +156,11 @@ class Memory:
 
 
 def _signed(number: int) -> int:
-    """Return a descriptor as a signed int: the upper half of its register is not defined."""
     return (number & 0xFFFFFFFF) - (1 << 32 if number & 0x80000000 else 0)
 
 
 def places_of(kind: Kind, arguments: tuple[int, ...], memory: Memory) -> list[str]:
-    """Return the absolute paths of the files and folders that a system call changes or reads.
-
-    Args:
-        kind: Description of the system call.
-        arguments: Values of its arguments, from the registers of the stopped thread.
-        memory: Access to the memory and open files of this thread.
-    """
+    """Return the absolute paths of a system call."""
     found = [memory.descriptor(arguments[index]) for index in kind.fds]
     for folder, path in kind.paths:
         if arguments[path] == 0:  # utimensat of a descriptor

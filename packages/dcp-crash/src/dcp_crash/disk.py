@@ -1,9 +1,8 @@
-"""Possible states of a disk after a loss of power at a moment of a recording.
+"""Possible disk states after a power loss at a moment of a recording.
 
-The model assumes the least that POSIX guarantees, not the behaviour of one file system. Until a file is synced, any of
-the writes to it may be missing, even if later writes are present, and the file may have its new length without the new
-bytes. Until a folder is synced, any of its new names, removals and renames may be missing, in any combination; a single
-rename happens completely or not at all. Syncing a file does not make its name durable.
+The model assumes only what POSIX guarantees. Until a file is synced, any of its writes may be missing, and it may have
+its new length without the bytes. Until a directory is synced, any of its new names, removals and renames may be
+missing; a single rename is atomic. Syncing a file does not make its name durable.
 
 Source: Pillai et al., "All File Systems Are Not Created Equal", OSDI 2014 (section 3, abstract persistence model);
 Mohan et al., "CrashMonkey and ACE", OSDI 2018.
@@ -25,48 +24,43 @@ __all__ = ["DiskState", "disk_states", "snapshot"]
 
 _SECTOR_BYTES = 512
 Tree = dict[str, bytes | None]
-"""Files and folders: absolute path → contents of the file in bytes, or None for a folder."""
+"""Absolute path → contents, or None for a directory."""
 
 
 @dataclass(frozen=True)
 class DiskState:
-    """One possible state of a folder on the disk after a loss of power.
+    """One possible state of a directory (`tree`) after a power loss.
 
-    `at` changes were recorded before the loss of power, and processes had made the `marks`; `how` describes in words
-    which unsynced changes reached the disk. `tree` is the state: absolute path → contents of the file in bytes, or None
-    for a folder.
+    ```python
+    from pathlib import Path
+    from dcp_crash import disk_states, run_traced, snapshot
 
-    Example:
-        ```python
-        from pathlib import Path
-        from dcp_crash import disk_states, run_traced, snapshot
-
-        settings = Path("settings")
-        settings.mkdir()
-        before = snapshot(settings)
-        run = run_traced(lambda rank: (settings / "new").write_text("b"), settings, record=True)
-        state = [*disk_states(before, run.changes)][-1]
-        restored = Path("restored")
-        restored.mkdir()
-        state.put(restored, recorded=settings)
-        ```
+    settings = Path("settings")
+    settings.mkdir()
+    before = snapshot(settings)
+    run = run_traced(lambda rank: (settings / "new").write_text("b"), settings, record=True)
+    state = [*disk_states(before, run.changes)][-1]
+    restored = Path("restored")
+    restored.mkdir()
+    state.put(restored, recorded=settings)
+    ```
     """
 
     at: int
-    """Number of recorded changes before the loss of power."""
+    """Number of changes before the power loss."""
     how: str
-    """Text that describes which unsynced changes reached the disk."""
+    """Unsynced changes that reached the disk, in words."""
     tree: Tree
     marks: tuple[str, ...]
-    """Texts of the marks (see `mark`) that processes had made before the loss of power."""
+    """Texts from `mark` before the power loss."""
 
     def put(self, folder: str | os.PathLike[str], *, recorded: str | os.PathLike[str], seconds_ago: float = 60) -> None:
-        """Write the files and folders of this state into an empty folder.
+        """Write this state into an empty directory.
 
         Args:
-            folder: Path of the empty folder.
-            recorded: Path of the folder in which the recording was made.
-            seconds_ago: Age in seconds that the restored files get, as if the loss of power had been that long ago.
+            folder: Empty directory.
+            recorded: Directory of the recording.
+            seconds_ago: Age of the restored files.
         """
         base = os.path.realpath(recorded)
         then = time.time() - seconds_ago
@@ -80,11 +74,7 @@ class DiskState:
 
 
 def snapshot(folder: str | os.PathLike[str]) -> Tree:
-    """Return a folder with all files and folders in it, as the durable start state for `disk_states`.
-
-    Returns:
-        Absolute path → contents of the file in bytes, or None for a folder.
-    """
+    """Return a directory's contents, as the durable start state for `disk_states`."""
     base = os.path.realpath(folder)
     found: Tree = {base: None}
     for path in Path(base).rglob("*"):
@@ -95,31 +85,30 @@ def snapshot(folder: str | os.PathLike[str]) -> Tree:
 def disk_states(
     before: Tree, changes: list[Change], *, every: int = 1, random_states: int = 4, seed: int = 0
 ) -> Iterator[DiskState]:
-    """Yield the possible states of the disk for a loss of power before each change and after the last.
+    """Yield the possible disk states of a power loss before each change and after the last.
 
-    For each such moment, the states differ in which unsynced changes reached the disk: none; all; names without bytes;
-    names and lengths without bytes; bytes without names; each change alone; all changes except one; and random choices,
-    in which writes may be incomplete. States equal to an earlier one are skipped.
+    ```python
+    from pathlib import Path
+    from dcp_crash import disk_states, run_traced, snapshot
+
+    settings = Path("settings")
+    settings.mkdir()
+    before = snapshot(settings)
+    run = run_traced(lambda rank: (settings / "new").write_text("b"), settings, record=True)
+    for state in disk_states(before, run.changes):
+        print(state.at, state.how, state.tree)
+    ```
+
+    The unsynced changes that reached the disk are: none; all; names without bytes; names and lengths without bytes;
+        bytes
+    without names; each change alone; all but one; and random choices with torn writes. Repeated states are skipped.
 
     Args:
-        before: Files and folders before the recorded run, from `snapshot`.
-        changes: Recorded changes, `Run.changes` of `run_traced` with `record=True`.
-        every: Number of changes between two moments whose states are computed; the last moment is always included.
-        random_states: Number of states with random choices per moment.
+        before: Result of `snapshot` before the run.
+        changes: `Run.changes` of `run_traced` with `record=True`.
+        every: Changes between two moments; the last moment is always included.
+        random_states: Random choices per moment.
         seed: Seed of the random generator.
-
-    Example:
-        ```python
-        from pathlib import Path
-        from dcp_crash import disk_states, run_traced, snapshot
-
-        settings = Path("settings")
-        settings.mkdir()
-        before = snapshot(settings)
-        run = run_traced(lambda rank: (settings / "new").write_text("b"), settings, record=True)
-        for state in disk_states(before, run.changes):
-            print(state.at, state.how, state.tree)
-        ```
     """
     seen: set[bytes] = set()
     moments = sorted({*range(0, len(changes) + 1, every), len(changes)})
@@ -135,14 +124,14 @@ def disk_states(
 
 
 Choose = Callable[[int], "bool | str | random.Random"]
-"""Function that decides, from the number of a change, whether the change reaches the disk: True or False; `length` for
-only the new length of a written file; a random generator for a torn write."""
+"""Whether a change (by number) reaches the disk: True, False, `length` for only a file's new length, or a random
+generator for a torn write.
+"""
 _FILE = frozenset({"write", "truncate", "grow"})
 _NAME = frozenset({"create", "mkdir", "unlink", "rmdir", "rename", "link", "symlink"})
 
 
 def _unsynced(changes: list[Change], at: int) -> list[int]:
-    """Return the numbers of the changes before `at` that no sync has made durable."""
     names = _names_then(changes, at)
     durable: set[int] = set()
     for change in changes[:at]:
@@ -158,7 +147,7 @@ def _unsynced(changes: list[Change], at: int) -> list[int]:
 
 
 def _names_then(changes: list[Change], at: int) -> Callable[[str, Change], int]:
-    """Return a function of (path, change): number of the change that created the path's file at that time."""
+    """Return a function of (path, change): the change that created the path's file."""
     meant: dict[str, int] = {}
     found: dict[tuple[int, str], int] = {}
     fresh = -1
@@ -213,7 +202,6 @@ def _choices(
 
 
 def _replay(before: Tree, changes: list[Change], choose: Choose) -> Tree:
-    """Return the tree after replaying the chosen changes."""
     disk = _Disk(before)
     for number, change in enumerate(changes):
         if change.kind in _NAME:
@@ -224,11 +212,11 @@ def _replay(before: Tree, changes: list[Change], choose: Choose) -> Tree:
 
 
 class _Disk:
-    """A simulated disk: files by inode, since an inode exists before its name is on the disk."""
+    """A simulated disk with files by inode, which exist before their names."""
 
     def __init__(self, before: Tree) -> None:
         self._files: list[bytearray | None] = []
-        # The contents that processes see, and the contents of the disk.
+        # Processes see `_seen`, which may differ from the disk.
         self._seen: dict[str, int] = {}
         for path, data in before.items():
             self._seen[path] = self._new(None if data is None else bytearray(data))
@@ -239,15 +227,15 @@ class _Disk:
         return len(self._files) - 1
 
     def rename_things(self, change: Change, *, kept: bool) -> None:
-        """Apply a change of names: visible to processes, and on the disk if it is kept."""
+        """Change names for processes, and on the disk if `kept`."""
         if change.kind in {"create", "mkdir"}:
             inode = self._new(None if change.kind == "mkdir" else bytearray())
         elif change.kind == "symlink":
-            raise NotImplementedError(f"{change.path}: what a disk keeps of a symbolic link is not modelled")
+            raise NotImplementedError(f"{change.path}: symbolic links are not modelled")
         else:
             inode = self._seen[change.path]
         if change.kind == "rename" and self._files[inode] is None:
-            raise NotImplementedError(f"{change.path}: what a disk keeps of a renamed folder is not modelled")
+            raise NotImplementedError(f"{change.path}: renamed directories are not modelled")
         for names in (self._seen, self._kept) if kept else (self._seen,):
             if change.kind in {"rename", "unlink", "rmdir"}:
                 names.pop(change.path, None)
@@ -255,7 +243,6 @@ class _Disk:
                 names[change.target if change.kind in {"rename", "link"} else change.path] = inode
 
     def change_bytes(self, change: Change, kept: bool | str | random.Random) -> None:
-        """Apply a change of a file's contents, or of a part of them."""
         data = self._files[self._seen[change.path]]
         if data is None or kept is False:
             return
@@ -274,7 +261,6 @@ class _Disk:
         data[change.offset : end] = written
 
     def tree(self) -> Tree:
-        """Return the files on the disk; a file is absent if its folder is not on the disk."""
         found: Tree = {}
         for path, inode in sorted(self._kept.items()):
             data = self._files[inode]

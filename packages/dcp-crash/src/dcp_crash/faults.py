@@ -1,4 +1,4 @@
-"""Faults that can be injected into traced processes, and the number of the system call at which they occur."""
+"""Faults to inject into traced processes."""
 
 from __future__ import annotations
 
@@ -10,35 +10,33 @@ __all__ = ["KINDS", "WRITING", "Fault", "FaultKind"]
 FaultKind = Literal["kill", "torn", "eio", "enospc", "short", "stop"]
 KINDS: tuple[str, ...] = get_args(FaultKind)
 WRITING = frozenset({"write", "pwrite64", "writev", "pwritev", "pwritev2", "sendfile", "copy_file_range"})
-"""Names of the system calls that write bytes, which the faults `torn` and `short` can shorten."""
+"""System calls that `torn` and `short` can shorten."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault to inject at a system call: its kind, and the number of the call.
+    """A fault to inject at a system call.
 
-    `kill`: the process is killed (SIGKILL) before the call. `torn`: it is killed after half of the bytes are written.
-    `eio`: the call fails with EIO. `enospc`: the call and all later calls that need disk space fail with ENOSPC.
-    `short`: the call writes half of the bytes and returns their number. `stop`: the process is stopped before the call
-    until `held` of `run_traced` returns.
+    ```python
+    from pathlib import Path
+    from dcp_crash import Fault, run_traced
+
+    settings = Path("settings")
+    settings.mkdir()
+    run = run_traced(lambda rank: (settings / "new").write_text("b"), settings, fault=Fault("kill", at=1))
+    assert run.struck and not run.ranks[0].survived
+    ```
+
+    `kill`: SIGKILL before the call. `torn`: SIGKILL after half of the bytes are written. `eio`: the call fails with
+    EIO. `enospc`: this and all later calls that need space fail with ENOSPC. `short`: the call writes half of the bytes
+    and returns their number. `stop`: the process is stopped before the call until `held` of `run_traced` returns.
 
     Attributes:
-        kind: Kind of the fault: `kill`, `torn`, `eio`, `enospc`, `short` or `stop`.
-        at: Number of the system call among the counted calls on the folder of `run_traced`; the first has number 1.
-        rank: Rank whose system calls are counted.
-        of: Processes whose system calls are counted: the rank's own process (`own`), the processes that it started
-            (`started`), or both (`all`). The fault affects the process that makes the call.
-
-    Example:
-        ```python
-        from pathlib import Path
-        from dcp_crash import Fault, run_traced
-
-        settings = Path("settings")
-        settings.mkdir()
-        run = run_traced(lambda rank: (settings / "new").write_text("b"), settings, fault=Fault("kill", at=1))
-        assert run.struck and not run.ranks[0].survived
-        ```
+        kind: Kind of the fault.
+        at: Number of the counted call on the directory of `run_traced`, from 1.
+        rank: Rank with counted calls.
+        of: Processes with counted calls: the rank's (`own`), those that it started (`started`), or both (`all`). The
+            fault affects the calling process.
     """
 
     kind: FaultKind
@@ -48,6 +46,6 @@ class Fault:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise ValueError(f"kind={self.kind!r} is no fault; choose one of {', '.join(map(repr, KINDS))}")
+            raise ValueError(f"kind={self.kind!r} is not a fault; choose one of {', '.join(map(repr, KINDS))}")
         if self.at < 1:
-            raise ValueError(f"at={self.at}: calls are counted from 1 on")
+            raise ValueError(f"at={self.at}: calls are counted from 1")

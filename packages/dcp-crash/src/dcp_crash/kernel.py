@@ -1,6 +1,4 @@
-"""The kernel's tracing interface over ctypes: ptrace, seccomp filters, registers. x86-64 Linux only.
-
-Used by `tracer`. Needs no privileges: a process may trace its own children.
+"""ptrace, seccomp filters and registers over ctypes, for x86-64 Linux. Tracing one's own children needs no privileges.
 
 Source: ptrace(2), seccomp(2), linux/filter.h, linux/seccomp.h.
 """
@@ -33,7 +31,7 @@ __all__ = [
 EVENT_SECCOMP, EVENT_STOP = 7, 128
 
 _CONT, _GETREGS, _SETREGS, _SYSCALL, _SEIZE, _LISTEN = 7, 12, 13, 24, 0x4206, 0x4208
-# Syscall stops are marked; forks, vforks, clones and execs are followed; traced processes die with the tracer.
+# Mark syscall stops; follow forks, vforks, clones and execs; kill traced processes when the tracer ends.
 _OPTIONS = 0x01 | 0x02 | 0x04 | 0x08 | 0x10 | 0x80 | 0x100000
 
 _PR_SET_NO_NEW_PRIVS = 38
@@ -50,7 +48,7 @@ _libc.syscall.restype = ctypes.c_long
 
 
 class Registers(ctypes.Structure):
-    """CPU registers of a stopped thread, as `struct user_regs_struct` of x86-64."""
+    """A stopped thread's registers: x86-64's `struct user_regs_struct`."""
 
     _fields_ = [
         (name, ctypes.c_ulong)
@@ -92,28 +90,27 @@ class Registers(ctypes.Structure):
 
     @property
     def arguments(self) -> tuple[int, ...]:
-        """Values of the six argument registers; a system call uses as many as it has arguments."""
+        """The six argument registers."""
         return tuple(int(value) for value in (self.rdi, self.rsi, self.rdx, self.r10, self.r8, self.r9))
 
     @property
     def result(self) -> int:
-        """Return value of the system call; a negative errno if it failed."""
+        """Return value, or a negative errno."""
         return ctypes.c_long(self.rax).value
 
     def skip(self, result: int) -> None:
-        """Change the registers so that the system call is skipped and returns `result`."""
+        """Skip the system call, which returns `result`."""
         self.orig_rax = ctypes.c_ulong(-1).value
         self.rax = ctypes.c_ulong(result).value
 
 
 def is_supported() -> bool:
-    """Return whether processes can be traced here: the machine is x86-64 Linux, and ptrace is permitted."""
+    """Return whether this is x86-64 Linux and ptrace is permitted."""
     return sys.platform == "linux" and platform.machine() == "x86_64" and _may_trace()
 
 
 @functools.cache
 def _may_trace() -> bool:
-    """Whether a child may be traced; some sandboxes and security modules forbid it."""
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as child:
         try:
             seize(child.pid)
@@ -125,16 +122,9 @@ def _may_trace() -> bool:
 
 
 def install_filter(numbers: Iterable[int], creating: Iterable[tuple[int, int]], create_bits: int) -> None:
-    """Install a seccomp filter that stops this process, its threads and its children at the given system calls.
+    """Install a seccomp filter that stops this process, its threads and children at system calls.
 
-    Args:
-        numbers: Numbers of the system calls at which a thread always stops.
-        creating: Pairs (number of a system call, position of its flags argument, counted from 0). A thread stops at
-            these calls if one of the `create_bits` is set in the flags.
-        create_bits: Bits of the flags for the calls in `creating`.
-
-    Raises:
-        OSError: The kernel refuses the filter.
+    Calls in `creating` stop only if the flags at the given argument position have one of `create_bits`.
     """
     rules = [_rule(number, None, 0) for number in numbers]
     rules += [_rule(number, argument, create_bits) for number, argument in creating]
@@ -150,7 +140,6 @@ def install_filter(numbers: Iterable[int], creating: Iterable[tuple[int, int]], 
 
 
 def _rule(number: int, argument: int | None, bits: int) -> list[bytes]:
-    """Return the filter instructions that match one system call, and fall through for any other."""
     trace = _code(_RETURN, _TRACE)
     load = _code(_LOAD, _NUMBER_AT)
     if argument is None:
@@ -164,34 +153,34 @@ def _code(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
 
 
 def seize(pid: int) -> None:
-    """Start to trace a child process and its descendants. Raises OSError if ptrace is forbidden here."""
+    """Trace a child and its descendants; OSError if forbidden."""
     _ptrace(_SEIZE, pid, _OPTIONS)
 
 
 def resume(tid: int, number: int = 0) -> None:
-    """Resume a stopped thread, and deliver the signal with this number to it; 0 delivers no signal."""
+    """Resume a stopped thread, and deliver a signal unless 0."""
     _ptrace(_CONT, tid, number)
 
 
 def to_syscall_exit(tid: int) -> None:
-    """Resume a stopped thread until the system call at which it has stopped returns; then the thread stops again."""
+    """Resume a stopped thread until its system call returns."""
     _ptrace(_SYSCALL, tid, 0)
 
 
 def listen(tid: int) -> None:
-    """Leave a thread that a signal has stopped in that state, until SIGCONT continues it."""
+    """Leave a thread stopped by a signal until SIGCONT."""
     _ptrace(_LISTEN, tid, 0)
 
 
 def registers(tid: int) -> Registers:
-    """Read the registers of a stopped thread."""
+    """Read a stopped thread's registers."""
     found = Registers()
     _check(_libc.ptrace(_GETREGS, tid, None, ctypes.addressof(found)))
     return found
 
 
 def set_registers(tid: int, values: Registers) -> None:
-    """Write the registers of a stopped thread."""
+    """Write a stopped thread's registers."""
     _check(_libc.ptrace(_SETREGS, tid, None, ctypes.addressof(values)))
 
 

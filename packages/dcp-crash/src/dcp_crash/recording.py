@@ -1,7 +1,4 @@
-"""Recording of the changes that traced processes make to a folder: writes, renames, syncs and others, in order.
-
-A change is recorded when its system call returns. Which changes reach the disk is modelled in `disk`.
-"""
+"""Record a directory's changes in order, each when its system call returns."""
 
 from __future__ import annotations
 
@@ -15,13 +12,12 @@ __all__ = ["Call", "Change", "Recorder"]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One recorded change, sync or mark of a process; all paths are absolute.
+    """One recorded change, sync or mark, with absolute paths.
 
-    The meaning of the fields depends on `kind`. `create`, `mkdir`: the file or folder `path` is created. `unlink`,
-    `rmdir`: it is removed. `rename`, `link`: `path` is renamed or linked to `target`. `symlink`: `path` becomes a
-    symbolic link to `target`. `write`: `data` is written at byte `offset`. `truncate`: the length of the file becomes
-    `offset` bytes. `grow`: the length becomes at least `offset` bytes. `sync`: all changes of the file or folder `path`
-    before change number `begun` (from 0) are durable. `mark`: `path` is the text of the mark, `offset` the rank.
+    `create`, `mkdir`: `path` is created. `unlink`, `rmdir`: it is removed. `rename`, `link`, `symlink`: `path` is
+    renamed or linked to `target`. `write`: `data` is written at `offset`. `truncate`: the length becomes `offset`.
+    `grow`: the length becomes at least `offset`. `sync`: the changes of `path` before change `begun` (from 0) are
+    durable. `mark`: `path` is the text, `offset` the rank.
     """
 
     kind: str
@@ -34,46 +30,34 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A system call on the watched folder that has begun but not returned, as recorded when it began.
-
-    Attributes:
-        name: Name of the system call.
-        arguments: Values of its arguments.
-        places: Absolute paths of the files and folders that the call changes or reads.
-    """
+    """A system call at its beginning."""
 
     name: str
     arguments: tuple[int, ...]
     places: list[str]
     existed: bool
-    """Whether a file or folder existed at the call's first path when the call began."""
+    """Whether its first path existed."""
     begun: int
-    """Number that the next recorded change would have got when the call began."""
+    """Number of changes before it."""
 
 
 @dataclass
 class Recorder:
-    """Recorder of the changes, syncs and marks of all traced processes."""
+    """Record all traced processes' changes, syncs and marks."""
 
     changes: list[Change] = field(default_factory=list)
 
     @property
     def now(self) -> int:
-        """Number of the next change to be recorded, counted from 0."""
+        """Number of the next change, from 0."""
         return len(self.changes)
 
     def mark(self, text: str, rank: int) -> None:
-        """Record a mark, the text that a process of this rank passed to `dcp_crash.mark`."""
+        """Record a rank's text."""
         self.changes.append(Change("mark", text, offset=rank))
 
     def done(self, call: Call, result: int, memory: Memory) -> None:
-        """Record the change or sync of a system call that has succeeded.
-
-        Args:
-            call: System call, as recorded when it began.
-            result: Return value of the system call, such as the number of bytes written.
-            memory: Access to the memory and open files of the thread that made the call.
-        """
+        """Record a successful system call."""
         name, arguments, path = call.name, call.arguments, call.places[0]
         if name in {"fsync", "fdatasync"}:
             self.changes.append(Change("sync", path, begun=call.begun))
@@ -116,7 +100,6 @@ def _truncates(name: str, arguments: tuple[int, ...]) -> bool:
 
 
 def _written(name: str, arguments: tuple[int, ...], count: int, memory: Memory) -> tuple[int, bytes]:
-    """Return the file offset and the bytes of a write."""
     if name == "pwrite64":
         return arguments[3], memory.read(arguments[1], count)
     if name == "write":

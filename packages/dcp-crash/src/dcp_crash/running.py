@@ -1,4 +1,4 @@
-"""`run_traced`: forks the ranks of a job, counts and records their system calls, and injects a fault."""
+"""`run_traced`: fork a job's ranks, count and record their system calls, and inject a fault."""
 
 from __future__ import annotations
 
@@ -26,41 +26,38 @@ __all__ = ["RankEnd", "Run", "mark", "run_traced"]
 
 @dataclass(frozen=True)
 class RankEnd:
-    """Outcome of one rank of a traced run: signal that killed it, system calls, and result or error of `action`."""
+    """Outcome of one rank."""
 
     signal: int | None
-    """Number of the signal that killed the rank's process; None if the process exited."""
+    """Signal that killed the process, if any."""
     calls: list[str] = field(default_factory=list)
-    """Names of the system calls on the folder that the rank's own process made or attempted, in order."""
+    """Its own system calls on the directory."""
     started_calls: list[str] = field(default_factory=list)
-    """Names of the system calls on the folder by processes that the rank started, in order."""
+    """System calls of processes that it started."""
     result: Any = None
-    """Value that `action` returned on the rank; None if it raised, or the process was killed."""
+    """Result of `action`; None if it raised or was killed."""
     error: str | None = None
-    """Traceback of the exception that `action` raised on the rank; None if it raised none."""
+    """Traceback of `action`, or None."""
 
     @property
     def survived(self) -> bool:
-        """Whether no signal killed the rank's process."""
+        """Whether no signal killed the process."""
         return self.signal is None
 
 
 @dataclass(frozen=True)
 class Run:
-    """Result of `run_traced`: outcome of each rank, whether the fault occurred, and recorded changes of the folder."""
+    """Result of `run_traced`."""
 
     ranks: list[RankEnd]
     struck: bool
-    """Whether the fault occurred: the ranks reached the system call with its number."""
+    """Whether the fault occurred."""
     changes: list[Change]
-    """Changes of the folder in the order in which they were made; empty without `record=True`."""
+    """Changes in order; empty without `record=True`."""
 
 
 def mark(text: str) -> None:
-    """Add a mark to the changes that a traced run records, such as the text "save reported" when a save has returned.
-
-    Called by a process of the run; does nothing in processes that are not traced.
-    """
+    """Add a mark, such as "save reported", to a traced run's changes; do nothing in other processes."""
     with contextlib.suppress(OSError):
         os.open(MARK_FOLDER + text, os.O_WRONLY | os.O_CREAT)
 
@@ -79,44 +76,42 @@ def run_traced(
     started: Callable[[list[int]], object] = lambda _: None,
     held: Callable[[int], object] = lambda _: None,
 ) -> Run:
-    """Run `action(rank)` in one forked process per rank, and inject a fault at a system call on a folder.
+    """Run `action(rank)` in one forked process per rank, and inject a fault at a system call on a directory.
 
-    Processes that the ranks start are traced as well. All these processes have ended when `run_traced` returns.
+    ```python
+    from pathlib import Path
+    from dcp_crash import run_traced
+
+    settings = Path("settings")
+    settings.mkdir()
+    run = run_traced(lambda rank: (settings / "new").write_text("b"), settings, record=True)
+    print([change.kind for change in run.changes])
+    ```
+
+    Processes that ranks start are also traced. All have ended when this returns.
 
     Args:
-        action: Function that each rank runs with its rank as argument; `json.dumps` must accept its result.
-        folder: Folder; system calls of `action` on this folder and on all files and folders below it are counted.
+        action: Function of the rank, with a result that `json.dumps` accepts.
+        folder: Directory; system calls of `action` on it and everything below are counted.
         world: Number of ranks.
-        prepare: Function that each rank runs before `action`; its calls are not counted.
-        fault: Fault to inject; None for no fault.
-        record: Whether changes of the folder are recorded, for `disk_states`.
-        reads: Whether to count system calls that read files instead of those that change files.
-        timeout_seconds: Time in seconds after which all processes are killed and TimeoutError is raised.
-        grace_seconds: Time in seconds that the other ranks may continue after a rank was killed; then they are killed.
-        started: Function that is called once all ranks run, with their process ids in rank order.
-        held: Function that is called with the id of a process that the fault `stop` has stopped; the process continues
-            when `held` returns.
+        prepare: Runs before `action`, uncounted.
+        fault: Fault to inject.
+        record: Whether to record changes for `disk_states`.
+        reads: Whether to count calls that read files instead of calls that change them.
+        timeout_seconds: Time until all processes are killed.
+        grace_seconds: Time until the other ranks are killed after one was.
+        started: Called with the process ids, in rank order, once all ranks run.
+        held: Called with the id of a process that `stop` stopped; the process continues afterwards.
 
     Raises:
         TimeoutError: The ranks did not end in time.
-        OSError: The kernel forbids tracing, as some containers do, or the machine is not x86-64 Linux.
-
-    Example:
-        ```python
-        from pathlib import Path
-        from dcp_crash import run_traced
-
-        settings = Path("settings")
-        settings.mkdir()
-        run = run_traced(lambda rank: (settings / "new").write_text("b"), settings, record=True)
-        print([change.kind for change in run.changes])
-        ```
+        OSError: Tracing is forbidden, as in some containers, or this is not x86-64 Linux.
     """
     if not kernel.is_supported():
-        raise OSError("system calls cannot be traced here: it takes Linux on x86-64, and nothing that forbids ptrace")
+        raise OSError("system calls cannot be traced here: this needs Linux on x86-64 and permission to use ptrace")
     job = _Job(action, os.fspath(folder), world, prepare, fault, record, reads, started, held)
     watch = _Watch(timeout_seconds, grace_seconds)
-    # In a thread of its own: the kernel reports these processes to it, and no other children of this process.
+    # The kernel reports only these processes to this separate thread, and no other children.
     try:
         with ThreadPoolExecutor(1, thread_name_prefix="dcp-crash-tracer") as pool:
             run = pool.submit(_follow, job, watch).result()
@@ -129,8 +124,6 @@ def run_traced(
 
 @dataclass(frozen=True)
 class _Job:
-    """Arguments of `run_traced`: the functions to run, and the faults and callbacks."""
-
     action: Callable[[int], Any]
     folder: str
     world: int
@@ -175,7 +168,7 @@ def _follow(job: _Job, watch: _Watch) -> Run:
 
 def _fork(job: _Job, rank: int, report: int, gate_reader: int, gate_writer: int) -> int:
     with warnings.catch_warnings():
-        # That there are threads, which is so: one follows, one waits for it, and the child uses nothing of theirs.
+        # The warning about threads does not apply: the child uses nothing of the two threads here.
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid == 0:
@@ -198,7 +191,7 @@ def _outcome(job: _Job, rank: int) -> dict[str, Any]:
         always = kinds.keys() - {number for number, _ in creating}
         kernel.install_filter(always, creating, CREATE_BITS)
         return {"result": job.action(rank)}
-    except BaseException:  # noqa: BLE001 - what became of it is what the caller wants to know
+    except BaseException:  # noqa: BLE001 - reported to the caller
         return {"error": traceback.format_exc()}
 
 
@@ -219,7 +212,7 @@ def _end(status: int, report: int, calls: list[str], started_calls: list[str]) -
 
 
 class _Watch:
-    """Timer that kills the remaining ranks at the deadline, or shortly after a rank was killed."""
+    """Kill remaining ranks at the deadline, or shortly after a rank was killed."""
 
     def __init__(self, timeout_seconds: float, grace_seconds: float) -> None:
         self._timeout_seconds = timeout_seconds
@@ -229,7 +222,7 @@ class _Watch:
         self.expired = False
 
     def begin(self) -> None:
-        """Start the timer once all ranks are traced: one killed before could not be traced."""
+        """Start once all ranks are traced: a killed rank cannot be traced."""
         self._start(self._timeout_seconds, self._expire)
 
     def rank_ended(self, pid: int, status: int) -> None:
@@ -250,7 +243,7 @@ class _Watch:
 
     def _expire(self) -> None:
         self.expired = True
-        # A process may be about to start another one: until none is left.
+        # Repeat until no process is left, because a process may be starting another.
         while True:
             self.kill()
             time.sleep(0.05)

@@ -1,7 +1,6 @@
-"""Tracer of processes: counts and records their system calls on one folder, and injects a fault into one of them.
+"""Count and record processes' system calls on one directory, and inject a fault.
 
-A seccomp filter selects the system calls at which the kernel stops a process; everything else runs at full speed.
-Processes are started by `running`; the states of a disk after a loss of power are computed by `disk`.
+A seccomp filter stops only these system calls; everything else runs at full speed.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ import contextlib
 import errno
 import os
 import signal
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -17,7 +17,6 @@ from dcp_crash import kernel
 from dcp_crash.calls import BY_NUMBER, CREATE_BITS, MARK_FOLDER, Kind, Memory, places_of
 from dcp_crash.faults import WRITING, Fault
 from dcp_crash.recording import Call, Recorder
-from dcp_crash.shortening import shorten
 
 __all__ = ["Tracer"]
 
@@ -27,8 +26,6 @@ _SYSCALL_STOP = signal.SIGTRAP | 0x80
 
 @dataclass(slots=True)
 class _Running:
-    """A system call in progress, and the action at its exit."""
-
     call: Call
     kill: bool = False
     fail: int = 0
@@ -37,21 +34,7 @@ class _Running:
 
 @dataclass
 class Tracer:
-    """Tracer of the ranks' processes. Use it only from the thread that started these processes.
-
-    Attributes:
-        folder: Folder; system calls on its files and subfolders are counted.
-        ranks: Process id → rank, for the started processes; child processes belong to the rank of their parent.
-        fault: Fault to inject; None for no fault.
-        reads: Whether to count system calls that read files instead of those that change files.
-        recorder: Recorder that receives all changes; None to record nothing.
-        held: Function that is called with the id of a process that the fault `stop` has stopped; the process continues
-            when `held` returns.
-        on_end: Function that is called with process id and wait status when the process of a rank has ended.
-        calls: Rank → names of the counted system calls that the rank's own process made, in order.
-        started_calls: Rank → names of the counted system calls that processes started by the rank made, in order.
-        struck: Whether the fault has occurred.
-    """
+    """Tracer of the ranks' processes, only for the thread that started them; arguments as in `run_traced`."""
 
     folder: str
     ranks: dict[int, int]
@@ -73,7 +56,7 @@ class Tracer:
         self._counted = 0
 
     def follow(self) -> dict[int, int]:
-        """Trace until all processes, with all their children, have ended; returns rank → wait status of its process."""
+        """Trace until all processes and children end; return rank → wait status."""
         ended: dict[int, int] = {}
         while True:
             try:
@@ -81,7 +64,7 @@ class Tracer:
             except ChildProcessError:
                 return ended
             if os.WIFSTOPPED(status):
-                # A thread that was killed meanwhile is gone, and its files in `/proc` are: its end is reported next.
+                # A killed thread has no files in `/proc`; its end is reported next.
                 with contextlib.suppress(ProcessLookupError, FileNotFoundError):
                     self._stopped(tid, status)
                 continue
@@ -120,7 +103,6 @@ class Tracer:
         self._strike(tid, kind, values, running)
 
     def _inside(self, places: list[str]) -> list[str] | None:
-        """Return the paths of a call, if one of them is in the folder (or is a mark); deleted files are in none."""
         if places and places[0].startswith(MARK_FOLDER):
             return places
         real = [self._real(path) for path in places]
@@ -134,7 +116,6 @@ class Tracer:
         return os.path.join(os.path.realpath(folder), name)
 
     def _strike(self, tid: int, kind: Kind, values: kernel.Registers, running: _Running) -> None:
-        """Count the call, and resume the thread as the fault says."""
         number = self._count(tid, kind)
         fault = self.fault
         if fault is None or number < fault.at or (number > fault.at and fault.kind != "enospc"):
@@ -147,14 +128,14 @@ class Tracer:
         if fault.kind == "stop":
             self.held(self._process_of(tid))
         elif fault.kind in {"torn", "short"} and kind.name in WRITING:
-            running.undo = shorten(tid, kind.name, values)
+            running.undo = _shorten(tid, kind.name, values)
             running.kill = fault.kind == "torn"
         elif fault.kind == "torn":
             os.kill(self._process_of(tid), signal.SIGKILL)
             return
         elif fault.kind == "eio" or (fault.kind == "enospc" and kind.space):
             running.fail = errno.EIO if fault.kind == "eio" else errno.ENOSPC
-            if kind.name != "close":  # whatever it says, a descriptor is closed
+            if kind.name != "close":  # even a failing close closes the descriptor
                 values.skip(-running.fail)
                 kernel.set_registers(tid, values)
                 self._running.pop(tid)
@@ -188,7 +169,6 @@ class Tracer:
         kernel.resume(tid)
 
     def _count(self, tid: int, kind: Kind) -> int:
-        """Return the call's number among those that the fault counts; 0 if it is not counted."""
         rank, own = self._rank_of(tid), self._process_of(tid) in self._own
         (self.calls if own else self.started_calls).setdefault(rank, []).append(kind.name)
         if self.fault is None or rank != self.fault.rank:
@@ -216,3 +196,32 @@ class Tracer:
 def _status(tid: int, name: str) -> int:
     with open(f"/proc/{tid}/status", encoding="ascii", errors="replace") as lines:
         return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
+
+
+# Register with the byte count of a call without vectors.
+_COUNTS = {"write": "rdx", "pwrite64": "rdx", "sendfile": "r10", "copy_file_range": "r8"}
+
+
+def _shorten(tid: int, name: str, values: kernel.Registers) -> Callable[[], None]:
+    """Halve a stopped thread's write; the result restores the thread's memory after it."""
+    if name in _COUNTS:
+        register = _COUNTS[name]
+        setattr(values, register, _half(getattr(values, register)))
+        kernel.set_registers(tid, values)
+        return lambda: None
+    _, address, count = values.arguments[:3]
+    memory = Memory(tid)
+    vectors = memory.vectors(address, count)
+    left = _half(sum(size for _, size in vectors))
+    shorter = []
+    for start, size in vectors:
+        shorter.append(struct.pack("QQ", start, min(size, left)))
+        left -= min(size, left)
+    before = memory.read(address, 16 * count)
+    memory.write(address, b"".join(shorter))
+    return lambda: memory.write(address, before)
+
+
+def _half(count: int) -> int:
+    """Return half of a length, but 1 for 1."""
+    return count // 2 if count > 1 else count

@@ -1,4 +1,4 @@
-"""Keys: numbers that are derived from a seed and labels by a hash, the same with every version of torch and Python."""
+"""Numbers that a hash derives from a seed and labels, equal with every version of torch and Python."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ _MULTIPLIER = 0x45D9F3B
 
 
 def derive_seed(*labels: int | str) -> int:
-    """Return 63 bits that depend on all labels: a seed for generators of random numbers."""
+    """Return a 63-bit seed that depends on all labels."""
     text = "/".join(map(str, labels)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
 
 
 def derive_keys(count: int, *labels: int | str) -> list[int]:
-    """Return `count` numbers of 32 bits that depend on all labels."""
+    """Return `count` 32-bit numbers that depend on all labels."""
     keys = [derive_seed(*labels, f"key {number}") for number in range(count)]
     return [key & _MASK for key in keys]
 
 
 def mixed_bits(values: torch.Tensor, first_key: int, second_key: int) -> torch.Tensor:
-    """Return a hash of 32 bits for each of `values` (int64, from 0 to 2^32 − 1), as int64."""
+    """Return a 32-bit hash of each value (int64, from 0 to 2^32 − 1), as int64."""
     bits = values ^ first_key
     bits ^= bits >> 16
     bits *= _MULTIPLIER

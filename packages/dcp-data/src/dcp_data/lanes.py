@@ -1,4 +1,4 @@
-"""Arithmetic of lanes: which sample of which shard is at which position of a stream, for any number of readers."""
+"""Map positions of a stream to samples of shards, for any number of readers."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["Block", "Lanes", "Layout", "default_lanes"]
 
 _UNITS_OF_A_STEP = 16
 _STEPS_IN_TURN = (12, 4, 2, 1)
-"""Steps before a lane has its turn again, from the best on: 12 is a multiple of 1, 2, 3 and 4 workers."""
+"""Steps until a lane has its turn again, best first: 12 is a multiple of 1, 2, 3 and 4 workers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """How the samples of an epoch are divided: lanes are read side by side, in turn, `chunk` samples of each."""
+    """Division of an epoch into lanes. Readers take `chunk` samples from each lane in turn."""
 
     count: int
     chunk: int
@@ -30,7 +30,7 @@ class Lanes:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Samples of a lane that are shuffled among themselves: places `start` to `stop` − 1 in the row of all shards."""
+    """Samples [start, stop) in the row of all shards, shuffled together."""
 
     lane: int
     number: int
@@ -39,16 +39,9 @@ class Block:
 
 
 class Layout:
-    """Arrangement of one epoch: the shards stand in a row, in a shuffled order, and the row is cut into lanes.
+    """One epoch's layout: a row of shards, shuffled if `lanes.shuffle`, cut into contiguous lanes.
 
-    Each lane is a contiguous part of the row, so that a lane may begin in the middle of a shard. All lanes end within
-    the same round: their lengths differ by at most `chunk`.
-
-    Args:
-        lengths: Samples of each shard.
-        lanes: Division into lanes.
-        seed: Seed of the stream.
-        epoch: Number of the epoch.
+    A lane may begin inside a shard. Lane lengths differ by at most `chunk`.
     """
 
     def __init__(self, lengths: Sequence[int], lanes: Lanes, seed: int, epoch: int) -> None:
@@ -62,7 +55,7 @@ class Layout:
         self._rounds, self._rest = divmod(self.length, lanes.count * lanes.chunk)
 
     def block_of(self, position: int) -> tuple[Block, int]:
-        """Return the block of a position of the epoch, and the number of the position among those of the block."""
+        """Return a position's block and the index in it."""
         lanes = self._lanes
         unit, inside = divmod(position, lanes.chunk)
         turn, lane = divmod(unit, lanes.count)
@@ -76,7 +69,7 @@ class Layout:
         return Block(lane, number, start + first, start + last), offset - first
 
     def order_in(self, block: Block) -> list[int]:
-        """Return the order of a block: the place in the row for each of its positions."""
+        """Return the row index of each position."""
         count = block.stop - block.start
         numbers = torch.arange(count, device="cpu")
         if self._lanes.shuffle_buffer > 1:
@@ -85,7 +78,7 @@ class Layout:
         return found
 
     def shard_at(self, place: int) -> tuple[int, int]:
-        """Return the shard of a place in the row, and the number of the sample in it."""
+        """Return a row index's shard and the index in it."""
         index = bisect_right(self.ends, place)
         return self.shards[index], place - (self.ends[index - 1] if index else 0)
 
@@ -95,11 +88,11 @@ class Layout:
 
 
 def default_lanes(global_batch_size: int, shards: int) -> tuple[int, int]:
-    """Return the number of lanes and the chunk for a stream.
+    """Return the number of lanes and the chunk.
 
-    A global batch is made of chunks of as many lanes as divide it, up to 16 and up to the number of shards; there are
-    12 times as many lanes if there are as many shards. So each worker has lanes of its own where the ranks divide those
-    of a step, and the workers 12.
+    A step reads at most 16 lanes and not more than there are shards; their number divides the global batch size. With
+    enough shards there are up to 12 times as many lanes. With all 12, each worker has separate lanes if the ranks
+    divide a step's lanes and the worker count divides 12.
     """
     units = max(
         each for each in range(1, _UNITS_OF_A_STEP + 1) if global_batch_size % each == 0 and each <= max(1, shards)

@@ -1,8 +1,14 @@
-"""`ResumableLoader`: a `DataLoader` that counts the batches that it hands out, not those that its workers prefetch."""
+"""`ResumableLoader`: a `DataLoader` that counts the batches that it returns, not those that workers prefetch.
+
+Each sample has its own seed, so that no generator's state is saved.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
+import random
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, cast
@@ -14,7 +20,6 @@ from dcp_data.keys import derive_seed
 from dcp_data.parts import Part, Share
 from dcp_data.position import Position
 from dcp_data.progress import Progress
-from dcp_data.seeding import generators_kept, seed_generators
 
 __all__ = ["ResumableLoader", "SampleReader"]
 
@@ -22,13 +27,7 @@ _OURS = ("batch_size", "batch_sampler", "drop_last", "sampler", "shuffle")
 
 
 class SampleReader:
-    """Data set of a `DataLoader` whose elements are whole batches, `Part` → collated samples; runs in the workers.
-
-    Args:
-        read: Sample function: part → its samples in order, one at a time.
-        collate_fn: Function from a list of samples to a batch.
-        seed_samples: Seed the random generators for each sample.
-    """
+    """Data set of whole batches, read and collated in the workers; with `seed_samples`, each sample is seeded."""
 
     def __init__(
         self, read: Callable[[Part], Iterator[Any]], collate_fn: Callable[[list[Any]], Any], *, seed_samples: bool
@@ -39,7 +38,7 @@ class SampleReader:
 
     def __getitem__(self, part: Part) -> Any:
         in_trainer = get_worker_info() is None
-        with generators_kept() if in_trainer and self._seed_samples else contextlib.nullcontext():
+        with _generators_kept() if in_trainer and self._seed_samples else contextlib.nullcontext():
             samples: list[Any] = []
             self._seed(part, 0)
             for sample in self._read(part):
@@ -50,12 +49,10 @@ class SampleReader:
 
     def _seed(self, part: Part, number: int, what: str = "sample") -> None:
         if self._seed_samples:
-            seed_generators(derive_seed(what, part.seed, part.epoch, part.start + number))
+            _seed_generators(derive_seed(what, part.seed, part.epoch, part.start + number))
 
 
 class _Batches:
-    """Sampler of the `DataLoader`: keeps the shares of the batches that are in flight."""
-
     def __init__(self, parts: Callable[[], Iterator[tuple[Part, Share]]]) -> None:
         self._parts = parts
         self.in_flight: deque[Share] = deque()
@@ -69,17 +66,17 @@ class _Batches:
 
 
 class ResumableLoader:
-    """Loader of batches that counts what it hands out: `ResumableSampler.loader` and `ResumableStream.loader` make it.
+    """Loader that counts its batches, created by `ResumableSampler.loader` and `ResumableStream.loader`.
 
-    A `for` loop yields this rank's batches from the position to the end of the epoch; the next loop continues with the
-    next epoch, or where this one was left by `break`. A batch counts when the loop receives it, and a step when its
-    last micro-batch does. So save after the optimizer's step and before the next batch.
+    A `for` loop yields this rank's batches from the position to the end of the epoch. The next loop continues with the
+    next epoch, or after a `break`. A batch counts when the loop receives it, and a step when its last micro-batch does.
+    So save after the optimizer's step and before the next batch.
 
     Attributes:
-        dataset: The data set or stream whose samples are loaded.
-        position: The sampler or stream that made the loader.
-        weight: Factor for the mean loss of the last batch, so that the sum over the micro-batches of a step and the
-            mean over the ranks is the mean over the global batch: 1 / `micro_batches` where parts have equal sizes.
+        dataset: The data set or stream.
+        position: The sampler or stream.
+        weight: Factor for the mean loss of the last batch. The sum over a step's micro-batches and the mean over the
+            ranks is then the mean over the global batch: 1 / `micro_batches` for parts of equal size.
 
     Example:
         ```python
@@ -123,15 +120,15 @@ class ResumableLoader:
         )
 
     def __len__(self) -> int:
-        """Return the number of batches of this rank in a whole epoch, wherever the position is."""
+        """Return this rank's batches in a whole epoch."""
         return len(self.position)
 
     def state_dict(self) -> dict[str, int | str]:
-        """Return the position, as the sampler's or stream's `state_dict`: for frameworks that save data loaders."""
+        """Return the position, for frameworks that save data loaders."""
         return self.position.state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, int | str]) -> None:
-        """Continue from a saved position, as the sampler's or stream's `load_state_dict`."""
+        """Continue from a saved position."""
         self.position.load_state_dict(state_dict)
 
     def __iter__(self) -> Iterator[Any]:
@@ -166,3 +163,24 @@ _END = object()
 
 def _as_it_is(batch: Any) -> Any:
     return batch
+
+
+def _seed_generators(seed: int) -> None:
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        importlib.import_module("numpy").random.seed(seed & 0xFFFFFFFF)
+
+
+@contextlib.contextmanager
+def _generators_kept() -> Iterator[None]:
+    numpy = importlib.import_module("numpy") if "numpy" in sys.modules else None
+    of_torch, of_python = torch.default_generator.get_state(), random.getstate()
+    of_numpy = numpy.random.get_state() if numpy is not None else None
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(of_torch)
+        random.setstate(of_python)
+        if numpy is not None:
+            numpy.random.set_state(of_numpy)

@@ -1,4 +1,4 @@
-"""Parts of global batches: which positions of an epoch a rank trains on, in how many batches."""
+"""Divide global batches into batches per rank."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ __all__ = ["Part", "Share", "shares_of"]
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Positions of one batch of one rank within an epoch, `start` to `stop` − 1."""
+    """Positions `start` to `stop` − 1 of an epoch: one batch of one rank."""
 
     start: int
     stop: int
     weight: float
-    """Factor for the mean loss of the batch, see `ResumableLoader.weight`; 0 if its one sample is another batch's."""
+    """See `ResumableLoader.weight`; 0 if its only sample belongs to another batch."""
     step_end: int | None
-    """Samples of the epoch that all ranks have consumed after this batch; None if the step has further batches."""
+    """Samples that all ranks have consumed after this batch; None inside a step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One batch of one rank as workers get it: the elements to load."""
+    """One batch of one rank, as workers receive it."""
 
     seed: int
     epoch: int
     start: int
-    """Position of the first element within the epoch; the others follow."""
+    """First position in the epoch."""
     indices: list[int]
     lanes: Lanes | None = None
-    """Division of a stream into lanes; None for a sampler."""
+    """None for a sampler."""
 
 
 def shares_of(
@@ -45,20 +45,11 @@ def shares_of(
     micro_batches: int,
     drop_last: bool,
 ) -> Iterator[Share]:
-    """Yield the batches of one rank for the rest of an epoch, `micro_batches` for each step.
+    """Yield one rank's batches for the rest of an epoch.
 
-    A global batch is cut into `world_size` × `micro_batches` parts of equal size (±1), in the order of the ranks, and
-    those of a rank in the order of its batches. If there are fewer samples than parts at the end of an epoch, a part
-    without a sample gets one of its neighbours' with weight 0: all ranks take the same number of steps.
-
-    Args:
-        consumed: Samples of the epoch that all ranks together have consumed.
-        length: Samples of the epoch.
-        global_batch_size: Samples of one step of all ranks.
-        rank: This rank.
-        world_size: Number of ranks.
-        micro_batches: Batches of each rank for one step.
-        drop_last: Leave out a last global batch that is not full.
+    A global batch is cut into `world_size` × `micro_batches` parts of equal size (±1), ordered by rank, then batch. At
+    an epoch's end, a part without samples gets a neighbour's sample with weight 0: all ranks take the same number of
+    steps.
     """
     parts = world_size * micro_batches
     while consumed < length:

@@ -1,4 +1,4 @@
-"""Pseudo-random permutations that are computed and never stored: any position is looked up by itself."""
+"""Pseudo-random permutations that are computed, not stored."""
 
 from __future__ import annotations
 
@@ -17,15 +17,10 @@ _MAX_TABLE_LENGTH = 1 << 16
 
 
 class Permutation:
-    """Pseudo-random permutation of the numbers from 0 to `length` − 1, in O(1) memory for any length.
+    """Pseudo-random permutation of the numbers from 0 to `length` − 1 (at most 2^62) by `labels`, in O(1) memory.
 
-    Up to 65,536 numbers are sorted by a hash of 62 bits; more go through a Feistel network over pairs of digits, with
-    cycle walking for the few numbers beyond `length`. It is meant to shuffle data: each number is equally likely at
-    each position, and neighbours end up anywhere. It is no cipher.
-
-    Args:
-        length: Number of elements, at most 2^62.
-        labels: What the permutation depends on, such as seed and epoch.
+    Up to 65,536 numbers are sorted by a hash of 62 bits. More go through a Feistel network over pairs of digits, with
+    cycle walking for the few numbers beyond `length`. It shuffles data, and is not a cipher.
 
     Source: J. Black, P. Rogaway, "Ciphers with Arbitrary Finite Domains" (2002), section 5, the generalized Feistel
         cipher.
@@ -70,7 +65,7 @@ class Permutation:
 
 
 def _add(digits: torch.Tensor, bits: torch.Tensor, base: int) -> None:
-    """Add a digit made of 32 random bits to each of `digits`, modulo `base`, in place."""
+    """Add a digit from 32 random bits to `digits`, modulo `base`, in place."""
     bits *= base
     bits >>= 32
     digits += bits

@@ -1,4 +1,4 @@
-"""`Progress`: how much of an epoch all ranks together have consumed, and which iterator counts it."""
+"""The samples of an epoch that all ranks have consumed, and the iterator that counts them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,7 @@ __all__ = ["Progress"]
 
 
 class Progress:
-    """Count of the consumed samples of an epoch. One iterator at a time counts: the newest one.
-
-    Attributes:
-        epoch: Number of the epoch, from 0.
-        samples: Samples of the epoch that all ranks together have consumed.
-        iterated: Whether this process has begun to iterate in this epoch.
-    """
+    """Samples of an epoch that all ranks have consumed. Only the newest iterator counts."""
 
     def __init__(self) -> None:
         self.epoch = 0
@@ -21,18 +15,18 @@ class Progress:
         self._counter: object | None = None
 
     def move(self, epoch: int, samples: int) -> None:
-        """Set the place; no iterator that exists counts any more."""
+        """Set the place and stop all iterators from counting."""
         self.epoch, self.samples = epoch, samples
         self.iterated = False
         self._counter = None
 
     def begin(self, counter: object) -> None:
-        """Let an iterator count from here, and no other."""
+        """Let only this iterator count from here."""
         self.iterated = True
         self._counter = counter
 
     def check(self, counter: object) -> None:
-        """Raise a RuntimeError if the iterator does not count any more."""
+        """Raise a RuntimeError if it no longer counts."""
         if self._counter is not counter:
             raise RuntimeError(
                 "this iterator has ended: a newer one counts now, or the position was set since it began. Take a new "
@@ -40,7 +34,7 @@ class Progress:
             )
 
     def release(self, counter: object) -> None:
-        """End the counting of an iterator, if it still counts."""
+        """Stop an iterator from counting."""
         if self._counter is counter:
             self._counter = None
 

@@ -1,56 +1,63 @@
-"""`ResumableSampler`: batches of indices of a map-style data set, from a position that is the same for all ranks."""
+"""`ResumableSampler`: batches of indices of a map-style data set, from a position that all ranks share.
+
+Orders by weights are equal on every machine: no rounding decides.
+"""
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Iterator, Sequence, Sized
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.utils.data import default_collate
 
+from dcp_data.keys import derive_keys, mixed_bits
 from dcp_data.loader import ResumableLoader, SampleReader
-from dcp_data.orders import Listed, Order, Sequential
 from dcp_data.parts import Part
 from dcp_data.permutation import Permutation
-from dcp_data.position import Position
-from dcp_data.weighted import Drawn, checked_weights, draw_without_replacement
+from dcp_data.position import Position, with_digest
 
 __all__ = ["ResumableSampler"]
+
+_PROBES = 512
+"""Positions that are compared on resume."""
 
 
 class ResumableSampler(Position):
     """Batch sampler of a map-style data set whose position is saved once, and continues on any number of ranks.
 
-    All ranks together go through one order of the data set for each epoch, which depends on `seed` and the epoch alone.
-    Step by step they consume `global_batch_size` samples of it, of which each rank gets a slice: the first rank the
-    first, and so on. A job that is stopped between two steps and resumed with another number of ranks or workers goes
-    on with the same global batches: no sample is repeated or left out.
+    All ranks go through one order per epoch, which depends on `seed` and the epoch alone. Each step consumes
+    `global_batch_size` samples, of which each rank gets a slice, in rank order. A job that stops between two steps and
+    resumes with another number of ranks or workers continues with the same global batches: no sample is repeated or
+    omitted.
 
-    Use `loader` to get the batches. It is also a batch sampler for a plain `DataLoader`, with `advance` called after
+    Get the batches from `loader`. For a plain `DataLoader`, use the object as batch sampler, and call `advance` after
     each step.
 
     Args:
         dataset: The data set, or the number of its elements.
-        global_batch_size: Samples of one optimizer step of all ranks together.
-        shuffle: Use a pseudo-random order, another one in each epoch. It takes no memory that grows with the data set.
+        global_batch_size: Samples per optimizer step, over all ranks.
+        shuffle: Use a pseudo-random order, another one in each epoch, in memory that does not grow with the data set.
         seed: Seed of the order.
-        weights: Draw elements with probabilities in these proportions, one weight for each element.
-        replacement: Draw with replacement; with False, no element comes twice in an epoch.
-        num_samples: Samples of an epoch, with weights; by default as many as the data set has elements.
-        order: Function from an epoch's number to the indices of this epoch, a sequence or tensor, in place of `shuffle`
-            and `weights`. It must give every rank the same.
-        micro_batches: Batches of each rank for one step: the steps of gradient accumulation.
-        drop_last: Leave out a last global batch that is not full. Otherwise it is cut into smaller parts; nothing is
-            padded, see `ResumableLoader.weight`.
-        rank: This rank among those that share the data; by default that of the default process group. In a job with
-            tensor or pipeline parallelism, the rank in the data-parallel dimension.
-        world_size: Number of those ranks; by default that of the default process group, or 1.
+        weights: One relative probability per element, copied as float64. A resume within an epoch needs the same
+            weights.
+        replacement: Draw with replacement; with False, no element is drawn twice in an epoch.
+        num_samples: Samples of an epoch, with weights; by default the number of elements.
+        order: Function from an epoch's number to its indices, a sequence or tensor that is equal on all ranks. It
+            replaces `shuffle` and `weights`.
+        micro_batches: Batches per rank and step, for gradient accumulation.
+        drop_last: Skip an incomplete last global batch. Otherwise it is cut into smaller parts without padding, see
+            `ResumableLoader.weight`.
+        rank: This rank among the ranks that share the data (the data-parallel dimension). By default the rank in the
+            default process group, read when batches are drawn.
+        world_size: Number of these ranks; by default the process group's, or 1. Pass both or neither.
 
     Raises:
         ValueError: Arguments are out of range or do not go together.
 
-    Ranks: Each rank makes its own; nothing is communicated.
+    Ranks: Each rank creates its own; nothing is communicated.
 
     Example:
         ```python
@@ -103,19 +110,18 @@ class ResumableSampler(Position):
             raise ValueError("num_samples= and replacement= are for weights=: pass weights, or an order of your own")
         self._shuffle = shuffle
         self._function = order
-        self._weights = (
-            None if weights is None else checked_weights(torch.as_tensor(weights, device="cpu"), self._elements)
-        )
+        self._weights = None if weights is None else _checked_weights(weights, self._elements)
         self._replacement = replacement
         self._draws = self._elements if num_samples is None else operator.index(num_samples)
         if self._weights is not None and not replacement:
             self._draws = _drawable(self._weights, num_samples)
-        self._order: tuple[int, int, Order] | None = None  # of an epoch and seed
+        self._drawn_name = ""
+        self._order: tuple[int, int, _Order] | None = None  # of an epoch and seed
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield this rank's batches of indices from the position to the end of the epoch, without counting them.
 
-        For `DataLoader(dataset, batch_sampler=sampler)`, which asks far ahead of training: `advance` counts there.
+        A `DataLoader` asks far ahead of training, so `advance` counts there.
         """
         if self._progress.iterated and self._ended():
             self.set_epoch(self.epoch + 1)
@@ -123,10 +129,7 @@ class ResumableSampler(Position):
         return (part.indices for part, _ in self._parts())
 
     def advance(self, steps: int = 1) -> None:
-        """Count optimizer steps, for a plain `DataLoader`; what `loader` returns counts by itself.
-
-        Args:
-            steps: Number of steps that have been taken since the last call.
+        """Count optimizer steps since the last call, for a plain `DataLoader`.
 
         Raises:
             RuntimeError: A loader counts already, or the epoch has fewer steps.
@@ -149,19 +152,19 @@ class ResumableSampler(Position):
         seed_samples: bool = True,
         **options: Any,
     ) -> ResumableLoader:
-        """Return a loader of this rank's batches, which counts them as it hands them out.
+        """Return a loader of this rank's batches, which counts them.
 
         Args:
             dataset: The data set. Its `__getitem__` is called with one index.
             collate_fn: Function from a list of samples to a batch.
-            seed_samples: Seed the random generators of torch (CPU), Python and numpy for each sample by seed, epoch and
-                position, so that random augmentation is the same on any number of ranks and workers. It takes some
-                20 µs for each sample; the generators of the trainer stay as they are.
-            options: More arguments of `torch.utils.data.DataLoader`, such as `num_workers` or `pin_memory`.
+            seed_samples: Seed torch (CPU), Python and numpy for each sample by seed, epoch and position, so that
+                augmentation does not depend on ranks and workers. It takes some 20 µs per sample and keeps the
+                trainer's generators.
+            options: Other arguments of `torch.utils.data.DataLoader`, such as `num_workers` or `pin_memory`.
 
         Raises:
             ValueError: The data set has another number of elements than the sampler.
-            TypeError: An option is decided by the sampler, such as `batch_size`.
+            TypeError: The sampler decides an option, such as `batch_size`.
         """
         if isinstance(dataset, Sized) and len(dataset) != self._elements:
             raise ValueError(f"the sampler is for {self._elements} elements, but the data set has {len(dataset)}")
@@ -172,12 +175,19 @@ class ResumableSampler(Position):
         return {"dataset_length": self._elements, "samples_per_epoch": self._length(), "order": self._order_name()}
 
     def _order_name(self) -> str:
-        """Return the kind of order, with the version of its algorithm: what is saved must not change its meaning."""
+        """Return the order with its algorithm's version: saved orders keep their meaning."""
         if self._function is not None:
-            return "function"
+            return with_digest("function", "indices", self._probed())
         if self._weights is not None:
-            return "drawn/1" if self._replacement else "drawn without replacement/1"
+            self._drawn_name = self._drawn_name or with_digest(
+                "drawn/1" if self._replacement else "drawn without replacement/1", "weights", self._weights
+            )
+            return self._drawn_name
         return "shuffled/1" if self._shuffle else "sequential"
+
+    def _probed(self) -> torch.Tensor:
+        length = self._length()
+        return self._indices(torch.arange(0, length, max(1, length // _PROBES), device="cpu"))
 
     def _length(self) -> int:
         return self._current_order().length
@@ -185,25 +195,57 @@ class ResumableSampler(Position):
     def _indices(self, positions: torch.Tensor) -> torch.Tensor:
         return self._current_order().take(positions)
 
-    def _current_order(self) -> Order:
+    def _current_order(self) -> _Order:
         if self._order is None or self._order[:2] != (self.epoch, self.seed):
             self._order = self.epoch, self.seed, self._make_order()
         return self._order[2]
 
-    def _make_order(self) -> Order:
+    def _make_order(self) -> _Order:
         labels = ("order", self.seed, self.epoch)
         if self._function is not None:
-            return Listed(self._function(self.epoch))
+            return _Listed(self._function(self.epoch))
         if self._weights is not None and self._replacement:
-            return Drawn(self._weights, self._draws, *labels)
+            return _Drawn(self._weights, self._draws, *labels)
         if self._weights is not None:
-            return draw_without_replacement(self._weights, self._draws, *labels)
-        return Permutation(self._elements, *labels) if self._shuffle else Sequential(self._elements)
+            return _draw_without_replacement(self._weights, self._draws, *labels)
+        return Permutation(self._elements, *labels) if self._shuffle else _Sequential(self._elements)
+
+
+class _Order(Protocol):
+    """Order of one epoch."""
+
+    length: int
+
+    def take(self, positions: torch.Tensor) -> torch.Tensor: ...
+
+
+class _Sequential:
+    """The elements in order."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def take(self, positions: torch.Tensor) -> torch.Tensor:
+        """Return the elements at `positions`, which are the same numbers."""
+        return positions
+
+
+class _Listed:
+    """Elements that a sequence or tensor lists."""
+
+    def __init__(self, elements: Sequence[int] | torch.Tensor) -> None:
+        self.length = len(elements)
+        self._elements = elements.to("cpu", torch.int64) if isinstance(elements, torch.Tensor) else elements
+
+    def take(self, positions: torch.Tensor) -> torch.Tensor:
+        """Return the elements at `positions`, as int64."""
+        if isinstance(self._elements, torch.Tensor):
+            return self._elements[positions]
+        found = [int(self._elements[each]) for each in positions.tolist()]
+        return torch.tensor(found, dtype=torch.int64, device="cpu")
 
 
 class _Elements:
-    """Function that reads the elements of a part from a map-style data set."""
-
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
 
@@ -216,3 +258,70 @@ def _drawable(weights: torch.Tensor, num_samples: int | None) -> int:
     if num_samples is not None and num_samples > most:
         raise ValueError(f"num_samples={num_samples} cannot be drawn without replacement from {most} weights above 0")
     return most if num_samples is None else operator.index(num_samples)
+
+
+_FRACTION_BITS = 52
+_LEAST_SUM = 2.0**-960
+
+
+def _checked_weights(weights: Sequence[float] | torch.Tensor, length: int) -> torch.Tensor:
+    """Return a float64 copy on the CPU, whatever the defaults are. Raises ValueError for invalid weights."""
+    if not isinstance(weights, torch.Tensor):
+        weights = torch.as_tensor(weights, dtype=torch.float64, device="cpu")
+    weights = weights.detach().to("cpu", torch.float64) + 0.0  # -0.0 becomes 0.0
+    if weights.shape != (length,):
+        raise ValueError(f"weights has shape {tuple(weights.shape)}, but the data set has {length} elements")
+    if not bool((torch.isfinite(weights) & (weights >= 0)).all()) or not bool((weights > 0).any()):
+        raise ValueError("weights must be finite numbers from 0 on, and not all 0")
+    if not _LEAST_SUM < float(weights.sum()) < math.inf:
+        raise ValueError(f"the sum of the weights is {float(weights.sum())}: multiply all weights by the same number")
+    return weights
+
+
+class _Drawn:
+    """Elements drawn with replacement, each position by itself, by `_checked_weights` and `labels`."""
+
+    def __init__(self, weights: torch.Tensor, length: int, *labels: int | str) -> None:
+        self.length = length
+        # Whole numbers, because sums of fractions depend on the machine: probabilities are exact to 2^-52.
+        _, exponent = math.frexp(float(weights.sum()))
+        self._sums = torch.cumsum(torch.round(weights * 2.0 ** (_FRACTION_BITS - exponent)).long(), 0)
+        self._keys = derive_keys(8, *labels)
+
+    def take(self, positions: torch.Tensor) -> torch.Tensor:
+        total = int(self._sums[-1])
+        points = (uniform(positions, self._keys) * float(total)).long().clamp_(max=total - 1)
+        return torch.searchsorted(self._sums, points, right=True)
+
+
+def _draw_without_replacement(weights: torch.Tensor, length: int, *labels: int | str) -> _Listed:
+    """Return elements drawn in order, in 16 bytes per element of the data set; elements of weight 0 are never drawn.
+
+    `length` is at most the number of elements whose weight is not 0. Source: P. Efraimidis, P. Spirakis, "Weighted
+    random sampling with a reservoir" (2006), algorithm A.
+    """
+    numbers = torch.arange(len(weights), device="cpu")
+    waits = -_logarithm(uniform(numbers, derive_keys(8, *labels))) / weights
+    waits.clamp_(max=torch.finfo(waits.dtype).max)[weights == 0] = math.inf  # after the lightest one
+    return _Listed(torch.sort(waits, stable=True).indices[:length])
+
+
+def uniform(numbers: torch.Tensor, keys: list[int]) -> torch.Tensor:
+    """Return a pseudo-random float64 above 0 and below 1 for each number, from 8 keys of 32 bits."""
+    # Numbers of more than 32 bits count with both halves.
+    upper = mixed_bits((numbers & 0xFFFFFFFF) ^ mixed_bits(numbers >> 32, *keys[0:2]), *keys[2:4])
+    lower = mixed_bits(upper ^ keys[4], keys[5], keys[6]) ^ mixed_bits(numbers & 0xFFFFFFFF, keys[7], keys[0])
+    bits = ((upper << 20) ^ (lower & 0xFFFFF)).double()
+    return (bits + 0.5) / (1 << 52)
+
+
+def _logarithm(fractions: torch.Tensor) -> torch.Tensor:
+    """Return the natural logarithm, by operations that every CPU rounds equally."""
+    mantissas, exponents = torch.frexp(fractions)  # from 0.5 to 1
+    ratio = (mantissas - 1) / (mantissas + 1)
+    square = ratio * ratio
+    series = torch.zeros_like(ratio)
+    for odd in range(25, 0, -2):
+        series = series * square + 1 / odd
+    # In float32, whatever the default dtype is: orders of saved positions depend on this rounding.
+    return 2 * ratio * series + exponents.to(torch.float32) * math.log(2)

@@ -1,4 +1,4 @@
-"""Reading of a stream's shards: by index where a shard can, otherwise one after the other; runs in the workers."""
+"""Read shards in the workers: by index if the shard supports it, otherwise in order."""
 
 from __future__ import annotations
 
@@ -15,13 +15,7 @@ _END = object()
 
 
 class ShardReader:
-    """Function from a part to its samples. It keeps the open shard of each lane, and its block of shuffled samples.
-
-    Args:
-        shards: The shards, or a function from a shard's number to it.
-        lengths: Samples of each shard.
-        transform: Function that is applied to each sample of the part, and to no others; None for none.
-    """
+    """Read the transformed samples of a part, with one open shard and one block per lane in memory."""
 
     def __init__(
         self,
@@ -37,7 +31,7 @@ class ShardReader:
         self._lanes: dict[int, _Lane] = {}
 
     def __call__(self, part: Part) -> Iterator[Any]:
-        """Yield the samples of a part, transformed, in the order of their positions."""
+        """Yield a part's transformed samples in order."""
         layout = self._layout_of(part)
         for position in range(part.start, part.start + len(part.indices)):
             block, number = layout.block_of(position)
@@ -64,8 +58,6 @@ class ShardReader:
 
 
 class _Lane:
-    """One lane: the shard that it is at, and the samples of its block."""
-
     def __init__(self, open_shard: Callable[[int], Any], lengths: Sequence[int], layout: Layout) -> None:
         self._open = open_shard
         self._lengths = lengths
@@ -90,7 +82,6 @@ class _Lane:
         return self._read(place) if self._samples is None else self._samples[place - block.start]
 
     def _is_indexed(self, block: Block) -> bool:
-        """Return whether the samples of the block can be read in any order."""
         place = block.start
         while place < block.stop:
             shard, offset = self._layout.shard_at(place)
@@ -100,7 +91,7 @@ class _Lane:
         return True
 
     def _take(self, shard: int) -> Any:
-        """Return the opened shard; another one of the lane is dropped."""
+        """Return the opened shard in place of the lane's previous one."""
         if shard != self._shard:
             self._shard, self._opened, self._iterator = shard, self._open(shard), None
         return self._opened

@@ -1,4 +1,4 @@
-"""`ResumableStream`: batches of a data set in shards that are read from begin to end, from a position for all ranks."""
+"""`ResumableStream`: batches of a data set in shards, from a position that all ranks share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.utils.data import default_collate
 
 from dcp_data.lanes import Lanes, default_lanes
 from dcp_data.loader import ResumableLoader, SampleReader
-from dcp_data.position import Position
+from dcp_data.position import Position, with_digest
 from dcp_data.shard_reading import ShardReader
 
 __all__ = ["ResumableStream"]
@@ -20,43 +20,43 @@ __all__ = ["ResumableStream"]
 class ResumableStream(Position):
     """Stream of samples from shards whose position is saved once, and continues on any number of ranks and workers.
 
-    In each epoch the shards stand in a row, in an order that depends on seed and epoch. The row is cut into lanes,
-    contiguous parts of equal length (± `chunk`); the stream takes `chunk` samples from each lane in turn. The samples
-    of a lane are shuffled in blocks of `shuffle_buffer`. So a sample's place follows from its position alone, and no
-    sample is repeated or left out, however unequal the shards are. Step by step all ranks together consume
-    `global_batch_size` samples, of which each rank gets a slice.
+    Each epoch arranges the shards in a row by seed and epoch, and cuts the row into lanes, contiguous parts of equal
+    length (± `chunk`). The stream takes `chunk` samples from each lane in turn, shuffled in blocks of `shuffle_buffer`.
+    So a sample's place follows from its position alone, and no sample is repeated or omitted, however unequal the
+    shards are. Each step consumes `global_batch_size` samples, of which each rank gets a slice.
 
-    A shard that can be indexed (`__getitem__`, `__len__`) is. Any other is read from its beginning, or from
-    `iter_from(offset)` if it has such a method, and what is not wanted is skipped: that happens where a lane begins in
-    the middle of a shard, after a resume, and where workers share a lane. A worker has lanes of its own if the number
-    of ranks × `micro_batches` divides `global_batch_size` / `chunk`, and
-    `lanes` × `chunk` is a multiple of `global_batch_size` × workers.
+    Shards with `__getitem__` and `__len__` are indexed. Others are read from the beginning, or from `iter_from(offset)`
+    if they have it, and unwanted samples are skipped: where a lane begins inside a shard, after a resume, and where
+        workers
+    share a lane. A worker has its own lanes if the number of ranks × `micro_batches` divides `global_batch_size` /
+    `chunk`, and `lanes` × `chunk` is a multiple of `global_batch_size` × workers.
 
     Args:
-        shards: Sequence of shards, or function from a shard's number to the shard. A shard is an iterable of samples,
-            or a function without arguments that returns one. It must give the same samples each time.
-        global_batch_size: Samples of one optimizer step of all ranks together.
-        lengths: Samples of each shard; by default `len` of each shard. For shards whose length nothing says, count them
-            once and store the numbers.
-        transform: Function from a sample to what is collated; not called for samples that are skipped.
+        shards: Sequence of shards, or function from number to shard. A shard is an iterable of samples, or a function
+            that returns one. It must give the same samples each time.
+        global_batch_size: Samples per optimizer step, over all ranks.
+        lengths: Samples per shard; by default `len` per shard. Count shards of unknown length once and store the
+            numbers.
+        transform: Function from a sample to what is collated; not called for skipped samples.
         shuffle: Use another order of the shards in each epoch.
-        shuffle_buffer: Samples of a lane that are shuffled among themselves. Up to as many are kept in memory for each
-            lane, and read again after a resume, unless the shard can be indexed.
-        lanes: Number of lanes; with `chunk`, by default so that workers have lanes of their own where possible, with
-            at most 192 lanes and no more than shards. A saved position replaces defaults.
-        chunk: Samples that are taken from a lane before it is the next one's turn.
+        shuffle_buffer: Samples of a lane that are shuffled together. Unless the shard can be indexed, each lane keeps
+            up to as many in memory and reads them again after a resume.
+        lanes: Number of lanes. By default, `lanes` and `chunk` give workers their own lanes where possible, with at
+            most 192 lanes and no more than shards. A saved position replaces defaults.
+        chunk: Samples per turn of a lane.
         seed: Seed of the order.
-        micro_batches: Batches of each rank for one step: the steps of gradient accumulation.
-        drop_last: Leave out a last global batch that is not full. Otherwise it is cut into smaller parts; nothing is
-            padded, see `ResumableLoader.weight`.
-        rank: This rank among those that share the data; by default that of the default process group.
-        world_size: Number of those ranks; by default that of the default process group, or 1.
+        micro_batches: Batches per rank and step, for gradient accumulation.
+        drop_last: Skip an incomplete last global batch. Otherwise it is cut into smaller parts without padding, see
+            `ResumableLoader.weight`.
+        rank: This rank among the ranks that share the data. By default the rank in the default process group, read when
+            batches are drawn.
+        world_size: Number of these ranks; by default the process group's, or 1. Pass both or neither.
 
     Raises:
         TypeError: A shard has no length, and `lengths` is not given.
         ValueError: Arguments are out of range or do not go together.
 
-    Ranks: Each rank makes its own; nothing is communicated.
+    Ranks: Each rank creates its own; nothing is communicated.
 
     Example:
         ```python
@@ -129,17 +129,17 @@ class ResumableStream(Position):
         seed_samples: bool = True,
         **options: Any,
     ) -> ResumableLoader:
-        """Return a loader of this rank's batches, which counts them as it hands them out.
+        """Return a loader of this rank's batches, which counts them.
 
         Args:
             collate_fn: Function from a list of samples to a batch.
-            seed_samples: Seed the random generators of torch (CPU), Python and numpy for each sample by seed, epoch and
-                position, so that a random `transform` is the same on any number of ranks and workers. It takes some
-                20 µs for each sample; the generators of the trainer stay as they are.
-            options: More arguments of `torch.utils.data.DataLoader`, such as `num_workers` or `pin_memory`.
+            seed_samples: Seed torch (CPU), Python and numpy for each sample by seed, epoch and position, so that
+                `transform` does not depend on ranks and workers. It takes some 20 µs per sample and keeps the trainer's
+                generators.
+            options: Other arguments of `torch.utils.data.DataLoader`, such as `num_workers` or `pin_memory`.
 
         Raises:
-            TypeError: An option is decided by the stream, such as `batch_size`.
+            TypeError: The stream decides an option, such as `batch_size`.
         """
         shards = ShardReader(self._shards, self._lengths, self._transform)
         reader = SampleReader(shards, collate_fn, seed_samples=seed_samples)
@@ -148,13 +148,10 @@ class ResumableStream(Position):
     def load_state_dict(self, state_dict: Mapping[str, int | str]) -> None:
         """Continue from a saved position, on any number of ranks, with any `global_batch_size`.
 
-        Args:
-            state_dict: What `state_dict` returned. Its seed replaces this object's, and so do its lanes if none were
-                passed.
+        The saved seed replaces this object's, and so do the saved lanes if none were passed.
 
         Raises:
-            PositionMismatchError: The position is in the middle of an epoch, and the shards or the settings of the
-                order are not those that were saved. Nothing is changed.
+            ValueError: The position is inside an epoch, and the shards or the order's settings differ. Nothing changes.
         """
         before = self._lanes
         if self._has_default_lanes:
@@ -173,7 +170,11 @@ class ResumableStream(Position):
             "lanes": self._lanes.count,
             "chunk": self._lanes.chunk,
             "shuffle_buffer": self._lanes.shuffle_buffer,
-            "order": "shuffled/1" if self._lanes.shuffle else "sequential",
+            "order": with_digest(
+                "shuffled/1" if self._lanes.shuffle else "sequential",
+                "lengths",
+                torch.tensor(self._lengths, dtype=torch.int64, device="cpu"),
+            ),
         }
 
     def _length(self) -> int:

@@ -1,6 +1,6 @@
-"""`Arena`: shared memory of one rank, in equal slots, from which other ranks of the host read pieces without a copy.
+"""`Arena`: shared memory of one rank, in equal slots, which other ranks of the host read without a copy.
 
-The memory has no name: a descriptor of it is passed to the other ranks, and the kernel frees it with the last of them.
+The memory has no name, so the kernel frees it with its last descriptor.
 
 Source: Linux `memfd_create(2)`, `mmap(2)`.
 """
@@ -19,14 +19,10 @@ __all__ = ["Arena", "Window"]
 
 
 class Arena:
-    """Slots of shared memory, with a count of users for each. Not thread-safe: callers hold a lock.
-
-    Args:
-        slot_bytes: Size of each slot, bytes.
-        slots: Number of slots for each purpose, at least 1 each: a slot is taken for the purpose it is reserved for.
+    """Slots of shared memory, each with a count of users. Not thread-safe: callers hold a lock.
 
     Raises:
-        ExchangeError: There is not enough memory, too many descriptors, or the system has no such memory.
+        ExchangeError: The system lacks memory, descriptors or such files.
     """
 
     def __init__(self, slot_bytes: int, slots: Sequence[int]) -> None:
@@ -46,27 +42,22 @@ class Arena:
         self._purposes = [purpose for purpose, count in enumerate(slots) for _ in range(count)]
         self._users: dict[int, int] = {}
 
-    @property
-    def size_bytes(self) -> int:
-        """Size of the memory, bytes."""
-        return len(self._memory)
-
     def has_free(self, purpose: int = 0) -> bool:
         """Return whether `take` would find a slot."""
         return bool(self._free[purpose])
 
     def take(self, purpose: int = 0) -> int:
-        """Take a free slot for a purpose, with one user; returns its number. There must be one (see `has_free`)."""
+        """Take a free slot for a purpose, with one user. Call `has_free` first."""
         slot: int = self._free[purpose].pop()
         self._users[slot] = 1
         return slot
 
     def share(self, slot: int, users: int) -> None:
-        """Add users to a slot that is taken."""
+        """Add users to a taken slot."""
         self._users[slot] += users
 
     def release(self, slot: int) -> bool:
-        """Remove one user of a slot; returns whether the slot is free now."""
+        """Remove one user of a slot; return whether it is free now."""
         self._users[slot] -= 1
         if self._users[slot]:
             return False
@@ -76,7 +67,7 @@ class Arena:
 
     @property
     def taken(self) -> int:
-        """Number of slots that are taken."""
+        """Number of taken slots."""
         return len(self._users)
 
     def view(self, slot: int, size: int) -> memoryview:
@@ -85,17 +76,13 @@ class Arena:
         return self._memory[start : start + size]
 
     def close(self) -> None:
-        """Close the descriptor; the memory is freed when nobody uses it any more."""
+        """Close the descriptor. The kernel frees the memory after the last user."""
         os.close(self.descriptor)
         self._memory = memoryview(b"")
 
 
 class Window:
-    """View of another rank's arena, for reading alone (torch takes no memory that is marked as such).
-
-    Args:
-        descriptor: Descriptor of the arena, which is closed.
-        slot_bytes: Size of each slot, bytes.
+    """View of another rank's arena, for reading only, although it is mapped writable: torch refuses read-only memory.
 
     Raises:
         ExchangeError: The memory cannot be mapped.
@@ -117,11 +104,10 @@ class Window:
 
 @contextlib.contextmanager
 def _explained(size: int) -> Iterator[None]:
-    """Context manager that adds to an error of the system what the memory is for, and the remedy."""
     try:
         yield
     except OSError as error:
         raise ExchangeError(
-            f"no shared memory of {size:,} bytes for a cooperative load ({error}): allow more memory or open files "
-            "(ulimit -v, ulimit -n), or load with cooperative=False"
+            f"no shared memory of {size:,} bytes for a cooperative load ({error}): allow more memory, larger files or "
+            "more open files (ulimit -v, -f, -n), or load with cooperative=False"
         ) from error

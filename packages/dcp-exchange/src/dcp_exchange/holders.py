@@ -1,8 +1,4 @@
-"""Holders: which hosts have which objects, where each host has objects of its own (`Store.place` is `host`).
-
-Hosts say so themselves, of the objects that the load wants and no others, as a bit for each. A copy that cannot be read
-is left out of the next attempt, as long as another host has one.
-"""
+"""Holders: which hosts have which objects, if each host has its own objects (a `dcp_io.HostStore`)."""
 
 from __future__ import annotations
 
@@ -11,45 +7,34 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dcp_io import Store
+from dcp_io import HostStore
 from dcp_manifest import CheckpointNotFoundError, CorruptCheckpointError
 
 __all__ = ["Holders", "Unreadable", "by_what_they_hold", "name_in", "pack_held", "unpack_holders"]
 
 Holders = Mapping[str, tuple[int, ...]]
-"""Name of each object that the load wants → numbers of the hosts that have it."""
+"""Name of a wanted object → numbers of the hosts that have it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A copy of an object that could not be read.
-
-    Attributes:
-        name: Name of the object.
-        host: Number of the host that has the copy.
-        error: Error, as text.
-    """
+    """A copy of an object that could not be read."""
 
     name: str
     host: int
     error: str
 
 
-def pack_held(store: Store, names: Sequence[str]) -> bytes:
-    """Return a bit for each name: whether the store of this host has the object."""
+def pack_held(store: HostStore, names: Sequence[str]) -> bytes:
+    """Return one bit per name: whether this host's store has the object."""
     held = store.holding(names)
     return np.packbits(np.array([name in held for name in names], bool)).tobytes()
 
 
 def by_what_they_hold(hosts: Sequence[Sequence[int]], packed: Sequence[bytes | None]) -> tuple[tuple[int, ...], ...]:
-    """Divide hosts whose ranks have different objects: two containers of one machine, each with folders of its own.
+    """Split hosts with ranks that see different objects: two containers of one machine, each with its own directories.
 
-    Args:
-        hosts: Ranks of each host.
-        packed: What each rank has returned of `pack_held`.
-
-    Returns:
-        The groups in the order of their lowest ranks, with ascending ranks.
+    `packed` has results of `pack_held`. Return groups of ascending ranks, in the order of their lowest ranks.
     """
     found: dict[tuple[int, bytes | None], list[int]] = {}
     for number, members in enumerate(hosts):
@@ -64,17 +49,13 @@ def unpack_holders(
     hosts: Sequence[Sequence[int]],
     bad: Mapping[tuple[str, int], str],
 ) -> Holders:
-    """Return the holders of each object.
+    """Return the holders per object, from results of `pack_held` per rank.
 
-    Args:
-        names: Names of the objects.
-        packed: What each rank has returned of `pack_held`.
-        hosts: Ranks of each host.
-        bad: Object and lowest rank of a host whose copy cannot be read → the error, as text.
+    `bad` maps object and lowest rank of a host with an unreadable copy to the error.
 
     Raises:
         CheckpointNotFoundError: No host has one of the objects.
-        CorruptCheckpointError: All copies of an object are among the bad ones.
+        CorruptCheckpointError: No copy of an object can be read.
     """
     found: dict[str, list[int]] = {name: [] for name in names}
     for number, members in enumerate(hosts):
@@ -102,7 +83,7 @@ def _lack(name: str, hosts: int, bad: Mapping[int, str]) -> Exception:
 
 
 def name_in(error: BaseException, names: Iterable[str]) -> str | None:
-    """Return the name of the object that a read error is about; None if it is about none of them."""
+    """Return the name of the object that a read error is about, or None."""
     file = getattr(error, "file", None)
     text = str(error)
     candidates = [name for name in names if name == file or name in text]

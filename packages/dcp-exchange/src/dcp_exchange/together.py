@@ -1,8 +1,4 @@
-"""`read_together`: the ranks of a load read each stored byte once, and pass it on to the other ranks that want it.
-
-The phases: what each rank wants, who is of one host, who reads what, the reading. If ranks cannot connect to each
-other, each reads for itself, as without this package.
-"""
+"""`read_together`: a cooperative load in the phases demands, hosts, plan and reading."""
 
 from __future__ import annotations
 
@@ -14,19 +10,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dcp_base import DcpError, find_progress
 from dcp_core import Exchanged, PreparedRead
 from dcp_core.toolkit import library_logger
 from dcp_exchange.arena import Arena
 from dcp_exchange.assignment.assign import assign
-from dcp_exchange.errors import ExchangeError, ExchangeInterruptedError
+from dcp_exchange.errors import ExchangeError, ExchangeInterruptedError, is_lack
 from dcp_exchange.holders import Unreadable, by_what_they_hold, name_in, pack_held, unpack_holders
-from dcp_exchange.piece_queue import PieceQueue, helped
-from dcp_exchange.piece_reader import PieceReader
-from dcp_exchange.roles import Plan, Roles
-from dcp_exchange.topology import Topology
-from dcp_exchange.transfer import Transfer
-from dcp_hooks import find_progress
-from dcp_io import CheckpointReplacedError, Delivery, Demands, ReadRequest, ReadStats
+from dcp_exchange.piece_queue import PieceQueue, PieceReader, helped
+from dcp_exchange.topology import Plan, Roles, Topology
+from dcp_exchange.transfer import Transfer, stop_others
+from dcp_io import CheckpointReplacedError, Delivery, Demands, HostStore, ReadRequest, ReadSizes, ReadStats
 from dcp_ranks import Coordinator, PeerOptions, StreamCard, StreamError, Streams, group_by_host, job_secret
 
 __all__ = ["read_together"]
@@ -39,7 +33,7 @@ _LARGEST_PIECE_BYTES = 4 << 20
 # One slot that is being filled, and others that are being taken: each more is memory whose pages must be made first.
 _SLOTS_PER_THREAD = 2
 _PAGE_BYTES = 4096
-_GAP_BYTES = 16 << 10
+_SHOWN_REASONS = 3
 _NOTHING_SHARED = "no two ranks want the same bytes"
 
 
@@ -52,32 +46,35 @@ def read_together(
 ) -> Exchanged:
     """Read and deliver the requests of all ranks, each stored byte once; see `dcp_core.Exchange`.
 
-    Guarantees: every byte with a CRC is checked before it is delivered, by the rank that has read it, and again on each
-    other host to which it is sent. Memory beyond the destinations stays below 64 MiB per rank, unless a single block of
-    the checkpoint that is checked as a whole is larger. If one rank fails, all raise. If ranks cannot connect to each
-    other, each reads for itself. Where each host has objects of its own (`Store.place` is `host`), a host reads what
-    it has; if a copy is missing or cannot be read, all is read again with the copy of another host.
+    The reading rank checks every byte with a CRC before delivery, and each receiving host checks it again. A rank needs
+    less than 64 MiB beyond the destinations, unless a larger block is checked as a whole.
 
-    Args:
-        coordinator: Coordinator of the load.
-        prepare: Function that returns this rank's requests; called within a phase, and again for each further attempt.
-        timeout_seconds: Time without news from other ranks after which this rank gives up.
-        peers: Options for connections between ranks; None for the defaults.
+    If ranks cannot connect, lose a connection, or lack memory, descriptors or threads, each reads for itself. Hosts
+    with their own objects (a `dcp_io.HostStore`) read these; after a missing or unreadable copy, all ranks read again
+    with another host's copy, and call `prepare` again. `timeout_seconds` is the longest time without messages from
+    other ranks.
 
     Raises:
         CheckpointException: A rank failed; raised on all ranks.
-        ExchangeError: The connection of two ranks was lost, although both live; raised on all ranks.
+        ExchangeError: Hosts have their own objects, and two living ranks lost their connection, or a rank lacks a
+            resource; raised on all ranks.
 
     Ranks: every rank; collective.
     """
     run = _Exchange(coordinator, prepare, timeout_seconds, peers)
     done: Exchanged | None = None
-    while done is None:  # again for each copy of an object that cannot be read, as long as another host has one
+    # Again for each copy of an object that cannot be read, as long as another host has one, and if a rank lacked
+    # something on the way.
+    while done is None:
         secret = run.agree_on_demands()
-        with contextlib.ExitStack() as stack:
-            obstacle = run.connect(stack, secret)
-            if obstacle is None:
-                done = run.read(stack)
+        obstacle: str | Exchanged | None = run.obstacle
+        if obstacle is None:
+            with contextlib.ExitStack() as stack:
+                obstacle = run.connect(stack, secret)
+                if obstacle is None:
+                    done = run.read(stack)
+        if isinstance(obstacle, Exchanged):
+            return obstacle
         if obstacle is not None:
             if obstacle != _NOTHING_SHARED and coordinator.is_coordinator:
                 _log.warning("each rank reads for itself, although the ranks were to read together: %s", obstacle)
@@ -86,26 +83,18 @@ def read_together(
 
 
 @dataclass(frozen=True, slots=True)
-class _Prepared:
-    """What one rank reads."""
-
-    read: PreparedRead
-    delivery: Delivery
-
-
-@dataclass(frozen=True, slots=True)
 class _Card:
-    """What one rank sends to the coordinator before ranks connect."""
+    """A rank's message to the coordinator before ranks connect."""
 
     card: StreamCard | str
-    """How to connect to it, or the reason why it cannot connect."""
+    """How to connect to the rank, or why it cannot connect."""
     demands: Demands | None
     apart: bool
     """Whether each host has objects of its own."""
 
 
 class _Exchange:
-    """One exchange on one rank, phase by phase. Arguments: see `read_together`."""
+    """One exchange on one rank, phase by phase."""
 
     def __init__(
         self,
@@ -118,33 +107,29 @@ class _Exchange:
         self._prepare = prepare
         self._timeout_seconds = timeout_seconds
         self._peers = peers
-        self._prepared: _Prepared | None = None
-        self._groups: list[list[int]] = []
+        self._wanted: PreparedRead
+        self._delivery: Delivery
+        self._groups: list[list[int]]
         """On the coordinator: ranks with equal demands."""
-        self._demands: list[Demands] = []
-        """On the coordinator: the demands of each group."""
+        self._demands: list[Demands]
+        """On the coordinator: demands per group."""
         self._sends = False
-        self._streams: Streams | None = None
-        self._plan: Plan | None = None
+        self._streams: Streams
+        self._plan: Plan
         self._names: list[str] | None = None
-        """Names of the objects that the ranks want, if each host has objects of its own."""
+        """Names of the wanted objects, if each host has its own."""
+        self.obstacle: str | None = None
+        """Why each rank must read for itself after all; the same on all ranks."""
         self._bad: dict[tuple[str, int], str] = {}
         """Object and lowest rank of a host whose copy cannot be read → the error, as text."""
 
-    @property
-    def prepared(self) -> _Prepared:
-        """What this rank reads."""
-        if self._prepared is None:
-            raise ExchangeError("the exchange was not prepared")
-        return self._prepared
-
     def agree_on_demands(self) -> bytes:
-        """Find out which ranks want the same; returns the secret of the job."""
+        """Find the ranks with equal demands; return the secret of the job."""
 
         def digest() -> bytes:
-            read = self._prepare()
-            self._prepared = _Prepared(read, read.backend.start_delivery(read.requests, find_progress()))
-            return self.prepared.delivery.demands.digest()
+            self._wanted = self._prepare()
+            self._delivery = self._wanted.backend.start_delivery(self._wanted.requests, find_progress())
+            return self._delivery.demands.digest()
 
         def group(digests: list[bytes]) -> list[tuple[bytes, bool]]:
             ranks: defaultdict[bytes, list[int]] = defaultdict(list)
@@ -157,24 +142,31 @@ class _Exchange:
         drawn, self._sends = self._coordinator.reduce_scatter("demands", digest, group)
         return drawn
 
-    def connect(self, stack: contextlib.ExitStack, secret: bytes) -> str | None:
-        """Connect the ranks, and plan; returns None, or the reason why each rank must read for itself."""
+    def connect(self, stack: contextlib.ExitStack, secret: bytes) -> str | Exchanged | None:
+        """Connect the ranks, and plan; return None, or why each rank must read for itself."""
         cards, self._names, obstacle = self._coordinator.all_reduce(
             "cards", lambda: self._open_streams(stack, secret), self._keep_demands
         )
         if obstacle is not None:
             return obstacle
-        streams = self._made
-        streams.meet(cards)
+        self._streams.meet(cards)
         mine = cards[self._coordinator.rank]
         near = [card.rank for card in cards if card.host == mine.host and card.rank != mine.rank]
 
-        def find_neighbours() -> tuple[list[int], bytes | None]:
-            made = streams.connect_many(near, min(self._timeout_seconds, _CONNECT_SECONDS))
+        def find_neighbours() -> tuple[list[int], bytes | None] | str:
+            try:
+                made = self._streams.connect_many(near, min(self._timeout_seconds, _CONNECT_SECONDS))
+            except (OSError, MemoryError) as error:
+                return f"rank {self._coordinator.rank}: {error}"
             found = [rank for rank, stream in made.items() if not isinstance(stream, StreamError) and stream.same_host]
             return found, self._held()
 
-        found = self._plan = self._coordinator.all_reduce("hosts", find_neighbours, self._make_plan)
+        found = self._coordinator.all_reduce("hosts", find_neighbours, self._make_plan)
+        if isinstance(found, DcpError):
+            return self._lack(found)
+        if isinstance(found, str):
+            return found
+        self._plan = found
         if not len(found.assignment.starts):
             return _NOTHING_SHARED
         if len(found.topology.members) == 1:
@@ -182,54 +174,88 @@ class _Exchange:
         failed = [text for text in self._coordinator.all_gather("connections", self._connect_hosts) if text]
         return failed[0] if failed else None
 
+    def _lack(self, error: DcpError) -> Exchanged:
+        """Return that the checkpoint was replaced if a host reports it; otherwise raise the error on all ranks."""
+
+        def is_replaced() -> bool:
+            return self._wanted.backend.replaced_by() is not None
+
+        def conclude(replaced: list[bool]) -> None:
+            if not any(replaced):
+                raise error
+
+        self._coordinator.all_reduce("replaced", is_replaced, conclude)
+        return Exchanged(ReadStats(0), replaced=True)
+
     def read(self, stack: contextlib.ExitStack) -> Exchanged | None:
-        """Read together; returns None if copies could not be read that other hosts have, too."""
-        plan, delivery = self._planned, self.prepared.delivery
+        """Read together; return None to begin again: another host has unreadable copies, or `obstacle` is set.
+
+        The ranks agree at the end. Until then, a rank that lacks a resource only stops the others.
+        """
+        plan, delivery, backend = self._plan, self._delivery, self._wanted.backend
         take = self._coordinator.tickets(self._coordinator.world_size)
         alone = delivery.left_alone(_ranges(plan))
         progress = find_progress()
         progress.expect(delivery.missing_bytes)
-        reader = PieceReader(self.prepared.read.backend, delivery)
+        reader = PieceReader(backend, delivery)
         rank = self._coordinator.rank
         near_only = plan.holders is not None
         helping = helped(rank, plan.topology.members, near_only=near_only)
         queue = PieceQueue(plan.assignment.owners.tolist(), rank, take, helping)
 
         def read() -> ReadStats | Unreadable | ExchangeInterruptedError:
-            backend = self.prepared.read.backend
             most_own = min(queue.own + 1, _SLOTS_PER_THREAD * backend.threads)
-            arena = _make_arena(plan, Roles(plan, rank), most_own, backend.max_inflight_bytes)
-            transfer = Transfer(
-                plan,
-                rank,
-                delivery=delivery,
-                reader=reader,
-                queue=queue,
-                streams=self._made,
-                threads=backend.threads,
-                arena=arena,
-                timeout_seconds=self._timeout_seconds,
-            )
+            try:
+                arena = _make_arena(plan, Roles(plan, rank), most_own, backend.max_inflight_bytes)
+                stack.callback(arena.close)
+                transfer = Transfer(
+                    plan,
+                    rank,
+                    delivery=delivery,
+                    reader=reader,
+                    queue=queue,
+                    streams=self._streams,
+                    threads=backend.threads,
+                    arena=arena,
+                    timeout_seconds=self._timeout_seconds,
+                )
+            except Exception as error:
+                if not is_lack(error):
+                    raise
+                stop_others(self._streams.made, error)
+                return self._stop_for(error)
             stack.callback(transfer.close)
             return self._run(transfer, alone, reader)
 
-        results = self._coordinator.all_gather("read", read)
+        return self._conclude(self._coordinator.all_gather("read", read), reader)
+
+    def _conclude(
+        self, results: list[ReadStats | Unreadable | ExchangeInterruptedError], reader: PieceReader
+    ) -> Exchanged | None:
+        """Return the result from the results of all ranks; None to begin again."""
         if self._leave_out(results):
             return None
-        mine = results[rank]
+        mine = results[self._coordinator.rank]
         stopped = [result for result in results if isinstance(result, ExchangeInterruptedError)]
         if any(result.replaced for result in stopped):
             return Exchanged(ReadStats(reader.bytes_read), replaced=True)
-        if not isinstance(mine, ReadStats) or stopped:
-            raise ExchangeError(
-                f"the ranks could not read together: {stopped[0]}; load again, or with cooperative=False"
-            )
-        return Exchanged(mine)
+        if isinstance(mine, ReadStats) and not stopped:
+            return Exchanged(mine)
+        # No rank has failed, or the phase would have: one lacks something, or two have lost their connection.
+        lost = [*dict.fromkeys(map(str, stopped))][:_SHOWN_REASONS]
+        reason = next((str(result) for result in stopped if result.is_lack), "; ".join(lost))
+        if self._plan.holders is not None:  # no rank can read what other hosts have
+            raise ExchangeError(f"the ranks could not read together: {reason}; load again, or with cooperative=False")
+        self.obstacle = reason
+        return None
+
+    def _stop_for(self, error: Exception) -> ExchangeInterruptedError:
+        return ExchangeInterruptedError(f"rank {self._coordinator.rank}: {error}", is_lack=True)
 
     def _run(
         self, transfer: Transfer, alone: Sequence[ReadRequest], reader: PieceReader
     ) -> ReadStats | Unreadable | ExchangeInterruptedError:
-        backend, delivery = self.prepared.read.backend, self.prepared.delivery
+        backend, delivery = self._wanted.backend, self._delivery
         own = ReadStats(0)
         try:
             try:
@@ -241,14 +267,15 @@ class _Exchange:
             except ExchangeInterruptedError:
                 raise
             except BaseException as error:  # noqa: BLE001 - `wait` raises it
-                lost = isinstance(error, StreamError)
-                transfer.fail(ExchangeInterruptedError(str(error)) if lost else error)
+                transfer.fail(error)
                 transfer.wait()  # another rank's error may have come first
         except ExchangeInterruptedError as error:  # not itself: its traceback leads to the memory of the exchange
             return ExchangeInterruptedError(str(error), replaced=error.replaced)
         except CheckpointReplacedError as error:
             return ExchangeInterruptedError(str(error), replaced=True)
         except Exception as error:
+            if is_lack(error):
+                return self._stop_for(error)
             if (bad := self._look_into(error, transfer.origin)) is None:
                 raise
             return bad
@@ -257,17 +284,18 @@ class _Exchange:
         )
 
     def read_alone(self, reason: str) -> Exchanged | None:
-        """Read for this rank alone, as without an exchange; returns None as `read` does."""
-        prepared = self.prepared.read
+        """Read for this rank alone; return None as `read` does."""
+        wanted = self._wanted
 
         def read() -> ReadStats | Unreadable | None:
             try:
-                return prepared.backend.read(prepared.requests)
+                return wanted.backend.read(wanted.requests)
             except CheckpointReplacedError:
                 return None
             except Exception as error:
                 # Where ranks cannot connect, no host reads for another one.
-                bad = self._look_into(error, self._own_host) if reason == _NOTHING_SHARED else None
+                host = self._plan.topology.hosts[self._coordinator.rank] if reason == _NOTHING_SHARED else None
+                bad = None if host is None else self._look_into(error, host)
                 if bad is None:
                     raise
                 return bad
@@ -281,48 +309,34 @@ class _Exchange:
         return Exchanged(mine, alone=reason)
 
     def _look_into(self, error: Exception, host: int) -> Unreadable | None:
-        """Return the copy that an error is about, if another host has one, too; None if the error is to be raised."""
-        holders = None if self._plan is None else self._plan.holders
+        """Return the copy that an error is about if another host has one; None if the error must be raised."""
+        holders = self._plan.holders
         name = None if holders is None else name_in(error, holders)
         if holders is not None and name is not None and {*holders[name]} - {host}:
             return Unreadable(name, host, str(error))
-        self.prepared.read.note_changes(error)
+        self._wanted.note_changes(error)
         return None
 
     def _leave_out(self, results: Sequence[object]) -> bool:
-        """Leave copies that could not be read out of the next attempt; returns whether there were any."""
+        """Skip unreadable copies in the next attempt; return whether there were any."""
         found = [result for result in results if isinstance(result, Unreadable)]
         for each in found:
-            lowest = self._planned.topology.members[each.host][0]
+            lowest = self._plan.topology.members[each.host][0]
             self._bad[each.name, lowest] = each.error
             if self._coordinator.is_coordinator:
                 _log.warning("the copy on the host of rank %d is left for another one: %s", lowest, each.error)
         return bool(found)
 
     def _held(self) -> bytes | None:
-        """Return which of the wanted objects this rank can read; None if every rank can read all."""
-        store = self.prepared.read.backend.store
-        return None if self._names is None else pack_held(store, self._names)
-
-    @property
-    def _planned(self) -> Plan:
-        if self._plan is None:
-            raise ExchangeError("the exchange was not planned")
-        return self._plan
-
-    @property
-    def _own_host(self) -> int:
-        return self._planned.topology.hosts[self._coordinator.rank]
-
-    @property
-    def _made(self) -> Streams:
-        if self._streams is None:
-            raise ExchangeError("the streams of the exchange are not open")
-        return self._streams
+        """Return which wanted objects this rank can read; None for all."""
+        store = self._wanted.backend.store
+        if self._names is None or not isinstance(store, HostStore):
+            return None
+        return pack_held(store, self._names)
 
     def _open_streams(self, stack: contextlib.ExitStack, secret: bytes) -> _Card:
-        apart = self.prepared.read.backend.store.place == "host"
-        demands = self.prepared.delivery.demands if self._sends else None
+        apart = isinstance(self._wanted.backend.store, HostStore)
+        demands = self._delivery.demands if self._sends else None
         try:
             Arena(_PAGE_BYTES, [1]).close()  # a sandbox may allow no shared memory
             made = Streams(
@@ -333,7 +347,7 @@ class _Exchange:
                 timeout_seconds=self._timeout_seconds,
                 lost=self._coordinator.lost_ranks,
             )
-        except OSError as error:
+        except (OSError, MemoryError) as error:
             return _Card(f"rank {self._coordinator.rank}: {error}", demands, apart)
         self._streams = stack.enter_context(made)
         return _Card(made.card, demands, apart)
@@ -345,32 +359,39 @@ class _Exchange:
         obstacle = next((each.card for each in sent if isinstance(each.card, str)), None)
         return cards, sorted(names) if any(each.apart for each in sent) else None, obstacle
 
-    def _make_plan(self, told: list[tuple[list[int], bytes | None]]) -> Plan:
-        """On the coordinator: decide who reads what."""
-        neighbours, held = [found for found, _ in told], [bits for _, bits in told]
+    def _make_plan(self, told: list[tuple[list[int], bytes | None] | str]) -> Plan | DcpError | str:
+        """Plan, on the coordinator; return an error if an object exists nowhere, or a reason not to read together."""
+        met = [each for each in told if not isinstance(each, str)]
+        if len(met) < len(told):
+            return next(each for each in told if isinstance(each, str))
+        neighbours, held = [found for found, _ in met], [bits for _, bits in met]
         hosts = group_by_host(dict(enumerate(neighbours)))
         if self._names is not None:
             hosts = by_what_they_hold(hosts, held)
         host_of = {rank: number for number, host in enumerate(hosts) for rank in host}
         numbers = [host_of[rank] for rank in range(len(neighbours))]
-        store = self.prepared.read.backend.store
-        gap_bytes = _GAP_BYTES if store.read_gap_bytes is None else store.read_gap_bytes
+        gap_bytes = ReadSizes.of(self._wanted.backend.store).gap_bytes
         groups = list(zip(self._demands, self._groups, strict=True))
         holders = None
         if self._names is not None:
-            holders = unpack_holders(self._names, held, hosts, self._bad)
+            try:
+                holders = unpack_holders(self._names, held, hosts, self._bad)
+            except DcpError as error:
+                return error
         made = assign(groups, numbers, holders=holders, gap_bytes=gap_bytes, largest_piece_bytes=_LARGEST_PIECE_BYTES)
         return Plan(made, Topology.of(numbers), holders)
 
     def _connect_hosts(self) -> str:
-        """Connect to the ranks of other hosts that this rank needs; returns what went wrong, or an empty text."""
-        distant = Roles(self._planned, self._coordinator.rank).distant
-        made = self._made.connect_many([*distant.values()], min(self._timeout_seconds, _CONNECT_SECONDS))
+        """Connect to the ranks of other hosts that this rank needs; return a problem, or an empty text."""
+        distant = Roles(self._plan, self._coordinator.rank).distant
+        try:
+            made = self._streams.connect_many([*distant.values()], min(self._timeout_seconds, _CONNECT_SECONDS))
+        except (OSError, MemoryError) as error:
+            return f"rank {self._coordinator.rank}: {error}"
         return next((str(found) for found in made.values() if isinstance(found, StreamError)), "")
 
 
 def _ranges(plan: Plan) -> dict[str, list[tuple[int, int]]]:
-    """Return the shared ranges of each file."""
     found: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
     pieces = plan.assignment
     columns = (pieces.objects, pieces.starts, pieces.stops)

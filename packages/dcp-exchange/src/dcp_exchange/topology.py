@@ -1,11 +1,17 @@
-"""`Topology`: which hosts have links, which rank keeps each link, and by which hosts bytes are passed on."""
+"""`Topology`: the links between hosts; `Roles`: what one rank does with the pieces of a plan."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Topology"]
+import numpy as np
+
+from dcp_exchange.assignment.assign import Assignment
+from dcp_exchange.holders import Holders
+
+__all__ = ["Plan", "Roles", "Topology"]
 
 # Hosts of a job in which every host may be linked to every other one.
 MOST_LINKED_HOSTS = 32
@@ -15,13 +21,13 @@ SPARE_SOCKETS = 16
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Links between the hosts of a job; the same on all ranks, from the same hosts.
+    """Links between the hosts of a job, equal on all ranks.
 
-    In a small job each pair of hosts has a link. In a larger one a host is linked to those whose number differs by a
-    power of two, counted round the circle of all hosts, and bytes reach the others in at most log₂(hosts) steps.
+    In a small job each pair of hosts has a link. In a larger job, hosts whose numbers differ by a power of two, counted
+    round the circle, are linked, and bytes reach the others in at most log₂(hosts) steps.
 
     Attributes:
-        members: The ranks of each host, ascending; hosts are numbered in the order of their lowest ranks.
+        members: Ascending ranks per host; hosts are numbered in the order of their lowest ranks.
         hosts: Number of each rank's host.
         direct: Whether each pair of hosts has a link.
 
@@ -34,11 +40,7 @@ class Topology:
 
     @classmethod
     def of(cls, hosts: Sequence[int]) -> Topology:
-        """Return the topology of a job.
-
-        Args:
-            hosts: Host of each rank, as any number.
-        """
+        """Return the topology of a job from the host per rank, as any number."""
         found: dict[int, list[int]] = {}
         for rank, host in enumerate(hosts):
             found.setdefault(host, []).append(rank)
@@ -54,15 +56,11 @@ class Topology:
         )
 
     def neighbours(self, host: int) -> tuple[int, ...]:
-        """Return the hosts that a host is linked to, ascending round the circle from the host on."""
+        """Return the hosts with links to a host, ascending round the circle."""
         return tuple((host + step) % len(self.members) for step in self._steps())
 
     def keeper(self, host: int, other: int) -> int:
-        """Return the rank of a host that keeps its link to another host; links are spread over the host's ranks.
-
-        Raises:
-            ValueError: The hosts have no link.
-        """
+        """Return the rank that keeps a host's link to another host; raise ValueError if there is no link."""
         steps = self._steps()
         step = (other - host) % len(self.members)
         if step not in steps:
@@ -71,27 +69,16 @@ class Topology:
         return members[steps.index(step) % len(members)]
 
     def links(self, rank: int) -> list[tuple[int, int]]:
-        """Return the other hosts to which a rank keeps links, each with the rank that keeps it there."""
+        """Return the other hosts to which a rank keeps links, with the rank at the other end."""
         host = self.hosts[rank]
         kept = [other for other in self.neighbours(host) if self.keeper(host, other) == rank]
         return [(other, self.keeper(other, host)) for other in kept]
 
-    def count_sockets(self, rank: int) -> int:
-        """Return the number of sockets of a rank: to the other ranks of its host, and to other hosts."""
-        return len(self.members[self.hosts[rank]]) - 1 + len(self.links(rank))
-
     def tree(self, source: int, receivers: Collection[int]) -> dict[int, tuple[int, ...]]:
-        """Return to which linked hosts each host passes on what is sent from one host to several.
+        """Return the linked hosts to which each host forwards bytes that one host sends to several.
 
-        Each receiving host gets it exactly once, and no host twice. In a large job hosts may pass on what they do not
-        want: never where all hosts are receivers.
-
-        Args:
-            source: Host that has the bytes.
-            receivers: Hosts that are to get them; the source itself is left out.
-
-        Returns:
-            Host → next hosts, for each host that passes something on.
+        Each receiving host gets the bytes once. Unless all hosts are receivers, hosts in a large job may forward bytes
+        that they do not want.
         """
         count = len(self.members)
         others = sorted({(host - source) % count for host in receivers} - {0})
@@ -113,9 +100,77 @@ class Topology:
         return found
 
     def _steps(self) -> list[int]:
-        """Distances round the circle at which hosts are linked, ascending."""
         count = len(self.members)
         if self.direct:
             return [*range(1, count)]
         fingers = [1 << power for power in range((count // 2).bit_length())]
         return sorted({*fingers, *(count - finger for finger in fingers)})
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The coordinator's decision, equal on all ranks. `holders` is None if every rank can read all objects."""
+
+    assignment: Assignment
+    topology: Topology
+    holders: Holders | None = None
+
+
+class Roles:
+    """The part of one rank in a plan."""
+
+    def __init__(self, plan: Plan, rank: int) -> None:
+        self._rank = rank
+        self._topology = plan.topology
+        self.host = plan.topology.hosts[rank]
+        self.neighbours = [other for other in plan.topology.members[self.host] if other != rank]
+        self.distant = dict(plan.topology.links(rank))
+        """Number of another host → its rank to which this rank keeps the link."""
+        pieces = plan.assignment
+        self._readers = [
+            pieces.readers[start:stop].tolist() for start, stop in itertools.pairwise(pieces.borders.tolist())
+        ]
+        mine = np.flatnonzero(pieces.readers == rank)
+        self._wanted = set((np.searchsorted(pieces.borders, mine, "right") - 1).tolist())
+        self._known: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
+
+    def wants(self, of_class: int) -> bool:
+        """Return whether this rank wants the pieces of a class."""
+        return of_class in self._wanted
+
+    def users(self, of_class: int, origin: int) -> list[int]:
+        """Return the other ranks of this host that need a piece in this rank's arena."""
+        return self._find(of_class, origin)[0]
+
+    def onward(self, of_class: int, origin: int) -> list[int]:
+        """Return the numbers of the hosts to which this rank sends a piece."""
+        return self._find(of_class, origin)[1]
+
+    @property
+    def lanes(self) -> int:
+        """Number of lanes on which pieces arrive from other hosts; see `lane`."""
+        if not self.distant:
+            return 0
+        return 1 if self._topology.direct else len(self._topology.members).bit_length()
+
+    def lane(self, sender: int) -> int:
+        """Return the lane of a link from a rank of another host, from 0 on.
+
+        A forwarded piece arrives on ever lower lanes, each with its own memory, so hosts that wait for room never form
+        a circle.
+        """
+        if self._topology.direct:
+            return 0
+        distance = abs(self._topology.hosts[sender] - self.host)
+        return min(distance, len(self._topology.members) - distance).bit_length() - 1
+
+    def _find(self, of_class: int, origin: int) -> tuple[list[int], list[int]]:
+        key = of_class, origin
+        if key not in self._known:
+            topology, readers = self._topology, self._readers[of_class]
+            tree = topology.tree(origin, {topology.hosts[rank] for rank in readers})
+            keepers = {other: topology.keeper(self.host, other) for other in tree.get(self.host, ())}
+            here = {rank for rank in readers if topology.hosts[rank] == self.host} | {*keepers.values()}
+            onward = [other for other, keeper in keepers.items() if keeper == self._rank]
+            self._known[key] = sorted(here - {self._rank}), onward
+        return self._known[key]

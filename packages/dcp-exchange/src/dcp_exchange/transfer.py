@@ -1,34 +1,33 @@
-"""`Transfer`: one rank's part in an exchange: reads its pieces, passes them on, and takes those that others have read.
+"""`Transfer`: one rank's part in an exchange: it reads pieces, passes them on, and takes pieces that others read.
 
-A piece lies in a slot of the arena of the rank that has read it. The other ranks of the host copy from there straight
-into their destinations; the rank that keeps the connection to another host sends it from there, and the rank at the
-other end puts it into a slot of its own arena. Whoever has finished with a slot says so, and the slot is used again. So
-what is under way never exceeds the arenas, and no rank waits for the order in which another one reads.
-
-Not in this module: who reads what (`assignment`), the phases around (`together`).
+A piece lies in a slot of the reading rank's arena, from where the other ranks of the host copy it. The rank with the
+connection to another host sends it to a rank that puts it into a slot of its own arena. Each user reports when it has
+finished with a slot, and the slot is reused. So bytes in flight never exceed the arenas, and no rank waits for another
+rank's order of reading.
 """
 
 from __future__ import annotations
 
+import contextlib
+import enum
+import queue
+import struct
 import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 
 from dcp_exchange.arena import Arena, Window
-from dcp_exchange.concurrency_limit import ConcurrencyLimit
-from dcp_exchange.errors import ExchangeInterruptedError, ExchangeTimeoutError
-from dcp_exchange.messages import Kind, Message, decode, encode
-from dcp_exchange.piece_queue import PieceQueue
-from dcp_exchange.piece_reader import PieceReader
-from dcp_exchange.roles import Plan, Roles
-from dcp_exchange.sender import Sender
+from dcp_exchange.errors import ExchangeError, ExchangeInterruptedError
+from dcp_exchange.piece_queue import PieceQueue, PieceReader
+from dcp_exchange.topology import Plan, Roles
 from dcp_io import CheckpointReplacedError, Delivery
 from dcp_ranks import NOT_NOW, NotNow, Stream, StreamError, Streams
 
-__all__ = ["Transfer"]
+__all__ = ["ConcurrencyLimit", "Kind", "Message", "Sender", "Transfer", "decode", "encode", "stop_others"]
 
 _LOOK_SECONDS = 1.0
 
@@ -37,18 +36,10 @@ _Task = tuple[Callable[[], None], int]
 
 
 class Transfer:
-    """One rank's part in an exchange. Handler of a dispatcher of streams; threads of its own do what takes time.
+    """One rank's part in an exchange; a `dcp_ranks.StreamHandler` whose threads do the slow work.
 
-    Args:
-        plan: The plan, the same on all ranks.
-        rank: This rank.
-        delivery: This rank's demands; it expects the shared bytes alone.
-        reader: Reader of pieces from storage.
-        queue: The pieces to read.
-        streams: Connections to the ranks that `Roles` names.
-        threads: The most pieces to read at once.
-        arena: This rank's arena, which `close` closes.
-        timeout_seconds: Time without any news from other ranks after which this rank gives up.
+    The delivery expects only the shared bytes. The owner of the arena closes it after `close`. `timeout_seconds` is the
+    longest time without messages from other ranks.
     """
 
     def __init__(
@@ -65,6 +56,7 @@ class Transfer:
         timeout_seconds: float,
     ) -> None:
         pieces = plan.assignment
+        self._rank = rank
         self._roles = Roles(plan, rank)
         self._names = [pieces.names[number] for number in pieces.objects.tolist()]
         self._starts: list[int] = pieces.starts.tolist()
@@ -84,27 +76,21 @@ class Transfer:
         self._arriving: dict[int, int] = {}
         self._error: BaseException | None = None
         self.origin = self._roles.host
-        """Number of the host that has read the piece with which this rank's error has to do."""
+        """Number of the host that read the piece of this rank's error."""
         self._closing = self._has_read_all = False
         self._awaited = {number for number, of_class in enumerate(self._classes) if self._roles.wants(of_class)}
         self._last_news = time.monotonic()
         self.bytes_received = 0
-        """Number of bytes of pieces that other ranks have read for this rank."""
+        """Bytes of pieces that other ranks have read for this rank."""
         self._reads = ConcurrencyLimit(threads)
         # One more than read at once: others wait for what lies in this rank's slots, and in theirs, to be taken.
         self._threads = [
             threading.Thread(target=self._work, name="dcp-exchange", daemon=True) for _ in range(threads + 1)
         ]
-        self._senders = {
-            host: Sender(self._streams[peer], self._fail_to_send) for host, peer in self._roles.distant.items()
-        }
+        self._senders = {host: Sender(self._streams[peer], self.fail) for host, peer in self._roles.distant.items()}
 
     def start(self) -> None:
-        """Pass this rank's arena to the neighbours, and start the threads.
-
-        Raises:
-            StreamError: A neighbour is lost.
-        """
+        """Pass this rank's arena to the neighbours, and start the threads; raise StreamError if a neighbour is lost."""
         greeting = encode(Message(Kind.ARENA, self._arena.slot_bytes))
         for neighbour in self._roles.neighbours:
             self._streams[neighbour].send(greeting, descriptor=self._arena.descriptor)
@@ -113,14 +99,13 @@ class Transfer:
             thread.start()
 
     def wait(self) -> None:
-        """Wait until this rank has all of its bytes and has read its pieces, and nobody needs these any more.
+        """Wait until this rank has all its bytes and has read its pieces, and no rank needs these pieces any longer.
 
-        The threads go on passing on what others read, until `close`.
+        The threads pass on other pieces until `close`. An error of this rank is raised.
 
         Raises:
-            ExchangeInterruptedError: Another rank has failed.
-            ExchangeTimeoutError: Other ranks have sent nothing for the timeout.
-            BaseException: An error of this rank.
+            ExchangeInterruptedError: Another rank failed.
+            ExchangeError: Other ranks sent nothing before the timeout.
         """
         with self._changed:
             self._last_news = time.monotonic()
@@ -138,7 +123,7 @@ class Transfer:
             self._fail(error)
 
     def close(self) -> None:
-        """End the threads, and free the arena; later calls do nothing."""
+        """End the threads; later calls do nothing."""
         with self._changed:
             if self._closing:
                 return
@@ -154,7 +139,6 @@ class Transfer:
         for received in (self._tasks, self._arriving, self._refused):  # since the threads ended
             received.clear()
         self._windows.clear()
-        self._arena.close()
         self._reader.close()
         # Both lead back to this transfer, and would keep the memory of pieces until a garbage collection.
         self._senders.clear()
@@ -163,7 +147,7 @@ class Transfer:
     def on_message(
         self, stream: Stream, data: bytes, payload_bytes: int, descriptor: int | None
     ) -> memoryview | NotNow | None:
-        """Handle a message of another rank; see `dcp_ranks.StreamHandler`."""
+        """Handle a message of another rank."""
         with self._changed:
             self._last_news = time.monotonic()
             try:
@@ -176,20 +160,20 @@ class Transfer:
         return None
 
     def on_payload(self, stream: Stream, data: bytes, buffer: memoryview) -> None:
-        """Handle a piece that has arrived from another host."""
+        """Handle a piece that arrived from another host."""
         message = decode(data)
         with self._changed:
             self._last_news = time.monotonic()
             self._add(partial(self._take_arrived, self._arriving.pop(stream.rank), message, buffer), message.origin)
 
     def on_goodbye(self, stream: Stream) -> None:
-        """Do nothing: a rank says goodbye when all ranks have finished."""
+        """Do nothing: all ranks have finished."""
 
     def on_lost(self, stream: Stream, reason: str) -> None:
-        """End the exchange: a rank on which others depend is gone."""
+        """End the exchange, because pieces from this rank no longer arrive."""
         with self._changed:
             if not self._closing:
-                self._fail(ExchangeInterruptedError(f"the connection to rank {stream.rank} is lost: {reason}"))
+                self._fail(StreamError(stream.rank, stream.address, reason))
 
     def _handle(self, stream: Stream, message: Message, descriptor: int | None) -> None:
         if message.kind is Kind.ARENA and descriptor is not None:
@@ -202,8 +186,7 @@ class Transfer:
             self._fail(ExchangeInterruptedError(message.text, replaced=message.checked))
 
     def _find_room(self, stream: Stream, message: Message, payload_bytes: int) -> memoryview | NotNow:
-        """Return a slot for a piece from another host."""
-        if payload_bytes != self._size(message.piece):
+        if payload_bytes != self._sizes[message.piece]:
             raise ValueError(f"rank {stream.rank} sent {payload_bytes} bytes for piece {message.piece}")
         purpose = 1 + self._roles.lane(stream.rank)
         if not self._arena.has_free(purpose):
@@ -217,8 +200,6 @@ class Transfer:
             run, origin = task
             try:
                 run()
-            except StreamError as error:
-                self._fail_to_send(error)
             except BaseException as error:  # noqa: BLE001 - `wait` raises it
                 traceback.clear_frames(error.__traceback__)  # whoever keeps the error keeps no memory of pieces
                 with self._changed:
@@ -227,10 +208,7 @@ class Transfer:
                     self._fail(error)
 
     def _next_task(self) -> _Task | None:
-        """Wait for something to do, and return it; None if all is over. To take comes before to read.
-
-        Nobody may wait for a slot while others wait for what lies in theirs to be taken.
-        """
+        """Wait for a task; return None at the end. Taking comes before reading, so that slots become free."""
         with self._changed:
             while not self._closing and self._error is None:
                 if self._tasks:
@@ -244,14 +222,13 @@ class Transfer:
         return None
 
     def _read(self, slot: int) -> None:
-        """Read the next piece from storage into a slot, and pass it on."""
         piece = self._queue.next()
         if piece is None:
             with self._changed:
                 self._has_read_all = True
                 self._release(slot)
             return
-        view = self._arena.view(slot, self._size(piece))
+        view = self._arena.view(slot, self._sizes[piece])
         begun = time.monotonic()
         self._reader.read(self._names[piece], self._starts[piece], view)
         with self._changed:
@@ -260,12 +237,11 @@ class Transfer:
         self._pass_on(piece, slot, view, self._roles.host)
 
     def _take_arrived(self, slot: int, message: Message, view: memoryview) -> None:
-        """Pass on a piece that has come from another host, where a network may have changed it."""
         self._count_received(message.piece)
         self._pass_on(message.piece, slot, view, message.origin)
 
     def _pass_on(self, piece: int, slot: int, view: memoryview, origin: int) -> None:
-        """Check a piece in a slot of this rank, tell everybody who needs it, and take it."""
+        """Check a piece in a slot of this rank, announce it, and take it."""
         of_class = self._classes[piece]
         wants = self._roles.wants(of_class)
         checked = wants and self._delivery.check(self._names[piece], self._starts[piece], view)
@@ -275,7 +251,7 @@ class Transfer:
         ready = encode(Message(Kind.READY, piece, slot, origin, checked))
         for user in users:
             self._streams[user].post(ready)
-        done = partial(self._release_later, slot)
+        done = partial(self._release, slot)
         for host in onward:
             self._senders[host].send(encode(Message(Kind.PIECE, piece, 0, origin)), view, done)
         if wants:
@@ -283,10 +259,9 @@ class Transfer:
         done()
 
     def _take_ready(self, stream: Stream, message: Message) -> None:
-        """Take a piece from a slot of a neighbour, and send it on to other hosts."""
         piece = message.piece
         of_class = self._classes[piece]
-        view = self._windows[stream.rank].view(message.slot, self._size(piece))
+        view = self._windows[stream.rank].view(message.slot, self._sizes[piece])
         onward = self._roles.onward(of_class, message.origin)
         answer = encode(Message(Kind.DONE, slot=message.slot))
         done = _last_of(1 + len(onward), lambda: stream.post(answer))
@@ -306,24 +281,20 @@ class Transfer:
     def _count_received(self, piece: int) -> None:
         if self._roles.wants(self._classes[piece]):
             with self._changed:
-                self.bytes_received += self._size(piece)
+                self.bytes_received += self._sizes[piece]
 
     def _add(self, task: Callable[[], None], origin: int) -> None:
         self._tasks.append((task, origin))
         self._changed.notify()
 
-    def _release_later(self, slot: int) -> None:
-        with self._changed:
-            self._release(slot)
-
     def _release(self, slot: int) -> None:
-        """Remove one user of a slot of this rank's arena."""
-        if self._arena.release(slot):
-            refused, self._refused = self._refused, []
-            for stream in refused:  # those for which there is still no room are refused again
-                self._dispatcher.resume(stream)
-            self._changed.notify()
-            self._note_progress()
+        with self._changed:
+            if self._arena.release(slot):
+                refused, self._refused = self._refused, []
+                for stream in refused:  # those for which there is still no room are refused again
+                    self._dispatcher.resume(stream)
+                self._changed.notify()
+                self._note_progress()
 
     def _is_finished(self) -> bool:
         return self._has_read_all and not (self._awaited or self._tasks or self._arena.taken)
@@ -336,36 +307,37 @@ class Transfer:
         self._changed.notify_all()
         self._over.notify_all()
 
-    def _size(self, piece: int) -> int:
-        return self._sizes[piece]
-
-    def _fail_to_send(self, error: Exception) -> None:
-        self.fail(ExchangeInterruptedError(str(error)) if isinstance(error, StreamError) else error)
-
     def _fail(self, error: BaseException) -> None:
         if self._error is not None:
             return
+        if isinstance(error, StreamError):
+            lost = f"rank {self._rank} has lost the connection to rank {error.rank}: {error.reason}"
+            error = ExchangeInterruptedError(lost)
         self._error = error
-        replaced = isinstance(error, CheckpointReplacedError) or getattr(error, "replaced", False)
-        notice = encode(Message(Kind.STOP, checked=replaced, text=f"{type(error).__name__}: {error}"[:1000]))
-        for stream in self._streams.values():
-            try:
-                stream.post(notice)
-            except StreamError:  # it learns of it from others, or is gone
-                continue
+        stop_others(self._streams, error)
         self._wake_all()
 
-    def _silence(self) -> ExchangeTimeoutError:
+    def _silence(self) -> ExchangeError:
         owners = sorted({self._owners[piece] for piece in self._awaited})
         names = ", ".join(map(str, owners[:8])) + (", …" if len(owners) > 8 else "")
-        return ExchangeTimeoutError(
+        return ExchangeError(
             f"nothing has come from other ranks for {self._timeout_seconds:g} s; {len(self._awaited)} pieces are "
             f"missing, which rank {names} had to read: a rank is stopped, or its storage hangs"
         )
 
 
+def stop_others(streams: Mapping[int, Stream], error: BaseException) -> None:
+    """End the exchange on the ranks connected to this one; they end it on all."""
+    replaced = isinstance(error, CheckpointReplacedError) or getattr(error, "replaced", False)
+    text = str(error) if isinstance(error, ExchangeInterruptedError) else f"{type(error).__name__}: {error}"
+    notice = encode(Message(Kind.STOP, checked=replaced, text=text[:1000]))
+    for stream in streams.values():
+        with contextlib.suppress(StreamError):  # it learns of it from others, or is gone
+            stream.post(notice)
+
+
 def _last_of(count: int, action: Callable[[], None]) -> Callable[[], None]:
-    """Return a function that calls `action` when it is called for the last of `count` times; thread-safe."""
+    """Return a thread-safe function that calls `action` at the last of `count` calls."""
     lock = threading.Lock()
     left = [count]
 
@@ -377,3 +349,123 @@ def _last_of(count: int, action: Callable[[], None]) -> Callable[[], None]:
             action()
 
     return one
+
+
+# No other rank takes over a read that has begun, so each should be short.
+_SHORT_SECONDS, _LONG_SECONDS = 0.5, 1.0
+
+
+class ConcurrencyLimit:
+    """Number of concurrent reads, at most `most`. Not thread-safe: callers hold a lock.
+
+    It starts at one, grows by one after a short read, and shrinks by one after a long read.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._limit = 1
+        self._begun = 0
+
+    @property
+    def allows_another(self) -> bool:
+        """Whether another read may begin now."""
+        return self._begun < self._limit
+
+    def begin(self) -> None:
+        """Count a read that begins."""
+        self._begun += 1
+
+    def end(self, seconds: float) -> None:
+        """Count a read that ended after `seconds`."""
+        self._begun -= 1
+        if seconds < _SHORT_SECONDS:
+            self._limit = min(self._most, self._limit + 1)
+        elif seconds > _LONG_SECONDS:
+            self._limit = max(1, self._limit - 1)
+
+
+_FORM = struct.Struct("<BQII?")
+
+
+class Kind(enum.IntEnum):
+    """Kind of a message."""
+
+    ARENA = 0
+    """The sender's arena, with its descriptor; `piece` is the size of its slots in bytes."""
+    READY = 1
+    """A piece lies in a slot of the sender's arena."""
+    DONE = 2
+    """The sender has taken its part from a slot of the receiver's arena."""
+    PIECE = 3
+    """The bytes of a piece follow as a payload."""
+    STOP = 4
+    """The exchange has failed on some rank, whose text follows. `checked`: the checkpoint was replaced."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message; the meaning of a field depends on the kind.
+
+    Attributes:
+        kind: Kind of the message.
+        piece: Number of a piece.
+        slot: Number of a slot.
+        origin: Number of the host that read the piece.
+        checked: Whether the piece was checked on its way to this host.
+        text: Further text.
+    """
+
+    kind: Kind
+    piece: int = 0
+    slot: int = 0
+    origin: int = 0
+    checked: bool = False
+    text: str = ""
+
+
+def encode(message: Message) -> bytes:
+    """Return a message as bytes."""
+    head = _FORM.pack(message.kind, message.piece, message.slot, message.origin, message.checked)
+    return head + message.text.encode("utf-8", "replace")
+
+
+def decode(data: bytes) -> Message:
+    """Return the message in `data`; raise ValueError if it is invalid."""
+    try:
+        kind, piece, slot, origin, checked = _FORM.unpack_from(data)
+        return Message(Kind(kind), piece, slot, origin, checked, data[_FORM.size :].decode())
+    except (struct.error, UnicodeDecodeError) as error:
+        raise ValueError(f"{data[:32]!r} is no message of an exchange") from error
+
+
+class Sender(threading.Thread):
+    """Thread that sends pieces over one stream, in order. `on_error` gets the error that ends it."""
+
+    def __init__(self, stream: Stream, on_error: Callable[[Exception], None]) -> None:
+        super().__init__(name=f"dcp-exchange-to-{stream.rank}", daemon=True)
+        self._stream = stream
+        self._on_error = on_error
+        self._queue: queue.SimpleQueue[tuple[bytes, memoryview, Callable[[], None]] | None] = queue.SimpleQueue()
+        self._ended = False
+
+    def send(self, message: bytes, payload: memoryview, done: Callable[[], None]) -> None:
+        """Send a message with a payload later; call `done` when the payload is no longer needed."""
+        self._queue.put((message, payload, done))
+
+    def end(self, *, abort: bool) -> None:
+        """End the thread after the current piece, or with `abort` immediately."""
+        self._ended = True
+        if abort:
+            self._stream.lose("the exchange has failed")
+        self._queue.put(None)
+
+    def run(self) -> None:
+        """Send until `end`."""
+        while (task := self._queue.get()) is not None and not self._ended:
+            message, payload, done = task
+            try:
+                self._stream.send(message, [payload])
+                done()
+            except Exception as error:  # noqa: BLE001 - `on_error` reports it
+                self._on_error(error)
+                return

@@ -12,7 +12,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dcp_exchange import Assignment, assign, count_crossing_bytes, subtract_pieces
+from dcp_exchange.assignment.assign import Assignment, assign
 from dcp_io import Demands
 
 UNIT = 1000  # bytes
@@ -58,11 +58,12 @@ def units_of(demands: Demands) -> set[Unit]:
 
 def pieces_of(found: Assignment) -> list[tuple[set[Unit], set[int], int]]:
     """The pieces: their units, readers and owner."""
-    assert all(np.all(np.diff(found.readers_of(piece)) > 0) for piece in range(len(found.starts)))
+    readers = [found.readers[found.borders[of] : found.borders[of + 1]] for of in found.classes]
+    assert all(np.all(np.diff(each) > 0) for each in readers)
     return [
         (
             units(found.names[found.objects[piece]], int(found.starts[piece]), int(found.stops[piece])),
-            {*found.readers_of(piece).tolist()},
+            {*readers[piece].tolist()},
             int(found.owners[piece]),
         )
         for piece in range(len(found.starts))
@@ -244,7 +245,7 @@ def test_the_order_and_number_of_groups_changes_nothing(job: Job, holders: Any, 
 @given(jobs(aligned=False), st.integers(1, 6))
 def test_coarse_sets_hold_all_that_want_the_piece(job: Job, limit: int) -> None:
     readers = job.readers()
-    with mock.patch("dcp_exchange.assignment.coarsening.SMALLEST_CELL_BYTES", 1024):
+    with mock.patch("dcp_exchange.assignment.assign.SMALLEST_CELL_BYTES", 1024):
         pieces = pieces_of(assigned(job, MOST_READERS=limit))
     of_unit = {unit: number for number, (found, _, _) in enumerate(pieces) for unit in found}
     assert len(of_unit) == sum(len(found) for found, _, _ in pieces)
@@ -254,22 +255,3 @@ def test_coarse_sets_hold_all_that_want_the_piece(job: Job, limit: int) -> None:
     for found, ranks, _ in pieces:
         assert all(longest <= 1 for longest in gaps([unit for unit in found if unit not in readers]))
         assert ranks == set().union(*(readers.get(unit, set()) for unit in found)) or len(ranks) > 1
-
-
-@given(jobs(aligned=False), HOLDERS)
-def test_what_is_left_to_a_rank_is_what_no_piece_has(job: Job, holders: Any) -> None:
-    holders = visible(job, holders)
-    found = assigned(job, holders)
-    covered = {unit for units_, _, _ in pieces_of(found) for unit in units_}
-    for rank in range(len(job.rows)):
-        demands = job.demands(rank)
-        assert units_of(subtract_pieces(demands, found)) == units_of(demands) - covered
-
-
-@given(jobs(), HOLDERS)
-def test_bytes_that_cross_borders_of_hosts_are_counted(job: Job, holders: Any) -> None:
-    found = assigned(job, visible(job, holders))
-    expected = 0
-    for units_, ranks, owner in pieces_of(found):
-        expected += len(units_) * UNIT * len({job.hosts[rank] for rank in ranks} - {job.hosts[owner]})
-    assert count_crossing_bytes(found, job.hosts) == expected

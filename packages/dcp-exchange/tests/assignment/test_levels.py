@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dcp_exchange.assignment.levels import IMPOSSIBLE, level
+from dcp_exchange.assignment.kinds import IMPOSSIBLE, level
 
 
 @pytest.mark.parametrize(

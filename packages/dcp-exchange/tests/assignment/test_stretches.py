@@ -7,7 +7,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from dcp_exchange import Assignment, assign
+from dcp_exchange.assignment.assign import Assignment, assign
 from dcp_io import Demands
 
 ROWS = 40
@@ -40,7 +40,7 @@ def test_objects_may_be_of_any_size(base: int) -> None:
 def test_sets_that_share_a_slot_of_the_hash_table_stay_apart() -> None:
     found = windows(0)
     assert len(found.borders) - 1 > 20
-    with mock.patch("dcp_exchange.assignment.reader_sets.SLOT_BITS", 1):
+    with mock.patch("dcp_exchange.assignment.assign.SLOT_BITS", 1):
         again = windows(0)
     for column in ("starts", "stops", "owners", "classes", "borders", "readers"):
         assert np.array_equal(getattr(found, column), getattr(again, column)), column
@@ -51,7 +51,7 @@ def test_parts_of_a_running_sum_join(chunk: int) -> None:
     found = windows(0)
     with (
         mock.patch("dcp_exchange.assignment.stretches.CHUNK", chunk),
-        mock.patch("dcp_exchange.assignment.reader_sets.CHUNK", chunk),
+        mock.patch("dcp_exchange.assignment.assign.CHUNK", chunk),
     ):
         again = windows(0)
     for column in ("starts", "stops", "owners", "classes", "borders", "readers"):

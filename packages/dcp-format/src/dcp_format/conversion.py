@@ -9,14 +9,13 @@ from functools import partial
 
 import torch
 
+from dcp_base import WEB_SCHEMES, Progress, file_path, printable, printable_bytes, report_operation, scheme_of
 from dcp_core.errors import UnsupportedFormatError
 from dcp_format.content.changes import cast_tensors, rename_values, select_values
 from dcp_format.content.content import Content
 from dcp_format.converters import WriteOptions, converter_for, detect, detect_at_uri, format_of_name, takes_uris
 from dcp_format.fetched_files import Fetched
-from dcp_hooks import WEB_SCHEMES, Progress, report_operation
 from dcp_io import open_store
-from dcp_manifest import file_path, printable, printable_bytes, scheme_of
 
 __all__ = ["Conversion", "convert", "open_content"]
 
@@ -49,15 +48,11 @@ def open_content(path: str | os.PathLike[str], *, format: str | None = None) -> 
     A checkpoint at a URI is read in place. A file of another format at a URI is copied into a temporary folder, which
     `Content.close` removes.
 
-    Args:
-        path: Path or URI of the checkpoint or file.
-        format: Name of the format; None detects it.
-
     Raises:
         CheckpointNotFoundError: There is nothing at `path`.
         UnsupportedFormatError: No installed converter recognises the format.
         CorruptCheckpointError: The checkpoint or file is damaged.
-        StoreNotFoundError: No installed package opens the URI; the message names the package to install.
+        PluginNotFoundError: No installed package opens the URI; the message names the package to install.
         InvalidPlaceError: `path` is empty, or a URI that has lost a slash.
     """
     if scheme_of(path) == "file":
@@ -115,7 +110,7 @@ def convert(
     Raises:
         DcpError: The conversion failed; the subclass gives the reason: not found, damaged, unsafe, unsupported.
         UnsupportedFormatError: The format cannot be written to a URI; nothing has been read or written.
-        StoreNotFoundError: No installed package opens a URI; the message names the package to install.
+        PluginNotFoundError: No installed package opens a URI; the message names the package to install.
         InvalidPlaceError: The source or destination is empty, or a URI that has lost a slash.
 
     Ranks: one; not collective.

@@ -10,16 +10,30 @@ import os
 from pathlib import Path
 from typing import Protocol
 
+from dcp_base import file_path, library_logger, printable, scheme_of
 from dcp_core import plugins
 from dcp_core.errors import CheckpointNotFoundError, UnsupportedFormatError
-from dcp_format.content.content import Content
-from dcp_format.content.write_options import WriteOptions
+from dcp_format.checkpoints.checkpoint import is_checkpoint, open_checkpoint, stored_content, write_checkpoint
+from dcp_format.content.content import Content, WriteOptions
 from dcp_format.fetched_files import Fetched
-from dcp_manifest import file_path, library_logger, printable, scheme_of
+from dcp_format.safetensors.complete_set import SUFFIX
+from dcp_format.safetensors.safetensors_index import INDEX_NAME, open_safetensors
+from dcp_format.safetensors.safetensors_write import write_safetensors
+from dcp_format.torch_save.torch_save_read import is_torch_weights, open_torch_weights
+from dcp_format.torch_save.torch_save_write import write_torch_save
 
 __all__ = [
-    "Converter", "WriteOptions", "converter_for", "detect", "detect_at_uri", "format_of_name", "takes_uris",
-]  # fmt: skip
+    "CheckpointConverter",
+    "Converter",
+    "SafetensorsConverter",
+    "TorchSaveConverter",
+    "WriteOptions",
+    "converter_for",
+    "detect",
+    "detect_at_uri",
+    "format_of_name",
+    "takes_uris",
+]
 
 _logger = library_logger(__name__)
 
@@ -43,7 +57,7 @@ class Converter(Protocol):
         ...
 
     def read(self, path: str | os.PathLike[str]) -> Content:
-        """Read a file or folder as a `Content`, whose tensors are read on demand."""
+        """Read a file or folder as a `Content`; its tensors are read on demand."""
         ...
 
     def write(self, content: Content, path: str | os.PathLike[str], options: WriteOptions) -> None:
@@ -68,7 +82,7 @@ def detect(path: str | os.PathLike[str]) -> str:
     Raises:
         CheckpointNotFoundError: There is nothing at `path`.
         UnsupportedFormatError: No installed converter recognises the format.
-        StoreNotFoundError: No installed package opens the URI.
+        PluginNotFoundError: No installed package opens the URI.
         InvalidPlaceError: The path or URI is invalid.
     """
     if scheme_of(path) == "file":
@@ -84,7 +98,7 @@ def detect_at_uri(uri: str) -> str | None:
     """Return the name of the format at a URI, if a converter that reads URIs recognises it; None otherwise.
 
     Raises:
-        StoreNotFoundError: No installed package opens the URI.
+        PluginNotFoundError: No installed package opens the URI.
         InvalidPlaceError: The URI is invalid.
         StorageError, OSError: The storage failed.
     """
@@ -102,7 +116,7 @@ def _detect_file(path: str | os.PathLike[str]) -> str:
         raise CheckpointNotFoundError(f"there is nothing at {os.fspath(path)}: check the path")
     if not Path(path).is_file() and not Path(path).is_dir():
         # A converter that opened a pipe would wait for a writer.
-        raise UnsupportedFormatError(f"{os.fspath(path)} is neither a file nor a folder: check the path")
+        raise UnsupportedFormatError(f"{os.fspath(path)} is neither a file nor a directory: check the path")
     if Path(path).is_file() and not Path(path).stat().st_size:
         raise UnsupportedFormatError(f"{os.fspath(path)} is empty: a write to it may not have finished")
     names = plugins.names("converters")
@@ -116,7 +130,7 @@ def _detect_file(path: str | os.PathLike[str]) -> str:
             failure = failure or error
     raise UnsupportedFormatError(
         f"{os.fspath(path)} is of no known format ({', '.join(names) or 'none installed'}): it is no checkpoint "
-        "folder, safetensors or torch.save file"
+        "directory, safetensors or torch.save file"
     ) from failure
 
 
@@ -135,3 +149,64 @@ def format_of_name(path: str | os.PathLike[str]) -> str:
         f"the name {os.fspath(path)} does not determine the format to write: choose one with format= "
         f"({', '.join(plugins.names('converters'))})"
     )
+
+
+Place = str | os.PathLike[str]
+_INDEX_SUFFIX = f"{SUFFIX}.index.json"
+_TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
+
+
+class CheckpointConverter:
+    """Converter of checkpoint folders, which have an index `.metadata`."""
+
+    fallback = True
+    """True: `CheckpointConverter` is used for names that no other converter selects."""
+    takes_uris = True
+    """True: checkpoints at URIs are read and written in place, since every store publishes an index atomically."""
+
+    detect, read, write = staticmethod(is_checkpoint), staticmethod(open_checkpoint), staticmethod(write_checkpoint)
+
+    def suits(self, path: Place) -> bool:
+        """Whether the name lacks the suffix of another format."""
+        return Path(path).suffix not in (*_TORCH_SUFFIXES, SUFFIX) and not str(path).endswith((".hf", ".hf/"))
+
+
+class TorchSaveConverter:
+    """Converter of `torch.save` files, and of folders of `pytorch_model-*.bin` files."""
+
+    detect, read = staticmethod(is_torch_weights), staticmethod(open_torch_weights)
+    write = staticmethod(write_torch_save)
+
+    def suits(self, path: Place) -> bool:
+        """Whether the suffix is `.pt`, `.pth`, `.bin` or `.ckpt`."""
+        return Path(path).suffix in _TORCH_SUFFIXES
+
+
+class SafetensorsConverter:
+    """Converter of safetensors files and Hugging Face folders."""
+
+    def detect(self, path: Place) -> bool:
+        """Whether the path is a safetensors file, or a folder that has such files and no checkpoint index."""
+        place = Path(path)
+        if place.is_dir():
+            has_files = (place / INDEX_NAME).exists() or any(place.glob(f"*{SUFFIX}"))
+            return has_files and not is_checkpoint(place)
+        return place.is_file() and (place.name.endswith((SUFFIX, _INDEX_SUFFIX)) or _begins_as_one(place))
+
+    def suits(self, path: Place) -> bool:
+        """Whether the suffix is `.safetensors` (a file) or `.hf` (a folder)."""
+        return Path(path).suffix in (SUFFIX, ".hf")
+
+    def read(self, path: Place) -> Content:
+        """Read all tensors of a safetensors file or folder as a `Content`."""
+        folder = open_safetensors(path)
+        return stored_content(folder.store, folder.index)
+
+    write = staticmethod(write_safetensors)
+
+
+def _begins_as_one(path: Path) -> bool:
+    """Whether a file begins like safetensors: a header length that fits the file, then JSON."""
+    with path.open("rb") as file:
+        head = file.read(9)
+    return len(head) == 9 and head[8:] == b"{" and int.from_bytes(head[:8], "little") < path.stat().st_size

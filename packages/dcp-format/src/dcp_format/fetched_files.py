@@ -1,8 +1,4 @@
-"""Downloads of files at a URI into a temporary folder, for formats whose readers need local files.
-
-A download is one file, or all safetensors files of a folder with their index. Checkpoints are not downloaded, but
-read in place; see `checkpoint`.
-"""
+"""Downloads of files at a URI into a temporary folder, for formats with readers that need local files."""
 
 from __future__ import annotations
 
@@ -24,12 +20,9 @@ _INDEX_SUFFIX = ".index.json"
 class Fetched:
     """A downloaded copy of the files at a URI; `close` removes it.
 
-    Args:
-        uri: URI of a file, or of a folder that holds safetensors files.
-
     Raises:
         CheckpointNotFoundError: There is neither a file nor a folder with safetensors files at the URI.
-        StoreNotFoundError: No installed package opens the URI.
+        PluginNotFoundError: No installed package opens the URI.
         InvalidPlaceError: The URI is invalid.
         StorageError, OSError: The storage failed, or the temporary folder is full.
     """
@@ -55,7 +48,7 @@ class Fetched:
         names = [entry.name for entry in store.list() if entry.name.endswith((SUFFIX, _INDEX_SUFFIX))]
         if not any(name.endswith(SUFFIX) for name in names):
             raise CheckpointNotFoundError(
-                f"there is nothing to read at {uri}: neither a file, nor a folder with a checkpoint's .metadata or "
+                f"there is nothing to read at {uri}: neither a file, nor a directory with a checkpoint's .metadata or "
                 f"{SUFFIX} files; check the address"
             )
         for name in names:
@@ -71,6 +64,9 @@ class Fetched:
             size = source.size()
             if size:  # a full disk is noticed at once
                 os.posix_fallocate(file.fileno(), 0, size)
+            memory = memoryview(bytearray(min(_PIECE_BYTES, size)))
             for at in range(0, size, _PIECE_BYTES):
-                file.write(source.fetch(at, min(_PIECE_BYTES, size - at)))
+                piece = memory[: size - at]
+                source.read_into(at, [piece])
+                file.write(piece)
         return place

@@ -1,15 +1,15 @@
 """Registration of this package's converters by a hook. Does not import torch."""
 
-from dcp_hooks import hookimpl
+from dcp_base import hookimpl
 
 __all__ = ["dcp_register_converters"]
 
 
 @hookimpl
 def dcp_register_converters() -> dict[str, str]:
-    """Return name of each format → import path of its converter."""
+    """Return name per format → import path of its converter."""
     return {
-        "checkpoint": "dcp_format.formats:CheckpointConverter",
-        "safetensors": "dcp_format.formats:SafetensorsConverter",
-        "torch": "dcp_format.formats:TorchSaveConverter",
+        "checkpoint": "dcp_format.converters:CheckpointConverter",
+        "safetensors": "dcp_format.converters:SafetensorsConverter",
+        "torch": "dcp_format.converters:TorchSaveConverter",
     }

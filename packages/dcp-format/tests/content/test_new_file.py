@@ -14,7 +14,7 @@ import torch
 
 from dcp_core import DefaultSavePlanner, WriteItem, save
 from dcp_format import HuggingFaceStorageWriter, WriteOptions, convert
-from dcp_format.content import temporary_files
+from dcp_format.content import new_file as module
 from dcp_format.content.new_file import new_file
 from dcp_io import CheckpointExistsError, ProcessIdentity, this_process
 
@@ -56,8 +56,8 @@ def left_behind(folder: Path, name: str, owner: ProcessIdentity, monkeypatch: py
     """A file as a process leaves it that is killed."""
     folder.mkdir(exist_ok=True)
     with monkeypatch.context() as patch:
-        patch.setattr(temporary_files, "this_process", lambda: owner)
-        path = folder / temporary_files.temporary_name(name)
+        patch.setattr(module, "this_process", lambda: owner)
+        path = folder / module.temporary_name(name)
     path.write_bytes(b"\x40" + bytes(7) + b'{"half')
     return path
 

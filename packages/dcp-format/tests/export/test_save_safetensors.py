@@ -14,10 +14,12 @@ import torch.distributed as dist
 from safetensors import safe_open
 from safetensors.torch import load_file, load_model
 
-from dcp_core import CheckpointException, load
+from dcp_core import CheckpointException, load, save
 from dcp_core.testing.trees import same
-from dcp_format import HuggingFaceStorageReader, HuggingFaceStorageWriter, open_content, save_safetensors
-from dcp_format.export import gathering, open_files, safetensors_writer, shared_files, write_files
+from dcp_core.testing.wrapper_tensors import WRAPPER_GLOBALS, BlockTensor, MethodTensor
+from dcp_format import HuggingFaceStorageReader, HuggingFaceStorageWriter, save_safetensors
+from dcp_format.conversion import open_content
+from dcp_format.export import gathering, safetensors_writer, shared_files, write_files
 from dcp_io import LocalStore
 from dcp_ranks.testing.ranks import RankError
 
@@ -222,7 +224,7 @@ def test_files_are_more_than_descriptors(tmp_path: Path, monkeypatch: pytest.Mon
             return sink
 
     monkeypatch.setattr(safetensors_writer, "open_store", Counting)
-    monkeypatch.setattr(open_files, "_MOST_OPEN", 2)
+    monkeypatch.setattr(write_files, "_MOST_OPEN", 2)
     state = {f"w{number}": torch.full((5,), float(number)) for number in range(12)}
     save_safetensors(state, tmp_path, max_file_bytes=1)
     assert same(exported(tmp_path), state)
@@ -331,9 +333,7 @@ def test_columns_wait_for_each_other_in_bounded_memory(ranks: Any, tmp_path: Pat
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.tensor import DTensor, Shard
 
-        from dcp_format.export import gather_plan
-
-        gather_plan._BAND_BYTES = 4096
+        shared_files._BAND_BYTES = 4096
         mesh, rank = init_device_mesh("cpu", (3,)), dist.get_rank()
         state = {
             f"w{number}": DTensor.from_local(
@@ -352,7 +352,7 @@ def test_columns_wait_for_each_other_in_bounded_memory(ranks: Any, tmp_path: Pat
         try:
             save_safetensors(state, path)
         finally:
-            gather_plan._BAND_BYTES = 4 << 20
+            shared_files._BAND_BYTES = 4 << 20
             if rank == 1:
                 gathering.Gathering._put = put  # type: ignore[method-assign]
 
@@ -394,3 +394,17 @@ def test_objects_are_uploaded_by_one_rank_each(ranks: Any, tmp_path: Path) -> No
     named = {*json.loads((tmp_path / INDEX).read_text())["weight_map"].values()}
     assert {*os.listdir(tmp_path)} == {INDEX, *named}
     assert len(named) > 2
+
+
+@pytest.mark.parametrize("kind", [BlockTensor, MethodTensor])
+@pytest.mark.parametrize("hugging_face", [False, True])
+def test_files_hold_the_values_of_wrapper_tensors(kind: Any, hugging_face: bool, tmp_path: Path) -> None:
+    tensor = kind.of(torch.randn(8, 4))
+    with torch.serialization.safe_globals(WRAPPER_GLOBALS):
+        if hugging_face:
+            save({"w": tensor}, storage_writer=HuggingFaceStorageWriter(tmp_path))
+        else:
+            save_safetensors({"w": tensor}, tmp_path)
+    found = load_file(next(tmp_path.glob("*.safetensors")))["w"]
+    assert found.dtype is tensor.dtype
+    assert torch.equal(found, tensor.dequantize())

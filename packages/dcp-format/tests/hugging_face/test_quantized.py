@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from dcp_core import CorruptCheckpointError, load
 from dcp_format import QuantizedHuggingFaceStorageReader
-from dcp_format.hugging_face.dequantize import dequantize_mxfp4
+from dcp_format.hugging_face.hf_reader import dequantize_mxfp4
 
 INDEX_NAME = "model.safetensors.index.json"
 

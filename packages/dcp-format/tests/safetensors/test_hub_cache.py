@@ -53,7 +53,7 @@ def test_other_links_are_refused(tmp_path: Path, target: str) -> None:
     (cache / "blobs" / "away").symlink_to(tmp_path / "file")
     (snapshot / NAMES[0]).unlink()
     (snapshot / NAMES[0]).symlink_to(target)
-    with pytest.raises(UnsafeCheckpointError, match="leads out of that folder"):
+    with pytest.raises(UnsafeCheckpointError, match="leads out of that directory"):
         open_safetensors(snapshot)
 
 
@@ -71,5 +71,5 @@ def test_blobs_count_in_a_cache_only(tmp_path: Path, parents: str) -> None:
         blobs.mkdir()
         save_file({"t0": torch.ones(5)}, blobs / "hash")
     (snapshot / "model.safetensors").symlink_to("../../blobs/hash")
-    with pytest.raises(UnsafeCheckpointError, match="leads out of that folder"):
+    with pytest.raises(UnsafeCheckpointError, match="leads out of that directory"):
         open_safetensors(snapshot)

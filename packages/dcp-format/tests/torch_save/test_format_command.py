@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dcp_format.torch_save.format_command import main
+from dcp_format.torch_save.stock_calls import main
 
 
 def test_there_and_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,9 +20,9 @@ from dcp_format import (
     DynamicMetaLoadPlanner,
     HuggingFaceStorageReader,
     HuggingFaceStorageWriter,
-    consolidate_safetensors_files,
     consolidate_safetensors_files_on_every_rank,
 )
+from dcp_format.hugging_face.consolidate import consolidate_safetensors_files
 from dcp_ranks.testing.ranks import RankError
 
 SHARDS = {"rows": (10, 6), "columns": (6, 10), "wide": (9, 5)}

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dcp_hooks import import_lazily
+from dcp_base import import_lazily
 
 if TYPE_CHECKING:
     from dcp_core.toolkit import SerializationFormat
     from dcp_fs.filesystem import FileSystem, FileSystemBase
-    from dcp_fs.reader import FileSystemReader
-    from dcp_fs.writer import FileSystemWriter
+    from dcp_fs.storage import FileSystemReader, FileSystemWriter
     from dcp_io import Layout, Verify
 
 __all__ = [
@@ -31,8 +30,7 @@ __getattr__, __dir__ = import_lazily(
     {
         "dcp_fs.filesystem": ("FileSystem", "FileSystemBase"),
         "dcp_core.toolkit": ("SerializationFormat",),
-        "dcp_fs.reader": ("FileSystemReader",),
-        "dcp_fs.writer": ("FileSystemWriter",),
+        "dcp_fs.storage": ("FileSystemReader", "FileSystemWriter"),
         "dcp_io": ("Layout", "Verify"),
     },
 )

@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
-from dcp_fs.paths import is_local_id
+from dcp_base import InvalidPlaceError, file_path, scheme_of
 
-__all__ = ["FileSystem", "FileSystemBase"]
+__all__ = ["FileSystem", "FileSystemBase", "is_local_id"]
 
 AnyPath = str | os.PathLike[str]
 
@@ -115,3 +115,19 @@ class FileSystem(FileSystemBase):
     def ls(self, path: AnyPath) -> list[str]:
         """Return the sorted paths of the files and folders in a folder."""
         return [str(entry) for entry in sorted(Path(path).iterdir())]
+
+
+def is_local_id(checkpoint_id: str | os.PathLike[str]) -> bool:
+    """Whether a checkpoint id is a local folder that can be written: a path or URI below an existing writable folder.
+
+    Source: torch 2.13 `FileSystem.validate_checkpoint_id` (same result for paths, but False for URIs).
+    """
+    if isinstance(checkpoint_id, Path):
+        return True
+    if scheme_of(checkpoint_id) != "file":
+        return False
+    try:
+        path = Path(file_path(checkpoint_id)).absolute()
+    except InvalidPlaceError:
+        return False
+    return any(os.access(parent, os.W_OK) for parent in (path, *path.parents) if parent.exists())

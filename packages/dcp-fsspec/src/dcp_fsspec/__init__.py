@@ -8,26 +8,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dcp_hooks import import_lazily
+from dcp_base import import_lazily
 
 if TYPE_CHECKING:
-    from dcp_core.toolkit import SerializationFormat
     from dcp_fsspec.filesystem import FileSystem
-    from dcp_fsspec.opening import open_store
-    from dcp_fsspec.reader import FsspecReader
-    from dcp_fsspec.store import FsspecStore
-    from dcp_fsspec.writer import FsspecWriter
+    from dcp_fsspec.storage import FsspecReader, FsspecWriter
 
-__all__ = ["FileSystem", "FsspecReader", "FsspecStore", "FsspecWriter", "SerializationFormat", "open_store"]
+__all__ = ["FileSystem", "FsspecReader", "FsspecWriter"]
 
 __getattr__, __dir__ = import_lazily(
     __name__,
     {
         "dcp_fsspec.filesystem": ("FileSystem",),
-        "dcp_core.toolkit": ("SerializationFormat",),
-        "dcp_fsspec.opening": ("open_store",),
-        "dcp_fsspec.reader": ("FsspecReader",),
-        "dcp_fsspec.store": ("FsspecStore",),
-        "dcp_fsspec.writer": ("FsspecWriter",),
+        "dcp_fsspec.storage": ("FsspecReader", "FsspecWriter"),
     },
 )

@@ -9,10 +9,10 @@ from typing import Any
 from fsspec.core import url_to_fs
 from fsspec.utils import get_protocol
 
+from dcp_base.errors import InvalidPlaceError, PluginNotFoundError
 from dcp_fsspec.kinds import takes_listings_option
 from dcp_fsspec.store import BLOCK_BYTES, FsspecStore
-from dcp_io import StorageError, StoreNotFoundError
-from dcp_manifest.errors import InvalidPlaceError
+from dcp_io import StorageError
 
 __all__ = ["is_fsspec_id", "open_store"]
 
@@ -29,8 +29,8 @@ def open_store(
 
     Raises:
         InvalidPlaceError: fsspec does not know the scheme, or the file system does not accept the options.
-        StoreNotFoundError: The file system needs a package that is not installed; the message names it.
-        StorageError: The file system connects to its server at once, and the connection failed.
+        PluginNotFoundError: The file system needs a package that is not installed; the message names it.
+        StorageError: The file system connects to its server when it is created, and the connection failed.
     """
     text = os.fspath(uri)
     # Each rank changes the folder behind the others' backs: a listing that is remembered is a wrong one.
@@ -39,7 +39,7 @@ def open_store(
     try:
         fs, path = url_to_fs(text, **options)
     except ImportError as error:
-        raise StoreNotFoundError(f"{text}: fsspec opens it with a package that is not installed: {error}") from error
+        raise PluginNotFoundError(f"{text}: fsspec opens it with a package that is not installed: {error}") from error
     except (ValueError, TypeError) as error:
         names = ", ".join(sorted(storage_options or {})) or "none"
         raise InvalidPlaceError(f"{text} cannot be opened (options given: {names}): {error}") from error

@@ -1,6 +1,6 @@
 """Registration by hooks of storages and stores for fsspec's URI schemes, used if no other package handles a scheme."""
 
-from dcp_hooks import ANY_SCHEME, StorageBackendSpec, StoreSpec, hookimpl
+from dcp_base import ANY_SCHEME, StorageBackendSpec, StoreSpec, hookimpl
 
 __all__ = ["dcp_register_storage", "dcp_register_stores"]
 

@@ -1,51 +1,60 @@
 """`FsspecStore`: a folder of any fsspec file system as a `dcp_io.Store`.
 
-Fsspec documents few guarantees of its file systems; `kinds` lists the assumed capabilities of each file system.
+Fsspec documents few guarantees of its file systems; `kinds` lists the assumed capabilities per file system. A
+replacement by a rename is checked: some file systems report a failed rename only by a return value, which their fsspec
+package ignores. Modification times have different keys and types.
 """
 
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
+import io
 import os
+import re
 import secrets
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
-from dcp_fsspec.kinds import Kind, is_local, kind_of, supports_conditions, takes_exclusive_mode
-from dcp_fsspec.renaming import replace_file
-from dcp_fsspec.requests import repeated
-from dcp_fsspec.sink import FsspecSink
-from dcp_fsspec.times import modified_seconds
-from dcp_io import TEMPORARY_SUFFIX, Entry, Place, Sink, Store, TruncatedError, check_name
-from dcp_manifest import without_end_slash
+from dcp_base import without_end_slash
+from dcp_base.errors import DcpError
+from dcp_fsspec.kinds import Kind, is_local, kind_of, renames_by_options, supports_conditions, takes_exclusive_mode
+from dcp_io import (
+    TEMPORARY_SUFFIX,
+    Attempts,
+    Entry,
+    Place,
+    RequestSource,
+    Sink,
+    Source,
+    StorageError,
+    SupportsFolders,
+    UploadSink,
+    check_name,
+)
 from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError
 
-__all__ = ["FsspecStore"]
+__all__ = ["FsspecStore", "modified_seconds"]
 
 BLOCK_BYTES = 8 << 20
 # What is in this process has no server that would order its changes.
 _process_lock = threading.RLock()
 
 
-class FsspecStore(Store):
+class FsspecStore(SupportsFolders):
     """Store in a folder of an fsspec file system.
 
     Guarantees: those of `Store`, with the durability of the file system. On file systems with conditional writes (S3,
     memory, local), `create` never replaces a file, and `touch` never restores a removed file. On other file systems
     both methods first check whether the file exists, which is not atomic.
 
-    Args:
-        fs: The fsspec file system, made with `use_listings_cache=False`.
-        path: Path of the folder in the file system.
-        url: URI of the folder, for messages and as a checkpoint id.
-        block_bytes: Size of the parts of an upload, bytes.
-
     Example:
         ```python
         import fsspec
-        from dcp_fsspec import FsspecStore
+        from dcp_fsspec.store import FsspecStore
 
         fs = fsspec.filesystem("memory", use_listings_cache=False)
         store = FsspecStore(fs, "/run", "memory://run")
@@ -54,8 +63,8 @@ class FsspecStore(Store):
         ```
     """
 
-    read_gap_bytes: int | None = 64 << 10
-    read_step_bytes: int | None = 8 << 20
+    read_gap_bytes = 64 << 10
+    read_step_bytes = 8 << 20
 
     def __init__(self, fs: Any, path: str, url: str, *, block_bytes: int = BLOCK_BYTES) -> None:
         self._fs = fs
@@ -78,22 +87,23 @@ class FsspecStore(Store):
         """Make the folder, if the file system has folders."""
         if self._kind != "objects":
             with self._changing():
-                repeated(f"mkdir {self.url}", lambda: self._fs.makedirs(self._path, exist_ok=True))
+                _repeated(f"mkdir {self.url}", lambda: self._fs.makedirs(self._path, exist_ok=True))
 
     def child(self, name: str) -> FsspecStore:
         """Return the store of a subfolder."""
         path, url = self._inside(name), f"{self._url}/{name}"
         return FsspecStore(self._fs, path, url, block_bytes=self._block_bytes)
 
-    def create(self, name: str) -> Sink:
+    def create(self, name: str, *, sync: bool = True) -> Sink:
         """Create a file for writing; folders within the name are made."""
+        del sync
         path = self._inside(name)
         with self._changing():
             if self.exists(name):
                 raise FileExistsError(f"{self.url}/{name} exists already")
             self._make_parent(name, path)
             exclusive = takes_exclusive_mode(self._fs)
-            return FsspecSink(self._fs, name, path, exclusive=exclusive, block_bytes=self._block_bytes)
+            return _FsspecSink(self._fs, name, path, exclusive=exclusive, block_bytes=self._block_bytes)
 
     def publish(self, name: str, data: bytes | bytearray | memoryview, *, tag: str = "", sync: bool = True) -> None:
         """Replace the file: by one PUT or, if the file system shows incomplete files, by renaming a temporary file.
@@ -105,13 +115,13 @@ class FsspecStore(Store):
         with self._changing():
             self._make_parent(name, path)
             if self._kind != "files":
-                repeated(f"PUT {self.url}/{name}", lambda: self._fs.pipe_file(path, content))
+                _repeated(f"PUT {self.url}/{name}", lambda: self._fs.pipe_file(path, content))
                 return
             folder, _, base = path.rpartition("/")
             temporary = f"{folder}/.{base}.{tag}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}"
             try:
-                repeated(f"write {temporary}", lambda: self._fs.pipe_file(temporary, content))
-                replace_file(self._fs, temporary, path, content, f"{self.url}/{name}")
+                _repeated(f"write {temporary}", lambda: self._fs.pipe_file(temporary, content))
+                _replace_file(self._fs, temporary, path, content, f"{self.url}/{name}")
             except BaseException:
                 with contextlib.suppress(Exception):
                     self._fs.rm_file(temporary)
@@ -144,9 +154,14 @@ class FsspecStore(Store):
         path = self._inside(name)
         with self._finding(name):
             self._refresh(path)
-            return bytes(repeated(f"GET {self.url}/{name}", lambda: self._fs.cat_file(path)))
+            return bytes(_repeated(f"GET {self.url}/{name}", lambda: self._fs.cat_file(path)))
 
-    def read_into(self, name: str, offset: int, buffer: memoryview) -> None:
+    def open(self, name: str) -> Source:
+        """Open the file for reads of byte ranges; each read is a request."""
+        check_name(name)
+        return RequestSource(partial(self.size, name), partial(self._read_range, name))
+
+    def _read_range(self, name: str, offset: int, buffer: memoryview) -> None:
         """Fill `buffer` with the file's bytes from `offset` on, by one ranged read."""
         path, wanted = self._inside(name), len(buffer)
         if not wanted:
@@ -163,11 +178,11 @@ class FsspecStore(Store):
                 raise
             if len(found) != wanted:
                 self._check_reaches(name, offset + wanted, offset)
-                raise TruncatedError(f"{len(found)} of {wanted} bytes arrived")
+                raise ConnectionError(f"{len(found)} of {wanted} bytes arrived")
             return found
 
         with self._finding(name):
-            buffer[:] = repeated(f"GET {self.url}/{name}", get)
+            buffer[:] = _repeated(f"GET {self.url}/{name}", get)
 
     def _check_reaches(self, name: str, stop: int, offset: int) -> None:
         if self.size(name) < stop:
@@ -207,7 +222,7 @@ class FsspecStore(Store):
         """Remove the file."""
         path = self._inside(name)
         with self._changing(), contextlib.suppress(FileNotFoundError):
-            repeated(f"DELETE {self.url}/{name}", lambda: self._fs.rm_file(path))
+            _repeated(f"DELETE {self.url}/{name}", lambda: self._fs.rm_file(path))
 
     def remove_folder(self) -> None:
         """Remove the folder if it is empty and the file system has folders."""
@@ -230,7 +245,7 @@ class FsspecStore(Store):
         path = self._inside(name)
         with self._finding(name):
             self._refresh(path)
-            info: dict[str, Any] = repeated(f"HEAD {self.url}/{name}", lambda: self._fs.info(path))
+            info: dict[str, Any] = _repeated(f"HEAD {self.url}/{name}", lambda: self._fs.info(path))
         if info["type"] == "directory":
             raise self._missing(name)
         return info
@@ -238,7 +253,7 @@ class FsspecStore(Store):
     def _ls(self) -> Sequence[dict[str, Any]]:
         self._refresh(self._path)
         try:
-            found = repeated(f"list {self.url}", lambda: self._fs.ls(self._path, detail=True))
+            found = _repeated(f"list {self.url}", lambda: self._fs.ls(self._path, detail=True))
         except (FileNotFoundError, NotADirectoryError):
             return []
         return [info for info in found if info["name"].rstrip("/") != self._path]
@@ -269,3 +284,168 @@ class FsspecStore(Store):
 
     def _missing(self, name: str) -> CheckpointNotFoundError:
         return CheckpointNotFoundError(f"{self.url}/{name} is missing; the checkpoint is incomplete or was removed")
+
+
+def _replace_file(fs: Any, temporary: str, path: str, content: bytes, place: str) -> None:
+    """Replace a file by renaming a temporary file; the replacement is complete on return.
+
+    Args:
+        fs: File system of the kind `files`, in which incomplete files are visible.
+        temporary: Path of the file that holds `content`.
+        path: Path of the file to replace.
+        content: Contents of the temporary file, which `path` must have after the rename.
+        place: URI of `path`, for error messages.
+    """
+    _repeated(f"rename {temporary}", lambda: _rename(fs, temporary, path), attempts=1)
+    if is_local(fs):  # the kernel's answer can be trusted
+        return
+    fs.invalidate_cache(temporary.rpartition("/")[0])
+    fs.invalidate_cache(path)
+    if fs.exists(temporary) or _read(fs, path) != content:
+        raise StorageError(
+            f"the file system did not replace {place} by what was renamed to it; nothing else was removed: save to "
+            "another storage"
+        )
+
+
+def _rename(fs: Any, temporary: str, path: str) -> None:
+    if renames_by_options(fs):
+        options = {"destination": path, "renameoptions": "OVERWRITE"}
+        fs._call("RENAME", method="put", path=temporary, **options)  # noqa: SLF001 - its `mv` takes no options
+    else:
+        fs.mv(temporary, path)
+
+
+def _read(fs: Any, path: str) -> bytes | None:
+    try:
+        return bytes(_repeated(f"GET {path}", lambda: fs.cat_file(path)))
+    except FileNotFoundError:
+        return None
+
+
+class _FsspecSink(UploadSink):
+    """Sink that uploads a new file through an fsspec file system."""
+
+    def __init__(self, fs: Any, name: str, path: str, *, exclusive: bool, block_bytes: int) -> None:
+        super().__init__(name, path)
+        self._fs = fs
+        self.may_exist = True
+        mode = "xb" if exclusive else "wb"
+        self._file: Any = self._once("open", lambda: fs.open(path, mode, block_size=block_bytes))
+
+    def send(self, view: memoryview) -> None:
+        """Write the bytes to the file, whose buffer copies them."""
+        self._once("write", lambda: self._file.write(view))
+
+    def complete(self) -> None:
+        """Close the file, which uploads the last bytes and makes the file visible."""
+        try:
+            self._once("close", self._file.close)
+        except BaseException as error:
+            mine = isinstance(error, FileExistsError) and self._is_there()
+            self.give_up()
+            if not mine:
+                raise
+            self.may_exist = True
+
+    def _is_there(self) -> bool:
+        """Whether the existing file of that name holds exactly these bytes.
+
+        If so, the client's first attempt, whose response was lost, made the file, and the client's retry was refused.
+        """
+        buffer = getattr(self._file, "buffer", None)
+        held = buffer.getvalue() if isinstance(buffer, io.BytesIO) else None
+        if held is None or len(held) != self.sent_bytes:  # parts of it were sent before: only the whole can be compared
+            return False
+        try:
+            return bool(_repeated(f"read {self.place}", lambda: self._fs.cat_file(self.place)) == held)
+        except OSError:
+            return False
+
+    def give_up(self) -> None:
+        """Abort the upload, if the file system can.
+
+        Without this, the file object could complete the upload when it is garbage-collected.
+        """
+        with contextlib.suppress(Exception):
+            self._file.discard()
+        with contextlib.suppress(Exception):
+            self._file.closed = True
+        with contextlib.suppress(Exception):
+            self._file.close()
+
+    def remove(self) -> None:
+        """Remove the file."""
+        self._fs.rm_file(self.place)
+
+    def _once(self, what: str, function: Any) -> Any:
+        try:
+            return _repeated(f"{what} {self.place}", function, attempts=1)
+        except FileExistsError as error:
+            self.may_exist = False
+            raise FileExistsError(f"{self.place} exists already") from error
+
+
+_NAMES = ("mtime", "LastModified", "last_modified", "modified", "updated", "created")
+_FTP = re.compile(r"(\d{14})(\.\d+)?")
+
+
+def modified_seconds(info: Mapping[str, Any], fs: Any, *, otherwise: float) -> float:
+    """Return a file's modification time in seconds since the epoch.
+
+    Args:
+        info: Result of `fs.info` for the file.
+        fs: The file system, whose method `modified` is called if `info` has no time.
+        otherwise: Result if the file system reports no time, in seconds since the epoch.
+    """
+    found = _time_of(info)
+    if found is None:
+        with contextlib.suppress(Exception):
+            found = _seconds(fs.modified(info["name"]))
+    return otherwise if found is None else found
+
+
+def _time_of(info: Mapping[str, Any]) -> float | None:
+    if info.get("modificationTime") is not None:  # WebHDFS; its `modified` gives the hour of this machine's zone
+        return float(info["modificationTime"]) / 1000
+    if (of_ftp := _FTP.fullmatch(str(info.get("modify")))) is not None:  # RFC 3659: UTC
+        return _seconds(dt.datetime.strptime(of_ftp[1], "%Y%m%d%H%M%S").replace(tzinfo=dt.timezone.utc))
+    return _seconds(next((info[name] for name in _NAMES if info.get(name) is not None), None))
+
+
+def _seconds(value: Any) -> float | None:
+    if isinstance(value, str):
+        try:
+            value = dt.datetime.fromisoformat(re.sub("[Zz]$", "+00:00", value))
+        except ValueError:
+            return None
+    if isinstance(value, dt.datetime):
+        return (value if value.tzinfo else value.replace(tzinfo=dt.timezone.utc)).timestamp()
+    return None if value is None else float(value)
+
+
+T = TypeVar("T")
+
+# Implementations retry by themselves what they know to be passing; this is for what they let through.
+_ATTEMPTS = 4
+_FINAL = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError, DcpError)
+
+
+def _repeated(what: str, function: Callable[[], T], *, attempts: int = _ATTEMPTS) -> T:
+    """Send a request, retry it after transient errors, and return its result.
+
+    Args:
+        what: Description of the request with its path, for error messages.
+        function: Function that makes the request; may be called several times.
+        attempts: Limit of the number of attempts; 1 for requests that must not be carried out twice.
+    """
+    made = Attempts(what, attempts)
+    while True:
+        try:
+            return function()
+        except _FINAL:
+            raise
+        except Exception as error:  # implementations raise what their own clients do, not only OSError
+            message = f"{type(error).__name__}: {error}"
+            if isinstance(error, (TypeError, NotImplementedError)) or not made.wait(message):
+                raise made.failure(message, "check the connection and the service") from error

@@ -1,6 +1,6 @@
 """The command line: dispatches to the commands, and turns errors into one line and an exit code.
 
-Modules of commands are imported when the commands run: listing and showing do not import what converting needs.
+Commands are imported when they run, which keeps `ls` fast.
 """
 
 from __future__ import annotations
@@ -15,56 +15,55 @@ from typing import NoReturn
 
 import click
 
-from dcp_inspect.advice import in_options, program
+from dcp_base.imports import PARTS, import_part, is_installed
+from dcp_inspect.errors import INTERRUPTED, KINDS, first_line, foreseen, in_options, program
 from dcp_inspect.examples import examples
-from dcp_inspect.exit_codes import INTERRUPTED, exit_code
-from dcp_inspect.printing.json_errors import print_error, wants_json
-from dcp_inspect.printing.other_words import meant_command, meant_options
+from dcp_inspect.printing.suggestions import meant_command, meant_options
 
 __all__ = ["COMMANDS", "dcp", "main", "run"]
 
 COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
-        "ls": ("list_checkpoints", "List the checkpoints under a folder."),
-        "show": ("show", "Show what a checkpoint or file holds."),
+        "ls": ("list_checkpoints", "List the checkpoints under a directory."),
+        "show": ("show", "Show what checkpoints or files hold."),
         "cat": ("cat", "Print the values of a tensor or an object."),
-        "verify": ("verify", "Check every byte of a checkpoint."),
+        "verify": ("verify", "Check every byte of checkpoints."),
         "diff": ("diff", "Compare two checkpoints or files."),
         "convert": ("convert", "Convert between checkpoints, torch.save files and safetensors."),
         "plan": ("plan", "Show what each rank of a job would read and write."),
-        "rm": ("remove", "Remove a checkpoint."),
-        "prune": ("prune", "Remove all but the newest checkpoints under a folder."),
+        "latest": ("latest", "Print the path of the newest checkpoint that can be loaded."),
+        "rm": ("remove", "Remove checkpoints."),
+        "prune": ("prune", "Remove all but the newest checkpoints under a directory."),
+        "unquarantine": ("unquarantine", "Let readers use a quarantined checkpoint again."),
         "plugins": ("plugins", "List what installed packages add."),
         "help": ("help", "Show how to use a command."),
         "completion": ("completion", "Print a script that completes commands in a shell."),
     }
 )
-"""Command → its module in `dcp_inspect.commands`, and its description."""
+"""Command → its module in `dcp_inspect.commands` and its description."""
+_ADDED = "dcp "
+"""Prefix of other packages' commands."""
 _BUG = 1
-"""Exit code of Python for an error that nobody has foreseen."""
+"""Python's exit code for an unforeseen error."""
 
 
 class _Lazy(click.Group):
-    """A click group that imports its commands lazily."""
-
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return all commands in the order of the table, and then those of plug-ins."""
         del ctx
         return [*COMMANDS, *_added()]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command; None for an unknown name."""
         del ctx
         if cmd_name in COMMANDS:
             module = importlib.import_module(f"dcp_inspect.commands.{COMMANDS[cmd_name][0]}")
             found: click.Command = module.command
             return found
-        return _added_command(cmd_name)
+        part = f"{_ADDED}{cmd_name}"
+        return import_part(part) if part in PARTS else None
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command of the arguments; the error of an unknown one suggests what may be meant."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
@@ -74,29 +73,15 @@ class _Lazy(click.Group):
             raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands for the help page, without importing any command."""
+        """Write the list of commands without importing one."""
         del ctx
         with formatter.section("Commands"):
             formatter.write_dl([*((name, text) for name, (_, text) in COMMANDS.items()), *_added().items()])
 
 
 def _added() -> dict[str, str]:
-    """Return the commands that plug-ins add, by name, with their descriptions."""
-    from dcp_hooks import installed  # noqa: PLC0415 - looking for plug-ins takes time that `dcp ls` need not
-
-    offered = {name: installed.offered("commands", name) for name in installed.names("commands")}
-    return {name: found[0][0].summary for name, found in offered.items() if name not in COMMANDS}
-
-
-def _added_command(name: str) -> click.Command | None:
-    """Return the command of a plug-in; None for an unknown name."""
-    from dcp_hooks import installed, resolve  # noqa: PLC0415 - as above
-
-    if not installed.offered("commands", name):
-        return None
-    spec, plugin = installed.find("commands", name)
-    found: click.Command = resolve(spec.command, plugin)
-    return found
+    added = {part: text for part, (_, text) in PARTS.items() if part.startswith(_ADDED) and is_installed(part)}
+    return {part.removeprefix(_ADDED): text for part, text in added.items()}
 
 
 @click.group(
@@ -113,7 +98,7 @@ def _added_command(name: str) -> click.Command | None:
 def dcp() -> None:
     """Inspect, verify, convert and remove distributed checkpoints.
 
-    Paths may be folders, files, or URIs such as s3://bucket/runs.
+    Paths may be directories, files, or URIs such as s3://bucket/runs.
 
     Exit codes: 0 done, 1 something differs or is damaged, 2 wrong use, 3 not found, 4 cannot be read, 5 needs another
     package or version, 6 unsafe, 7 already there.
@@ -121,7 +106,7 @@ def dcp() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line and end the process with an exit code that scripts can use."""
+    """Run the command line and exit."""
     # Characters that the stream cannot encode are escaped, like control characters; the rest is printed unchanged.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -130,9 +115,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns its exit code.
+    """Run the command line and return its exit code.
 
-    With `--json` among the arguments, an error is a JSON object on stdout, besides the message on stderr.
+    With `--json`, an error is also a JSON object on stdout.
     """
     given = sys.argv[1:] if arguments is None else [*arguments]
     try:
@@ -151,12 +136,12 @@ def _run(arguments: list[str]) -> int:
     except BrokenPipeError:
         raise
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - bugs are raised again
-        return _failed(error, as_json=wants_json(arguments))
+        return _failed(error, as_json=_wants_json(arguments))
     return result if isinstance(result, int) else 0
 
 
 def _failed(error: BaseException, *, as_json: bool) -> int:
-    """Print an error, and return its exit code. Raises the error itself if it is a bug."""
+    """Print an error and return its exit code; raise a bug."""
     code: int | None
     if isinstance(error, click.ClickException):
         code, message = error.exit_code, _print_wrong_use(error)
@@ -164,26 +149,19 @@ def _failed(error: BaseException, *, as_json: bool) -> int:
         code, message = INTERRUPTED, "interrupted"
         click.echo("dcp: interrupted", err=True)
     else:
-        code, message = exit_code(error), in_options(first_line(error))
+        known = foreseen(error)
+        code, message = (None, first_line(error)) if known is None else (known[0], in_options(known[1]))
         if code is not None:
             _say(f"dcp: {message}")
     if as_json:
-        print_error(message, _BUG if code is None else code)
+        _print_error(message, _BUG if code is None else code)
     if code is None:
         raise error
     return code
 
 
-def first_line(error: BaseException) -> str:
-    """Return the message of an error as one line."""
-    return " ".join(str(error).split()) or type(error).__name__
-
-
 def _print_wrong_use(error: click.ClickException) -> str:
-    """Print wrong usage as click does, usage line and message, and return the message.
-
-    The arguments in a message may hold line breaks.
-    """
+    """Print wrong usage and return the message, which may hold line breaks."""
     error.message = in_options(" ".join(error.message.split()))  # type: ignore[misc]  # the same, on one line
     if isinstance(error, click.NoSuchOption) and error.ctx is not None:
         known = [name for each in error.ctx.command.params for name in each.opts if name.startswith("--")]
@@ -197,7 +175,7 @@ def _print_wrong_use(error: click.ClickException) -> str:
 
 
 def _print_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print the traceback of a bug, with control characters escaped for the terminal."""
+    """Print a bug's traceback with control characters escaped."""
     _say("".join(traceback.format_exception(kind, error, trace)).rstrip("\n"))
 
 
@@ -205,3 +183,15 @@ def _say(text: str) -> None:
     from dcp_inspect.printing.output import say  # noqa: PLC0415 - takes numpy, which help and completion need not wait for
 
     say(text, err=True, lines=True)
+
+
+def _wants_json(arguments: Sequence[str]) -> bool:
+    """Whether a possibly wrong command line asks for JSON."""
+    options = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    return "--json" in options or "--json-lines" in options
+
+
+def _print_error(message: str, code: int) -> None:
+    from dcp_inspect.printing.output import print_json  # noqa: PLC0415 - takes numpy, which help need not wait for
+
+    print_json({"error": {"kind": KINDS.get(code, "internal"), "message": message, "exit_code": code}})

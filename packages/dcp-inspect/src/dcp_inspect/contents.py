@@ -1,7 +1,8 @@
-"""Contents of a checkpoint as rows of its index: names, shapes, sizes. Needs neither torch nor values."""
+"""Contents of a checkpoint from its index. Needs neither torch nor values."""
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import math
 import os
@@ -10,28 +11,35 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dcp_inspect.errors import OtherFormatError
-from dcp_inspect.places import is_uri
+from dcp_base import DcpError
+from dcp_inspect.arguments import is_uri
 from dcp_manifest import (
     DATA_SUFFIX,
     ITEM_BYTES,
     METADATA_NAME,
     CheckpointIndex,
     CheckpointNotFoundError,
+    FoundCheckpoint,
     LocalFolder,
+    UnsupportedFormatError,
+    check_files,
     checkpoints_below,
     index_of,
 )
 
-__all__ = ["Row", "folder_of", "open_index", "rows_of", "select"]
+__all__ = ["OtherFormatError", "Row", "folder_of", "open_index", "rows_of", "select"]
 
 
 _READ_BY = "; `dcp show`, `dcp cat`, `dcp diff` and `dcp convert` read other formats, too"
 
 
+class OtherFormatError(UnsupportedFormatError):
+    """The path has files of another format, which a converter may read."""
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One value: a tensor, an object, or another name of a tensor."""
+    """A tensor, an object, or an alias of a tensor."""
 
     name: str
     kind: str
@@ -39,15 +47,14 @@ class Row:
     shape: tuple[int, ...] | None = None
     chunks: int = 0
     bytes: int = 0
-    """Number of bytes of the values; for an object, its stored bytes."""
+    """Size of the values, or of a stored object."""
     stored_bytes: int = 0
-    """Number of bytes in the files, including the framing of the values."""
     rank: int | None = None
-    """The rank that the value belongs to; None for one of the whole job."""
+    """Owner; None for a value of the whole job."""
     target: str | None = None
-    """For an alias: name of the tensor that it stands for."""
+    """The tensor of an alias."""
     value: str | None = None
-    """For an object: its value as Python writes it, if `with_values` has read it."""
+    """Object as text, or class of a tensor subclass; set by `with_values`."""
 
     def as_json(self) -> dict[str, object]:
         """Return the row as JSON data."""
@@ -75,7 +82,7 @@ def open_index(path: str | os.PathLike[str]) -> CheckpointIndex:
             raise CheckpointNotFoundError(
                 f"{place} is a data file of the checkpoint in {place.parent}: `dcp show {place.parent}` shows it"
             )
-        raise OtherFormatError(f"{place} is a file, not a checkpoint's folder{_READ_BY}")
+        raise OtherFormatError(f"{place} is a file, not a checkpoint's directory{_READ_BY}")
     try:
         return index_of(place)
     except CheckpointNotFoundError as error:
@@ -91,16 +98,15 @@ def _index_at(uri: str) -> CheckpointIndex:
         return StoreBackend(store).read_index()
     except CheckpointNotFoundError as error:
         if file_at(uri) is not None:
-            raise OtherFormatError(f"{uri} is a file, not a checkpoint's folder{_READ_BY}") from error
+            raise OtherFormatError(f"{uri} is a file, not a checkpoint's directory{_READ_BY}") from error
         _say_what_is_there(uri, store, [entry.name for entry in store.list()], error)
         raise
 
 
 def _say_what_is_there(place: str, folder: Any, names: Sequence[str], error: CheckpointNotFoundError) -> None:
-    """Raise an error that says what a folder without a checkpoint holds instead, if it holds anything known."""
     found = checkpoints_below(folder, unfinished=True)
     if any(one.unfinished and not one.place.parts for one in found):
-        from dcp_inspect.unfinished import unfinished_save  # noqa: PLC0415 - folders need no stores otherwise
+        from dcp_inspect.removal import unfinished_save  # noqa: PLC0415 - folders need no stores otherwise
         from dcp_io import open_store  # noqa: PLC0415
 
         save = unfinished_save(open_store(place))
@@ -108,19 +114,28 @@ def _say_what_is_there(place: str, folder: Any, names: Sequence[str], error: Che
             f"{place} holds an unfinished save and no checkpoint: {save.reason or 'no save is running'}; "
             f"{save.removal(place)}"
         ) from error
-    below = [one.store.url.rstrip("/").removeprefix("./") for one in found if not one.unfinished]
+    below = [one for one in found if not one.unfinished]
     if below:
         several = f"the {len(below)} checkpoints" if len(below) > 1 else "the checkpoint"
         raise CheckpointNotFoundError(
-            f"{place} is no checkpoint; `dcp ls {place}` lists {several} below it, the newest is {below[0]}; `dcp "
-            f"verify -r {place}` checks all of them"
+            f"{place} is no checkpoint; `dcp ls {place}` lists {several} below it, {_newest(below)}; `dcp verify -r "
+            f"{place}` checks all of them"
         ) from error
     if any(name.endswith(".safetensors") for name in names):
         raise OtherFormatError(f"{place} holds safetensors files, not a checkpoint{_READ_BY}") from error
 
 
+def _newest(below: Sequence[FoundCheckpoint[Any]]) -> str:
+    for one in below:
+        with contextlib.suppress(DcpError, OSError):
+            if one.put_aside is None:
+                check_files(one.store, index_of(one.store))
+                return f"the newest complete one is {one.store.url.rstrip('/').removeprefix('./')}"
+    return "none of which is complete"
+
+
 def rows_of(index: CheckpointIndex) -> Iterator[Row]:
-    """Return a row per value, tensors first, in the order of the index."""
+    """Return a row per value, tensors first, in index order."""
     chunk_starts, shape_starts = index.chunk_starts().tolist(), index.shape_starts().tolist()
     lengths = [] if index.chunk_items is None else index.chunk_items.length.tolist()
     for number, name in enumerate(index.tensor_names):
@@ -148,7 +163,7 @@ def rows_of(index: CheckpointIndex) -> Iterator[Row]:
 
 
 def folder_of(path: str | os.PathLike[str]) -> str:
-    """Return a checkpoint's folder, if a path names its index."""
+    """Return the folder for a path that may name its index."""
     place = os.fspath(path)
     if not is_uri(place) and os.path.basename(place) == METADATA_NAME and os.path.isfile(place):
         return os.path.dirname(place) or "."
@@ -156,7 +171,7 @@ def folder_of(path: str | os.PathLike[str]) -> str:
 
 
 def select(rows: Sequence[Row], patterns: Sequence[str]) -> list[Row]:
-    """Select the rows whose names match any of the shell patterns; all rows if there are no patterns."""
+    """Select the rows that match any shell pattern; all rows without patterns."""
     if not patterns:
         return [*rows]
     return [row for row in rows if any(fnmatch.fnmatchcase(row.name, pattern) for pattern in patterns)]

@@ -1,4 +1,4 @@
-"""Examples at the end of the commands' help pages; tests run each of them."""
+"""Examples on help pages; tests run each of them."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ __all__ = ["examples"]
 
 
 def examples(*lines: str) -> str:
-    """Return an epilog of a help page: command lines, each printed as it is; a comment may follow after `#`."""
+    """Return command lines as the epilog of a help page."""
     return "\n".join(("\b", "Examples:", *(f"  {line}" for line in lines)))

@@ -1,7 +1,7 @@
-"""Bytes that each rank of a job would read and write: arithmetic over a checkpoint's index, no data is read.
+"""Bytes that each rank of a job would read and write, computed from a checkpoint's index.
 
-Every tensor is taken to be sharded along its first dimension, as FSDP does it: rank r of n holds the r-th of n equal
-parts (the last parts may be short or empty); scalars are read by every rank.
+Tensors are sharded along their first dimension, as FSDP does: rank r of n has the r-th of n equal parts (the last parts
+may be short or empty). Every rank reads scalars.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["RankLoad", "Segment", "plan_reads", "plan_writes", "row_range"]
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A part of a chunk that one rank needs: bytes [start, stop) of the chunk's file."""
+    """Bytes [start, stop) of a file that one rank needs from a chunk."""
 
     name: str
     rank: int
@@ -29,21 +29,20 @@ class Segment:
 
 @dataclass(slots=True)
 class RankLoad:
-    """Totals of one rank's reads and writes."""
+    """Reads and writes of one rank."""
 
     rank: int
     needed_bytes: int = 0
-    """Number of bytes of the tensors that the rank will hold."""
     read_bytes: int = 0
-    """Bytes read from storage: all CRC blocks that contain needed bytes."""
+    """Bytes of all CRC blocks with needed bytes."""
     reads: int = 0
     files: set[str] = field(default_factory=set)
     write_bytes: int = 0
-    """Number of bytes that the rank writes when the job saves: its shards, and its share of replicated values."""
+    """Bytes of the rank's shards and its share of replicated values."""
 
 
 def row_range(rows: int, rank: int, world_size: int) -> tuple[int, int]:
-    """Return the rows of a rank: equal parts, rounded up, as torch's `chunk` and DTensor divide."""
+    """Return the rows of a rank, divided as torch's `chunk` and DTensor do."""
     step = -(-rows // world_size)
     return min(rows, rank * step), min(rows, (rank + 1) * step)
 
@@ -51,13 +50,7 @@ def row_range(rows: int, rank: int, world_size: int) -> tuple[int, int]:
 def plan_reads(
     index: CheckpointIndex, world_size: int, *, want_segments: bool = True
 ) -> tuple[list[RankLoad], list[Segment]]:
-    """Compute which parts of which files each of `world_size` ranks reads.
-
-    Args:
-        index: Index of the checkpoint.
-        world_size: Number of ranks.
-        want_segments: Whether to return the parts, which are very many if every rank reads many scalars.
-    """
+    """Compute reads per rank; `want_segments` can mean very many."""
     ranks = [RankLoad(rank) for rank in range(world_size)]
     every = RankLoad(-1)
     segments = []
@@ -79,7 +72,7 @@ def plan_reads(
 
 
 def _readers(chunk: StoredChunk, shape: tuple[int, ...], world_size: int) -> tuple[int, int]:
-    """Return the ranks [first, last) whose rows overlap a chunk; all for a scalar."""
+    """Return the ranks [first, last) that read a chunk."""
     if not shape:
         return 0, world_size
     step = max(1, -(-shape[0] // world_size))
@@ -107,7 +100,7 @@ def _segment(chunk: StoredChunk, shape: tuple[int, ...], load: RankLoad, world_s
 
 
 def plan_writes(index: CheckpointIndex, ranks: list[RankLoad]) -> None:
-    """Compute what each rank would write: its rows of every tensor; scalars go to the rank with the fewest bytes."""
+    """Add each rank's writes; scalars go to the rank with the fewest bytes."""
     shape_starts, world_size = index.shape_starts(), len(ranks)
     scalars = []
     for row in range(len(index.tensor_names)):

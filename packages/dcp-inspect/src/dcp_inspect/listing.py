@@ -1,116 +1,216 @@
-"""Summaries of the checkpoints under a folder without reading their data: for `dcp ls` and `dcp prune`."""
+"""Summaries of the checkpoints under a folder, without reading their data."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dcp_inspect.places import existing_folder, is_uri
-from dcp_inspect.unfinished import unfinished_save
-from dcp_io import LocalStore, find_checkpoints, open_store, root_at
+from dcp_base import without_end_slash
+from dcp_inspect.arguments import existing_folder, is_uri
+from dcp_inspect.errors import foreseen
+from dcp_inspect.printing.output import age
+from dcp_inspect.removal import unfinished_save
+from dcp_inspect.visuals.progress_bar import count_listed
+from dcp_io import LocalStore, find_checkpoints, open_store, read_note, root_at
 from dcp_manifest import (
     METADATA_NAME,
+    NOTE,
+    QUARANTINE,
     CheckpointIndex,
-    DcpError,
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
     FoundCheckpoint,
     LocalFolder,
+    UnsafeCheckpointError,
+    UnsupportedFormatError,
     checkpoints_below,
     file_sizes,
     index_of,
     needed_bytes,
+    parse_quarantine,
     rank_of_data_file,
-    without_end_slash,
 )
 
-__all__ = ["Listed", "find", "look_at"]
+__all__ = ["Listed", "Notes", "find", "look_at", "look_at_all", "notes_on"]
+
+# These errors report a state of the checkpoint; after every other error, the state is unknown.
+_DAMAGE = (CheckpointNotFoundError, CorruptCheckpointError, UnsafeCheckpointError, UnsupportedFormatError)
+
+
+@dataclass(frozen=True, slots=True)
+class Notes:
+    """Contents of the note files next to a checkpoint."""
+
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    keeps_best: str = ""
+    """The run's policies for its best checkpoints."""
+    quarantine: str | None = None
+    """Reason of the quarantine, if any."""
+    quarantined_seconds: float | None = None
+    """Time since the epoch; None if unknown."""
+
+    @property
+    def quarantine_text(self) -> str | None:
+        """The quarantine in words."""
+        if self.quarantine is None:
+            return None
+        when = self.quarantined_seconds
+        return f"quarantined{'' if when is None else f' {age(time.time() - when)} ago'}: {self.quarantine}"
+
+    def as_json(self) -> dict[str, object]:
+        """Return the notes as JSON data."""
+        quarantine = {"reason": self.quarantine, "found_seconds": self.quarantined_seconds}
+        return {"metrics": dict(self.metrics), "quarantine": None if self.quarantine is None else quarantine}
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """Summary of one checkpoint."""
+    """Summary of one checkpoint or unreadable folder."""
 
     path: str
     step: int | None
-    """Step from the folder's name or the manager's note."""
-    bytes: int
-    """Size of the index and the data files."""
-    values: int | None
-    world_size: int | None
+    """From the folder's name or the manager's note."""
     modified_seconds: float
-    valid: bool
-    """Whether the index is sound and the files exist and are long enough; `dcp verify` checks their contents."""
-    problem: str | None
-    writer: str | None
-    created_ns: int = 0
-    """Start time of the save, from the index; 0 if unknown."""
+    bytes: int = 0
+    """Of the index and the data files."""
+    values: int | None = None
+    world_size: int | None = None
+    problem: str | None = None
+    """None for a complete checkpoint."""
+    writer: str | None = None
+    save_id: str | None = None
+    created_ns: int | None = None
+    """Start time of the save; None if unknown."""
     unfinished: bool = False
-    """Whether the save that wrote the files has published no index: it is running, or it did not finish."""
+    """Whether the save is running or failed, without an index."""
+    unreadable: bool = False
+    """Whether the state is unknown."""
+    notes: Notes = field(default_factory=Notes)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the index is readable and the files have full length."""
+        return self.problem is None
+
+    def as_json(self) -> dict[str, object]:
+        """Return the summary as JSON data."""
+        names = (
+            *("path", "step", "bytes", "values", "world_size", "modified_seconds", "complete", "problem", "writer"),
+            *("save_id", "created_ns", "unfinished", "unreadable"),
+        )
+        return {**{name: getattr(self, name) for name in names}, **self.notes.as_json()}
 
 
-def find(path: str, *, unfinished: bool = False) -> list[FoundCheckpoint[Any]]:
-    """Return the checkpoints in a folder or URI and below, newest first; on request, unfinished saves as well.
+def find(path: str, *, unfinished: bool = False, unreadable: bool = True) -> list[FoundCheckpoint[Any]]:
+    """Return the checkpoints in a directory or URI and below, newest first; on request, unfinished saves.
 
-    Of a file that describes a root of several places, such as `run.tiers.toml`, those in all places.
-
-    Raises:
-        CheckpointNotFoundError: There is no such folder.
+    A directory that cannot be listed is returned with the reason. A file such as `run.tiers.toml` stands for all its
+    places. Raises CheckpointNotFoundError.
     """
     described = root_at(path)
     if described is not None:
-        return find_checkpoints(described, unfinished=unfinished)
+        return find_checkpoints(described, unfinished=unfinished, unreadable=unreadable)
     # Folders need none of the stores' engines.
     root: Any = open_store(path) if is_uri(path) else LocalFolder(existing_folder(path))
-    return checkpoints_below(root, unfinished=unfinished)
+    return checkpoints_below(root, unfinished=unfinished, unreadable=unreadable)
+
+
+def look_at_all(found: Sequence[FoundCheckpoint[Any]], path: str) -> Iterator[Listed]:
+    """Yield the summary of each checkpoint, with a progress bar."""
+    return map(look_at, count_listed(found, path))
 
 
 def look_at(found: FoundCheckpoint[Any]) -> Listed:
-    """Summarise a checkpoint without reading its data."""
+    """Summarise a checkpoint; never raises for a failing storage."""
+    try:
+        return _look_at(found)
+    except Exception as error:
+        known = foreseen(error)
+        if known is None:
+            raise
+        path = without_end_slash(found.store.url)
+        problem = known[1].removeprefix(f"{found.store.url}: ")
+        unreadable = not isinstance(error, _DAMAGE)
+        if unreadable and not problem.startswith("cannot be read"):
+            problem = f"cannot be read: {problem}"
+        return Listed(
+            path,
+            found.step,
+            found.modified_seconds,
+            bytes=_bytes_in(found.store),
+            problem=problem,
+            unreadable=unreadable,
+            notes=_notes_if_readable(found),
+        )
+
+
+def _look_at(found: FoundCheckpoint[Any]) -> Listed:
     store = found.store
     path, step, modified = without_end_slash(store.url), found.step, found.modified_seconds
+    if found.unreadable is not None:
+        return Listed(path, step, modified, problem=f"cannot be read: {found.unreadable}", unreadable=True)
     if found.unfinished:
-        return _unfinished(found, path)
-    try:
-        index = index_of(store)
-        needed = needed_bytes(index)
-        sizes = file_sizes(store, {METADATA_NAME: 0, **needed})
-    except (DcpError, OSError) as error:
-        text = " ".join(str(error).split()).removeprefix(f"{store.url}: ")
-        return Listed(path, step, _bytes_in(store), None, None, modified, False, text, None)
-    problem = found.put_aside or _first_problem(needed, sizes)
+        folder = open_store(path) if is_uri(path) else LocalStore(path)
+        size = sum(entry.bytes for entry in folder.list())
+        problem: str | None = unfinished_save(folder).summary
+        return Listed(path, step, modified, size, problem=problem, unfinished=True)
+    index = index_of(store)
+    needed = needed_bytes(index)
+    sizes = file_sizes(store, {METADATA_NAME: 0, **needed})
+    notes = notes_on(found)
+    problem = notes.quarantine_text or found.put_aside or _first_problem(needed, sizes)
     info = index.info
     return Listed(
         path=path,
         step=step,
+        modified_seconds=modified,
         bytes=sum(size or 0 for size in sizes.values()),
         values=len(index.tensor_names) + len(index.object_names) + len(index.alias_names),
         world_size=info.world_size if info else _world_size(index),
-        modified_seconds=modified,
-        valid=problem is None,
         problem=problem,
         writer=info.writer if info else "torch.distributed.checkpoint",
-        created_ns=info.created_ns if info else 0,
+        save_id=info.save_id if info else None,
+        created_ns=(info.created_ns or None) if info else None,
+        notes=notes,
     )
 
 
+def notes_on(found: FoundCheckpoint[Any]) -> Notes:
+    """Read the notes next to a checkpoint. Raises OSError."""
+    note = read_note(found.store, NOTE) if NOTE in found.notes else None
+    noted = Notes() if note is None else Notes(note.metrics, note.keeps_best)
+    if QUARANTINE not in found.notes:
+        return noted
+    try:
+        data = found.store.read(QUARANTINE)
+    except CheckpointNotFoundError:  # lifted meanwhile
+        return noted
+    reason, seconds = parse_quarantine(data)
+    return replace(noted, quarantine=reason, quarantined_seconds=seconds)
+
+
+def _notes_if_readable(found: FoundCheckpoint[Any]) -> Notes:
+    try:
+        return notes_on(found)
+    except Exception as error:
+        if foreseen(error) is None:
+            raise
+        return Notes()
+
+
 def _bytes_in(folder: Any) -> int:
-    """Return the size of the files in a folder whose index cannot be read; 0 if the storage fails."""
+    """Return the size of a folder's files; 0 if the storage fails."""
     try:
         return sum(entry.bytes for entry in folder.list())
-    except (DcpError, OSError):
+    except Exception as error:
+        if foreseen(error) is None:
+            raise
         return 0
 
 
-def _unfinished(found: FoundCheckpoint[Any], path: str) -> Listed:
-    """Summarise the files of a save without an index."""
-    store = open_store(path) if is_uri(path) else LocalStore(path)
-    size = sum(entry.bytes for entry in store.list())
-    problem = unfinished_save(store).summary
-    return Listed(path, found.step, size, None, None, found.modified_seconds, False, problem, None, unfinished=True)
-
-
 def _first_problem(needed: Mapping[str, int], sizes: Mapping[str, int | None]) -> str | None:
-    """Return the first problem of the data files; None if there is none."""
     for name, wanted in needed.items():
         size = sizes[name]
         if size is None:
@@ -121,6 +221,5 @@ def _first_problem(needed: Mapping[str, int], sizes: Mapping[str, int | None]) -
 
 
 def _world_size(index: CheckpointIndex) -> int | None:
-    """Return the world size of a checkpoint that stock saved, from its file names."""
     ranks = [rank for name in index.files if (rank := rank_of_data_file(name)) is not None]
     return max(ranks) + 1 if ranks else None

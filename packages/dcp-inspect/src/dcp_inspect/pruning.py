@@ -1,38 +1,49 @@
-"""Selection of the checkpoints that `dcp prune` removes, from the summaries of `dcp ls`. Removes nothing."""
+"""Selection of the checkpoints that `dcp prune` removes. Removes nothing.
+
+The KEEP newest checkpoints are read first, and an older one stays for each unsound one: an unread checkpoint never
+justifies a removal.
+"""
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from dcp_inspect.listing import Listed
-from dcp_manifest import FoundCheckpoint, noted_step_of
+from dcp_io import CheckpointRecord, KeepBest, KeepLast, KeepPolicy
+from dcp_manifest import FoundCheckpoint
 
 __all__ = ["Pruning", "choose"]
 
 Parts = tuple[str, ...]
+Examine = Callable[[Listed], str | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Pruning:
-    """Result of the selection; each checkpoint below a folder is in one of the lists."""
+    """The selection: each checkpoint is in one of the lists."""
 
     removed: list[Listed] = field(default_factory=list)
     kept: list[Listed] = field(default_factory=list)
-    """The newest steps of each run, valid and complete."""
-    invalid: list[Listed] = field(default_factory=list)
-    """Checkpoints that are kept because they cannot be loaded, or a part of their step is missing or cannot."""
+    """Newest steps of each run: complete, and sound if examined."""
+    best: list[tuple[Listed, str]] = field(default_factory=list)
+    """Best checkpoints, each with the run's policy."""
+    incomplete: list[Listed] = field(default_factory=list)
+    """A part of the step is missing or unloadable."""
+    damaged: list[tuple[Listed, str]] = field(default_factory=list)
+    """Complete but damaged ones, each with the first problem."""
     doubtful: list[tuple[Listed, str]] = field(default_factory=list)
-    """Checkpoints that are kept unless forced, each with a reason why it may be newer than a kept one."""
+    """Possibly newer than a kept one, with reasons."""
     without_step: list[Listed] = field(default_factory=list)
-    """Checkpoints that are kept because they have no step: times alone do not make a checkpoint old."""
+    """Times alone do not prove age."""
 
 
 @dataclass(slots=True)
 class _Step:
-    """The checkpoints of one step's folder: the folder's own, or the parts in folders below it."""
+    """Checkpoints of one step's folder, or its parts in folders below."""
 
     step: int
     members: list[tuple[FoundCheckpoint[Any], Listed]] = field(default_factory=list)
@@ -43,13 +54,17 @@ class _Step:
 
     @property
     def parts(self) -> frozenset[Parts]:
-        """Paths of the step's checkpoints; if the folder is a checkpoint, checkpoints below it are not included."""
+        """Paths, without checkpoints inside a checkpoint."""
         found = frozenset(found.place.parts[len(found.place.folder) :] for found, _ in self.members)
         return frozenset({()}) if () in found else found
 
     @property
     def created_ns(self) -> int:
-        return max(one.created_ns for one in self.listed)
+        return max(one.created_ns or 0 for one in self.listed)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        return {name: value for one in self.listed for name, value in one.notes.metrics.items()}
 
 
 def choose(
@@ -57,15 +72,12 @@ def choose(
     keep: int,
     *,
     force: bool,
+    examine: Examine | None,
 ) -> Pruning:
-    """Select the checkpoints to remove: those of each run below its newest valid steps.
+    """Select the checkpoints to remove: in each run, those below its `keep` newest sound steps.
 
-    A run is the checkpoints with equal names except for the step: `step-500` and `step-600`, but not `ema-step-500`.
-
-    Args:
-        checkpoints: The checkpoints found, newest first.
-        keep: Number of steps to keep in each run.
-        force: Whether to remove doubtful checkpoints as well.
+    Names in a run differ in the step only: `step-500` and `step-600`, but not `ema-step-500`. `checkpoints` are newest
+    first. `examine` returns a first problem; without it, complete checkpoints count as sound.
     """
     pruning = Pruning()
     runs: dict[Parts, dict[Parts, _Step]] = defaultdict(dict)
@@ -76,17 +88,28 @@ def choose(
         else:
             runs[place.series].setdefault(place.folder, _Step(place.step)).members.append((found, listed))
     for steps in runs.values():
-        _choose_of_run(pruning, [*steps.values()], keep, force=force)
+        _choose_of_run(pruning, [*steps.values()], keep, force=force, examine=examine)
     return pruning
 
 
-def _choose_of_run(pruning: Pruning, steps: list[_Step], keep: int, *, force: bool) -> None:
-    valid = [step for step in steps if all(one.valid for one in step.listed)]
-    complete = [step for number, step in enumerate(valid) if all(step.parts >= older.parts for older in valid[number:])]
-    kept, older = complete[:keep], complete[keep:]
-    pruning.invalid.extend(one for step in steps if step not in complete for one in step.listed)
+def _choose_of_run(pruning: Pruning, steps: list[_Step], keep: int, *, force: bool, examine: Examine | None) -> None:
+    whole = [step for step in steps if all(one.complete for one in step.listed)]
+    complete = [step for number, step in enumerate(whole) if all(step.parts >= older.parts for older in whole[number:])]
+    pruning.incomplete.extend(one for step in steps if step not in complete for one in step.listed)
+    if len(complete) <= keep:  # nothing is removed, so nothing is read
+        pruning.kept.extend(one for step in complete for one in step.listed)
+        return
+    reading = _Reading(examine)
+    kept = _select(complete, KeepLast(keep), reading, by_step=True)
+    rest = [step for step in complete if step not in kept and not reading.is_unsound(step)]
+    rules = _best_rules(complete)
+    best = [step for policy in _policies(rules) for step in _select([*kept, *rest], policy, reading)] if rest else []
     pruning.kept.extend(one for step in kept for one in step.listed)
-    for step in older:
+    pruning.best.extend((one, rules) for step in rest if step in best for one in step.listed)
+    pruning.damaged.extend((one, problem) for step, problem in reading.problems for one in step.listed)
+    for step in rest:
+        if step in best or reading.is_unsound(step):
+            continue
         reason = None if force else _doubt(step, kept)
         if reason is None:
             pruning.removed.extend(step.listed)
@@ -94,13 +117,60 @@ def _choose_of_run(pruning: Pruning, steps: list[_Step], keep: int, *, force: bo
             pruning.doubtful.extend((one, reason) for one in step.listed)
 
 
+class _Reading:
+    def __init__(self, examine: Examine | None) -> None:
+        self._examine = examine
+        self._sound: list[_Step] = []
+        self.problems: list[tuple[_Step, str]] = []
+
+    def is_sound(self, step: _Step) -> bool:
+        if self._examine is None or step in self._sound:
+            return True
+        if self.is_unsound(step):
+            return False
+        for one in step.listed:
+            problem = self._examine(one)
+            if problem is not None:
+                self.problems.append((step, problem))
+                return False
+        self._sound.append(step)
+        return True
+
+    def is_unsound(self, step: _Step) -> bool:
+        """Whether a step was read and is not sound."""
+        return any(step is other for other, _ in self.problems)
+
+
+def _select(steps: Sequence[_Step], policy: KeepPolicy, reading: _Reading, *, by_step: bool = False) -> list[_Step]:
+    """Return the sound steps that a policy keeps, highest first."""
+    numbered = dict(enumerate(reversed(steps)))
+    records = [
+        CheckpointRecord(number, number if by_step else step.created_ns / 1e9, step.metrics)
+        for number, step in numbered.items()
+    ]
+    found = policy.select(records, (), lambda number: reading.is_sound(numbered[number]))
+    return [numbered[number] for number in sorted(found, reverse=True) if not reading.is_unsound(numbered[number])]
+
+
+def _best_rules(steps: Sequence[_Step]) -> str:
+    """Return the policies from a run's newest note."""
+    return next((one.notes.keeps_best for step in steps for one in step.listed if one.notes.keeps_best), "")
+
+
+def _policies(rules: str) -> tuple[KeepBest, ...]:
+    """Parse policies; none if the note is damaged."""
+    with contextlib.suppress(ValueError):
+        return KeepPolicy.parse(rules).best() if rules else ()
+    return ()
+
+
 def _doubt(step: _Step, kept: Sequence[_Step]) -> str | None:
-    """Return why a step may be newer than a kept one, although its number is lower; None without a reason."""
+    """Return why a step may be newer than a kept one with a higher number."""
     for other in kept:
         if 0 < other.created_ns < step.created_ns:
             return f"it was saved after step {other.step}, which stays: training may have gone back"
     for found, _ in step.members:
-        noted = noted_step_of(found)
+        noted = found.noted_step()
         if noted is not None and any(noted > other.step for other in kept):
-            return f"its folder says step {step.step} and the note in it step {noted}"
+            return f"its directory says step {step.step} and the note in it step {noted}"
     return None

@@ -1,71 +1,58 @@
-"""Removal of checkpoints by `rm` and `prune`, with safety checks; `dcp_io` removes the index, then the files."""
+"""Removal of checkpoints by `rm` and `prune`, with safety checks; `dcp_io` removes the index, then the files.
+
+A save without an index may still run; `unfinished_save` says whether `rm` removes its files.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from dcp_hooks import WEB_SCHEMES
-from dcp_inspect.errors import CheckpointInUseError
-from dcp_inspect.unfinished import PATIENCE, unfinished_save
+from dcp_base import WEB_SCHEMES, DcpError, scheme_of
+from dcp_inspect.printing.output import age
 from dcp_io import (
     REMOVING,
     STALE_AFTER_SECONDS,
+    ReadingSign,
     SaveInProgressError,
     StorageError,
     Store,
     StoreBackend,
-    announce_removal,
     checkpoint_files,
-    live_readers,
     remove_checkpoint,
     running_saves,
-    scheme_of,
 )
-from dcp_manifest import (
-    DATA_SUFFIX,
-    METADATA_NAME,
-    SAVE_MARKER_PREFIX,
-    CheckpointNotFoundError,
-    DcpError,
-    is_index_name,
-)
+from dcp_manifest import DATA_SUFFIX, METADATA_NAME, SAVE_MARKER_PREFIX, CheckpointNotFoundError, is_index_name
 
-__all__ = ["Removal", "plan_removal", "preview_removal", "remove"]
+__all__ = ["Removal", "UnfinishedSave", "plan_removal", "preview_removal", "remove", "unfinished_save"]
 
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """The files of a folder that belong to its checkpoint."""
+    """A checkpoint's files in a folder."""
 
     path: str
-    """Path of the folder, as the user gave it."""
     store: Store
     indexes: tuple[str, ...]
     files: tuple[str, ...]
     bytes: int
     others: tuple[str, ...]
-    """Files that are kept, because no save has made them."""
+    """Files that no save wrote: they stay."""
     force: bool
-    """Whether the removal ignores running saves and readers."""
+    """Whether to ignore running saves and readers."""
     refusal: str | None = None
-    """In a dry run, why the removal would be refused without `force`; None if it would not."""
+    """In a dry run, why `force` is needed, if it is."""
 
 
 def plan_removal(path: str, store: Store, *, force: bool = False) -> Removal:
-    """Return what would be removed.
-
-    Args:
-        path: Path of the folder, for messages.
-        store: Store of the folder.
-        force: Whether to remove even if the index cannot be read, or a process seems to save or read there.
+    """Return what would be removed; `path` is for messages.
 
     Raises:
-        CheckpointNotFoundError: There is neither a checkpoint, nor anything that an unfinished save left.
-        SaveInProgressError: A process that runs, or may still run, saves to the folder.
-        CheckpointInUseError: A process that runs, or may still run, reads the checkpoint.
-        CorruptCheckpointError, …: The index cannot be read.
-        StorageError: The checkpoint is on a web server, which does not allow removal.
+        CheckpointNotFoundError: There is neither a checkpoint nor the remains of an unfinished save.
+        SaveInProgressError: A process may use the folder; not with `force`.
+        CorruptCheckpointError, …: The index cannot be read; not with `force`.
+        StorageError: The checkpoint is on a web server.
     """
     if scheme_of(store.url) in WEB_SCHEMES:
         raise StorageError(f"{path}: checkpoints on web servers can be read, not removed")
@@ -89,7 +76,6 @@ def plan_removal(path: str, store: Store, *, force: bool = False) -> Removal:
 
 
 def _check_unfinished(path: str, store: Store, ours: Collection[str], *, force: bool) -> None:
-    """Refuse a folder without an index that holds no files of a save, or perhaps those of a running one."""
     data = [entry for entry in store.list() if entry.name in ours and entry.name.endswith(DATA_SUFFIX)]
     markers = any(name.startswith(SAVE_MARKER_PREFIX) for name in ours)
     if not data and not markers:
@@ -97,17 +83,13 @@ def _check_unfinished(path: str, store: Store, ours: Collection[str], *, force: 
     save = unfinished_save(store)
     if save.quiet is not None and not force:
         raise SaveInProgressError(
-            f"{path} has no {METADATA_NAME}, and {save.reason}: wait until nothing has been written for {PATIENCE}, or "
-            "use rm --force"
+            f"{path} has no {METADATA_NAME}, and {save.reason}: wait until nothing has been written for {_PATIENCE}, "
+            "or use rm --force"
         )
 
 
 def preview_removal(path: str, store: Store, *, force: bool = False) -> Removal:
-    """Return what would be removed, for a dry run: a refusal is noted in the result. Arguments: see `plan_removal`.
-
-    Raises:
-        CheckpointNotFoundError, StorageError: As `plan_removal`: there is nothing that `force` would remove.
-    """
+    """Return what would be removed, with a refusal. Raises if `force` could not help."""
     if force:
         return plan_removal(path, store, force=True)
     try:
@@ -117,19 +99,18 @@ def preview_removal(path: str, store: Store, *, force: bool = False) -> Removal:
 
 
 def remove(removal: Removal) -> None:
-    """Remove the files, and the folder if it is then empty; repeats the safety checks, since a prompt takes time.
+    """Remove the files, and the folder if it is then empty. The safety checks run again, since a prompt takes time.
 
     Raises:
-        SaveInProgressError, CheckpointInUseError: Since `plan_removal`, a process began to use the checkpoint, or
-            another checkpoint has replaced it.
+        SaveInProgressError: Since `plan_removal`, a process began to use the checkpoint, or another one replaced it.
     """
     store = removal.store
     if not removal.force:
         again = plan_removal(removal.path, store)
         if (again.indexes, again.files) != (removal.indexes, removal.files):
-            raise CheckpointInUseError(f"{removal.path} has changed since you were asked: look at it, and try again")
-    # Readers look for this when they have left their sign, and we for signs when we have left this: one sees the other.
-    announce_removal(store)
+            raise SaveInProgressError(f"{removal.path} has changed since you were asked: look at it, and try again")
+    # Readers write their marker, then look for this one; we do the reverse, so at least one side sees the other.
+    store.publish(REMOVING, b"", sync=False)  # empty, which is possible even on a full disk
     if not removal.force:
         try:
             _refuse_users(store, removal.path)
@@ -143,6 +124,64 @@ def _refuse_users(store: Store, path: str) -> None:
     saves = running_saves(store, stale_after_seconds=STALE_AFTER_SECONDS)
     if saves:
         raise SaveInProgressError(f"a save is writing to {path} ({saves[0]}); wait for it, or use rm --force")
-    readers = live_readers(store, stale_after_seconds=STALE_AFTER_SECONDS)
+    readers = ReadingSign.alive(store, stale_after_seconds=STALE_AFTER_SECONDS)
     if readers:
-        raise CheckpointInUseError(f"a process is reading {path} ({readers[0]}); wait for it, or use rm --force")
+        raise SaveInProgressError(f"a process is reading {path} ({readers[0]}); wait for it, or use rm --force")
+
+
+_PATIENCE = age(STALE_AFTER_SECONDS)
+"""Time without a write, in words, that ends a save without a marker."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnfinishedSave:
+    """Running, perhaps running, or ended if both fields are None."""
+
+    process: str | None
+    """The live save and its process, from its marker."""
+    quiet: str | None
+    """Age of the newest file, if a save without a marker may run."""
+
+    @property
+    def reason(self) -> str | None:
+        """Why `rm` refuses, if it does."""
+        if self.process is not None:
+            return f"a save is writing to it ({self.process})"
+        if self.quiet is not None:
+            return f"its newest file was written {self.quiet} ago, so a save may still be running"
+        return None
+
+    @property
+    def summary(self) -> str:
+        """The state and the command that removes the files."""
+        if self.process is not None:
+            return f"being saved: {self.process}"
+        if self.quiet is None:
+            return "unfinished: no .metadata, and no live save; `dcp rm` removes it"
+        return (
+            f"unfinished, or being saved: newest file written {self.quiet} ago; `dcp rm` removes it after {_PATIENCE} "
+            "without a write, `dcp rm --force` at once"
+        )
+
+    def removal(self, path: str) -> str:
+        """Return how to remove the files, for a sentence."""
+        if self.reason is None:
+            return f"`dcp rm {path}` removes what it left"
+        when = "when the save has ended" if self.process else f"after {_PATIENCE} without a write"
+        return f"`dcp rm {path}` removes what it left {when}, `dcp rm --force {path}` at once"
+
+
+def unfinished_save(store: Store) -> UnfinishedSave:
+    """Return the state of the save in a folder without an index.
+
+    A save without a marker, as PyTorch's, may be running until nothing was written for `STALE_AFTER_SECONDS`.
+    """
+    running = running_saves(store, stale_after_seconds=STALE_AFTER_SECONDS)
+    if running:
+        return UnfinishedSave(running[0], None)
+    entries = store.list()
+    if any(entry.name.startswith(SAVE_MARKER_PREFIX) for entry in entries):  # of processes that have ended
+        return UnfinishedSave(None, None)
+    written = max((entry.mtime for entry in entries if entry.name.endswith(DATA_SUFFIX)), default=0.0)
+    quiet_seconds = time.time() - written
+    return UnfinishedSave(None, age(quiet_seconds) if quiet_seconds < STALE_AFTER_SECONDS else None)

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 
-from dcp_inspect.printing.output import Cell
-from dcp_inspect.printing.wrapping import wrapped
+from dcp_inspect.printing.output import Cell, wrapped
 
 Write = Callable[..., Path]
 DataFile = Callable[[Path], Path]

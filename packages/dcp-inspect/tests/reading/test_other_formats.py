@@ -33,14 +33,14 @@ COMMANDS = {
     "show folder.hf": (5, "folder.hf is of another format, and reading it {}"),
     "cat file.pt w": (5, "file.pt is of another format, and reading it {}"),
     "diff good file.pt": (5, "file.pt is of another format, and reading it {}"),
-    "show text.txt": (5, "text.txt is no checkpoint's folder, torch.save file or safetensors file"),
-    "cat empty.txt w": (5, "empty.txt is no checkpoint's folder, torch.save file or safetensors file"),
+    "show text.txt": (5, "text.txt is no checkpoint's directory, torch.save file or safetensors file"),
+    "cat empty.txt w": (5, "empty.txt is no checkpoint's directory, torch.save file or safetensors file"),
     "show nowhere": (3, "there is nothing at nowhere: check the path"),
     "cat nowhere w": (3, "there is nothing at nowhere: check the path"),
     "diff good nowhere": (3, "there is nothing at nowhere: check the path"),
     "verify file.pt": (
         5,
-        "file.pt is a file, not a checkpoint's folder; files of other formats have no CRCs to verify",
+        "file.pt is a file, not a checkpoint's directory; files of other formats have no CRCs to verify",
     ),
 }
 

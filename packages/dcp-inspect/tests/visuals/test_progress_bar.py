@@ -15,13 +15,16 @@ from typing import Any
 
 import pytest
 
-from dcp_hooks import CheckpointEvent
-from dcp_inspect import plugin
+from dcp_base import CheckpointEvent, PluginRegistry, registry
 from dcp_inspect.visuals import progress_bar
 
 Write = Callable[..., Path]
 
 STARTED = CheckpointEvent("save", "total", "started", 0, "run/step-100", world_size=1, operation_id="a")
+
+
+CLOSED = io.StringIO()
+CLOSED.close()
 
 
 class Terminal(io.StringIO):
@@ -34,7 +37,9 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
     """What a terminal gets; bars appear at once."""
     stream = Terminal()
     # In that module only: pytest sets the stream of this process again before each test.
-    monkeypatch.setattr(progress_bar, "sys", SimpleNamespace(stderr=stream, modules=sys.modules))
+    seen = SimpleNamespace(stderr=stream, modules=sys.modules)
+    for module in (progress_bar, registry):
+        monkeypatch.setattr(module, "sys", seen)
     monkeypatch.setattr(progress_bar, "AFTER_SECONDS", 0)
     monkeypatch.setattr(progress_bar, "PAUSE_SECONDS", 0)
     monkeypatch.setattr(progress_bar._state, "enabled", True)
@@ -48,11 +53,11 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
 
 def play(start: CheckpointEvent, *, end: str = "finished") -> None:
     """The events of a save of 3 GiB."""
-    plugin.dcp_on_event(start)
+    progress_bar.observe(start)
     for done in (1 << 30, 2 << 30):
-        plugin.dcp_on_event(replace(start, phase="write", state="progress", bytes=done, expected_bytes=3 << 30))
-    plugin.dcp_on_event(replace(start, phase="write", state=end))
-    plugin.dcp_on_event(replace(start, state=end))
+        progress_bar.observe(replace(start, phase="write", state="progress", bytes=done, expected_bytes=3 << 30))
+    progress_bar.observe(replace(start, phase="write", state=end))
+    progress_bar.observe(replace(start, state=end))
 
 
 def plain(text: str) -> str:
@@ -78,6 +83,22 @@ def test_a_line_is_drawn_again_and_erased_at_the_end(terminal: Terminal, end: st
     assert "\x1b[?25l" not in terminal.getvalue()  # a process that is killed leaves the cursor visible
 
 
+def test_a_listing_counts_its_checkpoints(terminal: Terminal) -> None:
+    assert [*progress_bar.count_listed("abc", "runs")] == ["a", "b", "c"]
+    shown = plain(terminal.getvalue()).split("\r\x1b[2K")
+    assert all(line.startswith("listing runs ") for line in shown[1:-1])
+    assert "1/3" in shown[-3]
+    assert "2/3" in shown[-2]
+    assert shown[-1] == ""  # nothing stays above the table
+
+
+def test_a_listing_that_ends_early_leaves_no_bar(terminal: Terminal) -> None:
+    listing = progress_bar.count_listed("abc", "runs")
+    assert [next(listing), next(listing)] == ["a", "b"]
+    listing.close()  # type: ignore[attr-defined]
+    assert terminal.getvalue().endswith("\r\x1b[2K")
+
+
 def test_other_ranks_are_counted(terminal: Terminal) -> None:
     play(replace(STARTED, world_size=8))
     assert "saving step-100 (rank 0 of 8)" in plain(terminal.getvalue())
@@ -96,7 +117,7 @@ def test_a_short_operation_shows_nothing(terminal: Terminal, monkeypatch: pytest
 
 
 def test_only_the_first_of_two_operations_has_a_bar(terminal: Terminal) -> None:
-    plugin.dcp_on_event(STARTED)
+    progress_bar.observe(STARTED)
     play(replace(STARTED, operation_id="b", checkpoint_id="other"))
     assert terminal.getvalue() == ""
     play(STARTED)
@@ -140,13 +161,31 @@ def test_pipes_other_ranks_and_the_background_show_nothing(terminal: Terminal, m
 
 
 def test_a_terminal_that_is_gone_costs_one_error(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
-    plugin.dcp_on_event(STARTED)
+    progress_bar.observe(STARTED)
     terminal.close()
     event = replace(STARTED, phase="write", state="progress", bytes=1, expected_bytes=2)
     with pytest.raises(ValueError, match="closed"):
-        plugin.dcp_on_event(event)
-    plugin.dcp_on_event(event)
-    plugin.dcp_on_event(replace(STARTED, state="finished"))
+        progress_bar.observe(event)
+    progress_bar.observe(event)
+    progress_bar.observe(replace(STARTED, state="finished"))
+
+
+def test_events_are_observed_where_somebody_looks(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = PluginRegistry("dcp-no-such-plugins")
+    assert registry.observed
+    registry.emit(STARTED)
+    assert progress_bar._state.bar is not None
+    registry.emit(replace(STARTED, state="finished"))
+    monkeypatch.setenv("DCP_PROGRESS", "0")
+    assert not registry.observed
+
+
+@pytest.mark.parametrize("stream", [None, io.StringIO(), object(), CLOSED])
+def test_nothing_is_observed_without_a_screen(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch, stream: object
+) -> None:
+    monkeypatch.setattr(registry.sys, "stderr", stream)
+    assert not PluginRegistry("dcp-no-such-plugins").observed
 
 
 def test_a_notebook_gets_one_output_that_changes(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,12 +214,9 @@ def test_a_notebook_gets_one_output_that_changes(terminal: Terminal, monkeypatch
 
 SCRIPT = """
 import sys
-import dcp_hooks.progress, dcp_inspect.visuals.progress_bar
-from dcp_hooks import installed
-from dcp_inspect import main, plugin
-dcp_hooks.progress.INTERVAL_SECONDS = dcp_inspect.visuals.progress_bar.AFTER_SECONDS = 0
-if not any(info.module == plugin.__name__ for info in installed.list()):
-    installed.register(plugin, "bars")  # it has no entry point until installed
+import dcp_base.progress, dcp_inspect.visuals.progress_bar
+from dcp_inspect.cli import main
+dcp_base.progress.INTERVAL_SECONDS = dcp_inspect.visuals.progress_bar.AFTER_SECONDS = 0
 main()
 """
 
@@ -191,13 +227,13 @@ def test_the_command_shows_a_bar_in_a_terminal_and_none_in_a_pipe(write: Write, 
     environment: dict[str, Any] = {**os.environ, "TERM": "xterm", "COLUMNS": "90"}
     main, side = pty.openpty()
     try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=side, env=environment, check=False, timeout=120)
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=side, env=environment, check=False, timeout=250)
         shown = os.read(main, 100_000).decode()
     finally:
         os.close(side)
         os.close(main)
     assert "verifying step-7" in plain(shown)
     assert shown.endswith("\r\x1b[2K")
-    quiet = subprocess.run(command, capture_output=True, env=environment, check=False, timeout=120)
+    quiet = subprocess.run(command, capture_output=True, env=environment, check=False, timeout=250)
     assert quiet.stderr == b""
     assert quiet.stdout == done.stdout

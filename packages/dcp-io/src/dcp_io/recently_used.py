@@ -1,4 +1,4 @@
-"""`RecentlyUsed`: a bounded cache that evicts the least recently used values (LRU)."""
+"""`RecentlyUsed`: a bounded cache."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ T = TypeVar("T")
 
 
 class RecentlyUsed(Generic[K, T]):
-    """Cache of the values that were used last (LRU); thread-safe.
+    """Cache that evicts the least recently used values (LRU); thread-safe.
 
     Args:
         size: Number of values that the cache holds.
-        weigh: Function that returns the weight of a value, for example its size in bytes; by default 1 for each value.
+        weigh: Function that returns the weight of a value, such as its size in bytes; by default 1.
         free_weight: Total weight up to which the cache may hold more than `size` values; by default 0.
 
     Example:
@@ -41,14 +41,14 @@ class RecentlyUsed(Generic[K, T]):
         self._lock = threading.Lock()
 
     def get(self, key: K) -> T | None:
-        """Return the cached value of `key`, and mark it as most recently used; None if it is not in the cache."""
+        """Return the value of `key`, which becomes the most recently used; None if it is missing."""
         with self._lock:
             if key in self._values:
                 self._values.move_to_end(key)
             return self._values.get(key)
 
     def put(self, key: K, value: T) -> list[K]:
-        """Add a value, and evict the least recently used values above the limit; returns the evicted keys."""
+        """Add a value; returns the keys that this evicts."""
         evicted = []
         with self._lock:
             self._values[key] = value
@@ -58,12 +58,12 @@ class RecentlyUsed(Generic[K, T]):
         return evicted
 
     def drop(self, key: K) -> None:
-        """Remove `key` and its value from the cache; does nothing if the cache does not hold the key."""
+        """Remove `key`, if the cache holds it."""
         with self._lock:
             self._values.pop(key, None)
 
     def clear(self) -> None:
-        """Remove all values from the cache."""
+        """Remove all values."""
         with self._lock:
             self._values.clear()
 

@@ -4,151 +4,120 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import IO, Any, Protocol
+from typing import IO, Any, Literal, Protocol, get_args
 
-from dcp_manifest.index.items import Framing, StoredItem
+from dcp_manifest.index.columns import Framing, StoredItem
 from dcp_manifest.index.runs import Runs
 
 __all__ = [
     "Alike",
     "BlockDecoder",
     "BlockEncoder",
+    "Layout",
     "Payload",
     "PiecewiseData",
-    "RateGauge",
     "ReadRequest",
     "ReadStats",
     "StreamEncoder",
+    "Verify",
     "Writable",
     "WriteRequest",
+    "check_choices",
 ]
 
 
 class PiecewiseData(Protocol):
-    """Source of bytes that are produced piece by piece during the write, to save memory.
-
-    Used for tensors that are not contiguous in host memory: on a device, or with other strides.
-    """
+    """Source of bytes that are produced piece by piece during the write, to save memory."""
 
     @property
     def nbytes(self) -> int:
-        """Total size of all pieces, bytes."""
+        """Total size of all pieces."""
         ...
 
     def pieces(self, max_bytes: int) -> Iterator[memoryview]:
-        """Yield the bytes in order. A piece is valid until the next piece is requested.
+        """Yield the bytes in pieces of at most `max_bytes`, or a single larger element.
 
-        Args:
-            max_bytes: Limit of the size of one piece; a single element may exceed it.
+        A piece is valid until the next one is requested; a read-only piece stays valid. Data that waits for its bytes
+        calls `dcp_io.check_stop`, so that a failed write ends.
         """
         ...
 
 
 class StreamEncoder(Protocol):
-    """Transform that encodes a stream of bytes before they are stored; used by several threads at once."""
+    """Transform that encodes a stream of bytes; used by several threads at the same time."""
 
     def get_descriptor(self) -> str:
-        """Return the transform's descriptor, which is stored in the index; a reader finds the decoder by it."""
+        """Return the descriptor for the index, by which a reader finds the decoder."""
         ...
 
     def transform_to(self, output: IO[bytes]) -> IO[bytes]:
-        """Return a stream that encodes its input and writes the result to `output`; closing it completes `output`."""
+        """Return a stream that writes its encoded input to `output`; closing it completes `output`."""
         ...
 
 
 class BlockEncoder(Protocol):
-    """Transform that encodes each block of an item separately before it is stored."""
+    """Transform that encodes each block of an item separately."""
 
     @property
     def block_bytes(self) -> int:
-        """Size of each block before encoding, bytes; the last block may be shorter."""
+        """Size per block before encoding, except the last."""
         ...
 
     @property
     def descriptors(self) -> tuple[str, ...]:
-        """Descriptors of the transforms in decoding order, stored in the index; a reader finds the decoders by them."""
+        """Descriptors for the index, in decoding order, by which a reader finds the decoders."""
         ...
 
     def encode(self, block: memoryview) -> bytes | bytearray | memoryview:
-        """Encode one block; the result is valid until the same thread encodes the next block."""
-        ...
-
-
-class RateGauge(Protocol):
-    """Observer of a write that wants to know early how fast the storage makes bytes durable."""
-
-    @property
-    def file_bytes(self) -> int | None:
-        """After how many bytes a file is measured, once; None for not at all. Read after `begin`."""
-        ...
-
-    def begin(self, files: int) -> None:
-        """Prepare for a write in this number of threads, before the first byte is written."""
-        ...
-
-    def note(self, nbytes: int, write_seconds: float, sync_seconds: float) -> None:
-        """Record the first bytes of a file: time until they were written, and then until they were durable.
-
-        Called in the thread that writes the file. A storage that cannot make a part of a file durable never calls it.
-        """
-        ...
-
-    def close(self, sync_seconds: float) -> None:
-        """Record how long a file took from its last write until it was complete and durable."""
+        """Encode one block; a writable result is valid until the same thread encodes the next block."""
         ...
 
 
 class BlockDecoder(Protocol):
-    """Decoder of an item's blocks; used by several threads at once."""
+    """Decoder of an item's blocks; used by several threads at the same time."""
 
     def decode(self, data: memoryview, into: memoryview) -> None:
-        """Decode an encoded block into `into`; raises an error if the decoded length differs from that of `into`."""
+        """Decode a block into `into`; raises an error if the lengths differ."""
         ...
 
 
 @dataclass(slots=True)
 class Payload:
-    """The bytes of one item, ready to be written."""
+    """The bytes of one item."""
 
     data: memoryview | bytes | PiecewiseData
-    """One-dimensional contiguous bytes; the memory must not change until the write is done."""
+    """One-dimensional contiguous bytes, which must not change until the write is done."""
     framing: Framing
     dtype: str | None = None
-    """Name of the torch dtype, without `torch.`, of a raw tensor chunk; None for other payloads."""
+    """Torch dtype, without `torch.`, of a raw tensor chunk."""
     sizes: tuple[int, ...] = ()
     """Sizes of a raw tensor chunk, in elements."""
     encoders: tuple[StreamEncoder, ...] = ()
-    """Stream transforms in decoding order: the last transform encodes first."""
+    """Transforms in decoding order: the last one encodes first."""
     blocks: BlockEncoder | None = None
-    """Encoder of the blocks of a raw tensor chunk, instead of `encoders`."""
+    """Encoder of blocks, instead of `encoders`."""
 
 
 class Alike(Protocol):
-    """Group of small raw tensor chunks with the same dtype and sizes, whose payloads are resolved in one call."""
+    """Group of small raw tensor chunks with the same dtype and sizes."""
 
     @property
     def dtype(self) -> str:
-        """Dtype of the payloads: the torch dtype's name without `torch.`."""
+        """Torch dtype, without `torch.`."""
         ...
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Sizes of each payload's chunk, in elements."""
+        """Sizes of one chunk, in elements."""
         ...
 
     def resolve(self, requests: Sequence[Any]) -> bytes | memoryview:
-        """Return the payloads of the given requests of this group, concatenated."""
+        """Return the requests' payloads, concatenated."""
         ...
 
 
 class Writable(Protocol):
-    """Protocol of a request to write one item; `WriteRequest` implements it.
-
-    A request may also have optional attributes: `alike`, the `Alike` that it shares with the other requests of a group
-    of small tensors with one dtype and size, whose bytes are then fetched together, or None; `urgent`, whether it is
-    written before all requests that are not; `abandon`, a function without arguments that is called when the write
-    fails in any thread, so that a payload that waits for its bytes stops waiting and raises.
-    """
+    """Protocol of a request to write one item; `WriteRequest` implements it."""
 
     @property
     def key(self) -> str:
@@ -157,38 +126,41 @@ class Writable(Protocol):
 
     @property
     def cost_bytes(self) -> int:
-        """Estimated size, bytes; used to balance the writer threads."""
+        """Estimated size; used to balance the writer threads."""
+        ...
+
+    @property
+    def alike(self) -> Alike | None:
+        """Group of small tensors, to fetch their bytes together."""
         ...
 
     def resolve(self) -> Payload:
-        """Return the payload; called once, in a writer thread, when the item is written."""
+        """Return the payload; called once, in a writer thread."""
         ...
 
 
 @dataclass(slots=True)
 class WriteRequest:
-    """Request to write one item: the dataclass that implements `Writable`."""
+    """Request to write one item; see `Writable`."""
 
     key: str
-    """FQN of the item, for error messages."""
     cost_bytes: int
-    """Estimated size, bytes; used to balance the writer threads."""
     resolve: Callable[[], Payload]
-    """Returns the payload; called once, in a writer thread, when the item is written."""
+    alike: Alike | None = None
 
 
 @dataclass(slots=True)
 class ReadRequest:
     """Request to read a byte range of one stored item.
 
-    `start` and `stop`, like all positions below, are byte positions in the item's stored range; for an item in encoded
-    blocks, in its decoded bytes. The bytes are delivered in one of three ways:
+    All positions are byte positions in the item's stored range; for an item in encoded blocks, in its decoded bytes.
+    The bytes are delivered in one of three ways:
 
     - `into`: the bytes are written to this buffer.
-    - `piece`: this callback is called with disjoint pieces (position in the stored range, bytes), in any order, from
-      any thread and from several at once. Inner borders are multiples of the item's CRC block. If the item has CRCs at
-      block borders, a piece is verified before the call; if it has a single CRC, the check comes before `done`.
-    - neither: `done` receives all bytes at once, which takes memory for all of them.
+    - `piece`: this callback gets disjoint pieces (position, bytes), in any order, from any thread and from several at
+      the same time. Inner borders are multiples of the item's CRC block. If the item has CRCs at block borders, a piece
+      is verified before the call. If it has a single CRC, the check comes before `done`.
+    - neither: `done` receives all bytes, which takes memory for all of them.
 
     A view passed to `piece` or `done` is valid only during the call, unless it is `into`.
     """
@@ -201,25 +173,43 @@ class ReadRequest:
     into: memoryview | None = None
     """Writable buffer of exactly `stop - start` bytes."""
     done: Callable[[memoryview], None] | None = None
-    """Called once, in a reader thread, after all bytes were verified and delivered. The argument is `into` if there is
-    one, an empty view after `piece`, otherwise the bytes."""
+    """Called once, in a reader thread, after all bytes were verified and delivered, with `into`, an empty view after
+    `piece`, or the bytes."""
     piece: Callable[[int, memoryview], None] | None = None
     runs: Runs | None = None
-    """With `piece`: the byte runs in [start, stop) that are needed; the bytes between them are undefined, and may not
-    be read."""
+    """With `piece`: the byte runs that are needed. The bytes between them are undefined."""
     decoder: BlockDecoder | None = None
-    """Decoder of an item in encoded blocks."""
+    """Decoder of encoded blocks."""
     decoded_bytes: int = 0
-    """Decoded size of all blocks of an item in encoded blocks, bytes."""
+    """Decoded size of all encoded blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadStats:
-    """Statistics of a batch of reads: number of bytes, and keys of items without CRCs."""
+    """Statistics of a batch of reads."""
 
     bytes_read: int
-    """Number of bytes that this process read from storage."""
+    """Bytes that this process read from storage."""
     unverified_keys: frozenset[str] = frozenset()
-    """Keys of requests for items without CRCs."""
+    """Keys of items without CRCs."""
     bytes_received: int = 0
-    """Number of bytes that other processes read from storage for this process."""
+    """Bytes that other processes read for this process."""
+
+
+Layout = Literal["torch", "raw"]
+"""Layout of data files. `torch`: every tensor item is an archive that `torch.load` opens, and stock can read the
+checkpoint. `raw`: aligned bytes, with small items side by side; smaller and faster, not readable by stock."""
+
+Verify = Literal["blocks", "full", "before"] | bool
+"""CRC checks of the data that are read. `blocks` (or True): the CRC blocks that a read overlaps, and a single CRC only
+if the whole item is read. `full`: whole items, even if only a slice is requested. `before`: like `blocks`, but before
+any destination changes (read twice). False: no checks."""
+
+_VERIFY = ("blocks", "full", "before", True, False)
+
+
+def check_choices(*, layout: object = "torch", verify: object = "blocks") -> None:
+    """Raise ValueError, with the choices, for an invalid `Layout` or `Verify`."""
+    for name, value, choices in (("layout", layout, get_args(Layout)), ("verify", verify, _VERIFY)):
+        if value not in choices:
+            raise ValueError(f"{name}={value!r} is not known; choose one of {', '.join(map(repr, choices))}")

@@ -1,26 +1,24 @@
-"""`TimedCall`: call of a storage in a thread of its own, with a deadline: a storage may hang instead of failing."""
+"""Limits of time: `TimedCall`, of a call of a storage that may hang instead of failing, and `Pace`, of a rate."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-__all__ = ["SILENT_AFTER_SECONDS", "TimedCall", "call_in_time"]
-
-SILENT_AFTER_SECONDS = 30.0
-"""Time after which a place that has not answered counts as unreachable, where others can do without it."""
+__all__ = ["Pace", "TimedCall"]
 
 T = TypeVar("T")
 
 _hanging: dict[str, TimedCall[Any]] = {}
-"""Place → call that has timed out. While it runs, no other call of the place starts, and later ones fail at once."""
+"""Place → call that has timed out. While it runs, later calls of the place fail immediately."""
 
 
 class TimedCall(Generic[T]):
-    """Call of a storage in a daemon thread; one that hangs holds up neither its caller nor the end of the process.
+    """Call of a storage in a daemon thread; if it hangs, it delays neither its caller nor the end of the process.
 
-    It begins at once, unless an earlier call of the same place hangs.
+    It begins immediately, unless an earlier call of the same place hangs.
 
     Args:
         place: URL of the place that is called.
@@ -37,15 +35,16 @@ class TimedCall(Generic[T]):
         ```
     """
 
+    SILENT_AFTER_SECONDS = 30.0
+    """Time after which a place that has not answered counts as unreachable."""
+
     def __init__(self, place: str, call: Callable[[], T]) -> None:
         self.place = place
-        """URL of the place."""
         self._call = call
         self._done = threading.Event()
         self._found: list[T] = []
         self._error: BaseException | None = None
         self._begun = False
-        """Whether the thread runs or has run."""
         earlier = _hanging.get(place)
         if earlier is not None and earlier.is_done:
             _hanging.pop(place, None)
@@ -62,12 +61,11 @@ class TimedCall(Generic[T]):
         """Wait for the result, and return it.
 
         Args:
-            forever: Whether to wait as long as it takes; otherwise not at all while an earlier call of the same place
-                hangs.
-            seconds: Time in seconds to wait otherwise; None for `SILENT_AFTER_SECONDS`.
+            forever: Whether to wait as long as it takes; otherwise not at all while an earlier call of the place hangs.
+            seconds: Time to wait otherwise; None for `SILENT_AFTER_SECONDS`.
 
         Raises:
-            TimeoutError: There is no result in time; the call goes on, and may be waited for again.
+            TimeoutError: The result is late; the call continues, and another call may wait for it.
             BaseException: The error of the function.
         """
         earlier = None if self._begun else _hanging.get(self.place)
@@ -75,13 +73,13 @@ class TimedCall(Generic[T]):
             earlier.wait(None if forever else 0.0)
         if not self._begun:
             self._begin()
-        self.wait(None if forever else SILENT_AFTER_SECONDS if seconds is None else seconds)
+        self.wait(None if forever else self.SILENT_AFTER_SECONDS if seconds is None else seconds)
         if self._error is not None:
             raise self._error
         return self._found[0]
 
     def wait(self, seconds: float | None) -> None:
-        """Wait for the end of the call; raises TimeoutError after `seconds`, None for no limit."""
+        """Wait for the end of the call; TimeoutError after `seconds`, if any."""
         if not self._done.wait(seconds):
             _hanging[self.place] = self
             raise TimeoutError(f"{self.place} does not answer")
@@ -99,6 +97,29 @@ class TimedCall(Generic[T]):
             self._done.set()
 
 
-def call_in_time(place: str, call: Callable[[], T]) -> T:
-    """Return the result of a call of a storage; raises TimeoutError if it takes too long. See `TimedCall.result`."""
-    return TimedCall(place, call).result()
+class Pace:
+    """Limit of a rate: a call with a number of bytes returns when that many may have passed.
+
+    Args:
+        bytes_per_second: The rate; None for no limit.
+
+    Example:
+        ```python
+        from dcp_io import Pace
+
+        pace = Pace(bytes_per_second=100e6)
+        for piece in (b"a" * 1_000, b"b" * 2_000):
+            pace(len(piece))
+        ```
+    """
+
+    def __init__(self, bytes_per_second: float | None) -> None:
+        self._rate = bytes_per_second
+        self._due = 0.0
+
+    def __call__(self, count: int) -> None:
+        """Wait until `count` more bytes are within the rate."""
+        if self._rate is None:
+            return
+        self._due = max(self._due, time.monotonic()) + count / self._rate
+        time.sleep(max(0.0, self._due - time.monotonic()))

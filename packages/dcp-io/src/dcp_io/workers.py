@@ -5,40 +5,38 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-__all__ = ["Cancelled", "StopSignal", "run_together"]
+__all__ = ["Cancelled", "StopSignal", "check_stop", "run_together"]
+
+_current = threading.local()
 
 
 class Cancelled(Exception):  # noqa: N818 - it ends a thread's work and never reaches a user
-    """Raised in a worker thread that is stopped because another thread failed."""
+    """Raised in a worker thread because another thread failed."""
 
 
-class StopSignal:
-    """Stop signal for the threads of a `run_together` call, set when a thread fails."""
-
-    __slots__ = ("_event",)
-
-    def __init__(self) -> None:
-        self._event = threading.Event()
-
-    def set(self) -> None:
-        """Ask every thread to stop at its next `check`."""
-        self._event.set()
+class StopSignal(threading.Event):
+    """Stop signal for the threads of a `run_together` call: `set` asks every thread to stop at its next `check`."""
 
     def check(self) -> None:
         """Raise Cancelled if the stop signal is set."""
-        if self._event.is_set():
+        if self.is_set():
             raise Cancelled
+
+
+def check_stop() -> None:
+    """Raise Cancelled if the calling thread works for a `run_together` in which another thread has failed.
+
+    A function that waits for data, which the failed thread may hold back, calls this several times a second.
+    """
+    stop: StopSignal | None = getattr(_current, "stop", None)
+    if stop is not None:
+        stop.check()
 
 
 def run_together(tasks: Sequence[Callable[[StopSignal], None]]) -> None:
     """Run each task in its own thread (a single task in the calling thread), and wait for all of them.
 
-    Args:
-        tasks: Functions to run. Each gets the stop signal, and should call `StopSignal.check` between its steps.
-
-    Raises:
-        BaseException: The first error of any task, raised after every task has ended. A KeyboardInterrupt in the
-            calling thread stops the tasks like an error.
+    Each task should call `StopSignal.check` between its steps. The first error is raised after every task has ended.
     """
     stop = StopSignal()
     if len(tasks) == 1:
@@ -66,6 +64,7 @@ def run_together(tasks: Sequence[Callable[[StopSignal], None]]) -> None:
 
 
 def _run(task: Callable[[StopSignal], None], stop: StopSignal, errors: list[BaseException]) -> None:
+    _current.stop = stop
     try:
         task(stop)
     except Cancelled:

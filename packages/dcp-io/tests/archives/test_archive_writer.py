@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import dcp_io.archives.zip_format
-from dcp_io import LocalStore, ZipFileWriter, verify_zip, zip_records
+from dcp_io import LocalStore, ZipFileWriter, zip_records
+from dcp_io.archives.archive_checks import verify_zip
 
 RECORDS = {
     "data.pkl": [b"pickle"],
@@ -24,7 +25,7 @@ def written(folder: Path, records: dict[str, list[bytes]]) -> Path:
     for name, pieces in records.items():
         archive.add(name, sum(map(len, pieces)), pieces)
     archive.finish()
-    sink.close(sync=False)
+    sink.close()
     return folder / "a.pt"
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dcp_io.archives.crc import RunningCrc, combine, crc32, crc_at, running_crcs
-from dcp_manifest.index.items import Framing, StoredItem, block_bytes, border_count
+from dcp_manifest.index.columns import Framing, StoredItem, block_bytes, border_count
 
 
 @given(st.binary(max_size=300), st.binary(max_size=300))

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from dcp_io import LocalStore, StoreBackend, check_files, find_checkpoints, running_saves
-from dcp_io.saves.current_checkpoint import read_current
+from dcp_io.saves.cleanup import read_current
 from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError
 
 VALUES = [{"a": bytes(1000)}, {"b": bytes(500)}]

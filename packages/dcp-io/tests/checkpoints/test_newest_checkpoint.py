@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from dcp_io import LocalStore, check_checkpoint, find_checkpoints, latest_valid
+from dcp_io import LocalStore, find_checkpoints, latest_valid
+from dcp_io.checkpoints.list_checkpoints import check_checkpoint
 from dcp_io.testing.damage import flip
 from dcp_manifest import LocalFolder, checkpoints_below
 from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from dcp_io import remove_checkpoint
-from dcp_io.saves.current_checkpoint import read_current
+from dcp_io.saves.cleanup import read_current
 
 VALUES = [{"a": bytes(1000)}, {"b": bytes(500)}]
 
@@ -36,7 +36,7 @@ def test_files_in_folders_go_when_the_index_names_them(store, helpers):
     moved = helpers.make_index(
         {"a": ("uint8", (1000,), _moved(index.stored_item(index.chunk_items, 0), f"below/{old}"))}, info=index.info
     )
-    from dcp_manifest.file.manifest import encode
+    from dcp_manifest.file.manifest_write import encode
 
     store.publish(".metadata", encode(moved))
     assert remove_checkpoint(store) == []

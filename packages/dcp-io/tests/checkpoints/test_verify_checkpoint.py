@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 
 from dcp_io import LocalStore, StoreBackend, crc32, verify_checkpoint
 from dcp_io.testing.damage import flip
-from dcp_manifest.container import blob
-from dcp_manifest.file.manifest import encode
-from dcp_manifest.folders.file_names import is_index_name
-from dcp_manifest.index.columns import ManifestInfo
-from dcp_manifest.index.items import Framing, StoredItem
+from dcp_manifest.file import blob
+from dcp_manifest.file.manifest_write import encode
+from dcp_manifest.folders.folder import is_index_name
+from dcp_manifest.index.columns import Framing, ManifestInfo, StoredItem
 
 RNG = np.random.default_rng(3)
 VALUES = [{"a": RNG.bytes(100), "b": RNG.bytes(300_000), "e": b""}, {"c": RNG.bytes(70_001)}]
@@ -198,10 +197,10 @@ def test_each_index_is_read_and_decoded_once(store, helpers, monkeypatch, rank_l
     helpers.save_all(store, [{"a": bytes(1000)}, {"b": bytes(500)}], rank_local_id=rank_local_id)
     names = [entry.name for entry in store.list() if is_index_name(entry.name)]
     read, decoded, totals, seen = [], [], [], []
-    real_read, real_parse = LocalStore.read, blob.parse_header
+    real_read, real_parse = LocalStore.read, blob._parse_header
     monkeypatch.setattr(LocalStore, "read", lambda self, name: (read.append(name), real_read(self, name))[1])
     monkeypatch.setattr(
-        blob, "parse_header", lambda text, **facts: (decoded.append(facts["file"]), real_parse(text, **facts))[1]
+        blob, "_parse_header", lambda text, **facts: (decoded.append(facts["file"]), real_parse(text, **facts))[1]
     )
     report = verify_checkpoint(store, on_read=seen.append, on_total=totals.append)
     assert report.ok

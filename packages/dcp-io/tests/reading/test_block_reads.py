@@ -18,8 +18,9 @@ from dcp_io.testing.damage import flip
 from dcp_io.writing import write_engine
 from dcp_io.writing.write_engine import write_items
 from dcp_manifest.errors import CorruptCheckpointError
-from dcp_manifest.file.manifest import decode, encode
-from dcp_manifest.index.items import Framing
+from dcp_manifest.file.manifest_read import read_index
+from dcp_manifest.file.manifest_write import encode
+from dcp_manifest.index.columns import Framing
 from dcp_manifest.index.runs import Runs
 
 RNG = np.random.default_rng(5)
@@ -189,7 +190,7 @@ def test_verifying_names_the_damaged_block(store, helpers, written):
     tensors["empty"] = ("uint8", (0,), items["empty"])
     index = helpers.make_index(tensors)
     store.publish(".metadata", encode(index))
-    assert decode(encode(index), file="f").chunk_items.blocks is not None
+    assert read_index(encode(index), file="f").chunk_items.blocks is not None
     assert verify_checkpoint(store).ok
     item = items["t4"]
     place = item.offset + int(item.blocks.lengths[:3].sum())

@@ -8,8 +8,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dcp_io.archives.crc import running_crcs
-from dcp_io.reading.byte_ranges import align_to_blocks, merge_ranges, merge_runs, split_range
-from dcp_manifest.index.items import Framing, StoredItem, block_bytes
+from dcp_io.reading.read_plan import align_to_blocks, merge_ranges, merge_runs, split_range
+from dcp_manifest.index.columns import Framing, StoredItem, block_bytes
 
 RANGE = st.tuples(st.integers(0, 200), st.integers(0, 60)).map(lambda pair: (pair[0], pair[0] + pair[1]))
 

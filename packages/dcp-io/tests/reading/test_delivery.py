@@ -10,11 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dcp_base.errors import DcpError
 from dcp_io.reading.delivery import Delivery
 from dcp_io.reading.read_engine import read_items
 from dcp_io.requests import ReadRequest
-from dcp_manifest.errors import CorruptCheckpointError, DcpError
-from dcp_manifest.index.items import block_bytes
+from dcp_manifest.errors import CorruptCheckpointError
+from dcp_manifest.index.columns import block_bytes
 from dcp_manifest.index.runs import Runs
 
 SIZES = [0, 1, 63, 70_000, 300_000, 1_500_000]  # of what `written` wrote

@@ -42,7 +42,7 @@ class Telling(LocalStore):
             def close(self):
                 source.close()
 
-        return Telling(self, name)
+        return Telling()
 
 
 @pytest.fixture

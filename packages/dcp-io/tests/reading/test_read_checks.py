@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dcp_io.reading import read_engine
+from dcp_io.reading import read_plan
 from dcp_io.reading.read_engine import read_items
 from dcp_io.requests import ReadRequest
 from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError
-from dcp_manifest.index.items import Framing, StoredItem, block_bytes
+from dcp_manifest.index.columns import Framing, StoredItem, block_bytes
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -193,7 +193,7 @@ def without_block_crcs(item):
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("direct", [True, False])
 def test_a_single_crc_for_many_blocks_is_checked_with_the_whole(store, helpers, written, monkeypatch, direct, threads):
-    monkeypatch.setattr(read_engine, "STEP_BYTES", 1)
+    monkeypatch.setattr(read_plan, "STEP_BYTES", 1)
     data, items = written
     item = without_block_crcs(items["t5"])
     helpers.flip(store, item.file, item.offset + item.lead + 7)

@@ -14,7 +14,7 @@ from dcp_io.reading.read_engine import read_items
 from dcp_io.requests import ReadRequest
 from dcp_io.writing.write_engine import write_items
 from dcp_manifest.errors import CorruptCheckpointError
-from dcp_manifest.index.items import Framing, StoredItem, block_bytes
+from dcp_manifest.index.columns import Framing, StoredItem, block_bytes
 from dcp_manifest.index.runs import Runs
 
 RNG = np.random.default_rng(1)
@@ -55,7 +55,7 @@ def test_any_ranges(store, helpers, written, monkeypatch, cuts, verify, threads,
     data, items = written
     with monkeypatch.context() as patch:
         patch.setattr(read_plan, "STREAM_MIN_BYTES", stream_min)
-        patch.setattr(read_engine, "STEP_BYTES", step)
+        patch.setattr(read_plan, "STEP_BYTES", step)
         patch.setattr(read_plan, "GAP_BYTES", gap)
         targets = []
         for number, one, two, direct in cuts:
@@ -216,7 +216,7 @@ def test_pieces_are_disjoint_whole_and_right(store, written, monkeypatch, ranges
             stop = runs.stop
         wanted.append(Pieces("t5", item, start, stop, runs))
     with monkeypatch.context() as patch:
-        patch.setattr(read_engine, "STEP_BYTES", step)
+        patch.setattr(read_plan, "STEP_BYTES", step)
         read_items(store, [one.request for one in wanted], threads=threads, verify=verify)
     for one in wanted:
         if grid is None:
@@ -286,7 +286,7 @@ def test_buffers_stay_within_the_limit(store, helpers, monkeypatch, limit, threa
 
 @pytest.mark.parametrize("place", ["into", "piece"])
 def test_an_error_in_any_thread_is_raised(store, helpers, written, monkeypatch, place):
-    monkeypatch.setattr(read_engine, "STEP_BYTES", 1)
+    monkeypatch.setattr(read_plan, "STEP_BYTES", 1)
     _, items = written
     calls = []
 
@@ -358,7 +358,7 @@ def test_threads_must_be_positive(store):
 
 
 def test_done_is_called_once_even_when_pieces_finish_at_once(store, written, monkeypatch):
-    monkeypatch.setattr(read_engine, "STEP_BYTES", 1)
+    monkeypatch.setattr(read_plan, "STEP_BYTES", 1)
     data, items = written
     lock = threading.Lock()
     for _ in range(20):

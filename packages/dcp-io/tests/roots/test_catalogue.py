@@ -16,7 +16,7 @@ import pytest
 
 from dcp_io import LocalStore, ProcessIdentity, checkpoint_files, this_process
 from dcp_io.roots.catalogue import Catalogue
-from dcp_io.roots.records import Note, by_creation
+from dcp_io.roots.records import CheckpointRecord, Note
 from dcp_manifest import CheckpointIndex, CheckpointNotFoundError, ManifestInfo, StoredItems, encode
 
 
@@ -147,7 +147,7 @@ def test_the_order_of_saves_does_not_depend_on_clocks(
         monkeypatch.setattr("dcp_io.roots.catalogue.time", SimpleNamespace(time=lambda now=now: now))
         catalogue.prepare(step, {}, after=catalogue.highest())
         (tmp_path / f"step-{step}" / ".metadata").write_text("index")
-    assert [record.step for record in by_creation(reversed(catalogue.records()))] == [1, 2, 3, 4]
+    assert [record.step for record in CheckpointRecord.by_creation(reversed(catalogue.records()))] == [1, 2, 3, 4]
 
 
 def test_the_highest_is_the_one_that_is_not_known_to_be_damaged(catalogue: Catalogue, tmp_path: Path) -> None:
@@ -397,3 +397,13 @@ def test_what_others_remove_meanwhile_is_no_error(
             os.utime(path, (time.time() - 7200,) * 2)
         ACTIONS[action](Catalogue(LocalStore(tmp_path / str(at)), stale_after_seconds=60))
     assert at > 1
+
+
+def test_a_checkpoint_that_is_not_there_is_said_first(
+    catalogue: Catalogue, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = rf"there is no checkpoint in .*{tmp_path.name}/step-5.*the directory is missing"
+    with pytest.raises(CheckpointNotFoundError, match=expected), catalogue.reading(5):
+        pass
+    assert caplog.messages == []  # no word about a sign that cannot be written in a missing folder
+    assert [*tmp_path.iterdir()] == []

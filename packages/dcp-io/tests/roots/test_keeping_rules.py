@@ -72,3 +72,8 @@ def test_combinations_are_flat() -> None:
 def test_nonsense_is_refused(make: object) -> None:
     with pytest.raises(ValueError, match="Keep"):
         make()  # type: ignore[operator]
+
+
+def test_policies_name_the_metrics_by_which_they_select() -> None:
+    assert KeepLast(1).metrics == frozenset()
+    assert (KeepLast(1) | KeepBest(1, "loss") | KeepBest(2, "bleu", "max")).metrics == {"loss", "bleu"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dcp_io import KeepAll, KeepBest, KeepEvery, KeepFor, KeepLast, KeepPolicy, parse_policy, policy_text
+from dcp_io import KeepAll, KeepBest, KeepEvery, KeepFor, KeepLast, KeepPolicy
 
 
 @pytest.mark.parametrize(
@@ -14,7 +14,7 @@ from dcp_io import KeepAll, KeepBest, KeepEvery, KeepFor, KeepLast, KeepPolicy, 
     ids=repr,
 )
 def test_a_policy_is_read_back(policy: KeepPolicy) -> None:
-    assert parse_policy(policy_text(policy)) == policy
+    assert KeepPolicy.parse(policy.text()) == policy
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ def test_a_policy_is_read_back(policy: KeepPolicy) -> None:
 )
 def test_anything_else_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a policy to keep"):
-        parse_policy(text)
+        KeepPolicy.parse(text)
 
 
 def test_a_policy_of_ones_own_has_no_text() -> None:
@@ -32,12 +32,12 @@ def test_a_policy_of_ones_own_has_no_text() -> None:
             return set()
 
     with pytest.raises(ValueError, match="Own cannot be written"):
-        policy_text(KeepLast(1) | Own())
+        (KeepLast(1) | Own()).text()
 
 
 @pytest.mark.parametrize("policy", [KeepFor(float("inf")), KeepLast(np.int64(2)), KeepFor(np.float32(1.5))], ids=repr)
 def test_numbers_of_other_kinds_are_written_as_they_are_read(policy):
-    assert parse_policy(policy_text(policy)) == policy
+    assert KeepPolicy.parse(policy.text()) == policy
 
 
 @pytest.mark.parametrize("wrong", [2.0, True, "2", float("inf"), float("nan"), 0])

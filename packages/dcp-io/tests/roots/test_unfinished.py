@@ -35,12 +35,21 @@ def test_an_interrupted_save_and_a_copy(catalogue, tmp_path):
 
 @pytest.mark.parametrize(
     "journal",
-    [b"", b"\xff", b"[]", b'{"from": 3}', b"[" * 100_000, b'{"from": "x", "bytes": 1e999}', b'{"bytes": "x"}'],
+    [b"", b"\xff", b"[]", b'{"from": 3}', b"[" * 100_000, b'{"bytes": "x"}'],
 )
 def test_a_hostile_journal_says_nothing(catalogue, tmp_path, journal):
     half(tmp_path, 10, promoting=journal)
     (found,) = catalogue.unfinished(-1)
     assert found.text.endswith(": its save was interrupted")
+
+
+@pytest.mark.parametrize(
+    ("journal", "text"), [(b'{"from": "x", "bytes": 1e999}', "a copy from x"), (b'{"from": 3, "bytes": 5}', "its save")]
+)
+def test_one_odd_value_of_a_journal_leaves_the_other(catalogue, tmp_path, journal, text):
+    half(tmp_path, 10, promoting=journal)
+    (found,) = catalogue.unfinished(-1)
+    assert text in found.text
 
 
 @pytest.fixture

@@ -10,9 +10,10 @@ import time
 
 import pytest
 
-from dcp_crash import WRITING, Fault, run_traced
+from dcp_crash import Fault, run_traced
+from dcp_crash.faults import WRITING
 from dcp_io import LocalStore
-from dcp_io.saves.save_markers import find_markers, is_marker_temporary
+from dcp_io.saves.save_files import find_markers, is_marker_temporary
 
 pytestmark = pytest.mark.traced
 

@@ -8,13 +8,13 @@ import time
 
 import pytest
 
-from dcp_io.saves.marker_owner import ProcessIdentity, is_gone, this_process
+from dcp_io.saves.save_files import ProcessIdentity, this_process
 
 
 def test_this_process_is_there():
     me = this_process()
     assert me.pid == os.getpid()
-    assert not is_gone(me)
+    assert not me.is_gone()
     assert ProcessIdentity.from_dict(me.to_dict()) == me
 
 
@@ -22,15 +22,15 @@ def test_a_child_is_there_until_it_ends_even_unreaped():
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
         there = dataclasses.replace(this_process(), pid=child.pid, start_ticks=0)
-        assert not is_gone(there)
+        assert not there.is_gone()
         child.kill()
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-        assert is_gone(there)
+        assert there.is_gone()
     finally:
         child.kill()
         child.stdin.close()
         child.wait()
-    assert is_gone(there)
+    assert there.is_gone()
 
 
 ENDS_ITS_MAIN_THREAD = """
@@ -47,7 +47,7 @@ def test_a_process_whose_main_thread_has_ended_is_there():
         while state(child.pid) != "Z":
             assert time.monotonic() < end
             time.sleep(0.01)
-        assert not is_gone(dataclasses.replace(this_process(), pid=child.pid, start_ticks=0))
+        assert not dataclasses.replace(this_process(), pid=child.pid, start_ticks=0).is_gone()
     finally:
         child.kill()
         child.wait()
@@ -60,22 +60,22 @@ def state(pid):
 
 def test_a_reused_number_is_another_process():
     me = this_process()
-    assert is_gone(dataclasses.replace(me, start_ticks=me.start_ticks - 1))
+    assert dataclasses.replace(me, start_ticks=me.start_ticks - 1).is_gone()
 
 
 @pytest.mark.parametrize("field", ["host", "boot_id", "pid_namespace"])
 def test_nothing_is_known_of_other_machines(field):
     elsewhere = dataclasses.replace(this_process(), pid=2**22 + 1, **{field: "elsewhere"})
-    assert not is_gone(elsewhere)
+    assert not elsewhere.is_gone()
 
 
 @pytest.mark.parametrize("pid", [0, -1])
 def test_numbers_that_mean_groups_are_never_asked(pid):
-    assert not is_gone(dataclasses.replace(this_process(), pid=pid))
+    assert not dataclasses.replace(this_process(), pid=pid).is_gone()
 
 
 def test_a_number_too_large_for_the_system_is_gone():
-    assert is_gone(dataclasses.replace(this_process(), pid=1 << 80))
+    assert dataclasses.replace(this_process(), pid=1 << 80).is_gone()
 
 
 @pytest.mark.parametrize("change", [{"pid": "1"}, {"host": 3}, {"start_ticks": None}])

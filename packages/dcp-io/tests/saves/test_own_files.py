@@ -10,15 +10,23 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dcp_io import LocalStore, SaveInProgressError, SaveSession, live_readers, remove_checkpoint
-from dcp_io.saves.current_checkpoint import read_current
-from dcp_io.saves.marker_owner import this_process
-from dcp_io.saves.own_files import MARK_BYTES, data_mark, is_own_file, own_name
-from dcp_io.saves.save_markers import FoundMarker, Marker, find_markers, marker_name
+from dcp_io import LocalStore, ReadingSign, SaveInProgressError, SaveSession, remove_checkpoint
+from dcp_io.saves.cleanup import read_current
+from dcp_io.saves.save_files import (
+    MARK_BYTES,
+    FoundMarker,
+    Marker,
+    data_mark,
+    find_markers,
+    is_own_file,
+    marker_name,
+    own_name,
+    this_process,
+)
 from dcp_io.stores.store import Entry
 from dcp_io.writing.write_engine import write_items
-from dcp_manifest.file.manifest import encode
-from dcp_manifest.index.items import Framing, StoredItem
+from dcp_manifest.file.manifest_write import encode
+from dcp_manifest.index.columns import Framing, StoredItem
 
 OLD, NEW = [{"a": b"1"}, {"b": b"2"}], [{"a": b"3"}, {"c": b"4"}]
 GONE = dataclasses.replace(this_process(), host="elsewhere", pid=1)
@@ -169,7 +177,7 @@ def test_times_far_from_now_block_nobody(store, away):
     for name in (marker_name("elsewhere", None), ".dcp-reading-0123456789ab"):
         path = os.path.join(store.path, name)
         os.utime(path, (os.stat(path).st_mtime + away,) * 2)
-    assert live_readers(store, stale_after_seconds=3600) == []
+    assert ReadingSign.alive(store, stale_after_seconds=3600) == []
     SaveSession.begin(store).abort()
     assert find_markers(store, store.list()) == []
 

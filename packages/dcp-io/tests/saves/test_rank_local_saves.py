@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dcp_io import CheckpointExistsError, SaveInProgressError, SaveSession
-from dcp_io.saves.own_files import data_mark
-from dcp_manifest.file.manifest import encode
+from dcp_io import CheckpointExistsError, RankSaveSession, SaveInProgressError, SaveSession
+from dcp_io.saves.save_files import data_mark
+from dcp_manifest.file.manifest_write import encode
 from dcp_manifest.index.columns import ManifestInfo
 
 OLD, NEW = [{"a": b"1"}, {"b": b"2"}], [{"a": b"3"}, {"c": b"4"}]
@@ -15,7 +15,7 @@ OLD, NEW = [{"a": b"1"}, {"b": b"2"}], [{"a": b"3"}, {"c": b"4"}]
 def test_nothing_old_goes_before_all_ranks_have_published(store, helpers):
     helpers.save_all(store, OLD)
     before = set(helpers.names(store))
-    sessions = [SaveSession.begin(store, save_id="new", rank=rank) for rank in range(2)]
+    sessions = [RankSaveSession.begin_rank(store, "new", rank) for rank in range(2)]
     data = [
         encode(helpers.make_index({}, info=ManifestInfo("new", 2, "test", generation=2, rank=rank)))
         for rank in range(2)
@@ -33,10 +33,10 @@ def test_nothing_old_goes_before_all_ranks_have_published(store, helpers):
 
 
 def test_ranks_of_one_save_do_not_refuse_each_other_but_other_saves(store):
-    sessions = [SaveSession.begin(store, save_id="new", rank=rank) for rank in range(3)]
-    for options in ({}, {"save_id": "other", "rank": 0}):
+    sessions = [RankSaveSession.begin_rank(store, "new", rank) for rank in range(3)]
+    for begin in (SaveSession.begin, lambda store: RankSaveSession.begin_rank(store, "other", 0)):
         with pytest.raises(SaveInProgressError):
-            SaveSession.begin(store, **options)
+            begin(store)
     for session in sessions:
         session.abort()
     assert store.list() == []
@@ -45,16 +45,16 @@ def test_ranks_of_one_save_do_not_refuse_each_other_but_other_saves(store):
 def test_an_id_is_used_once(store, helpers):
     helpers.save_all(store, OLD, rank_local_id="one")
     with pytest.raises(CheckpointExistsError, match="rank 1: save id 'one' was used before"):
-        SaveSession.begin(store, save_id="one", rank=1)
-    live = SaveSession.begin(store, save_id="two", rank=0)
+        RankSaveSession.begin_rank(store, "one", 1)
+    live = RankSaveSession.begin_rank(store, "two", 0)
     with pytest.raises(CheckpointExistsError, match="'two' was used before"):
-        SaveSession.begin(store, save_id="two", rank=0)
+        RankSaveSession.begin_rank(store, "two", 0)
     assert store.exists(".dcp-save-two.r0")
     live.abort()
 
 
 def test_abort_removes_only_what_this_rank_wrote(store):
-    sessions = [SaveSession.begin(store, save_id="new", rank=rank) for rank in (1, 11)]
+    sessions = [RankSaveSession.begin_rank(store, "new", rank) for rank in (1, 11)]
     for rank in (1, 11):
         store.publish(f"__{rank}_0.new.distcp", data_mark("new"))
     sessions[0].abort()
@@ -66,7 +66,7 @@ def test_abort_removes_only_what_this_rank_wrote(store):
 
 def test_abort_after_publishing_leaves_it_to_the_next_save(store, helpers):
     helpers.save_all(store, OLD)
-    session = SaveSession.begin(store, save_id="new", rank=0)
+    session = RankSaveSession.begin_rank(store, "new", 0)
     store.publish("__0_0.new.distcp", data_mark("new"))
     data = encode(helpers.make_index({}, info=ManifestInfo("new", 2, "test", generation=2, rank=0)))
     session.publish("__0.new.metadata", data)

@@ -9,14 +9,11 @@ import time
 import pytest
 
 from dcp_io import CheckpointExistsError, LocalStore, SaveInProgressError, SaveSession
-from dcp_io.saves import save_markers as markers
+from dcp_io.saves import save_files as markers
 from dcp_io.saves import save_session as saves
-from dcp_io.saves.marker_owner import this_process
-from dcp_io.saves.own_files import data_mark
-from dcp_io.saves.save_markers import Marker, find_markers
-from dcp_manifest.file.manifest import encode
-from dcp_manifest.index.columns import ManifestInfo
-from dcp_manifest.index.items import Framing, StoredItem
+from dcp_io.saves.save_files import Marker, data_mark, find_markers, this_process
+from dcp_manifest.file.manifest_write import encode
+from dcp_manifest.index.columns import Framing, ManifestInfo, StoredItem
 
 OLD, NEW = [{"a": b"1"}, {"b": b"2"}], [{"a": b"3"}, {"c": b"4"}]
 
@@ -57,7 +54,7 @@ def test_the_folder_is_made(tmp_path):
 
 
 def test_generations_grow(store, helpers):
-    assert SaveSession(store, "x", None, stale_after_seconds=1).generation == 1
+    assert SaveSession(store, "x", stale_after_seconds=1).generation == 1
     for expected in (1, 2, 3):
         session = SaveSession.begin(store)
         assert session.generation == expected
@@ -297,3 +294,10 @@ def test_a_hostile_index_cannot_make_cleanup_leave_the_folder(store, helpers, tm
     SaveSession.begin(store).abort()
     assert victim.exists()
     assert store.exists(".metadata")
+
+
+def test_a_save_in_a_local_folder_reads_no_mount_table(store, helpers, monkeypatch):
+    monkeypatch.setattr("dcp_io.stores.local_store.is_network_folder", pytest.fail)
+    helpers.save_all(store, [{"a": b"1"}])
+    helpers.save_all(store, [{"a": b"2"}])
+    assert helpers.load_all(store) == {"a": b"2"}

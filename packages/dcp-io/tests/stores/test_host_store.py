@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from dcp_hooks import installed
-from dcp_io import HostFolder, HostStore, LocalStore, host_uri, open_store, split_also, with_also
+from dcp_base import InvalidPlaceError, installed
+from dcp_io import HostFolder, HostStore, LocalStore, open_store
+from dcp_io.stores.host_store import host_uri, with_also
 from dcp_io.testing.shelves import ShelfPlugin
-from dcp_manifest import CheckpointNotFoundError, InvalidPlaceError
+from dcp_manifest import CheckpointNotFoundError
 
 
 def test_a_uri_names_the_folder_and_the_others(tmp_path: Path) -> None:
@@ -80,7 +81,7 @@ def test_a_store_of_another_package_reads_elsewhere_too(tmp_path: Path, shelf: s
     store.publish("near", b"here")
     assert store.uri([other.url for other in store.also]) == uri
     assert open_store(with_also(shelf, [str(tmp_path / "far")])).child("step-1").url == store.url
-    assert split_also(store.uri(["a?b", "c&d"])) == ("shelf://run/step-1", ["a?b", "c&d"])
+    assert HostStore.split(store.uri(["a?b", "c&d"])) == ("shelf://run/step-1", ["a?b", "c&d"])
     assert (store.uri(), store.place, store.parent().url) == ("shelf://run/step-1", "host", "shelf://run")
     assert [store.read(name) for name in ("near", "far")] == [b"here", b"step-1"]
     assert [store.size(name) for name in ("near", "far")] == [4, 6]

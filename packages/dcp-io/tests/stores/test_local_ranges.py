@@ -8,7 +8,7 @@ import os
 import pytest
 
 from dcp_io import LocalStore
-from dcp_io.stores import local_ranges
+from dcp_io.stores import local_store
 from dcp_manifest.errors import CheckpointNotFoundError, UnsafeCheckpointError
 
 
@@ -33,13 +33,13 @@ def test_a_file_system_that_reserves_nothing(store, monkeypatch, code):
         ctypes.set_errno(code)
         return -1
 
-    monkeypatch.setattr(local_ranges, "_fallocate", lambda: refuse)
+    monkeypatch.setattr(local_store, "_fallocate", lambda: refuse)
     store.create_sized("x", 5000).close(sync=True)
     assert store.read("x") == bytes(5000)
 
 
 def test_a_system_without_the_call(store, monkeypatch):
-    monkeypatch.setattr(local_ranges, "_fallocate", lambda: None)
+    monkeypatch.setattr(local_store, "_fallocate", lambda: None)
     store.create_sized("x", 5000).close(sync=True)
     assert store.size("x") == 5000
 

@@ -8,32 +8,31 @@ import threading
 
 import pytest
 
-from dcp_io import LocalStore, NotAFolderError
+from dcp_io import LocalStore
 from dcp_io.stores.store import Sink
+from dcp_io.testing.folder import read_range
 from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError, UnsafeCheckpointError
 
 BAD_NAMES = ["", "/etc/passwd", "..", "../x", "a/../../x", "a//b", "./a", "a/", "a\\b", "a\0b"]
 
 
 def write(store: LocalStore, name: str, data: bytes, *, sync: bool = False) -> Sink:
-    sink = store.create(name)
+    sink = store.create(name, sync=sync)
     sink.write([data])
-    sink.close(sync=sync)
+    sink.close()
     return sink
 
 
 def test_round_trip(store):
     sink = store.create("x")
-    assert sink.tell() == 0
     sink.write([b"ab", memoryview(b"cd"), b"", bytearray(b"e")])
-    assert sink.tell() == 5
     sink.write([b"f"])
-    sink.close(sync=True)
-    sink.close(sync=True)
+    sink.close()
+    sink.close()
     assert store.read("x") == b"abcdef"
     assert store.size("x") == 6
     buffer = bytearray(3)
-    store.read_into("x", 2, memoryview(buffer))
+    read_range(store, "x", 2, memoryview(buffer))
     assert buffer == b"cde"
     source = store.open("x")
     parts = [bytearray(1), bytearray(2)]
@@ -103,7 +102,7 @@ def test_links_that_lead_outside_are_refused(store, tmp_path):
     for call in (
         lambda: store.read("folder/secret"),
         lambda: store.read("file"),
-        lambda: store.read_into("file", 0, memoryview(bytearray(1))),
+        lambda: read_range(store, "file", 0, memoryview(bytearray(1))),
         lambda: store.create("folder/new"),
         lambda: store.publish("folder/new", b""),
         lambda: store.delete("folder/secret"),
@@ -145,7 +144,7 @@ def test_missing_objects_are_named(store, method):
 def test_reading_past_the_end_names_file_and_offset(store):
     write(store, "x", b"abc")
     with pytest.raises(CorruptCheckpointError, match="ends at byte 3") as caught:
-        store.read_into("x", 1, memoryview(bytearray(3)))
+        read_range(store, "x", 1, memoryview(bytearray(3)))
     assert (caught.value.file, caught.value.offset) == ("x", 1)
 
 
@@ -153,7 +152,7 @@ def test_a_file_in_the_place_of_a_folder_is_named(tmp_path):
     file = tmp_path / "file"
     file.write_bytes(b"")
     for look in (LocalStore.list, LocalStore.folders):
-        with pytest.raises(NotAFolderError, match="file is a file"):
+        with pytest.raises(NotADirectoryError, match="file is a file"):
             look(LocalStore(file))
     LocalStore(file).delete("x")
     assert file.read_bytes() == b""
@@ -172,11 +171,11 @@ def test_make_makes_parents_and_may_be_repeated(tmp_path):
         LocalStore(tmp_path / "file").make()
     file = tmp_path / "file"
     with pytest.raises(
-        NotAFolderError, match=r"is a file.*`dcp convert \S+ FOLDER`.*dcp_format\.convert\('.*'\)"
+        NotADirectoryError, match=r"is a file.*`dcp convert \S+ FOLDER`.*dcp_format\.convert\('.*'\)"
     ) as caught:
         LocalStore(file).list()
     assert str(caught.value).count(str(file)) == 3
-    with pytest.raises(NotAFolderError, match=f"there can be no checkpoint at {file}/x/y: {file} is a file"):
+    with pytest.raises(NotADirectoryError, match=f"there can be no checkpoint at {file}/x/y: {file} is a file"):
         LocalStore(file / "x" / "y").list()
 
 
@@ -240,7 +239,7 @@ def test_errors_name_the_file(store, patch_os):
         sink.write([b"abc"])
     assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, os.path.join(store.path, "x"))
     with pytest.raises(OSError, match="No space left") as caught:
-        sink.close(sync=True)
+        sink.close()
     assert caught.value.filename == os.path.join(store.path, "x")
     sink.abort()
     assert store.list() == []
@@ -288,7 +287,7 @@ def test_a_file_that_is_replaced_while_the_folder_is_listed_is_there(store, monk
 
 def test_folder_of_another_process_that_is_seen_late(tmp_path, monkeypatch):
     """As on network file systems: the folder cannot be made, since it exists, but is not visible yet."""
-    monkeypatch.setattr("dcp_io.stores.durable_folders._SECONDS_TO_BE_SEEN", 60.0)
+    monkeypatch.setattr("dcp_io.stores.local_store._SECONDS_TO_BE_SEEN", 60.0)
     folder = tmp_path / "new"
     looks = []
     exists, is_folder, make = os.path.lexists, os.path.isdir, os.mkdir
@@ -329,16 +328,37 @@ def test_file_systems_without_folder_sync_are_accepted(store, patch_os):
         store.sync_folder()
 
 
-def test_links_may_lead_into_a_folder_that_is_named(tmp_path):
-    for folder in ("files", "files/deep", "elsewhere", "links"):
-        (tmp_path / folder).mkdir()
-    for file in ("files/x", "files/deep/x", "elsewhere/x"):
+@pytest.mark.parametrize("below", ["", "step-1"])
+def test_links_of_a_hub_cache_lead_into_the_blobs_of_their_model(tmp_path, below):
+    snapshot = tmp_path / "models--a--b" / "snapshots" / "0123" / below
+    for folder in (snapshot, tmp_path / "models--a--b/blobs/deep", tmp_path / "models--a--c/blobs", tmp_path / "away"):
+        folder.mkdir(parents=True)
+    files = ("models--a--b/blobs/x", "models--a--b/blobs/deep/x", "models--a--c/blobs/x", "models--a--b/x", "away/x")
+    for file in files:
         (tmp_path / file).write_bytes(b"1")
-    (tmp_path / "files" / "away").symlink_to(tmp_path / "elsewhere" / "x")
-    store = LocalStore(tmp_path / "links", linked=tmp_path / "files")
-    for name, target in (("good", "files/x"), ("deep", "files/deep/x"), ("other", "elsewhere/x"), ("on", "files/away")):
-        (tmp_path / "links" / name).symlink_to(tmp_path / target)
+    (tmp_path / "models--a--b/blobs/link").symlink_to(tmp_path / "away/x")
+    store = LocalStore(snapshot)
+    (snapshot / "good").symlink_to(os.path.relpath(tmp_path / files[0], snapshot))
     assert (store.read("good"), store.size("good")) == (b"1", 1)
-    for name in ("deep", "other", "on"):
+    for target in (*files[1:], "models--a--b/blobs/link"):
+        (snapshot / "bad").unlink(missing_ok=True)
+        (snapshot / "bad").symlink_to(tmp_path / target)
+        with pytest.raises(UnsafeCheckpointError, match=r"leads out.*cp -rL"):
+            store.read("bad")
+    (snapshot / "folder").symlink_to(tmp_path / "models--a--b/blobs")
+    for write in (store.create, lambda name: store.publish(name, b"2"), store.delete):
         with pytest.raises(UnsafeCheckpointError, match="leads out"):
-            store.read(name)
+            write("folder/x")
+    store.publish("good", b"2")  # replaces the link, and leaves its target
+    assert (store.read("good"), (tmp_path / files[0]).read_bytes()) == (b"2", b"1")
+
+
+def test_blobs_that_are_a_link_are_not_those_of_a_cache(tmp_path):
+    snapshot = tmp_path / "model" / "snapshots" / "0123"
+    for folder in (snapshot, tmp_path / "away"):
+        folder.mkdir(parents=True)
+    (tmp_path / "away" / "x").write_bytes(b"1")
+    (tmp_path / "model" / "blobs").symlink_to(tmp_path / "away")
+    (snapshot / "x").symlink_to("../../blobs/x")
+    with pytest.raises(UnsafeCheckpointError, match="leads out"):
+        LocalStore(snapshot).read("x")

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from dcp_hooks import ANY_SCHEME, PluginRegistry, StoreSpec, hookimpl, installed
-from dcp_io import LocalStore, StoreNotFoundError, file_at, open_store, scheme_of
+from dcp_base import ANY_SCHEME, PluginRegistry, StoreSpec, hookimpl, installed, scheme_of
+from dcp_base.errors import DuplicatePluginError, PluginNotFoundError
+from dcp_io import LocalStore, file_at, open_store
 
 
 @pytest.mark.parametrize(
@@ -77,9 +78,9 @@ def add(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 def test_packages_bring_stores_by_scheme(add: Callable[..., None]) -> None:
-    with pytest.raises(StoreNotFoundError, match="toy:// stores; install dcp-fsspec"):
+    with pytest.raises(PluginNotFoundError, match="toy:// stores; install dcp-fsspec"):
         open_store("toy://x")
-    with pytest.raises(StoreNotFoundError, match="install dcp-object"):
+    with pytest.raises(PluginNotFoundError, match="install dcp-object"):
         open_store("s3://x")
     add("one", "toy", ANY_SCHEME, opener="made_by_fallback", fallback=True)
     assert _as_any(open_store("toy://x", storage_options={"a": 1})) == ("fallback", "toy://x", {"a": 1})
@@ -87,25 +88,25 @@ def test_packages_bring_stores_by_scheme(add: Callable[..., None]) -> None:
     add("two", "toy", opener="made_by_better")
     assert _as_any(open_store("TOY://x")) == ("better", "TOY://x", None)
     add("three", "toy", opener="made_by_fallback")
-    with pytest.raises(StoreNotFoundError, match=r"'two'.*'three'.*uninstall one of them"):
+    with pytest.raises(DuplicatePluginError, match=r"'two'.*'three'.*uninstall one of them"):
         open_store("toy://x")
 
 
 def test_a_scheme_that_no_fallback_knows(add: Callable[..., None]) -> None:
     add("picky", ANY_SCHEME, opener="refuse")
-    with pytest.raises(StoreNotFoundError, match=r"opens other:// stores; .*nobody knows other://x") as caught:
+    with pytest.raises(PluginNotFoundError, match=r"opens other:// stores; .*nobody knows other://x") as caught:
         open_store("other://x")
     assert isinstance(caught.value, RuntimeError)
-    with pytest.raises(StoreNotFoundError, match=r"'1' is not a scheme; for a path of that name write \./1://x"):
+    with pytest.raises(PluginNotFoundError, match=r"'1' is not a scheme; for a path of that name write \./1://x"):
         open_store("1://x")
 
 
 def test_a_store_that_cannot_be_imported_says_what_to_install(add: Callable[..., None]) -> None:
     add("half", "toy", opener="no_such_module_anywhere:open_store")
-    with pytest.raises(StoreNotFoundError, match="half opens such stores, and needs no_such_module_anywhere, which"):
+    with pytest.raises(PluginNotFoundError, match="half opens such stores, and needs no_such_module_anywhere, which"):
         open_store("toy://x")
     add("wrong", "other", opener="no_such_function")
-    with pytest.raises(StoreNotFoundError, match=r"other://x: .*'wrong'.*no_such_function"):
+    with pytest.raises(PluginNotFoundError, match=r"other://x: .*'wrong'.*no_such_function"):
         open_store("other://x")
 
 
@@ -118,7 +119,7 @@ def test_a_plugin_that_is_broken_is_named_where_it_may_be_needed(
     (info / "entry_points.txt").write_text("[dcp-of-test]\nbad = no_such_module_anywhere\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(installed, "__dict__", vars(PluginRegistry("dcp-of-test")))
-    with pytest.raises(StoreNotFoundError, match=r"install dcp-fsspec.*bad 1\.2.*no_such_module_anywhere"):
+    with pytest.raises(PluginNotFoundError, match=r"install dcp-fsspec.*bad 1\.2.*no_such_module_anywhere"):
         open_store("toy://x")
     add("any", ANY_SCHEME, opener="made_by_fallback")
     assert _as_any(open_store("toy://x")) == ("fallback", "toy://x", None)

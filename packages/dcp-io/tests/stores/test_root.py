@@ -105,7 +105,7 @@ def test_nothing_and_a_place_that_is_away_is_an_error(near, tmp_path):
 
 @pytest.fixture
 def ends(monkeypatch):
-    monkeypatch.setattr("dcp_io.timed_call.SILENT_AFTER_SECONDS", 0.1)
+    monkeypatch.setattr("dcp_io.timed_call.TimedCall.SILENT_AFTER_SECONDS", 0.1)
     event = threading.Event()
     yield event
     event.set()

@@ -2,11 +2,29 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 
 import pytest
 
-from dcp_io import SaveInProgressError, SaveSession, verify_checkpoint
-from dcp_io.stores.store import Entry, Sink, Source, Store, check_name
+from dcp_io import (
+    Entry,
+    ReadSizes,
+    RequestSource,
+    SaveInProgressError,
+    SaveSession,
+    Sink,
+    Store,
+    SupportsFetch,
+    SupportsFolders,
+    SupportsPlace,
+    SupportsRanges,
+    SupportsReadAhead,
+    SupportsReadSizes,
+    check_name,
+    lender_of,
+    verify_checkpoint,
+)
+from dcp_io.stores.store import place_of, with_folders
 from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError, UnsafeCheckpointError
 
 
@@ -18,14 +36,11 @@ class MemorySink(Sink):
     def name(self):
         return self._name
 
-    def tell(self):
-        return len(self._data)
-
     def write(self, buffers):
         for buffer in buffers:
             self._data += buffer
 
-    def close(self, *, sync):
+    def close(self):
         self._store.objects[self._name] = (bytes(self._data), time.time())
 
     def abort(self):
@@ -46,7 +61,7 @@ class MemoryStore(Store):
     def make(self):
         pass
 
-    def create(self, name):
+    def create(self, name, *, sync=True):
         with self._lock:
             if check_name(name) in self.objects:
                 raise FileExistsError(name)
@@ -65,7 +80,10 @@ class MemoryStore(Store):
             raise CheckpointNotFoundError(f"{name} is missing")
         return self.objects[name][0]
 
-    def read_into(self, name, offset, buffer):
+    def open(self, name):
+        return RequestSource(partial(self.size, name), partial(self._read_range, name))
+
+    def _read_range(self, name, offset, buffer):
         data = self.read(name)[offset : offset + len(buffer)]
         if len(data) < len(buffer):
             raise CorruptCheckpointError("too short", file=name, offset=offset)
@@ -103,7 +121,7 @@ def test_saves_and_loads_need_no_more_than_the_contract(helpers, rank_local_id):
     session.abort()
 
 
-def test_the_plain_source_asks_the_store():
+def test_a_source_of_requests_asks_the_store():
     store = MemoryStore()
     store.publish("x", b"abcdef")
     source = store.open("x")
@@ -116,48 +134,25 @@ def test_the_plain_source_asks_the_store():
         source.read_into(5, [memoryview(bytearray(2))])
 
 
-def test_a_store_that_opens_objects_reads_ranges_through_them():
-    closed = []
-
-    class Opened(Source):
-        def read_into(self, offset, buffers):
-            MemoryStore.read_into(self._store, self._name, offset, buffers[0])
-
-        def close(self):
-            closed.append(self._name)
-
-    class OpeningStore(MemoryStore):
-        read_into = Store.read_into
-
-        def open(self, name):
-            return Opened(self, name)
-
-    store = OpeningStore()
-    store.publish("x", b"abcdef")
-    buffer = bytearray(3)
-    store.read_into("x", 2, memoryview(buffer))
-    assert buffer == b"cde"
-    with pytest.raises(CorruptCheckpointError):
-        store.read_into("x", 5, memoryview(buffer))
-    assert closed == ["x", "x"]
-
-
-def test_a_store_without_any_way_to_read_ranges_says_so():
-    class NoReads(MemoryStore):
-        read_into = Store.read_into
-
-    with pytest.raises(NotImplementedError, match="NoReads overrides neither read_into nor open"):
-        NoReads().read_into("x", 0, memoryview(bytearray(1)))
-    with pytest.raises(NotImplementedError, match="NoReads"):
-        NoReads().open("x").read_into(0, [memoryview(bytearray(1))])
-
-
-def test_a_store_that_writes_no_ranges_says_so():
+def test_a_store_with_the_contract_alone_supports_nothing_else():
     store = MemoryStore()
-    assert not store.writes_ranges
-    for call in (lambda: store.create_sized("x", 1), lambda: store.open_sized("x")):
-        with pytest.raises(NotImplementedError, match="MemoryStore does not write ranges"):
-            call()
+    assert not isinstance(store, SupportsFolders | SupportsPlace | SupportsRanges | SupportsReadSizes)
+    assert not isinstance(store.open("x"), SupportsFetch | SupportsReadAhead)
+    with pytest.raises(NotImplementedError, match="a MemoryStore does not support directories"):
+        with_folders(store)
+    assert (place_of(store), lender_of(store), ReadSizes.of(store)) == (
+        "local",
+        None,
+        ReadSizes(16 << 10, 4 << 10, 2 << 20),
+    )
+
+
+def test_sizes_of_reads_are_those_of_the_store():
+    class Far(MemoryStore):
+        read_gap_bytes, read_step_bytes, place = 1 << 20, 8 << 20, "remote"
+
+    assert ReadSizes.of(Far()) == ReadSizes(1 << 20, 1 << 20, 8 << 20)
+    assert place_of(Far()) == "remote"
 
 
 @pytest.mark.parametrize("name", ["a", ".metadata", "a/b", "..a", "a..b/c", "ä b"])

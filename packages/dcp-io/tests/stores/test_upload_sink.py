@@ -35,9 +35,9 @@ class Toy(UploadSink):
 def test_an_upload_is_completed_once() -> None:
     sink = Toy()
     sink.write([b"ab", memoryview(b"-c-")[1:2], bytearray()])
-    assert (sink.name, sink.tell()) == ("x", 3)
-    sink.close(sync=True)
-    sink.close(sync=True)
+    assert (sink.name, sink.sent_bytes) == ("x", 3)
+    sink.close()
+    sink.close()
     assert sink.told == [b"ab", b"c", b"", "complete"]
     with pytest.raises(ValueError, match="toy://bucket/x has been closed"):
         sink.write([b"d"])
@@ -55,7 +55,7 @@ def test_giving_up_removes_what_may_exist_and_does_not_raise(broken: str) -> Non
 
 def test_what_was_completed_is_removed_but_not_given_up() -> None:
     sink = Toy()
-    sink.close(sync=False)
+    sink.close()
     sink.abort()
     assert sink.told == ["complete", "remove"]
 
@@ -70,6 +70,6 @@ def test_what_is_not_ours_is_left_alone() -> None:
 def test_a_failed_end_can_be_given_up() -> None:
     sink = Toy("complete")
     with pytest.raises(OSError, match="no complete"):
-        sink.close(sync=True)
+        sink.close()
     sink.abort()
     assert sink.told == ["complete", "remove"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dcp_io import LocalStore
-from dcp_io.testing import RangeConformance, StoreConformance
+from dcp_io.testing import FoldersConformance, RangesConformance, StoreConformance
 from dcp_io.testing.shelves import ShelfStore
 
 
@@ -29,7 +29,7 @@ class LocalFolder:
         (self.path / name).unlink()
 
 
-class TestLocalStore(StoreConformance, RangeConformance):
+class TestLocalStore(StoreConformance, FoldersConformance, RangesConformance):
     @pytest.fixture
     def place(self, tmp_path):
         return tmp_path
@@ -41,7 +41,7 @@ class TestLocalStore(StoreConformance, RangeConformance):
         return LocalFolder(place / folder)
 
 
-class TestShelfStore(StoreConformance):
+class TestShelfStore(StoreConformance, FoldersConformance):
     @pytest.fixture
     def place(self, tmp_path, monkeypatch):
         monkeypatch.setenv("DCP_SHELF_DIR", str(tmp_path))

@@ -9,7 +9,7 @@ from dcp_io import LocalStore
 from dcp_io.requests import Payload, WriteRequest
 from dcp_io.writing import write_engine
 from dcp_io.writing.write_engine import write_items
-from dcp_manifest.index.items import Framing
+from dcp_manifest.index.columns import Framing
 
 
 class Alike:

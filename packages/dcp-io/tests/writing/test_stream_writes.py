@@ -8,8 +8,8 @@ import zlib
 
 import pytest
 
-from dcp_io.archives.tensor_archive import tensor_frame
-from dcp_io.writing.stream_writes import encode_payload
+from dcp_io.archives.zip_format import tensor_frame
+from dcp_io.writing.encoded_data import encode_payload
 
 
 class Marking:

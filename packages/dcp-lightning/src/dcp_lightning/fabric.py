@@ -1,4 +1,4 @@
-"""Strategies of Fabric whose ranks each save and load their own part of a checkpoint."""
+"""Strategies of Fabric with ranks that save and load their own parts."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ __all__ = ["DcpDDPStrategy", "DcpFSDPStrategy", "DcpFabricStrategy", "DcpModelPa
 
 
 class DcpFabricStrategy(OwnCheckpointIO):
-    """Mix-in for a strategy of Fabric, which must follow it in the list of bases, for `fabric.save` and `fabric.load`.
-
-    The settings are those of the `DcpCheckpointIO` among Fabric's plugins; its `teardown` waits for background saves.
+    """Mix-in before a strategy of Fabric, with the `DcpCheckpointIO` among Fabric's plugins.
 
     Ranks: every rank of the job; saving and loading are collective.
     Source: Lightning 2.6 `lightning.fabric.strategies.Strategy` (the overridden methods).
@@ -36,7 +34,7 @@ class DcpFabricStrategy(OwnCheckpointIO):
         storage_options: Any = None,
         filter: Mapping[str, Callable[[str, Any], bool]] | None = None,  # noqa: A002 - Lightning's name
     ) -> None:
-        """Save shards of modules, optimizers and tensors from each rank, and everything else from rank 0."""
+        """Save each rank's shards, and everything else from rank 0."""
         modules = [value for value in state.values() if isinstance(value, nn.Module)]
         mine = {}
         for name, value in state.items():
@@ -54,7 +52,7 @@ class DcpFabricStrategy(OwnCheckpointIO):
     def load_checkpoint(
         self, path: PathLike, state: Any = None, strict: bool = True, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Load each rank's shards into the objects of `state` in place; returns all entries that `state` lacks."""
+        """Load each rank's shards into `state`; return the entries that `state` lacks."""
         place = self.broadcast(self.checkpoint_io.source_of(path))
         if is_of_lightning(place) or isinstance(state, nn.Module | Optimizer):
             return super().load_checkpoint(place, state, strict, weights_only)  # type: ignore[no-any-return]
@@ -75,12 +73,12 @@ class DcpFabricStrategy(OwnCheckpointIO):
 
 
 class DcpDDPStrategy(DcpFabricStrategy, DDPStrategy):
-    """`DDPStrategy` of Fabric whose ranks share the work of writing the replicated state."""
+    """`DDPStrategy` whose ranks share the writing of replicated state."""
 
 
 class DcpFSDPStrategy(DcpFabricStrategy, FSDPStrategy):
-    """`FSDPStrategy` of Fabric that saves and loads shards, whatever its `state_dict_type`."""
+    """`FSDPStrategy` that saves and loads shards with any `state_dict_type`."""
 
 
 class DcpModelParallelStrategy(DcpFabricStrategy, ModelParallelStrategy):
-    """`ModelParallelStrategy` of Fabric (FSDP2, tensor parallelism) that saves and loads shards."""
+    """`ModelParallelStrategy` (FSDP2, tensor parallelism) that saves and loads shards."""

@@ -1,7 +1,4 @@
-"""Shards of models and optimizers: their states under canonical names, and loads into them in place.
-
-Shared by the strategies of the Trainer and of Fabric.
-"""
+"""Shards of models and optimizers under canonical names, loaded in place."""
 
 from __future__ import annotations
 
@@ -19,17 +16,17 @@ from dcp_lightning.checkpoint_io import META_OF_LIGHTNING, DcpCheckpointIO, Path
 
 __all__ = ["OwnCheckpointIO", "is_of_lightning", "load_shards", "state_of"]
 
-_Strategy: Any = object  # for the type checker: whatever strategy follows among the bases
+_Strategy: Any = object  # for the type checker: the next base class is a strategy
 
 
 class OwnCheckpointIO(_Strategy):
-    """Strategy with a `DcpCheckpointIO`: the one among the plugins, or else one with default settings."""
+    """Strategy with the `DcpCheckpointIO` among the plugins, or a default one."""
 
     _checkpoint_io: DcpCheckpointIO | None
 
     @property
     def checkpoint_io(self) -> DcpCheckpointIO:
-        """The plug-in that saves, loads and removes checkpoints."""
+        """The plug-in."""
         self._checkpoint_io = self._checkpoint_io or DcpCheckpointIO()
         return self._checkpoint_io
 
@@ -44,16 +41,13 @@ class OwnCheckpointIO(_Strategy):
 
 
 def is_of_lightning(path: str) -> bool:
-    """Whether Lightning's own strategies saved the checkpoint at a path, as a file or as a folder with `meta.pt`.
-
-    After a save over such a folder `meta.pt` is still there, but the index says that this library wrote it.
-    """
+    """Return whether Lightning saved the checkpoint; after our save over one, only `meta.pt` remains."""
     meta = os.path.isfile(os.path.join(path, META_OF_LIGHTNING))
     return os.path.isfile(path) or (meta and dcp_io.read_current(dcp_io.open_store(path)).save_id is None)
 
 
 def state_of(part: Any, modules: Iterable[nn.Module]) -> Any:
-    """Return the state of a module, an optimizer or a list of these by canonical names; each rank gets its shards."""
+    """Return this rank's shards of modules or optimizers, by canonical names."""
     if isinstance(part, nn.Module):
         return dcp_state.get_model_state_dict(part)
     if isinstance(part, Optimizer):
@@ -64,19 +58,13 @@ def state_of(part: Any, modules: Iterable[nn.Module]) -> Any:
 def load_shards(
     plugin: DcpCheckpointIO, path: PathLike, parts: Mapping[str, Any], *, strict: bool, weights_only: bool | None
 ) -> None:
-    """Load modules and optimizers in place.
+    """Load modules and optimizers (`parts`, by their names in the checkpoint) in place.
 
-    Args:
-        plugin: Plug-in whose settings are used.
-        path: Path or URI of the checkpoint.
-        parts: Name in the checkpoint → module, optimizer, or list of optimizers.
-        strict: Whether it is an error if only the checkpoint has a parameter, a buffer or the state of a parameter, or
-            only the modules and optimizers have it.
-        weights_only: See `DcpCheckpointIO.load_checkpoint`; for the objects in the optimizers' states.
+    If `strict`, parameters, buffers and parameter states must match on both sides.
 
     Raises:
-        LoadMismatchError: The checkpoint does not fit the modules and optimizers, which are unchanged; in a job of
-            several ranks the error is a CheckpointException with the same text.
+        LoadMismatchError: The checkpoint does not fit; nothing was changed. With several ranks, a CheckpointException
+            with the same text.
 
     Ranks: every rank of the job; collective.
     """
@@ -95,15 +83,13 @@ _SURPLUS = "is in the checkpoint, not in the model or its optimizers: load it wi
 
 
 class _ShardPlanner(DefaultLoadPlanner):
-    """Planner that refuses names that only the checkpoint has, before any tensor changes."""
+    """Refuse names that only the checkpoint has, before any tensor changes."""
 
     of_parts: tuple[str, ...] = ()
-    """Prefixes of the names of modules and optimizers."""
     of_settings: tuple[str, ...] = ()
-    """Prefixes of optimizers' settings: schedulers and versions of torch add to them, so some may be left over."""
+    """Name prefixes of optimizer settings, which may be unused: schedulers and torch add some."""
 
     def create_local_plan(self) -> LoadPlan:
-        """Return the plan of `DefaultLoadPlanner`; raises LoadMismatchError for a surplus name of a part."""
         plan = super().create_local_plan()
         unexpected = [] if self.local_load is None else sorted(self.local_load.unexpected)
         surplus = [
@@ -115,7 +101,6 @@ class _ShardPlanner(DefaultLoadPlanner):
 
 
 def _places_of_optimizers(parts: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the names of optimizers in the checkpoint; those in a list have numbers."""
     for name, part in parts.items():
         if isinstance(part, Optimizer):
             yield name
@@ -134,11 +119,8 @@ def _restore(part: Any, state: Any, modules: Iterable[nn.Module], options: dcp_s
 
 
 def _trained_by(optimizer: Optimizer, modules: Iterable[nn.Module]) -> nn.Module:
-    """Return the module whose parameters an optimizer trains."""
     trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     for module in modules:
         if trained <= {id(parameter) for parameter in module.parameters()}:
             return module
-    raise ValueError(
-        f"{type(optimizer).__name__} trains parameters of no module in this state: pass the model beside it"
-    )
+    raise ValueError(f"{type(optimizer).__name__} trains parameters of no module in this state: also pass the model")

@@ -1,6 +1,6 @@
-"""Strategies of Lightning's Trainer whose ranks each save and load their own part of a checkpoint.
+"""Strategies of Lightning's Trainer with ranks that save and load their own parts.
 
-Names of parameters are canonical: a checkpoint can be resumed with another strategy and world size.
+Canonical parameter names allow resuming with another strategy and world size.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ _SHARDED = ("state_dict", "optimizer_states")
 
 
 class DcpTrainerStrategy(OwnCheckpointIO):
-    """Mix-in for a strategy of the Trainer, which must follow it in the list of bases; no rank gathers the whole state.
+    """Mix-in before a strategy of the Trainer, with its `DcpCheckpointIO`; no rank gathers the whole state.
 
-    The settings are those of the `DcpCheckpointIO` among the Trainer's plugins. A checkpoint has the same entries as
-    Lightning's own, but `on_load_checkpoint` gets it without the states of model and optimizers.
+    Checkpoints have Lightning's entries, but `on_load_checkpoint` gets no states of model and optimizers.
 
     Ranks: every rank of the job; saving and loading are collective.
     Source: Lightning 2.6 `lightning.pytorch.strategies.ModelParallelStrategy` (the overridden methods).
@@ -35,27 +34,27 @@ class DcpTrainerStrategy(OwnCheckpointIO):
     lightning_restore_optimizer = False
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """Return the model's state by canonical names; each rank gets its shards."""
+        """Return this rank's shards of the model."""
         return state_of(self.model, ())  # type: ignore[no-any-return]
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
-        """Return an optimizer's state by the names of parameters; each rank gets its shards."""
+        """Return this rank's shards of an optimizer."""
         return state_of(optimizer, [self.model])  # type: ignore[no-any-return]
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        """Do nothing: `load_checkpoint` has loaded the model."""
+        """Do nothing: `load_checkpoint` loaded the model."""
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Do nothing: `load_checkpoint` has loaded the optimizers."""
+        """Do nothing: `load_checkpoint` loaded the optimizers."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: PathLike, storage_options: Any = None) -> None:
-        """Save shards of model and optimizers from each rank, and everything else from rank 0."""
+        """Save each rank's shards, and everything else from rank 0."""
         path = self.broadcast(str(filepath))
         mine = {name: value for name, value in checkpoint.items() if self.is_global_zero or name in _SHARDED}
         self.checkpoint_io.save(mine, path, storage_options, leads=self.is_global_zero)
 
     def load_checkpoint(self, checkpoint_path: PathLike, weights_only: bool | None = None) -> dict[str, Any]:
-        """Load each rank's shards of model and optimizers in place; returns everything else."""
+        """Load each rank's shards in place; return everything else."""
         path = self.broadcast(self.checkpoint_io.source_of(checkpoint_path))
         module = self.lightning_module
         fitting = module.trainer.state.fn == "fit"
@@ -67,13 +66,13 @@ class DcpTrainerStrategy(OwnCheckpointIO):
             return checkpoint  # type: ignore[no-any-return]
         rest = self.checkpoint_io.load_except(path, _SHARDED, weights_only=weights_only)
         parts = {"state_dict": self.model}
-        if fitting and "lr_schedulers" in rest:  # else only the model was saved, and Lightning says so
+        if fitting and "lr_schedulers" in rest:  # otherwise only the model was saved, and Lightning reports that
             parts["optimizer_states"] = [*self.optimizers]
         load_shards(self.checkpoint_io, path, parts, strict=module.strict_loading, weights_only=weights_only)
         return rest
 
     def teardown(self) -> None:
-        """Wait for saves in the background, and raise the error of a failed save."""
+        """Wait for background saves, and raise their error."""
         try:
             self.checkpoint_io.teardown()
         finally:
@@ -81,11 +80,11 @@ class DcpTrainerStrategy(OwnCheckpointIO):
 
 
 class DcpDDPStrategy(DcpTrainerStrategy, DDPStrategy):
-    """`DDPStrategy` whose ranks share the work of writing the replicated state."""
+    """`DDPStrategy` with ranks that share the writing of replicated state."""
 
 
 class DcpFSDPStrategy(DcpTrainerStrategy, FSDPStrategy):
-    """`FSDPStrategy` that saves and loads shards, whatever its `state_dict_type`."""
+    """`FSDPStrategy` that saves and loads shards with any `state_dict_type`."""
 
 
 class DcpModelParallelStrategy(DcpTrainerStrategy, ModelParallelStrategy):

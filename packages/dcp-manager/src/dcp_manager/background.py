@@ -1,39 +1,62 @@
-"""Record of the saves in the background: futures of running saves, and errors of saves that have ended."""
+"""Outcomes of saves: the record of background saves, and the tolerance of failed ones."""
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from dcp_core import CheckpointException
-from dcp_manager.errors import UnfinishedSaveError
+from dcp_base import library_logger
+from dcp_core import (
+    CheckpointException,
+    CoordinatorLostError,
+    CoordinatorTimeoutError,
+    DcpError,
+    Metadata,
+    PeerLostError,
+)
+from dcp_core.errors import SaveSkippedError
 from dcp_manager.together import Ranks
-from dcp_manifest import library_logger
 
-__all__ = ["BackgroundSaves", "Outcome"]
+__all__ = ["BackgroundSaves", "Outcome", "Saver", "Tolerance", "UnfinishedSaveError", "future_of", "is_storage_failure"]
+
+
+class Saver(Protocol):
+    """Protocol of a background saver, such as `dcp_async.AsyncSaver`."""
+
+    def save(self, state_dict: dict[str, Any], *, process_group: Any, no_dist: bool, **place: Any) -> Any:
+        """Begin to save a copy of the state dict; `place` is one of `checkpoint_id` and `storage_writer`."""
+        ...
+
+
+def future_of(answer: Any) -> Future[Metadata]:
+    """Return the future in the result of `Saver.save`."""
+    future: Future[Metadata] = getattr(answer, "upload_completion", answer)
+    return future
+
+
+class UnfinishedSaveError(DcpError, TimeoutError):
+    """A background save takes longer than the manager waits; it continues."""
+
 
 _log = library_logger(__name__)
 
-# What a saver's future says of a save that its policy for overlaps has left out, by name: savers are other packages'.
-_LEFT_OUT = ("SaveSkippedError", "SaveSupersededError")
-
 
 _Failures = dict[int, tuple[BaseException | None, str]]
-# A rank's report of a save that has ended: its step, and what failed on which ranks; None if it was left out.
+# A rank's report of an ended save: its step, and the failures by rank; None if it was skipped.
 _End = tuple[int, dict[int, str] | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Outcome of a background save, the same on all ranks: its error, or None after a success."""
+    """Outcome of a background save, the same on all ranks; `error` is None after a success."""
 
     step: int
     error: BaseException | None
-    """Error of the failed save; None if the save succeeded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +67,9 @@ class _Save:
     settled: threading.Event
 
     def failures(self, rank: int) -> _Failures | None:
-        """Return the failures by rank, from this rank's future of an ended save; None if the save was skipped."""
+        """Return the failures by rank of an ended save; None if it was skipped."""
         error = None if self.future.cancelled() else self.future.exception()
-        if self.future.cancelled() or type(error).__name__ in _LEFT_OUT:
+        if self.future.cancelled() or isinstance(error, SaveSkippedError):
             return None
         return {} if error is None else _failures_of(error, rank)
 
@@ -61,24 +84,17 @@ class BackgroundSaves:
 
     @property
     def steps(self) -> frozenset[int]:
-        """Steps of the saves that are running, or whose outcome `outcomes` has not returned yet."""
+        """Steps of saves that `outcomes` has not returned."""
         with self._lock:
             return frozenset(save.step for save in self._saves if not save.settled.is_set())
 
     def begin(self) -> int:
-        """Return the number of a new save, which is equal on all ranks, even if a rank fails before it calls `add`."""
+        """Return a new save's number, equal on all ranks even if one fails before `add`."""
         self._begun += 1
         return self._begun
 
     def add(self, number: int, step: int, future: Future[Any], settle: Callable[[bool], None]) -> None:
-        """Add a running save, and call `settle` when it ends.
-
-        Args:
-            number: Number of the save, from `begin`.
-            step: Training step of the save.
-            future: Future of the save.
-            settle: Callback with True if the save succeeded, else False; runs in the thread that completes the future.
-        """
+        """Add a running save; at its end, call `settle` with its success, in the thread that ends the future."""
         settled = threading.Event()
         with self._lock:
             self._saves.append(_Save(number, step, future, settled))
@@ -92,14 +108,9 @@ class BackgroundSaves:
         future.add_done_callback(ended)
 
     def overdue(self, seconds: float, setting: str, where: str) -> UnfinishedSaveError | None:
-        """Wait until all saves have ended and `settle` has run for each.
+        """Wait until all saves have ended and `settle` has run; return an error after `seconds`.
 
-        Returns an error, which is not raised, if a save has not ended after `seconds`; otherwise None.
-
-        Args:
-            seconds: Maximum time to wait.
-            setting: Name of the option that sets the limit, for the error message.
-            where: Text with the rank and the root of the saves, for the error message.
+        The error names the option `setting` and the text `where`.
         """
         end = time.monotonic() + min(seconds, threading.TIMEOUT_MAX)
         with self._lock:
@@ -115,16 +126,9 @@ class BackgroundSaves:
         )
 
     def outcomes(self, ranks: Ranks, late: BaseException | None = None) -> tuple[list[Outcome], BaseException | None]:
-        """Return the outcomes of saves that have ended on all ranks, in the order of their begin; each only once.
+        """Return, once, the outcomes of saves that have ended on all ranks, and an error if a rank passed `late`.
 
-        Args:
-            ranks: The ranks that save.
-            late: Error of `overdue` for this rank's saves; None if no save is overdue.
-
-        Returns:
-            The outcomes, which are the same on all ranks; and an error if any rank passed `late`, else None.
-
-        Ranks: every rank; collective.
+        The outcomes are in order, and both results are the same on all ranks. Collective.
         """
         with self._lock:
             ended = [save for save in self._saves if save.settled.is_set()]
@@ -155,7 +159,6 @@ def _texts(failures: _Failures | None) -> dict[int, str] | None:
 def _error(
     ranks: Ranks, what: str, texts: dict[int, str], known: Mapping[int, tuple[Any, str]], own: BaseException | None
 ) -> BaseException | None:
-    """Return the error to raise on this rank for the failures that ranks report; None without failures."""
     if not texts:
         return None
     if own is not None and ranks.alone:
@@ -166,7 +169,6 @@ def _error(
 
 
 def _failures_of(error: BaseException, rank: int) -> _Failures:
-    """Return the failures by rank that the error of one rank's future contains."""
     if isinstance(error, CheckpointException) and error.failures:
         return error.failures
     return {rank: (error, f"{type(error).__name__}: {error}")}
@@ -177,10 +179,8 @@ def _joined(
 ) -> tuple[dict[int, _End], dict[int, str]]:
     """Merge the ranks' reports: outcomes of saves that have ended everywhere, and late ranks.
 
-    The lowest rank's report wins.
-
-    A save that still runs on some rank is left out, since not all of its failures are known yet. But if a rank has
-    stopped waiting for saves, the failures of this save on other ranks are reported together with the timeout.
+    The lowest rank's report wins. A save that still runs on some rank is left out. But if a rank has stopped waiting,
+    the save's failures are reported with the timeout.
     """
     running = frozenset[int]().union(*(numbers for _, numbers, _ in reported))
     decided: dict[int, _End] = {}
@@ -194,3 +194,84 @@ def _joined(
         elif late:
             late = {**failures, **late}
     return decided, late
+
+
+def is_storage_failure(error: BaseException) -> bool:
+    """Return whether a save failed because of the storage, so a later one may succeed; False if a rank was lost."""
+    if isinstance(error, CheckpointException):
+        causes = [cause for cause, _ in error.failures.values()]
+        return bool(causes) and all(cause is not None and is_storage_failure(cause) for cause in causes)
+    lost = (CoordinatorLostError, CoordinatorTimeoutError, PeerLostError)
+    return isinstance(error, OSError) and not isinstance(error, lost)
+
+
+class Tolerance:
+    """Counter of consecutive failed saves, with background errors that are still to be raised."""
+
+    def __init__(self, ranks: Ranks, limit: int, checkpoint_id: Callable[[int], str]) -> None:
+        self._ranks = ranks
+        self._checkpoint_id = checkpoint_id
+        self._limit = limit
+        self.count = 0
+        """Number of failures since the last success."""
+        self._owed: list[BaseException] = []
+
+    def succeeded(self) -> None:
+        """Reset the count."""
+        self.count = 0
+
+    def look_back(self, outcomes: Iterable[Outcome], *, tolerates: bool) -> None:
+        """Count the outcomes of background saves, the same on all ranks; keep errors for `raise_owed`."""
+        for outcome in outcomes:
+            if outcome.error is None:
+                self.succeeded()
+            elif tolerates and self.passes(outcome.error):
+                self.tell_passed(outcome.step, outcome.error)
+            else:
+                self.count += not tolerates  # otherwise `passes` has counted it
+                if self._owed:
+                    self._tell(logging.ERROR, outcome.step, outcome.error, "raised by the next call")
+                self._owed.append(outcome.error)
+
+    def raise_owed(self) -> None:
+        """Raise the first kept error; the next call raises the next error."""
+        if self._owed:
+            raise self._owed.pop(0)
+
+    def tell_passed(self, step: int, error: BaseException) -> None:
+        """Log a tolerated failure, on the coordinator."""
+        self._tell(logging.WARNING, step, error, f"{self.count} of {self._limit} tolerated, training goes on")
+
+    def _tell(self, level: int, step: int, error: BaseException, then: str) -> None:
+        if not self._ranks.is_coordinator:
+            return
+        whole = f"{type(error).__name__}: {error}"
+        cause = f" on {error.summary}" if isinstance(error, CheckpointException) else f": {whole.partition(chr(10))[0]}"
+        _log.log(level, "save of %s failed%s (%s)", self._checkpoint_id(step), cause, then)
+        _log.debug("the failed save of step %d", step, exc_info=error)
+
+    def passes(self, error: BaseException) -> bool:
+        """Count a failure, and return whether it is tolerated; the same on all ranks.
+
+        A rank may have only the text of another rank's error, so each rank judges its own causes, and the coordinator
+        decides.
+
+        Ranks: every rank; collective if the error is a `CheckpointException`, which is raised on all ranks. For other
+            errors no rank communicates.
+        """
+        self.count += 1
+        if not self._limit:
+            return False
+        if self._ranks.alone:
+            return self.count <= self._limit and is_storage_failure(error)
+        if not isinstance(error, CheckpointException):
+            return False  # the other ranks may know nothing of it, and the ranks that are gone do not answer
+        failed = set(error.failures)
+        known = {rank: is_storage_failure(cause) for rank, (cause, _) in error.failures.items() if cause is not None}
+
+        def decide(reported: list[dict[int, bool]]) -> bool:
+            verdicts = [verdict for each in reported for verdict in each.values()]
+            named = {rank for each in reported for rank in each}
+            return bool(failed) and failed <= named and all(verdicts) and self.count <= self._limit
+
+        return self._ranks.combine("decide whether the failure passes", lambda: known, decide)

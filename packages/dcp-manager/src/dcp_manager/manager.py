@@ -1,7 +1,4 @@
-"""`CheckpointManager`: saves, retains and restores the checkpoints of a training run.
-
-`dcp_core` and the storages write and read checkpoints; `dcp_io.Catalogue` lists and removes the folders of the root.
-"""
+"""`CheckpointManager`: saves, retains and restores the checkpoints of a training run."""
 
 from __future__ import annotations
 
@@ -12,28 +9,20 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch.distributed as dist
 
-from dcp_core import LoadPlanner, Metadata, PeerOptions, StorageReader, StorageWriter, save
-from dcp_io import STALE_AFTER_SECONDS, CheckpointRecord, KeepPolicy, Root
-from dcp_manager.background import BackgroundSaves
-from dcp_manager.errors import UnfinishedSaveError
-from dcp_manager.failures import Tolerance
-from dcp_manager.hosts.whereabouts import Whereabouts, find_step
-from dcp_manager.loading import load_from
-from dcp_manager.places import Places
-from dcp_manager.policies.lower_steps import LowerSteps, StepGuard
-from dcp_manager.policies.on_signal import SignalWatch
-from dcp_manager.policies.retention import Retention
-from dcp_manager.policies.saving_rules import EverySteps, Moment, SavePolicy
+from dcp_core import LoadPlanner, LoadReport, Metadata, PeerOptions, StorageReader, StorageWriter, load, save
+from dcp_io import STALE_AFTER_SECONDS, Catalogue, CheckpointRecord, KeepBest, KeepPolicy, Root
+from dcp_manager.alert import Alert
+from dcp_manager.background import BackgroundSaves, Saver, Tolerance, UnfinishedSaveError, future_of
+from dcp_manager.protection import Whereabouts, find_step
 from dcp_manager.restoring import Restored, Wanted, restore_newest, restore_step
-from dcp_manager.root_places import RootPlaces
-from dcp_manager.savers import Saver, future_of
-from dcp_manager.time_limits import TimeLimits
+from dcp_manager.root_places import Places, RootPlaces
+from dcp_manager.save_policies import EverySteps, Moment, SaveAny, SavePolicy, SignalWatch, parts_of
 from dcp_manager.together import Ranks
-from dcp_manager.upkeep import Upkeep
+from dcp_manager.upkeep import LowerSteps, Retention, StepGuard, Upkeep
 from dcp_ranks import DEFAULT_TIMEOUT_SECONDS
 
 if TYPE_CHECKING:
@@ -47,38 +36,38 @@ State = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 class CheckpointManager:
     """Manager of the checkpoints of one training run: when to save, which to keep, from which to resume.
 
-    Every rank makes a manager, and calls the same methods in the same order. At the end of a `with` block, the manager
-    waits for saves in the background.
+    Every rank creates a manager, and calls the same methods in the same order. At the end of a `with` block, the
+    manager waits for background saves.
 
     Args:
-        root: Path of a folder, or a URI that an installed storage handles. Each checkpoint is a subfolder. A relative
-            path is resolved at the time of this call. A `Root` of several places, such as `dcp_tiers.Tiers`, is saved
-            to its first; its promoter is started, woken after each save, and waited for by `close`.
+        root: Path of a directory, resolved now, or a URI that an installed storage handles; each checkpoint is a
+            subdirectory. A `Root` of several places, such as `dcp_tiers.Tiers`, is saved to its first; the manager
+            starts its promoter, wakes it after each save, and waits for it in `close`.
         save_policy: Policy that decides when `maybe_save` saves; None saves at every step.
-        keep_policy: Policy that selects the checkpoints to keep; None: the root's, or all.
-        saver: Saver for saves in the background (`dcp_async.AsyncSaver("process")`, …), which the caller closes. Its
-            policy decides on a save that is due while another save runs. None saves while the caller waits.
-        writer: Function that makes the storage writer for a checkpoint id; None uses the writer of the id's scheme.
-        reader: Function that makes the storage reader for a checkpoint id; None uses the reader of the id's scheme.
-        storage_options: Options of the storage, such as an endpoint, for the root and its checkpoints; None for none.
-        process_group: The ranks of the run; None takes all.
+        keep_policy: Policy that selects the checkpoints to keep; None for the root's policy, or all.
+        saver: Saver for background saves, such as `dcp_async.AsyncSaver("process")`, which the caller closes. Its
+            overlap policy decides on a save that is due while another one runs. None saves while the caller waits.
+        writer: Function (checkpoint id) → storage writer; None uses the writer of the id's scheme.
+        reader: Function (checkpoint id) → storage reader; None uses the reader of the id's scheme.
+        storage_options: Options of the storage, such as an endpoint, for the root and its checkpoints.
+        process_group: The ranks of the run; None for all.
         no_dist: Whether this process works alone, even if process groups exist.
         timeout_seconds: Limit of the time that ranks wait for each other in one phase.
-        peers: Options of the connections by which ranks watch each other; None for the defaults.
-        preemption_seconds: Time from a signal that ends the training until the process is killed. After such a signal
-            it limits how long ranks wait for each other in a save, and how long the last save and `close` wait for
-            saves in the background. None for no limit.
+        peers: Options of the connections by which ranks watch each other.
+        preemption_seconds: Time after a signal that ends the training for earlier saves, the last save and `close`;
+            None for no limit. Set it a few seconds below the launcher's limit: torchrun, Slurm (`KillWait`) and
+            Kubernetes kill after 30 seconds by default.
         close_seconds: Limit of the time that `wait` and `close` wait for background saves without such a signal.
-        tolerated_failures: Number of consecutive saves that may fail because of the storage before `maybe_save` raises
-            an error; saves in the background count when they have ended.
+        tolerated_failures: Number of consecutive saves that may fail because of the storage before `maybe_save` raises;
+            background saves count when they have ended.
         stale_after_seconds: Age of a save marker or lease at which its process, if on another host, counts as dead.
-        lower_steps: Policy for saving a step that is lower than the highest step in any place of the root. `warn`
-            saves, logs a warning, and keeps the checkpoints of higher steps whatever `keep_policy` selects, unless
-            `restore(step=…)` has gone back on purpose; `raise` refuses the save; `allow` saves.
-        folder_prefix: Prefix of checkpoint folder names, before the step; folders with another prefix are ignored.
+        lower_steps: Policy for saving a step below the highest step in any place of the root. `warn` saves, logs a
+            warning, and keeps higher steps despite `keep_policy`, unless `restore(step=…)` went back on purpose;
+            `raise` refuses the save; `allow` saves.
+        folder_prefix: Prefix of checkpoint directory names, before the step; other directories are ignored.
 
     Guarantees: the file `latest` in the root only ever names a durable checkpoint. A checkpoint is removed only after a
-    later one has been published, and not while a process reads it; the undamaged checkpoint that was made last is never
+    later one was published, and not while a process reads it; the undamaged checkpoint that was created last is never
     removed. The next process removes the leftovers of a killed process.
 
     Example:
@@ -107,13 +96,16 @@ class CheckpointManager:
         no_dist: bool = False,
         timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
         peers: PeerOptions | None = None,
-        preemption_seconds: float | None = None,
+        preemption_seconds: float | None = 25.0,
         close_seconds: float = 600.0,
         tolerated_failures: int = 0,
         stale_after_seconds: float = STALE_AFTER_SECONDS,
         lower_steps: LowerSteps = "warn",
         folder_prefix: str = "step-",
     ) -> None:
+        _check_options(save_policy, keep_policy, saver, tolerated_failures)
+        _check_seconds(timeout_seconds=timeout_seconds, stale_after_seconds=stale_after_seconds)
+        _check_seconds(preemption_seconds=preemption_seconds, close_seconds=close_seconds)
         self._save_policy = save_policy or EverySteps(1)
         self._places = Places(writer, reader, dict(storage_options or {}))
         self._ranks = Ranks(process_group, no_dist=no_dist, timeout_seconds=timeout_seconds, peers=peers)
@@ -124,9 +116,13 @@ class CheckpointManager:
         retention = Retention(self._catalogue, self._where.keep_policy(keep_policy))
         self._guard = StepGuard(self.checkpoint_id, lower_steps)
         self._upkeep = Upkeep(self._where, retention, self._guard, self._background, self._ranks)
+        parts = parts_of(self._save_policy)
+        self._by_step = SaveAny(tuple(part for part in parts if part.same_everywhere))
+        self._reasons = SaveAny(tuple(part for part in parts if not part.same_everywhere))
+        self._alert = Alert(self._ranks, self._has_reason)
         self._watch = SignalWatch(self._save_policy.signals, self._save_policy.stop_signals)
-        self._limits = TimeLimits(self._watch, preemption_seconds, close_seconds, timeout_seconds)
-        self._tolerance = Tolerance(self._ranks, tolerated_failures)
+        self._limits = _TimeLimits(self._watch, preemption_seconds, close_seconds, timeout_seconds)
+        self._tolerance = Tolerance(self._ranks, tolerated_failures, self.checkpoint_id)
         self._requested = False
         self._preempted = False
         self._last_save = time.monotonic()
@@ -136,7 +132,7 @@ class CheckpointManager:
 
     @property
     def root(self) -> str:
-        """Path or URI of the folder to which all checkpoints are saved."""
+        """Path or URI of the directory to which checkpoints are saved."""
         return self._root
 
     @property
@@ -149,49 +145,55 @@ class CheckpointManager:
         return self._where.checkpoint_id(self._catalogue, step)
 
     def checkpoints(self) -> list[CheckpointRecord]:
-        """Return the checkpoints under the root by ascending step, including quarantined checkpoints.
-
-        Ranks: one; not collective.
-        """
+        """Return the checkpoints under the root by ascending step, including quarantined ones. Not collective."""
         return self._catalogue.records()
 
     def latest(self) -> int | None:
-        """Return the highest step whose checkpoint is not known to be damaged; None if there is no such checkpoint.
-
-        Ranks: one; not collective.
-        """
+        """Return the highest step with a checkpoint not known to be damaged; None without one. Not collective."""
         highest = self._catalogue.highest()
         return None if highest is None else highest.step
 
-    def where(self, step: int) -> Whereabouts:
-        """Return which places have a step, such as `step 40: here, protected, in s3://bucket/run` (its text).
+    def best(self, metric: str, mode: Literal["min", "max"] = "min") -> int | None:
+        """Return the step of the best checkpoint by a metric, of those not known to be damaged; None without one.
+
+        Args:
+            metric: Name of the metric in the `metrics` of the saves.
+            mode: Whether the lowest (`min`) or highest (`max`) value is best.
 
         Ranks: one; not collective.
         """
+        good = [record for record in self.checkpoints() if record.quarantined is None]
+        return next(iter(KeepBest(1, metric, mode).keep(good, time.time())), None)
+
+    def where(self, step: int) -> Whereabouts:
+        """Return which places have a step, such as `step 40: here, protected, in s3://bucket/run`. Not collective."""
         return find_step(self._where.catalogues, step)
 
     def request_save(self) -> None:
-        """Request a save at the next `maybe_save`, for policies with `OnRequest`. Any rank, any thread may call it."""
+        """Request a save at the next `maybe_save`, for policies with `OnRequest`, from any rank and thread."""
         self._requested = True
 
     def maybe_save(self, step: int, state: State, *, metrics: Mapping[str, float] | None = None) -> bool:
-        """Save a checkpoint if the save policy decides so; to be called after every training step.
+        """Save a checkpoint if the save policy decides so; call it after every training step.
 
         Args:
             step: Number of the training step that has ended, at least 0.
             state: The state to save, or a function that returns it, which is called only if a save is due.
-            metrics: Metrics by name, for `KeepBest`; only those of the coordinator are used. None for none.
+            metrics: Metrics by name, for `KeepBest`: numbers, or tensors and numpy scalars without dimensions. Only the
+                coordinator's are used.
 
         Returns:
-            Whether a checkpoint was saved, or its save was begun in the background.
+            Whether a checkpoint was saved, or its background save has begun.
 
         Raises:
-            CheckpointException: This save, or an earlier save in the background, failed on some rank, and the failure
-                is not tolerated; raised on all ranks. After a signal that ends the training, this step is saved before
-                the error of an earlier save is raised.
+            CheckpointException: This or an earlier save failed on some rank, and the failure is not tolerated; raised
+                on all ranks. After a signal that ends the training, this step is saved first.
 
-        Ranks: every rank; collective, except if the policy depends on the step alone and no save is due.
+        Ranks: every rank; collective if a save is due. Unless the policy is only `EverySteps`, the first call is
+            collective; a signal, request or time on one rank is then acted on by all ranks in the same call, at most
+            one call late.
         """
+        _check_step(step)
         if not self._decide(step):
             return False
         self._look_back(tolerates=True)
@@ -209,10 +211,12 @@ class CheckpointManager:
         return begun
 
     def _decide(self, step: int) -> bool:
-        moment = Moment(step, time.monotonic() - self._last_save, self._watch.noted, self._requested)
+        moment = self._moment(step)
         policy = self._save_policy
         if policy.same_everywhere:
             return policy.due(moment)
+        if not self._alert.exchanges(reason=self._reasons.due(moment), seconds=self._limits.phase()):
+            return self._by_step.due(moment)
 
         def own() -> tuple[bool, frozenset[int], bool]:
             return policy.due(moment), moment.signals, moment.requested
@@ -229,8 +233,19 @@ class CheckpointManager:
             self._watch.heard_of_stop()
         self._watch.clear(signals)
         if due:
-            self._requested = False
+            self._requested, self._last_save = False, time.monotonic()
+        if self._reasons.stays_due:
+            self._alert.watch()
         return due
+
+    def _moment(self, step: int) -> Moment:
+        # Time counts on the coordinator's clock alone.
+        seconds = time.monotonic() - self._last_save if self._ranks.is_coordinator else 0.0
+        return Moment(step, seconds, self._watch.noted, self._requested)
+
+    def _has_reason(self) -> bool:
+        """Return whether this rank has a reason to save at any step. Thread-safe."""
+        return self._reasons.due(self._moment(0))
 
     def save(self, step: int, state: State, *, metrics: Mapping[str, float] | None = None) -> Future[Metadata] | None:
         """Save a checkpoint of a training step now, whatever the save policy decides.
@@ -238,33 +253,29 @@ class CheckpointManager:
         Args:
             step: Number of the training step, at least 0. An existing checkpoint of this step is replaced atomically.
             state: The state to save, or a function that returns it.
-            metrics: Metrics by name, for `KeepBest`; only those of the coordinator are used. None for none.
+            metrics: Metrics by name, as for `maybe_save`.
 
         Returns:
             With a saver, a future that completes when the checkpoint exists; without a saver, None.
 
         Raises:
-            StepWentBackError: `lower_steps` refuses the step; in a job of several ranks, a CheckpointException contains
-                this error.
+            ValueError: `lower_steps` refuses the step; with several ranks, a CheckpointException contains this error.
             CheckpointException, OSError, …: An error of `dcp_core.save`, or of an earlier background save. An earlier
-                error is raised on all ranks before this save begins, or after it if a signal has ended the training.
+                error is raised on all ranks before this save, or after it if a signal has ended the training.
 
         Ranks: every rank; collective.
         """
+        _check_step(step)
         self._look_back(tolerates=False)
         future = self._save(step, state, metrics)
         self._tolerance.raise_owed()
         return future
 
     def _look_back(self, *, tolerates: bool) -> None:
-        """Check background saves before a new one: raise errors beyond the tolerance, unless this is the last save.
-
-        The last save, after a signal that ends the training, is made before `raise_owed` raises such errors: otherwise
-        its step would be lost.
-        """
+        """Raise errors of background saves beyond the tolerance before a save, unless it is the last save."""
         if self._saver is None:
             return
-        # The saver itself would wait for the one before as long as it likes.
+        # The saver would wait for the earlier save without this limit.
         late = self._overdue() if self._preempted and self._limits.ends_soon else None
         self._reckon(late, tolerates=tolerates)
         if not self._preempted:
@@ -277,11 +288,9 @@ class CheckpointManager:
             raise unfinished
 
     def _save(self, step: int, state: State, metrics: Mapping[str, float] | None) -> Future[Metadata] | None:
-        if not isinstance(step, int) or isinstance(step, bool) or step < 0:
-            raise ValueError(f"step is {step!r}; it must be a whole number of at least 0")
         self._last_save = time.monotonic()
         try:
-            values = self._upkeep.take_state(step, state, metrics or {}, hurry=self._preempted)
+            values = self._upkeep.take_state(step, state, {} if metrics is None else metrics, hurry=self._preempted)
             if self._saver is not None:
                 return self._save_later(self._saver, step, values)
             save(
@@ -313,31 +322,32 @@ class CheckpointManager:
         min_step: int | None = None,
         wait_for_hosts_seconds: float = 0.0,
     ) -> Restored | None:
-        """Load the newest undamaged checkpoint, or that of `step`; the world size may differ from that of the save.
+        """Load the newest undamaged checkpoint, or the checkpoint of `step`; the world size may differ from the save's.
 
-        The newest checkpoint is that of the highest step. A damaged checkpoint is quarantined, and the next lower step
-        is tried. Before you train on from an earlier step, remove the checkpoints of later steps: see `lower_steps`.
+        The newest checkpoint has the highest step. A damaged checkpoint is quarantined, and the next lower step is
+        tried. Before you train on from an earlier step, remove the checkpoints of later steps: see `lower_steps`.
 
         Args:
             state: The template, filled in place; see `dcp_core.load`.
             step: The step to load; None tries all steps, from the highest down.
             planner: Load planner; see `dcp_core.load`.
             cooperative: Whether the ranks read together; see `dcp_core.load`.
-            min_step: Lowest step to load, without `step`; an error is raised rather than load a lower one.
-            wait_for_hosts_seconds: Time to wait for what the newest step lacks, or for `min_step`, without `step`.
+            min_step: Lowest step to load, without `step`; lower ones raise an error.
+            wait_for_hosts_seconds: Time to wait for missing parts of the newest step, or for `min_step`, without
+                `step`.
 
         Returns:
-            The restored step, which is the same on all ranks, and the load's report; None if there is no checkpoint.
+            The restored step, which is the same on all ranks, and the load's report; None if no checkpoint exists.
 
         Raises:
-            CheckpointNotFoundError: No checkpoint (or none of `step`) can be loaded, although there are checkpoints; or
-                a rank does not find files that the coordinator finds (is the storage mounted?): nothing is quarantined.
+            CheckpointNotFoundError: There are checkpoints, but none (or not that of `step`) can be loaded; or a rank
+                does not find files that the coordinator finds (is the storage mounted?), and nothing is quarantined.
             CheckpointException, LoadMismatchError, OSError, …: The template does not fit, or the storage failed.
 
         Ranks: every rank; collective.
         """
         load_step = partial(
-            load_from, self._places, self._where, self._ranks, state, planner=planner, cooperative=cooperative
+            _load_from, self._places, self._where, self._ranks, state, planner=planner, cooperative=cooperative
         )
         if step is not None:
             restored = restore_step(self._where.catalogues, self._ranks, load_step, step)
@@ -347,15 +357,15 @@ class CheckpointManager:
         return restore_newest(self._where.catalogues, self._ranks, load_step, wanted)
 
     def wait(self, seconds: float | None = None) -> None:
-        """Wait for all saves in the background; raises their first error on all ranks, others on later calls.
+        """Wait for all background saves; raise their first error on all ranks, and others on later calls.
 
         Args:
-            seconds: Maximum time to wait; None for `close_seconds` or, after a signal that ends the training, for the
-                rest of `preemption_seconds`.
+            seconds: Longest time to wait; None for `close_seconds` or, after a signal that ends the training, the rest
+                of `preemption_seconds`.
 
         Raises:
-            UnfinishedSaveError: A save takes longer; it continues, and its checkpoint may still be published. In a job
-                of several ranks, all ranks raise a CheckpointException that contains this error.
+            UnfinishedSaveError: A save takes longer; it continues, and may still be published. With several ranks, all
+                ranks raise a CheckpointException that contains this error.
             CheckpointException, OSError, …: The error of a failed save.
 
         Ranks: every rank; collective if there is a saver.
@@ -368,20 +378,22 @@ class CheckpointManager:
     def close(self, seconds: float | None = None) -> None:
         """Wait for saves like `wait(seconds)`, and restore the signal handlers. Errors after the first are logged.
 
-        Then it waits as long again, at most, for a copy to other hosts, and for the promoter of a root of places.
+        Then wait at most as long again for a copy to other hosts, and for the root's promoter.
         """
         try:
             self.wait(seconds)
         finally:
+            self._alert.close()
             self._end(seconds)
             self._watch.stop()
 
     def _end(self, seconds: float | None) -> None:
         self._upkeep.close(self._limits.waiting(seconds)[0])
         self._where.end(self._ranks, self._limits.waiting(seconds)[0])
+        self._upkeep.promoted()
 
     def _overdue(self, seconds: float | None = None) -> UnfinishedSaveError | None:
-        """Wait for this rank's background saves; returns an error if some exceed the limit."""
+        """Wait for this rank's background saves; return an error if some exceed the limit."""
         where = f"rank {self._ranks.rank}, {self._root}"
         return self._background.overdue(*self._limits.waiting(seconds), where)
 
@@ -394,7 +406,86 @@ class CheckpointManager:
         if error is None:
             self.close()
             return
-        self._watch.stop()  # other ranks may not come here, and the error that is under way matters more
+        self._alert.close()
+        self._watch.stop()  # other ranks may not get here, and the error that is being raised matters more
         with contextlib.suppress(Exception):
             self._overdue()
         self._end(0.0)
+
+
+def _check_options(save_policy: object, keep_policy: object, saver: object, tolerated_failures: object) -> None:
+    if save_policy is not None and not isinstance(save_policy, SavePolicy):
+        hint = (
+            "KeepPolicy objects belong to keep_policy" if isinstance(save_policy, KeepPolicy) else "join several by |"
+        )
+        raise TypeError(f"save_policy is {save_policy!r}; pass a policy such as EverySteps(1000) ({hint})")
+    if keep_policy is not None and not isinstance(keep_policy, KeepPolicy):
+        hint = (
+            "SavePolicy objects belong to save_policy" if isinstance(keep_policy, SavePolicy) else "join several by |"
+        )
+        raise TypeError(f"keep_policy is {keep_policy!r}; pass a policy such as KeepLast(3) ({hint})")
+    if saver is not None and (isinstance(saver, type) or not callable(getattr(saver, "save", None))):
+        raise TypeError(f"saver is {saver!r}; pass a saver such as AsyncSaver('process'), or None")
+    if not isinstance(tolerated_failures, int) or tolerated_failures < 0:
+        raise ValueError(f"tolerated_failures is {tolerated_failures!r}; pass a whole number of at least 0")
+
+
+def _check_seconds(**limits: Any) -> None:
+    for name, seconds in limits.items():
+        if seconds is not None and not (isinstance(seconds, int | float) and seconds >= 0):
+            raise ValueError(f"{name} is {seconds!r}; pass a number of seconds, at least 0")
+
+
+def _check_step(step: object) -> None:
+    if not isinstance(step, int) or isinstance(step, bool) or step < 0:
+        raise ValueError(f"step is {step!r}; it must be a whole number of at least 0")
+
+
+def _load_from(
+    places: Places,
+    where: RootPlaces,
+    ranks: Ranks,
+    state: dict[str, Any],
+    catalogue: Catalogue,
+    step: int,
+    *,
+    planner: LoadPlanner | None,
+    cooperative: bool | None,
+) -> LoadReport:
+    """Load a step from the place of a catalogue. Collective."""
+    return load(
+        state,
+        **places.to_read(where.reading_id(catalogue, step)),
+        **ranks.arguments,
+        planner=planner,
+        timeout_seconds=ranks.timeout_seconds,
+        cooperative=cooperative,
+    )
+
+
+class _TimeLimits:
+    """Limits in seconds of a manager's waits, before and after a signal that ends the training."""
+
+    def __init__(
+        self, watch: SignalWatch, preemption_seconds: float | None, close_seconds: float, timeout_seconds: float
+    ) -> None:
+        self._watch = watch
+        self._preemption_seconds = preemption_seconds
+        self._close_seconds = close_seconds
+        self._timeout_seconds = timeout_seconds
+
+    @property
+    def ends_soon(self) -> bool:
+        """Whether such a signal sets a limit."""
+        return self._preemption_seconds is not None
+
+    def waiting(self, seconds: float | None = None) -> tuple[float, str]:
+        """Return how long to wait for background saves, and the option that limits it."""
+        left = self._watch.seconds_left(self._preemption_seconds)
+        limit, setting = (self._close_seconds, "close_seconds") if left is None else (left, "preemption_seconds")
+        return (limit if seconds is None else seconds), setting
+
+    def phase(self) -> float:
+        """Return how long ranks may wait in a phase of a save."""
+        left = self._watch.seconds_left(self._preemption_seconds)
+        return self._timeout_seconds if left is None else min(left, self._timeout_seconds)

@@ -1,8 +1,8 @@
 """Restoring: all ranks load the newest undamaged checkpoint; damaged checkpoints are quarantined.
 
-Of several places, each step is loaded from the nearest that has it undamaged. Where each host has a place of its own,
-all say which steps they have, and the load itself finds out whether a step is complete. The coordinator decides whether
-a checkpoint is damaged: a file that the coordinator finds, but another rank does not, is no damage.
+Each step is loaded from the nearest place with an undamaged copy. If each host has its own place, all hosts report
+their steps, and the load finds out whether a step is complete. The coordinator decides whether a checkpoint is damaged:
+a file that the coordinator finds, but another rank does not, is not damage.
 """
 
 from __future__ import annotations
@@ -17,21 +17,23 @@ from enum import Enum, auto
 from functools import partial
 from itertools import chain
 
+from dcp_base import library_logger
 from dcp_core import CheckpointException, CheckpointNotFoundError, CorruptCheckpointError, DcpError, LoadReport
-from dcp_io import Catalogue, CheckpointRecord, HostStore, Store, Unfinished, ask_places
+from dcp_io import Catalogue, CheckpointRecord, HostStore, Store, TimedCall, Unfinished, ask_places
 from dcp_manager.together import Ranks
-from dcp_manifest import library_logger
 
 __all__ = ["Damage", "Restored", "Wanted", "damage_of", "restore_newest", "restore_step"]
 
 _log = library_logger(__name__)
 
-# What is missing may be there for others; so what is corrupt is looked for first.
+# Corruption comes first: a file that one rank misses may exist for others.
 _DAMAGE = (CorruptCheckpointError, CheckpointNotFoundError)
 _LOOK_SECONDS = 1.0
 Load = Callable[[Catalogue, int], LoadReport]
 _Copy = tuple[int, int]
-"""A step, and the number of the place of a copy of it."""
+"""A step, and the number of the place of its copy."""
+_Own = Sequence[CheckpointRecord] | OSError | None
+"""Records of a rank's host, or an error; None if all ranks share the place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ class Restored:
     passed_over: tuple[int, ...] = ()
     """Higher steps whose checkpoints turned out to be damaged."""
     unfinished: tuple[Unfinished, ...] = ()
-    """What there is of higher steps without an index, whose saves or copies are running or were interrupted."""
+    """Higher steps without an index, whose saves or copies are running or were interrupted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,55 +55,71 @@ class Damage:
 
     reason: str
     is_missing: bool
-    """Whether a file is missing; False if the contents of a file are damaged."""
+    """Whether a file is missing, rather than damaged."""
 
 
 class _Verdict(Enum):
     DAMAGED = auto()
     GONE = auto()
-    """The checkpoint has been removed meanwhile."""
     WHOLE = auto()
-    """The checkpoint is undamaged, but a rank does not find its files: the storage of that rank is at fault."""
+    """It is undamaged, but a rank does not find its files."""
 
 
 def restore_step(catalogues: Sequence[Catalogue], ranks: Ranks, load: Load, step: int) -> Restored:
-    """Load the checkpoint of one step, and return the load's report. A failure is raised; nothing is quarantined.
+    """Load one step, from the nearest place with an undamaged copy, without quarantine. Collective."""
+    number, passed, failure = 0, list[int](), None
+    if len(catalogues) > 1 and not _per_host(catalogues[0]):
+        number = ranks.decide("choose a copy", partial(_nearest, catalogues, step, ())) or 0
+    while True:
+        try:
+            with _held(catalogues[number], ranks, step):
+                report = load(catalogues[number], step)
+                catalogues[number].note_sound(step)
+                return Restored(step, report)
+        except DcpError as error:
+            failure, passed = failure or error, [*passed, number]
+            following = _pass_to_next(error, catalogues, ranks, step, passed)
+            if following is None:
+                raise failure from None
+            number = following
 
-    Args:
-        catalogues: Catalogues of the checkpoints in each place, the nearest first.
-        ranks: The ranks that load.
-        load: Function (catalogue, step) → report of the load; it loads the checkpoint, on all ranks together.
-        step: The step to load, from the nearest place that has an undamaged copy; from the first if none has.
 
-    Ranks: every rank; collective.
-    """
-    catalogue = catalogues[0]
-    if len(catalogues) > 1 and not _per_host(catalogue):
-        catalogue = catalogues[ranks.decide("choose a copy", partial(_nearest, catalogues, step))]
-    with _held(catalogue, ranks, step):
-        return Restored(step, load(catalogue, step))
+def _pass_to_next(
+    error: DcpError, catalogues: Sequence[Catalogue], ranks: Ranks, step: int, passed: Sequence[int]
+) -> int | None:
+    """Return the next place with an undamaged copy after damage, if any. Collective."""
+    if len(passed) == len(catalogues):
+        return None
+    damage = ranks.combine("judge a failed load", partial(damage_of, error), _worst)
+    if damage is None:
+        return None
+    following = ranks.decide("choose another copy", partial(_nearest, catalogues, step, passed))
+    if following is not None and ranks.is_coordinator:
+        places = catalogues[passed[-1]].store.url, catalogues[following].store.url
+        _log.warning("step %d in %s is damaged, and loaded from %s: %s", step, *places, damage.reason)
+    return following
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a restore waits for, rather than load less."""
+    """Steps for which a restore waits."""
 
     min_step: int | None = None
-    """Lowest step to load; None takes any."""
+    """Lowest step to load, if any."""
     wait_seconds: float = 0.0
-    """Time to wait for such a step, or for what the newest step lacks."""
+    """Time to wait for `min_step`, or for missing parts of the newest step."""
 
     def is_too_low(self, copy: _Copy | None) -> bool:
-        """Whether a copy is of a lower step than the lowest to load; None is too low for any."""
+        """Return whether a copy, or none, is too low."""
         return self.min_step is not None and (copy is None or copy[0] < self.min_step)
 
     def lacks(self, copy: _Copy | None, damaged: Mapping[_Copy, str]) -> bool:
-        """Whether more is wanted than a copy: a higher step is there, but was passed over, or the step is too low."""
+        """Return whether a copy is too low, or a higher step was passed over."""
         passed = max((step for step, _ in damaged), default=-1)
         return self.is_too_low(copy) or passed > (-1 if copy is None else copy[0])
 
     def check(self, copy: _Copy | None, damaged: Mapping[_Copy, str]) -> None:
-        """Raise CheckpointNotFoundError if a copy is of too low a step, or there is none among damaged ones."""
+        """Raise CheckpointNotFoundError if a copy is too low, or all copies are damaged."""
         if self.is_too_low(copy):
             newest = "there is none" if copy is None else f"the newest complete one is of step {copy[0]}"
             raise CheckpointNotFoundError(
@@ -117,13 +135,13 @@ class Wanted:
 def restore_newest(
     catalogues: Sequence[Catalogue], ranks: Ranks, load: Load, wanted: Wanted | None = None
 ) -> Restored | None:
-    """Load the newest checkpoint that can be loaded; None if there is no checkpoint. Arguments: see `restore_step`.
+    """Load the newest checkpoint that can be loaded; None if no checkpoint exists.
 
-    With `wanted`, a step is loaded only if no higher one is there, until its time is over.
+    While the time of `wanted` lasts, a step is loaded only if there is no higher one.
 
     Raises:
-        CheckpointNotFoundError: There are checkpoints, but none can be loaded (training must not silently start from
-            scratch); or a rank does not find files that the coordinator finds.
+        CheckpointNotFoundError: No checkpoint can be loaded although there are some (training must not silently start
+            from scratch), or a rank does not find files that the coordinator finds.
 
     Ranks: every rank; collective.
     """
@@ -134,7 +152,7 @@ def restore_newest(
     while True:
         copy, problems, unfinished = ranks.combine(
             "choose a checkpoint",
-            lambda: catalogues[0].records() if _per_host(catalogues[0]) else None,
+            lambda: _own_records(catalogues[0]) if _per_host(catalogues[0]) else None,
             partial(_choose_and_look, catalogues, damaged.keys() | gone),
         )
         damaged.update(problems)
@@ -152,6 +170,7 @@ def restore_newest(
         try:
             with _held(catalogue, ranks, step):
                 report = load(catalogue, step)
+                catalogue.note_sound(step)
                 passed_over = {other for other, _ in damaged} - {step}
                 return Restored(step, report, tuple(sorted(passed_over, reverse=True)), unfinished)
         except DcpError as error:
@@ -163,14 +182,7 @@ def restore_newest(
 
 
 def _pass_over(error: DcpError, catalogue: Catalogue, ranks: Ranks, step: int) -> str | None:
-    """Put a checkpoint aside that failed to load, and return the reason; None if it has been removed meanwhile.
-
-    Raises:
-        DcpError: The error itself, if it is about no damage.
-        CheckpointNotFoundError: A rank does not find files that the coordinator finds.
-
-    Ranks: every rank; collective.
-    """
+    """Quarantine a checkpoint that failed to load; return the reason, or None if it is gone. Collective."""
     damage = ranks.combine("judge a failed load", partial(damage_of, error), _worst)
     if damage is None:
         raise error
@@ -188,7 +200,7 @@ def _reasons(damaged: Mapping[_Copy, str]) -> str:
 
 
 def damage_of(error: BaseException) -> Damage | None:
-    """Return the damage that the error of a load reports; None if the load failed for another reason."""
+    """Return the damage that the error of a load reports, if any."""
     failures = error.failures if isinstance(error, CheckpointException) else {}
     for kind in _DAMAGE:
         is_missing = kind is CheckpointNotFoundError
@@ -215,10 +227,16 @@ def _per_host(catalogue: Catalogue) -> bool:
     return isinstance(catalogue.store, HostStore)
 
 
+def _own_records(catalogue: Catalogue) -> _Own:
+    try:
+        return catalogue.records()
+    except OSError as error:
+        return error
+
+
 def _choose_and_look(
-    catalogues: Sequence[Catalogue], without: Collection[_Copy], hosts: Sequence[Sequence[CheckpointRecord] | None]
+    catalogues: Sequence[Catalogue], without: Collection[_Copy], hosts: Sequence[_Own]
 ) -> tuple[_Copy | None, dict[_Copy, str], tuple[Unfinished, ...]]:
-    """Choose a copy, and find what there is of higher steps that are in no place. Arguments: see `_choose`."""
     copy, problems = _choose(catalogues, without, hosts)
     known, above = {step for step, _ in (*problems, *without)}, -1 if copy is None else copy[0]
     by_url = {catalogue.store.url: catalogue for catalogue in catalogues}
@@ -235,18 +253,9 @@ def _report_unfinished(unfinished: Sequence[Unfinished], copy: _Copy | None) -> 
 
 
 def _choose(
-    catalogues: Sequence[Catalogue], without: Collection[_Copy], hosts: Sequence[Sequence[CheckpointRecord] | None]
+    catalogues: Sequence[Catalogue], without: Collection[_Copy], hosts: Sequence[_Own]
 ) -> tuple[_Copy | None, dict[_Copy, str]]:
-    """Choose the copy of the highest step that looks undamaged, in the nearest place. Coordinator only.
-
-    Args:
-        catalogues: Catalogue of each place.
-        without: Copies to leave out.
-        hosts: What each rank's host has in the nearest place; None if all ranks share it.
-
-    Returns:
-        The copy, or None, and the problems of those that were passed over.
-    """
+    """Choose the copy of the highest step that looks undamaged, in the nearest place. Coordinator only."""
     problems: dict[_Copy, str] = {}
     for record, number in _copies(catalogues, hosts):
         copy = record.step, number
@@ -268,10 +277,8 @@ def _choose(
     return None, problems
 
 
-def _copies(
-    catalogues: Sequence[Catalogue], hosts: Sequence[Sequence[CheckpointRecord] | None]
-) -> list[tuple[CheckpointRecord, int]]:
-    """Return all copies with the numbers of their places, the highest step and the nearest place first."""
+def _copies(catalogues: Sequence[Catalogue], hosts: Sequence[_Own]) -> list[tuple[CheckpointRecord, int]]:
+    """Return all copies and their places, the highest step and the nearest place first."""
     numbers = {catalogue.store.url: number for number, catalogue in enumerate(catalogues)}
     stores = [catalogue.store for catalogue in catalogues]
 
@@ -283,31 +290,42 @@ def _copies(
     return sorted(copies, key=lambda copy: (-copy[0].step, copy[1]))
 
 
-def _over_hosts(hosts: Sequence[Sequence[CheckpointRecord] | None]) -> list[CheckpointRecord]:
-    """Return the records of all hosts, one for each step: an undamaged one if a host has one."""
-    records = [record for found in hosts for record in found or ()]
+def _over_hosts(hosts: Sequence[_Own]) -> list[CheckpointRecord]:
+    """Return one record for each step, if possible an undamaged one."""
+    records = [record for found in hosts if found is not None and not isinstance(found, OSError) for record in found]
+    failed = next((found for found in hosts if isinstance(found, OSError)), None)
+    if failed is not None:
+        if not records:
+            raise failed
+        _log.warning("what a host has is not counted: %s", failed)
     by_step: dict[int, CheckpointRecord] = {}
     for record in sorted(records, key=lambda record: record.quarantined is not None):
         by_step.setdefault(record.step, record)
     return [*by_step.values()]
 
 
-def _nearest(catalogues: Sequence[Catalogue], step: int) -> int:
-    """Return the number of the nearest place with an undamaged copy of a step; 0 if there is none. Coordinator only."""
+def _nearest(catalogues: Sequence[Catalogue], step: int, without: Collection[int]) -> int | None:
+    """Return the nearest place with an undamaged copy that answers in time. Coordinator only."""
+
+    def look(catalogue: Catalogue) -> bool:
+        if not catalogue.is_good(step):
+            return False
+        catalogue.check(step)
+        return True
+
     for number, catalogue in enumerate(catalogues):
         try:
-            if catalogue.is_good(step):
-                catalogue.check(step)
+            if number not in without and TimedCall(catalogue.store.url, partial(look, catalogue)).result():
                 return number
         except (OSError, DcpError) as error:
             _log.warning("step %d is not loaded from %s: %s", step, catalogue.store.url, error)
-    return 0
+    return None
 
 
 def _judge(catalogue: Catalogue, step: int, damage: Damage) -> tuple[_Verdict, str]:
-    """Classify a checkpoint that failed to load, with the reason; quarantines a damaged one. Coordinator only."""
+    """Classify a checkpoint that failed to load; quarantine a damaged one. Coordinator only."""
     reason = damage.reason
-    if _per_host(catalogue):  # another job, on other hosts, may have what this one lacks
+    if _per_host(catalogue):  # another job, on other hosts, may have the missing parts
         _log.warning("step %d is passed over: %s", step, reason)
         return _Verdict.DAMAGED, reason
     if damage.is_missing and catalogue.has_checkpoint(step):
@@ -321,7 +339,7 @@ def _judge(catalogue: Catalogue, step: int, damage: Damage) -> tuple[_Verdict, s
 
 
 def _put_aside(catalogue: Catalogue, step: int, reason: str) -> bool:
-    """Quarantine a damaged checkpoint; returns False if it has been removed meanwhile. Coordinator only."""
+    """Quarantine a damaged checkpoint; return False if it is gone. Coordinator only."""
     if not catalogue.has_checkpoint(step):
         return False
     _log.warning("step %d is damaged and put aside: %s", step, reason)
@@ -332,9 +350,9 @@ def _put_aside(catalogue: Catalogue, step: int, reason: str) -> bool:
 
 @contextlib.contextmanager
 def _held(catalogue: Catalogue, ranks: Ranks, step: int) -> Iterator[None]:
-    """Hold a reader's lease on a checkpoint while all ranks read it, so that it is not removed."""
+    """Hold a reader's lease while all ranks read, so that the checkpoint is not removed."""
     held: list[AbstractContextManager[None]] = []
-    if _per_host(catalogue):  # what a host has is removed only after a save of this run
+    if _per_host(catalogue):  # parts on a host are removed only after a save of this run
         yield
         return
 

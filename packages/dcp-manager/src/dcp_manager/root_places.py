@@ -1,4 +1,8 @@
-"""`RootPlaces`: the places of a manager's root, with a catalogue of each, and the root's promoter if it has one."""
+"""`RootPlaces`: the places of a manager's root, with their catalogues, and the root's promoter.
+
+After a crash, one host alone may have an index. It is repeated on the other hosts, which would otherwise take their
+parts of the checkpoint for the remains of a killed save.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from dcp_base import DcpError, library_logger, without_end_slash
+from dcp_core import StorageReader, StorageWriter, plugins
 from dcp_core.toolkit import HostPlaces, absolute_id, find_places
 from dcp_io import (
     Catalogue,
@@ -21,32 +27,52 @@ from dcp_io import (
     PromotingRoot,
     Root,
     Store,
+    SupportsFolders,
     TimedCall,
     open_store,
     places_of,
-    timed_call,
+    read_current,
 )
-from dcp_manager.hosts.host_indexes import repeat_indexes
-from dcp_manager.hosts.protection import Protection
+from dcp_manager.protection import Protection
 from dcp_manager.together import Ranks
-from dcp_manifest import DcpError, library_logger, without_end_slash
+from dcp_manifest import DATA_SUFFIX, METADATA_NAME, read_index
 
-__all__ = ["RootPlaces"]
+__all__ = ["Places", "RootPlaces"]
 
 _log = library_logger(__name__)
 
 _LOOK_SECONDS, _PAUSE_SECONDS = 10.0, 0.1
 
 
-class RootPlaces:
-    """Places of a root, the nearest first; checkpoints are saved to the first.
+class Places:
+    """Factory of storage writers and readers."""
 
-    Args:
-        root: Path, URI or `Root`.
-        storage_options: Options of the storage of a path or URI.
-        stale_after_seconds: See `CheckpointManager`.
-        folder_prefix: Prefix of folder names; a root with a prefix of its own uses that.
-    """
+    def __init__(
+        self,
+        writer: Callable[[str], StorageWriter] | None,
+        reader: Callable[[str], StorageReader] | None,
+        storage_options: Mapping[str, Any],
+    ) -> None:
+        if storage_options:
+            writer = writer or partial(plugins.open_writer, storage_options=storage_options)
+            reader = reader or partial(plugins.open_reader, storage_options=storage_options)
+        self._writer, self._reader = writer, reader
+
+    def to_write(self, checkpoint_id: str) -> dict[str, Any]:
+        """Return the arguments of `dcp_core.save` for a checkpoint id."""
+        if self._writer is None:
+            return {"checkpoint_id": checkpoint_id}
+        return {"storage_writer": self._writer(checkpoint_id)}
+
+    def to_read(self, checkpoint_id: str) -> dict[str, Any]:
+        """Return the arguments of `dcp_core.load` for a checkpoint id."""
+        if self._reader is None:
+            return {"checkpoint_id": checkpoint_id}
+        return {"storage_reader": self._reader(checkpoint_id)}
+
+
+class RootPlaces:
+    """Places of a root, the nearest first; checkpoints are saved to the first."""
 
     def __init__(
         self,
@@ -71,17 +97,15 @@ class RootPlaces:
             Catalogue(store, stale_after_seconds=stale_after_seconds, folder_prefix=folder_prefix) for store in stores
         )
         self._beyond: list[_HighestStep] = []
-        """The highest step of each further place, on the coordinator."""
         self._has_waited = False
-        """Whether a save has waited for these."""
 
     def checkpoint_id(self, catalogue: Catalogue, step: int) -> str:
-        """Return the id of a step's checkpoint in the place of a catalogue."""
+        """Return the id of a step's checkpoint in a place."""
         url = self.url if catalogue is self.catalogues[0] else without_end_slash(catalogue.store.url)
         return f"{url}/{catalogue.folder_name(step)}"
 
     def reading_id(self, catalogue: Catalogue, step: int) -> str:
-        """Return the id by which a step is loaded; what no host has is read from the places that all hosts share."""
+        """Return the id for loading a step; parts that no host has are read from the shared places."""
         near = catalogue.store
         if not isinstance(near, HostStore):
             return self.checkpoint_id(catalogue, step)
@@ -90,64 +114,54 @@ class RootPlaces:
 
     @property
     def per_host(self) -> bool:
-        """Whether each host has a place of its own to which it saves."""
+        """Whether each host saves to its own place."""
         return isinstance(self.catalogues[0].store, HostStore)
 
     def keeps(self, ranks: Ranks) -> bool:
-        """Whether this rank looks after its place: the coordinator or, where each host has one, a rank of each."""
+        """Return whether this rank maintains its place: the coordinator, or one rank per host."""
         return ranks.is_coordinator if self._hosts is None else self._hosts.leads
 
     def keep_policy(self, given: KeepPolicy | None) -> KeepPolicy:
-        """Return the policy for the first place: the given one; None is the root's own, or to keep all.
-
-        What another place must still get is kept even if the given policy does not select it.
-        """
+        """Return the policy for the first place, which always keeps what another place must still get."""
         own = KeepAll() if self._promoting is None else self._promoting.keep_policy
         if given is None:
             return own
-        return given if self._promoting is None else given | self._promoting.keep_waiting
+        return given if self._promoting is None else self._promoting.kept_by(given)
 
     @property
     def _run(self) -> str | None:
-        """Id of the run, where its hosts have none yet: of the places that all hosts share; None if there are none.
-
-        So all hosts of a run get the same one, also those that are never in one job with those before.
-        """
+        """Id of the run if its hosts have none, from the shared places: the same even for hosts that never meet."""
         shared = [catalogue.store.url for catalogue in self.catalogues[1:]]
         return hashlib.sha256("\n".join(shared).encode()).hexdigest()[:16] if shared else None
 
     def start(self, ranks: Ranks, *, compares: bool) -> None:
-        """Find out which ranks share a place, where each host has its own, and start the promoter of each place.
+        """Find out which ranks share a place, and start the promoters.
 
-        Args:
-            ranks: The ranks of the run.
-            compares: Whether further places are asked for their highest steps, for `higher_beyond`.
+        With `compares`, ask further places for their highest steps, for `higher_beyond`.
 
-        Ranks: every rank; collective where each host has a place of its own.
+        Ranks: every rank; collective if each host has its own place.
         """
         if self.per_host:
             near = self.catalogues[0].store
             self._hosts = self._find_hosts(ranks, near)
-            repeat_indexes(self.catalogues[0], ranks, self._hosts)
+            _repeat_indexes(self.catalogues[0], ranks, self._hosts)
         if compares and ranks.is_coordinator:
             self._beyond = [_HighestStep(catalogue) for catalogue in self.catalogues[1:]]
         if self._promoting is not None and self.keeps(ranks):
             self._promoting.start_promoter()
 
-    def _find_hosts(self, ranks: Ranks, near: Store) -> HostPlaces:
+    def _find_hosts(self, ranks: Ranks, near: SupportsFolders) -> HostPlaces:
         with ranks.coordinator() as them:
             hosts = find_places(them, near, run=self._run, saves=False)
         if hosts.leads:
-            with contextlib.suppress(OSError, DcpError):  # a save says what is wrong
+            with contextlib.suppress(OSError, DcpError):  # a save raises the error
                 hosts.claim(near)
         return hosts
 
     def protection(self, ranks: Ranks, copied: Callable[[int], object]) -> Protection | None:
-        """Return the copies of each host's part on other hosts, after `start`; None if there are none to be made.
+        """Return the copies of hosts' parts on other hosts, after `start`, if the root has any.
 
-        Args:
-            ranks: The ranks.
-            copied: Function that is called with the step when a copy has ended, in another thread.
+        `copied` is called with the step when a copy has ended, in another thread.
 
         Ranks: every rank; collective if the root has such copies.
         """
@@ -156,16 +170,11 @@ class RootPlaces:
         return Protection.start(self._copies, self.catalogues[0], ranks, self._hosts, copied)
 
     def make_room(self, ranks: Ranks, step: int, *, hurry: bool) -> None:
-        """Wait until the first place has room for a step. The ranks decide together, in phases of a few seconds.
+        """Wait, in phases of a few seconds, until the first place has room for a step.
 
-        If at the start a disk was too full to show which ranks share it, that is found out again.
+        If a disk was too full at the start to show which ranks share it, find that out again.
 
-        Args:
-            ranks: The ranks that save.
-            step: The step that is about to be saved.
-            hurry: Whether the save cannot wait.
-
-        Ranks: every rank; collective, if the root has a promoter, or that is found out again.
+        Ranks: every rank; collective if the root has a promoter, or sharing is found out again.
         """
         if self._hosts is not None and not self._hosts.are_proved:
             self._hosts = self._find_hosts(ranks, self.catalogues[0].store)
@@ -179,19 +188,12 @@ class RootPlaces:
                 _log.warning("step %d waits for room in %s, for %.0f s now", step, self.url, waited)
 
     def higher_beyond(self, step: int, *, surely: bool) -> tuple[int, str] | None:
-        """Return the highest step above `step` in a further place, and its checkpoint id there; None if there is none.
+        """Return the highest step above `step` in a further place, and its checkpoint id there. Coordinator only.
 
-        Each place is asked when the manager starts, and again if it fails. Until it has answered, it has none.
-
-        Args:
-            step: The step that is about to be saved.
-            surely: Whether to wait for the answers, half a minute at most in all and once, and to ask again before a
-                place is said to have a higher step. Otherwise an answer that has not come yet does not count.
-
-        Ranks: the coordinator.
+        With `surely`, wait for answers, once and at most half a minute in all, and confirm a higher step.
         """
         now = time.monotonic()
-        until = now + timed_call.SILENT_AFTER_SECONDS
+        until = now + TimedCall.SILENT_AFTER_SECONDS
         waits, self._has_waited = surely and not self._has_waited, self._has_waited or surely
         found = [
             (asked.above(step, again=surely, wait_until=until if waits else now, confirm_until=until), asked.catalogue)
@@ -201,18 +203,18 @@ class RootPlaces:
         return max(higher, default=None)
 
     def saved(self) -> None:
-        """Wake the promoter after a save. Ranks: those that look after a place."""
+        """Wake the promoter after a save."""
         if self._promoting is not None:
             self._promoting.wake_promoter()
 
     def end(self, ranks: Ranks, seconds: float) -> None:
-        """Wait for the promoter of this rank's place, at most `seconds`."""
+        """Wait for this place's promoter, at most `seconds`."""
         if self._promoting is not None and self.keeps(ranks):
             self._promoting.end_promoter(seconds)
 
 
 def _make_room(root: PromotingRoot, step: int, seconds: float, *, hurry: bool) -> bool:
-    """Wait at most `seconds` for room; returns whether there is room. Coordinator only."""
+    """Return whether there is room within `seconds`. Coordinator only."""
     end = time.monotonic() + seconds
     while not root.make_room(step, hurry=hurry):
         if time.monotonic() > end:
@@ -223,27 +225,23 @@ def _make_room(root: PromotingRoot, step: int, seconds: float, *, hurry: bool) -
 
 
 class _HighestStep:
-    """Highest step in a place that may be slow or away, asked in a thread until there is an answer."""
+    """Highest step in a place that may be slow, asked in a thread until it answers."""
 
     def __init__(self, catalogue: Catalogue) -> None:
         self.catalogue = catalogue
         self._call = self._ask()
         self._highest: int | None = None
-        """The step; -1 if there is none, None while it is not known."""
+        """-1 for none, None while unknown."""
         self._is_reported = False
-        """Whether it was said that the step is not known."""
 
     def _ask(self) -> TimedCall[CheckpointRecord | None]:
         return TimedCall(self.catalogue.store.url, self.catalogue.highest)
 
     def above(self, step: int, *, again: bool, wait_until: float, confirm_until: float) -> int | None:
-        """Return the highest step if it is above `step`; None if it is not, or is not known.
+        """Return the highest step if it is known to be above `step`.
 
-        Args:
-            step: The step that is about to be saved.
-            again: Whether to ask again before the place is said to have a higher step.
-            wait_until: Time of `time.monotonic()` until which to wait for the first answer, seconds.
-            confirm_until: Time until which to wait if it is asked again.
+        Wait for the first answer until `wait_until` (`time.monotonic()`). With `again`, confirm a higher step, until
+        `confirm_until`.
         """
         if self._highest is None and self._call.is_done:
             self._take_answer(0.0)
@@ -266,3 +264,74 @@ class _HighestStep:
                 self._call = self._ask()
         else:
             self._highest = -1 if record is None else record.step
+
+
+_MARKER = ".dcp-save-"
+
+_Asked = Mapping[int, frozenset[str]]
+"""Step → data files that no index on a host names."""
+
+
+def _repeat_indexes(catalogue: Catalogue, ranks: Ranks, places: HostPlaces) -> None:
+    """Publish here other hosts' indexes for saves with files, but no index, on this host. Collective.
+
+    A place that cannot be read is left unchanged.
+    """
+
+    def unnamed() -> _Asked:
+        try:
+            return _unnamed(catalogue) if places.leads else {}
+        except OSError as error:
+            _log.warning("%s cannot be read, and is left as it is: %s", catalogue.store.url, error)
+            return {}
+
+    asked = ranks.combine("ask for indexes", unnamed, _join)
+    if not asked:
+        return
+    found = ranks.combine("find indexes", lambda: _find(catalogue, asked) if places.leads else {}, _newest)
+
+    def publish() -> None:
+        own = unnamed()
+        for step, (_, data) in found.items():
+            if own.get(step, frozenset()) & frozenset(read_index(data, file=METADATA_NAME).files):
+                catalogue.store_of(step).publish(METADATA_NAME, data)
+                _log.warning("step %d: the index that another host had is repeated in %s", step, catalogue.store.url)
+
+    ranks.combine("repeat indexes", publish, lambda _: None)
+
+
+def _unnamed(catalogue: Catalogue) -> dict[int, frozenset[str]]:
+    """Return the data files per step that their index does not name."""
+    found = {}
+    for folder in catalogue.folders():
+        names = {entry.name for entry in folder.entries}
+        data = {name for name in names if name.endswith(DATA_SUFFIX)}
+        if METADATA_NAME in names:
+            if not any(name.startswith(_MARKER) for name in names):
+                continue
+            index = read_current(folder.store).index
+            data -= set() if index is None else set(index.files)
+        if data:
+            found[folder.step] = frozenset(data)
+    return found
+
+
+def _join(asked: list[_Asked]) -> _Asked:
+    steps = {step for one in asked for step in one}
+    return {step: frozenset().union(*(one.get(step, frozenset()) for one in asked)) for step in steps}
+
+
+def _find(catalogue: Catalogue, asked: _Asked) -> dict[int, tuple[int, bytes]]:
+    found = {}
+    for step, names in asked.items():
+        with contextlib.suppress(DcpError, OSError):  # no index, or an unreadable one
+            data = catalogue.store_of(step).read(METADATA_NAME)
+            index = read_index(data, file=METADATA_NAME)
+            if index.info is not None and names & frozenset(index.files):
+                found[step] = index.info.created_ns, data
+    return found
+
+
+def _newest(found: list[dict[int, tuple[int, bytes]]]) -> dict[int, tuple[int, bytes]]:
+    steps = {step for one in found for step in one}
+    return {step: max(one[step] for one in found if step in one) for step in steps}

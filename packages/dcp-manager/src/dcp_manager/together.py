@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from dcp_core import PeerOptions
-from dcp_core.errors import RANK_ERRORS
 from dcp_ranks import DEFAULT_TIMEOUT_SECONDS, Coordinator, make_coordinator
 
 __all__ = ["Ranks"]
@@ -18,14 +17,7 @@ R = TypeVar("R")
 
 
 class Ranks:
-    """Group of ranks that manage checkpoints together.
-
-    Args:
-        process_group: Process group of the ranks; None for all ranks.
-        no_dist: Whether this process works alone.
-        timeout_seconds: Limit of the time that ranks wait for each other in one phase.
-        peers: Options of the connections by which ranks watch each other; None for the defaults.
-    """
+    """Ranks that manage checkpoints together; one phase may take `timeout_seconds`."""
 
     def __init__(
         self,
@@ -41,61 +33,45 @@ class Ranks:
         self.peers = peers
 
     def coordinator(self) -> Coordinator:
-        """Return a `Coordinator` for one decision.
-
-        Ranks: every rank of the group, with calls in the same order.
-        """
+        """Return a `Coordinator` for one decision; every rank calls in the same order."""
         return make_coordinator(
             self.process_group,
             no_dist=self.no_dist,
             timeout_seconds=self.timeout_seconds,
             peers=self.peers,
-            errors=RANK_ERRORS,
         )
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Arguments by which `save` and `load` of `dcp_core` take these ranks; they have a limit of time beside."""
+        """Arguments of `dcp_core.save` and `load` for these ranks, without a time limit."""
         return {"process_group": self.process_group, "no_dist": self.no_dist, "peers": self.peers}
 
     @property
     def is_coordinator(self) -> bool:
-        """Whether this rank is the coordinator, which decides and maintains the storage."""
+        """Whether this rank decides and maintains the storage."""
         return self.rank == 0
 
     @property
     def rank(self) -> int:
-        """Number of this rank in the group."""
+        """Number of this rank."""
         return 0 if self.alone else dist.get_rank(self.process_group)
 
     @property
     def alone(self) -> bool:
-        """Whether this rank is the only one in the group."""
+        """Whether there are no other ranks."""
         if self.no_dist or not (dist.is_available() and dist.is_initialized()):
             return True
         return dist.get_world_size(self.process_group) == 1
 
     def decide(self, what: str, function: Callable[[], T]) -> T:
-        """Call `function` on the coordinator, and return its result, or raise its error, on all ranks.
-
-        Args:
-            what: Description of the decision, for error messages.
-            function: Function to call.
-
-        Ranks: every rank of the group; collective.
-        """
+        """Call `function` on the coordinator; return its result, or raise its error, on all ranks. Collective."""
         with self.coordinator() as them:
             return them.broadcast(what, function)
 
     def combine(self, what: str, own: Callable[[], T], function: Callable[[list[T]], R]) -> R:
-        """Gather values of all ranks; return the coordinator's conclusion from them, or raise an error, on all ranks.
+        """Call `own` on all ranks, and `function` with their values, in rank order, on the coordinator.
 
-        Args:
-            what: Description of the decision, for error messages.
-            own: Function that returns this rank's value.
-            function: Function (values in rank order) → conclusion; called on the coordinator only.
-
-        Ranks: every rank of the group; collective.
+        All ranks return the result, or raise the error. Collective.
         """
         with self.coordinator() as them:
             return them.all_reduce(what, own, function)

@@ -1,40 +1,136 @@
-"""Maintenance of a manager's root folder: prepares each save; after a save, updates `latest`, removes checkpoints.
+"""Maintenance of a manager's root: prepares each save; after a save, updates `latest` and removes checkpoints.
 
-The root is the folder that holds a folder for each checkpoint. Its file `latest` has the folder name of the checkpoint
-that was published last.
+The file `latest` has the directory name of the checkpoint that was published last. Retention removes what the keep
+policy does not select; `StepGuard` is the policy for saves of lower steps.
 """
 
 from __future__ import annotations
 
+import contextlib
+import reprlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
-from typing import Any
+from numbers import Real
+from typing import Any, Literal, get_args
 
-from dcp_core import DcpError
+from dcp_base import library_logger
+from dcp_core import DcpError, plugins
+from dcp_core.hookspecs import CheckpointEvent
+from dcp_io import Catalogue, KeepBest, KeepPolicy
 from dcp_manager.background import BackgroundSaves
-from dcp_manager.hosts.protection import Protection
-from dcp_manager.policies.lower_steps import StepGuard
-from dcp_manager.policies.retention import Retention, tell_removed
+from dcp_manager.protection import Protection
 from dcp_manager.root_places import RootPlaces
 from dcp_manager.together import Ranks
-from dcp_manifest import library_logger
 
-__all__ = ["Upkeep"]
+__all__ = ["LowerSteps", "Retention", "StepGuard", "Upkeep", "tell_removed"]
 
 _log = library_logger(__name__)
 
+LowerSteps = Literal["warn", "raise", "allow"]
+
+
+class StepGuard:
+    """Check of a step to be saved against the highest step under the root. Coordinator only."""
+
+    def __init__(self, name: Callable[[int], str], policy: LowerSteps) -> None:
+        if policy not in get_args(LowerSteps):
+            raise ValueError(f"lower_steps is {policy!r}; choose 'warn', 'raise' or 'allow'")
+        self._name = name
+        self.policy: LowerSteps = policy
+        self._went_back = False
+        self._restored: int | None = None
+
+    def restored(self, step: int) -> None:
+        """Record the step of a restore; higher steps count as abandoned on purpose."""
+        self._restored = step
+
+    def check(
+        self, step: int, highest: int | None, running: Collection[int] = (), beyond: tuple[int, str] | None = None
+    ) -> None:
+        """Check a step before its save, or raise ValueError if it is too low and the policy is `raise`."""
+        top = max((*running, step if highest is None else highest))
+        place = self._name(top)
+        if beyond is not None and beyond[0] > top:
+            highest, place = beyond
+            top = highest
+        self._went_back &= step <= top
+        replaces = step == highest and self._went_back
+        if self.policy == "allow" or not (step < top or replaces):
+            return
+        message = _message(step, top, place)
+        if self.policy == "raise":
+            raise ValueError(message)
+        self._went_back = True
+        _log.warning("%s", message)
+
+    def spares_higher(self, step: int) -> bool:
+        """Return whether retention must keep undamaged higher steps."""
+        on_purpose = self._restored is not None and self._restored <= step
+        return self.policy != "allow" and not on_purpose
+
+
+def _message(step: int, top: int, place: str) -> str:
+    root = place.rpartition("/")[0]
+    if step == top:
+        return f"{place} is replaced by a training that went back to lower steps"
+    return (
+        f"step {step} is lower than step {top}, which is in {root}: the next restore() and latest() take "
+        f"step {top}, not step {step}. If training began again by mistake, stop it and restore first. If it went "
+        f"back on purpose, remove the higher steps (dcp rm {place}) or use another root; with lower_steps='allow' "
+        "nothing is said"
+    )
+
+
+class Retention:
+    """Retention of a catalogue's checkpoints by a keep policy. Coordinator only."""
+
+    def __init__(self, catalogue: Catalogue, policy: KeepPolicy) -> None:
+        self._catalogue = catalogue
+        self._policy = policy
+        self._swept = False
+
+    @property
+    def metrics(self) -> frozenset[str]:
+        """Names of the policy's metrics."""
+        return self._policy.metrics
+
+    @property
+    def best(self) -> tuple[KeepBest, ...]:
+        """The policies that keep the best checkpoints."""
+        return self._policy.best()
+
+    def sweep(self, running: Collection[int], *, always: bool = False) -> None:
+        """Remove leftovers of killed processes, once or with `always`."""
+        if always or not self._swept:
+            self._catalogue.sweep(running=running)
+            self._swept = True
+
+    def apply(self, running: Collection[int], *, published: int, spares_higher: bool = False) -> list[int]:
+        """Remove the checkpoints that the policy does not select; return their steps.
+
+        Steps in `running` and the step `published` are kept, even if others are higher: training may have gone back.
+        With `spares_higher`, undamaged checkpoints of higher steps are kept as well.
+        """
+        removed, left = self._catalogue.retain(
+            self._policy,
+            arrived=published,
+            spares_higher=spares_higher,
+            protected=lambda _: running,
+        )
+        if left is not None:
+            self._catalogue.sweep(left, running=running)
+        return removed
+
+
+def tell_removed(checkpoint_ids: Iterable[str]) -> None:
+    """Notify observers (`dcp_on_event`) of removed checkpoints."""
+    for place in checkpoint_ids:
+        plugins.emit(CheckpointEvent("manage", "remove", "finished", 0, place))
+
 
 class Upkeep:
-    """Maintenance of the manager's root before and after saves.
-
-    Args:
-        where: Places of the root; only the first is maintained.
-        retention: Retention, which removes checkpoints that are not to be kept after a save.
-        guard: Check of the step to be saved against the highest existing step.
-        background: This rank's saves that have not ended.
-        ranks: The ranks that save; only the coordinator accesses the storage.
-    """
+    """Maintenance of the first place of the root before and after saves."""
 
     def __init__(
         self,
@@ -52,14 +148,14 @@ class Upkeep:
         self._ranks = ranks
         self._protection: Protection | None = None
         self._published: int | None = None
-        """The step that was published last by this manager."""
         self._lock = threading.RLock()
         self._preparing: set[int] = set()
         self._doubtful: set[int] = set()
-        """Steps whose saves failed here, but may be published on another host; the next start looks into them."""
+        """Steps that failed here, but may be published on another host; the next start checks them."""
+        self._told_missing: set[str] = set()
 
     def protect(self) -> None:
-        """Have the saves from now on copied to other hosts, if the root says so. Ranks: every rank; collective."""
+        """Copy later saves to other hosts, if the root says so. Collective."""
         self._protection = self._where.protection(self._ranks, self._retain)
 
     def close(self, seconds: float) -> None:
@@ -75,24 +171,18 @@ class Upkeep:
         *,
         hurry: bool = False,
     ) -> dict[str, Any]:
-        """Return the state to save, and prepare the step's folder on the coordinator.
-
-        Args:
-            step: The step to be saved.
-            state: The state, or a function that returns it.
-            metrics: Metrics of the save, by name.
-            hurry: Whether the save cannot wait for room in the root.
-
-        Raises:
-            CheckpointException: A rank failed; raised on all ranks.
+        """Return the state to save, and prepare the step's directory, or raise CheckpointException on all ranks.
 
         Ranks: every rank; collective.
         """
         values: dict[str, Any] = {}
         if self._where.per_host:  # the notes on all hosts have the coordinator's metrics
-            metrics = self._ranks.decide("metrics of a save", lambda: dict(metrics))
+            metrics = self._ranks.decide("metrics of a save", lambda: self._numbers(step, metrics))
 
         def own() -> None:
+            nonlocal metrics
+            if self._ranks.is_coordinator:
+                metrics = self._numbers(step, metrics)
             values.update(state() if callable(state) else state)
             if self._where.keeps(self._ranks) and not self._ranks.is_coordinator:
                 self.prepare(step, metrics)
@@ -105,13 +195,27 @@ class Upkeep:
             self._protection.expect(step)
         return values
 
+    def _numbers(self, step: int, metrics: Mapping[str, Any]) -> dict[str, float]:
+        if not isinstance(metrics, Mapping) or not all(isinstance(name, str) for name in metrics):
+            raise TypeError(f"metrics is {reprlib.repr(metrics)}; pass a dict of names and numbers. Nothing was saved")
+        found = {name: _number(name, value) for name, value in metrics.items()}
+        missing = sorted(self._retention.metrics - found.keys() - self._told_missing)
+        if missing:
+            self._told_missing.update(missing)
+            _log.warning(
+                "the save of step %d has no metric %s, so KeepBest never keeps its checkpoint; it has %s. Pass "
+                "maybe_save(…, metrics={%r: …}) with each save that may be the best (said once)",
+                step,
+                ", ".join(map(repr, missing)),
+                ", ".join(map(repr, found)) or "no metrics",
+                missing[0],
+            )
+        return found
+
     def prepare(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Prepare the folder of a step for a save.
+        """Prepare a step's directory, on ranks that maintain a place.
 
-        Raises:
-            StepWentBackError: The step is lower than the highest checkpoint, and `lower_steps` is `raise`.
-
-        Ranks: those that look after a place.
+        Raises ValueError if `lower_steps` refuses the step.
         """
         with self._lock:
             highest = self._catalogue.highest()
@@ -122,33 +226,21 @@ class Upkeep:
             # Until the saver has it, an earlier save may end and look for leftovers.
             self._preparing.add(step)
             self._retention.sweep({*self._background.steps, step})
-            self._catalogue.prepare(step, metrics, after=highest)
+            self._catalogue.prepare(step, metrics, after=highest, best=self._retention.best)
 
     def begun(self, number: int, step: int, future: Future[Any]) -> None:
-        """Register a save in the background, after whose end `latest` is published and retention runs.
-
-        Args:
-            number: Number of the save, from `BackgroundSaves.begin`.
-            step: Training step of the save.
-            future: Future of the save.
-        """
+        """Register a background save; after its end `latest` is published and retention runs."""
         with self._lock:
             self._preparing.discard(step)
             self._background.add(number, step, future, lambda saved: self._settle(step, saved=saved))
 
     def ended(self, step: int, *, saved: bool) -> None:
-        """Register the end of a save that is not in the background, or of a save that did not begin.
-
-        Args:
-            step: Training step of the save.
-            saved: Whether the save succeeded: if so, `latest` is published and retention runs; if not, leftovers of
-                the save are removed.
-        """
+        """Register the end of a save in the foreground, or of one that did not begin."""
         self._preparing.discard(step)
         self._settle(step, saved=saved)
 
     def _settle(self, step: int, *, saved: bool) -> None:
-        """Publish `latest` and apply retention after a save, where this rank looks after a place; never raises."""
+        """Publish `latest` and apply retention, if this rank maintains a place; never raises."""
         if self._protection is not None:
             self._protection.settle(step, saved=saved)
         if not self._where.keeps(self._ranks):
@@ -170,7 +262,7 @@ class Upkeep:
                 _log.warning("step %d: looking after the other checkpoints failed", step, exc_info=True)
 
     def _running(self, step: int) -> set[int]:
-        """Return the steps that are being saved or copied, or may be, but for one whose save has just ended."""
+        """Return the steps of current saves and copies, except the step just saved."""
         copied = frozenset[int]() if self._protection is None else self._protection.steps
         others = {other for other in self._background.steps if other != step}
         return self._preparing | self._doubtful | copied | others
@@ -181,8 +273,13 @@ class Upkeep:
         )
         tell_removed(self._where.checkpoint_id(self._catalogue, other) for other in removed)
 
+    def promoted(self) -> None:
+        """Apply retention after the last promotion."""
+        if self._published is not None:
+            self._retain(self._published)
+
     def _retain(self, copied: int) -> None:
-        """Apply retention after a copy to other hosts, where this rank looks after a place; never raises."""
+        """Apply retention after a copy, if this rank maintains a place; never raises."""
         if not self._where.keeps(self._ranks):
             return
         with self._lock:
@@ -190,3 +287,20 @@ class Upkeep:
                 self._remove_old(copied if self._published is None else self._published)
             except (OSError, DcpError):
                 _log.warning("step %d: looking after the other checkpoints failed", copied, exc_info=True)
+
+
+def _number(name: str, value: Any) -> float:
+    """Return a number, or a tensor, array or numpy scalar without dimensions, as a float."""
+    shape = getattr(value, "shape", None)
+    if hasattr(value, "full_tensor"):  # its item() may be a collective, and this is one rank
+        what = "a DTensor, of which each rank may hold a part: pass value.full_tensor().item()"
+    else:
+        with contextlib.suppress(Exception):  # of an object that is not ours
+            item = value.item() if shape == () else value
+            if isinstance(item, Real):
+                return float(item)
+        what = reprlib.repr(value) if shape is None else f"a {type(value).__name__} of shape {tuple(shape)}"
+    raise TypeError(
+        f"the metric {name!r} is {what}. Nothing was saved. A metric is a number that fits into a float, or a tensor "
+        "or numpy scalar without dimensions; leave out a metric that has no value at this step"
+    )

@@ -1,47 +1,25 @@
-"""Base class of all errors of the project, and the errors of reading a checkpoint's index.
-
-The errors are defined in the package that all others import; `dcp_core.errors` re-exports them.
-"""
+"""Errors of reading and writing a checkpoint's index; `dcp_core.errors` re-exports them."""
 
 from __future__ import annotations
 
-from dcp_manifest.printable import printable
+from dcp_base.errors import DcpError
 
 __all__ = [
     "CheckpointNotFoundError",
     "CorruptCheckpointError",
-    "DcpError",
-    "InvalidIndexError",
-    "InvalidPlaceError",
     "UnsafeCheckpointError",
     "UnsupportedFormatError",
 ]
 
 
-class DcpError(Exception):
-    """Base class of the errors that these packages define.
-
-    The message is safe for terminals and logs: control characters in names are escaped by `printable`.
-    """
-
-    def __str__(self) -> str:
-        return printable(super().__str__(), keep="\n\t")
-
-    def name_place(self, place: str) -> None:
-        """Put the path or URI of a checkpoint before the message, unless it is there."""
-        message = str(self.args[0]) if self.args else ""
-        if not message.startswith(f"{place}: "):
-            self.args = (f"{place}: {message}", *self.args[1:])
-
-
 class CheckpointNotFoundError(DcpError, FileNotFoundError):
-    """There is no checkpoint in a folder, or a file of the checkpoint is missing."""
+    """The checkpoint does not exist in a folder, or a file of the checkpoint is missing."""
 
 
 class CorruptCheckpointError(DcpError, ValueError):
     """Bytes of a checkpoint differ from what was written: damaged, truncated, swapped or incomplete.
 
-    The message names the file, the key of the tensor, and the offset in bytes, if known; these are also attributes.
+    The message and the attributes name the file, the tensor's key, and the offset in bytes, if known.
     """
 
     def __init__(
@@ -63,16 +41,8 @@ class CorruptCheckpointError(DcpError, ValueError):
         self.offset = offset
 
 
-class InvalidIndexError(DcpError, ValueError):
-    """An index to be written is inconsistent, or contains data that a manifest cannot store."""
-
-
-class InvalidPlaceError(DcpError, ValueError):
-    """A path or URI is invalid: it is empty, or looks like a mistyped URI, such as `s3:/bucket` with one slash."""
-
-
 class UnsupportedFormatError(DcpError, ValueError):
-    """The checkpoint was written by a newer version, or in an unknown layout."""
+    """The checkpoint was written by a newer version or in an unknown layout, or an index cannot be written."""
 
 
 class UnsafeCheckpointError(DcpError, ValueError):

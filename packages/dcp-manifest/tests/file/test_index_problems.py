@@ -5,14 +5,14 @@ import zlib
 import numpy as np
 import pytest
 
-from dcp_manifest import encode, verify
-from dcp_manifest.container.blob import BLOCK_BYTES, WholeBlob
-from dcp_manifest.container.footer import FOOTER_BYTES, Footer, read_footer
+from dcp_manifest import encode
+from dcp_manifest.file.blob import BLOCK_BYTES, FOOTER_BYTES, Footer, WholeBlob, read_footer
+from dcp_manifest.file.index_problems import examine
 
 
 @pytest.mark.parametrize("which", ["rich_bytes", "own_bytes"])
 def test_nothing_is_wrong(which, request):
-    assert verify(request.getfixturevalue(which), file="f") == []
+    assert examine(request.getfixturevalue(which), file="f").problems == ()
 
 
 @pytest.mark.parametrize("which", ["rich_bytes", "own_bytes"])
@@ -20,7 +20,7 @@ def test_a_flip_anywhere_is_found(which, request):
     data = bytearray(request.getfixturevalue(which))
     for place in [*range(0, len(data) - FOOTER_BYTES, 7), *range(len(data) - FOOTER_BYTES, len(data))]:
         data[place] ^= 16
-        problems = verify(bytes(data), file="f")
+        problems = examine(bytes(data), file="f").problems
         assert problems, place
         assert {problem.file for problem in problems} == {"f"}
         data[place] ^= 16
@@ -39,7 +39,7 @@ def test_every_damaged_block_is_named(make_index):
     start = footer.manifest_offset + blob.header.data_start + blob.header.extents["chunk.crc32"][0]
     for block in (0, 2):
         data[start + block * BLOCK_BYTES + 9] ^= 1
-    problems = verify(data, file="f")
+    problems = examine(data, file="f").problems
     assert [problem.offset for problem in problems if "chunk.crc32" in problem.message] == [
         start,
         start + 2 * BLOCK_BYTES,
@@ -51,7 +51,10 @@ def test_a_wrong_stub_flag_is_found(own_bytes):
     wrong = Footer(
         footer.manifest_offset, footer.manifest_bytes, footer.head_crc32, footer.manifest_crc32, footer.index_crc32
     )
-    assert ["stub" in problem.message for problem in verify(own_bytes[:-FOOTER_BYTES] + wrong.to_bytes(), file="f")]
+    assert [
+        "stub" in problem.message
+        for problem in examine(own_bytes[:-FOOTER_BYTES] + wrong.to_bytes(), file="f").problems
+    ]
 
 
 def test_wrong_block_crcs_under_right_other_crcs_are_found(rich_bytes):
@@ -66,5 +69,5 @@ def test_wrong_block_crcs_under_right_other_crcs_are_found(rich_bytes):
     sealed = Footer(footer.manifest_offset, len(manifest), footer.head_crc32, zlib.crc32(manifest), index_crc)
     data = rich_bytes[: footer.manifest_offset] + bytes(manifest) + sealed.to_bytes()
     assert len(np.frombuffer(crcs, "<u4")) > 10
-    (problem,) = verify(data, file="f")
+    (problem,) = examine(data, file="f").problems
     assert "is damaged" in problem.message

@@ -5,9 +5,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dcp_manifest import CheckpointIndex, CorruptCheckpointError, ManifestFile, decode, encode
-from dcp_manifest.container.footer import FOOTER_BYTES, read_footer
-from dcp_manifest.container.lazy_blob import LazyBlob
+from dcp_manifest import CheckpointIndex, CorruptCheckpointError, ManifestFile, encode, read_index
+from dcp_manifest.file.blob import FOOTER_BYTES, LazyBlob, read_footer
 from dcp_manifest.index.stored_items import take_items
 
 
@@ -164,5 +163,5 @@ def test_a_file_that_shrinks_is_refused(own_bytes):
 
 
 def test_it_agrees_with_decode(rich_bytes, assert_same):
-    index = decode(rich_bytes, file="f")
+    index = read_index(rich_bytes, file="f")
     assert_same(alone(index, 0), Reads(rich_bytes).open().tensor("model.w"))

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from dcp_manifest import encode
-from dcp_manifest.container.blob import WholeBlob, pack
-from dcp_manifest.container.footer import FOOTER_BYTES, read_footer
+from dcp_manifest.file.blob import FOOTER_BYTES, WholeBlob, pack, read_footer
 from dcp_manifest.file.manifest_read import ManifestReader
-from dcp_manifest.index.consistency import check_index
+from dcp_manifest.index.schema import check_index
 
 
 @pytest.fixture
@@ -29,7 +28,7 @@ def crafted(rich):
             "info": {**blob.header.metadata["info"], **dict(info)},
         }
         kept = {name: values for name, values in {**columns, **changed}.items() if values is not None}
-        return ManifestReader(WholeBlob(memoryview(pack(kept, metadata)), file="f"))
+        return ManifestReader(WholeBlob(memoryview(pack(kept, metadata)[0]), file="f"))
 
     return make
 

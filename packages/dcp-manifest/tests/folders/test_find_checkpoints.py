@@ -15,11 +15,10 @@ from dcp_manifest import (
     UnsafeCheckpointError,
     checkpoints_below,
     encode,
-    first_valid,
     index_of,
     needed_bytes,
 )
-from dcp_manifest.folders.find_checkpoints import check_files
+from dcp_manifest.folders.find_checkpoints import check_files, first_valid
 
 
 def find_checkpoints(root):
@@ -209,7 +208,6 @@ def test_what_is_missing_is_named(save):
         check_files(folder, index)
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)])
 def test_what_is_no_file_is_refused(save, tmp_path, make):
     """A pipe is not waited for, and a device not read for ever."""

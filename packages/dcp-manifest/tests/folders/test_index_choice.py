@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from dcp_manifest import CheckpointNotFoundError, CorruptCheckpointError, ManifestInfo, choose_index, encode
-from dcp_manifest.folders.file_names import is_index_name
+from dcp_manifest import CheckpointNotFoundError, CorruptCheckpointError, ManifestInfo, encode, read_index
+from dcp_manifest.folders.folder import is_index_name
+from dcp_manifest.folders.index_choice import choose_index
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def folder(make_index, stock):
 
             def read(name):
                 self.read.append(name)
-                return self[name][1]
+                return read_index(self[name][1], file=name)
 
             return choose_index({name: mtime for name, (mtime, _) in self.items()}, read)
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dcp_manifest.index.box_columns import BoxLayout, starts
+from dcp_manifest.index.columns import BoxLayout, starts
 
 BOXES = st.lists(st.lists(st.integers(0, 50), max_size=4), max_size=6)
 UNIFORM = st.integers(0, 3).flatmap(

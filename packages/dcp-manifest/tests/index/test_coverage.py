@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dcp_manifest.index.boxes import coverage_problems
 from dcp_manifest.index.columns import CheckpointIndex
-from dcp_manifest.index.coverage import coverage_problems
 
 
 def index_of(shape, boxes, name="t"):

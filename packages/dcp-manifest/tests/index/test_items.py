@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dcp_manifest import Framing, ItemKind, StoredItem, StoredItems, block_bytes, border_count, border_counts
-from dcp_manifest.index.items import EncodedBlocks
+from dcp_manifest import Framing, ItemKind, StoredItem, StoredItems, block_bytes
+from dcp_manifest.index.columns import EncodedBlocks, border_count, border_counts
 
 KIB, MIB = 1024, 1024**2
 

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dcp_manifest import LiteralKey
-from dcp_manifest.file.manifest import decode, encode
+from dcp_manifest.file.manifest_read import read_index
+from dcp_manifest.file.manifest_write import encode
+from dcp_manifest.index.literal_keys import LiteralKey
 
 PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | st.complex_numbers() | st.binary(max_size=20)
 KEYS = st.recursive(PLAIN, lambda keys: st.lists(keys | st.text(max_size=9), max_size=3).map(tuple), max_leaves=6)
@@ -90,5 +91,5 @@ def test_numbers_longer_than_python_converts_are_refused():
 def test_keys_survive_in_an_index(rich):
     keys = (True, None, 1.5, (1, "a.b"), b"x", -3)
     rich.paths = {**rich.paths, "rng": tuple(map(LiteralKey.of, keys))}
-    found = decode(encode(rich), file=".metadata").paths["rng"]
+    found = read_index(encode(rich), file=".metadata").paths["rng"]
     assert [element.value for element in found] == list(keys)

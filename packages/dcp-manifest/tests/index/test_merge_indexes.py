@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from dcp_manifest import CorruptCheckpointError, ManifestInfo, encode, merge_rank_indexes, read_index
+from dcp_manifest import CorruptCheckpointError, ManifestInfo, encode, read_index
+from dcp_manifest.index.merge_indexes import merge_rank_indexes
 
 
 def part(make_index, rank, tensors, objects=(), **more):

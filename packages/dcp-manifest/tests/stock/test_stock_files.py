@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dcp_manifest import CorruptCheckpointError, ManifestFile, verify
+from dcp_manifest import CorruptCheckpointError, ManifestFile
+from dcp_manifest.file.index_problems import examine
 
 
 def test_they_have_no_manifest(stock):
@@ -14,4 +15,4 @@ def test_they_have_no_manifest(stock):
 
 
 def test_nothing_is_wrong_with_them(stock):
-    assert verify(stock.pickle(stock.metadata()), file="f") == []
+    assert examine(stock.pickle(stock.metadata()), file="f").problems == ()

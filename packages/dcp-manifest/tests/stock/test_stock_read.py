@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import collections
 import contextlib
 import os
 import pickle
@@ -18,8 +19,8 @@ from dcp_manifest import (
     UnsafeCheckpointError,
     UnsupportedFormatError,
     read_index,
-    read_stock,
 )
+from dcp_manifest.stock.stock_read import read_stock
 
 OLD = "torch.distributed._shard.sharded_tensor.metadata"
 
@@ -103,6 +104,85 @@ def test_planner_data_of_other_planners_is_left_alone(stock):
     assert read_index(stock.pickle(stock.metadata(planner_data=None)), file="f").paths is None
     assert read_index(stock.pickle(stock.metadata(planner_data=[1, "x"])), file="f").paths is None
     assert read_index(stock.pickle(stock.metadata(planner_data={"w": [1]})), file="f").paths is None
+
+
+PLANNER = "torch.distributed.checkpoint.planner"
+
+
+def foreign(stock):
+    """What frameworks and planners add to an index: attributes of any class."""
+    item, plan, kind = (stock.record(name, PLANNER) for name in ("WriteItem", "SavePlan", "WriteItemType"))
+    unknown, subclass = stock.record("Unknown", "theirs"), stock.record("Dict", "theirs")
+    item_type = stock.call(kind, 1)
+    chunk = stock.ChunkStorageMetadata(offsets=stock.size(0), sizes=stock.size(1))
+    write = item(index=stock.MetadataIndex(fqn="w", index=None), type=item_type, tensor_data=chunk)
+    named = stock.call(getattr, kind, "TENSOR")
+    return {
+        "plans of all ranks, as Megatron-Core's": [plan(items=[write], storage_data=None, usable=True)] * 2,
+        "an enum member by name": named,
+        "numpy": {"a": np.arange(3.0), "b": np.float32(1)},
+        "calls": stock.call(stock.function("torch._utils", "_rebuild_tensor_v2"), unknown(), 0, (2,)),
+        "containers": {"set": {1, 2}, "frozen": frozenset((1,)), "ordered": collections.OrderedDict(a=unknown())},
+        "a subclass with items": stock.filled(subclass, [1, 2], {"a": 1}),
+        "keys": {unknown(): 1, (unknown(), 2): 3},
+        "functions": [stock.function("theirs", "f"), stock.function("os", "system")],
+    }
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("plans of all ranks, as Megatron-Core's", "an enum member by name", "numpy", "calls", "containers"),
+        *("a subclass with items", "keys", "functions"),
+    ],
+)
+@pytest.mark.parametrize("field", ["all_local_plans", "planner_data"])
+def test_foreign_attributes_are_ignored(stock, field, name, protocol):
+    data = stock.pickle(stock.metadata(**{field: foreign(stock)[name]}), protocol=protocol)
+    index = read_index(data, file="f")
+    if field != "planner_data":
+        check(index)
+    assert index.tensor_names == ["w"]
+
+
+def places(stock):
+    """Each place of an index that must have a class of stock's, with an unknown class instead."""
+    unknown = stock.record("Unknown", "theirs")
+    plain = stock.metadata().state
+    (first, *_), tensor = plain["storage_data"], plain["state_dict_metadata"]["w"]
+    info = stock.StorageInfo(relative_path=unknown(), offset=0, length=1)
+
+    def with_tensor(**changes):
+        return {"state_dict_metadata": {"w": stock.TensorStorageMetadata({**tensor.state, **changes})}}
+
+    return {
+        "names": {"state_dict_metadata": unknown()},
+        "entry": {"state_dict_metadata": {"w": unknown()}},
+        "chunks": with_tensor(chunks=unknown()),
+        "chunk": with_tensor(chunks=[unknown()]),
+        "shape": with_tensor(size=unknown()),
+        "properties": with_tensor(properties=unknown()),
+        "dtype": with_tensor(properties=stock.TensorProperties((unknown(), 0, False, 0, False))),
+        "locations": {"storage_data": unknown()},
+        "key": {"storage_data": {unknown(): plain["storage_data"][first]}},
+        "location": {"storage_data": {**plain["storage_data"], first: unknown()}},
+        "path": {"storage_data": {**plain["storage_data"], first: info}},
+    }
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("names", "entry", "chunks", "chunk", "shape", "properties", "dtype", "locations", "key", "location", "path"),
+    ],
+)
+def test_unknown_classes_in_fields_of_the_index_are_refused_by_name(stock, name):
+    with pytest.raises(UnsafeCheckpointError, match=r"f asks for theirs\.Unknown.*no code was run"):
+        read_index(stock.pickle(stock.metadata(**places(stock)[name])), file="f")
+    cls = stock.pickle(stock.metadata(), renamed={stock.Metadata: ("theirs", "Unknown")})
+    with pytest.raises(UnsafeCheckpointError, match=r"asks for theirs\.Unknown"):
+        read_index(cls, file="f")
 
 
 def test_an_index_of_nothing_stored(stock):

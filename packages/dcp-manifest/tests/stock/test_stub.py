@@ -5,8 +5,7 @@ import pickletools
 
 import pytest
 
-from dcp_manifest import stub_head
-from dcp_manifest.stock.stub import is_stub
+from dcp_manifest.stock.stock_write import is_stub, stub_head
 
 
 @pytest.mark.parametrize("reason", ["of this", "ü" * 500])

@@ -1,4 +1,4 @@
-"""Control of keepers: start one, stop it, and ask what it holds; as functions, which `dcp keeper` calls."""
+"""Start, stop and status of keepers; `dcp keeper` calls these functions."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from dcp_memory.client.link import Link, NoKeeperError, connect_to
-from dcp_memory.errors import KeeperLostError, KeeperRefusedError
-from dcp_memory.places import KeeperFolder, check_run, folder_path, peer_of
-from dcp_memory.starting import START_SECONDS, check_options
+from dcp_memory.client.link import START_SECONDS, Link, NoKeeperError, check_options, connect_to, open_keepers
+from dcp_memory.errors import KeeperLostError
+from dcp_memory.places import check_run, folder_path, peer_of
 from dcp_memory.wire import VERSION, encode
 
 __all__ = ["KeeperStatus", "keeper_runs", "keeper_status", "start_keeper", "stop_keeper"]
@@ -26,50 +25,45 @@ _STOP = encode({"do": "greet", "version": VERSION}) + encode({"do": "stop"})
 
 @dataclass(frozen=True, slots=True)
 class KeeperStatus:
-    """What a keeper holds, in bytes where a name does not say otherwise."""
+    """Memory and objects of a keeper, in bytes unless a name says otherwise."""
 
     run: str
     pid: int
     began: float
-    """When it was started, seconds since 1970."""
+    """Start time, in seconds since 1970."""
     clients: int
     """Number of connections, this one included."""
     objects: int
-    """Number of objects."""
     object_bytes: int
     bytes: int
-    """Memory that it takes: arenas, slabs and small objects."""
+    """All of its memory: arenas, slabs and small objects."""
     max_bytes: int
     arenas: int
-    """Number of segments that are lent to savers."""
+    """Segments that are lent to savers."""
     arena_bytes: int
     free_arena_bytes: int
     """Arenas that are neither lent nor referred to by an object."""
     lent_bytes: int
     slab_bytes: int
-    """Segments for what is copied into the keeper."""
     used_slab_bytes: int
     generations: int
     idle_seconds: float
 
 
 def start_keeper(run: str, **options: Any) -> KeeperStatus:
-    """Start the keeper of a run on this host, unless it runs; it goes on when this process ends.
+    """Start the keeper of a run on this host, unless it runs. It outlives this process.
 
     Args:
         run: Name of the run: letters, digits and `._-`.
-        options: `max_bytes`, the limit of its memory (default: half of what is available to it at the start);
-            `generations`, the number of checkpoints that the run keeps in it (default: 2); `idle_seconds`, after which
-            it ends without a process that saves (default: 1800); `with_parent`, True if it is to end with this process.
-            They have no effect on one that runs.
-
-    Returns:
-        What it holds.
+        options: `max_bytes`, the limit of its memory (default: half of what is available at the start);
+            `generations`, the number of checkpoints that it keeps (default: 2); `idle_seconds`, after which it ends
+            without a process that saves (default: 1800); `with_parent`, True if it is to end with this process. They do
+            not change a running keeper.
 
     Raises:
-        KeeperStartError: It could not be started; the message has its output.
+        StorageError: The keeper could not be started; the message has its output.
         KeeperRefusedError: The folder of keepers is not this user's alone.
-        ValueError: There is no such option, or the run's name cannot be used.
+        ValueError: The option does not exist, or the run's name cannot be used.
 
     Example:
         ```python
@@ -86,26 +80,20 @@ def start_keeper(run: str, **options: Any) -> KeeperStatus:
 
 
 def keeper_runs() -> list[str]:
-    """Return the names of the runs that seem to have a keeper on this host, for this user.
-
-    Raises:
-        KeeperRefusedError: The folder of keepers is not this user's alone.
-    """
+    """Return the names of this user's runs that seem to have a keeper; raise KeeperRefusedError as `start_keeper`."""
     try:
-        with KeeperFolder(folder_path()) as opened:
+        with open_keepers(folder_path()) as opened:
             return opened.runs()
     except FileNotFoundError:
         return []
-    except PermissionError as error:
-        raise KeeperRefusedError(str(error)) from error
 
 
 def keeper_status(run: str) -> KeeperStatus | None:
-    """Return what the keeper of a run holds; None if there is none.
+    """Return the status of the keeper of a run; None if there is none.
 
     Raises:
-        KeeperLostError: It does not answer.
-        KeeperRefusedError: It belongs to another user.
+        KeeperLostError: The keeper does not answer.
+        KeeperRefusedError: The keeper belongs to another user.
     """
     with _link(run) as link:
         try:
@@ -115,18 +103,18 @@ def keeper_status(run: str) -> KeeperStatus | None:
 
 
 def stop_keeper(run: str, *, seconds: float = STOP_SECONDS, kill: bool = False) -> bool:
-    """Stop the keeper of a run, and wait until its process has ended: what it holds is lost.
+    """Stop the keeper of a run and wait until its process has ended. The checkpoints in it are lost.
 
     Args:
         run: Name of the run.
-        seconds: Time that it has for this.
+        seconds: Time to wait for its end.
         kill: Whether to kill a keeper that does not end in this time.
 
     Returns:
-        Whether there was one.
+        Whether there was a keeper.
 
     Raises:
-        KeeperLostError: It has not ended in time; the message has its process.
+        KeeperLostError: The keeper has not ended in time; the message has its process.
         ValueError: `seconds` is less than 0 or not a number, or the run's name cannot be used.
     """
     check_run(run)
@@ -161,8 +149,6 @@ def stop_keeper(run: str, *, seconds: float = STOP_SECONDS, kill: bool = False) 
 
 
 class _Process:
-    """The process of a keeper, of which this process waits for the end."""
-
     def __init__(self, pid: int, connection: socket.socket) -> None:
         self._pid, self._connection = pid, connection
         self._descriptor: int | None = None
@@ -170,7 +156,6 @@ class _Process:
             self._descriptor = os.pidfd_open(pid)
 
     def has_ended(self, seconds: float) -> bool:
-        """Wait for the end; returns False if it has not come in time."""
         if self._descriptor is not None:
             poller = select.poll()  # unlike `select`, for descriptors of any number
             poller.register(self._descriptor, select.POLLIN)
@@ -186,7 +171,6 @@ class _Process:
         return True
 
     def kill(self) -> None:
-        """Kill the process."""
         with contextlib.suppress(ProcessLookupError):
             if self._descriptor is not None:
                 signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
@@ -194,14 +178,12 @@ class _Process:
                 os.kill(self._pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Release the process."""
         if self._descriptor is not None:
             os.close(self._descriptor)
 
 
 @contextlib.contextmanager
 def _link(run: str) -> Iterator[Link]:
-    """Context manager that gives a connection of its own, so that it ends with the call."""
     link = Link(folder_path(), check_run(run))
     try:
         yield link
@@ -214,14 +196,8 @@ def _status(link: Link) -> KeeperStatus:
 
 
 def _clear(folder: str, run: str) -> None:
-    """Remove what a killed keeper has left."""
-    try:
-        with KeeperFolder(folder) as opened:
-            if run in opened.runs():
-                with opened.alone(run) as alone:
-                    if alone:
-                        opened.remove(run)
-    except FileNotFoundError:
-        return
-    except PermissionError as error:
-        raise KeeperRefusedError(str(error)) from error
+    with contextlib.suppress(FileNotFoundError), open_keepers(folder) as opened:
+        if run in opened.runs():
+            with opened.alone(run) as alone:
+                if alone:
+                    opened.remove(run)

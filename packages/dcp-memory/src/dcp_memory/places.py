@@ -1,6 +1,6 @@
-"""Places of keepers on this host: the folder with their sockets, locks and logs, and who may use it.
+"""The folder with the sockets, locks and logs of this host's keepers.
 
-Imports the standard library alone, since a keeper uses it, too.
+A keeper imports this module, which uses the standard library alone.
 """
 
 from __future__ import annotations
@@ -23,12 +23,7 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 def check_run(run: str) -> str:
-    """Return the name of a run unchanged, after checking that it can be part of a file's name.
-
-    Raises:
-        ValueError: The name is empty, too long, begins with a dot or a dash, or has other characters than letters,
-            digits and `._-`.
-    """
+    """Return the name of a run; raise ValueError if it cannot be part of a file's name."""
     if not _RUN.fullmatch(run):
         raise ValueError(
             f"{run!r} is not a name for a keeper's run: use 1 to 64 letters, digits and ._- (not - or . first)"
@@ -39,8 +34,7 @@ def check_run(run: str) -> str:
 def folder_path() -> str:
     """Return the folder of this user's keepers: `$DCP_KEEPER_DIR`, or one in `/tmp`.
 
-    Not in `$XDG_RUNTIME_DIR`, which comes and goes with the sessions of the user: a trainer that is started again after
-    the user has logged out, or by a scheduler, would look for its keeper elsewhere.
+    It is not in `$XDG_RUNTIME_DIR`, which is removed at logout: a restarted trainer would not find its keeper.
     """
     given = os.environ.get(FOLDER_VARIABLE)
     if given:
@@ -49,16 +43,11 @@ def folder_path() -> str:
 
 
 class KeeperFolder:
-    """The open folder of keepers; a context manager. Paths lead through its descriptor: they are short, and it stays.
-
-    Args:
-        path: Path of the folder.
-        make: Whether to make the folder if it is missing.
+    """The open folder of keepers; a context manager. Paths through its descriptor are short and stay valid.
 
     Raises:
-        FileNotFoundError: There is no such folder, or no folder above it.
-        PermissionError: The folder is not this user's alone: it belongs to another user, others may write to it, or it
-            is a link. The message says what to do.
+        FileNotFoundError: The folder, or one above it, does not exist.
+        PermissionError: The folder belongs to another user, others may write to it, or it is a link.
     """
 
     def __init__(self, path: str, *, make: bool = False) -> None:
@@ -69,7 +58,7 @@ class KeeperFolder:
         try:
             self.descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except NotADirectoryError:
-            raise self._refusal("is not a folder") from None
+            raise self._refusal("is not a directory") from None
         except PermissionError:
             raise self._refusal("belongs to another user") from None
         status = os.fstat(self.descriptor)
@@ -84,8 +73,8 @@ class KeeperFolder:
 
     def _refusal(self, problem: str) -> PermissionError:
         return PermissionError(
-            f"the folder of keepers {self.path} {problem}: remove it, or set {FOLDER_VARIABLE} to a folder that only "
-            "you can write to"
+            f"the directory of keepers {self.path} {problem}: remove it, or set {FOLDER_VARIABLE} to a directory that "
+            "only you can write to"
         )
 
     def __enter__(self) -> KeeperFolder:
@@ -103,17 +92,17 @@ class KeeperFolder:
             os.close(descriptor)
 
     def socket_path(self, run: str) -> str:
-        """Return a path of the socket of a keeper, short enough for a socket, and valid while the folder is open."""
+        """Return a short path of a keeper's socket, valid while the folder is open."""
         return f"/proc/self/fd/{self.descriptor}/{run}.sock"
 
     def remove(self, run: str) -> None:
-        """Remove socket and log of a keeper; only for the process that is alone with the run."""
+        """Remove socket and log of a keeper; call it only while holding the run's lock."""
         for name in (f"{run}.sock", f"{run}.log"):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=self.descriptor)
 
     def refresh(self, run: str) -> None:
-        """Set the times of the files of a keeper to now: what is old in `/tmp` is removed on many machines."""
+        """Set the times of a keeper's files to now: many machines remove old files from `/tmp`."""
         for name in (f"{run}.sock", f"{run}.lock", f"{run}.log"):
             with contextlib.suppress(OSError):
                 os.utime(name, dir_fd=self.descriptor, follow_symlinks=False)
@@ -122,7 +111,7 @@ class KeeperFolder:
 
     @contextlib.contextmanager
     def alone(self, run: str) -> Iterator[bool]:
-        """Context manager that holds the lock of a run, and removes it at the end; yields False if another has it."""
+        """Hold the lock of a run and remove it at the end; yield False if another process has it."""
         lock = self._locked(run)
         try:
             yield lock is not None
@@ -133,7 +122,6 @@ class KeeperFolder:
                 os.close(lock)
 
     def _locked(self, run: str) -> int | None:
-        """Return the descriptor of a locked file; None if another process has locked it."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         while True:
             lock = os.open(f"{run}.lock", flags, 0o600, dir_fd=self.descriptor)
@@ -152,7 +140,7 @@ class KeeperFolder:
             os.close(lock)
 
     def runs(self) -> list[str]:
-        """Return the names of the runs whose keepers have left a socket here, sorted."""
+        """Return the names of the runs with a keeper's socket, sorted."""
         names = (name.removesuffix(".sock") for name in os.listdir(self.descriptor) if name.endswith(".sock"))
         return sorted(name for name in names if _RUN.fullmatch(name))
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from dcp_io.testing import StoreConformance
+from dcp_io.testing import FoldersConformance, LendingConformance, StoreConformance
 from dcp_io.testing.raw_store import RawStore
-from dcp_memory import KeeperStore, stop_keeper
-from dcp_memory.client import keepers
+from dcp_memory import stop_keeper
+from dcp_memory.client.connection import forget_connections
+from dcp_memory.client.store import KeeperStore
 from dcp_memory.places import FOLDER_VARIABLE
 
 _numbers = itertools.count()
@@ -27,10 +28,10 @@ def _keeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
         assert stop_keeper("conformance")
         assert [*place.iterdir()] == []
-        keepers.forget_connections(str(place))
+        forget_connections(str(place))
 
 
-class TestKeeperStore(StoreConformance):
+class TestKeeperStore(StoreConformance, FoldersConformance, LendingConformance):
     @pytest.fixture
     def place(self) -> Any:
         return f"place-{next(_numbers)}"

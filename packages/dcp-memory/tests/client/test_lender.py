@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from dcp_io import find_mapping
-from dcp_memory import KeeperFullError, KeeperStore, keeper_status, start_keeper, stop_keeper
+from dcp_io import FileId, StorageError
+from dcp_memory import keeper_status, start_keeper, stop_keeper
+from dcp_memory.client.store import KeeperStore
 
 MIB = 1 << 20
 SIZE = 2 * MIB
@@ -31,7 +32,7 @@ def stage(store: KeeperStore, name: str, letter: bytes, nbytes: int = SIZE) -> N
 def write(store: KeeperStore, name: str, data: memoryview) -> None:
     sink = store.create(name)
     sink.write([b"head", data[: MIB + 5], b"between", data[MIB + 5 :], b"tail"])
-    sink.close(sync=True)
+    sink.close()
 
 
 def whole(letter: bytes, nbytes: int = SIZE) -> bytes:
@@ -48,7 +49,7 @@ def test_what_is_staged_in_lent_memory_is_not_copied(run: str) -> None:
     assert store.read("x") == whole(b"a")
     with closing(store.open("x")) as source:
         views = [source.fetch(4, 100), source.fetch(5, 100)]
-        first, second = (find_mapping(view) for view in views)
+        first, second = (FileId.find(view) for view in views)
     assert first is not None
     assert second == (first[0], first[1] + 1)
 
@@ -125,7 +126,7 @@ def test_an_object_is_copied_without_a_copy(run: str) -> None:
         sink = store.create("y")
         sink.write([source.fetch(4, MIB)])
         store.delete("x")
-    sink.close(sync=False)
+    sink.close()
     assert store.read("y") == b"a" * MIB
     status = keeper_status(run)
     assert status is not None
@@ -140,7 +141,7 @@ def test_memory_that_is_not_lent_is_copied(run: str) -> None:
     loan.give_back()
     sink = store.create("x")
     sink.write([memoryview(loan.memory)])
-    sink.close(sync=False)
+    sink.close()
     again = store.lender().lend(SIZE, seconds=0)
     assert again is loan
     again.memory[:] = b"b" * SIZE
@@ -167,7 +168,7 @@ def test_more_than_there_is_is_refused(run: str) -> None:
     start_keeper(run, max_bytes=8 * MIB)
     lender = KeeperStore(run).lender()
     loan = lender.lend(6 * MIB, seconds=0)
-    with pytest.raises(KeeperFullError, match=r"6,291,456 bytes in use|--max-bytes") as caught:
+    with pytest.raises(StorageError, match=r"6,291,456 bytes in use|--max-bytes") as caught:
         lender.lend(4 * MIB, seconds=0.05)
     assert caught.value.errno == 28
     lender.prepare(4 * MIB)
@@ -186,7 +187,7 @@ def test_the_lender_is_one_for_all_stores_of_a_keeper(run: str) -> None:
 
 BORROW = """
 import subprocess, sys
-from dcp_memory import KeeperStore
+from dcp_memory.client.store import KeeperStore
 loan = KeeperStore(sys.argv[1]).lender().lend(int(sys.argv[2]), seconds=0)
 loan.memory[:4] = b"mine"
 if sys.argv[3] == "child":  # a process that the borrower has passed its memory to
@@ -269,7 +270,7 @@ def test_memory_that_is_read_is_not_reused_though_the_connection_is_lost(run: st
         else:
             sink = store.create(name)
             sink.write([letter * SIZE])
-            sink.close(sync=False)
+            sink.close()
 
     save("x", b"a")
     with closing(store.open("x")) as source:

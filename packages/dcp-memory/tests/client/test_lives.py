@@ -15,12 +15,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dcp_memory import KeeperFullError, KeeperLostError, KeeperStore, keeper_status, start_keeper, stop_keeper
+from dcp_io import StorageError
+from dcp_memory import KeeperLostError, keeper_status, start_keeper, stop_keeper
+from dcp_memory.client.store import KeeperStore
 
 MIB = 1 << 20
 WRITER = """
 import sys, zlib
-from dcp_memory import KeeperStore
+from dcp_memory.client.store import KeeperStore
 store = KeeperStore(sys.argv[1], "step")
 number = 0
 while True:
@@ -32,13 +34,13 @@ while True:
         sink = store.create(name)
         for start in range(0, len(data), 500_000):
             sink.write([data[start : start + 500_000]])
-        sink.close(sync=False)
+        sink.close()
     else:
         loan = store.lender().lend(max(1, len(data)), seconds=0)
         loan.memory[: len(data)] = data
         sink = store.create(name)
         sink.write([memoryview(loan.memory)[: len(data)]])
-        sink.close(sync=False)
+        sink.close()
         loan.give_back()
     print(number, flush=True)
 """
@@ -92,7 +94,7 @@ def test_a_keeper_that_is_killed_while_it_is_read_leaves_what_is_mapped(run: str
     store = KeeperStore(run)
     sink = store.create("x")
     sink.write([b"a" * MIB])
-    sink.close(sync=False)
+    sink.close()
     with closing(store.open("x")) as source:
         view = source.fetch(0, MIB)
         os.kill(start_keeper(run).pid, signal.SIGKILL)
@@ -111,7 +113,7 @@ def test_a_keeper_that_ends_while_it_is_read_gives_no_zeros(run: str) -> None:
     for name, data in (("lent", memoryview(loan.memory)[:MIB]), ("copied", memoryview(b"b" * MIB))):
         sink = store.create(name)
         sink.write([data])
-        sink.close(sync=False)
+        sink.close()
     loan.give_back()
     with closing(store.open("lent")) as lent, closing(store.open("copied")) as copied:
         views = [lent.fetch(0, MIB), copied.fetch(0, MIB)]
@@ -155,7 +157,7 @@ def test_a_forked_child_has_a_connection_of_its_own(run: str) -> None:
                 assert store.read("x") == bytes(MIB)
                 store.publish("y", b"child")
                 try:
-                    sink.close(sync=False)
+                    sink.close()
                 except KeeperLostError:
                     sink.abort()
                     code = 0
@@ -163,7 +165,7 @@ def test_a_forked_child_has_a_connection_of_its_own(run: str) -> None:
                 os._exit(code)
         assert os.waitpid(child, 0)[1] == 0
         assert bytes(source.fetch(0, 10)) == bytes(10)
-    sink.close(sync=False)
+    sink.close()
     assert (store.read("y"), store.read("mine")) == (b"child", b"1" * MIB)
 
 
@@ -180,7 +182,7 @@ def test_nothing_grows_over_many_saves(run: str, rounds: int) -> None:
         for name in ("a", "b"):
             sink = folder.create(name)
             sink.write([b"head", memoryview(loan.memory)[:MIB], bytes(400_000)])
-            sink.close(sync=False)
+            sink.close()
         folder.publish(".metadata", bytes(300_000))
         loan.give_back()
         lender.prepare(MIB)
@@ -214,7 +216,7 @@ def test_many_objects_and_odd_sizes(run: str) -> None:
     for size in (0, 1, 4095, 4096, 4097, (256 << 10) - 1, 256 << 10, (256 << 10) + 1, MIB + 1):
         sink = store.create(f"size-{size}")
         sink.write([bytes(size)])
-        sink.close(sync=False)
+        sink.close()
     assert {entry.bytes for entry in store.list() if entry.name.startswith("size")} >= {0, 1, MIB + 1}
     assert len(store.list()) == 2009
     assert store.read("1999") == b"1999"
@@ -231,16 +233,16 @@ def test_a_full_keeper_publishes_nothing_partial(run: str) -> None:
     store = KeeperStore(run)
     store.publish("kept", b"k" * MIB)
     sink = store.create("large")
-    with pytest.raises(KeeperFullError, match=r"keeper://a-run: .* bytes more do not fit"):
+    with pytest.raises(StorageError, match=r"keeper://a-run: .* bytes more do not fit"):
         sink.write([bytes(MIB)] * 10)
     sink.abort()
-    with pytest.raises(KeeperFullError):
+    with pytest.raises(StorageError):
         store.publish("kept", bytes(10 * MIB))
     assert store.read("kept") == b"k" * MIB
     assert [entry.name for entry in store.list()] == ["kept"]
     sink = store.create("large")
     sink.write([bytes(MIB)])
-    sink.close(sync=False)
+    sink.close()
     assert store.size("large") == MIB
 
 

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from dcp_memory import KeeperFullError, KeeperStore, keeper_status, start_keeper
+from dcp_io import StorageError
+from dcp_memory import keeper_status, start_keeper
+from dcp_memory.client.store import KeeperStore
 
 MIB = 1 << 20
 _GROUPS = Path("/sys/fs/cgroup")
@@ -89,8 +91,8 @@ def fill(store: KeeperStore, names: list[str]) -> None:
         sink = store.create(f"{len(names)}")
         try:
             sink.write([bytes([len(names)]) * MIB])
-            sink.close(sync=False)
-        except KeeperFullError:
+            sink.close()
+        except StorageError:
             sink.abort()
             raise
         names.append(sink.name)
@@ -106,10 +108,10 @@ def test_a_keeper_at_the_limit_of_its_group_refuses_and_is_not_killed(
         while keeper_status(run) is None:
             time.sleep(0.01)
         store, names = KeeperStore(run, "step"), list[str]()
-        with pytest.raises(KeeperFullError, match=r"control group \(container\) of the keeper|no memory is left"):
+        with pytest.raises(StorageError, match=r"control group \(container\) of the keeper|no memory is left"):
             fill(store, names)
         assert 50 <= len(names) < 160
-        with pytest.raises(KeeperFullError):
+        with pytest.raises(StorageError):
             store.lender().lend(100 * MIB, seconds=0)
         for number, name in enumerate(names):
             with closing(store.open(name)) as source:
@@ -124,14 +126,14 @@ def test_a_keeper_at_the_limit_of_its_group_refuses_and_is_not_killed(
 
 STAGE = """
 import sys
-from dcp_memory import KeeperStore
+from dcp_memory.client.store import KeeperStore
 store, size = KeeperStore(sys.argv[1]), int(sys.argv[2])
 loan = store.lender().lend(size, seconds=0)
 for start in range(0, size, 1 << 20):
     loan.memory[start : start + (1 << 20)] = b"x" * (1 << 20)
 sink = store.create("x")
 sink.write([memoryview(loan.memory)[:size]])
-sink.close(sync=False)
+sink.close()
 """
 
 
@@ -160,7 +162,7 @@ def test_dev_shm_may_be_small(run: str, folder: Path) -> None:
 
 SAVE = """
 import sys
-from dcp_memory import KeeperStore
+from dcp_memory.client.store import KeeperStore
 KeeperStore(sys.argv[1]).publish("x", b"1")
 print(flush=True)
 sys.stdin.read()

@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
-from dcp_memory import KeeperStatus, KeeperStore, keeper_status, start_keeper
+from dcp_memory import keeper_status, start_keeper
 from dcp_memory.client.link import Link
+from dcp_memory.client.store import KeeperStore
+from dcp_memory.control import KeeperStatus
 from dcp_memory.keeper.requests import _REQUESTS
 from dcp_memory.wire import EXTENT, HEAD, PAYLOAD_BYTES, VERSION, encode
 

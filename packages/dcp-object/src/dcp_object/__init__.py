@@ -8,22 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dcp_hooks import import_lazily
+from dcp_base import import_lazily
 
 if TYPE_CHECKING:
-    from dcp_object.opening import open_store
-    from dcp_object.reader import ObjectStoreReader
-    from dcp_object.store import ObjectStore
-    from dcp_object.writer import ObjectStoreWriter
+    from dcp_object.storage import ObjectStoreReader, ObjectStoreWriter
 
-__all__ = ["ObjectStore", "ObjectStoreReader", "ObjectStoreWriter", "open_store"]
+__all__ = ["ObjectStoreReader", "ObjectStoreWriter"]
 
 __getattr__, __dir__ = import_lazily(
     __name__,
     {
-        "dcp_object.opening": ("open_store",),
-        "dcp_object.reader": ("ObjectStoreReader",),
-        "dcp_object.store": ("ObjectStore",),
-        "dcp_object.writer": ("ObjectStoreWriter",),
+        "dcp_object.storage": ("ObjectStoreReader", "ObjectStoreWriter"),
     },
 )

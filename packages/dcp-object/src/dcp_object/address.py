@@ -6,9 +6,9 @@ import os
 import re
 from dataclasses import dataclass, replace
 
-from dcp_hooks import OBJECT_STORE_SCHEMES, WEB_SCHEMES
+from dcp_base import OBJECT_STORE_SCHEMES, WEB_SCHEMES
+from dcp_base.errors import InvalidPlaceError
 from dcp_io import check_name
-from dcp_manifest.errors import InvalidPlaceError
 
 __all__ = ["SCHEMES", "Address", "is_address", "parse_address"]
 

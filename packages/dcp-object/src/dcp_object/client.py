@@ -7,6 +7,7 @@ failures that obstore cannot recognise: truncated responses, and writes whose re
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -15,12 +16,11 @@ import obstore
 from obstore import exceptions
 from obstore.store import from_url
 
-from dcp_io import Attempts, RecentlyUsed, StorageError, TruncatedError
-from dcp_manifest.errors import InvalidPlaceError
-from dcp_object.errors import ChangedError, is_permanent, redacted, remedy
+from dcp_base.errors import InvalidPlaceError
+from dcp_io import Attempts, RecentlyUsed, StorageError
 from dcp_object.options import Options
 
-__all__ = ["Client", "connect"]
+__all__ = ["Client", "connect", "explained"]
 
 T = TypeVar("T")
 
@@ -78,7 +78,8 @@ class Client:
             attempts: Limit of the number of attempts.
 
         Raises:
-            FileNotFoundError, ChangedError, FileExistsError: The service reports this error for the object.
+            FileNotFoundError: There is no such object.
+            FileExistsError: The object exists, or another process has replaced it since it was opened.
             StorageError: The last attempt failed, or a retry is useless.
         """
         made, found = Attempts(f"{what} {self.root}/{key}", attempts, deadline_seconds=self._deadline_seconds), None
@@ -107,20 +108,15 @@ class Client:
         try:
             return function()
         except (exceptions.BaseError, OSError) as error:
-            raise made.failure(redacted(error), remedy(error)) from None
+            raise made.failure(explained(error), _remedy(error)) from None
 
-    def _condition(self, what: str, key: str, error: BaseException) -> OSError:
+    def _condition(self, what: str, key: str, error: BaseException) -> FileExistsError:
         if isinstance(error, exceptions.AlreadyExistsError):
             return FileExistsError(f"{self.root}/{key} exists already")
-        return ChangedError(f"{what} {self.root}/{key}: {redacted(error)}")
+        return FileExistsError(f"{what} {self.root}/{key}: {_redacted(error)}")
 
     def put(self, key: str, data: bytes, mode: Any) -> None:
         """Put an object by one request, without retries by this class.
-
-        Args:
-            key: Key of the object.
-            data: All bytes of the object.
-            mode: Condition, as obstore takes it: `overwrite` for none, `create`, or the version to be replaced.
 
         Raises:
             FileNotFoundError: The object to be replaced does not exist.
@@ -132,16 +128,16 @@ class Client:
             if isinstance(mode, dict):
                 raise
             raise StorageError(
-                f"PUT {self.root}/{key}: {redacted(error)}; check endpoint, region and container"
+                f"PUT {self.root}/{key}: {_redacted(error)}; check endpoint, region and container"
             ) from None
 
     def get(self, key: str) -> tuple[bytes, Any]:
-        """Get an object's bytes and metadata. Raises TruncatedError if the response is too short."""
+        """Get an object's bytes and metadata. Raises ConnectionError if the response is too short."""
         answer = obstore.get(self.native, key)
         meta = answer.meta
         data = bytes(answer.bytes())
         if len(data) != meta["size"]:
-            raise TruncatedError(f"{len(data)} of {meta['size']} bytes arrived")
+            raise ConnectionError(f"{len(data)} of {meta['size']} bytes arrived")
         return data, meta
 
     def get_range(self, key: str, start: int, stop: int) -> Any:
@@ -161,13 +157,7 @@ class Client:
         return obstore.list_with_delimiter(self.native, prefix or None)
 
     def writer(self, key: str, *, part_bytes: int, uploads: int) -> Any:
-        """Open a multipart upload, and return obstore's writer for it.
-
-        Args:
-            key: Key of the object.
-            part_bytes: Size of a part, bytes.
-            uploads: Number of parts that are uploaded at the same time.
-        """
+        """Open a multipart upload, and return obstore's writer for it."""
         return obstore.open_writer(self.native, key, buffer_size=part_bytes, max_concurrency=uploads)
 
 
@@ -199,9 +189,9 @@ def _wait(made: Attempts, error: BaseException) -> None:
 
     The client's own error is not chained (`from None`), since its text may contain credentials.
     """
-    message = redacted(error)
-    if is_permanent(error) or not made.wait(message):
-        raise made.failure(message, remedy(error)) from None
+    message = explained(error)
+    if _is_permanent(error) or not made.wait(message):
+        raise made.failure(message, _remedy(error)) from None
 
 
 def _native(root: str, options: Options, **retries: int) -> Any:
@@ -215,4 +205,63 @@ def _native(root: str, options: Options, **retries: int) -> Any:
         return from_url(root, **given)
     except (exceptions.BaseError, ValueError, TypeError) as error:
         names = ", ".join(sorted(options.config)) or "none"
-        raise InvalidPlaceError(f"{root} cannot be opened (options given: {names}): {redacted(error)}") from None
+        raise InvalidPlaceError(f"{root} cannot be opened (options given: {names}): {_redacted(error)}") from None
+
+
+# The client's messages go on with a dump of its internal state.
+_DUMP = "\n\nDebug source:"
+_QUERY = re.compile(r"\?[^\s\"'>)]*")
+_USER = re.compile(r"://[^/\s@]+@")
+_PERMANENT = (
+    exceptions.InvalidPathError,
+    exceptions.NotSupportedError,
+    exceptions.PermissionDeniedError,
+    exceptions.UnauthenticatedError,
+    exceptions.UnknownConfigurationKeyError,
+)
+# What a server says to a request that will not become right by being repeated.
+_CLIENT_STATUS = re.compile(r"\b(40[0-7]|41[0-7]|42[0-8]) [A-Z]|status: (40|41|42)\d")
+# The client has a class for it in most requests, and not in listings.
+_REFUSED_STATUS = re.compile(r"\b40[13] [A-Z]|status: 40[13]\b")
+
+
+# Path of a cloud's metadata service → what is missing then.
+_METADATA_SERVICES = {
+    "/latest/api/token": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (profiles in ~/.aws are not read) are",
+    "/latest/meta-data/": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (profiles in ~/.aws are not read) are",
+    "/computeMetadata/": "GOOGLE_APPLICATION_CREDENTIALS is",
+    "/metadata/identity": "AZURE_STORAGE_ACCOUNT_KEY, or another credential of the account, is",
+}
+
+
+def _redacted(error: BaseException) -> str:
+    """Return the message of an obstore error without URL parameters, user names and debug output."""
+    text = " ".join(str(error).partition(_DUMP)[0].split())
+    return _USER.sub("://…@", _QUERY.sub("?…", text))
+
+
+def explained(error: BaseException) -> str:
+    """Return `_redacted`; if the client found no credentials and asked the machine for some, that comes first.
+
+    Without credentials the client asks the metadata service of a cloud's virtual machines, which is nowhere else.
+    """
+    text = _redacted(error)
+    missing = next((what for path, what in _METADATA_SERVICES.items() if path in text), None)
+    if missing is None:
+        return text
+    return f"no credentials found: {missing} not set, and no role of this machine answered ({text})"
+
+
+def _is_permanent(error: BaseException) -> bool:
+    """Whether an error is permanent, so retrying the request is useless."""
+    return isinstance(error, _PERMANENT) or _CLIENT_STATUS.search(_redacted(error)) is not None
+
+
+def _remedy(error: BaseException) -> str:
+    """Return the remedy for a failed request, as a clause for the error message."""
+    refused = isinstance(error, (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError))
+    if refused or _REFUSED_STATUS.search(_redacted(error)) is not None:
+        return "check the credentials and what they may do with this container"
+    if _is_permanent(error):
+        return "check endpoint, region and container"
+    return "check the connection and the service, or allow more with retry_config"

@@ -1,17 +1,21 @@
-"""`open_store`: opens a folder in an object store; this package's plug-in registers it. Does not import torch."""
+"""`open_store`: opens a folder in an object store, or on a web server to read it; this package's plug-in registers it.
+
+Does not import torch.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
-from dcp_hooks import WEB_SCHEMES
+from dcp_base import WEB_SCHEMES
+from dcp_io import Entry, Sink, StorageError
+from dcp_manifest import METADATA_NAME, CheckpointNotFoundError
 from dcp_object.address import parse_address
 from dcp_object.client import connect
 from dcp_object.options import Options
 from dcp_object.store import PART_BYTES, UPLOADS, ObjectStore
-from dcp_object.web_folder import WebFolder
 
 __all__ = ["open_store"]
 
@@ -26,21 +30,48 @@ def open_store(
 ) -> ObjectStore:
     """Open the store of a folder in an object store; no request is sent.
 
-    Args:
-        uri: URI of the folder: `s3://bucket/folder`, `gs://…`, `az://…`, `abfs://…`; or `https://host/folder`,
-            read-only.
-        storage_options: Configuration of obstore: options of the service under obstore's names (`endpoint`, `region`,
-            `access_key_id`, …), and the groups `client_options`, `retry_config` and `credential_provider`. obstore
-            takes missing options from the environment and the machine's identity. None gives no options. Never logged.
-        part_bytes: Size of the parts of large uploads, bytes.
-        uploads: Number of parts of one object that are uploaded at the same time.
-        spread: Number of key prefixes, at most 256, over which new objects are distributed; 0 for none.
-
     Raises:
         ValueError: The URI or the options are not valid.
     """
     address = parse_address(uri)
     scheme = address.root.partition("://")[0]
     client = connect(address.root, Options.of(storage_options, plain_http=scheme == "http"))
-    kind = WebFolder if scheme in WEB_SCHEMES else ObjectStore
+    kind = _WebFolder if scheme in WEB_SCHEMES else ObjectStore
     return kind(client, address, part_bytes=part_bytes, uploads=uploads, spread=spread)
+
+
+class _WebFolder(ObjectStore):
+    """Read-only store of the files below a URL. HTTP cannot list a folder: a checkpoint is found by its `.metadata`."""
+
+    def list(self) -> list[Entry]:
+        """List only the index, if it exists: HTTP has no listing, and the index names the other files."""
+        try:
+            meta = self.about(METADATA_NAME)
+        except CheckpointNotFoundError:
+            return []
+        return [Entry(METADATA_NAME, int(meta["size"]), meta["last_modified"].timestamp())]
+
+    def folders(self) -> tuple[str, ...]:
+        """Raise StorageError: a web server cannot be listed."""
+        raise StorageError(f"{self.url}: a web server does not say what it has; name a checkpoint itself")
+
+    def create(self, name: str, *, sync: bool = True) -> Sink:
+        """Raise StorageError: a web server is read-only."""
+        del sync
+        self._refuse(name)
+
+    def publish(self, name: str, data: bytes | bytearray | memoryview, *, tag: str = "", sync: bool = True) -> None:
+        """Raise StorageError: a web server is read-only."""
+        del data, tag, sync
+        self._refuse(name)
+
+    def touch(self, name: str) -> None:
+        """Raise StorageError: a web server is read-only."""
+        self._refuse(name)
+
+    def delete(self, name: str) -> None:
+        """Raise StorageError: a web server is read-only."""
+        self._refuse(name)
+
+    def _refuse(self, name: str) -> NoReturn:
+        raise StorageError(f"{self.url}/{name}: checkpoints on web servers can be read, not written; save elsewhere")

@@ -18,14 +18,7 @@ _RETRIES = 6
 
 @dataclass(frozen=True, repr=False)
 class Options:
-    """Configuration of the client of an object store. Never printed, since it may contain credentials.
-
-    Args:
-        config: Options of the service, under obstore's names: `endpoint`, `region`, `access_key_id`, …
-        client_options: Options of the HTTP client: `allow_http`, `timeout`, `proxy_url`, …
-        retry_config: Options of retries: `max_retries`, `retry_timeout` (the deadline of a request), `backoff`.
-        credential_provider: Provider of credentials, as obstore takes it.
-    """
+    """Configuration of the client of an object store. Never printed, since it may contain credentials."""
 
     config: dict[str, Any] = field(default_factory=dict)
     client_options: dict[str, Any] = field(default_factory=dict)
@@ -36,12 +29,8 @@ class Options:
     def of(cls, storage_options: Mapping[str, Any] | None, *, plain_http: bool = False) -> Options:
         """Split a user's options into obstore's three named groups, and all other options as those of the service.
 
-        Args:
-            storage_options: The user's options; see `open_store`.
-            plain_http: Whether the URI is an `http://` address, without TLS.
-
         Raises:
-            TypeError: One of the groups is no mapping, or the name of an option is no string.
+            TypeError: One of the groups is no mapping, or the name of an option is not a string.
             ValueError: An endpoint is no URL.
         """
         given = dict(storage_options or {})

@@ -1,6 +1,6 @@
 """Registration of storages and stores for the URI schemes of object stores by hooks. Does not import torch."""
 
-from dcp_hooks import OBJECT_STORE_SCHEMES, WEB_SCHEMES, StorageBackendSpec, StoreSpec, hookimpl
+from dcp_base import OBJECT_STORE_SCHEMES, WEB_SCHEMES, StorageBackendSpec, StoreSpec, hookimpl
 
 __all__ = ["dcp_register_storage", "dcp_register_stores"]
 

@@ -22,16 +22,7 @@ class ObjectSink(UploadSink):
     An object of more than `part_bytes` is uploaded in parts, for which services offer no conditional request. So a
     conditional PUT of its first bytes reserves the key; the whole object replaces these bytes when all parts have
     arrived.
-
-    Args:
-        client: Client of the container.
-        name: Name of the object in its store.
-        key: Key of the object in the container.
-        part_bytes: Size of a part, bytes. At most `uploads` + 2 parts are in memory.
-        uploads: Number of parts that are uploaded at the same time.
     """
-
-    keeps_stable = True
 
     def __init__(self, client: Client, name: str, key: str, *, part_bytes: int, uploads: int) -> None:
         super().__init__(name, f"{client.root}/{key}")
@@ -43,21 +34,17 @@ class ObjectSink(UploadSink):
         self._writer: Any = None
 
     def send(self, view: memoryview) -> None:
-        """Copy the bytes into a part. Full parts are uploaded in the background, at most `uploads` at the same time."""
-        self._take(view, stable=isinstance(view.obj, bytes))
+        """Put the bytes into a part. Full parts are uploaded in the background, at most `uploads` at the same time.
 
-    def send_stable(self, view: memoryview) -> None:
-        """Send bytes that do not change before the upload has ended; they are copied only if the object is small."""
-        self._take(view, stable=True)
-
-    def _take(self, view: memoryview, *, stable: bool) -> None:
+        Read-only bytes are copied only if the object is small.
+        """
         if self._writer is None and len(self._small) + len(view) <= self._part_bytes:
             self._small += view
         else:
-            self._upload(view, stable=stable)
+            self._upload(view)
 
-    def _upload(self, view: memoryview, *, stable: bool) -> None:
-        if self.tell() + len(view) > self._part_bytes * MAX_PARTS:
+    def _upload(self, view: memoryview) -> None:
+        if self.sent_bytes + len(view) > self._part_bytes * MAX_PARTS:
             raise OSError(
                 f"{self.place} would need more than {MAX_PARTS} parts of {self._part_bytes} bytes; use more writer "
                 "threads or a larger max_inflight_bytes"
@@ -71,7 +58,7 @@ class ObjectSink(UploadSink):
         for first in range(0, len(view), _STEP_BYTES):
             # The client keeps what it is given, without a copy, until it has been sent.
             step = view[first : first + _STEP_BYTES]
-            self._send(step if stable else bytes(step))
+            self._send(step if step.readonly else bytes(step))
 
     def _send(self, data: bytes | memoryview) -> None:
         if len(data):

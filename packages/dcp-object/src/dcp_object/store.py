@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from dcp_io import Entry, Place, Sink, Source, Store, TruncatedError, check_name
+import numpy as np
+
+from dcp_io import Entry, Place, Sink, Source, StorageError, SupportsFolders, check_name
 from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError
 from dcp_object.address import Address
 from dcp_object.client import Client
-from dcp_object.errors import ChangedError
 from dcp_object.sink import ObjectSink
 
 __all__ = ["ObjectStore"]
@@ -23,24 +24,16 @@ _SPREAD = re.compile(r"~[0-9a-f]{2}")
 _REPLACE_TRIES = 100
 
 
-class ObjectStore(Store):
+class ObjectStore(SupportsFolders):
     """Store in a folder of an object store: all objects whose keys begin with the folder's path.
 
     Guarantees: those of `Store`. Acknowledged writes are durable, and immediately visible to all processes (as S3, GCS
     and Azure promise); an object appears when all of its bytes have arrived. `publish` is one PUT on the condition that
-    no other process has changed the object meanwhile, if the service reports ETags or versions.
-
-    Args:
-        client: Client of the container.
-        address: Address of the folder.
-        part_bytes: Size of the parts of large uploads, bytes.
-        uploads: Number of parts of one object that are uploaded at the same time.
-        spread: Number of key prefixes, at most 256, over which new objects are distributed; 0 for none. Services limit
-            the rate of requests to each prefix.
+    no other process has changed the object, if the service reports ETags or versions.
 
     Example:
         ```python
-        from dcp_object import open_store
+        from dcp_object.opening import open_store
 
         store = open_store("s3://bucket/run")  # makes an `ObjectStore`
         store.publish("current", b"version 2")
@@ -48,8 +41,8 @@ class ObjectStore(Store):
         ```
     """
 
-    read_gap_bytes: int | None = 64 << 10
-    read_step_bytes: int | None = 8 << 20
+    read_gap_bytes = 64 << 10
+    read_step_bytes = 8 << 20
 
     def __init__(
         self,
@@ -86,12 +79,13 @@ class ObjectStore(Store):
             self._client, address, part_bytes=self._part_bytes, uploads=self._uploads, spread=self._spread
         )
 
-    def create(self, name: str) -> Sink:
+    def create(self, name: str, *, sync: bool = True) -> Sink:
         """Begin the upload of a new object, and return its sink.
 
         In a store opened with `spread`, a name without folders gets one of up to `spread` prefixes, such as `~3f/`; the
         sink's `name` then contains this prefix, and must be used in later calls.
         """
+        del sync
         check_name(name)
         if self._spread and "/" not in name:
             name = f"~{zlib.crc32(name.encode()) % min(self._spread, 256):02x}/{name}"
@@ -122,15 +116,15 @@ class ObjectStore(Store):
 
             try:
                 self._client.call("PUT", key, put, on_doubt=mine, attempts=self._client.attempts)
-            except (ChangedError, FileExistsError, FileNotFoundError):
+            except (FileExistsError, FileNotFoundError):
                 if len(attempts) > 1:  # unknown whether ours was published in between
-                    raise ChangedError(f"PUT {self.url}/{name}: others have replaced it meanwhile") from None
+                    raise StorageError(f"PUT {self.url}/{name}: others have replaced it meanwhile") from None
                 continue  # another process published or removed it since we looked
             return
-        raise ChangedError(f"PUT {self.url}/{name}: others have replaced it {_REPLACE_TRIES} times meanwhile")
+        raise StorageError(f"PUT {self.url}/{name}: others have replaced it {_REPLACE_TRIES} times meanwhile")
 
     def touch(self, name: str) -> None:
-        """Set the modification time to now by writing the same bytes again, unless the object changes meanwhile."""
+        """Set the modification time to now by writing the same bytes again, unless the object changes."""
         key = self._key(name)
         found = self._get(key)
         if found is None:
@@ -139,7 +133,7 @@ class ObjectStore(Store):
         try:
             put = partial(self._client.put, key, data, _version(meta))
             self._client.call("PUT", key, put, attempts=self._client.attempts)
-        except (ChangedError, FileExistsError, FileNotFoundError):
+        except (FileExistsError, FileNotFoundError):
             # A process that changed it has renewed its time; one that removed it must find it removed.
             if not self.exists(name):
                 raise self._missing(name) from None
@@ -151,19 +145,8 @@ class ObjectStore(Store):
             raise self._missing(name)
         return found[0]
 
-    def read_into(self, name: str, offset: int, buffer: memoryview) -> None:
-        """Fill `buffer` with the object's bytes from `offset` on, by one ranged GET."""
-        self.read_vector(name, offset, [buffer])
-
-    def read_vector(self, name: str, offset: int, buffers: Sequence[memoryview]) -> None:
-        """Fill the buffers in order with the bytes from `offset` on, by one ranged GET. Errors: see `read_into`."""
-        data, position = self.fetch(name, offset, sum(map(len, buffers))), 0
-        for buffer in buffers:
-            buffer[:] = data[position : position + len(buffer)]
-            position += len(buffer)
-
     def fetch(self, name: str, offset: int, wanted: int) -> memoryview:
-        """Return `wanted` bytes from `offset` on, by one ranged GET and without a copy. Errors: see `read_into`."""
+        """Return `wanted` bytes from `offset` on, by one ranged GET. Errors: see `Source.read_into`."""
         key = self._key(name)
         if not wanted:
             self.size(name)
@@ -172,7 +155,7 @@ class ObjectStore(Store):
         def get() -> memoryview:
             found = memoryview(self._client.get_range(key, offset, offset + wanted))
             if len(found) != wanted:
-                raise TruncatedError(f"{len(found)} of {wanted} bytes arrived")
+                raise ConnectionError(f"{len(found)} of {wanted} bytes arrived")
             return found
 
         def too_short() -> memoryview | None:
@@ -267,21 +250,29 @@ class ObjectStore(Store):
 class _ObjectSource(Source):
     """Source for ranged reads of an object."""
 
-    __slots__ = ("_objects",)
-
-    brings_memory = True
+    __slots__ = ("_name", "_store")
 
     def __init__(self, store: ObjectStore, name: str) -> None:
-        super().__init__(store, name)
-        self._objects = store
+        self._store, self._name = store, name
+
+    def size(self) -> int:
+        """Return the object's size in bytes."""
+        return self._store.size(self._name)
 
     def read_into(self, offset: int, buffers: Sequence[memoryview]) -> None:
         """Fill the buffers by one request."""
-        self._objects.read_vector(self._name, offset, buffers)
+        data, position = np.frombuffer(self.fetch(offset, sum(map(len, buffers))), np.uint8), 0
+        for buffer in buffers:
+            # Copies of arrays let other threads run, those of memoryviews do not.
+            np.frombuffer(buffer, np.uint8)[:] = data[position : position + len(buffer)]
+            position += len(buffer)
 
     def fetch(self, offset: int, size: int) -> memoryview:
         """Return the bytes that one request reads."""
-        return self._objects.fetch(self._name, offset, size)
+        return self._store.fetch(self._name, offset, size)
+
+    def close(self) -> None:
+        """Do nothing: nothing is open."""
 
 
 def _entry(meta: Mapping[str, Any], folder: str) -> Entry:

@@ -1,59 +1,61 @@
-"""Coordination of ranks with deadlines: a phase succeeds on all ranks, or fails on all and names the failing ranks.
+"""Coordinate ranks with deadlines: a phase succeeds on all ranks, or fails on all and names the failing ranks.
 
-An operation, such as a save, is a sequence of phases. `make_coordinator` is the entry point: it returns the coordinator
-of one operation of a process group. Each call of a coordinator's method is one phase, which all ranks run together. The
-other names are for libraries that run operations in threads and processes of their own.
+An operation, such as a save, is a sequence of phases that all ranks run together. `make_coordinator` returns the
+coordinator of one operation. Each of its methods is one phase.
 """
 
-from dcp_ranks.choose_coordinator import make_coordinator
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from dcp_ranks.choose_coordinator import assume_job_size, job_size, make_coordinator
 from dcp_ranks.errors import (
-    ERROR_TYPES,
+    CheckpointException,
     CoordinatorLostError,
     CoordinatorTimeoutError,
-    ErrorTypes,
-    JobSecretError,
     OperationError,
     PeerLostError,
-    PhaseFailedError,
-    RankDisagreementError,
     RanksError,
     StreamError,
 )
 from dcp_ranks.interrupts import interrupts_deferred
-from dcp_ranks.peers.monitor import Peers
-from dcp_ranks.peers.options import PeerOptions
+from dcp_ranks.peers.monitor import PeerOptions, Peers
 from dcp_ranks.phases.collective_coordinator import CollectiveCoordinator
 from dcp_ranks.phases.coordinator import DEFAULT_TIMEOUT_SECONDS, Coordinator, LocalCoordinator
-from dcp_ranks.phases.fence import check_fence
-from dcp_ranks.phases.outcomes import Failure, failure_of
+from dcp_ranks.phases.phases import Failure, check_fence, failure_of
 from dcp_ranks.phases.store_coordinator import StoreCoordinator
-from dcp_ranks.store_connections import borrow_store, shared_peers, start_prefix, store_of
-from dcp_ranks.streams.cards import StreamCard
-from dcp_ranks.streams.dispatcher import Dispatcher
-from dcp_ranks.streams.hosts import group_by_host
-from dcp_ranks.streams.job_secret import job_secret
-from dcp_ranks.streams.reception import NOT_NOW, NotNow, StreamHandler
-from dcp_ranks.streams.stream import Stream
-from dcp_ranks.streams.streams import Streams
-from dcp_ranks.transport.chunked_store import KeyValueStore, StoreWire, guard_store
-from dcp_ranks.transport.pickled import decode, encode
-from dcp_ranks.transport.store_address import STORE_TIMEOUT, connect_store, innermost_store, prefixed_store
-from dcp_ranks.transport.timed_store import TimedStore
-from dcp_ranks.world_size import assume_job_size, job_size
+from dcp_ranks.store_connections import borrow_store, make_peers, shared_peers, shared_store, start_prefix, store_of
+from dcp_ranks.transport.store_wire import (
+    STORE_TIMEOUT,
+    KeyValueStore,
+    StoreWire,
+    TimedStore,
+    connect_store,
+    decode,
+    encode,
+    guard_store,
+    innermost_store,
+    prefixed_store,
+)
+
+if TYPE_CHECKING:
+    from dcp_ranks.streams.cards import StreamCard, group_by_host
+    from dcp_ranks.streams.dispatcher import Dispatcher
+    from dcp_ranks.streams.greetings import job_secret
+    from dcp_ranks.streams.reception import NOT_NOW, NotNow, StreamHandler
+    from dcp_ranks.streams.stream import Stream
+    from dcp_ranks.streams.streams import Streams
 
 __all__ = [
     "DEFAULT_TIMEOUT_SECONDS",
-    "ERROR_TYPES",
     "NOT_NOW",
     "STORE_TIMEOUT",
+    "CheckpointException",
     "CollectiveCoordinator",
     "Coordinator",
     "CoordinatorLostError",
     "CoordinatorTimeoutError",
     "Dispatcher",
-    "ErrorTypes",
     "Failure",
-    "JobSecretError",
     "KeyValueStore",
     "LocalCoordinator",
     "NotNow",
@@ -61,8 +63,6 @@ __all__ = [
     "PeerLostError",
     "PeerOptions",
     "Peers",
-    "PhaseFailedError",
-    "RankDisagreementError",
     "RanksError",
     "StoreCoordinator",
     "StoreWire",
@@ -86,8 +86,33 @@ __all__ = [
     "job_secret",
     "job_size",
     "make_coordinator",
+    "make_peers",
     "prefixed_store",
     "shared_peers",
+    "shared_store",
     "start_prefix",
     "store_of",
 ]
+
+_STREAMS = {
+    "NOT_NOW": "reception",
+    "Dispatcher": "dispatcher",
+    "NotNow": "reception",
+    "Stream": "stream",
+    "StreamCard": "cards",
+    "StreamHandler": "reception",
+    "Streams": "streams",
+    "group_by_host": "cards",
+    "job_secret": "greetings",
+}
+"""Public name → module that is imported on first use, because plain saves and loads need no streams."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _STREAMS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"dcp_ranks.streams.{_STREAMS[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_STREAMS})

@@ -1,82 +1,86 @@
-"""Exceptions that coordinators of ranks raise, and `ErrorTypes`, the record of these classes.
-
-```
-RanksError
-├─ PhaseFailedError (RuntimeError)          a function raised on a rank during a phase; has rank and traceback
-├─ PeerLostError (ConnectionError)          a rank is lost: its process has ended, or its host does not answer
-├─ CoordinatorTimeoutError (TimeoutError)   a rank did not arrive at a phase within the deadline
-├─ CoordinatorLostError (ConnectionError)   the store or process group through which ranks communicate is lost
-├─ RankDisagreementError (ValueError)       ranks call different phases, or with different arguments
-├─ StreamError (ConnectionError)            a connection to a rank cannot be made, or is lost; has rank and reason
-├─ JobSecretError (ValueError)              the job's secret in the environment cannot be used
-└─ OperationError (RuntimeError)            the operation has ended, or its coordinator was used wrongly
-```
-
-Each class also derives from the built-in exception in brackets. Messages name the phase, the ranks and a remedy. An
-operation, such as a save, is a sequence of phases with one coordinator.
-"""
+"""Exceptions of coordinators. Messages name the phase, the ranks and a remedy."""
 
 from __future__ import annotations
 
+import contextlib
+import re
+import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
+
+from dcp_base.errors import DcpError
 
 __all__ = [
-    "ERROR_TYPES",
+    "CheckpointException",
     "CoordinatorLostError",
     "CoordinatorTimeoutError",
-    "ErrorTypes",
-    "JobSecretError",
     "OperationError",
     "PeerLostError",
-    "PhaseFailedError",
-    "RankDisagreementError",
     "RanksError",
     "StreamError",
+    "format_ranks",
 ]
 
+_MAX_CAUSES = 3
+# Names of data files, which differ by rank.
+_FILE_OF_RANK = re.compile(r"__\d+_\d+")
 
-class RanksError(Exception):
-    """Base class of all exceptions that `dcp_ranks` raises on purpose."""
+
+class RanksError(DcpError):
+    """Base class of errors in the coordination of ranks."""
 
 
-class PhaseFailedError(RanksError, RuntimeError):
+class CheckpointException(RanksError, RuntimeError):  # noqa: N818 - stock's name
     """A phase failed on at least one rank; every rank raises this error, with the same `failures`.
+
+    The first line of the text has the cause. Equal failures of several ranks are grouped under one traceback.
 
     Args:
         msg: Description of the failure; `str(error)` begins with this text.
-        failures: Failing rank → (exception, or None if it could not be pickled; traceback as text).
+        failures: Failing rank → (exception, or None if it could not be pickled; traceback as text). A
+            `traceback.StackSummary` becomes text; None becomes an empty text.
+
+    Source: torch 2.13 `torch.distributed.checkpoint.api.CheckpointException`, there a BaseException.
     """
 
-    def __init__(self, msg: str, failures: Mapping[int, tuple[BaseException | None, str]]) -> None:
-        self._message = msg
-        self._failures = dict(sorted(failures.items()))
-        texts = [f"--- rank {rank} ---\n{text.rstrip()}" for rank, (_, text) in self._failures.items()]
-        ranks = ", ".join(map(str, self._failures))
-        where = f" (failed on rank{'s' if len(self._failures) > 1 else ''} {ranks})" if self._failures else ""
-        super().__init__("\n".join([f"{msg}{where}", *texts]))
+    def __init__(
+        self, msg: str, failures: Mapping[int, tuple[BaseException | None, str | traceback.StackSummary | None]]
+    ) -> None:
+        ranks = sorted(failures.items())
+        super().__init__(msg, {rank: (error, _as_text(error, trace)) for rank, (error, trace) in ranks})
+
+    def __str__(self) -> str:
+        msg, failures = self.args
+        groups = _group(failures)
+        texts = [f"--- {format_ranks(ranks)} ---\n{text.rstrip()}" for ranks, _, text in groups if text.strip()]
+        where = f" (failed on {format_ranks([*failures])}): {_causes(groups)}" if failures else ""
+        return "\n".join([f"{msg}{where}", *texts])
+
+    @property
+    def summary(self) -> str:
+        """Ranks and causes in one line, such as `ranks 0-63: OSError: [Errno 28] No space left on device`."""
+        groups = _group(self.failures)
+        prefix = f"{format_ranks([*self.failures])}: " if len(groups) == 1 else ""
+        return prefix + _causes(groups)
 
     @property
     def failures(self) -> dict[int, tuple[BaseException | None, str]]:
-        """Failing rank → (exception, or None if it could not be pickled; traceback as text), in the order of ranks."""
-        return self._failures
-
-    def __reduce__(self) -> tuple[type[Any], tuple[str, dict[int, tuple[BaseException | None, str]]]]:
-        return type(self), (self._message, self._failures)
+        """Failing rank → (exception or None, traceback as text), in rank order."""
+        found: dict[int, tuple[BaseException | None, str]] = self.args[1]
+        return found
 
 
 class CoordinatorLostError(RanksError, ConnectionError):
-    """The store or process group through which ranks communicate does not answer any more."""
+    """The store or process group through which ranks communicate does not answer."""
 
 
 class CoordinatorTimeoutError(RanksError, TimeoutError):
     """Some ranks did not arrive at a phase before the other ranks' deadline.
 
     Args:
-        phase: Name of the phase that the ranks were in.
+        phase: Name of the phase.
         ranks: Ranks (within the process group) that did not arrive.
-        waited_seconds: Time in seconds that the other ranks waited.
+        waited_seconds: Seconds that the other ranks waited.
     """
 
     def __init__(self, phase: str, ranks: Sequence[int], waited_seconds: float) -> None:
@@ -97,9 +101,9 @@ class PeerLostError(RanksError, ConnectionError):
     """Ranks were lost during a phase: their processes have ended, or their hosts do not answer.
 
     Args:
-        phase: Name of the phase that the ranks were in.
-        ranks: Ranks (within the process group) that are lost.
-        how: Description of each rank's loss, such as "its process has ended", in the order of `ranks`.
+        phase: Name of the phase.
+        ranks: Lost ranks (within the process group).
+        how: How each rank was lost, such as "its process has ended", in the order of `ranks`.
     """
 
     def __init__(self, phase: str, ranks: Sequence[int], how: Sequence[str]) -> None:
@@ -116,17 +120,13 @@ class PeerLostError(RanksError, ConnectionError):
         return type(self), (self.phase, self.ranks, self.how)
 
 
-class RankDisagreementError(RanksError, ValueError):
-    """Ranks called different phases, or passed different values where all must be equal; the message lists them."""
-
-
 class StreamError(RanksError, ConnectionError):
     """A connection to another rank cannot be made, or is lost.
 
     Args:
         rank: Rank at the other end.
-        address: Address at which the rank was reached, or addresses that were tried; empty if none was.
-        reason: What went wrong, and what to do about it.
+        address: Addresses that were tried; empty if none was.
+        reason: Cause and remedy.
     """
 
     def __init__(self, rank: int, address: str, reason: str) -> None:
@@ -139,29 +139,56 @@ class StreamError(RanksError, ConnectionError):
         return type(self), (self.rank, self.address, self.reason)
 
 
-class JobSecretError(RanksError, ValueError):
-    """The secret of the job that the environment names cannot be read, is too short, or is named twice."""
+class OperationError(RanksError, RuntimeError, ValueError):
+    """An operation cannot continue: it ended, was misused, or ranks called different functions or gave up waiting."""
 
 
-class OperationError(RanksError, RuntimeError):
-    """An operation cannot continue: it has ended, was used wrongly, or the other ranks no longer wait for this rank."""
+def format_ranks(ranks: Sequence[int]) -> str:
+    """Return the ranks as text, such as `rank 3` or `ranks 0-2, 5`."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    words = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    return f"rank{'s' if len(ranks) > 1 else ''} {words}"
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorTypes:
-    """The exception classes that a coordinator raises: those of this module, or subclasses of them.
-
-    A library that uses a coordinator internally passes subclasses that also derive from the library's own base
-    exception, and its users can then catch that base exception.
-    """
-
-    phase_failed: type[PhaseFailedError] = PhaseFailedError
-    peer_lost: type[PeerLostError] = PeerLostError
-    coordinator_timeout: type[CoordinatorTimeoutError] = CoordinatorTimeoutError
-    coordinator_lost: type[CoordinatorLostError] = CoordinatorLostError
-    rank_disagreement: type[RankDisagreementError] = RankDisagreementError
-    operation: type[OperationError] = OperationError
+_Group = tuple[list[int], str, str]
+"""Ranks that failed in the same way, the cause in one line, and the first rank's text."""
 
 
-ERROR_TYPES: Final = ErrorTypes()
-"""The exception classes of this module, which coordinators raise by default."""
+def _as_text(error: BaseException | None, trace: str | traceback.StackSummary | None) -> str:
+    if isinstance(trace, str):
+        return trace
+    frames = ["Traceback (most recent call last):\n", *trace.format()] if trace else []
+    return "".join([*frames, *(traceback.format_exception_only(error) if error is not None else ())])
+
+
+def _group(failures: Mapping[int, tuple[BaseException | None, str]]) -> list[_Group]:
+    groups: dict[str, _Group] = {}
+    for rank, (error, text) in failures.items():
+        cause = _cause(error, text)
+        groups.setdefault(_FILE_OF_RANK.sub("", cause), ([], cause, text))[0].append(rank)
+    return [*groups.values()]
+
+
+def _causes(groups: list[_Group]) -> str:
+    if len(groups) == 1:
+        return groups[0][1]
+    said = [f"{format_ranks(ranks)}: {cause}" for ranks, cause, _ in groups[:_MAX_CAUSES]]
+    more = len(groups) - len(said)
+    return "; ".join([*said, f"and {more} other failures"] if more else said)
+
+
+def _cause(error: BaseException | None, text: str) -> str:
+    """Return a failure's cause in one line, from the exception or else from its traceback."""
+    if isinstance(error, CheckpointException) and error.failures:
+        return error.summary
+    if error is not None:
+        with contextlib.suppress(Exception):  # the text of a foreign exception may fail; its traceback has the class
+            return f"{type(error).__name__}: {error}".partition("\n")[0]
+    # The exception follows the last frame, whose lines of code are indented by four.
+    last = text.rpartition('\n  File "')[2].split("\n")
+    return next((line for line in last[1:] if line and not line.startswith("    ")), last[0])

@@ -1,22 +1,25 @@
-"""Deferral of signals such as SIGINT during short steps that must not be interrupted halfway."""
+"""Defer signals such as SIGINT during short steps."""
 
 from __future__ import annotations
 
 import signal
 import threading
+from contextlib import AbstractContextManager, nullcontext
 from types import FrameType, TracebackType
 from typing import Any
 
-__all__ = ["UninterruptedLock", "interrupts_deferred"]
+__all__ = ["interrupts_deferred"]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class interrupts_deferred:  # noqa: N801 - reads as `with interrupts_deferred():`
-    """Context manager that defers signals: handlers written in Python run at the end of the block, not inside it.
+    """Defer signals during a short block: handlers written in Python run at its end, not inside it.
 
-    Use it for short blocks. In threads other than the main thread, where Python runs no signal handlers, it does
-    nothing.
+    Outside the main thread, where Python runs no signal handlers, it only holds the lock.
+
+    Args:
+        lock: Lock to hold in the block; None for none.
 
     Example:
         ```python
@@ -33,7 +36,8 @@ class interrupts_deferred:  # noqa: N801 - reads as `with interrupts_deferred():
         ```
     """
 
-    def __init__(self) -> None:
+    def __init__(self, lock: AbstractContextManager[object] | None = None) -> None:
+        self._lock = nullcontext() if lock is None else lock
         self._noted: list[tuple[int, FrameType | None]] = []
         self._handlers: dict[int, Any] = {}
 
@@ -43,10 +47,12 @@ class interrupts_deferred:  # noqa: N801 - reads as `with interrupts_deferred():
                 if callable(handler := signal.getsignal(number)):
                     self._handlers[number] = handler
                     signal.signal(number, self._note)
+        self._lock.__enter__()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._lock.__exit__(kind, error, traceback)
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         for number, frame in self._noted:
@@ -54,24 +60,3 @@ class interrupts_deferred:  # noqa: N801 - reads as `with interrupts_deferred():
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._noted.append((number, frame))
-
-
-class UninterruptedLock:
-    """Re-entrant lock that defers signals while it is held, as `interrupts_deferred` does. Hold it for short blocks."""
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._deferred: list[interrupts_deferred] = []
-
-    def __enter__(self) -> None:
-        deferred = interrupts_deferred()
-        deferred.__enter__()
-        self._lock.acquire()
-        self._deferred.append(deferred)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        deferred = self._deferred.pop()
-        self._lock.release()
-        deferred.__exit__(kind, error, traceback)

@@ -1,14 +1,20 @@
-"""Pool of connections to the stores of process groups, one for each running operation, and monitors of peers per group.
+"""Pool connections to the stores of process groups, and share one monitor of peers per group.
 
-Where a launcher may have started the job before, all keys are below an id of this start (see `start_id`). Not in this
-module: the phases that use these connections.
+torchrun's agent keeps one store across restarts, so all keys have a prefix: an id of this start of the job. A restart
+count does not work because each host's agent counts separately. The ranks agree on the id with keys under `dcp/start/`:
+
+1. `hello/<rank>`: each rank writes a random value.
+2. `offer`: the coordinator writes the id and all ranks' hellos.
+3. `taken/<rank>`: a rank takes the id if the offer holds its hello, so it never takes an earlier start's id.
+4. `agreed/<id>`: all ranks have taken it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import queue
+import json
+import os
+import socket
 import threading
 import time
 import uuid
@@ -20,129 +26,105 @@ from typing import cast
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from dcp_ranks.errors import ERROR_TYPES, ErrorTypes
-from dcp_ranks.peers.monitor import Peers
-from dcp_ranks.peers.options import PeerOptions
-from dcp_ranks.start_id import StartAgreement, store_may_be_older
-from dcp_ranks.transport.chunked_store import KeyValueStore, guard_store, store_lost
-from dcp_ranks.transport.store_address import STORE_TIMEOUT, connect_store, innermost_store, prefixed_store
-from dcp_ranks.transport.timed_store import TimedStore
+from dcp_ranks.errors import CoordinatorLostError, CoordinatorTimeoutError
+from dcp_ranks.peers.monitor import PeerOptions, Peers
+from dcp_ranks.peers.roster import ProcessIdentity
+from dcp_ranks.phases.leaders import Relays
+from dcp_ranks.transport.store_wire import (
+    STORE_TIMEOUT,
+    KeyValueStore,
+    StoreWire,
+    TimedStore,
+    connect_store,
+    guard_store,
+    innermost_store,
+    prefixed_store,
+)
 
-__all__ = ["borrow_store", "prepare_store", "shared_peers", "start_prefix", "store_of"]
-
-
-@dataclass(frozen=True, slots=True)
-class _First:
-    """The first connection to a group's store."""
-
-    root: TimedStore
-    """Connection that checks whether the store is alive."""
-    connect: Callable[[], KeyValueStore]
-    """Function that makes further connections, which have the prefix."""
-    prefix: str
-    """Prefix of the keys of this start of the job."""
+__all__ = ["StartAgreement", "borrow_store", "make_peers", "shared_peers", "shared_store", "start_prefix", "store_of"]
 
 
 @dataclass(slots=True)
 class _Clones:
-    """Connections to one group's store: the first one, and a pool for later use."""
-
-    agreement: StartAgreement
-    first: _First | None = None
+    prefix: str | None = None
+    """None before the ranks have agreed on it."""
+    agreement: StartAgreement | None = None
+    first: tuple[TimedStore, Callable[[], KeyValueStore]] | None = None
+    """A connection to check that the store is alive, and a function that opens more with this start's prefix."""
     idle: list[TimedStore] = field(default_factory=list)
     peers: dict[tuple[int, PeerOptions], Peers] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
+_SHARED_SECONDS = 5.0
+_NEEDED = ("add", "check", "clone", "compare_set", "delete_key", "set", "set_timeout")
 _clones: weakref.WeakKeyDictionary[dist.ProcessGroup, _Clones] = weakref.WeakKeyDictionary()
 _clones_lock = threading.Lock()
 
 
-def prepare_store(
-    group: dist.ProcessGroup,
-    errors: ErrorTypes = ERROR_TYPES,
-    timeout_seconds: float = STORE_TIMEOUT.total_seconds(),
-) -> bool:
-    """Open the first connection to the process group's store; later calls for the group do nothing.
-
-    If the launcher serves the store (torchrun does), the ranks agree on an id of this start of the job, so that they do
-    not find the keys of an earlier one.
-
-    Args:
-        group: Process group of the ranks.
-        errors: Exception classes to raise.
-        timeout_seconds: Time in seconds to wait for the other ranks.
-
-    Returns:
-        Whether ranks can communicate through the store; see `borrow_store`.
-
-    Raises:
-        CoordinatorTimeoutError: A rank did not call this, or `borrow_store`, in time.
-        CoordinatorLostError: The store does not answer.
-
-    Ranks: every rank of the group; the first call for a group is collective.
-    """
-    clones = _clones_of(group)
-    with clones.lock:
-        return _connect_first(clones, group, errors, timeout_seconds) is not None
-
-
 def borrow_store(
     group: dist.ProcessGroup,
-    errors: ErrorTypes = ERROR_TYPES,
     timeout_seconds: float = STORE_TIMEOUT.total_seconds(),
 ) -> tuple[TimedStore, Callable[[], None]] | None:
-    """Take a connection to the process group's store from the pool, or open a new connection.
+    """Take a connection to the process group's store from a pool, or open a new one.
 
-    Connections are pooled because a new one may need a name look-up, which takes seconds on some hosts, and because
-    connecting to a lost store takes minutes.
+    Under a launcher such as torchrun, a group's first call agrees on an id of this start, so that ranks ignore older
+    keys.
 
     Args:
         group: Process group of the ranks.
-        errors: Exception classes to raise.
-        timeout_seconds: Time in seconds, plus one, that the store may take for an answer.
+        timeout_seconds: Seconds, plus one, that the store may take for an answer.
 
     Returns:
-        The connection, and a function that returns it to the pool. None if ranks cannot communicate through the store:
-        the group has no store or is a fake group, the store has no `compare_set`, or (before torch 2.8) is not a
-        `TCPStore`.
+        The connection, and a function that returns it to the pool. None if the group has no store or is fake, or if the
+        store's class lacks a method (before torch 2.8: is not a `TCPStore`).
 
     Raises:
-        CoordinatorTimeoutError: In the first call for a group, a rank did not arrive in time (see `prepare_store`).
-        CoordinatorLostError: The store does not answer.
+        CoordinatorTimeoutError: In a group's first call, a rank did not arrive in time.
+        CoordinatorLostError: The store does not answer, or this process cannot connect to it.
 
-    Ranks: every rank gets a connection, or every rank gets None; the call does not wait for other ranks after
-        `prepare_store`.
+    Ranks: every rank gets a connection or an error, or every rank gets None. Only a group's first call is collective.
     """
     clones = _clones_of(group)
     with clones.lock:
-        first = _connect_first(clones, group, errors, timeout_seconds)
+        first = _connect_first(clones, group, timeout_seconds)
         if first is None:
             return None
-        with guard_store("(connecting)", errors):
-            first.root.timeout_seconds = timeout_seconds
-            first.root.check(["dcp"])
-            store = clones.idle.pop() if clones.idle else _clone(first.root, first.connect)
+        root, connect = first
+        root.timeout_seconds = timeout_seconds
+        store = clones.idle.pop() if clones.idle else _clone(root, connect)
     store.timeout_seconds = timeout_seconds
     return store, functools.partial(clones.idle.append, store)
 
 
-def start_prefix(group: dist.ProcessGroup) -> str:
-    """Return the prefix of the keys of this start of the job; empty if the store cannot have keys of an earlier one.
+def shared_store(group: dist.ProcessGroup, timeout_seconds: float) -> TimedStore | None:
+    """Return torch's own connection, with the keys of `borrow_store`; None if there is no such store.
 
-    Connections from `borrow_store` have it already; other connections to the innermost store need it.
-
-    Ranks: the same on every rank of the group, after `borrow_store`.
+    Requests must be answered within seconds, because torch may wait on it. `timeout_seconds` limits the first
+    agreement.
     """
-    first = _clones_of(group).first
-    return "" if first is None else first.prefix
+    if not _has_usable_store(group):
+        return None
+    clones = _clones_of(group)
+    with clones.lock, guard_store("(connecting)"):
+        shared, _ = _views(group, _SHARED_SECONDS)
+        prefix = _agree_on_prefix(clones, group, shared, timeout_seconds)
+    return TimedStore(prefixed_store(prefix, shared.underlying_store), _SHARED_SECONDS) if prefix else shared
+
+
+def start_prefix(group: dist.ProcessGroup) -> str:
+    """Return the prefix of this start's keys, which `borrow_store` adds; empty if the store cannot have older keys.
+
+    Ranks: the same on every rank of the group, after `borrow_store` or `shared_store`.
+    """
+    return _clones_of(group).prefix or ""
 
 
 def store_of(group: dist.ProcessGroup) -> object:
     """Return the store object of a process group.
 
-    If this rank is the server of the store, a reference to the object keeps the server running, even after
-    `destroy_process_group`. When the last reference is deleted, the connections of all ranks end.
+    On the rank that serves the store, a reference keeps the server running even after `destroy_process_group`. Deleting
+    the last reference ends all ranks' connections.
     """
     return distributed_c10d._get_process_group_store(group)  # noqa: SLF001 - old torch too
 
@@ -152,16 +134,14 @@ def shared_peers(
     store: KeyValueStore,
     coordinator_rank: int,
     options: PeerOptions,
-    errors: ErrorTypes = ERROR_TYPES,
 ) -> Peers:
-    """Return the monitor of the other ranks of a group; the first call creates it, and later operations share it.
+    """Return the monitor of the other ranks of a group, shared by all its operations.
 
     Args:
         group: Process group of the ranks.
-        store: Connection to the store, from `borrow_store`.
-        coordinator_rank: Rank within the group that is at the top of the tree.
-        options: Options for watching and connecting to ranks, the same on all ranks.
-        errors: Exception classes to raise.
+        store: Connection from `borrow_store`.
+        coordinator_rank: Rank within the group at the top of the tree.
+        options: Options, the same on all ranks.
 
     Example:
         ```python
@@ -182,87 +162,183 @@ def shared_peers(
         key = (coordinator_rank, options)
         if key not in clones.peers:
             rank, world_size = dist.get_rank(group), dist.get_world_size(group)
-            number = len(clones.peers)  # not the operation's: one that is interrupted here has made none
-            clones.peers[key] = Peers(store, number, rank, world_size, coordinator_rank, options=options, errors=errors)
+            number = len(clones.peers)  # not a number of operations: an interrupted one creates no monitor
+            clones.peers[key] = make_peers(store, number, rank, world_size, coordinator_rank, options=options)
         return clones.peers[key]
+
+
+def make_peers(
+    store: KeyValueStore,
+    number: int,
+    rank: int,
+    world_size: int,
+    coordinator_rank: int,
+    *,
+    options: PeerOptions,
+    process: ProcessIdentity | None = None,
+) -> Peers:
+    """Return the monitor for a group's size: with leaders above `options.leaders_above` ranks."""
+    kind = Relays if world_size > options.leaders_above else Peers
+    return kind(store, number, rank, world_size, coordinator_rank, options=options, process=process)
 
 
 def _clones_of(group: dist.ProcessGroup) -> _Clones:
     with _clones_lock:
         if group not in _clones:
-            _clones[group] = _Clones(StartAgreement(dist.get_rank(group), dist.get_world_size(group)))
+            _clones[group] = _Clones()
         return _clones[group]
 
 
 def _connect_first(
-    clones: _Clones, group: dist.ProcessGroup, errors: ErrorTypes, timeout_seconds: float
-) -> _First | None:
-    """Return a group's first connection, made if there is none; None if ranks cannot communicate through its store."""
+    clones: _Clones, group: dist.ProcessGroup, timeout_seconds: float
+) -> tuple[TimedStore, Callable[[], KeyValueStore]] | None:
     if clones.first is not None:
         return clones.first
-    if dist.get_backend(group) == "fake":  # whose other ranks do not exist
+    if not _has_usable_store(group):
         return None
-    try:
-        given = cast("KeyValueStore", store_of(group))
-        store = TimedStore(given, timeout_seconds)
-        store.check(["dcp"])
-        drawn = store.compare_set("dcp/usable", "", uuid.uuid4().hex).decode()
-        connect = _connector(given, f"dcp/{drawn}")
-        root = _clone(store, connect)
-        # From here on our own connection is cloned: torch may be waiting on the group's.
-        connect = getattr(root.underlying_store, "clone", connect)
-    except dist.DistNetworkError as error:
-        raise store_lost("(connecting)", error, errors) from error
-    except (AttributeError, NotImplementedError, RuntimeError):
-        return None
-    prefix = ""
-    if store_may_be_older():
-        prefix = f"dcp/start/{clones.agreement.reach(root, timeout_seconds, errors)}/"
+    with guard_store("(connecting)"):
+        shared, connect = _views(group, timeout_seconds)
+    root = _clone(shared, connect)
+    # From here on our own connection is cloned: torch may be waiting on the group's.
+    connect = getattr(root.underlying_store, "clone", connect)
+    prefix = _agree_on_prefix(clones, group, root, timeout_seconds)
+    if prefix:
         root = TimedStore(prefixed_store(prefix, root.underlying_store), timeout_seconds)
         connect = _below(prefix, connect)
-    clones.first = _First(root, connect, prefix)
+    clones.first = root, connect
     return clones.first
 
 
+def _agree_on_prefix(clones: _Clones, group: dist.ProcessGroup, store: TimedStore, timeout_seconds: float) -> str:
+    """Return this start's prefix; wait for the other ranks if the launcher serves the store."""
+    if clones.prefix is None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":  # the same on every rank
+        clones.prefix = ""
+    if clones.prefix is None:
+        if clones.agreement is None:
+            clones.agreement = StartAgreement(dist.get_rank(group), dist.get_world_size(group))
+        try:
+            clones.prefix = f"dcp/start/{clones.agreement.reach(store, timeout_seconds)}/"
+        finally:
+            store.rest()
+    return clones.prefix
+
+
+def _has_usable_store(group: dist.ProcessGroup) -> bool:
+    """Decide by the classes of store and backend alone: they are equal on all ranks, a request's result may not be."""
+    if dist.get_backend(group) == "fake":  # its other ranks do not exist
+        return False
+    store = store_of(group)
+    inner = innermost_store(store)
+    if not hasattr(store, "clone"):  # before torch 2.8
+        return isinstance(inner, dist.TCPStore)  # type: ignore[attr-defined]
+    if isinstance(inner, dist.TCPStore | dist.HashStore | dist.FileStore):  # type: ignore[attr-defined]
+        return True
+    # Methods that a Python class inherits from torch's base class do not count.
+    base, own = dist.Store, type(inner)  # type: ignore[attr-defined]
+    return all(getattr(own, name, None) not in (None, getattr(base, name, None)) for name in _NEEDED)
+
+
+def _views(group: dist.ProcessGroup, timeout_seconds: float) -> tuple[TimedStore, Callable[[], KeyValueStore]]:
+    """Return torch's own connection, and a function that opens others with the same keys.
+
+    Before torch 2.8, stores lack `clone` and their prefix: `TCPStore` connections then use a prefix per group.
+    """
+    given = cast("KeyValueStore", store_of(group))
+    if hasattr(given, "clone"):
+        return TimedStore(given, timeout_seconds), given.clone
+    asked = TimedStore(given, timeout_seconds)
+    prefix = f"dcp/{asked.compare_set('dcp/usable', '', uuid.uuid4().hex).decode()}"
+    asked.rest()
+    base = innermost_store(given)
+    host, port = base.host, base.port
+    own = TimedStore(prefixed_store(prefix, base), timeout_seconds)
+    return own, lambda: prefixed_store(prefix, connect_store(host, port))
+
+
 def _below(prefix: str, connect: Callable[[], KeyValueStore]) -> Callable[[], KeyValueStore]:
-    """Return a function that makes connections whose keys have a prefix."""
     return lambda: prefixed_store(prefix, connect())
 
 
-def _connector(store: KeyValueStore, prefix: str) -> Callable[[], KeyValueStore]:
-    """Return a function that makes further connections to a store.
-
-    Before torch 2.8 stores have no `clone` and do not know their prefix: the new connections to a `TCPStore` then use
-    `prefix`, which is the same on all ranks of the group and on no others. Raises AttributeError for other stores.
-    """
-    if hasattr(store, "clone"):
-        return store.clone
-    base = innermost_store(store)
-    host, port = base.host, base.port
-    return lambda: prefixed_store(prefix, connect_store(host, port))
-
-
 def _clone(store: TimedStore, make: Callable[[], KeyValueStore]) -> TimedStore:
-    """Clone a connection, and watch the first one meanwhile, as a clone of a lost store would block for minutes."""
-    made: queue.SimpleQueue[KeyValueStore | RuntimeError] = queue.SimpleQueue()
-
-    def work() -> None:
-        try:
-            made.put(make())
-        except RuntimeError as error:
-            made.put(error)
-
-    threading.Thread(target=work, name="dcp-connect", daemon=True).start()
-    deadline = time.monotonic() + STORE_TIMEOUT.total_seconds()
-    while True:
-        with contextlib.suppress(queue.Empty):
-            clone = made.get(timeout=1)
-            break
-        store.check(["dcp"])
-        if time.monotonic() >= deadline:
-            raise dist.DistNetworkError("no second connection could be made")
-    if isinstance(clone, RuntimeError):
-        raise clone
+    """Open a connection after a check, because connecting to a lost store takes minutes."""
+    making = TimedStore(store.underlying_store, STORE_TIMEOUT.total_seconds())  # its thread may stay busy with it
+    try:
+        with guard_store("(connecting)"):
+            store.check(["dcp"])
+        socket.socket().close()  # without a descriptor torch would try again for minutes
+        clone: KeyValueStore = making.ask(make)
+    except CoordinatorLostError:
+        raise
+    except (RuntimeError, MemoryError, OSError) as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise CoordinatorLostError(
+            f"no further connection can be made to the store over which the ranks coordinate, although it answers "
+            f"({reason}); look at the limits of this process (ulimit -n, ulimit -v) and at the store's host"
+        ) from error
+    finally:
+        making.rest()
+        store.rest()
     if innermost_store(clone) is not innermost_store(store):  # a HashStore is its own clone
         clone.set_timeout(STORE_TIMEOUT)
     return TimedStore(clone, store.timeout_seconds)
+
+
+_PHASE = "agree on this start of the job"
+
+
+class StartAgreement:
+    """One rank's part in the agreement. Call `reach` again after an error or interrupt."""
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self._rank = rank
+        self._world_size = world_size
+        self._drawn = uuid.uuid4().hex
+        self._offered: list[str] = []
+        self._id = ""
+
+    def reach(self, store: KeyValueStore, timeout_seconds: float) -> str:
+        """Return the id, the same on all ranks and new at each start. Collective."""
+        wire = StoreWire(store, "dcp/start/", self._world_size)
+        started = time.monotonic()
+        wire.put(f"hello/{self._rank}", self._drawn.encode())
+        step = self._lead if self._rank == 0 else self._follow
+        if not wire.wait(lambda: step(wire), started + timeout_seconds):
+            missing = self._missing(wire)
+            raise CoordinatorTimeoutError(_PHASE, missing, time.monotonic() - started)
+        return self._id
+
+    def _lead(self, wire: StoreWire) -> bool:
+        """Offer an id; return whether all ranks have taken it."""
+        keys = [f"hello/{rank}" for rank in range(self._world_size)]
+        if not wire.has(*keys):
+            return False
+        hellos = [wire.get(key)[0].decode() for key in keys]
+        if hellos != self._offered:
+            self._id, self._offered = uuid.uuid4().hex, hellos
+            wire.put("offer", json.dumps([self._id, hellos]).encode())
+        if any(self._taken(wire, rank) != self._id for rank in range(1, self._world_size)):
+            return False
+        wire.put(f"agreed/{self._id}", b"")
+        return True
+
+    def _follow(self, wire: StoreWire) -> bool:
+        """Take an offer that includes this rank; return whether all ranks have taken it."""
+        if not wire.has("offer"):
+            return False
+        offered, drawn = json.loads(wire.get("offer")[0])
+        if len(drawn) != self._world_size or drawn[self._rank] != self._drawn:
+            return False
+        if offered != self._id:
+            wire.put(f"taken/{self._rank}", offered.encode())
+            self._id = offered
+        return wire.has(f"agreed/{offered}")
+
+    def _taken(self, wire: StoreWire, rank: int) -> str:
+        return wire.get(f"taken/{rank}")[0].decode() if wire.has(f"taken/{rank}") else ""
+
+    def _missing(self, wire: StoreWire) -> list[int]:
+        """Return the ranks that this rank waits for; an earlier start's keys can hide some."""
+        everybody = range(self._world_size)
+        if self._rank == 0 and self._id:
+            return [rank for rank in everybody if rank and self._taken(wire, rank) != self._id]
+        return [rank for rank in everybody if not wire.has(f"hello/{rank}")] or [0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import gc
 import logging
 import os
@@ -20,12 +21,10 @@ import pytest
 import torch.distributed as dist
 
 from dcp_ranks import borrow_store, make_coordinator, shared_peers
-from dcp_ranks.errors import PeerLostError, PhaseFailedError
-from dcp_ranks.peers.monitor import Peers
-from dcp_ranks.peers.options import PeerOptions
-from dcp_ranks.phases.tree_phase import RelayRound
-from dcp_ranks.testing.coordinators import caught, hear, pretended_host, say
-from dcp_ranks.testing.group_store import group_store, keys_of_group
+from dcp_ranks.errors import CheckpointException, PeerLostError
+from dcp_ranks.peers.monitor import PeerOptions, Peers
+from dcp_ranks.phases.leaders import RelayRound
+from dcp_ranks.testing.coordinators import caught, group_store, hear, keys_of_group, pretended_host, say
 
 # How ranks stand to each other: all on one host, each on its own, pairs on a host with leaders in between.
 PLACES = {
@@ -83,6 +82,21 @@ def test_a_rank_that_dies_is_named_on_all_others(ranks, place, victim, lead):
             assert seconds < 60  # a lease lasts longer: its end is not what told them
 
 
+def die_before_one_that_cannot_watch():
+    """The coordinator's death, in the eyes of a rank whose sandbox refuses to watch processes."""
+    if dist.get_rank() == 0:
+        with mock.patch.object(os, "pidfd_open", side_effect=OSError(errno.ENOSYS, "not implemented")):
+            return die_in("one host", 1, 1)
+    return die_in("one host", 1, 1)
+
+
+def test_a_rank_that_cannot_watch_the_coordinator_connects_to_it(ranks):
+    """The coordinator, which can watch that rank, waits for its connection all the same."""
+    error, seconds = ranks.run(2, die_before_one_that_cannot_watch, expect_death=[1])[0]
+    assert (type(error), error.ranks) == (PeerLostError, (1,))
+    assert seconds < 60
+
+
 def test_those_who_wait_need_no_busy_coordinator_to_learn_of_a_death(ranks):
     """It is busy until they have been told."""
     found = ranks.run(4, die_in, "one host", 3, 0, lambda: None, 0, expect_death=[3])
@@ -117,12 +131,12 @@ def hold_the_interpreter(place):
     with placed(place) as them:
         them.barrier("begin")
         still = them.rank == them.world_size - 1
-        return them.all_gather("x", lambda: ctypes.PyDLL(None).usleep(3_000_000) if still else None)
+        return them.all_gather("x", lambda: ctypes.PyDLL(None).usleep(6_000_000) if still else None)
 
 
 @pytest.mark.parametrize("place", ["one host", "own hosts", "relay"])
 def test_a_rank_whose_interpreter_stands_still_is_alive(ranks, place):
-    brief = {place: (PLACES[place][0], replace(PLACES[place][1], peer_timeout_seconds=1.0))}
+    brief = {place: (PLACES[place][0], replace(PLACES[place][1], peer_timeout_seconds=3.0))}
     with mock.patch.dict(PLACES, brief):
         for found in ranks.run(4, hold_the_interpreter, place):
             assert found == [None, None, None, 0]
@@ -232,7 +246,7 @@ def test_ranks_that_cannot_connect_use_the_store_and_say_so(ranks, place):
     ranks.run(1, dist.is_initialized, backend=None)  # a new group
     for rank, (right, error, messages, left) in enumerate(ranks.run(4, unreachable, place)):
         assert right
-        assert type(error) is PhaseFailedError
+        assert type(error) is CheckpointException
         assert list(error.failures) == [3]
         assert left == []
         assert len(messages) == (0 if rank == 0 else 1)
@@ -272,7 +286,8 @@ def crowd():
         b"\x02" + bytes(16) + b"\x40" + bytes(71),
     ]
     with placed("own hosts") as them:
-        door = them._peers._cards.challenge if them.rank else next(iter(them._peers._held.doors.values())).getsockname()
+        peers = them._peers
+        door = peers._listener.challenge if them.rank else next(iter(peers._held.doors.values())).getsockname()
         store = group_store()
         if them.rank == 0:
             store.set("door", f"{door[0]} {door[1]}")
@@ -356,7 +371,7 @@ def requests_of_a_second_look():
     peers = shared_peers(dist.group.WORLD, store, 0, PeerOptions())
     dist.barrier()
     peers.look_around(store)
-    with mock.patch.object(type(store), "_ask", autospec=True, side_effect=type(store)._ask) as asked:
+    with mock.patch.object(type(store), "ask", autospec=True, side_effect=type(store).ask) as asked:
         peers.look_around(store)
     return asked.call_count
 
@@ -370,7 +385,8 @@ def test_a_descriptor_that_another_thread_has_closed_shows_no_end():
     """Its number may be that of another process by the time the event is handled."""
     peers = Peers(dist.HashStore(), 0, 0, 2, 0)
     descriptor = os.pidfd_open(os.getpid())
-    peers._held.add_process(descriptor, 1)
+    peers._held.watched[descriptor] = 1
+    peers._held.poller.register(descriptor, select.EPOLLIN)
     peers._attend(descriptor, select.EPOLLIN)
     assert peers.lost == {}
     peers.close()
@@ -392,3 +408,17 @@ def test_the_error_says_what_to_do_and_travels():
     again = pickle.loads(pickle.dumps(error))
     assert str(again) == str(error)
     assert "rank 1 is gone (its process has ended); rank 4 is gone (its host is gone)" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("option", "values"),
+    [
+        ("peer_timeout_seconds", [0, -5, float("inf"), float("nan"), 1e7]),
+        ("leaders_above", [-1]),
+        ("fan_out", [0, -3]),
+    ],
+)
+def test_numbers_out_of_range_are_refused(option, values):
+    for value in values:
+        with pytest.raises(ValueError, match=rf"^{option}={value!r}: pass "):
+            PeerOptions(**{option: value})

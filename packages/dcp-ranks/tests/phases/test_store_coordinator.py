@@ -13,9 +13,17 @@ from dcp_ranks import StoreCoordinator, make_coordinator
 from dcp_ranks.errors import (
     CoordinatorTimeoutError,
 )
-from dcp_ranks.testing.coordinators import KINDS, STORE_KINDS, caught, coordinator, hear, leftover_keys, say
-from dcp_ranks.testing.group_store import group_store
-from dcp_ranks.transport.chunked_store import CHUNK_BYTES
+from dcp_ranks.testing.coordinators import (
+    KINDS,
+    STORE_KINDS,
+    caught,
+    coordinator,
+    group_store,
+    hear,
+    leftover_keys,
+    say,
+)
+from dcp_ranks.transport.store_wire import CHUNK_BYTES
 
 
 def every_move(kind, coordinator_rank):
@@ -29,7 +37,7 @@ def every_move(kind, coordinator_rank):
             them.broadcast("c", lambda: f"from {rank}"),
             them.barrier("d"),
             them.all_gather("nothing", lambda: None),
-            them.agree("same", {"id": "a"}, "ids"),
+            them.agree("same", lambda: {"id": "a"}, "ids"),
         )
 
 
@@ -48,6 +56,16 @@ def test_values(ranks, kind, world_size, lead):
             [None] * world_size,
             None,
         )
+
+
+def phase_inside(kind):
+    with coordinator(kind) as them:
+        return them.all_reduce("outer", lambda: them.all_reduce("inner", lambda: 1, sum) + 10, sum)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_phase_may_run_inside_the_local_part_of_another(ranks, kind):
+    assert ranks.run(2, phase_inside, kind) == [24, 24]
 
 
 def big_values(kind, sizes):

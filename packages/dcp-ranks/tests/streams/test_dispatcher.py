@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dcp_ranks import Dispatcher, OperationError, Stream, StreamError
-from dcp_ranks.streams.frames import GOODBYE, HEAD, MESSAGE
+from dcp_ranks.streams.stream import GOODBYE, HEAD, MESSAGE
 from dcp_ranks.testing.streams import Inbox, connect_all, opened
 
 WAYS = pytest.mark.parametrize("local", [True, False], ids=["unix", "tcp"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dcp_ranks import JobSecretError, RanksError, job_secret
+from dcp_ranks import job_secret
 
 LONG = "0123456789abcdef"
 
@@ -46,7 +46,6 @@ def test_what_cannot_be_used_is_an_error_that_names_the_place(monkeypatch, tmp_p
         monkeypatch.setenv("DCP_JOB_SECRET", value)
     if content is not None or value is None:
         monkeypatch.setenv("DCP_JOB_SECRET_FILE", str(path))
-    with pytest.raises(JobSecretError, match=said) as caught:
+    with pytest.raises(ValueError, match=said) as caught:
         job_secret(b"drawn")
-    assert isinstance(caught.value, RanksError | ValueError)
     assert LONG not in str(caught.value)

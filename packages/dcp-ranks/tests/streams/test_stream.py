@@ -147,7 +147,7 @@ def test_a_peer_that_takes_nothing_is_given_up():
 
 
 def test_a_slow_peer_is_not_given_up():
-    with unread(timeout_seconds=5) as (stream, far):
+    with unread(timeout_seconds=60) as (stream, far):
         sent = threading.Thread(target=stream.send, args=(b"", [memoryview(bytes(4 << 20))]))
         sent.start()
         left = (4 << 20) + 14

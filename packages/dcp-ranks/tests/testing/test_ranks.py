@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dcp_ranks.testing.group_store import group_store
+from dcp_ranks.testing.coordinators import group_store
 from dcp_ranks.testing.ranks import RankError, RankPool
 
 
@@ -215,7 +215,7 @@ def alive(pid):
 
 
 def wait_for_end(pids):
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 100
     while any(map(alive, pids)) and time.monotonic() < deadline:
         time.sleep(0.05)
     return [pid for pid in pids if alive(pid)]

@@ -7,46 +7,30 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dcp_hooks import import_lazily
+from dcp_base import import_lazily
 
 if TYPE_CHECKING:
     from dcp_state.adapters import Layer, ModuleAdapter, OptimizerAdapter
-    from dcp_state.app import AppState, app_state
-    from dcp_state.errors import StateMismatchError, UnknownParameterError, UnsupportedOptimizerError
+    from dcp_state.app import app_state, get_state_dict, set_state_dict
     from dcp_state.model import get_model_state_dict, set_model_state_dict
-    from dcp_state.optimizer.optimizer_state_dict import get_optimizer_state_dict, set_optimizer_state_dict
-    from dcp_state.optimizer.sharded_load import load_sharded_optimizer_state_dict
-    from dcp_state.options import (
-        FQNS_T,
-        DictValueType,
-        ListDictValueType,
-        OptimizerStateType,
-        PrimitiveType,
-        StateDictOptions,
-        ValueType,
+    from dcp_state.optimizer.optimizer_state_dict import (
+        get_optimizer_state_dict,
+        load_sharded_optimizer_state_dict,
+        set_optimizer_state_dict,
     )
+    from dcp_state.options import StateDictOptions
     from dcp_state.random_state import RandomState
-    from dcp_state.report import IncompatibleKeys, StateReport
-    from dcp_state.state import get_state_dict, set_state_dict
+    from dcp_state.report import StateMismatchError, StateReport, UnsupportedOptimizerError
 
 __all__ = [
-    "FQNS_T",
-    "AppState",
-    "DictValueType",
-    "IncompatibleKeys",
     "Layer",
-    "ListDictValueType",
     "ModuleAdapter",
     "OptimizerAdapter",
-    "OptimizerStateType",
-    "PrimitiveType",
     "RandomState",
     "StateDictOptions",
     "StateMismatchError",
     "StateReport",
-    "UnknownParameterError",
     "UnsupportedOptimizerError",
-    "ValueType",
     "app_state",
     "get_model_state_dict",
     "get_optimizer_state_dict",
@@ -61,22 +45,15 @@ __getattr__, __dir__ = import_lazily(
     __name__,
     {
         "dcp_state.adapters": ("Layer", "ModuleAdapter", "OptimizerAdapter"),
-        "dcp_state.app": ("AppState", "app_state"),
-        "dcp_state.errors": ("StateMismatchError", "UnknownParameterError", "UnsupportedOptimizerError"),
+        "dcp_state.app": ("app_state", "get_state_dict", "set_state_dict"),
         "dcp_state.model": ("get_model_state_dict", "set_model_state_dict"),
-        "dcp_state.optimizer.optimizer_state_dict": ("get_optimizer_state_dict", "set_optimizer_state_dict"),
-        "dcp_state.optimizer.sharded_load": ("load_sharded_optimizer_state_dict",),
-        "dcp_state.options": (
-            "FQNS_T",
-            "DictValueType",
-            "ListDictValueType",
-            "OptimizerStateType",
-            "PrimitiveType",
-            "StateDictOptions",
-            "ValueType",
+        "dcp_state.optimizer.optimizer_state_dict": (
+            "get_optimizer_state_dict",
+            "load_sharded_optimizer_state_dict",
+            "set_optimizer_state_dict",
         ),
+        "dcp_state.options": ("StateDictOptions",),
         "dcp_state.random_state": ("RandomState",),
-        "dcp_state.report": ("IncompatibleKeys", "StateReport"),
-        "dcp_state.state": ("get_state_dict", "set_state_dict"),
+        "dcp_state.report": ("StateMismatchError", "StateReport", "UnsupportedOptimizerError"),
     },
 )

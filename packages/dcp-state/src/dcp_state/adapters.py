@@ -1,7 +1,6 @@
-"""Base classes of adapters for kinds of modules and optimizers, and the registry of installed adapters.
+"""Adapters for kinds of modules and optimizers: base classes, and the registry of installed adapters.
 
-Plugins, including this package itself, register adapters by the hook `dcp_register_state_adapters`. This package's
-adapters are in `dcp_state.wrappers`, one file per kind of module or optimizer.
+Plugins register adapters by the hook `dcp_register_state_adapters`; this package's own are in `dcp_state.wrappers`.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ __all__ = ["Adapters", "Layer", "ModuleAdapter", "OptimizerAdapter", "installed_
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Attribute of a wrapper that holds the wrapped module, and whether its name is in state dict keys.
+    """Attribute of a wrapper that holds the wrapped module.
 
     Args:
-        child: Name of the wrapper's attribute that holds the wrapped module.
-        in_keys: Whether the keys of `wrapper.state_dict()` contain the name `child`.
+        child: Name of the attribute.
+        in_keys: Whether the keys of `wrapper.state_dict()` contain this name.
     """
 
     child: str
@@ -37,7 +36,7 @@ class Layer:
 class ModuleAdapter:
     """Base class of adapters for one kind of module; the default methods change nothing.
 
-    A plugin registers a subclass. Each process makes one instance, and calls `handles` once per module class.
+    Each process creates one instance of a registered subclass, and calls `handles` once per module class.
 
     Example:
         ```python
@@ -61,25 +60,25 @@ class ModuleAdapter:
     """
 
     def handles(self, kind: type[nn.Module]) -> bool:
-        """Whether the adapter handles modules of the class `kind`."""
+        """Return whether the adapter handles modules of the class `kind`."""
         raise NotImplementedError(f"{type(self).__name__} does not say what it handles")
 
     def layer(self, module: nn.Module) -> Layer | None:
-        """Return the layer to the wrapped child, whose name is not part of canonical names; None if there is none."""
+        """Return the layer to the wrapped child, which canonical names leave out, or None."""
         del module
         return None
 
     def prepare(self, module: nn.Module) -> None:
-        """Prepare a module, for example reshard it, before the names of its parameters are determined."""
+        """Prepare a module, for example reshard it, before its parameters are named."""
         del module
 
     def joined_parameters(self, module: nn.Module) -> Mapping[torch.Tensor, list[str]]:
-        """Return flat parameter → names of the parameters in it, as paths from the wrapped child."""
+        """Return flat parameter → paths of its parameters, from the wrapped child."""
         del module
         return {}
 
     def around(self, root: nn.Module, options: StateDictOptions) -> contextlib.AbstractContextManager[Any]:
-        """Return a context manager in which `root.state_dict()` or `root.load_state_dict()` is called.
+        """Return a context manager for calls of `root.state_dict()` and `root.load_state_dict()`.
 
         It is entered once for each adapter that handles a module in `root`.
         """
@@ -87,10 +86,10 @@ class ModuleAdapter:
         return contextlib.nullcontext()
 
     gathers: ClassVar[bool] = False
-    """Whether the context of `around` already gathers whole tensors if the option `full_state_dict` is set."""
+    """Whether the context of `around` gathers whole tensors if `full_state_dict` is set."""
 
     owns_optimizer_state: ClassVar[bool] = False
-    """Whether optimizer state of models with such modules is converted by `name_optimizer_state` and its inverse."""
+    """Whether `name_optimizer_state` and its inverse convert optimizer state of models with such modules."""
 
     def name_optimizer_state(
         self, root: nn.Module, optimizer: torch.optim.Optimizer, packed: dict[str, Any], options: StateDictOptions
@@ -134,7 +133,7 @@ class OptimizerAdapter:
     """
 
     def handles(self, kind: type[torch.optim.Optimizer]) -> bool:
-        """Whether the adapter handles optimizers of the class `kind`."""
+        """Return whether the adapter handles optimizers of the class `kind`."""
         raise NotImplementedError(f"{type(self).__name__} does not say what it handles")
 
     def check(self, optimizer: torch.optim.Optimizer) -> None:
@@ -144,8 +143,8 @@ class OptimizerAdapter:
     def inner(self, optimizer: torch.optim.Optimizer) -> Sequence[torch.optim.Optimizer] | None:
         """Return the inner optimizers of a wrapper, which hold all state; None to rely on detection.
 
-        Two kinds are detected without an adapter: a wrapper that shares groups and state with the one optimizer inside
-        it, and a container whose attribute `optimizers` has all trained parameters.
+        Two kinds are detected: a wrapper that shares groups and state with the one optimizer inside it, and a container
+        with all trained parameters in its attribute `optimizers`.
         """
         del optimizer
         return None
@@ -162,7 +161,7 @@ class OptimizerAdapter:
 
 
 class Adapters:
-    """Registry of this process's adapters; finds those that handle a class of modules, or an optimizer."""
+    """Registry of this process's adapters."""
 
     def __init__(self, adapters: Mapping[str, ModuleAdapter | OptimizerAdapter]) -> None:
         self._modules = [adapter for adapter in adapters.values() if isinstance(adapter, ModuleAdapter)]
@@ -178,12 +177,12 @@ class Adapters:
         return found
 
     def of_optimizer(self, optimizer: torch.optim.Optimizer) -> OptimizerAdapter | None:
-        """Return the first adapter that handles the optimizer; None if there is none."""
+        """Return the first adapter that handles the optimizer, or None."""
         return next((adapter for adapter in self._optimizers if adapter.handles(type(optimizer))), None)
 
 
 def installed_adapters() -> Adapters:
-    """Return the adapters of installed plugins. Raises the errors of `dcp_core.plugins.state_adapter`."""
+    """Return the adapters of installed plugins."""
     return _load(plugins.names("state_adapters"))
 
 

@@ -1,35 +1,88 @@
-"""`app_state`: the whole state of a training run (model, optimizers, schedulers, step …) as one `Stateful`.
+"""The state of a whole training run: `app_state` as one `Stateful`, and `get_state_dict` and `set_state_dict`.
 
-Saved names are `model.<FQN>`, `optimizer.state.<FQN>.<name>`, `optimizer.hyperparameters.<FQN>`, `optimizer.groups`,
-`schedulers`, and the names of further values. They are the same for all wrappers. Hyperparameters are saved per
-parameter, so a load may group parameters, or split the model into pipeline stages, in another way.
-`optimizer.groups` has the hyperparameters of parameter groups without parameters, in order.
+Saved names of `app_state` are `model.<FQN>`, `optimizer.state.<FQN>.<name>`, `optimizer.hyperparameters.<FQN>`,
+`optimizer.groups` (hyperparameters of groups without parameters, in order), `schedulers`, and the names of further
+values. They are the same for all wrappers. Hyperparameters are saved per parameter, so a load may group parameters, or
+split the model into pipeline stages, in another way.
+
+Source: torch 2.13 `torch.distributed.checkpoint.state_dict` (signatures and meanings of the two functions).
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.weak import WeakIdKeyDictionary
 
 from dcp_core import PerRank
-from dcp_core.toolkit import collector_paused, in_shared_order, is_stateful, value_bytes, with_states
-from dcp_state.canonical_names import ModelNames, name_models
-from dcp_state.errors import StateMismatchError
+from dcp_core.toolkit import PartialState, collector_paused, in_shared_order, is_stateful, value_bytes, with_states
+from dcp_state.canonical_names import ModelNames, name_model, name_models, optimizer_names
 from dcp_state.model import model_state, restore_model
+from dcp_state.optimizer.fitting import GROUPS, PARAM_NAMES, PARAMS, STATE, SavedOptimizer, is_text
 from dcp_state.optimizer.inner_optimizers import Optimizers, as_optimizers
-from dcp_state.optimizer.optimizer_names import optimizer_names
-from dcp_state.optimizer.optimizer_state_dict import optimizer_state, restore_saved
-from dcp_state.optimizer.saved import GROUPS, PARAMS, STATE, SavedOptimizer
-from dcp_state.options import StateDictOptions
+from dcp_state.optimizer.optimizer_state_dict import optimizer_state, restore_optimizers, restore_saved
+from dcp_state.options import StateDictOptions, check_options
 from dcp_state.random_state import RandomState
-from dcp_state.report import StateReport
-from dcp_state.sharding.gather_whole import named_tensors
+from dcp_state.report import IncompatibleKeys, StateMismatchError, StateReport
+from dcp_state.sharding import named_tensors
 
-__all__ = ["AppState", "app_state"]
+__all__ = ["AppState", "app_state", "get_state_dict", "set_state_dict"]
+
+
+def get_state_dict(
+    model: nn.Module,
+    optimizers: Optimizers,
+    *,
+    submodules: set[nn.Module] | None = None,
+    options: StateDictOptions | None = None,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the results of `get_model_state_dict` and `get_optimizer_state_dict`, which describe the arguments.
+
+    Ranks: every rank that holds a part of the model; collective for FSDP1 and for `full_state_dict`.
+    Source: torch 2.13 `state_dict.get_state_dict`.
+    """
+    options = check_options(options)
+    with collector_paused():
+        names = name_model(model, modifiers=options.dsd_fqn_modifiers)
+        of_model = model_state(model, names, options, submodules)
+        optimizers = as_optimizers(optimizers)
+        of_optimizers = optimizer_state([(model, names)], optimizers, options, submodules) if optimizers else {}
+    return of_model, of_optimizers
+
+
+def set_state_dict(
+    model: nn.Module,
+    optimizers: Optimizers,
+    *,
+    model_state_dict: Mapping[str, Any],
+    optim_state_dict: Mapping[str, Any],
+    options: StateDictOptions | None = None,
+) -> IncompatibleKeys:
+    """Load optimizer state as `set_optimizer_state_dict` does, then model state as `set_model_state_dict` does.
+
+    These functions describe the arguments. With optimizers, an empty `model_state_dict` leaves the model unchanged.
+
+    Returns:
+        Missing and unexpected names of the model; its `report` also has the optimizer state.
+
+    Ranks: every rank that holds a part of the model; collective for FSDP1 and for `broadcast_from_rank0`.
+    Source: torch 2.13 `state_dict.set_state_dict`.
+    """
+    options = check_options(options)
+    with collector_paused():
+        names = name_model(model, modifiers=options.dsd_fqn_modifiers)
+        optimizers = as_optimizers(optimizers)
+        report = StateReport()
+        if optimizers:
+            report = restore_optimizers([(model, names)], optimizers, optim_state_dict, options)
+        keys = restore_model(model, names, model_state_dict, options, may_be_empty=bool(optimizers))
+    keys.report.merge(report)
+    return keys
+
 
 _RESERVED = ("model", "optimizer", "schedulers")
 
@@ -45,19 +98,19 @@ def app_state(
     """Combine the state of a training run (model, optimizers, schedulers, step …) in one value for `save` and `load`.
 
     Args:
-        model: The model, in any wrappers; or the pipeline stages of this rank, whose parameters have the same names as
-            in the whole model.
-        optimizer: One or several optimizers of the model or of its pipeline stages; None for no optimizer.
-        scheduler: One or several learning rate schedulers: objects with `state_dict` and `load_state_dict`, or None.
+        model: Model in any wrappers, or the pipeline stages of this rank with the names of the whole model.
+        optimizer: One or several optimizers of the model or of its stages, or None.
+        scheduler: One or several objects with `state_dict` and `load_state_dict`, or None.
         strict: Whether a load raises an error for missing and unexpected names of model and optimizer.
-        values: Further values by name: numbers and tensors, which after a load are read as `app["step"]`; objects with
-            `state_dict` and `load_state_dict`, which are restored in place; a value that differs between ranks, in a
-            `PerRank`. The random state is added by `random=RandomState()`, which is kept for each rank.
+        values: Further values by name: numbers and tensors, read after a load as `app["step"]`; objects with
+            `state_dict` and `load_state_dict`, restored in place; values that differ between ranks, in a `PerRank`; and
+            `random=RandomState()`, which is kept for each rank.
 
     Returns:
-        A `Stateful`, which reads the state when it is saved. The call itself neither reads nor changes the state.
+        A `Stateful`, which reads the state when it is saved, not now.
 
     Raises:
+        TypeError: An argument is of another kind; the message has the right call.
         ValueError: A value has a reserved name.
 
     Ranks: every rank that saves or loads; not collective. `state_dict` and `load_state_dict` of the result are
@@ -77,18 +130,51 @@ def app_state(
         assert app["step"] == 100
         ```
     """
-    parts = (model,) if isinstance(model, nn.Module) else tuple(model)
-    optimizers = () if optimizer is None else as_optimizers(optimizer)
+    parts = (model,) if isinstance(model, nn.Module) or not isinstance(model, Iterable) else tuple(model)
+    single = isinstance(optimizer, torch.optim.Optimizer | nn.Module) or not isinstance(optimizer, Iterable)
+    given: tuple[Any, ...] = (optimizer,) if single else tuple(cast(Iterable[Any], optimizer))
     several = isinstance(scheduler, Iterable) and not is_stateful(scheduler)
     schedulers = () if scheduler is None else tuple(scheduler) if several else (scheduler,)
-    taken = [name for name in values if name in _RESERVED]
-    if taken:
-        raise ValueError(f"{', '.join(map(repr, taken))}: these names are taken by app_state itself; choose others")
+    _check_arguments(parts, given, schedulers, strict, values)
+    optimizers = () if optimizer is None else as_optimizers(given)
     return AppState(parts, optimizers, schedulers, values, strict=strict)
 
 
+def _check_arguments(
+    parts: Iterable[object],
+    optimizers: Iterable[object],
+    schedulers: Iterable[object],
+    strict: object,
+    values: Mapping[str, object],
+) -> None:
+    optional = "a torch.optim.Optimizer, a list of them, or None"
+    wrong = [
+        *(("model", each, "an nn.Module, or a list of them") for each in parts if not isinstance(each, nn.Module)),
+        *(("optimizer", each, optional) for each in optimizers if isinstance(each, nn.Module | LRScheduler)),
+        *(
+            ("scheduler", each, "an object with state_dict and load_state_dict, a list of them, or None")
+            for each in schedulers
+            if not is_stateful(each) or isinstance(each, nn.Module | torch.optim.Optimizer)
+        ),
+        *([] if isinstance(strict, bool) else [("strict", strict, "True or False")]),
+    ]
+    for name, each, wanted in wrong:
+        raise TypeError(
+            f"{name} is {wanted}, not an object of class {type(each).__name__}; call "
+            "app_state(model, optimizer, scheduler=scheduler, step=step)"
+        )
+    if any(isinstance(value, StateDictOptions) for value in values.values()):
+        raise TypeError(
+            "app_state takes no StateDictOptions: it saves shards, and has strict= itself; for other options, call "
+            "get_state_dict(model, optimizer, options=…)"
+        )
+    taken = [name for name in values if name in _RESERVED]
+    if taken:
+        raise ValueError(f"{', '.join(map(repr, taken))}: these names are taken by app_state itself; choose others")
+
+
 class AppState:
-    """State of a training run as one `Stateful`; made by `app_state`.
+    """State of a training run as one `Stateful`; see `app_state`.
 
     `app["name"]` is the further value of that name; `report` is the `StateReport` of the last load.
 
@@ -96,7 +182,7 @@ class AppState:
         ```python
         import torch
         from dcp_core import load, save
-        from dcp_state import AppState, app_state
+        from dcp_state.app import AppState, app_state
 
         model = torch.nn.Linear(4, 2)
         app: AppState = app_state(model, step=100)
@@ -135,7 +221,7 @@ class AppState:
         return iter(self._values)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the training run on this rank; tensors share the memory of model and optimizers."""
+        """Return the state on this rank; tensors share the memory of model and optimizers."""
         with collector_paused():
             names = self._names()
             models: dict[str, Any] = {}
@@ -152,13 +238,14 @@ class AppState:
         """Restore the training run from a state dict that a load has filled, or from `state_dict()` of another run.
 
         Raises:
-            StateMismatchError: The state dict does not fit the model or optimizers; the message has every reason.
+            StateMismatchError: The state dict does not fit; the message has every reason.
         """
         self.report = StateReport()
+        absent = state_dict.absent if isinstance(state_dict, PartialState) else []
         with collector_paused():
             names = self._names()
             if self._optimizers:
-                self._restore_optimizers(names, state_dict.get("optimizer", {}))
+                self._restore_optimizers(names, state_dict.get("optimizer", {}), absent)
             for part, of_part in zip(self._parts, names, strict=True):
                 self._restore_model(part, of_part, state_dict["model"])
         states = state_dict.get("schedulers", ())
@@ -170,6 +257,11 @@ class AppState:
             scheduler.load_state_dict(state)
         for name, value in in_shared_order(self._values):
             self._restore_value(name, value, state_dict)
+        for path in absent:
+            name = _reported_name(path)
+            if name in self.report.restored:
+                self.report.restored.remove(name)
+            self.report.initialised[name] = "not in the checkpoint"
 
     def _names(self) -> list[ModelNames]:
         return name_models(self._parts, modifiers=self._options.dsd_fqn_modifiers)
@@ -181,12 +273,15 @@ class AppState:
         hyperparameters: dict[str, Any] = {}
         groups = []
         for group in named[GROUPS]:
-            packed = tuple(sorted((name, value) for name, value in group.items() if name != PARAMS))
-            hyperparameters.update(dict.fromkeys(group[PARAMS], packed))
-            groups.append(packed)
+            entries = sorted((name, value) for name, value in group.items() if name not in (PARAMS, PARAM_NAMES))
+            hyperparameters.update(dict.fromkeys(group[PARAMS], tuple(entries)))
+            # Pipeline stages give their groups names of their own: the rest is the same on all ranks.
+            groups.append(tuple((name, value) for name, value in entries if not is_text(value)))
         return {STATE: named[STATE], "hyperparameters": hyperparameters, "groups": tuple(groups)}
 
-    def _restore_optimizers(self, names: Sequence[ModelNames], state: Mapping[str, Any]) -> None:
+    def _restore_optimizers(
+        self, names: Sequence[ModelNames], state: Mapping[str, Any], absent: Sequence[tuple[Any, ...]]
+    ) -> None:
         unpacked: dict[Any, dict[str, Any]] = {}
         hyperparameters: dict[str, Mapping[str, Any]] = {}
         for fqn, packed in state.get("hyperparameters", {}).items():
@@ -194,11 +289,15 @@ class AppState:
             if key not in unpacked:
                 unpacked[key] = dict(packed)
             hyperparameters[fqn] = unpacked[key]
+        # Parameters that were frozen at the save take the hyperparameters of their group.
+        unsaved = frozenset(path[2] for path in absent if path[:2] == ("optimizer", "hyperparameters"))
+        for fqn in unsaved:
+            hyperparameters.pop(fqn, None)
         groups = state.get("groups", ())
         mine = [group for optimizer in self._optimizers for group in optimizer.param_groups]
         empty = [number for number, group in enumerate(mine) if not group[PARAMS]]
         of_empty: list[Mapping[str, Any]] = [dict(groups[number]) if number < len(groups) else {} for number in empty]
-        saved = SavedOptimizer(state.get(STATE, {}), hyperparameters, of_empty)
+        saved = SavedOptimizer(state.get(STATE, {}), hyperparameters, of_empty, unsaved)
         adopt = all(tensor in self._given for _, tensor in named_tensors(saved.state))
         joined = optimizer_names(list(zip(self._parts, names, strict=True)))
         self.report.merge(restore_saved(self._optimizers, joined, saved, self._options, adopt=adopt))
@@ -221,8 +320,16 @@ class AppState:
             self.report.initialised[name] = "not in the state dict"
 
 
+def _reported_name(path: Sequence[Any]) -> str:
+    if path[:2] == ("optimizer", "hyperparameters"):
+        return f"{GROUPS}.{path[2]}"
+    if path[0] == "optimizer":
+        return ".".join(map(str, path[1:3]))
+    return str(path[1] if path[0] == "model" else path[0])
+
+
 def _take_own(value: PerRank, other: Any) -> None:
-    """Restore this rank's value from another run's; a value that `load` has filled in place is left unchanged."""
+    """Restore this rank's value from another run's, unless `load` has filled it in place."""
     if other is value:
         return
     state = other.value if isinstance(other, PerRank) else other
@@ -233,7 +340,7 @@ def _take_own(value: PerRank, other: Any) -> None:
 
 
 def _telling(packed: Any) -> Hashable:
-    """Return a cache key of a group's hyperparameters: equal only for bitwise equal ones, unlike their `repr`."""
+    """Return a cache key that is equal only for bitwise equal hyperparameters, unlike their `repr`."""
     try:
         return value_bytes(packed)
     except Exception:  # noqa: BLE001 - what cannot be pickled is equal to itself alone

@@ -1,8 +1,7 @@
 """Canonical names (FQNs) of a model's parameters and buffers, which do not depend on wrappers.
 
-A canonical name (FQN) is the path of attribute names from the model to the tensor, without attributes of wrappers. A
-key of `state_dict()` may contain attributes of wrappers (`module.` of DDP, `_orig_mod.` of `torch.compile`). Adapters
-recognise the wrappers.
+An FQN is the path of attribute names from the model to the tensor, without attributes of wrappers. A key of
+`state_dict()` may contain them (`module.` of DDP, `_orig_mod.` of `torch.compile`).
 """
 
 from __future__ import annotations
@@ -14,10 +13,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from dcp_core.errors import DuplicateKeyError
+from dcp_core.errors import UnsupportedValueError
 from dcp_state.adapters import Adapters, Layer, ModuleAdapter, installed_adapters
+from dcp_state.report import StateMismatchError
 
-__all__ = ["ModelNames", "name_model", "name_models"]
+__all__ = ["ModelNames", "OptimizerNames", "name_model", "name_models", "optimizer_names"]
 
 _EXTRA_STATE = "_extra_state"
 
@@ -27,46 +27,38 @@ class ModelNames:
     """Canonical names of one model's parameters, persistent buffers and extra states."""
 
     raw_keys: dict[str, str] = field(default_factory=dict)
-    """FQN → key of `state_dict()`, in the order of `state_dict()`."""
+    """FQN → key of `state_dict()`, in its order."""
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
-    """FQN → parameter or buffer; a tied tensor has an entry for each of its names."""
+    """FQN → parameter or buffer; a tied tensor has several entries."""
     fqn_of: dict[torch.Tensor, str] = field(default_factory=dict)
-    """Parameter → its FQN in optimizer state: the first of its names in the order of `named_parameters()`."""
+    """Parameter → its FQN in optimizer state: its first name in `named_parameters()`."""
     aliases: dict[str, str] = field(default_factory=dict)
     """Further FQN of a tied parameter or buffer → its first FQN."""
     joined: dict[torch.Tensor, list[str]] = field(default_factory=dict)
-    """Flat parameter (FSDP1) → FQNs of the parameters that it contains."""
+    """Flat parameter (FSDP1) → FQNs of the parameters in it."""
     module_prefixes: dict[nn.Module, list[str]] = field(default_factory=dict)
-    """Module → prefixes of the FQNs of its parameters, each `""` or ending with a dot."""
+    """Module → prefixes of its FQNs, each `""` or ending with a dot."""
     adapters: dict[ModuleAdapter, list[nn.Module]] = field(default_factory=dict)
-    """Adapter → the modules of the model that it handles."""
     fqn_prefixes: dict[str, str] = field(default_factory=dict)
     """Prefix of keys of `state_dict()` → FQN prefix, for each module."""
     raw_prefixes: dict[str, str] = field(default_factory=dict)
-    """FQN prefix → prefix of keys of `state_dict()`; for a wrapper and its child, the prefix of the child."""
+    """FQN prefix → prefix of keys of `state_dict()`; for a wrapper and its child, the child's."""
 
     def fqn(self, key: str) -> str:
-        """Return the FQN for a key of `state_dict()`; the key may also be one that a state dict hook added."""
+        """Return the FQN for a key of `state_dict()`, also for a key that a state dict hook added."""
         return _translated(key, self.fqn_prefixes)
 
     def raw_key(self, fqn: str) -> str:
-        """Return the key of `state_dict()` for an FQN, also for an unknown FQN."""
+        """Return the key of `state_dict()` for any FQN."""
         known = self.raw_keys.get(fqn)
         return _translated(fqn, self.raw_prefixes) if known is None else known
 
 
 def name_model(model: nn.Module, *, modifiers: str = "_fqn_modifiers", adapters: Adapters | None = None) -> ModelNames:
-    """Find the canonical names of a model.
-
-    Args:
-        model: The model, in any wrappers that adapters handle, at any depth.
-        modifiers: Value of `StateDictOptions.dsd_fqn_modifiers`.
-        adapters: Adapters of wrappers; None for all installed adapters.
+    """Find the canonical names of a model, without communication.
 
     Raises:
-        DuplicateKeyError: Two tensors of the model have the same canonical name.
-
-    Ranks: one; no communication.
+        UnsupportedValueError: Two tensors have the same name.
     """
     adapters = adapters or installed_adapters()
     for module in model.modules():
@@ -80,25 +72,14 @@ def name_model(model: nn.Module, *, modifiers: str = "_fqn_modifiers", adapters:
 
 
 def name_models(models: Sequence[nn.Module], *, modifiers: str = "_fqn_modifiers") -> list[ModelNames]:
-    """Find the canonical names in each of several modules of one model, such as the pipeline stages of a rank.
-
-    Args:
-        models: The modules; see `name_model`.
-        modifiers: Value of `StateDictOptions.dsd_fqn_modifiers`.
-
-    Returns:
-        The names in each module, in the order of `models`.
-
-    Raises:
-        DuplicateKeyError: Two of the modules have a value of the same name.
-    """
+    """Find the canonical names in several modules of one model; raise as `name_model` does, also across modules."""
     adapters = installed_adapters()
     parts = [name_model(model, modifiers=modifiers, adapters=adapters) for model in models]
     seen: dict[str, int] = {}
     for index, part in enumerate(parts):
         for fqn in part.raw_keys:
             if fqn in seen:
-                raise DuplicateKeyError(
+                raise UnsupportedValueError(
                     f"parts {seen[fqn]} and {index} of the model both hold {fqn!r}; keep the names that the whole "
                     "model gives its layers, for example by holding them in a ModuleDict by their index"
                 )
@@ -107,8 +88,6 @@ def name_models(models: Sequence[nn.Module], *, modifiers: str = "_fqn_modifiers
 
 
 class _Walk:
-    """Visits modules in the order of `state_dict()`."""
-
     def __init__(self, names: ModelNames, adapters: Adapters, modifiers: str) -> None:
         self._names = names
         self._adapters = adapters
@@ -117,7 +96,7 @@ class _Walk:
         self._members: list[tuple[torch.Tensor, nn.Module, list[str]]] = []
 
     def name_members(self) -> None:
-        """Name the parameters inside flat parameters; called once every module has its prefix."""
+        """Name the parameters inside flat parameters, after every module has its prefix."""
         for parameter, inner, paths in self._members:
             for path in paths:
                 above, _, local = path.rpartition(".")
@@ -147,7 +126,7 @@ class _Walk:
                 self.visit(child, inner_fqn, f"{raw_prefix}{local}." if shows else raw_prefix)
 
     def _layers(self, module: nn.Module) -> dict[str, Layer]:
-        """Yield the wrapped children of a module, whose names are left out of FQNs."""
+        """Return the wrapped children of a module that FQNs leave out."""
         layers: dict[str, Layer] = {}
         for adapter in self._adapters.of_module(type(module)):
             self._names.adapters.setdefault(adapter, []).append(module)
@@ -166,7 +145,7 @@ class _Walk:
     def _add(self, fqn: str, raw: str, tensor: torch.Tensor | None) -> None:
         names = self._names
         if fqn in names.raw_keys and names.tensors.get(fqn) is not tensor:
-            raise DuplicateKeyError(
+            raise UnsupportedValueError(
                 f"{raw!r} and {names.raw_keys[fqn]!r} of the model would both be called {fqn!r} without the names of "
                 "their wrappers; rename one of them"
             )
@@ -180,7 +159,6 @@ class _Walk:
 
 
 def _translated(key: str, prefixes: Mapping[str, str]) -> str:
-    """Return a key with its longest known prefix replaced."""
     prefix, local = _split(key)
     while prefix not in prefixes:
         prefix, above = _split(prefix[:-1])
@@ -189,6 +167,57 @@ def _translated(key: str, prefixes: Mapping[str, str]) -> str:
 
 
 def _split(key: str) -> tuple[str, str]:
-    """Split `a.b.c` into (`a.b.`, `c`)."""
     above, dot, local = key.rpartition(".")
     return above + dot, local
+
+
+@dataclass(slots=True)
+class OptimizerNames:
+    """Names of parameters in one or several modules of a model."""
+
+    fqn_of: dict[torch.Tensor, str] = field(default_factory=dict)
+    other_names: dict[str, list[str]] = field(default_factory=dict)
+    """First FQN of a tied parameter → its other FQNs."""
+    joined: dict[torch.Tensor, list[str]] = field(default_factory=dict)
+    """Flat parameter (FSDP1) → FQNs of the parameters in it."""
+    known: set[str] = field(default_factory=set)
+    """Every FQN of the model, including buffers."""
+    owner: tuple[ModuleAdapter, nn.Module, ModelNames] | None = None
+    """Adapter with `owns_optimizer_state`, its model, and the model's names; or None."""
+
+    def fqn(self, parameter: torch.Tensor, group: int, position: int) -> str:
+        """Return the FQN of a parameter; raise StateMismatchError if the model does not hold it."""
+        found = self.fqn_of.get(parameter)
+        if found is None:
+            problem = (
+                f"parameter {position} of the optimizer's group {group}, of shape {tuple(parameter.shape)}, is no "
+                "parameter of the model; pass the model that the optimizer was made for (all parts of it), and make "
+                "optimizers after the model is wrapped"
+            )
+            raise StateMismatchError("optimizer", [problem])
+        return found
+
+    def fqns(self, parameter: torch.Tensor, group: int, position: int) -> list[str]:
+        """Return the FQNs of all parameters in a flat parameter; raise as `fqn` does."""
+        return self.joined.get(parameter) or [self.fqn(parameter, group, position)]
+
+    def candidates(self, fqn: str) -> list[str]:
+        """Return the FQNs under which a parameter's state may have been saved: several for a tied one."""
+        return [fqn, *self.other_names.get(fqn, ())]
+
+
+def optimizer_names(parts: Sequence[tuple[nn.Module, ModelNames]]) -> OptimizerNames:
+    """Join the names in several modules of a model."""
+    joined = OptimizerNames()
+    for module, names in parts:
+        joined.fqn_of.update(names.fqn_of)
+        joined.joined.update(names.joined)
+        joined.known.update(names.raw_keys)
+        for members in names.joined.values():
+            joined.known.update(members)
+        for alias, first in names.aliases.items():
+            joined.other_names.setdefault(first, []).append(alias)
+        for adapter in names.adapters:
+            if adapter.owns_optimizer_state:
+                joined.owner = (adapter, module, names)
+    return joined

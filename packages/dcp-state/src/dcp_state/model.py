@@ -6,6 +6,7 @@ Source: torch 2.13 `torch.distributed.checkpoint.state_dict` (signatures, meanin
 from __future__ import annotations
 
 import contextlib
+import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -13,15 +14,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from dcp_core.toolkit import collector_paused, suggest
+from dcp_core.errors import UnsupportedValueError
+from dcp_core.toolkit import as_dtensor, collector_paused, is_dtensor, suggest
 from dcp_state.canonical_names import ModelNames, name_model
-from dcp_state.direct import can_load_directly, load_directly
-from dcp_state.errors import StateMismatchError
 from dcp_state.options import StateDictOptions, check_options
-from dcp_state.report import IncompatibleKeys, StateReport
-from dcp_state.sharding.broadcast import broadcast_model
-from dcp_state.sharding.gather_whole import convert_tensors
-from dcp_state.sharding.placing import place
+from dcp_state.report import IncompatibleKeys, StateMismatchError, StateReport
+from dcp_state.sharding import broadcast_model, convert_tensors, place
 
 __all__ = [
     "get_model_state_dict",
@@ -39,17 +37,16 @@ def get_model_state_dict(
     """Return the state of a model by canonical names, the same for every wrapper and parallelism.
 
     Args:
-        model: Plain model, or one in any nesting of DDP, FSDP1, FSDP2, tensor parallel, compiled and checkpointed
-            wrappers.
+        model: Model in any nesting of DDP, FSDP1, FSDP2, tensor parallel, compiled and checkpointed wrappers.
         submodules: Modules to which the state dict is limited; None for the whole model (deprecated).
-        options: Options; None for the defaults of `StateDictOptions`.
+        options: Options; None for the defaults.
 
     Returns:
-        FQN → parameter, persistent buffer or extra state. Tensors share the model's memory, and are DTensors if they
-        are sharded. A tied parameter has an entry for each of its names.
+        FQN → parameter, persistent buffer or extra state. Tensors share the model's memory; sharded ones are DTensors.
+        A tied parameter has an entry for each of its names.
 
     Raises:
-        DuplicateKeyError: Two tensors of the model have the same canonical name.
+        UnsupportedValueError: Two tensors of the model have the same canonical name.
         CheckpointException: With `full_state_dict`, a rank failed while tensors were gathered; raised on all ranks.
 
     Ranks: every rank that holds a part of the model; collective for FSDP1 and for `full_state_dict`.
@@ -67,14 +64,13 @@ def set_model_state_dict(
     """Load a state dict of `get_model_state_dict` into a model, which may have other wrappers and parallelism.
 
     Args:
-        model: The model, in any wrappers; see `get_model_state_dict`.
-        model_state_dict: FQN → tensor or extra state; not changed. Tensors are copied into the model; a model on the
-            meta device takes the tensors themselves. Also accepted, but deprecated in stock and here: submodule → its
-            state dict.
-        options: Options; None for the defaults of `StateDictOptions`.
+        model: Model in any wrappers; see `get_model_state_dict`.
+        model_state_dict: FQN → tensor or extra state; not changed. Tensors are copied into the model, except that a
+            model on the meta device takes the tensors themselves. Deprecated, as in stock: submodule → its state dict.
+        options: Options; None for the defaults.
 
     Returns:
-        Missing and unexpected names, and a `StateReport` of the load.
+        Missing and unexpected names, and a `StateReport`.
 
     Raises:
         StateMismatchError: Names are missing or unexpected (with `strict`), shapes differ, or the state dict is empty.
@@ -92,10 +88,12 @@ def set_model_state_dict(
 def model_state(
     model: nn.Module, names: ModelNames, options: StateDictOptions, submodules: set[nn.Module] | None = None
 ) -> dict[str, Any]:
-    """Return the result of `get_model_state_dict`, which has the other arguments, for a model with known names."""
+    """Do the work of `get_model_state_dict` for a model with known names."""
+    _refuse_hidden_parameters(model)
     with _around(model, names, options):
         raw = model.state_dict()
     state = {names.fqn(key): value for key, value in raw.items()}
+    state |= {name: as_dtensor(tensor) for name, tensor in names.tensors.items() if name in state and _is_part(tensor)}
     if options.ignore_frozen_params:
         frozen = {name for name, tensor in names.tensors.items() if _is_frozen(tensor)}
         state = {name: value for name, value in state.items() if name not in frozen}
@@ -111,16 +109,14 @@ def restore_model(
     *,
     may_be_empty: bool = False,
 ) -> IncompatibleKeys:
-    """Do the work of `set_model_state_dict` for a model with known names, and return its result.
-
-    `may_be_empty` allows an empty state dict.
-    """
+    """Do the work of `set_model_state_dict` for a model with known names; `may_be_empty` allows an empty state dict."""
     state_dict = _by_names(state_dict, names)
     meta = any(tensor.is_meta for tensor in names.tensors.values())
     done: set[str] = set()
     if options.broadcast_from_rank0:
         in_place = not any(adapter.gathers for adapter in names.adapters)
-        state_dict, done = broadcast_model(names.tensors if in_place else {}, state_dict, may_be_empty=may_be_empty)
+        known = {name: as_dtensor(tensor) for name, tensor in names.tensors.items()} if in_place else {}
+        state_dict, done = broadcast_model(known, state_dict, may_be_empty=may_be_empty)
         may_be_empty = may_be_empty and not done
     else:
         may_be_empty = may_be_empty or not options.strict or options.ignore_frozen_params
@@ -132,10 +128,10 @@ def restore_model(
         return IncompatibleKeys.of([], [], StateReport())
     plain = not any(adapter.gathers for adapter in names.adapters)
     values = {
-        name: place(name, value, names.tensors.get(name)) if plain else value for name, value in state_dict.items()
+        name: _placed(name, value, names.tensors.get(name)) if plain else value for name, value in state_dict.items()
     }
-    if plain and can_load_directly(model, names):
-        missing, unexpected = load_directly(names, values)
+    if plain and _can_load_directly(model, names):
+        missing, unexpected = _load_directly(names, values)
     else:
         with _around(model, names, options):
             keys = _load(model, {names.raw_key(name): value for name, value in values.items()}, assign=meta)
@@ -153,8 +149,41 @@ def restore_model(
     return IncompatibleKeys.of(missing, unexpected, report)
 
 
+def _is_part(tensor: torch.Tensor | None) -> bool:
+    """Return whether a parameter is the local tensor of a DTensor: tensor parallelism in DDP."""
+    return tensor is not None and "_st_info" in tensor.__dict__
+
+
+def _placed(name: str, value: Any, like: torch.Tensor | None) -> Any:
+    if like is None or not _is_part(like):
+        return place(name, value, like)
+    placed = place(name, value, as_dtensor(like))
+    return placed.to_local() if is_dtensor(placed) else placed
+
+
+def _refuse_hidden_parameters(model: nn.Module) -> None:
+    """Raise for a model with a state dict that lacks parameters: the first forward replaces them by plain attributes.
+
+    Source: torch 2.13 `torch.distributed.tensor.parallel.ddp` (`_reconstruct_dtensor`).
+    """
+    hooks = "torch.distributed.tensor.parallel.ddp"
+    if hooks not in sys.modules:
+        return
+    for module in model.modules():
+        if not any(getattr(hook, "__module__", "") == hooks for hook in module._forward_pre_hooks.values()):  # noqa: SLF001
+            continue
+        for prefix, inner in module.named_modules():
+            for name, value in vars(inner).items():
+                if is_dtensor(value):
+                    raise UnsupportedValueError(
+                        f"{f'{prefix}.{name}'.lstrip('.')!r} is an attribute since the first forward, and no longer a "
+                        "parameter, so no state dict has it: torch's hooks for tensor parallelism in DDP do so. Use "
+                        "fully_shard in place of DDP"
+                    )
+
+
 def _by_names(state_dict: Mapping[Any, Any], names: ModelNames) -> Mapping[str, Any]:
-    """Flatten a state dict of submodules (submodule → state dict) to names; return any other unchanged."""
+    """Flatten a state dict of submodules (submodule → state dict) to names."""
     if not any(isinstance(key, nn.Module) for key in state_dict):
         return state_dict
     warnings.warn(
@@ -205,7 +234,7 @@ def submodule_prefixes(names: ModelNames, submodules: set[nn.Module] | None) -> 
 
 
 def take_submodules(state: dict[str, Any], prefixes: list[str] | None, *, keep: bool) -> dict[str, Any]:
-    """Return the values whose names begin with one of `prefixes` (None: all); without `keep`, the prefix is cut off."""
+    """Return the values below one of `prefixes` (None: all); without `keep`, cut the prefix off."""
     if prefixes is None:
         return state
     return {
@@ -222,3 +251,37 @@ def _around(model: nn.Module, names: ModelNames, options: StateDictOptions) -> I
         for adapter in names.adapters:
             stack.enter_context(adapter.around(model, options))
         yield
+
+
+def _can_load_directly(model: nn.Module, names: ModelNames) -> bool:
+    """Return whether the model has no load hooks, overrides or meta tensors, so that `_load_directly` suffices."""
+    if len(names.tensors) != len(names.raw_keys) or any(tensor.is_meta for tensor in names.tensors.values()):
+        return False
+    if type(model).load_state_dict is not nn.Module.load_state_dict:
+        return False
+    return not any(map(_takes_part, names.module_prefixes))
+
+
+def _takes_part(module: nn.Module) -> bool:
+    own = type(module)._load_from_state_dict is not nn.Module._load_from_state_dict  # noqa: SLF001 - torch's way
+    return own or bool(module._load_state_dict_pre_hooks or module._load_state_dict_post_hooks)  # noqa: SLF001 - as above
+
+
+def _load_directly(names: ModelNames, values: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    unexpected = [name for name in values if name not in names.tensors]
+    problems = []
+    for name, tensor in names.tensors.items():
+        value = values.get(name, tensor)
+        if not isinstance(value, torch.Tensor):
+            problems.append(f"{name!r} is a {type(value).__name__}; the model needs a tensor")
+        elif value.shape != tensor.shape:
+            problems.append(
+                f"size mismatch for {name!r}: {tuple(value.shape)} here, {tuple(tensor.shape)} in the model"
+            )
+    if problems:
+        raise StateMismatchError("model state", problems)
+    with torch.no_grad():
+        for name, tensor in names.tensors.items():
+            if name in values:
+                tensor.copy_(values[name])
+    return [name for name in names.tensors if name not in values], unexpected

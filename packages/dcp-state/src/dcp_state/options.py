@@ -1,7 +1,4 @@
-"""`StateDictOptions`, and the types of state dict values; no behaviour.
-
-Source: torch 2.13 `torch.distributed.checkpoint.state_dict` (names, defaults, meanings).
-"""
+"""`StateDictOptions`, and the types of state dict values."""
 
 from __future__ import annotations
 
@@ -37,17 +34,16 @@ class StateDictOptions:
 
     Args:
         full_state_dict: Whether state dicts have whole tensors instead of shards, for getting and for setting.
-        cpu_offload: Whether tensors are on the CPU. With `full_state_dict`, only rank 0 gets them, and the other ranks
-            get an empty dict.
+        cpu_offload: Whether tensors are on the CPU. With `full_state_dict`, ranks other than 0 get an empty dict.
         ignore_frozen_params: Whether parameters without `requires_grad` are left out of the model's state dict.
         keep_submodule_prefixes: With `submodules`, whether names begin with the name of the submodule.
         strict: Whether setting raises an error for missing and unexpected names.
-        broadcast_from_rank0: Whether for setting only rank 0 has the state dict, and broadcasts it tensor by tensor.
+        broadcast_from_rank0: Whether only rank 0 has the state dict to set, and broadcasts it tensor by tensor.
             Requires `full_state_dict`.
         flatten_optimizer_state_dict: Whether optimizer state is one flat dict, `state.<FQN>.<name>` and
             `param_groups.<FQN>.<hyperparameter>`, which is independent of how parameters are grouped.
-        dsd_fqn_modifiers: Name of a method that modules may have: it returns name → child module for the children whose
-            names the module's state dict hooks remove from keys.
+        dsd_fqn_modifiers: Name of a method of modules that returns name → child module, for the children whose names
+            the module's state dict hooks remove from keys.
 
     Source: torch 2.13 `state_dict.StateDictOptions`.
 
@@ -73,7 +69,7 @@ class StateDictOptions:
 
 
 def check_options(options: StateDictOptions | None) -> StateDictOptions:
-    """Check the options and return them; None returns the default options.
+    """Check the options and return them; None returns the defaults.
 
     Raises:
         ValueError: `broadcast_from_rank0` without `full_state_dict`.

@@ -1,4 +1,4 @@
-"""State of the random number generators as a `Stateful`. It differs between ranks."""
+"""State of the random number generators as a `Stateful`."""
 
 from __future__ import annotations
 
@@ -18,15 +18,14 @@ __all__ = ["RandomState", "random_state_kept"]
 class RandomState:
     """State of the global random number generators: torch (CPU and CUDA), Python and, if it is imported, numpy.
 
-    Of CUDA, it is the current device, and all others on which this process has allocated memory. Every rank has a state
-    of its own: `app_state(…, random=RandomState())` keeps it for each rank; in other state dicts, wrap it in `PerRank`.
+    CUDA state covers the current device, and all others on which this process has allocated memory. Every rank has its
+    own state: `app_state(…, random=RandomState())` keeps it for each rank; in other state dicts, wrap it in `PerRank`.
 
-    A rank that the saving job had, too, draws what it would have drawn: its generators are restored bit by bit. A rank
-    that the saving job did not have derives its state from the state of rank (own rank modulo the number of ranks that
-    saved), and so from the seed and the step of the save, and from its own number: the same in each resume, and not the
-    state of any other rank. `LoadReport.derived` says so.
+    A rank that the saving job had is restored bit by bit. Any other rank derives its state from its number and the
+    state of rank (its number modulo the number of saving ranks): the same in each resume, and different from every
+    other rank. `LoadReport.derived` says so.
 
-    Not part of it are generators of your own (`torch.Generator`, `numpy.random.default_rng`): save their states.
+    Your own generators (`torch.Generator`, `numpy.random.default_rng`) are not included: save their states.
 
     Source: torch `get_rng_state`, `torch.cuda.get_rng_state`; Python `random.getstate`; numpy `random.get_state`.
 
@@ -57,7 +56,7 @@ class RandomState:
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Set the random number generators whose states `state_dict` has, of CUDA devices as far as they exist."""
+        """Set the generators with states in `state_dict`, of CUDA devices as far as they exist."""
         torch.set_rng_state(state_dict["torch"].to("cpu", torch.uint8))
         version, words, gauss = state_dict["python"]
         random.setstate((version, tuple(words), gauss))
@@ -72,12 +71,7 @@ class RandomState:
             numpy.random.set_state((kind, numpy.array(keys, numpy.uint32), *rest))
 
     def load_derived_state(self, state_dict: dict[str, Any], rank: int) -> None:
-        """Seed the random number generators whose states `state_dict` has from these states and the rank.
-
-        Args:
-            state_dict: State of a rank of the job that saved.
-            rank: This rank, which that job did not have.
-        """
+        """Seed the generators from a saving rank's state and this rank's number, which no saving rank had."""
         torch.default_generator.manual_seed(_derived_seed(state_dict["torch"], rank, "torch"))
         random.seed(_derived_seed(state_dict["python"], rank, "python"))
         if "cuda" in state_dict and torch.cuda.is_available():
@@ -89,7 +83,6 @@ class RandomState:
 
 
 def _other_devices_in_use() -> list[int]:
-    """Return the CUDA devices, apart from the current one, on which this process has allocated memory."""
     current = torch.cuda.current_device()
     return [
         number
@@ -99,7 +92,7 @@ def _other_devices_in_use() -> list[int]:
 
 
 def _derived_seed(state: Any, rank: int, name: str) -> int:
-    """Return a seed of 63 bits that depends on all of a generator's state, the rank and the generator's name."""
+    """Return a seed of 63 bits that depends on all arguments."""
     data = bytes(state.tolist()) if isinstance(state, torch.Tensor) else repr(state).encode()
     key = f"{name} {rank}".encode()
     return int.from_bytes(hashlib.blake2b(data, key=key, digest_size=8).digest(), "little") >> 1
@@ -107,11 +100,7 @@ def _derived_seed(state: Any, rank: int, name: str) -> int:
 
 @contextlib.contextmanager
 def random_state_kept(device: torch.device) -> Iterator[None]:
-    """Context manager that restores the random number generators of torch, Python and numpy at its end.
-
-    Args:
-        device: Device whose torch generator is restored, besides the CPU's.
-    """
+    """Restore the random number generators of torch, Python and numpy at the end of the context."""
     devices = [device] if device.type == "cuda" else []
     python = random.getstate()
     numpy = sys.modules.get("numpy")

@@ -1,13 +1,62 @@
-"""Report of a load into a model or optimizer: names restored, initialised and dropped, with reasons."""
+"""Reports of loads into a model or optimizer, and the errors of state that does not fit."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch.nn.modules.module import _IncompatibleKeys
 
-__all__ = ["IncompatibleKeys", "StateReport"]
+from dcp_core.errors import DcpError
+
+__all__ = [
+    "IncompatibleKeys",
+    "StateMismatchError",
+    "StateReport",
+    "UnsupportedOptimizerError",
+    "class_name",
+    "nameless_state",
+]
+
+_SHOWN_PROBLEMS = 50
+
+
+class StateMismatchError(DcpError, RuntimeError, ValueError):
+    """A state dict does not fit the model or optimizer, which was not changed.
+
+    Args:
+        what: The state that was to be restored, e.g. `optimizer state`.
+        problems: Reasons, one sentence each, with the FQN and the remedy.
+    """
+
+    def __init__(self, what: str, problems: Sequence[str]) -> None:
+        self.what = what
+        self.problems = tuple(problems)
+        shown = "\n".join(f"  {problem}" for problem in self.problems[:_SHOWN_PROBLEMS])
+        more = len(self.problems) - _SHOWN_PROBLEMS
+        tail = f"\n  … and {more} more" if more > 0 else ""
+        super().__init__(f"{what}: {len(self.problems)} problem(s)\n{shown}{tail}")
+
+    def __reduce__(self) -> tuple[type[StateMismatchError], tuple[str, tuple[str, ...]]]:
+        return type(self), (self.what, self.problems)
+
+
+class UnsupportedOptimizerError(DcpError, TypeError, NotImplementedError):
+    """The state of this kind of optimizer cannot be stored by parameter name."""
+
+
+def nameless_state(optimizer: Any, keys: Sequence[Any]) -> UnsupportedOptimizerError:
+    """Return the error for an optimizer whose `state` has keys other than parameters."""
+    return UnsupportedOptimizerError(
+        f"{class_name(optimizer)} has state that belongs to no parameter "
+        f"({', '.join(map(repr, keys[:5]))}) and so has no name; save `optimizer.state_dict()` as it is"
+    )
+
+
+def class_name(value: object) -> str:
+    """Return the full name of a value's class, for messages."""
+    return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 @dataclass(slots=True)
@@ -19,7 +68,7 @@ class StateReport:
 
     restored: list[str] = field(default_factory=list)
     initialised: dict[str, str] = field(default_factory=dict)
-    """Name of state that was not restored, but initialised or left unchanged → the reason."""
+    """Name of state that was initialised or left unchanged → the reason."""
     dropped: dict[str, str] = field(default_factory=dict)
     """Name in the state dict whose value was not used → the reason."""
 
@@ -43,7 +92,7 @@ class IncompatibleKeys(_IncompatibleKeys):
 
     @classmethod
     def of(cls, missing: list[str], unexpected: list[str], report: StateReport) -> IncompatibleKeys:
-        """Return the result of `set_model_state_dict` or `set_state_dict`."""
+        """Return the result for these names."""
         keys = cls(missing, unexpected)
         keys.report = report
         return keys

@@ -1,58 +1,63 @@
-"""Registry of this process's enabled telemetry exporters, and the histogram buckets and error names that they share."""
+"""Start and stop the export of spans and metrics."""
 
 from __future__ import annotations
 
-import re
 import threading
-from typing import Protocol
+from importlib.resources import files
+from typing import TYPE_CHECKING, Protocol
 
-from dcp_hooks import CheckpointEvent
-from dcp_hooks.logs import logger
+from dcp_base import CheckpointEvent, hookimpl, installed
+from dcp_base.logs import logger
 
-__all__ = ["BUCKETS_SECONDS", "TOTAL", "Exporter", "Exporters", "error_type", "exporters", "is_waiting"]
+if TYPE_CHECKING:
+    from opentelemetry.metrics import MeterProvider
+    from opentelemetry.trace import TracerProvider
+    from prometheus_client import CollectorRegistry
 
-TOTAL = "total"
-"""Phase name of the events that describe a whole save or load instead of one of its phases."""
-BUCKETS_SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
-"""Upper bounds of the duration histograms' buckets, in seconds: small saves take milliseconds, large ones an hour."""
+__all__ = ["Exporter", "Exporters", "dashboard", "disable", "enable_opentelemetry", "enable_prometheus", "exporters"]
+
+_OBSERVER = "dcp-telemetry"
+_OPENTELEMETRY, _PROMETHEUS = "opentelemetry", "prometheus"
 
 
 class Exporter(Protocol):
-    """Contract of a telemetry exporter. Several threads may call its methods at the same time."""
+    """Contract of a thread-safe telemetry exporter."""
 
     def observe(self, event: CheckpointEvent) -> None:
-        """Export one event of a save or load as spans or metrics."""
+        """Export one event as spans or metrics."""
 
     def close(self) -> None:
-        """Unregister the metrics and end the open spans.
-
-        `observe` may still be called after `close`, by threads that were already passing on an event.
-        """
+        """Unregister the metrics and end open spans. Threads may still call `observe` afterwards."""
 
 
 class Exporters:
-    """Registry of enabled exporters by name. Thread-safe; `observe` takes no lock."""
+    """Enabled exporters by name. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._enabled: dict[str, Exporter] = {}
 
     def enable(self, name: str, exporter: Exporter) -> None:
-        """Add an exporter under a name. `disable` an exporter of the same name first."""
+        """Add an exporter; `disable` one of the same name first."""
         with self._lock:
+            if not self._enabled:
+                installed.register(self, name=_OBSERVER)
             self._enabled = {**self._enabled, name: exporter}
 
     def disable(self, *names: str) -> None:
-        """Remove and close the exporters with these names; names that are not enabled are ignored."""
+        """Remove and close exporters; ignore unknown names."""
         with self._lock:
             before = self._enabled
             self._enabled = {name: exporter for name, exporter in before.items() if name not in names}
+            if before and not self._enabled:
+                installed.unregister(_OBSERVER)
         for name in {*names} & before.keys():
             before[name].close()
 
-    def observe(self, event: CheckpointEvent) -> None:
-        """Pass an event, unless its state is `progress`, to every enabled exporter; errors are logged, not raised."""
-        if event.state == "progress":  # for bars: spans and metrics are of what has ended
+    @hookimpl
+    def dcp_on_event(self, event: CheckpointEvent) -> None:
+        """Pass an event, except `progress`, to every exporter, and log errors."""
+        if event.state == "progress":  # only for progress bars
             return
         for name, exporter in self._enabled.items():
             try:
@@ -61,19 +66,78 @@ class Exporters:
                 logger.warning("the exporter %r of dcp_telemetry failed", name, exc_info=True)
 
 
-def error_type(event: CheckpointEvent) -> str:
-    """Return the class name of an event's error, for the attribute `error.type`.
-
-    Returns `_OTHER`, as OpenTelemetry's conventions require, if the error's text does not begin with a class name.
-    """
-    found = re.match(r"[A-Za-z_][\w.]*(?=:)", event.error or "")
-    return found[0] if found else "_OTHER"
-
-
-def is_waiting(event: CheckpointEvent) -> bool:
-    """Whether an event is of no operation, but says how many bytes wait for their promotion to a tier."""
-    return (event.operation, event.phase) == ("promote", "waiting")
-
-
 exporters = Exporters()
-"""The enabled exporters of this process."""
+
+
+def enable_opentelemetry(
+    *, tracer_provider: TracerProvider | None = None, meter_provider: MeterProvider | None = None
+) -> None:
+    """Export this process's future saves and loads as OpenTelemetry spans and metrics.
+
+    ```python
+    import dcp_telemetry
+
+    dcp_telemetry.enable_opentelemetry()  # OTEL_EXPORTER_OTLP_ENDPOINT and others set the destination
+    ```
+
+    Each save or load is a span with a child per phase. In the foreground, it is a child of the current span. A repeated
+    call replaces the providers.
+
+    Args:
+        tracer_provider: Receives spans; None for the global provider.
+        meter_provider: Receives metrics; None for the global provider.
+
+    Raises:
+        ImportError: `opentelemetry-api` is not installed.
+
+    Ranks: this rank only.
+    """
+    try:
+        from dcp_telemetry.opentelemetry_exporter import OpenTelemetryExporter  # noqa: PLC0415 - an extra
+    except ModuleNotFoundError as error:
+        raise _not_installed(error, "opentelemetry-api", _OPENTELEMETRY) from error
+    exporter = OpenTelemetryExporter(tracer_provider, meter_provider)
+    exporters.disable(_OPENTELEMETRY)
+    exporters.enable(_OPENTELEMETRY, exporter)
+
+
+def enable_prometheus(registry: CollectorRegistry | None = None) -> None:
+    """Export this process's future saves and loads as Prometheus metrics: counts, durations, bytes.
+
+    ```python
+    import dcp_telemetry
+
+    dcp_telemetry.enable_prometheus()
+    ```
+
+    The application serves them, with `prometheus_client.start_http_server`. A repeated call discards earlier metrics.
+
+    Args:
+        registry: Receives metrics; None for `prometheus_client.REGISTRY`.
+
+    Raises:
+        ImportError: `prometheus-client` is not installed.
+        ValueError: The registry has other metrics with the same names.
+
+    Ranks: this rank only.
+    """
+    try:
+        from dcp_telemetry.prometheus_exporter import PrometheusExporter  # noqa: PLC0415 - an extra
+    except ModuleNotFoundError as error:
+        raise _not_installed(error, "prometheus-client", _PROMETHEUS) from error
+    exporters.disable(_PROMETHEUS)
+    exporters.enable(_PROMETHEUS, PrometheusExporter(registry))
+
+
+def disable() -> None:
+    """Stop the export, and remove the Prometheus metrics from their registry."""
+    exporters.disable(_OPENTELEMETRY, _PROMETHEUS)
+
+
+def _not_installed(error: ImportError, package: str, extra: str) -> ImportError:
+    return ImportError(f"{error}: pip install {package}, which the extra {extra!r} of dcp-telemetry brings")
+
+
+def dashboard() -> str:
+    """Return JSON of a Grafana dashboard for `enable_prometheus`, to import in Grafana."""
+    return (files("dcp_telemetry") / "dashboards" / "dcp.json").read_text(encoding="utf-8")

@@ -1,7 +1,6 @@
-"""OpenTelemetry exporter: turns the events of saves and loads into spans and metrics.
+"""OpenTelemetry exporter of spans and metrics.
 
-The exporter uses only OpenTelemetry's API package. The application installs and configures OpenTelemetry's SDK, which
-decides which spans are kept, and sends spans and metrics to their destination.
+It uses only OpenTelemetry's API package; the application configures the SDK.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ import time
 from opentelemetry import metrics, trace
 from opentelemetry.trace import Span, Status, StatusCode
 
-from dcp_hooks import CheckpointEvent
-from dcp_telemetry.exporters import BUCKETS_SECONDS, TOTAL, error_type, is_waiting
+from dcp_base import CheckpointEvent
+from dcp_telemetry.event_fields import BUCKETS_SECONDS, TOTAL, error_type, is_waiting
 
 __all__ = ["OpenTelemetryExporter"]
 
@@ -20,12 +19,7 @@ _SCOPE = "dcp_telemetry"
 
 
 class OpenTelemetryExporter:
-    """Exporter of a span for each save or load and for each of its phases, and of metrics. Thread-safe.
-
-    Args:
-        tracer_provider: Provider that gets the spans; None for OpenTelemetry's global tracer provider.
-        meter_provider: Provider that gets the metrics; None for OpenTelemetry's global meter provider.
-    """
+    """Exporter of metrics, and of a span per save, load and phase. Thread-safe."""
 
     def __init__(
         self, tracer_provider: trace.TracerProvider | None, meter_provider: metrics.MeterProvider | None
@@ -45,28 +39,28 @@ class OpenTelemetryExporter:
         self._waiting = meter.create_gauge(
             "dcp.tier.waiting", unit="By", description="Bytes that a tier must still get from nearer ones"
         )
-        # The running phases of each operation, outermost first: all events of one come from one thread.
+        # Running phases per operation, outermost first. All events of an operation come from one thread.
         self._running: dict[str, dict[str, Span]] = {}
 
     def observe(self, event: CheckpointEvent) -> None:
-        """Start or end the span of the event's phase; record duration, bytes and failure of a phase that has ended."""
+        """Start or end the phase's span; at its end, record metrics."""
         if is_waiting(event):
             self._waiting.set(event.bytes or 0, {"dcp.tier": event.checkpoint_id or ""})
             return
         if event.state == "started":
-            if event.operation_id is not None:  # without an id, the end of this phase could not be recognised
+            if event.operation_id is not None:  # without an id, the phase's end cannot be matched
                 self._running.setdefault(event.operation_id, {})[event.phase] = self._start(event, _time_ns(event))
             return
         span = self._running.get(event.operation_id or "", {}).pop(event.phase, None)
         if event.phase == TOTAL:
             self._running.pop(event.operation_id or "", None)
-        if span is None:  # its start was not seen
+        if span is None:  # started before the exporter
             span = self._start(event, _time_ns(event) - round((event.seconds or 0) * 1e9))
         self._end(span, event)
         self._measure(event)
 
     def close(self) -> None:
-        """End all open spans, because this exporter will not receive the events that would end them."""
+        """End all open spans."""
         for operation in [*self._running]:
             for span in reversed([*self._running.pop(operation, {}).values()]):
                 span.end()
@@ -112,7 +106,7 @@ class OpenTelemetryExporter:
             self._failures.add(1, attributes)
         if event.seconds is not None:
             self._durations.record(event.seconds, attributes)
-        if event.bytes is not None and event.phase == TOTAL:  # of its phases, this is the sum
+        if event.bytes is not None and event.phase == TOTAL:  # the total includes its phases
             self._bytes.add(event.bytes, {"dcp.operation": event.operation, "dcp.rank": event.rank})
 
 

@@ -1,4 +1,4 @@
-"""Prometheus exporter: counters, histograms and gauges in a registry, which the application serves over HTTP."""
+"""Prometheus exporter of counters, histograms and gauges."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.metrics_core import Metric
 
-from dcp_hooks import CheckpointEvent
-from dcp_telemetry.exporters import BUCKETS_SECONDS, TOTAL, is_waiting
+from dcp_base import CheckpointEvent
+from dcp_telemetry.event_fields import BUCKETS_SECONDS, TOTAL, is_waiting
 
 __all__ = ["PrometheusExporter"]
 
@@ -18,13 +18,9 @@ _STEP = re.compile(r"step\D?(\d+)|(\d+)\D*$")
 
 
 class PrometheusExporter:
-    """Exporter that keeps metrics of saves and loads in a Prometheus registry. Thread-safe.
+    """Keeps metrics in a Prometheus registry. Thread-safe.
 
-    The label `tier` is the path or URI of a tier. No label contains a checkpoint id or the text of an error, because
-    the number of time series would grow without limit.
-
-    Args:
-        registry: Registry that gets the metrics; None for the global `prometheus_client.REGISTRY`.
+    The label `tier` is a path or URI. No label has a checkpoint id or error text, which would create unlimited series.
 
     Raises:
         ValueError: The registry has other metrics with the same names.
@@ -61,18 +57,20 @@ class PrometheusExporter:
         self._registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all metrics of this exporter; the registry calls this for each scrape."""
+        """Yield all metrics for a scrape."""
         of_calls = (self._durations, self._last, self._last_own, self._bytes, self._failures, self._time, self._step)
         for metric in (*of_calls, self._waiting, self._arrived):
             yield from metric.collect()
 
     def observe(self, event: CheckpointEvent) -> None:
-        """Update the counters, histograms and gauges with one event of a save or load."""
+        """Update the metrics with one event."""
         if is_waiting(event):
             self._waiting.labels(event.checkpoint_id).set(event.bytes or 0)
             return
         phase, call = (event.operation, event.phase, event.rank), (event.operation, event.rank)
-        failures = self._failures.labels(*phase)  # 0 from the start: an increase from nothing is not seen
+        failures = self._failures.labels(
+            *phase
+        )  # create the series at 0; `rate()` misses the first increment of a new series
         if event.phase == TOTAL:
             self._bytes.labels(*call).inc(event.bytes or 0)
         if event.state == "failed":

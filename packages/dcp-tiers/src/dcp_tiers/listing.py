@@ -1,4 +1,4 @@
-"""Listing of a run's checkpoints over its tiers: which step is where, and whether its copy there is complete."""
+"""A run's checkpoints over its tiers, and whether each copy is complete."""
 
 from __future__ import annotations
 
@@ -6,52 +6,46 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from dcp_io import Catalogue, Store, read_copy_note
-from dcp_manifest import DATA_SUFFIX, DcpError, file_sizes, index_of, is_index_name, needed_bytes, put_aside_reason
+from dcp_base import DcpError
+from dcp_io import Catalogue, CopyNote, HostStore, Store
+from dcp_manifest import DATA_SUFFIX, file_sizes, index_of, is_index_name, needed_bytes, put_aside_reason
 
 __all__ = ["CopyState", "TieredStep", "list_steps"]
 
 
 @dataclass(frozen=True, slots=True)
 class CopyState:
-    """State of one checkpoint in one tier; in a tier of each host (`per_host`), of the part that this host has."""
+    """One checkpoint in one tier; with `per_host`, this host's part."""
 
     state: Literal["complete", "incomplete", "damaged"]
-    """`complete`: index and data files are there in full length. `incomplete`: there are files, but no index yet: a
-    save or promotion is running or was interrupted. `damaged`: quarantined, or files are missing, short, unreadable."""
+    """`complete`: index and data files have full length. `incomplete`: no index yet; a save or promotion runs or was
+    interrupted. `damaged`: quarantined, or files are missing, short or unreadable.
+    """
     bytes: int
-    """Size of the data files that are there, without copies of other hosts' parts."""
+    """Size of the data files, without copies of other hosts' parts."""
     problem: str | None = None
-    """Description of the damage."""
     save_id: str | None = None
-    """Id of the save; None if there is no readable index, or PyTorch wrote it."""
+    """None if PyTorch wrote the index, or it is unreadable."""
     protected: bool = False
     """Whether each host's part is on another host, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class TieredStep:
-    """The copies of one step's checkpoint."""
+    """Copies of one step's checkpoint."""
 
     step: int
     copies: tuple[CopyState | None, ...]
-    """The copy in each tier, nearest first; None where the step is not."""
+    """The copy in each tier, nearest first."""
 
     @property
     def complete_in(self) -> tuple[int, ...]:
-        """Numbers of the tiers, from 0 for the nearest, that have a complete copy."""
+        """Numbers of the tiers with a complete copy, from 0 for the nearest."""
         return tuple(number for number, copy in enumerate(self.copies) if copy is not None and copy.state == "complete")
 
 
 def list_steps(catalogues: Sequence[Catalogue | None]) -> list[TieredStep]:
-    """Return the steps by ascending number, with their copies in each tier. Reads all indexes, and no data.
-
-    Args:
-        catalogues: Catalogue of each tier, nearest first; None for a tier that cannot be reached.
-
-    Raises:
-        OSError: The storage of a tier failed.
-    """
+    """Return the steps, ascending, from all indexes; None is an unreachable tier. Raises OSError."""
     found: dict[int, list[CopyState | None]] = {}
     for number, catalogue in enumerate(catalogues):
         for folder in () if catalogue is None else catalogue.folders():
@@ -69,8 +63,8 @@ def _state(store: Store) -> CopyState | None:
     try:
         index = index_of(store)
         needed = needed_bytes(index)
-        note = read_copy_note(store, entries)
-        if store.place == "host":
+        note = CopyNote.read(store, entries)
+        if isinstance(store, HostStore):
             needed = {name: count for name, count in needed.items() if name in names - note.names}
         sizes = file_sizes(store, needed)
     except DcpError as error:

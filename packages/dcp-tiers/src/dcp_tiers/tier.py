@@ -1,24 +1,43 @@
-"""`Tier`: one storage of a training run's checkpoints, with its policies. Accesses no storage."""
+"""`Tier`: one storage of a training run's checkpoints, with its policies, and the file `run.tiers.toml`."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import stat
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
-from dcp_io import HostCopies, KeepAll, KeepPolicy, host_uri, scheme_of
-from dcp_manifest import file_path, without_end_slash
-from dcp_tiers.errors import TiersError
+from dcp_base import DcpError, file_path, scheme_of, without_end_slash
+from dcp_io import STALE_AFTER_SECONDS, HostCopies, HostFolder, HostStore, KeepAll, KeepPolicy, LocalStore, Store
 
-__all__ = ["Tier", "WhenFull", "is_number"]
+__all__ = [
+    "DESCRIPTION",
+    "Description",
+    "Tier",
+    "TiersError",
+    "WhenFull",
+    "decode_tiers",
+    "doubt_of",
+    "encode_tiers",
+    "is_number",
+    "is_same_place",
+]
+
+
+class TiersError(DcpError, ValueError):
+    """The description of tiers is wrong: none, a duplicate, or an unreadable file."""
+
 
 WhenFull = Literal["wait", "drop"]
 
 
 def is_number(value: object) -> bool:
-    """Whether a value is a real number, and not a boolean."""
+    """Return whether a value is a real number, not a boolean."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
@@ -27,23 +46,21 @@ class Tier:
     """One storage of a run's checkpoints, under the same path or URI for all ranks and promoters.
 
     Args:
-        root: Path of a folder, or a URI that an installed storage handles. A relative path is resolved at once.
-        keep: Policy that selects the checkpoints to keep in this tier; those that it selects are promoted to it.
-        rate_bytes_per_second: Limit of the rate at which a promoter writes to this tier; None for no limit. Not for the
-            first tier, to which nothing is promoted.
-        max_bytes: Budget of the tier: what its checkpoints may take together; None for no limit. Checkpoints that no
-            further tier must still get are removed first, the oldest first, even if `keep` selects them; the newest
-            complete one is never removed.
-        when_full: Choice for a tier that is full of checkpoints that further tiers must still get. `wait`: a save (in a
-            further tier, a promotion) waits until enough of them have arrived. `drop`: the oldest are removed, with an
-            event and a warning, and are lost unless another tier has them.
-        per_host: Whether each host has a folder of its own at this path, such as its disk: the folder has the files of
-            its ranks. True for the URI of a store of each host, too, such as `host:///path`. Only for the first tier.
-        copies: Copies of each host's part on other hosts, such as `dcp_memory.partner()`, which a manager makes after
-            each save; None for none. Only for a tier of each host. Not part of `run.tiers.toml`.
+        root: Path of a directory, or a URI of an installed storage. Relative paths are resolved immediately.
+        keep: Policy that selects the checkpoints to promote to this tier and to keep in it.
+        rate_bytes_per_second: Limit for a promoter's writes to this tier; None for no limit. Not for the first tier.
+        max_bytes: Budget for all checkpoints in the tier; None for no limit. The oldest checkpoints that no further
+            tier needs are removed first, even if `keep` selects them; the newest complete one is never removed.
+        when_full: Policy for a tier full of checkpoints that further tiers still need. `wait`: a save (in a further
+            tier, a promotion) waits until enough of them have arrived. `drop`: the oldest are removed, with an event
+            and a warning, and are lost unless another tier has them.
+        per_host: Whether each host has its own directory at this path, such as its disk, with the files of its ranks.
+            True for URIs of per-host stores, such as `host:///path`. Only for the first tier.
+        copies: Way to copy each host's part to other hosts, such as `dcp_memory.partner()`, which a manager uses after
+            each save. Only for a per-host tier. Not part of `run.tiers.toml`.
 
     Raises:
-        TiersError: The rate or the budget is not positive, `when_full` is another word, or `copies` no way to copy.
+        TiersError: The rate or the budget is not positive, or `when_full` or `copies` is not valid.
         InvalidPlaceError: The root is empty, or looks like a URI that lost a slash.
 
     Example:
@@ -83,13 +100,13 @@ class Tier:
 
     @property
     def url(self) -> str:
-        """The absolute path, or the URI, of the tier's folder."""
+        """Absolute path or URI of the tier's directory."""
         root = os.fspath(self.root)
-        return host_uri(root) if self.per_host and scheme_of(root) == "file" else root
+        return HostFolder(root).url if self.per_host and scheme_of(root) == "file" else root
 
 
 def _absolute(root: str | os.PathLike[str]) -> str:
-    """Return the absolute path, or the URI; raises TiersError if promoters could not read its name."""
+    """Return the absolute path or URI. Raises TiersError if promoters could not read it."""
     text = os.fspath(root)
     if isinstance(text, bytes):
         raise TiersError(f"tier {text!r}: give the root as text, such as {os.fsdecode(text)!r}")
@@ -100,3 +117,106 @@ def _absolute(root: str | os.PathLike[str]) -> str:
     except UnicodeEncodeError as error:
         raise TiersError(f"tier {text!a}: run.tiers.toml cannot name a path that is not UTF-8") from error
     return text
+
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+DESCRIPTION = "run.tiers.toml"
+"""File name in each tier."""
+_VERSION = 1
+_KEYS = {"root", "keep", "rate_bytes_per_second", "max_bytes", "when_full", "per_host"}
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """The arguments of `Tiers`."""
+
+    tiers: Sequence[Tier]
+    folder_prefix: str
+    stale_after_seconds: float = STALE_AFTER_SECONDS
+
+
+def encode_tiers(described: Description) -> bytes:
+    """Return TOML. Raises ValueError for a policy of a user-defined class."""
+    lines = [
+        "# Tiers of a training run's checkpoints, nearest first: for `python -m dcp_tiers.promote` and tools.",
+        f"version = {_VERSION}",
+        f"folder_prefix = {_string(described.folder_prefix)}",
+    ]
+    if described.stale_after_seconds != STALE_AFTER_SECONDS:
+        lines.append(f"stale_after_seconds = {float(described.stale_after_seconds)!r}")
+    for tier in described.tiers:
+        lines += [
+            "",
+            "[[tiers]]",
+            f"root = {_string(os.fspath(tier.root))}",
+            f"keep = {_string(tier.keep.text())}",
+        ]
+        if tier.rate_bytes_per_second is not None:
+            lines.append(f"rate_bytes_per_second = {float(tier.rate_bytes_per_second)!r}")
+        if tier.max_bytes is not None:
+            lines += [f"max_bytes = {int(tier.max_bytes)}", f"when_full = {_string(tier.when_full)}"]
+        if tier.per_host:
+            lines.append("per_host = true")
+    return ("\n".join(lines) + "\n").encode()
+
+
+def decode_tiers(data: bytes, file: str) -> Description:
+    """Return the description in bytes. Raises TiersError, which names file and key."""
+    try:
+        values: dict[str, Any] = tomllib.loads(data.decode())
+        version = values["version"]
+        if version == _VERSION:
+            stale = float(values.get("stale_after_seconds", STALE_AFTER_SECONDS))
+            return Description([_tier(one) for one in values["tiers"]], str(values["folder_prefix"]), stale)
+    except KeyError as error:
+        raise TiersError(f"{file}: the key {error} is missing; write the file anew with Tiers.write()") from error
+    except (ValueError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+        raise TiersError(f"{file} does not describe tiers: {error}; write it anew with Tiers.write()") from error
+    raise TiersError(f"{file}: version {version!r} is not {_VERSION}; use the dcp-tiers that wrote it")
+
+
+def doubt_of(store: Store, name: str) -> str | None:
+    """Return why a file's paths need confirmation; None if it is trusted.
+
+    A local file is trusted if this user or root owns it and other users cannot write to it. Per-host stores belong to
+    their user. A file in a bucket has no owner.
+    """
+    file = f"{store.url}/{name}"
+    if isinstance(store, LocalStore):
+        status = os.stat(os.path.join(store.path, name))
+        if status.st_uid not in (os.geteuid(), 0):
+            return f"{file} belongs to another user (uid {status.st_uid})"
+        return f"{file} can be written to by everybody" if status.st_mode & stat.S_IWOTH else None
+    if isinstance(store, HostStore):
+        return None
+    return f"{file} may be anybody's who can write there: such a storage names no owner"
+
+
+def is_same_place(one: Store, other: Store) -> bool:
+    """Return whether two stores are the same directory, even by different paths."""
+    if isinstance(one, LocalStore) and isinstance(other, LocalStore):
+        return os.path.realpath(one.path) == os.path.realpath(other.path) or _is_same_file(one.path, other.path)
+    return one.url == other.url
+
+
+def _is_same_file(one: str, other: str) -> bool:
+    with contextlib.suppress(OSError):
+        return os.path.samefile(one, other)
+    return False
+
+
+def _tier(values: dict[str, Any]) -> Tier:
+    if unknown := values.keys() - _KEYS:
+        raise ValueError(f"unknown key {min(unknown)!r}; known are {', '.join(sorted(_KEYS))}")
+    optional = {key: values[key] for key in _KEYS - {"root", "keep"} if key in values}
+    return Tier(str(values["root"]), KeepPolicy.parse(values["keep"]), **optional)
+
+
+def _string(text: str) -> str:
+    # A string of JSON is one of TOML, except for DEL.
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

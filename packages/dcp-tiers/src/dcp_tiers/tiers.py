@@ -1,39 +1,48 @@
-"""`Tiers`: a root of several storages. Names checkpoints for saves and loads; `promotion` copies them between tiers."""
+"""`Tiers`: a root over several storages, which names checkpoints for saves and loads."""
 
 from __future__ import annotations
 
 import logging
 import operator
 import os
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 
+from dcp_base import CheckpointEvent, DcpError, installed, library_logger
 from dcp_io import (
     STALE_AFTER_SECONDS,
     Catalogue,
     HostCopies,
     HostStore,
+    JobHosts,
+    KeepAll,
     KeepPolicy,
     LocalStore,
     Store,
     ask_places,
-    check_checkpoint,
     file_at,
-    host_id,
     open_store,
 )
-from dcp_manifest import CheckpointNotFoundError, DcpError, library_logger
-from dcp_tiers.budget import make_room
-from dcp_tiers.description import DESCRIPTION, Description, check_owner, decode_tiers, encode_tiers
-from dcp_tiers.draining import lacking_steps, report_lacking, wait_for_promoter
-from dcp_tiers.errors import TiersError
+from dcp_manifest import CheckpointNotFoundError
 from dcp_tiers.listing import TieredStep, list_steps
 from dcp_tiers.promoter_process import PromoterProcess
-from dcp_tiers.tier import Tier, is_number
-from dcp_tiers.waiting import KeepWaiting
+from dcp_tiers.removal import make_room
+from dcp_tiers.tier import (
+    DESCRIPTION,
+    Description,
+    Tier,
+    TiersError,
+    decode_tiers,
+    doubt_of,
+    encode_tiers,
+    is_number,
+    is_same_place,
+)
+from dcp_tiers.waiting import KeepWaiting, TieredRoot, steps_to_send
 
-__all__ = ["Tiers"]
+__all__ = ["Tiers", "lacking_steps"]
 
 _log = library_logger(__name__)
 
@@ -41,22 +50,22 @@ _PATIENCE_SECONDS = 24 * 3600.0
 
 
 class Tiers:
-    """Root of a training run whose checkpoints lie on several storages, the nearest first.
+    """Root of a training run with its checkpoints on several storages, the nearest first.
 
-    Saves go to the first tier; a promoter copies to the others what their policies keep. A tier has a folder for each
-    checkpoint, which is complete in itself: any tool can read it alone.
+    Saves go to the first tier; a promoter copies the checkpoints that the other tiers' policies select. Each tier has a
+    self-contained directory per checkpoint, which any tool can read.
 
     Args:
         tiers: The tiers, at least one, nearest first.
-        folder_prefix: Prefix of checkpoint folder names, before the step.
-        stale_after_seconds: Age of a save marker or lease at which its process, if on another host, counts as dead.
-        patience_seconds: Time without progress after which the promoter gives up, once the trainer has ended; the
-            default outlasts an outage of a storage for the night. While the trainer runs it never gives up.
+        folder_prefix: Prefix of checkpoint directory names, before the step.
+        stale_after_seconds: Age at which a marker or lease of a process on another host counts as dead.
+        patience_seconds: Seconds without progress after which the promoter exits, once the trainer has ended. The
+            default outlasts a storage outage of one night. The promoter never exits while the trainer runs.
 
     Raises:
-        TiersError: There is no tier, one is given twice, one but the first is of each host, or `per_host` is set for
-            the URI of a store that all hosts share, or `copies` for such a store; or a time is not above 0.
-        ValueError: No tool would read the step from folder names with this prefix.
+        TiersError: There is no tier, one is given twice, a further tier is per host, `per_host` or `copies` is set for
+            a shared store, or a time is not above 0.
+        ValueError: Tools cannot read the step from directory names with this prefix.
 
     Example:
         ```python
@@ -94,34 +103,39 @@ class Tiers:
         for tier in self.tiers[1:]:
             if tier.per_host:
                 raise TiersError(f"{tier.root}: only the first tier may be one of each host (per_host)")
-        # The folder of each host may be that of another tier.
+        # The directory of each host may be that of another tier.
         places = [
             os.path.realpath(store.path) if isinstance(store, LocalStore) else store.url for store in self._stores
         ]
         if twice := {place for place in places if places.count(place) > 1}:
-            raise TiersError(f"{min(twice)} is in the list of tiers twice; each tier needs a folder of its own")
+            raise TiersError(f"{min(twice)} is in the list of tiers twice; each tier needs a directory of its own")
         self.catalogues = tuple(
             Catalogue(store, stale_after_seconds=stale_after_seconds, folder_prefix=folder_prefix)
             for store in self._stores
         )
         """Catalogue of each tier, nearest first."""
         self.largest_bytes = 0
-        """Size of the largest checkpoint in the first tier when it was listed last; 0 if it was not."""
+        """Largest checkpoint in the last listing of the first tier."""
         self._described = Description(self.tiers, folder_prefix, stale_after_seconds)
+        self.doubt: str | None = None
+        """Why the tiers' paths need confirmation."""
         self._promoter = PromoterProcess(urls[0], patience_seconds)
 
     @classmethod
-    def read(cls, place: str | os.PathLike[str], *, own: bool = False) -> Tiers:
-        """Return the tiers that a file describes.
+    def read(cls, place: str | os.PathLike[str], *, own: bool = False, trust: bool = False) -> Tiers:
+        """Return the tiers that a file describes; one of them must be the file's directory.
+
+        Managers and promoters write and remove checkpoints at these paths. They raise TiersError if another user owns
+        the file, any user can write to it, or it is in a bucket, where files have no owner.
 
         Args:
-            place: Path or URI of a file `run.tiers.toml`, or of the folder of one of its tiers.
-            own: Whether to refuse a local file that another user owns: who promotes writes and removes checkpoints
-                where the file says.
+            place: Path or URI of a file `run.tiers.toml`, or of a tier's directory.
+            own: Whether to raise that error now.
+            trust: Whether to accept such a file, after you have read it.
 
         Raises:
-            CheckpointNotFoundError: There is no such file.
-            TiersError: The file does not describe tiers, or belongs to another user.
+            CheckpointNotFoundError: The file does not exist.
+            TiersError: The file does not describe tiers, or is for other directories; or see `own`.
             OSError: The storage failed.
         """
         text = os.fspath(place)
@@ -138,19 +152,42 @@ class Tiers:
             raise CheckpointNotFoundError(
                 f"{store.url} has no {DESCRIPTION}: it is not a tier, or Tiers.write() was never called"
             ) from error
-        if own and isinstance(store, LocalStore):
-            check_owner(os.path.join(store.path, name))
-        found = decode_tiers(data, f"{store.url}/{name}")
+        file = f"{store.url}/{name}"
+        found = cls.decode(data, file)
+        if not any(is_same_place(store, tier) for tier in found.places):
+            listed = ", ".join(tier.url for tier in found.tiers)
+            raise TiersError(
+                f"{file} is a description for {listed}, not for {store.url}: was the directory moved, copied, or "
+                "mounted under another path? Give the path that it names, or correct the root in the file"
+            )
+        found.doubt = None if trust else doubt_of(store, name)
+        if own:
+            found.check_trusted()
+        return found
+
+    @classmethod
+    def decode(cls, data: bytes, file: str) -> Tiers:
+        """Return the tiers in bytes; `file` is for messages. Raises TiersError."""
+        found = decode_tiers(data, file)
         try:
             return cls(found.tiers, folder_prefix=found.folder_prefix, stale_after_seconds=found.stale_after_seconds)
         except ValueError as error:
-            raise TiersError(f"{store.url}/{name}: {error}") from error
+            raise TiersError(f"{file}: {error}") from error
+
+    def check_trusted(self) -> None:
+        """Raise TiersError for tiers from an unconfirmed file: see `read`."""
+        if self.doubt is not None:
+            listed = ", ".join(tier.url for tier in self.tiers)
+            raise TiersError(
+                f"{self.doubt}, and checkpoints would be written and removed where it says, in {listed}: read it and, "
+                "if it is right, confirm it with --trust-description, or Tiers.read(..., trust=True)"
+            )
 
     def write(self) -> None:
-        """Write `run.tiers.toml` into the first tier, which other processes read; a promoter writes it to the others.
+        """Write `run.tiers.toml` into the first tier for other processes; a promoter writes it to the others.
 
         Raises:
-            ValueError: A policy is of a class of your own, which other processes cannot read.
+            ValueError: Other processes cannot read a policy of a user-defined class.
             OSError: The storage failed.
 
         Ranks: one.
@@ -158,7 +195,8 @@ class Tiers:
         self.write_to(0)
 
     def write_to(self, number: int) -> None:
-        """Write the description into the tier with this number, unless it is there already. Errors: see `write`."""
+        """Write the description into a tier that lacks it. Raises as `write`."""
+        self.check_trusted()
         store, data = self._stores[number], encode_tiers(self._described)
         if store.exists(DESCRIPTION) and store.read(DESCRIPTION) == data:
             return
@@ -166,24 +204,24 @@ class Tiers:
         store.publish(DESCRIPTION, data)
 
     def host_id(self) -> str:
-        """Return the id of this host's folder of the first tier, 16 hexadecimal digits; it is made if it is missing."""
-        return host_id(self._stores[0])
+        """Return the id of this host's directory in the first tier, 16 hexadecimal digits; create it if missing."""
+        return JobHosts(self._stores[0]).own_id()
 
     @property
     def copies(self) -> HostCopies | None:
-        """Copies of each host's part of a checkpoint on other hosts, which a manager makes; None for none."""
+        """Way to copy each host's part to other hosts."""
         return self.tiers[0].copies
 
     @property
     def places(self) -> tuple[Store, ...]:
-        """The store of each tier, nearest first."""
+        """Stores of the tiers, nearest first."""
         return self._stores
 
     def step(self, step: int) -> str:
-        """Return the checkpoint id by which a step is saved: its folder in the first tier.
+        """Return the checkpoint id for saving a step: its directory in the first tier.
 
         Raises:
-            TiersError: The step is not an integer of at least 0: no tool would list its checkpoint.
+            TiersError: The step is not an integer of at least 0.
         """
         try:
             number = -1 if isinstance(step, bool) else operator.index(step)
@@ -197,16 +235,16 @@ class Tiers:
         return f"{self.tiers[number].url}/{self.catalogues[number].folder_name(step)}"
 
     def find(self, step: int | None) -> str:
-        """Return the checkpoint id by which a step is loaded: its folder in the nearest tier with a complete copy.
+        """Return the checkpoint id for loading a step: its directory in the nearest tier with a complete copy.
 
-        With a tier of each host, the id stands for all hosts' folders, and for the other tiers, from which a load reads
-        what no host has; the load finds out whether the step is complete.
+        With a per-host tier, the id stands for all hosts' directories and the other tiers, which supply missing files;
+        the load checks for completeness.
 
         Args:
-            step: The step; None, which `latest` returns if there is no checkpoint, raises an error.
+            step: The step. None, which `latest` returns without checkpoints, is an error.
 
         Raises:
-            CheckpointNotFoundError: No tier has a complete copy; the message says what each of them lacks.
+            CheckpointNotFoundError: No tier has a complete copy; the message says what each tier lacks.
         """
         near = self._stores[0]
         if step is not None and isinstance(near, HostStore):
@@ -228,10 +266,9 @@ class Tiers:
     def latest(self) -> int | None:
         """Return the highest step that is complete in some tier; None if there is none.
 
-        Complete: its index and its files are there in full length. Of a tier of each host, only this host's folder is
-        seen, and a step counts if its index is there. A tier that cannot be read, or does not answer for half a minute,
-        is passed over with a warning, if others have checkpoints; so is a higher step that is not complete, with what
-        is there and where the original was.
+        A copy is complete if its index and all files have full length. In a per-host tier, this host's index is enough.
+        Higher incomplete steps are skipped with a warning, and so are tiers that are unreadable or silent for half a
+        minute, if others have checkpoints.
 
         Raises:
             OSError: A tier could not be read, and the others have no checkpoint.
@@ -255,14 +292,14 @@ class Tiers:
         if self.tiers[number].per_host:
             return True
         try:
-            check_checkpoint(self._stores[number].child(self.catalogues[number].folder_name(step)))
+            self.catalogues[number].check(step)
         except (OSError, DcpError) as error:
             _log.warning("step %d in %s is passed over: %s", step, self.tiers[number].url, error)
             return False
         return True
 
     def steps(self) -> list[TieredStep]:
-        """Return all steps by ascending number, and the state of their copies in each tier; reads all indexes.
+        """Return all steps in ascending order with the states of their copies; reads all indexes.
 
         Raises:
             OSError: The storage of a tier failed.
@@ -273,22 +310,34 @@ class Tiers:
 
     @property
     def keep_waiting(self) -> KeepPolicy:
-        """Policy that keeps in the first tier what further tiers must still get, and nothing else."""
+        """Policy that keeps only what further tiers still need."""
         return KeepWaiting(self)
 
     @property
     def keep_policy(self) -> KeepPolicy:
-        """Policy of a manager for the first tier: that of the tier, and what further tiers must still get."""
+        """A manager's policy for the first tier: the tier's policy and `keep_waiting`. Raises as `check_trusted`."""
+        self.check_trusted()
         return self.tiers[0].keep | self.keep_waiting
 
-    def make_room(self, step: int, *, hurry: bool) -> bool:
-        """Bring the first tier within its budget before a step is saved; returns False if the save should wait.
+    def kept_by(self, policy: KeepPolicy) -> KeepPolicy:
+        """Combine a manager's policy for the first tier with `keep_waiting`; promoters then remove nothing there.
 
-        The storage's failures are logged, not raised: the save goes on.
+        Raises:
+            TiersError: See `check_trusted`.
+        """
+        self.check_trusted()
+        described = (replace(self.tiers[0], keep=KeepAll()), *self.tiers[1:])
+        self._described = Description(described, self.folder_prefix, self.stale_after_seconds)
+        return policy | self.keep_waiting
+
+    def make_room(self, step: int, *, hurry: bool) -> bool:
+        """Bring the first tier within its budget before a save; return False if the save should wait.
+
+        Storage failures are logged, and the save continues.
 
         Args:
-            step: The step that is about to be saved, taken to be as large as the largest checkpoint there.
-            hurry: Whether the save cannot wait, so that a full tier drops what further tiers must still get.
+            step: The step about to be saved, assumed as large as the largest checkpoint there.
+            hurry: Whether the save cannot wait: a full tier then drops checkpoints that further tiers still need.
 
         Ranks: one.
         """
@@ -299,23 +348,27 @@ class Tiers:
             return True
 
     def start_promoter(self) -> None:
-        """Write the description and start the promoter process, unless it runs; a failure is logged, not raised.
+        """Write the description and start the promoter process, unless it runs; log failures.
 
-        The process finds what waits from earlier runs. It ends by itself after this process, when everything has
+        The process also promotes pending checkpoints of earlier runs. After this process ends, it exits once all have
         arrived. `CheckpointManager` calls this.
+
+        Raises:
+            TiersError: See `check_trusted`.
 
         Ranks: one.
         """
         if len(self.tiers) == 1:
             return
+        self.check_trusted()
         try:
             self.write()
-            self._promoter.start()
+            self._promoter.start(encode_tiers(self._described))
         except (OSError, ValueError) as error:
             _log.warning("no promoter of %s was started: %s", self.tiers[0].url, error)
 
     def wake_promoter(self) -> None:
-        """Make the promoter look for new checkpoints; starts it if it has ended. Ranks: one."""
+        """Make the promoter look for new checkpoints; start it if it has ended. Ranks: one."""
         if not self._promoter.wake():
             self.start_promoter()
             self._promoter.wake()
@@ -323,30 +376,28 @@ class Tiers:
     def end_promoter(self, seconds: float | None = None) -> None:
         """Wait for the promoter, at most `seconds`; an event and a warning say what further tiers lack.
 
-        Another trainer's promoter, which works for both, is waited for only if this one has saved something. If the
-        first tier cannot be read, that is logged, not raised: the saves have ended.
+        Another trainer's promoter is waited for only if this process has saved. An unreadable first tier is logged.
 
         Ranks: one.
         """
         try:
             if lacking_steps(self):
                 self.start_promoter()
-            report_lacking(self, wait_for_promoter(self, self._promoter, seconds))
+            _report_lacking(self, _wait_for_promoter(self, self._promoter, seconds))
         except (OSError, DcpError) as error:
             self._promoter.leave()
             _log.warning("what further tiers lack of %s is not known: %s", self.tiers[0].url, error)
 
     def drain(self, seconds: float | None = None) -> dict[str, list[int]]:
-        """Wait until further tiers have all that their policies keep, and return what they lack after that.
+        """Wait until further tiers have all that their policies select; return the steps that they still lack.
 
-        A promoter process is started if none runs; after the time it goes on alone.
+        A promoter process is started if none runs; it continues after the time.
 
         Args:
-            seconds: Maximum time to wait; None waits until the promoter has ended: when everything has arrived, or what
-                has not cannot be promoted.
+            seconds: Maximum time to wait; None waits until all have arrived or cannot be promoted.
 
         Returns:
-            Path or URI of a tier → steps that it lacks, ascending; empty if everything has arrived.
+            Path or URI of a tier → steps that it lacks, ascending.
 
         Raises:
             OSError: The first tier cannot be read.
@@ -363,14 +414,13 @@ class Tiers:
             assert tiers.drain(seconds=120) == {}
             ```
         """
-        # Without a step that lacks, too: a further tier may have lost what it had.
+        # Start it even if no step is lacking: a further tier may have lost some.
         if len(self.tiers) > 1 and self.catalogues[0].folders():
             self.wake_promoter()
-        return wait_for_promoter(self, self._promoter, seconds)
+        return _wait_for_promoter(self, self._promoter, seconds)
 
 
 def _list_of(tiers: Sequence[Tier]) -> list[Tier]:
-    """Return a list of tiers; raises TiersError if they are something else, such as paths."""
     found = [*tiers] if isinstance(tiers, Iterable) else [tiers]
     if not (isinstance(tiers, Iterable) and all(isinstance(tier, Tier) for tier in found)):
         raise TiersError(f"tiers are {tiers!r}; give a list such as [Tier('/nvme/run'), Tier('/slow/run')]")
@@ -378,7 +428,7 @@ def _list_of(tiers: Sequence[Tier]) -> list[Tier]:
 
 
 def _checked(tier: Tier, store: Store) -> Tier:
-    """Return the tier, marked as one of each host if its store is; raises TiersError if only the mark says so."""
+    """Return the tier, marked as per host if its store is. Raises TiersError if only the mark says so."""
     if isinstance(store, HostStore):
         return tier if tier.per_host else replace(tier, per_host=True)
     if tier.copies is not None and not tier.per_host:
@@ -386,6 +436,53 @@ def _checked(tier: Tier, store: Store) -> Tier:
     if tier.per_host:
         raise TiersError(
             f"tier {tier.root}: all hosts share the store of this URI, so it cannot be one of each host (per_host); "
-            "give the path of a folder, or the URI of a store that each host has for itself"
+            "give the path of a directory, or the URI of a store that each host has for itself"
         )
     return tier
+
+
+_LOOK_SECONDS, _LAST_SECONDS = 0.5, 10.0
+
+
+def lacking_steps(tiers: TieredRoot) -> dict[str, list[int]]:
+    """Return further tier → steps that it needs from the first. Raises OSError."""
+    further = range(1, len(tiers.tiers))
+    folders = tiers.catalogues[0].folders() if further else ()
+    left = {tiers.tiers[number].url: sorted(steps_to_send(tiers, number, 0, folders)) for number in further}
+    return {url: steps for url, steps in left.items() if steps}
+
+
+def _wait_for_promoter(tiers: TieredRoot, promoter: PromoterProcess, seconds: float | None) -> dict[str, list[int]]:
+    """Wait for the promoter, but not if it hangs with nothing left to copy; return what tiers lack."""
+    end = float("inf") if seconds is None else time.monotonic() + seconds
+    try:
+        _wait(tiers, promoter, end)
+    finally:
+        promoter.leave()
+    return lacking_steps(tiers)
+
+
+def _wait(tiers: TieredRoot, promoter: PromoterProcess, end: float) -> None:
+    while not promoter.end(max(0.0, min(_LOOK_SECONDS, end - time.monotonic()))):
+        if time.monotonic() >= end:
+            break
+        if not lacking_steps(tiers):
+            ended = promoter.end(max(0.0, min(_LAST_SECONDS, end - time.monotonic())))
+            if ended or not lacking_steps(tiers):  # it may have found that a tier has lost something
+                break
+
+
+def _report_lacking(tiers: TieredRoot, left: Mapping[str, Sequence[int]]) -> None:
+    nearest, *further = (tier.url for tier in tiers.tiers)
+    alone = set.intersection(*({*left.get(url, ())} for url in further)) if further else set()
+    for url, steps in left.items():
+        text = f"{url} lacks steps {_listed(steps)}"
+        if alone:
+            text += f"; {nearest} alone has {_listed(sorted(alone))}"
+        _log.warning("%s", text)
+        event = CheckpointEvent("promote", "left", "failed", 0, url, error=text, time=time.time())
+        installed.emit(event)
+
+
+def _listed(steps: Sequence[int]) -> str:
+    return ", ".join(map(str, steps))

@@ -1,20 +1,39 @@
-"""Checkpoints that wait for their promotion: what a further tier must still get from a nearer one, and a policy."""
+"""Checkpoints that further tiers need, and notes of arrival, which say to which tiers one was promoted.
+
+A note is an empty file next to the checkpoint. Retention in a near tier reads the notes, because a far tier may be
+offline. A listing is enough, and a full disk can store a note.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from dcp_io import Catalogue, CheckpointRecord, KeepPolicy, StepFolder, by_creation
-from dcp_tiers.arrivals import has_arrived, was_refused
+from dcp_io import Catalogue, CheckpointRecord, Entry, KeepBest, KeepPolicy, StepFolder, Store
+from dcp_manifest import METADATA_NAME
 from dcp_tiers.tier import Tier
 
-__all__ = ["KeepWaiting", "TieredRoot", "select_waiting", "steps_that_can_come", "steps_to_send"]
+__all__ = [
+    "KeepWaiting",
+    "TieredRoot",
+    "arrival_is_noted",
+    "forget_arrival",
+    "has_arrived",
+    "note_arrival",
+    "note_forgone",
+    "note_refusal",
+    "select_waiting",
+    "steps_that_can_come",
+    "steps_to_send",
+    "was_refused",
+]
 
 
 class TieredRoot(Protocol):
-    """Protocol of what `steps_to_send` needs of `Tiers`."""
+    """The part of `Tiers` that `steps_to_send` uses."""
 
     @property
     def tiers(self) -> Sequence[Tier]:
@@ -23,34 +42,25 @@ class TieredRoot(Protocol):
 
     @property
     def catalogues(self) -> Sequence[Catalogue]:
-        """Catalogue of each tier."""
+        """Catalogue per tier."""
         ...
 
 
 def steps_to_send(tiers: TieredRoot, number: int, holder: int, folders: Sequence[StepFolder] | None = None) -> set[int]:
-    """Return the steps in one tier that a further tier must still get, by the further tier's policy.
-
-    Only the nearer tier is asked; a far one may be away.
-
-    Args:
-        tiers: The tiers.
-        number: Number of the further tier.
-        holder: Number of the nearer tier.
-        folders: Folders of the nearer tier, if the caller has a fresh listing; None lists them.
-    """
+    """Return the steps in tier `holder` that tier `number` needs. Reads `holder` only; a far tier may be offline."""
     catalogue = tiers.catalogues[holder]
     good = [folder for folder in (catalogue.folders() if folders is None else folders) if folder.is_good]
     return select_waiting(tiers.tiers[number], good, catalogue.records(good))
 
 
 def select_waiting(tier: Tier, good: Sequence[StepFolder], records: Sequence[CheckpointRecord]) -> set[int]:
-    """Return the steps that a tier must still get of undamaged checkpoints in a nearer one, whose records are given."""
-    wanted = tier.keep.keep(by_creation(records), time.time())
+    """Return the steps that a tier needs from undamaged checkpoints."""
+    wanted = tier.keep.keep(CheckpointRecord.by_creation(records), time.time())
     return {folder.step for folder in good if folder.step in wanted and not has_arrived(folder.entries, tier.url)}
 
 
 def steps_that_can_come(tiers: TieredRoot) -> set[int]:
-    """Return the steps in the first tier that some further one must still get and has not refused."""
+    """Return the steps in the first tier that a further tier needs and has not refused."""
     folders = tiers.catalogues[0].folders()
     return {
         folder.step
@@ -62,10 +72,10 @@ def steps_that_can_come(tiers: TieredRoot) -> set[int]:
 
 
 class KeepWaiting(KeepPolicy):
-    """Policy for the first tier that keeps each checkpoint that a further tier must still get.
+    """Policy for the first tier that keeps each checkpoint that a further tier still needs.
 
-    Combined with another policy, it keeps a slow or absent tier from losing checkpoints: what that tier's own policy
-    would drop anyway is not kept for it. Only the first tier is asked, so that retention waits for no far storage.
+    Combined with another policy, it protects the checkpoints that a slow or absent tier's policy selects. It reads only
+    the first tier, so retention never waits for a far storage.
 
     Args:
         tiers: The tiers of the run; the policy is for the first of them.
@@ -91,9 +101,88 @@ class KeepWaiting(KeepPolicy):
     def __init__(self, tiers: TieredRoot) -> None:
         self._tiers = tiers
 
+    @property
+    def metrics(self) -> frozenset[str]:
+        """Names of the metrics in the further tiers' policies."""
+        return frozenset[str]().union(*(tier.keep.metrics for tier in self._tiers.tiers[1:]))
+
+    def best(self) -> tuple[KeepBest, ...]:
+        """Return the `KeepBest` policies of all tiers."""
+        return tuple(dict.fromkeys(each for tier in self._tiers.tiers for each in tier.keep.best()))
+
     def keep(self, records: Sequence[CheckpointRecord], now_seconds: float) -> set[int]:
-        """Return the steps that some further tier must still get."""
+        """Return the steps that some further tier still needs."""
         del records, now_seconds
         further = range(1, len(self._tiers.tiers))
         folders = self._tiers.catalogues[0].folders() if further else ()
         return set().union(*(steps_to_send(self._tiers, number, 0, folders) for number in further))
+
+
+_ARRIVED, _FORGONE, _REFUSED = ".dcp-promoted-", ".dcp-forgone-", ".dcp-refused-"
+
+
+def note_arrival(store: Store, url: str) -> None:
+    """Note that the tier at `url` has the checkpoint. Raises OSError."""
+    _write(store, _ARRIVED, url, b"")
+
+
+def note_forgone(store: Store, url: str) -> None:
+    """Note that the tier at `url` will never have all of it."""
+    _write(store, _FORGONE, url, b"")
+
+
+def note_refusal(store: Store, url: str, reason: str) -> None:
+    """Note that promotion to the tier at `url` is impossible."""
+    _write(store, _REFUSED, url, json.dumps({"tier": url, "refused": reason}).encode())
+
+
+def forget_arrival(store: Store, url: str) -> None:
+    """Remove the note of an arrival."""
+    for entry in store.list():
+        if entry.name.startswith(_prefix(_ARRIVED, url)):
+            store.delete(entry.name)
+
+
+def has_arrived(entries: Iterable[Entry], url: str) -> bool:
+    """Return whether a note of this save says that a tier has it or will not get it."""
+    return _has_note(entries, _ARRIVED, url) or _has_note(entries, _FORGONE, url)
+
+
+def arrival_is_noted(entries: Iterable[Entry], url: str) -> bool:
+    """Return whether a note of this save says that a tier has it."""
+    return _has_note(entries, _ARRIVED, url)
+
+
+def was_refused(entries: Iterable[Entry], url: str) -> bool:
+    """Return whether a note of this save says that promotion is impossible."""
+    return _has_note(entries, _REFUSED, url)
+
+
+def _write(store: Store, kind: str, url: str, data: bytes) -> None:
+    entries = store.list()
+    name = _name(entries, kind, url)
+    if name is None:
+        return
+    store.publish(name, data, sync=False)
+    for entry in entries:
+        if entry.name.startswith(_prefix(kind, url)) and entry.name != name:  # of an earlier save of the step
+            store.delete(entry.name)
+
+
+def _has_note(entries: Iterable[Entry], kind: str, url: str) -> bool:
+    entries = tuple(entries)
+    name = _name(entries, kind, url)
+    return name is not None and any(entry.name == name for entry in entries)
+
+
+def _name(entries: Iterable[Entry], kind: str, url: str) -> str | None:
+    index = next((entry for entry in entries if entry.name == METADATA_NAME), None)
+    return None if index is None else f"{_prefix(kind, url)}{_digest(f'{index.bytes} {index.mtime!r}')}.json"
+
+
+def _prefix(kind: str, url: str) -> str:
+    return f"{kind}{_digest(url)}-"
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=8).hexdigest()

@@ -1,6 +1,6 @@
-"""torchtitan's checkpointer over this library: the same options, the same folders `step-N`, in both directions.
+"""torchtitan's checkpointer over this library, with the same options and directories `step-N`, in both directions.
 
-Other packages save, keep and find checkpoints. This one determines, as torchtitan does, what is saved and when.
+This package determines, as torchtitan does, which state is saved and when.
 """
 
 from dcp_torchtitan.checkpoint_manager import DcpCheckpointManager

@@ -1,6 +1,4 @@
-"""`DcpCheckpointManager`: the checkpoint manager that torchtitan's trainer expects, implemented over `dcp_manager`.
-
-What is saved and when follows torchtitan's documentation; `dcp_manager` decides which checkpoints are kept and found.
+"""`DcpCheckpointManager`: torchtitan's checkpoint manager, implemented with `dcp_manager`.
 
 Source: torchtitan 0.3 `components/checkpointer` (`BaseCheckpointManager`, options, names of folders and states).
 """
@@ -8,6 +6,7 @@ Source: torchtitan 0.3 `components/checkpointer` (`BaseCheckpointManager`, optio
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -30,45 +29,40 @@ from torchtitan.tools import filesystem
 from torchtitan.tools.logging import logger
 from torchtitan.tools.utils import GarbageCollection
 
-from dcp_core import CheckpointNotFoundError, load
-from dcp_core.errors import RANK_ERRORS
+from dcp_async import AsyncSaver, DefaultStager, StagingOptions
+from dcp_core import CheckpointNotFoundError, load, save
+from dcp_format import (
+    HuggingFaceStorageReader,
+    HuggingFaceStorageWriter,
+    QuantizedHuggingFaceStorageReader,
+    consolidate_safetensors_files_on_every_rank,
+)
 from dcp_manager import CheckpointManager as RunManager
 from dcp_manager import KeepLast
+from dcp_manager.background import future_of
 from dcp_ranks import make_coordinator
-from dcp_torchtitan.background import BackgroundSaver
-from dcp_torchtitan.hugging_face import export_model, load_model
 
-__all__ = ["DcpCheckpointManager"]
+__all__ = ["DcpCheckpointManager", "export_model", "load_model"]
 
 
 class DcpCheckpointManager(BaseCheckpointManager):
-    """Checkpoint manager for torchtitan's trainer; replaces torchtitan's `CheckpointManager`, with the same options.
+    """Replaces torchtitan's `CheckpointManager`; each manager loads the other's checkpoints.
 
-    Both managers have the same format of checkpoints: either can load what the other has saved.
+    Arguments are torchtitan's; `states` also receives the model, optimizers, schedulers and data loader.
 
-    Args:
-        config: Options of the manager; see `DcpCheckpointManager.Config`.
-        dataloader: Data loader, whose state is saved for each rank; None if there is none.
-        model_parts: Modules of the model, whose states are saved together under the names of their parameters.
-        optimizers: Torchtitan's container of the optimizers.
-        lr_schedulers: Torchtitan's container of the learning-rate schedulers.
-        states: Further states to save, by name; the states above are added to this dict.
-        sd_adapter: Adapter of the model's state dict to Hugging Face's safetensors; None if the model has none.
-        base_folder: Folder that contains the configured folder.
-
-    Ranks: every rank makes one, and calls the same methods in the same order.
+    Ranks: every rank creates one, and calls the same methods in the same order.
     """
 
     @dataclass(kw_only=True, slots=True)
     class Config(CheckpointManager.Config):
-        """Options of torchtitan, and `tolerated_failures`.
+        """torchtitan's options, and `tolerated_failures`.
 
-        `async_mode`: "async" saves in a thread, "async_with_pinned_mem" in a process of its own, from a copy that is
-        made while the next step computes.
+        `async_mode`: "async" saves in a thread; "async_with_pinned_mem" saves in a process, from a copy made during the
+        next step.
         """
 
         tolerated_failures: int = 0
-        """Number of saves in a row that may fail because of the storage before the training ends."""
+        """Number of consecutive saves that may fail in storage before training ends."""
 
         def __post_init__(self) -> None:
             CheckpointManager.Config.__post_init__(self)
@@ -102,9 +96,9 @@ class DcpCheckpointManager(BaseCheckpointManager):
         self.states[MODEL] = ModelWrapper(model_parts)
         self.states |= {OPTIMIZER: optimizers, DATALOADER: dataloader, LR_SCHEDULER: lr_schedulers}
         self._resources = contextlib.ExitStack()
-        self._saver: BackgroundSaver | None = None
+        self._saver: _BackgroundSaver | None = None
         if config.async_mode != "disabled":
-            self._saver = BackgroundSaver(config.async_mode, self._resources)
+            self._saver = _BackgroundSaver(config.async_mode, self._resources)
         self._manager = self._resources.enter_context(
             RunManager(
                 self.folder,
@@ -121,7 +115,7 @@ class DcpCheckpointManager(BaseCheckpointManager):
         if chosen is None:
             loaded = self._load_initial()
         else:
-            # A seed checkpoint has the model alone.
+            # A seed checkpoint has only the model.
             state = self._model_state() if chosen == 0 else self._state_to_load()
             restored = self._manager.restore(state, step=None if step == -1 else step)
             self.states[MODEL].load_state_dict(state)
@@ -131,11 +125,7 @@ class DcpCheckpointManager(BaseCheckpointManager):
         return loaded
 
     def _choose_step(self, asked: int) -> int | None:
-        """Return the step to load, the same on all ranks; -1 selects the highest step, or None without checkpoints.
-
-        Raises:
-            CheckpointNotFoundError: The requested step has no checkpoint.
-        """
+        """Return the step to load, equal on all ranks; -1 selects the highest, if any."""
 
         def choose() -> int | None:
             found = self._manager.checkpoints()
@@ -148,11 +138,11 @@ class DcpCheckpointManager(BaseCheckpointManager):
             sound = [record.step for record in found if record.quarantined is None]
             return max(sound or steps, default=None) if asked == -1 else asked
 
-        with make_coordinator(errors=RANK_ERRORS) as ranks:
+        with make_coordinator() as ranks:
             return ranks.broadcast("choose a checkpoint", choose)
 
     def _load_initial(self) -> bool:
-        """Load the initial state of a run that has no checkpoint; returns whether an initial state is configured."""
+        """Load the configured initial state, if any; return whether there is one."""
         config, path = self.config, self.config.initial_load_path
         if config.initial_load_in_hf:
             path = path or getattr(self.sd_adapter, "hf_assets_path", None)
@@ -177,7 +167,7 @@ class DcpCheckpointManager(BaseCheckpointManager):
     def _save(self, curr_step: int, last_step: bool = False) -> bool:
         if not self._is_due(curr_step, last_step=last_step):
             return False
-        GarbageCollection.collect("before saving a checkpoint")  # torchtitan has turned off what is automatic
+        GarbageCollection.collect("before saving a checkpoint")  # torchtitan disables automatic collection
         if last_step:
             self._save_last(curr_step)
             return True
@@ -192,7 +182,7 @@ class DcpCheckpointManager(BaseCheckpointManager):
         return is_first or last_step or step % self.config.interval == 0
 
     def _save_last(self, step: int) -> None:
-        """Save the last step (whole state, model alone, or safetensors), and wait until its checkpoint exists."""
+        """Save the last step (whole state, model or safetensors), and wait for it."""
         if self.config.last_save_in_hf:
             self._manager.wait()
             export_model(self.sd_adapter, self._exported_model(), self._manager.checkpoint_id(step))
@@ -205,14 +195,13 @@ class DcpCheckpointManager(BaseCheckpointManager):
         return dict(self.states[MODEL].state_dict())
 
     def _exported_model(self) -> dict[str, Any]:
-        """Return the model's state with floating-point tensors in `export_dtype`."""
         dtype = TORCH_DTYPE_MAP[self.config.export_dtype]
         state = self._model_state()
         floating = (name for name, value in state.items() if torch.is_tensor(value) and value.is_floating_point())
         return state | {name: state[name].to(dtype) for name in floating}
 
     def _whole_state(self, states: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the state dict to store: values of the model at the top level, beside the other states by name."""
+        """Return the state dict to store: model values at the top level, other states by name."""
         return {name: value for name, value in states.items() if name != MODEL} | self._model_state()
 
     def _state_to_load(self) -> dict[str, Any]:
@@ -234,5 +223,89 @@ class DcpCheckpointManager(BaseCheckpointManager):
         self._manager.wait()
 
     def _close(self) -> None:
-        # The trainer closes while it handles an error, too: then other ranks may not come here, and it matters more.
+        # The trainer also closes while handling an error, which matters more, and other ranks may not arrive here.
         self._resources.__exit__(*sys.exc_info())
+
+
+_PINNED = "async_with_pinned_mem"
+
+
+class _BackgroundSaver:
+    """Saver in a thread (`async`) or process (`async_with_pinned_mem`).
+
+    A process's state is copied during the next step: call `wait_for_copy` before parameters change.
+    """
+
+    def __init__(self, mode: str, resources: contextlib.ExitStack) -> None:
+        """Closing `resources` closes the saver."""
+        self._stager: DefaultStager | None = None
+        if mode == _PINNED:
+            self._stager = DefaultStager(StagingOptions(use_async_staging=True))
+            resources.callback(self._stager.close)
+        self._saver = resources.enter_context(AsyncSaver("process" if mode == _PINNED else "thread"))
+        self._copy: Future[Any] | None = None
+        self.last: Future[Any] | None = None
+        """Future of the last save, done when its checkpoint exists."""
+
+    def save(self, state_dict: dict[str, Any], **arguments: Any) -> Any:
+        """Begin a save; see `AsyncSaver.save`."""
+        answer: Any = self._saver.save(state_dict, async_stager=self._stager, **arguments)
+        self._copy = getattr(answer, "staging_completion", None)
+        self.last = future_of(answer)
+        return answer
+
+    def wait_for_copy(self) -> None:
+        """Wait until values may change; raise the copy's error."""
+        copy, self._copy = self._copy, None
+        if copy is not None:
+            copy.result()
+
+
+_PARTS = "sharded"
+_THREADS = 4
+
+
+def load_model(adapter: Any, model_state: dict[str, Any], path: str, *, quantized: bool) -> dict[str, Any]:
+    """Load a model's state dict from safetensors; tensors of the template `model_state` may be filled in place.
+
+    `quantized` dequantizes tensors stored in blocks with scales.
+
+    Raises:
+        CheckpointException, LoadMismatchError, …: See `dcp_core.load`.
+
+    Ranks: every rank; collective.
+    """
+    tensors = adapter.to_hf(model_state)
+    load(tensors, storage_reader=_reader(adapter, path, quantized=quantized))
+    loaded: dict[str, Any] = adapter.from_hf(tensors)
+    return loaded
+
+
+def export_model(adapter: Any, model_state: dict[str, Any], folder: str) -> None:
+    """Export a model's state as safetensors, into the files that the model's index names, or one.
+
+    Ranks write parts into the directory `sharded`, and then join them.
+
+    Raises:
+        CheckpointException, OSError, …: See `dcp_core.save`.
+
+    Ranks: every rank; collective.
+    """
+    tensors = adapter.to_hf(model_state)
+    files = adapter.fqn_to_index_mapping
+    if not files:
+        save(tensors, storage_writer=HuggingFaceStorageWriter(folder, save_distributed=True, enable_consolidation=True))
+        return
+    parts = os.path.join(folder, _PARTS)
+    save(tensors, storage_writer=HuggingFaceStorageWriter(parts, fqn_to_index_mapping=files, save_distributed=True))
+    consolidate_safetensors_files_on_every_rank(parts, folder, files, num_threads=_THREADS)
+
+
+def _reader(adapter: Any, path: str, *, quantized: bool) -> HuggingFaceStorageReader:
+    """Return a reader; for quantized models, with the options of the adapter's reader."""
+    theirs: Any = adapter.get_hf_storage_reader(path, True) if quantized else None
+    if not hasattr(theirs, "block_size"):
+        return HuggingFaceStorageReader(path, thread_count=_THREADS)
+    return QuantizedHuggingFaceStorageReader(
+        path, thread_count=_THREADS, target_dtype=theirs.target_dtype, block_size=theirs.block_size
+    )

@@ -1,7 +1,4 @@
-"""Override for torchtitan's command line that replaces the checkpoint manager of any configuration.
-
-Not imported by the package's `__init__`: torchtitan imports it when `--override.imports` names it.
-"""
+"""torchtitan imports this override if `--override.imports` names it; it replaces the checkpoint manager."""
 
 from __future__ import annotations
 
@@ -17,13 +14,10 @@ __all__ = ["dcp_checkpoints"]
 
 @override(target=CheckpointManager.Config, description="checkpoints by dcp", exact=True)  # type: ignore[untyped-decorator]
 def dcp_checkpoints(config: Any, **options: Any) -> DcpCheckpointManager.Config:
-    """Replace the configuration of torchtitan's own manager by one of ours with the same values.
+    """Convert torchtitan's configuration to ours.
 
-    `--override.imports dcp_torchtitan.override.dcp_checkpoints` selects it; options of `DcpCheckpointManager.Config`
-    may follow as JSON: `'dcp_torchtitan.override.dcp_checkpoints={"tolerated_failures": 2}'`.
-
-    Raises:
-        ValueError: `options` has an unknown option.
+    `--override.imports` selects it; options may follow as JSON:
+    `'dcp_torchtitan.override.dcp_checkpoints={"tolerated_failures": 2}'`. Unknown options raise ValueError.
     """
     derived: DcpCheckpointManager.Config = derive(config, DcpCheckpointManager.Config, **options)
     return derived

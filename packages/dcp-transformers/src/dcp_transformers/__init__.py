@@ -1,8 +1,4 @@
-"""Checkpoints of Hugging Face's Trainer and accelerate, and exports of their models for the Hub.
-
-Other packages save, keep and load states. This one collects the state of the two frameworks, and saves and loads when
-they request that.
-"""
+"""Checkpoints of Hugging Face's Trainer and accelerate, and exports of their models for the Hub."""
 
 from dcp_transformers.accelerator import load_state, save_state
 from dcp_transformers.export import export_model

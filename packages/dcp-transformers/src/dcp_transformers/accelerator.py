@@ -1,4 +1,4 @@
-"""`save_state` and `load_state`: all that an `Accelerator` has prepared and registered, on any world size."""
+"""Save and load everything that an `Accelerator` has prepared and registered, on any world size."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from dcp_core import Metadata, PerRank, load, save
-from dcp_manager import Saver, future_of
+from dcp_manager.background import Saver, future_of
 from dcp_state import RandomState, app_state
 from dcp_transformers.export import describe_model
 
@@ -21,22 +21,22 @@ __all__ = ["load_state", "save_state"]
 def save_state(
     accelerator: Any, checkpoint_id: str | os.PathLike[str], *, saver: Saver | None = None, **values: Any
 ) -> Future[Metadata] | None:
-    """Save what `accelerator.save_state` saves: sharded where the model is, each tensor once, published in one step.
+    """Save what `accelerator.save_state` saves, sharded like the model, each tensor once, published in one step.
 
-    That state is the models, optimizers and schedulers passed to `prepare`, the scaler, the position of stateful data
-    loaders and the epoch of seeded samplers, registered objects, and the random states of every rank.
+    That is: prepared models, optimizers and schedulers, the scaler, stateful data loaders' positions, seeded samplers'
+    epochs, registered objects, and every rank's random states.
 
     Args:
-        accelerator: The `accelerate.Accelerator` whose state is saved.
-        checkpoint_id: Path of a folder, or a URI that an installed storage handles.
-        saver: Background saver, such as `dcp_async.AsyncSaver("process")`; None saves while the caller waits.
-        values: Further values to save, by name, such as a step; see `dcp_state.app_state`.
+        accelerator: The `accelerate.Accelerator`.
+        checkpoint_id: Directory, or URI of an installed storage.
+        saver: Background saver, such as `dcp_async.AsyncSaver("process")`; None blocks.
+        values: Further values by name, such as a step; see `dcp_state.app_state`.
 
     Returns:
         A future, done when the checkpoint exists; None without a saver.
 
     Raises:
-        ValueError, TypeError: No model was prepared, or another value already has the name of one of `values`.
+        ValueError, TypeError: No model was prepared, or the name of a value is taken.
         CheckpointException, OSError, …: See `dcp_core.save`.
 
     Ranks: every rank; collective.
@@ -52,15 +52,9 @@ def save_state(
 
 
 def load_state(accelerator: Any, checkpoint_id: str | os.PathLike[str], **values: Any) -> dict[str, Any]:
-    """Load a checkpoint of `save_state` into the objects that the accelerator has prepared and registered by now.
+    """Load a checkpoint of `save_state` into the prepared and registered objects, on any number of processes.
 
-    Args:
-        accelerator: Accelerator that is set up as at the save; its number of processes may differ.
-        checkpoint_id: Path or URI of the checkpoint.
-        values: The same names as at `save_state`, each with a value of the same type.
-
-    Returns:
-        The loaded values, by name.
+    Pass the same `values`, of the same types; they are returned by name.
 
     Raises:
         CheckpointException, LoadMismatchError, …: See `dcp_core.load`.
@@ -92,16 +86,16 @@ def _state(accelerator: Any, values: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass
 class _Loaders:
-    """The positions of an accelerator's data loaders, as a `Stateful`."""
+    """Positions of an accelerator's data loaders."""
 
     _loaders: Sequence[Any]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the epoch and seed of each loader, and the whole state of stateful loaders."""
+        """Return each loader's epoch and seed, and stateful loaders' states."""
         return {"positions": list(map(_position, self._loaders))}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Set the positions of the loaders; a loader that the checkpoint lacks is unchanged."""
+        """Set the positions, except those that the checkpoint lacks."""
         for loader, (epoch, seed, state) in zip(self._loaders, state_dict["positions"], strict=False):
             loader.iteration = epoch
             if seed is not None and hasattr(_sampler(loader), "initial_seed"):
@@ -117,4 +111,6 @@ def _position(loader: Any) -> tuple[int, int | None, dict[str, Any] | None]:
 
 def _sampler(loader: Any) -> Any:
     batches = getattr(loader, "batch_sampler", None)
-    return getattr(getattr(batches, "batch_sampler", batches), "sampler", None)  # that of one rank holds that of all
+    return getattr(
+        getattr(batches, "batch_sampler", batches), "sampler", None
+    )  # a rank's batch sampler contains the sampler of all ranks

@@ -1,6 +1,6 @@
-"""`export_model`: the model in a checkpoint, as a folder that `from_pretrained` and the Hub accept.
+"""`export_model`: write a checkpoint's model as a directory for `from_pretrained` and the Hub.
 
-The class and the configuration of a model are saved beside its weights, as one string.
+The weights are saved with the model's class and configuration as one string.
 """
 
 from __future__ import annotations
@@ -31,24 +31,22 @@ def export_model(
     shard_bytes: int = 5_000_000_000,
     overwrite: bool = False,
 ) -> None:
-    """Write the model of a checkpoint in the form of the Hub: safetensors with their index, configurations, tokenizer.
+    """Write a checkpoint's model in the Hub's form: safetensors with index, configurations, tokenizer.
 
-    A few MiB of tensors are in memory at a time, and a model is built on the meta device only. Weights that the
-    configuration ties to others are left out, as `save_pretrained` does; `from_pretrained` ties them again.
+    Only a few MiB of tensors are in memory at a time. Tied weights are omitted, as in `save_pretrained`.
 
     Args:
-        checkpoint_id: Path or URI of a checkpoint that a Trainer or `save_state` saved.
-        folder: Folder to write; it is made if missing, and other files in it are kept.
-        model: A `PreTrainedModel` of the saved model's class and configuration; needed only if that class is not in
-            transformers.
-        processing_class: Tokenizer or processor, whose files are written as well.
-        dtype: Dtype of floating-point weights in the result; None leaves them unchanged.
-        shard_bytes: Maximum size of a file of weights, in bytes.
-        overwrite: Whether a model in the folder may be replaced.
+        checkpoint_id: Path or URI of a checkpoint of a Trainer or `save_state`.
+        folder: Directory to create or add to.
+        model: `PreTrainedModel` of the saved class and configuration, if transformers lacks the class.
+        processing_class: Tokenizer or processor to write.
+        dtype: Dtype of floating-point weights; None keeps theirs.
+        shard_bytes: Maximum bytes per file.
+        overwrite: Whether to replace a model in the directory.
 
     Raises:
-        ValueError: The checkpoint does not say what its model is, or names a class that transformers does not have.
-        DcpError: The export failed; a subclass says why: not found, damaged, exists already.
+        ValueError: The checkpoint does not describe its model, or transformers lacks the class.
+        DcpError: The checkpoint was not found or is damaged, or a model exists.
 
     Ranks: one; not collective.
     """
@@ -66,7 +64,7 @@ def export_model(
 
 
 def describe_model(model: Any) -> dict[str, str]:
-    """Return the class and configuration to save of an unwrapped model; empty if it is no `PreTrainedModel`."""
+    """Return a model's class and configuration; empty unless a `PreTrainedModel`."""
     if not isinstance(model, transformers.PreTrainedModel):
         return {}
     generation = model.generation_config.to_dict() if model.can_generate() else None
@@ -76,7 +74,6 @@ def describe_model(model: Any) -> dict[str, str]:
 
 
 def _described(checkpoint_id: str | os.PathLike[str]) -> Any:
-    """Return a model of the saved class and configuration on the meta device, which allocates no memory."""
     try:
         said = json.loads(load_keys(_DESCRIPTION, checkpoint_id=checkpoint_id, no_dist=True)[_DESCRIPTION])
     except KeyError:

@@ -1,13 +1,12 @@
 """`manage_checkpoints`: a Trainer saves, keeps and resumes through a `CheckpointManager`.
 
-While it trains, the methods of this one trainer that touch checkpoints are replaced, so that subclasses
-(`Seq2SeqTrainer`, the trainers of TRL) keep their own methods. The Trainer decides when to save; `trainer_state`
-collects the state.
+Methods are replaced on this one object during training, so subclasses (`Seq2SeqTrainer`, TRL's) keep theirs.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import tempfile
@@ -16,13 +15,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dcp_async import AsyncSaver
-from dcp_core import load
-from dcp_core.toolkit import absolute_id
-from dcp_manager import CheckpointManager, CheckpointRecord, KeepAll, KeepLast, KeepPolicy, Saver
-from dcp_transformers.trainer_state import RandomStates, collect_state, warn_of_batch
+import torch
+from transformers.trainer_callback import ExportableState, TrainerCallback
 
-__all__ = ["TrainerCheckpoints", "manage_checkpoints"]
+from dcp_async import AsyncSaver
+from dcp_base import library_logger
+from dcp_core import PerRank, load
+from dcp_core.toolkit import absolute_id
+from dcp_manager import CheckpointManager, CheckpointRecord, KeepAll, KeepLast, KeepPolicy
+from dcp_manager.background import Saver
+from dcp_state import RandomState, app_state
+from dcp_transformers.export import describe_model
+
+__all__ = ["RandomStates", "TrainerCheckpoints", "manage_checkpoints"]
 
 _STATE_FILE = "trainer_state.json"  # of the Trainer
 _LOADED = ("best_model", "from_checkpoint", "optimizer_and_scheduler", "rng_state", "scaler")
@@ -37,47 +42,40 @@ def manage_checkpoints(
     saver: Saver | str | None = None,
     **options: Any,
 ) -> TrainerCheckpoints:
-    """Let a Trainer save, keep and resume from this project's checkpoints; call it before `trainer.train(…)`.
+    """Let a Trainer save, keep and resume with this project; call it before `trainer.train(…)`.
 
-    Each checkpoint is a folder `checkpoint-<step>` with model, optimizer, scheduler, scaler, `TrainerState` and the
-    random states of every rank; the Trainer's own files are not written. `save_strategy` determines when to save.
-    `trainer.train(resume_from_checkpoint=True)` resumes from the newest checkpoint that can be loaded, on any world
-    size; a path or URI instead of True resumes from the checkpoint there. Checkpoints in the Trainer's own format are
-    loaded by the Trainer.
+    ```text
+    trainer = Trainer(model, arguments, train_dataset=dataset)
+    manage_checkpoints(trainer, keep=3)
+    trainer.train(resume_from_checkpoint=True)
+    ```
+
+    Directories `checkpoint-<step>` contain model, optimizer, scheduler, scaler, `TrainerState` and every rank's random
+    states. `save_strategy` determines when to save. `resume_from_checkpoint=True` resumes from the newest loadable
+    checkpoint on any world size; a path or URI selects one. The Trainer loads checkpoints in its own format.
 
     Args:
-        trainer: The `transformers.Trainer`, or an object of a subclass.
-        root: Folder or URI that contains the checkpoints; None uses the trainer's `output_dir`.
-        keep: Number of checkpoints to keep, or a policy; the best one by `metric_for_best_model` is kept as well. None
-            uses `save_total_limit`.
-        saver: Saver that saves in the background: `"process"`, `"thread"`, or an object that the caller closes. None
-            saves while the training waits.
-        options: Further arguments of `CheckpointManager`, such as `storage_options` or `tolerated_failures`.
-
-    Returns:
-        The object that now handles the checkpoints of the trainer.
+        trainer: `transformers.Trainer`, or a subclass's object.
+        root: Directory or URI of the checkpoints; None for `output_dir`.
+        keep: Number to keep, or a policy, in addition to the best by `metric_for_best_model`; None for
+            `save_total_limit`.
+        saver: Background saver: `"process"`, `"thread"`, or an object that the caller closes. None blocks.
+        options: Arguments of `CheckpointManager`, such as `storage_options`.
 
     Raises:
-        ValueError: The trainer uses DeepSpeed or XLA's FSDP, which have formats of their own; or it pushes checkpoints
-            to the Hub; or it was passed to this function before.
-        AttributeError: The trainer lacks methods to replace, because this version of transformers is not supported.
+        ValueError: The trainer uses DeepSpeed's or XLA's own format, pushes checkpoints to the Hub, or was passed
+            before.
+        AttributeError: This version of transformers lacks methods to replace.
 
     Ranks: every rank; not collective.
     Source: transformers 5.23 `Trainer`, the methods replaced.
-
-    Example:
-        ```text
-        trainer = Trainer(model, arguments, train_dataset=dataset)
-        manage_checkpoints(trainer, keep=3)
-        trainer.train(resume_from_checkpoint=True)
-        ```
     """
     _check(trainer)
     return TrainerCheckpoints(trainer, root, keep, saver, options)
 
 
 class TrainerCheckpoints:
-    """The checkpoints of one Trainer; made by `manage_checkpoints`."""
+    """Checkpoints of one Trainer, created by `manage_checkpoints`."""
 
     def __init__(self, trainer: Any, root: Any, keep: Any, saver: Any, options: Mapping[str, Any]) -> None:
         self._trainer = trainer
@@ -88,23 +86,15 @@ class TrainerCheckpoints:
         trainer.add_callback(self._random)
 
     def latest(self) -> int | None:
-        """Return the highest step under the root whose checkpoint is not known to be damaged, or None.
-
-        Ranks: one; not collective.
-        """
+        """Return the highest step without known damage, or None. Ranks: one; not collective."""
         return self._manager(None, None).latest()
 
     def train(self, resume_from_checkpoint: Any = None, trial: Any = None, **arguments: Any) -> Any:
-        """Train like `Trainer.train`; returns after saves in the background have ended, too.
-
-        Args:
-            resume_from_checkpoint: True for the newest checkpoint that can be loaded, or a path or URI of a checkpoint.
-            trial: Trial of a hyperparameter search.
-            arguments: Further arguments of `Trainer.train`.
+        """Train like `Trainer.train`; return after background saves end.
 
         Raises:
-            CheckpointNotFoundError: The checkpoint to resume from does not exist, or no checkpoint can be loaded.
-            CheckpointException, …: A load or a save failed; see `dcp_core.load` and `dcp_core.save`.
+            CheckpointNotFoundError: The requested checkpoint does not exist, or none can be loaded.
+            CheckpointException, …: A load or save failed; see `dcp_core.load` and `dcp_core.save`.
 
         Ranks: every rank; collective.
         """
@@ -116,7 +106,7 @@ class TrainerCheckpoints:
             while True:
                 self._random.loaded = None
                 run = _Run(self._trainer, manager, self._random)
-                # The second newest is the newest once that is known to be damaged.
+                # Once the newest checkpoint is known to be damaged, retry with the second newest.
                 with contextlib.suppress(_DamagedError), tempfile.TemporaryDirectory() as folder:
                     place = run.find(resume_from_checkpoint, Path(folder))
                     vars(self._trainer).update(run.methods())
@@ -136,17 +126,17 @@ class TrainerCheckpoints:
 
 @dataclass
 class _Run:
-    """One call of `train`: the checkpoint it resumes from, and the methods that replace the Trainer's."""
+    """One call of `train`: its checkpoint, and the methods that replace the Trainer's."""
 
     _trainer: Any
     _manager: CheckpointManager
     _random: RandomStates
     _source: int | str | None = None
-    """Step of the newest checkpoint, or the given id; None without one, or for the Trainer's own format."""
+    """Newest step, or the id that was passed; None without one, or for the Trainer's own format."""
     _saved: dict[str, Any] = field(default_factory=dict)
 
     def find(self, resume: Any, folder: Path) -> Any:
-        """Return the Trainer's argument: nothing, a checkpoint in its format, or a folder with a `TrainerState`."""
+        """Return None, a checkpoint in the Trainer's format, or a directory with a `TrainerState`."""
         said = {"trainer": ""}
         if resume is True:
             self._source = getattr(self._manager.restore(said), "step", None)
@@ -156,18 +146,17 @@ class _Run:
         if self._source is None:
             return resume
         self._saved = json.loads(said["trainer"])
-        warn_of_batch(self._trainer, self._saved)
+        _warn_of_batch(self._trainer, self._saved)
         state = self._saved["state"]
-        if "://" in (state["best_model_checkpoint"] or ""):  # the Trainer would miss a folder of that name
+        if "://" in (state["best_model_checkpoint"] or ""):  # the Trainer expects a local directory
             state["best_model_checkpoint"] = None
         (folder / _STATE_FILE).write_text(json.dumps(state), encoding="utf-8")
         return os.fspath(folder)
 
     def methods(self) -> dict[str, Callable[..., None]]:
-        """Return the replacing methods, by the names of the Trainer's methods."""
         found: dict[str, Callable[..., None]] = {"_save_checkpoint": self._save, "_load_best_model": self._load_best}
         if self._source is not None:
-            found["_load_from_checkpoint"] = found["_load_scaler"] = lambda *_: None  # all at once, by the next one
+            found["_load_from_checkpoint"] = found["_load_scaler"] = lambda *_: None  # the next method loads everything
             found["_load_optimizer_and_scheduler"] = self._load
             found["_load_rng_state"] = lambda _: self._random.set_loaded(self._trainer)
         return found
@@ -178,10 +167,10 @@ class _Run:
             self._trainer.store_flos()
         if state.best_global_step == state.global_step:
             state.best_model_checkpoint = self._manager.checkpoint_id(state.global_step)
-        self._manager.maybe_save(state.global_step, lambda: collect_state(self._trainer, self._random))
+        self._manager.maybe_save(state.global_step, lambda: _collect_state(self._trainer, self._random))
 
     def _load(self, _checkpoint: Any) -> None:
-        state = collect_state(self._trainer, self._random, self._saved)
+        state = _collect_state(self._trainer, self._random, self._saved)
         if isinstance(self._source, str):
             load(state, checkpoint_id=self._source)
         elif (restored := self._manager.restore(state)) is None or restored.step != self._source:
@@ -196,26 +185,22 @@ class _Run:
             type(self._trainer)._load_best_model(self._trainer)
             return
         self._manager.wait()
-        load(collect_state(self._trainer, self._random, {"only_model": True}), checkpoint_id=place)
+        load(_collect_state(self._trainer, self._random, {"only_model": True}), checkpoint_id=place)
 
 
 class _DamagedError(Exception):
-    """The newest checkpoint turned out to be damaged while it was loaded."""
+    """The newest checkpoint is damaged."""
 
 
 @dataclass
 class _Best(KeepPolicy):
-    """Keeps the checkpoint of a Trainer's best step."""
-
     _trainer: Any
 
     def keep(self, records: Sequence[CheckpointRecord], _: float) -> set[int]:
-        """See `KeepPolicy`."""
         return {record.step for record in records if record.step == self._trainer.state.best_global_step}
 
 
 def _is_trainers_own(place: str | os.PathLike[str]) -> bool:
-    """Whether a local folder holds a checkpoint in the Trainer's own format."""
     return Path(place, _STATE_FILE).is_file() and not Path(place, ".metadata").exists()
 
 
@@ -226,6 +211,82 @@ def _check(trainer: Any) -> None:
     if "train" in vars(trainer):
         raise ValueError("the checkpoints of this trainer are managed already; call manage_checkpoints once")
     if trainer.is_deepspeed_enabled or trainer.is_fsdp_xla_enabled:
-        raise ValueError("checkpoints of DeepSpeed and XLA have formats of their own; leave them to the Trainer")
+        raise ValueError("checkpoints of DeepSpeed and XLA have their own formats; leave them to the Trainer")
     if trainer.args.push_to_hub and trainer.args.hub_strategy != "end":
         raise ValueError("only the Trainer's own checkpoints can be pushed; choose hub_strategy='end', or export_model")
+
+
+_log = library_logger(__name__)
+
+
+class RandomStates(TrainerCallback):
+    """A rank's random states, now and at the beginning of the epoch.
+
+    A resumed epoch draws its order again from the state at its beginning, skips seen examples, and continues with the
+    saved state, so loaded states wait until the Trainer sets them. A rank without saved states derives them from
+    another rank's, but keeps its torch CPU state, from which some samplers draw one order on all ranks.
+    """
+
+    loaded: dict[str, Any] | None = None
+    """States until the Trainer sets them."""
+    _derives_for: int | None = None
+    _epoch_start: dict[str, Any] | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return both states."""
+        return {"now": RandomState().state_dict(), "epoch_start": self._epoch_start}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Keep both states for later."""
+        self.loaded, self._derives_for = state_dict, None
+
+    def load_derived_state(self, state_dict: dict[str, Any], rank: int) -> None:
+        """Keep another rank's states, for a rank without its own."""
+        self.loaded, self._derives_for = state_dict, rank
+
+    def on_epoch_begin(self, *_: Any, **__: Any) -> None:
+        """Set the loaded state for the epoch's order, if any, and record the state."""
+        if self.loaded and self.loaded["epoch_start"]:
+            RandomState().load_state_dict(self.loaded["epoch_start"])
+        self._epoch_start = RandomState().state_dict()
+
+    def set_loaded(self, trainer: Any) -> None:
+        """Set the generators to their saved states."""
+        if self.loaded is None:  # the checkpoint contains only the model
+            return
+        if self._derives_for is None:
+            RandomState().load_state_dict(self.loaded["now"])
+        else:
+            RandomState().load_derived_state(self.loaded["now"], self._derives_for)
+            torch.set_rng_state(self.loaded["now"]["torch"])
+        if trainer.args.ignore_data_skip or float(trainer.state.epoch).is_integer():
+            self._epoch_start = self.loaded["now"]
+        self.loaded = None
+
+
+def _collect_state(trainer: Any, random: RandomStates, saved: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return a trainer's state dict; for a load, `saved` describes the checkpoint's trainer."""
+    only_model = trainer.args.save_only_model if saved is None else saved["only_model"]
+    state: dict[str, Any] = {"app": app_state(trainer.model)}
+    if not only_model:
+        scaler = getattr(trainer.accelerator, "scaler", None)
+        values = {"random": PerRank(random)} | ({} if scaler is None else {"scaler": scaler})
+        state["app"] = app_state(trainer.model, trainer.optimizer, scheduler=trainer.lr_scheduler, **values)
+    if saved is None and trainer.is_world_process_zero():
+        callbacks = (*trainer.callback_handler.callbacks, trainer.control)
+        exportable = [each for each in callbacks if isinstance(each, ExportableState)]
+        of_trainer = dataclasses.asdict(dataclasses.replace(trainer.state, stateful_callbacks=exportable))
+        batch = trainer.get_total_train_batch_size(trainer.args)
+        said = {"state": of_trainer, "only_model": only_model, "batch": batch}
+        model = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)
+        state |= {"trainer": json.dumps(said), **describe_model(model)}
+    return state
+
+
+def _warn_of_batch(trainer: Any, saved: dict[str, Any]) -> None:
+    """Warn of a changed batch size: the Trainer derives its position from the steps."""
+    before, now = saved["batch"], trainer.get_total_train_batch_size(trainer.args)
+    if before != now and trainer.is_world_process_zero():
+        text = "a step had %d examples when the checkpoint was saved, and has %d now, so that position in the data and "
+        text += "schedule differ: keep processes × per_device_train_batch_size × gradient_accumulation_steps the same"
+        _log.warning(text, before, now)

@@ -1,14 +1,13 @@
 """Transforms of stored bytes (compression): writers get them as options, readers find them by the index.
 
-The storages decide when an item is encoded, and where its bytes are written. Each transform is imported on first use;
-the discovery of plug-ins does not import the codecs.
+Each transform is imported on first use: plug-in discovery imports no codecs.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dcp_hooks import import_lazily
+from dcp_base import import_lazily
 
 if TYPE_CHECKING:
     from dcp_transforms.block_zstd import BlockZStandard

@@ -46,7 +46,7 @@ class BlockZStandard(Versioned, BlockTransformExtension):
         return self._frames.compress(block)
 
     def decoded_bytes(self, data: memoryview) -> int:
-        """Return the decoded length of a block in bytes, which its frame header states."""
+        """Return the decoded length in bytes from the frame header."""
         try:
             size: int = zstandard.frame_content_size(data)
         except zstandard.ZstdError as error:

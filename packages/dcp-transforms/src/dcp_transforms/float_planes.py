@@ -1,12 +1,12 @@
 """Float planes compression: bytes at the same position in all elements are grouped; compressible groups are compressed.
 
-The exponents of a model's weights have few different values, their mantissas are noise. So each element is rotated
-left by one bit, which moves the exponent into the top byte, and its bytes are split into groups. A group that becomes
-smaller is compressed, other groups are stored unchanged. Decoding restores every bit pattern.
+A model's exponents have few different values, its mantissas are noise. So each element is rotated left by one bit,
+which moves the exponent into the top byte, and its bytes are split into groups. A group is compressed if it becomes
+smaller. Decoding restores every bit pattern.
 
 An encoded block, all numbers little-endian: a byte of layout (bits 0-1: logarithm to base 2 of an element's bytes; bit
 2: elements were rotated; bit 3: groups as for integers; bit 4: each byte of an element is a group), the decoded
-length as u32, the stored length of each group as u32, and the groups one after another. A group whose stored length is
+length as u32, the stored length per group as u32, and the groups one after another. A group whose stored length is
 its decoded length is stored unchanged, other groups are Zstandard frames (RFC 8878) with the content's size. Widths of
 the groups in bytes, from an element's lowest byte on: for floats 1; 1, 1; 2, 1, 1; 4, 2, 1, 1 by the element's size;
 for integers in the reverse order. Bits 3 and 4 are never both set. A block always ends with a whole element.
@@ -45,14 +45,14 @@ Words = npt.NDArray[np.unsignedinteger[Any]]
 
 
 class _Layout:
-    """How the elements of a block are split into planes; one cached object for each split."""
+    """Split of a block's elements into planes; one cached object per split."""
 
     def __init__(self, item_bytes: int, *, rotated: bool, integers: bool, single_bytes: bool = False) -> None:
         widths = (1,) * item_bytes if single_bytes else _WIDTHS[item_bytes][:: -1 if integers else 1]
         self.item_bytes = item_bytes
         self.rotated = rotated
         self.groups = tuple((sum(widths[:number]), width) for number, width in enumerate(widths))
-        """Offset in the element and width of each group, in bytes."""
+        """Offset in the element and width, in bytes."""
         self.word = _UNSIGNED[item_bytes]
         flags = rotated * _ROTATED | integers * _INTEGERS | single_bytes * _SINGLE_BYTES
         self.byte = item_bytes.bit_length() - 1 | flags
@@ -76,8 +76,8 @@ class _Layout:
     def for_words(self, words: Words) -> _Layout:
         """Return this layout, or the layout of single bytes if a wider group would hide a constant bit.
 
-        Example: the sign of AdamW's second moments. In a group of one byte, this bit is an eighth of the group, which
-        is worth compressing; in a group of two bytes, it is not.
+        Example: the sign of AdamW's second moments is worth compressing in a group of one byte, but not in one of two
+            bytes.
         """
         if self.byte & _INTEGERS or not len(words):
             return self
@@ -91,13 +91,7 @@ class _Layout:
         return self
 
     def group(self, words: Words, number: int, into: npt.NDArray[np.uint8]) -> None:
-        """Gather the bytes of one group.
-
-        Args:
-            words: The elements, without rotation.
-            number: Number of the group.
-            into: Buffer to fill, as long as the group.
-        """
+        """Gather the bytes of group `number` of elements that are not rotated, into a buffer of its length."""
         first, width = self.groups[number]
         part = into.view(_UNSIGNED[width])
         # Each step passes over as few bytes as it can, and shifts and narrows in one go: memory is the limit here.
@@ -159,7 +153,7 @@ class FloatPlanes(Versioned, BlockTransformExtension):
         return chosen, left / len(sample)
 
     def encode_block(self, block: memoryview, dtype: str) -> memoryview:
-        """Encode a block: split it into groups of bytes, and compress the groups that become smaller."""
+        """Split a block into groups of bytes, and compress the groups that become smaller."""
         layout = self._layout or _Layout.of(dtype)
         words: Words = np.frombuffer(block, layout.word)
         raw = [len(words) * width for _, width in layout.groups]
@@ -181,7 +175,7 @@ class FloatPlanes(Versioned, BlockTransformExtension):
         return encoded[:position].data
 
     def decoded_bytes(self, data: memoryview) -> int:
-        """Return the decoded length of a block in bytes, which its header states."""
+        """Return the decoded length in bytes from the header."""
         layout, size, lengths, start = _head(data)
         raw = [size // layout.item_bytes * width for _, width in layout.groups]
         if size % layout.item_bytes or start + sum(lengths) != len(data):
@@ -191,7 +185,7 @@ class FloatPlanes(Versioned, BlockTransformExtension):
         return size
 
     def decode_block(self, data: memoryview, into: memoryview) -> None:
-        """Decode a block into the buffer `into`: decompress and join its groups of bytes."""
+        """Decompress and join a block's groups into the buffer `into`."""
         layout, size, lengths, position = _head(data)
         count = size // layout.item_bytes
         words, group = (_scratch.take(name, count, layout.word) for name in ("words", "group"))
@@ -217,14 +211,14 @@ class FloatPlanes(Versioned, BlockTransformExtension):
 
 
 class _Scratch(threading.local):
-    """Scratch memory of a thread, reused because allocating it per block would cost as much as the work itself."""
+    """Scratch memory of a thread: allocating it per block would cost as much as the work itself."""
 
     def __init__(self) -> None:
         self._memory: dict[str, npt.NDArray[np.uint8]] = {}
         self._views: dict[tuple[str, int, Any], Any] = {}
 
     def take(self, name: str, count: int, dtype: Any) -> Any:
-        """Return `count` uninitialised elements, valid until the next call with the same name."""
+        """Return uninitialised elements, valid until the next call with this name."""
         view = self._views.get((name, count, dtype))
         if view is None:
             view = self._view(name, count, dtype)
@@ -246,7 +240,6 @@ _scratch = _Scratch()
 
 
 def _head(data: memoryview) -> tuple[_Layout, int, tuple[int, ...], int]:
-    """Parse a block's header: layout, decoded length, stored lengths of the groups, offset of the first group."""
     if len(data) < _HEAD.size:
         raise ValueError("the block is cut short")
     byte, size = _HEAD.unpack_from(data)

@@ -24,11 +24,7 @@ _decompressors: Final = threading.local()
 
 
 class FrameCompressor:
-    """Compressor of blocks into Zstandard frames, with the content size in the frame header. Thread-safe.
-
-    Args:
-        options: Number of a Zstandard compression parameter → its value.
-    """
+    """Compress blocks into Zstandard frames with the content size in the header. Thread-safe."""
 
     __slots__ = ("_kept", "_options")
 
@@ -41,12 +37,12 @@ class FrameCompressor:
 
     @classmethod
     def at_level(cls, level: int) -> FrameCompressor:
-        """Return a compressor with the parameters of a Zstandard level, from -100 (fastest) to 22 (smallest)."""
+        """Return a compressor for a level from -100 (fastest) to 22 (smallest)."""
         return cls({zstd.CompressionParameter.compression_level: level})
 
     @classmethod
     def for_entropy(cls) -> FrameCompressor:
-        """Return a compressor for data without repetitions: entropy coding, with hardly any search for matches."""
+        """Return a compressor for data without repetitions: almost only entropy coding."""
         options: dict[int, int] = {
             zstd.CompressionParameter.strategy: zstd.Strategy.fast,
             zstd.CompressionParameter.min_match: 7,
@@ -74,7 +70,7 @@ def decompress(frame: memoryview, size: int) -> bytes:
     """Decompress a frame whose content has `size` bytes.
 
     Raises:
-        ValueError: The frame header has another content size; no memory was allocated for the content.
+        ValueError: The header has another content size; no memory was allocated for the content.
         zstandard.ZstdError: The frame is damaged.
     """
     stated = zstandard.frame_content_size(frame)

@@ -1,13 +1,13 @@
 """Registration of this package's transforms by a hook. Does not import the codecs."""
 
-from dcp_hooks import hookimpl
+from dcp_base import hookimpl
 
 __all__ = ["dcp_register_transforms"]
 
 
 @hookimpl
 def dcp_register_transforms() -> dict[str, str]:
-    """Return name of each transform, which descriptors contain → import path of its class."""
+    """Return the transforms' names in descriptors → import paths of their classes."""
     return {
         "stream.zstd": "dcp_transforms.zstd:ZStandard",
         "block.planes": "dcp_transforms.float_planes:FloatPlanes",

@@ -11,23 +11,23 @@ __all__ = ["Versioned"]
 
 
 class Versioned:
-    """Base class of transforms with one format version; decoding does not depend on the settings of the encoder."""
+    """Transform with one format version; decoding does not depend on the encoder's settings."""
 
     name: ClassVar[str]
     version: ClassVar[str] = "1"
 
     @classmethod
     def registry_name(cls) -> str:
-        """Return the name of the transform in the registry and in descriptors."""
+        """Return the name in the registry and in descriptors."""
         return cls.name
 
     @classmethod
     def from_descriptor(cls, version: str) -> Self:
-        """Return a transform that decodes data of the format version `version`. Raises ValueError if it is unknown."""
+        """Return a decoder for a format version. Raises ValueError if it is unknown."""
         if version.partition(".")[0] != cls.version:
             raise ValueError(f"version {version!r}; version {cls.version} is known")
         return cls()
 
     def get_descriptor(self) -> str:
-        """Return the transform's descriptor for the index, `name/version`."""
+        """Return `name/version` for the index."""
         return f"{self.name}/{self.version}"

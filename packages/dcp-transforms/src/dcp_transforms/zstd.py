@@ -51,11 +51,11 @@ class ZStandard(Versioned, StreamTransformExtension):
 
     @staticmethod
     def is_available() -> bool:
-        """Return True: Zstandard is installed with this package."""
+        """Return True: this package installs Zstandard."""
         return True
 
     def transform_to(self, output: IO[bytes]) -> IO[bytes]:
-        """Return a stream that compresses its input and writes it to `output`; closing it does not close `output`."""
+        """Return a stream that compresses into `output`; closing it does not close `output`."""
         compressor = zstandard.ZstdCompressor(
             level=self.level, threads=self.threads, write_checksum=self.checksum, write_content_size=False
         )
@@ -64,14 +64,14 @@ class ZStandard(Versioned, StreamTransformExtension):
     def transform_from(self, input: IO[bytes]) -> IO[bytes]:  # noqa: A002 - stock's name
         """Return a stream that decompresses all frames of `input`, in bounded memory.
 
-        Reading from the stream raises `zstandard.ZstdError` if the input is not in Zstandard format, or a checksum is
-        wrong. If the input is truncated, the stream ends early, without an error.
+        Reads raise `zstandard.ZstdError` if the input is not in Zstandard format or a checksum is wrong. If the input
+        is truncated, the stream ends early, without an error.
         """
         reader = zstandard.ZstdDecompressor().stream_reader(input, read_across_frames=True, closefd=False)
         return cast("IO[bytes]", reader)
 
 
 def check_level(level: int) -> None:
-    """Raise ValueError if Zstandard has no such compression level."""
+    """Raise ValueError if Zstandard has no such level."""
     if not _MIN_LEVEL <= level <= _MAX_LEVEL:
         raise ValueError(f"level={level} is not between {_MIN_LEVEL} and {_MAX_LEVEL}")

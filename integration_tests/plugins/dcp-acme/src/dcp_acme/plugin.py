@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dcp_acme import watch
-from dcp_hooks import CheckpointEvent, StorageBackendSpec, StoreSpec, hookimpl
+from dcp_base import CheckpointEvent, StorageBackendSpec, StoreSpec, hookimpl
 
 __all__ = [
     "dcp_on_event",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from dcp_hooks import CheckpointEvent
+from dcp_base import CheckpointEvent
 
 __all__ = ["last_operations", "note"]
 

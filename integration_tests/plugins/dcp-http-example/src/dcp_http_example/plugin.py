@@ -1,6 +1,6 @@
 """Registers the storage of `http+dcp://` ids. Imports nothing heavy."""
 
-from dcp_hooks import StorageBackendSpec, hookimpl
+from dcp_base import StorageBackendSpec, hookimpl
 
 __all__ = ["dcp_register_storage"]
 

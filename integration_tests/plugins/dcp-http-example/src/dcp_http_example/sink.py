@@ -28,7 +28,6 @@ class HttpSink(Sink):
         self._client = client
         self._name = name
         self._url = url
-        self._position = 0
         self._may_exist = False
         self._connection: http.client.HTTPConnection | None = client.connect()
         try:
@@ -46,10 +45,6 @@ class HttpSink(Sink):
         """Name of the object."""
         return self._name
 
-    def tell(self) -> int:
-        """Bytes sent so far."""
-        return self._position
-
     def write(self, buffers: Sequence[bytes | bytearray | memoryview]) -> None:
         """Send the buffers."""
         if self._connection is None:
@@ -62,11 +57,9 @@ class HttpSink(Sink):
                     self._connection.send(b"%x\r\n" % len(piece))
                     self._connection.send(piece)
                     self._connection.send(b"\r\n")
-                    self._position += len(piece)
 
-    def close(self, *, sync: bool) -> None:
-        """Complete the upload. The server keeps nothing on disks, so there is nothing to sync."""
-        del sync
+    def close(self) -> None:
+        """Complete the upload."""
         if self._connection is None:
             return
         self._may_exist = True

@@ -5,19 +5,20 @@ from __future__ import annotations
 import http.client
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
 from dcp_http_example.address import Address
 from dcp_http_example.client import Client
 from dcp_http_example.sink import HttpSink
-from dcp_io import Entry, Sink, Source, Store, check_name
+from dcp_io import Entry, RequestSource, Sink, Source, SupportsFolders, check_name
 from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError
 
 __all__ = ["HttpStore"]
 
 
-class HttpStore(Store):
+class HttpStore(SupportsFolders):
     """Objects of a server below one prefix.
 
     Guarantees: as `Store`, but nothing survives the server. An object appears when its whole body has arrived, so
@@ -39,8 +40,9 @@ class HttpStore(Store):
     def make(self) -> None:
         """Do nothing: folders are beginnings of names here."""
 
-    def create(self, name: str) -> Sink:
-        """Begin an upload."""
+    def create(self, name: str, *, sync: bool = True) -> Sink:
+        """Begin an upload. The server keeps nothing on disks, so there is nothing to sync."""
+        del sync
         if self.exists(name):
             raise FileExistsError(f"{self.url}/{name} exists")
         return HttpSink(self._client, name, f"{self.url}/{name}")
@@ -64,7 +66,12 @@ class HttpStore(Store):
             self._found(response, name)
             return response.read()
 
-    def read_into(self, name: str, offset: int, buffer: memoryview) -> None:
+    def open(self, name: str) -> Source:
+        """The object; each read of it is a request."""
+        check_name(name)
+        return RequestSource(partial(self.size, name), partial(self._read_range, name))
+
+    def _read_range(self, name: str, offset: int, buffer: memoryview) -> None:
         """Fill `buffer` by one GET of a range."""
         if not len(buffer):
             self.size(name)
@@ -80,11 +87,6 @@ class HttpStore(Store):
                     offset=offset,
                 )
             _receive(response, buffer)
-
-    def open(self, name: str) -> Source:
-        """The object; each read of it is a request."""
-        check_name(name)
-        return super().open(name)
 
     def size(self, name: str) -> int:
         """Bytes of the object."""

@@ -9,8 +9,7 @@ from dcp_all.storage import StorageReader
 from dcp_core.loading import load_by_reader as _load_state_dict
 from dcp_core.planning.load_planner import EmptyStateDictLoadPlanner as _EmptyStateDictLoadPlanner
 from dcp_core.records.metadata import STORAGE_TYPES
-from dcp_format.torch_save.broadcasting_reader import BroadcastingTorchSaveReader
-from dcp_format.torch_save.dynamic_planner import DynamicMetaLoadPlanner
+from dcp_format.torch_save.broadcasting_reader import BroadcastingTorchSaveReader, DynamicMetaLoadPlanner
 from dcp_format.torch_save.stock_calls import dcp_to_torch_save, torch_save_to_dcp
 
 __all__ = [

@@ -1,10 +1,8 @@
-"""Staging of one asynchronous save: chooses the stager and the thread, and prepares the copy for custom planners.
-
-Not in this module: how tensors are copied (`staging`), and which save may begin (`save_queue`).
-"""
+"""Staging of one asynchronous save."""
 
 from __future__ import annotations
 
+import os
 import time
 import weakref
 from collections.abc import Callable
@@ -12,31 +10,27 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from dcp_async.errors import SaverDeadlineError
-from dcp_async.queue.copy_report import report_copy
 from dcp_async.queue.jobs import AsyncSaveResponse, SaveFuture, SaveJob
-from dcp_async.queue.lenders import lender_for
+from dcp_async.queue.portable import plan_here
 from dcp_async.queue.save_agreement import GroupLink
-from dcp_async.queue.start_lock import Entry
-from dcp_async.queue.worker_planner import plan_here
-from dcp_async.staging.copy_state import Staged, Stager
-from dcp_async.staging.copying import on_this_stream
+from dcp_async.queue.save_queue import Entry
+from dcp_async.staging.copy_state import Staged, Stager, on_this_stream
 from dcp_async.staging.stagers import DefaultStager, is_plain_blocking
-from dcp_async.staging.wave_source import WaveSource
-from dcp_core import AsyncStager, DefaultSavePlanner, StorageWriter
+from dcp_async.staging.waves import WaveSource
+from dcp_base import scheme_of
+from dcp_core import AsyncStager, DcpError, DefaultSavePlanner, StorageWriter, plugins
+from dcp_core.hookspecs import CheckpointEvent
 from dcp_core.toolkit import CheckpointId, with_rank_values, with_states
+from dcp_io import MemoryLender, lender_of, open_store
 
-__all__ = ["JobStager"]
+__all__ = ["JobStager", "lender_for"]
 
 
 class JobStager:
-    """Copier that copies to host memory the state dicts that one saver saves.
+    """Copier of one saver's state dicts; the caller of `stage` holds `entry`.
 
-    Args:
-        stager: Stager that copies the state dicts.
-        entry: Lock of the saver for the start of saves; the caller of `stage` holds it.
-        seconds: Longest time in seconds that `await_copy` waits, and that `copy_in_waves` takes.
-        free_memory: Method that waits for earlier saves, so that their copies' memory can be used for waves. It is held
-            weakly: its queue holds this object, and must be freed with its saver.
+    `seconds` limits `await_copy` and `finish`. `free_memory` waits for earlier saves, to use their memory for waves; it
+    is held weakly, because its queue references this object and must be freed with its saver.
     """
 
     def __init__(self, stager: Stager, entry: Entry, seconds: float, free_memory: Callable[[], object]) -> None:
@@ -47,16 +41,16 @@ class JobStager:
         self._thread: ThreadPoolExecutor | None = None
 
     def stage_now(self, state_dict: dict[str, Any], link: GroupLink, checkpoint_id: CheckpointId | None) -> Staged:
-        """Stage a state dict without a save, as a warm-up; the caller must pass the copy to `give_back` afterwards."""
+        """Stage a state dict as a warm-up; the caller passes the copy to `give_back`."""
         values, lender = _values(state_dict, link), lender_for(checkpoint_id)
         return self._stager.stage(values, in_waves=True, free_memory=self._free_memory, lender=lender)
 
     def bytes_to_stage(self, state_dict: dict[str, Any]) -> int:
-        """Return the size in bytes of the memory that a copy of a state dict takes, without copying."""
+        """Return the size of a copy in bytes, without copying."""
         return self._stager.measure(with_states(state_dict))[0]
 
     def bytes_to_wait_for(self, state_dict: dict[str, Any]) -> int:
-        """Return the number of bytes that the storage must have taken before `save` returns, without copying."""
+        """Return how many bytes are stored before `save` returns, without copying."""
         return self._stager.measure(with_states(state_dict))[1]
 
     def _free_memory(self) -> None:
@@ -73,20 +67,7 @@ class JobStager:
     def stage(
         self, job: SaveJob, state_dict: dict[str, Any], stager: AsyncStager | None
     ) -> SaveFuture | AsyncSaveResponse:
-        """Stage the state dict of a save: before returning, or in a thread if the stager is asynchronous.
-
-        Args:
-            job: Save whose state dict is staged.
-            state_dict: State dict to stage.
-            stager: Stager that the caller passed; None for the storage writer if it is a stager, else for the saver's
-                stager.
-
-        Returns:
-            Future of the save; an `AsyncSaveResponse` if the stager is asynchronous.
-
-        Raises:
-            Exception: A tensor or object cannot be staged, or the caller's stager failed.
-        """
+        """Stage the state dict of a save, in a thread if the stager is asynchronous."""
         job.copy_begun = time.monotonic()
         try:
             return self._begin_copy(job, state_dict, stager)
@@ -97,7 +78,6 @@ class JobStager:
     def _begin_copy(
         self, job: SaveJob, state_dict: dict[str, Any], stager: AsyncStager | None
     ) -> SaveFuture | AsyncSaveResponse:
-        job.adopt()
         values = _values(state_dict, job.link)
         chosen = stager if stager is not None else _stager_of(job.storage_writer)
         if chosen is None or (isinstance(chosen, DefaultStager) and not chosen.config.use_async_staging):
@@ -126,7 +106,6 @@ class JobStager:
         job.done.append(lambda: self.give_back(staged))
 
     def _end_copy(self, job: SaveJob) -> None:
-        """Mark a copy as complete, unless a part of it will be made in waves."""
         job.waves = None if job.staged is None else job.staged.waves
         if job.waves is None:
             self._set_copied(job)
@@ -136,15 +115,15 @@ class JobStager:
     def _set_copied(self, job: SaveJob) -> None:
         job.staging.set_result(None)
         if self._stager.budget is not None:
-            report_copy(job)
+            _report_copy(job)
 
     def finish(self, job: SaveJob) -> None:
-        """Copy the rest of the state dict in waves, while the queued save writes it; does nothing without waves.
+        """Copy the rest in waves, while the queued save writes it.
 
-        If the save itself fails meanwhile, this function returns, and the future has the error.
+        If the save itself fails, return normally: the future has the error.
 
         Raises:
-            SaverDeadlineError: The storage did not take what does not fit in time; the save fails.
+            SaverDeadlineError: The storage did not take the bytes in time; the save fails.
             Exception: A tensor could not be copied or has changed; the save fails with the same error.
         """
         if job.waves is None:
@@ -153,7 +132,7 @@ class JobStager:
         self._set_copied(job)
 
     def abandon(self, job: SaveJob, error: BaseException) -> None:
-        """Make a save fail with `error` that cannot be copied to its end; does nothing without waves."""
+        """Make a save fail whose waves cannot be completed."""
         if job.waves is not None and not job.staging.done():
             job.future.asked = True
             job.waves.abort(error)
@@ -165,19 +144,16 @@ class JobStager:
         job.waited_seconds = time.monotonic() - begun
 
     def _copy(self, job: SaveJob, values: dict[str, Any]) -> None:
-        """Copy the state for the backend; keeps DTensors and containers if a custom planner will read the copy."""
+        """Copy the state for the backend; for a custom planner, with DTensors and containers."""
         if job.planner is None or type(job.planner) is DefaultSavePlanner:
-            # Values are compared in the saver's process, which has no memory for all of them.
+            # With `compare_all`, the saver's process reads all values, so they must all be in memory.
             self._copy_for_worker(job, values, in_waves=not getattr(job.planner, "compare_all", False))
             return
         job.staged_state, arena = self._stager.stage_as_it_is(values)
         job.done.append(lambda: self._stager.pool.give_back(arena))
 
     def plan_and_copy(self, job: SaveJob) -> None:
-        """Run a custom planner's local planning, and copy the data of the save into memory that the worker shares.
-
-        Needed for a custom stager or a custom planner when saves run in a worker process.
-        """
+        """Run a custom planner's local planning, and copy its data for the worker."""
         values, job.staged_state = job.staged_state or {}, None
         if job.planner is not None and type(job.planner) is not DefaultSavePlanner:
             coordinates = job.link.seat.rank == 0
@@ -189,7 +165,7 @@ class JobStager:
             self._copy(job, values)
             self._end_copy(job)
             return AsyncSaveResponse(job.staging, job.future)
-        if self._stager.budget is not None:  # the thread could not wait for the earlier saves: this one is queued
+        if self._stager.budget is not None:  # the thread cannot wait for earlier saves once this one is queued
             self._free_memory()
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="dcp-stager")
@@ -224,22 +200,17 @@ class JobStager:
         )
 
     def await_copy(self, job: SaveJob) -> None:
-        """Wait until the copy of a save is complete, except for what is copied in waves.
-
-        Raises:
-            SaverDeadlineError: The copy was not complete in time.
-            Exception: Staging failed.
-        """
+        """Wait for a copy without its waves, or raise SaverDeadlineError if it is late."""
         if wait([job.copied], self._seconds).not_done:
             raise self._late_copy(job)
         job.copied.result()
 
     def await_waves(self, job: SaveJob) -> None:
-        """Wait until the trainer has heard of the end of a save, for which it may still be copying."""
+        """Wait until the trainer no longer copies in waves."""
         wait([job.staging], self._seconds)
 
     def end(self) -> None:
-        """End the threads of staging; each copy's memory is released once the copy is not in use any more."""
+        """End the threads; a copy's memory is released when it is no longer used."""
         self._stager.copier.close()
         self._stager.pool.close()
         if self._thread is not None:
@@ -253,7 +224,7 @@ def _values(state_dict: dict[str, Any], link: GroupLink) -> dict[str, Any]:
 
 
 def _stager_of(writer: StorageWriter | None) -> AsyncStager | None:
-    """Return the storage writer if it is also a stager, as in stock; None if it only makes a plain copy."""
+    """Return the storage writer if it is a stager, as in stock, that makes more than a plain copy."""
     return writer if isinstance(writer, AsyncStager) and not is_plain_blocking(writer) else None
 
 
@@ -264,3 +235,36 @@ def _take_staged(job: SaveJob, done: Future[dict[str, Any]]) -> None:
         job.staging.set_exception(error)
     else:
         job.staging.set_result(None)
+
+
+def _report_copy(job: SaveJob) -> None:
+    """Send observers the event of the phase `stage`, except for copies by the caller's own stager."""
+    if job.staged is None:
+        return
+    seat, seconds = job.link.seat, time.monotonic() - job.copy_begun
+    event = CheckpointEvent(
+        "save",
+        "stage",
+        "finished",
+        seat.rank,
+        None if job.checkpoint_id is None else os.fspath(job.checkpoint_id),
+        seconds=seconds,
+        own_seconds=seconds - job.waited_seconds,
+        bytes=job.staged.structure.nbytes,
+        memory_bytes=job.staged.arena.nbytes,
+        world_size=seat.world_size,
+        time=time.time(),
+    )
+    plugins.emit(event)
+
+
+def lender_for(checkpoint_id: CheckpointId | None, storage_writer: StorageWriter | None = None) -> MemoryLender | None:
+    """Return the lender of a save's storage; None if there is none, or if the storage cannot be opened."""
+    try:
+        if storage_writer is not None:
+            return storage_writer.lender()
+        if checkpoint_id is None or scheme_of(checkpoint_id) == "file":
+            return None
+        return lender_of(open_store(checkpoint_id))
+    except (DcpError, OSError, ValueError):
+        return None

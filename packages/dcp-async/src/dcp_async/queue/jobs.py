@@ -1,30 +1,29 @@
-"""`SaveJob`, the record of one asynchronous save, and `SaveFuture`, the future that the caller gets."""
+"""`SaveJob`, the record of one asynchronous save, `SaveFuture`, the caller's future, and the surroundings of a save."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from dcp_async.errors import SaverClosedError
-from dcp_async.queue.rank_place import Ticket
-from dcp_async.queue.save_agreement import GroupLink
-from dcp_async.queue.trainer_environment import Surroundings
+from dcp_async.queue.save_agreement import GroupLink, Ticket
 from dcp_async.staging.copy_state import Staged
-from dcp_async.staging.wave_source import WaveSource
+from dcp_async.staging.waves import WaveSource
 from dcp_core import Metadata, SavePlanner, StorageWriter
-from dcp_core.toolkit import CheckpointId, adopt_save_planner, adopt_writer
+from dcp_core.toolkit import CheckpointId
 
-__all__ = ["AsyncSaveResponse", "SaveFuture", "SaveJob"]
+__all__ = ["AsyncSaveResponse", "SaveFuture", "SaveJob", "Surroundings", "SurroundingsChange"]
 
 
 class SaveFuture(Future[Metadata]):
-    """Future of an asynchronous save, whose result is the checkpoint's metadata.
+    """Future of an asynchronous save; its result is the checkpoint's metadata.
 
-    An error that the caller never retrieves from the future is raised by the saver's next `save` or `close`, or logged.
+    If the caller never retrieves an error, the saver's next `save` or `close` raises it, or it is logged.
     """
 
     def __init__(self) -> None:
@@ -53,19 +52,19 @@ class SaveFuture(Future[Metadata]):
         return found
 
     def add_done_callback(self, fn: Callable[[Future[Metadata]], object]) -> None:
-        """Call `fn` with this future once the save has ended; at once if it has ended already."""
+        """Call `fn` with this future once the save has ended, immediately if it has."""
         self.asked = True
         super().add_done_callback(fn)
 
     def _check_here(self) -> None:
-        """Raise instead of waiting for ever: a forked child has no thread that could finish the save."""
+        """Raise in a forked child, which lacks the thread that finishes the save."""
         if self._owner != os.getpid() and self._state != "FINISHED":
             raise SaverClosedError(
                 f"this save is the process {self._owner}'s, of which this one was forked: ask its future there"
             )
 
     def failure(self) -> BaseException | None:
-        """Return the error of an ended save, None if it succeeded, without marking the error as retrieved."""
+        """Return the error of an ended save, if any, without marking it as retrieved."""
         return super().exception()
 
 
@@ -74,8 +73,7 @@ class AsyncSaveResponse:
     """Result of an asynchronous save with an asynchronous stager: two futures.
 
     `staging_completion` is done when the state dict has been copied and may be changed again; `upload_completion` is
-    done when the checkpoint is published. As in stock, the attributes can be reassigned, and a subclass may set them in
-    its own `__init__`.
+    done when the checkpoint is published. As in stock, both attributes can be reassigned.
 
     Source: torch 2.13 `torch.distributed.checkpoint.state_dict_saver.AsyncSaveResponse`.
     """
@@ -84,21 +82,56 @@ class AsyncSaveResponse:
     upload_completion: Future[Metadata]
 
 
+@dataclass(frozen=True, slots=True)
+class SurroundingsChange:
+    """Changes of the surroundings between two saves."""
+
+    folder: str | None
+    """New working directory; None if it is unchanged or no longer exists."""
+    variables: dict[str, str | None]
+    """Name → new value, or None if the variable was removed."""
+
+    def apply(self) -> None:
+        """Apply the changes to this process; ignore a missing directory."""
+        if self.folder is not None:
+            with contextlib.suppress(OSError):
+                os.chdir(self.folder)
+        for name, value in self.variables.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """Working directory and environment variables of a process."""
+
+    folder: str | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def now(cls) -> Surroundings:
+        """Record the surroundings of this process."""
+        try:
+            folder = os.getcwd()
+        except FileNotFoundError:  # it has been removed
+            folder = None
+        return cls(folder, dict(os.environ))
+
+    def since(self, before: Surroundings) -> SurroundingsChange | None:
+        """Return the changes since an earlier record; None if nothing has changed."""
+        folder = None if self.folder == before.folder else self.folder
+        variables: dict[str, str | None] = {
+            name: value for name, value in self.environment.items() if before.environment.get(name) != value
+        }
+        variables |= dict.fromkeys(before.environment.keys() - self.environment.keys())
+        return SurroundingsChange(folder, variables) if variables or folder is not None else None
+
+
 @dataclass(slots=True, eq=False)
 class SaveJob:
-    """Record of one asynchronous save, from the call of `save` to the end of the save.
-
-    Attributes:
-        link: Link to the other ranks that take part.
-        ticket: Sequence number of the save.
-        checkpoint_id: Checkpoint id of the save; None for the storage writer's own id.
-        storage_writer: Storage writer that the caller passed; None for the one that the checkpoint id selects.
-        planner: Save planner that the caller passed; None for a `DefaultSavePlanner`.
-        use_collectives: Whether ranks plan together; with False, every rank plans alone.
-        future: Future that the caller gets.
-        staged: Copy of the state dict in the saver's memory.
-        may_be_superseded: Whether a later save may replace this save while it is queued.
-    """
+    """Record of one asynchronous save, from the call of `save` to its end."""
 
     link: GroupLink
     ticket: Ticket
@@ -109,46 +142,34 @@ class SaveJob:
     future: SaveFuture = field(default_factory=SaveFuture)
     staged: Staged | None = None
     staged_state: dict[str, Any] | None = None
-    """State dict that the caller's own stager returned; `staged` is used otherwise."""
+    """State dict of the caller's own stager, instead of `staged`."""
     planned: Any = None
-    """Local plan of a custom planner, made in the trainer for a worker process; None with `DefaultSavePlanner`."""
+    """Local plan of a custom planner, for a worker."""
     staging: Future[None] = field(default_factory=Future)
-    """Future that is done when the state dict has been copied and may be changed again."""
+    """Done when the state dict has been copied and may change."""
     copied: Future[None] = field(default_factory=Future)
-    """Future that is done when the save may begin: before `staging` if a part of the copy is made in waves."""
+    """Done when the save may begin: before `staging` if there are waves."""
     waves: WaveSource | None = None
-    """Source of what is copied in waves, before `save` returns."""
     copy_begun: float = 0.0
-    """Time of `time.monotonic()` in seconds at which the copy began."""
     waited_seconds: float = 0.0
-    """Time in seconds in which the rest was copied in waves, at the rate of the storage."""
+    """Duration of copying in waves."""
     surroundings: Surroundings = field(default_factory=Surroundings.now)
-    """Working directory and environment variables of the trainer when `save` was called."""
     group_store: object = None
-    """The process group's store. This reference keeps its server running after `destroy_process_group`."""
+    """Keeps the store's server running after `destroy_process_group`."""
     may_be_superseded: bool = False
     done: list[Callable[[], object]] = field(default_factory=list)
-    """Functions that `release` calls after the save, such as those that free the copy's memory."""
+    """Functions that `release` calls."""
 
     def __post_init__(self) -> None:
-        # A save cannot be stopped by its caller, so neither future can be cancelled (`asyncio.wrap_future` tries).
+        # A caller cannot stop a save, so its futures cannot be cancelled (`asyncio.wrap_future` tries).
         self.future.set_running_or_notify_cancel()
         self.staging.set_running_or_notify_cancel()
         self.copied.set_running_or_notify_cancel()
-        # Without this object, whose memory for the copy must be free when the save ends, whoever has the futures.
+        # The callback must not reference this job: callers keep the futures, and the copy's memory must be freed.
         self.staging.add_done_callback(partial(_note_copied, self.copied))
 
-    def adopt(self) -> None:
-        """Adapt a storage writer and planner of another library, such as stock, through a bridge, a plug-in.
-
-        Raises:
-            PluginNotFoundError: No installed plug-in has a bridge for that library.
-        """
-        self.storage_writer = adopt_writer(self.storage_writer)
-        self.planner = adopt_save_planner(self.planner)
-
     def release(self) -> None:
-        """Call the functions in `done` as soon as staging has ended. Called at the end of the save."""
+        """Call the functions in `done` as soon as staging has ended."""
         self.staging.add_done_callback(lambda _: self._call_done())
 
     def _call_done(self) -> None:

@@ -1,79 +1,202 @@
 """Agreement of all ranks on asynchronous saves: sequence numbers, and whether a save runs, is skipped or superseded.
 
-Keys in the store under `dcp-async/<group>/<saver>/`: the keys of the coordinators; `epoch`, the number of ended worker
-processes; and for each save `epoch/<sequence>` (epoch and overlap policy) and `fate/<sequence>` (whether it runs), each
-set by the first rank that needs the key.
+Keys under `dcp-async/<group>/<saver>/`: the coordinators' keys, `epoch` (number of ended workers), and for each save
+`epoch/<sequence>` (epoch and policy) and `fate/<sequence>` (whether it runs), set by the first rank.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import socket
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
 
 from dcp_async.errors import WorkerError
 from dcp_async.options import SaverOptions
-from dcp_async.queue.rank_place import Meeting, Seat, SharedPeers, StoreAddress, Ticket
-from dcp_core.errors import RANK_ERRORS
+from dcp_core import PeerOptions
+from dcp_core.errors import CoordinatorTimeoutError
 from dcp_ranks import (
+    STORE_TIMEOUT,
     CollectiveCoordinator,
     Coordinator,
     KeyValueStore,
+    LocalCoordinator,
+    Peers,
     StoreCoordinator,
     StoreWire,
     TimedStore,
     borrow_store,
+    connect_store,
+    guard_store,
     innermost_store,
     interrupts_deferred,
+    make_peers,
     prefixed_store,
     shared_peers,
+    shared_store,
     start_prefix,
     store_of,
 )
 
-__all__ = ["CollectiveLink", "GroupLink", "LinkTable", "StoreLink"]
+__all__ = [
+    "CollectiveLink",
+    "GroupLink",
+    "LinkTable",
+    "Meeting",
+    "Seat",
+    "SharedPeers",
+    "StoreAddress",
+    "StoreLink",
+    "Ticket",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreAddress:
+    """Address of the ranks' TCP store, and the prefix of their keys."""
+
+    host: str
+    port: int
+    prefix: str
+
+    def connect(self) -> KeyValueStore:
+        """Connect, or raise CoordinatorLostError without waiting if no server listens."""
+        with guard_store("(connecting)"):
+            try:  # torch would try for a minute
+                socket.create_connection((self.host, self.port), STORE_TIMEOUT.total_seconds()).close()
+            except OSError as error:
+                raise RuntimeError(f"{self.host}:{self.port}: {error}") from error
+            return prefixed_store(self.prefix, connect_store(self.host, self.port))
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Connection settings of one rank's saver for a process group; sent to the worker once per group.
+
+    The saver's saves are the operations of `series`. `hosts_store` is whether this trainer may be the store's server.
+    `timeout_seconds` limits the wait for other ranks in one phase.
+    """
+
+    key: str
+    """Unique among the groups of this process."""
+    series: int
+    rank: int
+    world_size: int
+    job_size: int
+    hosts_store: bool
+    address: StoreAddress | None
+    """None if the rank saves alone, or if a worker cannot reach the store."""
+    timeout_seconds: float
+    peers: PeerOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """Number of one save in its group, the same on all ranks; `epoch` counts the workers that ended before."""
+
+    sequence: int
+    epoch: int = 0
+    overlap: str = ""
+    """Policy of the rank that drew this number first, or empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPeers:
+    """Monitor of a group's ranks, and the connection of the thread that uses it here."""
+
+    peers: Peers
+    store: TimedStore
+
+
+class Meeting:
+    """Factory of coordinators, one for each save of a saver in one process group.
+
+    `store` is under the savers' prefix, over its own connection; None connects to the address in `seat`. Without
+    `shared`, the monitors know a rank only after the first phase of its first save.
+    """
+
+    def __init__(self, seat: Seat, store: KeyValueStore | None = None, shared: SharedPeers | None = None) -> None:
+        self.seat = seat
+        self._shared = shared
+        if store is None and seat.address is not None:
+            store = TimedStore(seat.address.connect(), seat.timeout_seconds)
+        self.store = store
+        self._epoch = -1
+        self._peers: Peers | None = None
+
+    def coordinator(self, ticket: Ticket, *, watch: bool = True) -> Coordinator:
+        """Return the coordinator of one save, without waiting; with `watch`, lost ranks are detected."""
+        seat = self.seat
+        if self.store is None:
+            return LocalCoordinator()
+        shared = self._shared
+        peers = None
+        if watch:
+            peers = self._renewed_peers(self.store, ticket) if shared is None else shared.peers
+        return StoreCoordinator(
+            self.store,
+            seat.rank,
+            seat.world_size,
+            sequence=ticket.sequence,
+            timeout_seconds=seat.timeout_seconds,
+            hosts_store=seat.hosts_store,
+            peers=peers,
+            peers_store=None if shared is None else shared.store,
+            series=seat.series,
+        )
+
+    def give_up_on(self, ticket: Ticket, lost: Mapping[int, str]) -> None:
+        """Make a save fail on all ranks, unless its first phase has ended."""
+        coordinator = self.coordinator(ticket, watch=False)
+        if isinstance(coordinator, StoreCoordinator):
+            coordinator.give_up_on(lost)
+
+    def close(self) -> None:
+        """Close connections to other ranks, except a shared monitor's."""
+        if self._peers is not None:
+            self._peers.close()
+            self._peers = None
+
+    def _renewed_peers(self, store: KeyValueStore, ticket: Ticket) -> Peers:
+        """Return this saver's monitor, which all ranks replace after the end of a worker."""
+        if self._peers is None or self._epoch != ticket.epoch:
+            self.close()
+            seat = self.seat
+            # Negative numbers are free: those of `dcp_core`'s operations are positive.
+            number = -1 - ticket.epoch
+            self._peers = make_peers(store, number, seat.rank, seat.world_size, 0, options=seat.peers)
+            self._epoch = ticket.epoch
+        return self._peers
+
 
 _KEPT_SAVES = 1024
 
 
 class GroupLink:
-    """Link of a saver to the other ranks of one process group.
-
-    This class is for a rank that saves alone, without communication; subclasses communicate with other ranks.
-
-    Args:
-        seat: Connection settings of this rank for the group.
-        store: Connection to the store for saves that run in this process; None to open one if `seat` has an address.
-        shared: Monitor of the group's ranks for saves that run in this process; see `Meeting`.
-    """
+    """Link of a saver to the other ranks of a group; the base class is for a rank alone."""
 
     agrees = True
-    """Whether ranks can agree to skip or supersede a save without waiting for each other."""
+    """Whether ranks can agree to skip or supersede a save without waiting."""
 
     def __init__(self, seat: Seat, store: KeyValueStore | None = None, shared: SharedPeers | None = None) -> None:
         self.seat = seat
         self.meeting = Meeting(seat, store, shared)
-        """Factory of the coordinators of saves in this process, with its own connection to the store."""
         self._drawn = 0
 
     def draw(self, overlap: str = "") -> Ticket:
-        """Return the sequence number of this rank's next save, which is the same on all ranks.
-
-        Args:
-            overlap: Overlap policy of this rank for the save, with which the other ranks compare theirs.
-
-        Ranks: every rank of the group, once for each save; does not wait for other ranks.
-        """
+        """Return the next save's number, the same on all ranks, without waiting. Every rank draws once per save."""
         del overlap
         self._drawn += 1
         return Ticket(self._drawn)
 
     def take_number(self, overlap: str) -> Ticket:
-        """Return a sequence number as `draw` does, but withdraw from the save if a signal handler raises meanwhile."""
+        """Draw a number, but withdraw if a signal handler raises."""
         ticket = None
         try:
             with interrupts_deferred():
@@ -85,56 +208,42 @@ class GroupLink:
         return ticket
 
     def decide(self, ticket: Ticket, wish: str) -> str:
-        """Return the decision of all ranks whether a save runs, is skipped or superseded: the first rank's proposal.
-
-        Args:
-            ticket: Sequence number of the save.
-            wish: Proposal of this rank: `go`, `skip` or `superseded`.
-        """
+        """Return the first rank's `wish`: `go`, `skip` or `superseded`."""
         del ticket
         return wish
 
     def coordinator(self, ticket: Ticket) -> Coordinator:
-        """Return the coordinator for a save that runs in this process."""
+        """Return the coordinator of a save."""
         return self.meeting.coordinator(ticket)
 
     def group_store(self) -> object:
-        """Return the group's store, which a running save must keep referenced; None if no store is used."""
+        """Return the group's store, which a running save must keep referenced."""
         return None
 
     def withdraw(self, ticket: Ticket, error: BaseException) -> None:
-        """Withdraw this rank from a save: the save fails on all other ranks with this rank's `error`."""
+        """Make a save fail on all other ranks with this rank's `error`."""
         coordinator = self.meeting.coordinator(ticket, watch=False)
         coordinator.__exit__(type(error), error, error.__traceback__)
 
     def report_losses(self, ticket: Ticket) -> None:
-        """Make a save fail that a worker process runs and that waits for a lost rank; called from time to time.
+        """Make a save in a worker fail if a rank is lost; called from time to time.
 
-        Worker processes watch each other only once they have met, in the first phase of their first save. A trainer
-        may be lost before, even before its worker has started.
+        Workers watch each other only after the first phase of their first save.
         """
 
     def for_worker(self) -> Seat:
-        """Return the connection settings with which a worker process can save for this rank.
-
-        Raises:
-            WorkerError: A worker process cannot reach the other ranks, because the group's store is no TCP store.
-        """
+        """Return a worker's settings, or raise WorkerError if it cannot reach the store."""
         return self.seat
 
     def worker_ended(self) -> None:
-        """Notify all ranks that this rank's worker process has ended and will be replaced."""
+        """Notify all ranks that this rank's worker has ended."""
 
 
 class StoreLink(GroupLink):
-    """Link of a saver to the other ranks through the process group's store.
+    """Link through the process group's store.
 
-    Args:
-        seat: Connection settings of this rank for the group.
-        group: The process group.
-        group_stores: Two connections to the group's store: for the thread that calls `save`, and for saves that run in
-            a thread of this process.
-        prefix: Prefix of the saver's keys, counted from the innermost store.
+    The first of `group_stores` is for the thread that calls `save`, the second for saves in a thread of this process.
+    `prefix` counts from the innermost store.
     """
 
     def __init__(self, seat: Seat, group: dist.ProcessGroup, group_stores: Sequence[TimedStore], prefix: str) -> None:
@@ -142,55 +251,57 @@ class StoreLink(GroupLink):
             TimedStore(prefixed_store(prefix, innermost_store(each)), seat.timeout_seconds) for each in group_stores
         )
         # Left for the others now: this rank may be lost before its first save runs.
-        peers = shared_peers(group, group_stores[0], 0, seat.peers, RANK_ERRORS)
+        peers = shared_peers(group, group_stores[0], 0, seat.peers)
+        group_stores[0].rest()
         super().__init__(seat, background, SharedPeers(peers, group_stores[1]))
         self._shared = SharedPeers(peers, group_stores[0])
         self._reported: Ticket | None = None
         self._group = weakref.ref(group)
         self._store = store
-        self._wire = StoreWire(store, "", seat.world_size, errors=RANK_ERRORS)
+        self._wire = StoreWire(store, "", seat.world_size)
         self._lock = threading.Lock()
 
     def draw(self, overlap: str = "") -> Ticket:
-        """Return the sequence number of this rank's next save; see `GroupLink.draw`."""
-        with self._lock:
-            sequence = StoreCoordinator.draw(self._store, self.seat.rank, RANK_ERRORS)
-            claimed = self._wire.claim(f"epoch/{sequence}", f"{self._wire.count('epoch')} {overlap}")
+        """Draw a number from the store."""
+        with self._connection():
+            sequence = StoreCoordinator.draw(self._store, self.seat.rank)
+            claimed = self._wire.claim(f"epoch/{sequence}", f"{self._wire.add('epoch', 0)} {overlap}")
             epoch, _, first = claimed.partition(" ")
             if self.seat.rank == 0 and sequence > _KEPT_SAVES:  # no rank is that far behind
                 self._wire.delete([f"{name}/{sequence - _KEPT_SAVES}" for name in ("epoch", "fate")])
         return Ticket(sequence, int(epoch), first)
 
     def decide(self, ticket: Ticket, wish: str) -> str:
-        """Return the decision of all ranks about a save; see `GroupLink.decide`."""
-        with self._lock:
+        """Decide through the store."""
+        with self._connection():
             return self._wire.claim(f"fate/{ticket.sequence}", wish)
 
     def group_store(self) -> object:
-        """Return the process group's store; see `GroupLink.group_store`."""
+        """Return the process group's store."""
         group = self._group()
         return None if group is None else store_of(group)
 
     def withdraw(self, ticket: Ticket, error: BaseException) -> None:
-        """Make a save fail on the other ranks, over the connection `store`; see `GroupLink.withdraw`."""
-        with self._lock:
+        """Withdraw over `store`."""
+        with self._connection():
             coordinator = Meeting(self.seat, self._store).coordinator(ticket, watch=False)
             coordinator.__exit__(type(error), error, error.__traceback__)
 
     def report_losses(self, ticket: Ticket) -> None:
-        """Make a save fail that waits for a lost rank; see `GroupLink.report_losses`."""
+        """Report lost ranks over `store`."""
         if self._reported == ticket:
             return
         peers = self._shared.peers
-        with self._lock:
+        with self._connection():
             peers.look_around(self._shared.store)
+            self._shared.store.rest()
             peers.pause(0.0)
             if peers.lost:
                 Meeting(self.seat, self._store).give_up_on(ticket, peers.lost)
                 self._reported = ticket
 
     def for_worker(self) -> Seat:
-        """Return the connection settings for a worker process; see `GroupLink.for_worker`."""
+        """Return a worker's settings."""
         if self.seat.address is None:
             raise WorkerError(
                 "the process group's store is no TCP store, so that a process saver cannot reach it; use the thread "
@@ -199,18 +310,22 @@ class StoreLink(GroupLink):
         return self.seat
 
     def worker_ended(self) -> None:
-        """Notify all ranks that this rank's worker process has ended; see `GroupLink.worker_ended`."""
-        with self._lock:
+        """Increment the epoch in the store."""
+        with self._connection():
             self._wire.add("epoch")
+
+    @contextlib.contextmanager
+    def _connection(self) -> Iterator[None]:
+        """Use `store` in this thread only; its own thread ends with the block."""
+        with self._lock:
+            try:
+                yield
+            finally:
+                self._store.rest()
 
 
 class CollectiveLink(GroupLink):
-    """Link of a saver to the other ranks over a gloo group that only the saver uses, if no store can be used.
-
-    Args:
-        seat: Connection settings of this rank for the group.
-        group: Process group of the trainer.
-    """
+    """Link over a gloo group of the saver, without a usable store."""
 
     agrees = False
 
@@ -225,25 +340,25 @@ class CollectiveLink(GroupLink):
         self._coordinators: dict[Ticket, CollectiveCoordinator] = {}
 
     def draw(self, overlap: str = "") -> Ticket:
-        """Return the sequence number of this rank's next save; see `GroupLink.draw`."""
+        """Return the next number, and make its coordinator."""
         del overlap
-        made = CollectiveCoordinator(self._group, timeout_seconds=self.seat.timeout_seconds, errors=RANK_ERRORS)
+        made = CollectiveCoordinator(self._group, timeout_seconds=self.seat.timeout_seconds)
         ticket = Ticket(made.sequence)
         self._coordinators[ticket] = made
         return ticket
 
     def coordinator(self, ticket: Ticket) -> Coordinator:
-        """Return the coordinator for a save; see `GroupLink.coordinator`."""
+        """Return the coordinator that `draw` made, once."""
         return self._coordinators.pop(ticket)
 
     def withdraw(self, ticket: Ticket, error: BaseException) -> None:
-        """Make a save fail on the other ranks; see `GroupLink.withdraw`."""
+        """Withdraw over the group."""
         coordinator = self._coordinators.pop(ticket, None)
         if coordinator is not None:
             coordinator.__exit__(type(error), error, error.__traceback__)
 
     def for_worker(self) -> Seat:
-        """Return the connection settings for a worker process; see `GroupLink.for_worker`."""
+        """Raise WorkerError."""
         raise WorkerError(
             "the process group has no store that a process saver can reach; use the thread saver, or initialise the "
             "group with env:// or tcp://"
@@ -251,22 +366,19 @@ class CollectiveLink(GroupLink):
 
 
 class LinkTable:
-    """Table of one saver's links to other ranks: process group → `GroupLink`.
-
-    Args:
-        options: Options of the saver.
-    """
+    """A saver's links, one for each process group."""
 
     def __init__(self, options: SaverOptions) -> None:
         self._options = options
         self._alone: GroupLink | None = None
         self._links: weakref.WeakKeyDictionary[dist.ProcessGroup, GroupLink] = weakref.WeakKeyDictionary()
+        self._numbers: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
 
     def of(self, group: dist.ProcessGroup | None, *, no_dist: bool) -> GroupLink:
         """Return the link for a process group; None is the default group. Thread-safe.
 
-        With `no_dist`, or without other ranks, the link is that of a rank that saves alone.
+        With `no_dist`, or without other ranks, the link is for a rank that saves alone.
 
         Raises:
             ValueError: This process is not in the group.
@@ -295,18 +407,45 @@ class LinkTable:
         # Disjoint groups may have one name.
         digest = hashlib.sha256(repr(members).encode()).hexdigest()[:12]
         key = f"{group.group_name}-{digest}"
-        stores = [borrow_store(group, RANK_ERRORS, self._options.timeout_seconds) for _ in range(2)]
-        connections = [each[0] for each in stores if each is not None]
         seconds = self._options.timeout_seconds
-        if len(connections) < 2 or dist.get_backend(group) == "fake":
-            return CollectiveLink(self._seat(key, 0, rank, len(members), job_size, None), group)
-        base: Any = innermost_store(connections[0])
+        try:
+            stores = [borrow_store(group, seconds) for _ in range(2)]
+            connections = [each[0] for each in stores if each is not None]
+            if not connections:
+                return CollectiveLink(self._seat(key, 0, rank, len(members), job_size, None), group)
+            base: Any = innermost_store(connections[0])
+            number, prefix = self._number(group, key, connections[0])
+            address = StoreAddress(base.host, base.port, prefix) if hasattr(base, "port") else None
+            return StoreLink(self._seat(key, number, rank, len(members), job_size, address), group, connections, prefix)
+        except CoordinatorTimeoutError:  # another rank is missing, so no rank waits for this one
+            raise
+        except Exception as error:
+            with contextlib.suppress(Exception):  # the store is lost, most likely
+                self._withdraw(group, key, rank, len(members), error)
+            raise
+
+    def _number(self, group: dist.ProcessGroup, key: str, store: TimedStore) -> tuple[int, str]:
+        """Return this saver's number within its group, and its key prefix.
+
+        All ranks create the savers of a group in the same order.
+        """
         place = f"{start_prefix(group)}dcp-async/{key}"
-        # Savers of one group, one after the other or side by side, are kept apart: ranks make them in the same order.
-        number = StoreWire(TimedStore(base, seconds), f"{place}/savers/", 1, errors=RANK_ERRORS).add(str(rank))
-        prefix = f"{place}/{number}"
-        address = StoreAddress(base.host, base.port, prefix) if hasattr(base, "port") else None
-        return StoreLink(self._seat(key, number, rank, len(members), job_size, address), group, connections, prefix)
+        if group not in self._numbers:
+            apart = TimedStore(innermost_store(store), store.timeout_seconds)
+            self._numbers[group] = StoreWire(apart, f"{place}/savers/", 1).add(str(dist.get_rank(group)))
+            apart.rest()
+        number = self._numbers[group]
+        return number, f"{place}/{number}"
+
+    def _withdraw(self, group: dist.ProcessGroup, key: str, rank: int, world_size: int, error: Exception) -> None:
+        """Make the starting save fail on the other ranks."""
+        store = shared_store(group, self._options.timeout_seconds)
+        if store is None:
+            return
+        _, prefix = self._number(group, key, store)
+        below = TimedStore(prefixed_store(prefix, innermost_store(store)), store.timeout_seconds)
+        made = StoreCoordinator(below, rank, world_size)
+        made.__exit__(type(error), error, error.__traceback__)
 
     def _seat(
         self, key: str, series: int, rank: int, world_size: int, job_size: int, address: StoreAddress | None

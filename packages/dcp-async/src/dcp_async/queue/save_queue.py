@@ -1,7 +1,4 @@
-"""Queue of saves with overlap policies (`wait`, `skip`, `latest`), which runs one save at a time in a thread.
-
-Errors of saves whose futures were never read are raised later, or logged. Not in this module: how a save runs.
-"""
+"""Queue of saves with overlap policies, which runs one save at a time in a thread."""
 
 from __future__ import annotations
 
@@ -9,16 +6,17 @@ import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent import futures
 
-from dcp_async.errors import SaverClosedError, SaverDeadlineError, SaveSkippedError, SaveSupersededError
+from dcp_async.errors import SaverClosedError, SaverDeadlineError
 from dcp_async.options import Overlap
 from dcp_async.queue.jobs import SaveJob
-from dcp_core import CoordinatorLostError, Metadata, RankDisagreementError
+from dcp_core import CoordinatorLostError, Metadata, OperationError
+from dcp_core.errors import SaveSkippedError
 from dcp_core.toolkit import LOGGER_NAME, library_logger
 
-__all__ = ["SaveQueue", "check_policy"]
+__all__ = ["Entry", "SaveQueue", "check_policy"]
 
 _logger = library_logger(LOGGER_NAME)
 
@@ -26,18 +24,12 @@ GO, SKIP, SUPERSEDED = "go", "skip", "superseded"
 
 
 class SaveQueue:
-    """Queue of one process's saves: a thread runs one save at a time, in the order in which they were queued.
-
-    Args:
-        run: Function that runs a save and returns the checkpoint's metadata.
-        name: Name of the thread.
-        save_seconds: Longest time in seconds to wait for an earlier save.
-    """
+    """Queue of one process's saves, which a thread runs one at a time, in order; `save_seconds` limits each wait."""
 
     def __init__(self, run: Callable[[SaveJob], Metadata], name: str, save_seconds: float = 3600.0) -> None:
         self._run = run
         self._save_seconds = min(save_seconds, threading.TIMEOUT_MAX)
-        # Its threads are joined, and what waits in it is done, before the interpreter ends.
+        # The interpreter runs queued work and joins the thread before it exits.
         self._thread = futures.ThreadPoolExecutor(1, thread_name_prefix=name)
         self._changed = threading.Condition()
         self._running: SaveJob | None = None
@@ -62,31 +54,23 @@ class SaveQueue:
             raise SaverClosedError("the saver is closed: make another one, or close it after the last save")
 
     def raise_unasked(self) -> None:
-        """Raise the first error of an earlier save whose future was not read, and mark the error as read.
-
-        Each further call raises the next such error; without unread errors, the call does nothing.
-        """
+        """Raise the next unread error of a save, if any, and mark it as read."""
         error = self.next_unasked()
         if error is not None:
             raise error
 
     def next_unasked(self) -> BaseException | None:
-        """Return the first unread error of a failed save, and mark the error as read; None if no error is left."""
+        """Return the next unread error of a save, if any, and mark it as read."""
         return _next_unasked(self._failed)
 
     def log_unasked(self) -> None:
-        """Log all errors of failed saves whose futures were not read, and mark them as read."""
+        """Log all unread errors, and mark them as read."""
         _log_unasked(self._failed)
 
     def admit(self, job: SaveJob, overlap: Overlap) -> bool:
-        """Return whether a save may be staged now; False if the overlap policy skips it.
+        """Return whether a save may be staged now; False if the policy skips it. The same on all ranks.
 
-        With the policy `wait`, the call first waits for earlier saves; with `latest`, it cancels a queued save.
-
-        Raises:
-            SaverDeadlineError: An earlier save takes longer than `save_seconds`.
-
-        Ranks: every rank of the save's group; all ranks get the same result.
+        `wait` first waits for earlier saves (SaverDeadlineError after `save_seconds`); `latest` cancels a queued save.
         """
         if overlap == "wait" or not job.link.agrees:
             self.wait_turn()
@@ -97,11 +81,11 @@ class SaveQueue:
         return True
 
     def wait_turn(self) -> None:
-        """Wait until no save is running or queued. Raises SaverDeadlineError if one takes more than `save_seconds`."""
+        """Wait until no save is running or queued, or raise SaverDeadlineError if one takes `save_seconds`."""
         self._wait_turn(lambda: not self.busy)
 
     def put(self, job: SaveJob) -> None:
-        """Queue a save, which runs after the earlier saves. Raises SaverClosedError if the queue is closed."""
+        """Queue a save, or raise SaverClosedError if the queue is closed."""
         with self._changed:
             self.check_open()
             self._waiting = job
@@ -116,11 +100,7 @@ class SaveQueue:
             raise
 
     def drain(self, seconds: float) -> None:
-        """Wait until no save is running or queued.
-
-        Raises:
-            SaverDeadlineError: The saves take longer than `seconds`.
-        """
+        """Wait until no save is running or queued, or raise SaverDeadlineError after `seconds`."""
         if not self._wait(lambda: not self.busy, seconds):
             running = self._running or self._waiting
             where = "" if running is None else f" to {running.checkpoint_id!s}"
@@ -130,33 +110,32 @@ class SaveQueue:
             )
 
     def close(self) -> None:
-        """Close the queue: it accepts no more saves. Does not wait for queued or running saves."""
+        """Accept no more saves, without waiting."""
         with self._changed:
             self._closed = True
         self._thread.shutdown(wait=False)
 
     def drop(self) -> None:
-        """Cancel the queued save, if any, after `close`: its future raises an error here and on the other ranks."""
+        """Cancel the queued save after `close`: its future raises on all ranks."""
         with self._changed:
             job, self._waiting = self._waiting, None
             self._changed.notify_all()
         if job is not None:
             error = SaverClosedError(f"the save to {job.checkpoint_id!s} was left out: its saver was closed before")
             self._leave_out(job, error)
-            with contextlib.suppress(CoordinatorLostError):  # then the other ranks know
+            with contextlib.suppress(CoordinatorLostError):  # the other ranks notice the lost store themselves
                 job.link.withdraw(job.ticket, error)
 
     def _admit_unless_busy(self, job: SaveJob) -> bool:
         with self._changed:
             fate = job.link.decide(job.ticket, SKIP if self.busy else GO)
-        if fate == GO:  # of a save that is over on another rank, the end is near here, too
+        if fate == GO:  # the earlier save has ended on another rank, so it ends here soon
             self.wait_turn()
             return True
         self._leave_out(job, SaveSkippedError(f"the save to {job.checkpoint_id!s} was skipped: {self._what_runs()}"))
         return False
 
     def _supersede(self) -> None:
-        """Supersede the queued save, unless another rank has begun it."""
         with self._changed:
             waiting = self._waiting
         if waiting is None:
@@ -166,7 +145,7 @@ class SaveQueue:
         with self._changed:
             if (
                 waiting is self._waiting
-                and waiting.may_be_superseded  # the other ranks would not learn of another number
+                and waiting.may_be_superseded  # other ranks would not see this decision
                 and waiting.link.decide(waiting.ticket, SUPERSEDED) == SUPERSEDED
             ):
                 self._waiting = None
@@ -187,7 +166,7 @@ class SaveQueue:
             return self._changed.wait_for(ready, seconds)
 
     def _wait_turn(self, ready: Callable[[], bool]) -> None:
-        """Wait for earlier saves, for each at most `save_seconds`."""
+        """Wait at most `save_seconds` for each earlier save."""
         with self._changed:
             while not ready():
                 before = self._running or self._waiting
@@ -202,7 +181,7 @@ class SaveQueue:
             if not self._begin(job):
                 return
             result, error = self._run(job), None
-        except BaseException as raised:  # noqa: BLE001 - whatever it is, the caller hears of it
+        except BaseException as raised:  # noqa: BLE001 - the save's future raises it
             result, error = None, raised
         job.release()
         with self._changed:
@@ -218,7 +197,7 @@ class SaveQueue:
             job.future.set_result(result)
 
     def _begin(self, job: SaveJob) -> bool:
-        """Whether a save may begin; False if it was superseded."""
+        """Return whether a save may begin; False if it was superseded."""
         with self._changed:
             if self._waiting is not job:
                 return False
@@ -246,13 +225,12 @@ def _next_unasked(failed: list[SaveJob]) -> BaseException | None:
 
 
 def _log_at_end(failed: list[SaveJob], owner: int) -> None:
-    """Log unread errors when the queue is dropped or the interpreter exits; only in the process that made the queue."""
+    """Log unread errors at the end of the queue or interpreter, except in a forked child."""
     if os.getpid() == owner:
         _log_unasked(failed)
 
 
 def _log_unasked(failed: list[SaveJob]) -> None:
-    """Log the errors of failed saves that were never read, and mark them as read."""
     while (error := _next_unasked(failed)) is not None:
         _logger.error("a save in the background failed, and its future was never read", exc_info=error)
 
@@ -265,17 +243,91 @@ def _overdue(what: str, job: SaveJob | None, seconds: float) -> SaverDeadlineErr
     )
 
 
-def _superseded(job: SaveJob) -> SaveSupersededError:
-    return SaveSupersededError(
-        f"the save to {job.checkpoint_id!s} was left out: a later one came before it could begin"
-    )
+def _superseded(job: SaveJob) -> SaveSkippedError:
+    return SaveSkippedError(f"the save to {job.checkpoint_id!s} was left out: a later one came before it could begin")
 
 
 def check_policy(job: SaveJob, policy: Overlap) -> None:
-    """Raise RankDisagreementError if ranks have different policies, which would make them wait for each other."""
+    """Raise OperationError if ranks have different policies, and would wait for each other."""
     other = job.ticket.overlap
     if other and other != policy:
-        raise RankDisagreementError(
+        raise OperationError(
             f"rank {job.link.seat.rank}, save to {job.checkpoint_id!s}: overlap is {policy!r} here and {other!r} on "
             "another rank; it must be the same on all ranks"
         )
+
+
+class Entry:
+    """Lock of a saver: either a save starts or copies tensors, or a thread changes tensors inside `lock`."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._entered_by: int | None = None
+        self._copies = 0
+        self._locked_by: int | None = None
+        self._depth = 0
+
+    @property
+    def locked_here(self) -> bool:
+        """Whether this thread is inside `lock`."""
+        return self._locked_by == threading.get_ident()
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keep other threads from starting saves and copying tensors during the block; reentrant."""
+        here = threading.get_ident()
+        with self._changed:
+            # The caller's `state_dict()` may change values while this thread starts a save.
+            self._changed.wait_for(lambda: self._may_lock(here))
+            self._locked_by = here
+            self._depth += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._depth -= 1
+                if not self._depth:
+                    self._locked_by = None
+                    self._changed.notify_all()
+
+    def enter(self, seconds: float) -> bool:
+        """Acquire the lock to start a save, and return whether that took less than `seconds`.
+
+        Raises OperationError if this thread is already starting a save.
+        """
+        here = threading.get_ident()
+        with self._changed:
+            if self._entered_by == here:
+                raise OperationError(
+                    "a save was started while this thread was starting one (in a state_dict(), a stager or a signal's "
+                    "handler): let the first call return before the next one"
+                )
+            free = self._changed.wait_for(lambda: self._may_enter(here), seconds)
+            if free:
+                self._entered_by = here
+            return free
+
+    def leave(self) -> None:
+        """Release the lock after the start of a save."""
+        with self._changed:
+            self._entered_by = None
+            self._changed.notify_all()
+
+    def copy_later(self) -> Callable[[], None]:
+        """Keep threads out of `lock` after `leave`, until the returned function is called."""
+        with self._changed:
+            self._copies += 1
+        return self._end_copy
+
+    def _end_copy(self) -> None:
+        with self._changed:
+            self._copies -= 1
+            self._changed.notify_all()
+
+    def _may_lock(self, here: int) -> bool:
+        if self._locked_by is not None:
+            return self._locked_by == here
+        return not self._copies and self._entered_by in {None, here}
+
+    def _may_enter(self, here: int) -> bool:
+        return self._entered_by is None and self._locked_by in {None, here}

@@ -1,7 +1,6 @@
 """The process saver: a worker process saves from memory that it shares with the trainer.
 
-The structure of a state dict is sent to the worker once; later saves send the structure's identifier, and the objects
-that have changed.
+Structures are sent once; later saves send an identifier, and the objects that have changed.
 """
 
 from __future__ import annotations
@@ -17,13 +16,9 @@ from typing import Any
 
 from dcp_async.errors import SaverClosedError, SaverDeadlineError, WorkerError, WorkerLostError
 from dcp_async.options import SaverOptions
-from dcp_async.queue.jobs import SaveJob
-from dcp_async.queue.rank_place import Seat
-from dcp_async.queue.save_agreement import GroupLink
-from dcp_async.queue.trainer_environment import Surroundings
-from dcp_async.queue.worker_planner import pickled
-from dcp_async.savers.portable_keys import portable
-from dcp_async.savers.reported_phases import ReportedPhases
+from dcp_async.queue.jobs import SaveJob, Surroundings
+from dcp_async.queue.portable import pickled, portable
+from dcp_async.queue.save_agreement import GroupLink, Seat
 from dcp_async.savers.worker_handle import WorkerProcess
 from dcp_async.savers.worker_messages import (
     Failed,
@@ -36,10 +31,11 @@ from dcp_async.savers.worker_messages import (
     Save,
     Saved,
 )
-from dcp_async.staging.arena import Arena
+from dcp_async.staging.arenas import Arena
 from dcp_async.staging.copy_state import Staged
-from dcp_core import CoordinatorLostError, Metadata
-from dcp_core.toolkit import DeferredMetadata, WriterAbilities, abilities, resolve_writer, same_value
+from dcp_core import CoordinatorLostError, Metadata, SavePlanner, plugins
+from dcp_core.hookspecs import CheckpointEvent
+from dcp_core.toolkit import DeferredMetadata, note_rate, resolve_storage, same_value
 from dcp_io import RecentlyUsed
 from dcp_ranks import Failure, decode
 
@@ -50,31 +46,24 @@ _KEPT_STRUCTURES = 16
 
 @dataclass(slots=True)
 class _Sent:
-    """Record of what the worker has cached for one structure."""
-
     objects: list[Any] = field(default_factory=list)
     means: bytes = b""
 
 
 @dataclass(slots=True)
 class _Known:
-    """Record of what one worker has received, so that later messages contain only changes; empty for a new worker."""
+    """What one worker has received; later messages contain only changes."""
 
     arenas: dict[Arena, tuple[int, int]] = field(default_factory=dict)
-    """Number and size of each arena that the worker has mapped."""
+    """Number and size of each mapped arena."""
     drawn: int = 0
-    """Number of arena numbers that were assigned."""
     surroundings: Surroundings = field(default_factory=Surroundings)
     groups: dict[str, Seat] = field(default_factory=dict)
     structures: RecentlyUsed[str, _Sent] = field(default_factory=lambda: RecentlyUsed(_KEPT_STRUCTURES))
 
 
 class ProcessBackend:
-    """Backend that saves in a worker process, which starts on first use and is replaced after it has ended.
-
-    Args:
-        options: Options of the saver.
-    """
+    """Backend that saves in a worker process, which starts on first use and is replaced after its end."""
 
     shares_memory = True
 
@@ -84,26 +73,18 @@ class ProcessBackend:
         self._known = _Known()
         self._links: dict[str, GroupLink] = {}
         self._saves = 0
-        self._phases = ReportedPhases()
+        self._phases = _ReportedPhases()
         self._closed = False
         self._start_lock = threading.Lock()
         self._owner = os.getpid()
 
     @property
     def worker(self) -> WorkerProcess | None:
-        """Handle of the worker process; None before the first start and after `close`."""
+        """Handle of the worker, if started."""
         return self._worker
 
     def warm_up(self, link: GroupLink, staged: Staged | None) -> None:
-        """Start the worker process, and send it the group's connection settings and the structure of `staged`.
-
-        Args:
-            link: Link to the other ranks of the group.
-            staged: Staged copy of a state dict; None to send no structure.
-
-        Raises:
-            WorkerError: The worker cannot be started, or cannot connect to the other ranks.
-        """
+        """Start the worker, and send settings and structure."""
         seat = link.for_worker()
         worker = self._running(link)
         self._send_group(worker, seat)
@@ -112,22 +93,22 @@ class ProcessBackend:
             self._send_arena(worker, staged.arena)
 
     def before_save(self) -> None:
-        """Start the first worker process without waiting, so that its imports run while the state dict is copied.
+        """Start the first worker without waiting, to import during the copy.
 
-        If the worker has ended since the last save, notify the other ranks that this save uses a new worker.
+        If a worker has ended, tell the other ranks to expect a new one.
         """
         worker = self._worker
         if worker is not None:
             worker.settle()
         elif not self._closed:
-            with contextlib.suppress(OSError, SaverClosedError):  # then `run` tries again, and says why
+            with contextlib.suppress(OSError, SaverClosedError):  # `run` tries again, and raises
                 self._started()
 
     def run(self, job: SaveJob) -> Metadata:
-        """Run one save in the worker process, and return the checkpoint's metadata.
+        """Run one save in the worker, and return the checkpoint's metadata.
 
         Raises:
-            WorkerError: The worker cannot be started, or the storage writer or planner cannot be sent to the worker.
+            WorkerError: The worker cannot be started, or the storage writer or planner cannot be sent.
             WorkerLostError: The worker ended during the save.
             SaverDeadlineError: The save took longer than `save_seconds`.
             Exception: The save failed in the worker with this error.
@@ -148,7 +129,7 @@ class ProcessBackend:
             raise
         finally:
             if job.staged is not None and job.staged.waves is not None:
-                job.staged.waves.saver_end.close()  # only the worker has it now, or no one
+                job.staged.waves.saver_end.close()  # the worker has its own copy, unless sending failed
         try:
             answer = self._answer(worker, request, job)
         except BaseException as error:
@@ -157,7 +138,7 @@ class ProcessBackend:
         return _metadata(job, answer, writer)
 
     def close(self) -> None:
-        """End the worker process and start no other. May be called during `run`, which then raises."""
+        """End the worker process for good. May be called during `run`, which then raises."""
         with self._start_lock:
             self._closed = True
             worker, self._worker = self._worker, None
@@ -201,7 +182,6 @@ class ProcessBackend:
         return worker
 
     def _started(self) -> WorkerProcess:
-        """Return the worker process, which may still be importing."""
         with self._start_lock:
             if self._closed:
                 raise SaverClosedError("the saver was closed before this save could begin")
@@ -212,12 +192,12 @@ class ProcessBackend:
                 worker.close()
             environment = dict(os.environ)
             worker = WorkerProcess(self._options.worker, _weakly(self._worker_ended), environment, self._phases.pass_on)
-            # Its working folder is not known for sure: any thread may change that meanwhile.
+            # Any thread may change the working directory during the start, so the worker's is unknown.
             self._known, self._worker = _Known(surroundings=Surroundings(None, environment)), worker
             return worker
 
     def _worker_ended(self) -> None:
-        """Report to the other ranks (from a thread) that this worker ended: they expect a new one in the next save."""
+        """Tell the other ranks, from a thread, to expect a new worker."""
         for link in list(self._links.values()):
             with contextlib.suppress(CoordinatorLostError):  # the group may have ended since
                 link.worker_ended()
@@ -250,7 +230,7 @@ class ProcessBackend:
         )
 
     def _give_up(self, job: SaveJob, error: BaseException) -> None:
-        """Notify observers of a failed save, and clear the record of what the worker received, as it is uncertain."""
+        """Report a failed save to observers, and clear the uncertain record of sent data."""
         self._phases.fail(job, error)
         if job.staged is not None:
             sent = self._known.structures.get(job.staged.structure.identifier)
@@ -282,7 +262,7 @@ class ProcessBackend:
 
 
 def _weakly(method: Callable[[], object]) -> Callable[[], object]:
-    """Wrap a method without a strong reference to its object: a saver without references ends its worker."""
+    """Wrap a method without a strong reference, so that dropping a saver ends its worker."""
     found = weakref.WeakMethod(method)
 
     def call() -> None:
@@ -293,15 +273,14 @@ def _weakly(method: Callable[[], object]) -> Callable[[], object]:
 
 
 def _means(job: SaveJob) -> bytes:
-    """Pack storage writer, planner and plan for the worker."""
     what = (
         "the storage writer or the planner" if job.storage_writer is not None or job.planner is not None else "the plan"
     )
-    return pickled(what, (job.storage_writer, job.planner, job.planned))
+    planner = job.planner.without_values() if isinstance(job.planner, SavePlanner) else job.planner
+    return pickled(what, (job.storage_writer, planner, job.planned))
 
 
 def _changed(before: list[Any], now: list[Any]) -> dict[int, Any]:
-    """Return the objects that differ from those that the worker has, by position."""
     if len(before) != len(now):
         return dict(enumerate(now))
     pairs = enumerate(zip(before, now, strict=True))
@@ -310,28 +289,26 @@ def _changed(before: list[Any], now: list[Any]) -> dict[int, Any]:
 
 def _place(job: SaveJob) -> str:
     place = job.checkpoint_id
-    if place is None:
-        place = abilities(job.storage_writer, WriterAbilities).checkpoint_id
+    if place is None and job.storage_writer is not None:
+        place = job.storage_writer.checkpoint_id
     return "its storage" if place is None else os.fspath(place)
 
 
 def _report_losses(job: SaveJob) -> None:
-    with contextlib.suppress(CoordinatorLostError):  # the worker finds out, too
+    with contextlib.suppress(CoordinatorLostError):  # the worker also notices
         job.link.report_losses(job.ticket)
 
 
 def _naming(job: SaveJob, error: Exception) -> Exception:
-    """Return the same error with the rank and the checkpoint id in its message."""
     return type(error)(f"rank {job.link.seat.rank}, save to {_place(job)}: {error}")
 
 
 def _pickled_writer(job: SaveJob) -> bytes | None:
-    """Pickle the storage writer, to read the metadata later, even if the caller resets the writer to another id."""
+    """Pickle the storage writer for reading metadata: the caller may reset it to another id."""
     return None if job.storage_writer is None else pickled("the storage writer", job.storage_writer)
 
 
 def _metadata(job: SaveJob, saved: Saved, pickled_writer: bytes | None) -> Metadata:
-    """Return the checkpoint's metadata, read from storage on first access."""
     if saved.metadata is not None:
         data = saved.metadata
         return DeferredMetadata(lambda: Metadata(**decode(data)))
@@ -339,17 +316,59 @@ def _metadata(job: SaveJob, saved: Saved, pickled_writer: bytes | None) -> Metad
 
     def read() -> Metadata:
         writer = None if pickled_writer is None else decode(pickled_writer)
-        found: Metadata = resolve_writer(writer, place).published_metadata(save_id)  # type: ignore[attr-defined]
+        found: Metadata = resolve_storage(writer, place, "writer").published_metadata(save_id)
         return found
 
     return DeferredMetadata(read)
 
 
 def _raised(failure: Failure) -> BaseException:
-    """Return the error raised in the worker, with the worker's traceback as its cause."""
+    """Return the worker's error, with its traceback as the cause."""
     error = failure.revive()
     cause = WorkerError(f"in the saver's process:\n{failure.text}")
     if error is None:
         return cause
     error.__cause__ = cause
     return error
+
+
+class _ReportedPhases:
+    """Started phases of the save in the worker; `fail` emits the end events that a killed worker does not send."""
+
+    def __init__(self) -> None:
+        self._open: list[CheckpointEvent] = []
+        self._over = False
+
+    def begin(self) -> None:
+        """Forget the phases of the last save."""
+        self._open, self._over = [], False
+
+    def pass_on(self, event: CheckpointEvent) -> None:
+        """Record an event of the worker, and pass it to the observers."""
+        if event.state == "started":
+            self._open.append(event)
+        elif event.state != "progress":
+            self._open = [begun for begun in self._open if begun.phase != event.phase]
+            self._over = self._over or event.phase == "total"
+        if (event.operation, event.phase, event.state) == ("save", "write", "finished"):
+            note_rate(event.checkpoint_id, event.bytes, event.own_seconds)
+        plugins.emit(event)
+
+    def fail(self, job: SaveJob, error: BaseException) -> None:
+        """Emit `failed` events for a save and its unfinished phases, unless the worker has reported its end."""
+        if self._over:
+            return
+        seat, place = job.link.seat, job.checkpoint_id
+        not_begun = CheckpointEvent(
+            "save",
+            "total",
+            "failed",
+            seat.rank,
+            None if place is None else os.fspath(place),
+            world_size=seat.world_size,
+        )
+        now, message = time.time(), f"{type(error).__name__}: {error}".partition("\n")[0]
+        for begun in reversed(self._open or [not_begun]):
+            seconds = None if begun.time is None else now - begun.time
+            plugins.emit(replace(begun, state="failed", seconds=seconds, error=message, time=now))
+        self._open, self._over = [], True

@@ -1,7 +1,4 @@
-"""Handle of a saver's worker process in the trainer: start, messages, detection of death, end.
-
-The messages are defined in `worker_messages`.
-"""
+"""Handle of a saver's worker process."""
 
 from __future__ import annotations
 
@@ -42,18 +39,15 @@ __all__ = ["WorkerProcess"]
 _TERM_SECONDS = 5.0
 _KILL_SECONDS = 5.0
 _SLICE_SECONDS = 1.0
-"""Length in seconds of one wait for an answer. While this process is stopped (SIGSTOP), at most one is counted."""
+"""Longest single wait; of a stop of this process (SIGSTOP), at most one counts."""
 _open: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
 class WorkerProcess:
     """Handle of one worker process, which the constructor starts.
 
-    Args:
-        options: Options of the worker process.
-        on_end: Function that is called, in a separate thread, when the process has ended by itself.
-        environment: Environment variables of the process; `PYTHONPATH` is set to this process's `sys.path`.
-        on_event: Function that is called with each event of the worker's saves, in the thread that waits in `read`.
+    `on_end` is called, in a separate thread, when the process has ended by itself; `on_event` with each event of a
+    save, in the thread that waits in `read`. `PYTHONPATH` is set to `sys.path`.
     """
 
     def __init__(
@@ -93,24 +87,20 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """Process id of the worker."""
+        """Process id."""
         return self._process.pid
 
     @property
     def alive(self) -> bool:
-        """Whether the worker process is running and can be used."""
+        """Whether the worker is running and usable."""
         return not self._given_up and not self._ended()
 
     def wait_ready(self) -> None:
-        """Wait until the worker has imported its modules and is ready for messages.
-
-        Raises:
-            WorkerError: The worker could not start.
-        """
+        """Wait until the worker is ready, or raise WorkerError if it could not start."""
         if self._ready:
             return
         try:
-            # No sign of life meanwhile: importing torch holds the interpreter.
+            # There are no heartbeats yet: importing torch holds the interpreter.
             answer = self.read(time.monotonic() + self._options.start_seconds, starts=True)
         except (WorkerLostError, SaverDeadlineError) as error:
             self.close()
@@ -123,11 +113,7 @@ class WorkerProcess:
         self._ready = True
 
     def send(self, message: object, descriptor: int | None = None) -> None:
-        """Send a message to the worker, with a file descriptor if one is given.
-
-        Raises:
-            WorkerLostError: The worker has ended, or has accepted no data for too long and was killed.
-        """
+        """Send a message, or raise WorkerLostError if the worker has ended, or was killed for accepting no data."""
         try:
             self._connection.settimeout(self._options.silence_seconds)
             self.bytes_sent += send_message(self._connection, message, descriptor)
@@ -139,17 +125,15 @@ class WorkerProcess:
             raise WorkerLostError(self._how_it_ended()) from error
 
     def read(self, deadline: float, *, starts: bool = False, meanwhile: Callable[[], object] | None = None) -> Any:
-        """Wait for the worker's next answer and return it; pass on events, log records and warnings that come before.
+        """Return the worker's next answer; pass on events, log records and warnings before it.
 
-        Args:
-            deadline: Time of `time.monotonic()`, in seconds, at which the worker is killed.
-            starts: Whether the worker is still starting.
-            meanwhile: Function to call at each sign of life of the worker, at least once in a few seconds.
+        `meanwhile` is called every few seconds.
 
         Raises:
-            WorkerLostError: The worker has ended, or has sent no heartbeat for too long and was killed.
-            SaverDeadlineError: The deadline has passed; the worker was killed.
+            WorkerLostError: The worker has ended, or was killed because it sent no heartbeat for too long.
+            SaverDeadlineError: The deadline (`time.monotonic()`) has passed; the worker was killed.
         """
+        limit = "start_seconds" if starts else "save_seconds"
         left = deadline - time.monotonic()
         silence = left if starts else self._options.silence_seconds
         while True:
@@ -157,9 +141,7 @@ class WorkerProcess:
             left -= spent
             if left <= 0 and not heard:
                 self.kill()
-                raise SaverDeadlineError(
-                    "the saver's process took longer than it may (start_seconds, save_seconds), and was ended"
-                )
+                raise SaverDeadlineError(f"the saver's process {self.pid} took longer than `{limit}`, and was ended")
             message = self._receive() if heard else None
             if message is None:
                 self.kill()
@@ -172,16 +154,15 @@ class WorkerProcess:
                 meanwhile()
 
     def _listen(self, seconds: float) -> tuple[bool, float]:
-        """Wait up to `seconds` for a message or the worker's end; returns whether either came, and the time waited.
+        """Return whether a message or the worker's end came within `seconds`, and the time waited.
 
-        Time in which this process is stopped (SIGSTOP) does not count: when a batch system stops and continues a whole
-        job, the worker needs a moment to send its next heartbeat.
+        While a whole job is stopped, time does not count: the worker needs a moment for its next heartbeat.
         """
         spent = 0.0
         poller = select.poll()
         try:
             poller.register(self._connection, select.POLLIN)
-        except ValueError:  # closed in another thread, which reading finds out
+        except ValueError:  # closed in another thread; reading raises
             return True, spent
         while spent < seconds:
             begun = time.monotonic()
@@ -192,24 +173,24 @@ class WorkerProcess:
         return False, spent
 
     def _receive(self) -> Any:
-        """Receive the message that has begun to arrive; returns None if the rest of it does not arrive."""
+        """Receive a message that has begun to arrive; None if its rest does not."""
         try:
             self._connection.settimeout(self._options.silence_seconds)
             message = read_message(self._connection)
             self._connection.settimeout(None)
         except TimeoutError:
             return None
-        except (EOFError, OSError) as error:  # the latter after `close` in another thread
+        except (EOFError, OSError) as error:  # OSError follows `close` in another thread
             raise WorkerLostError(self._how_it_ended()) from error
         return message
 
     def settle(self) -> None:
-        """Wait until the function `on_end` has returned, if the worker has ended by itself."""
+        """If the worker has ended by itself, wait for `on_end`."""
         if self._ended():
             self._report_end()
 
     def kill(self) -> None:
-        """Kill the worker process, and wait briefly for its end; a process that hangs in the kernel is abandoned."""
+        """Kill the worker and wait briefly; a process that hangs in the kernel is abandoned."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         try:
@@ -236,7 +217,7 @@ class WorkerProcess:
             self.kill()
 
     def _report_end(self) -> None:
-        """Call `on_end` once, unless the end was requested. Concurrent callers wait until `on_end` has returned."""
+        """Call `on_end` once, unless `close` came first; concurrent callers wait."""
         with self._end_lock:
             wanted, self._closing = self._closing, True
             if not wanted:
@@ -282,7 +263,7 @@ def _search_path() -> list[str]:
 
 
 def _pass_on(message: object) -> bool:
-    """Handle a log record, a warning or a heartbeat; False for other messages, which are answers."""
+    """Handle any message but an answer; return False for an answer."""
     if isinstance(message, Logged):
         logger = library_logger(message.logger)
         if logger.isEnabledFor(message.level):
@@ -298,7 +279,7 @@ def _pass_on(message: object) -> bool:
 
 
 def _close_in_child() -> None:
-    """Close the connections in a forked child: held open, they would keep workers from noticing the trainer's end."""
+    """Close the connections in a forked child, which would hide the trainer's end."""
     for connection in list(_open):
         connection.close()
 

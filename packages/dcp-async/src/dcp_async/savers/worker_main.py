@@ -1,13 +1,10 @@
-"""Main program of a saver's worker process.
-
-The worker imports its modules while the trainer continues, saves on request from memory that it shares with the
-trainer, and exits as soon as the trainer ends, even if the trainer is killed.
-"""
+"""Main program of a saver's worker process, which exits as soon as the trainer ends, even if it is killed."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import queue
 import select
 import signal
@@ -17,7 +14,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from dcp_async.savers.worker_messages import Beat, Failed, Hello, NotUnderstoodError, Ready, read_message, send_message
+from dcp_async.savers.worker_messages import Beat, Failed, Hello, Ready, read_message, send_message
 
 __all__ = ["main"]
 
@@ -25,21 +22,17 @@ _BEAT_SECONDS = 1.0
 
 
 class Trainer:
-    """Connection of the worker process to the trainer.
-
-    Args:
-        connection: Socket to the trainer.
-    """
+    """Connection of the worker process to the trainer."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._lock = threading.Lock()
         self.heeded = True
-        """Whether the trainer's messages are still handled; False after the handling of a message has failed."""
+        """False after an error."""
         self.messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def send(self, message: object) -> None:
-        """Send a message to the trainer; exits the worker process if the trainer has ended."""
+        """Send a message; exit the worker process if the trainer has ended."""
         with self._lock:
             try:
                 send_message(self._connection, message)
@@ -47,13 +40,9 @@ class Trainer:
                 os._exit(1)
 
     def listen(self, parent: int) -> None:
-        """Receive the trainer's messages into a queue, and exit the worker process when the trainer has ended.
+        """Queue the trainer's messages; exit when the trainer (process `parent`) has ended.
 
-        The trainer's process is watched as well as the socket, because a process forked by the trainer may keep the
-        socket open.
-
-        Args:
-            parent: Process id of the trainer.
+        The process is watched as well, because its forks may keep the socket open.
         """
         poller = select.poll()
         poller.register(self._connection, select.POLLIN)
@@ -64,7 +53,7 @@ class Trainer:
                 os._exit(1)
             try:
                 message = read_message(self._connection)
-            except NotUnderstoodError as error:
+            except pickle.UnpicklingError as error:
                 self.refuse(error.__cause__ or error)
                 continue
             except (EOFError, OSError):
@@ -76,12 +65,12 @@ class Trainer:
                 self.messages.put(message)
 
     def refuse(self, error: BaseException) -> None:
-        """Send the trainer the error of a message to which no answer is expected, and ignore all later messages."""
+        """Send the error of a message without answer, and ignore later messages."""
         self.heeded = False
         _report(self, error)
 
     def beat(self) -> None:
-        """Send heartbeats to the trainer until the worker process ends."""
+        """Send heartbeats until the process ends."""
         pause = threading.Event()
         while True:
             self.send(Beat())
@@ -89,11 +78,7 @@ class Trainer:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the worker: handle the trainer's messages from a socket until the trainer ends.
-
-    Args:
-        arguments: File descriptor of the socket, and process id of the trainer, as texts.
-    """
+    """Handle the trainer's messages until it ends; the arguments are the socket's descriptor and the trainer's pid."""
     descriptor, parent = map(int, arguments)
     # Both are for the trainer, which may want a last save before it ends; this process ends with it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -106,6 +91,7 @@ def main(arguments: Sequence[str]) -> None:
         _settle(hello)
         from dcp_async.savers.worker_save import WorkerSaves  # noqa: PLC0415 - imports torch, after the first sign of life
 
+        _lower_priority(hello)
         saves = WorkerSaves(trainer.send, hello)
     except BaseException as error:  # noqa: BLE001 - the trainer raises it
         _report(trainer, error)
@@ -139,16 +125,20 @@ def _watch(parent: int) -> int:
 
 
 def _settle(hello: Hello) -> None:
-    """Set this process's import path, threads, CPU affinity and priorities from the trainer's options."""
     sys.path[:] = [*hello.sys_path]
     options = hello.options
     os.environ["OMP_NUM_THREADS"] = str(options.torch_threads)
+    if options.cpu_affinity is not None:
+        os.sched_setaffinity(0, options.cpu_affinity)
+
+
+def _lower_priority(hello: Hello) -> None:
+    """Lower the priority after the imports, which next to busy processes would take minutes."""
+    options = hello.options
     os.nice(options.nice)
     if options.batch:
         with contextlib.suppress(OSError):  # some containers forbid it
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    if options.cpu_affinity is not None:
-        os.sched_setaffinity(0, options.cpu_affinity)
     if options.ionice is not None:
         import psutil  # noqa: PLC0415
 

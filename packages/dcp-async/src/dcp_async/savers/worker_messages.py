@@ -1,7 +1,7 @@
-"""Messages between the trainer and the worker process of a saver, and their transport over a socket. Imports no torch.
+"""Messages between trainer and worker, and their transport over a socket. Imports no torch.
 
-Messages are pickled, which is safe because both processes belong to the same program and user. A file descriptor is
-sent with one extra byte after its message (SCM_RIGHTS).
+Messages are pickled, which is safe because both processes belong to the same program and user. A file descriptor
+follows its message with one extra byte (SCM_RIGHTS).
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ __all__ = [
     "NewGroup",
     "NewStructure",
     "NewWaves",
-    "NotUnderstoodError",
     "Ready",
     "Save",
     "Saved",
@@ -34,17 +33,13 @@ __all__ = [
 ]
 
 
-class NotUnderstoodError(Exception):
-    """A message was received completely, but cannot be unpickled in this process; `__cause__` has the error."""
-
-
 _LENGTH = struct.Struct("<Q")
 _PART_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """First message of the trainer, with the options of the worker, a `WorkerOptions`."""
+    """First message of the trainer, with a `WorkerOptions`."""
 
     sys_path: tuple[str, ...]
     options: Any
@@ -53,11 +48,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class NewArena:
-    """Request to map a memory file as an arena, the shared memory that holds staged tensors.
-
-    The file descriptor of the memory file is sent with this message. The arena replaces an earlier arena with the same
-    number.
-    """
+    """Request to map a memory file, sent along, as this arena."""
 
     number: int
     nbytes: int
@@ -65,52 +56,42 @@ class NewArena:
 
 @dataclass(frozen=True, slots=True)
 class NewWaves:
-    """Message before a `Save` whose state dict is copied in waves; its socket to the trainer is sent with it."""
+    """Message before a `Save` with waves, with a socket to the trainer."""
 
     piece_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class NewGroup:
-    """Message with a rank's connection settings for a process group, a `rank_place.Seat`."""
+    """Connection settings for a process group, a `save_agreement.Seat`."""
 
     seat: Any
 
 
 @dataclass(frozen=True, slots=True)
 class NewStructure:
-    """Message with the structure of a state dict, a `staging.copy_state.Structure`, for later saves."""
+    """A `staging.copy_state.Structure`, for later saves."""
 
     structure: Any
 
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Request to drop the structure of a state dict from the worker's cache."""
+    """Request to drop a structure."""
 
     identifier: str
 
 
 @dataclass(frozen=True, slots=True)
 class ForgetArena:
-    """Request to unmap an arena (shared memory for staged tensors) that is not used any more, to free memory."""
+    """Request to unmap an unused arena."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Request to run one save.
-
-    Attributes:
-        number: Number of the save, which the answer repeats.
-        structure: Identifier of the structure of the state dict.
-        arena: Number of the arena with the staged tensors.
-        group: Key of the group's connection settings, from `NewGroup`.
-        ticket: Sequence number of the save, a `rank_place.Ticket`.
-        checkpoint_id: Checkpoint id of the save; None for the storage writer's own id.
-        use_collectives: Whether ranks plan together; with False, every rank plans alone.
-    """
+    """Request to run one save; the answer repeats `number`."""
 
     number: int
     structure: str
@@ -120,33 +101,32 @@ class Save:
     checkpoint_id: Any
     use_collectives: bool
     objects: dict[int, Any] = field(default_factory=dict)
-    """Objects that have changed since the last save: position in the structure → object."""
+    """By position in the structure."""
     means: bytes | None = None
-    """Pickled `(storage writer, planner, plan)`; None if equal to those of the last save of the same structure."""
+    """Pickled `(storage writer, planner, plan)`; None if unchanged for the structure."""
     surroundings: Any = None
-    """Changed working directory and environment variables, a `trainer_environment.SurroundingsChange`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Message that the worker has imported its modules and is ready."""
+    """The worker has imported its modules and is ready."""
 
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """Heartbeat: message that the worker process is alive."""
+    """Heartbeat of the worker process."""
 
 
 @dataclass(frozen=True, slots=True)
 class EventSent:
-    """Message with a `CheckpointEvent` of a save, for the observers in the trainer."""
+    """A `CheckpointEvent` for the observers in the trainer."""
 
     event: Any
 
 
 @dataclass(frozen=True, slots=True)
 class Logged:
-    """Message with a log record of the worker, which the trainer logs."""
+    """Log record of the worker."""
 
     logger: str
     level: int
@@ -155,7 +135,7 @@ class Logged:
 
 @dataclass(frozen=True, slots=True)
 class Warned:
-    """Message with a warning of the worker, which the trainer issues; `category` is the pickled warning class."""
+    """Warning of the worker; `category` is the pickled warning class."""
 
     category: bytes
     text: str
@@ -163,7 +143,7 @@ class Warned:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """Message that a save succeeded, with the save id by which the trainer reads the metadata, or with the metadata."""
+    """A save succeeded, with a save id for the metadata, or the metadata."""
 
     number: int
     save_id: str | None
@@ -172,21 +152,20 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Message that a save, or the worker's start (`number` 0), failed, with a `dcp_ranks.phases.outcomes.Failure`."""
+    """A save, or something before it (`number` 0), failed with a `Failure`."""
 
     number: int
     failure: Any
 
 
 def send_message(connection: socket.socket, message: object, descriptor: int | None = None) -> int:
-    """Send one complete message, with a file descriptor if one is given; returns the number of bytes sent.
+    """Send a message, with a file descriptor if given; return the number of bytes.
 
-    Raises:
-        TimeoutError: The connection has a timeout, and the peer accepted nothing for that long.
+    Raises TimeoutError if the peer accepts nothing.
     """
     data = pickle.dumps(message, protocol=5)
     left = memoryview(_LENGTH.pack(len(data)) + data)
-    while left:  # a timeout is for each part: what takes long is not silent
+    while left:  # the timeout is for each part: a long message is not silence
         left = left[connection.send(left[:_PART_BYTES]) :]
     if descriptor is not None:
         socket.send_fds(connection, [b"f"], [descriptor])
@@ -194,19 +173,19 @@ def send_message(connection: socket.socket, message: object, descriptor: int | N
 
 
 def read_message(connection: socket.socket) -> Any:
-    """Receive one complete message; for a `NewArena` or `NewWaves`, returns message and file descriptor.
+    """Receive one message; for a `NewArena` or `NewWaves`, message and file descriptor.
 
     Raises:
         EOFError: The peer has closed the connection.
-        TimeoutError: The connection has a timeout, and no data arrived for that long.
-        NotUnderstoodError: The message cannot be unpickled.
+        TimeoutError: No data arrived for the connection's timeout.
+        pickle.UnpicklingError: The message cannot be unpickled here; `__cause__` has the error.
     """
     (length,) = _LENGTH.unpack(_read(connection, _LENGTH.size))
     data = _read(connection, length)
     try:
         message = pickle.loads(data)
     except Exception as error:
-        raise NotUnderstoodError from error
+        raise pickle.UnpicklingError from error
     if not isinstance(message, NewArena | NewWaves):
         return message
     byte, descriptors, _, _ = socket.recv_fds(connection, 1, 1)

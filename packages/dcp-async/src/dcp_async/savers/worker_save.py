@@ -1,4 +1,4 @@
-"""Saves in a worker process, one at a time, with a cache of state dict structures and mapped memory."""
+"""Saves in a worker process, with caches of structures and mapped memory."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 
 from dcp_async.errors import WorkerError
-from dcp_async.queue.rank_place import Meeting, Ticket
-from dcp_async.queue.worker_planner import PlannedElsewhere, StagedPlanner
+from dcp_async.queue.portable import PlannedElsewhere, StagedPlanner
+from dcp_async.queue.save_agreement import Meeting, Ticket
 from dcp_async.savers.worker_messages import (
     EventSent,
     Failed,
@@ -38,10 +38,10 @@ from dcp_async.savers.worker_messages import (
 )
 from dcp_async.staging.copy_state import Structure, staged_tensors
 from dcp_async.staging.skeleton import fill
-from dcp_async.staging.wave_feed import WaveFeed, reserve_addresses
+from dcp_async.staging.waves import WaveFeed, WavePlanner, reserve_addresses
 from dcp_core import DcpError, SavePlanner, StorageWriter, plugins
-from dcp_core.toolkit import WriterAbilities, abilities, resolve_writer, save_with
-from dcp_io import note_mapping
+from dcp_core.toolkit import adopted, resolve_storage, save_with
+from dcp_io import FileId
 from dcp_ranks import assume_job_size, encode, failure_of, prefixed_store
 
 __all__ = ["WorkerSaves"]
@@ -51,25 +51,16 @@ Send = Callable[[object], None]
 
 @dataclass(slots=True)
 class _Known:
-    """The cache of one structure, with the arguments of its last save."""
-
     structure: Structure
     objects: dict[int, Any] = field(default_factory=dict)
     means: bytes = b""
     arena: int = -1
     tensors: list[torch.Tensor] = field(default_factory=list)
-    """The tensors of the structure, in its arena."""
     addresses: torch.Tensor | None = None
-    """Addresses of the tensors that are copied in waves; None if there are none."""
 
 
 class WorkerSaves:
-    """Runner of saves in a worker process, with the worker's caches.
-
-    Args:
-        send: Function that sends a message to the trainer.
-        hello: First message of the trainer, with the worker's options.
-    """
+    """Runner of saves in a worker process, with its caches."""
 
     def __init__(self, send: Send, hello: Hello) -> None:
         self._send = send
@@ -80,13 +71,13 @@ class WorkerSaves:
         self._process_group: tuple[str, int] | None = None
         self._waves: tuple[NewWaves, socket.socket] | None = None
         torch.set_num_threads(hello.options.torch_threads)
-        # What most saves need is looked for and imported now, not by the first one.
+        # Most saves need this import; make it before the first one.
         with contextlib.suppress(DcpError):
             plugins.storage_for("file").load_writer()
         _forward(send, hello.log_level)
 
     def handle(self, message: Any) -> None:
-        """Handle one message of the trainer: run a save, or update the caches."""
+        """Run a save, or update the caches."""
         if isinstance(message, tuple):
             self._take_descriptor(*message)
         elif isinstance(message, NewStructure):
@@ -115,7 +106,6 @@ class WorkerSaves:
         self._unmap(arena.number)
 
     def _unmap(self, number: int) -> None:
-        """Release the tensors in an arena."""
         for known in self._structures.values():
             if known.arena == number:
                 known.arena, known.tensors = -1, []
@@ -123,13 +113,13 @@ class WorkerSaves:
     def _reply_to(self, save: Save) -> None:
         try:
             self._send(self._save(save))
-        except BaseException as error:  # noqa: BLE001 - whatever it is, the caller hears of it
+        except BaseException as error:  # noqa: BLE001 - the caller's future raises it
             rank = self._meetings[save.group].seat.rank if save.group in self._meetings else 0
             self._send(Failed(save.number, failure_of(rank, error)))
 
     @contextlib.contextmanager
     def _feed(self, save: Save) -> Iterator[WaveFeed | None]:
-        """Context manager for the feed of what is copied in waves; the trainer waits until its end at the latest."""
+        """Give a save its feed of waves; at the block's end, the trainer stops waiting."""
         waves, self._waves = self._waves, None
         if waves is None:
             yield None
@@ -140,7 +130,7 @@ class WorkerSaves:
             if known.addresses is None:
                 known.addresses = reserve_addresses(known.structure.wave_bytes)
             memory = self._arenas[save.arena]
-            feed = WaveFeed(connection, memory, known.structure, message.piece_bytes, known.addresses)
+            feed = WaveFeed(connection, memory, known.structure.resident_bytes, message.piece_bytes, known.addresses)
             with contextlib.closing(feed):
                 yield feed
 
@@ -154,6 +144,8 @@ class WorkerSaves:
                     self._join_process_group(meeting, save.ticket)
                 feed = ends.enter_context(self._feed(save))
                 state, writer, planner = self._what(save)
+                if feed is not None:
+                    planner = WavePlanner.of(planner, feed)
             except BaseException as error:
                 coordinator.__exit__(type(error), error, error.__traceback__)
                 raise
@@ -165,25 +157,22 @@ class WorkerSaves:
                 planner=planner,
                 use_collectives=save.use_collectives,
                 group=save.group,
-                feed=feed,
             )
         meta = writer.storage_meta()
-        reads_back = abilities(writer, WriterAbilities).published_metadata is not None
-        if reads_back and meta is not None and meta.save_id is not None:
+        if writer.reads_back and meta is not None and meta.save_id is not None:
             return Saved(save.number, meta.save_id, None)
         return Saved(save.number, None, encode(dict(vars(metadata))))
 
     def _learn(self, save: Save) -> None:
-        """Update the cache from a message before anything can fail, since the next message has only the differences."""
+        """Update the cache before anything can fail, since the next message has only the differences."""
         if save.surroundings is not None:
             save.surroundings.apply()
         known = self._structures.get(save.structure)
-        if known is not None:  # if it is missing, the other ranks learn of it, too
+        if known is not None:  # if it is missing, `_save` fails on all ranks
             known.objects.update(save.objects)
             known.means = known.means if save.means is None else save.means
 
     def _what(self, save: Save) -> tuple[dict[Any, Any], StorageWriter, SavePlanner | None]:
-        """Return the state dict in shared memory, and the storage writer, planner and plan of the save."""
         known = self._structures[save.structure]
         if known.arena != save.arena:
             known.arena = save.arena
@@ -191,14 +180,15 @@ class WorkerSaves:
         objects = (known.objects[number] for number in range(len(known.objects)))
         state = fill(known.structure.skeleton, iter(known.tensors), objects)
         writer, planner, plan = _unpickled(known.means)
+        writer, planner = adopted(writer, StorageWriter), adopted(planner, SavePlanner)
         if isinstance(plan, PlannedElsewhere) and planner is not None:
             planner, state = StagedPlanner(planner, plan, state), {}
         if writer is None:
-            writer = resolve_writer(None, save.checkpoint_id)
+            writer = resolve_storage(None, save.checkpoint_id, "writer")
         return state, writer, planner
 
     def _join_process_group(self, meeting: Meeting, ticket: Ticket) -> None:
-        """Join the gloo group of all workers; a new group when a worker was replaced."""
+        """Join the gloo group of all workers, a new one after a worker was replaced."""
         seat, wanted = meeting.seat, (meeting.seat.key, ticket.epoch)
         if seat.address is None or self._process_group == wanted:
             return
@@ -211,12 +201,11 @@ class WorkerSaves:
 
 
 def _mapped(descriptor: int, nbytes: int) -> torch.Tensor:
-    """Map a memory file; returns an empty tensor for a state without tensor bytes."""
     if not nbytes:
         return torch.empty(0, dtype=torch.uint8, device="cpu")
-    # All pages at once: they have been written to, and one fault for each would take longer.
+    # Map all pages in one call: they are in use, and a fault for each would take longer.
     mapped = mmap.mmap(descriptor, nbytes, mmap.MAP_SHARED | mmap.MAP_POPULATE, mmap.PROT_READ | mmap.PROT_WRITE)
-    note_mapping(mapped, descriptor)  # a storage that has lent this memory need not copy what lies in it
+    FileId.note(mapped, descriptor)  # a storage that has lent this memory need not copy from it
     return torch.from_numpy(np.frombuffer(mapped, np.uint8))
 
 
@@ -243,7 +232,6 @@ class _LogHandler(logging.Handler):
 
 
 def _forward(send: Send, log_level: int) -> None:
-    """Forward log records, warnings and events of this process to the trainer."""
     plugins.divert_events(lambda event: send(EventSent(event)))
     root = logging.getLogger()
     root.setLevel(log_level)

@@ -1,70 +1,190 @@
-"""`Stager`: splits a state dict into skeleton (structure) and tensors, and copies the tensors into an arena.
-
-The structure is cached: the next save of a state dict with the same structure takes little longer than the copy.
-"""
+"""`Stager`: splits a state dict into skeleton and tensors, and copies the tensors into an arena."""
 
 from __future__ import annotations
 
+import copy
+import ctypes
 import functools
 import secrets
 import threading
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
-from dcp_async.errors import StagingLimitError
-from dcp_async.staging.arena import Arena
-from dcp_async.staging.arena_pool import ArenaPool
-from dcp_async.staging.copying import Copier, arena_view, copied_strides
-from dcp_async.staging.mutation_guard import MutationGuard
+from dcp_async.staging.arenas import Arena, ArenaPool
+from dcp_async.staging.checks import MutationGuard, check_described, check_placed
 from dcp_async.staging.placement import Budget, Placement, Sources, place, sources_of
-from dcp_async.staging.self_check import check_described, check_placed
 from dcp_async.staging.skeleton import Contents, Skeleton, fill, leaves_of, look_through
-from dcp_async.staging.tree_copy import copy_tree
-from dcp_async.staging.wave_source import WaveSource
+from dcp_async.staging.waves import WaveSource
+from dcp_core.errors import NotEnoughMemoryError
+from dcp_core.toolkit import (
+    DESCRIBING,
+    check_memory,
+    children_of,
+    copy_elements,
+    described_like,
+    is_dtensor,
+    is_plain,
+    with_local,
+)
 from dcp_io import MemoryLender
 
-__all__ = ["Staged", "Stager", "Structure", "staged_tensors"]
+__all__ = [
+    "Copier",
+    "Staged",
+    "Stager",
+    "Structure",
+    "arena_view",
+    "copied_strides",
+    "on_this_stream",
+    "staged_tensors",
+]
+
+T = TypeVar("T")
+
+_SLICE_BYTES = 16 << 20
+_LARGE_BYTES = 1 << 20
+
+
+def arena_view(
+    memory: torch.Tensor, offset: int, dtype: torch.dtype, shape: Sequence[int], stride: Sequence[int]
+) -> torch.Tensor:
+    """Return a view at a byte offset of an arena's memory; `stride` is in elements."""
+    made = torch.empty(0, dtype=dtype, device="cpu")  # the caller may have another default device
+    made.set_(memory.untyped_storage(), offset // dtype.itemsize, shape, stride)
+    return made
+
+
+def copied_strides(shape: Sequence[int], strides: tuple[int, ...], *, compact: bool) -> tuple[int, ...]:
+    """Return the strides of a tensor's copy, in elements: the tensor's, or contiguous if `compact`."""
+    return torch.empty(shape, device="meta").stride() if compact else strides
+
+
+def on_this_stream(function: Callable[[], T]) -> Callable[[], T]:
+    """Wrap a function for another thread, with CUDA copies in order after this thread's current stream."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return function
+    stream = torch.cuda.current_stream()
+
+    def call() -> T:
+        with torch.cuda.stream(stream):
+            return function()
+
+    return call
+
+
+class Copier:
+    """Copier of tensors into an arena, with `threads` threads including the caller's."""
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self._pool = ThreadPoolExecutor(threads - 1, thread_name_prefix="dcp-copy") if threads > 1 else None
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+
+    def copy(self, placement: Placement, tensors: Sequence[torch.Tensor], memory: torch.Tensor) -> None:
+        """Copy tensors into an arena's memory as in `placement`; the copies are complete on return."""
+        begin = memory.data_ptr()
+        sources, offsets, lengths = (each.tolist() for each in placement.pieces)
+        waiting = [self._copy_one(tensors[row], placement, row, memory) for row in placement.by_tensor.tolist()]
+        large = [
+            cut
+            for source, offset, length in zip(sources, offsets, lengths, strict=True)
+            if length >= _LARGE_BYTES
+            for cut in _slices(begin + offset, source, length)
+        ]
+        others = self._start_others(large)
+        move = ctypes.memmove
+        for source, offset, length in zip(sources, offsets, lengths, strict=True):
+            if length < _LARGE_BYTES:
+                move(begin + offset, source, length)
+        _drain(large)
+        for each in others:
+            each.result()
+        for wait in waiting:
+            wait()
+
+    def close(self) -> None:
+        """End the copying threads."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=True)
+
+    def _start_others(self, large: list[tuple[int, int, int]]) -> list[Future[None]]:
+        if self._pool is None or len(large) < 2:
+            return []
+        return [self._pool.submit(_drain, large) for _ in range(min(self._threads - 1, len(large) - 1))]
+
+    def _copy_one(
+        self, source: torch.Tensor, placement: Placement, row: int, memory: torch.Tensor
+    ) -> Callable[[], object]:
+        """Start a copy; return a function that waits for its end."""
+        strides = copied_strides(source.shape, source.stride(), compact=bool(placement.compact[row]))
+        source = source.detach()
+        target = arena_view(memory, int(placement.offsets[row]), source.dtype, source.shape, strides)
+        if source.device.type != "cuda":
+            copy_elements(target, source)
+            return lambda: None
+        stream = self._stream(source.device)
+        with torch.cuda.stream(stream):
+            copy_elements(target, source, non_blocking=True)
+        # The allocator must not give the source's memory away before the copy has read it.
+        source.record_stream(stream)
+        return stream.synchronize
+
+    def _stream(self, device: torch.device) -> torch.cuda.Stream:
+        stream = self._streams.get(device)
+        if stream is None:
+            stream = self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(device))
+        return stream
+
+
+def _slices(target: int, source: int, length: int) -> Iterator[tuple[int, int, int]]:
+    for at in range(0, length, _SLICE_BYTES):
+        yield target + at, source + at, min(_SLICE_BYTES, length - at)
+
+
+def _drain(work: list[tuple[int, int, int]]) -> None:
+    move = ctypes.memmove
+    while work:
+        try:
+            target, source, length = work.pop()
+        except IndexError:
+            return
+        move(target, source, length)
+
 
 _KEPT_STRUCTURES = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Structure:
-    """Structure of a staged state dict: skeleton, and the layout of the tensors in the arena, but no tensors.
+    """Structure of a staged state dict: skeleton, and layout of the tensors in the arena.
 
-    Attributes:
-        identifier: Text that identifies the structure in messages to a worker process.
-        skeleton: Nesting, keys, dtypes and shapes of the state dict.
-        compact: For each tensor, whether its copy is contiguous instead of having the tensor's strides.
-        nbytes: Number of bytes of the layout.
-        resident_bytes: Offset behind which tensors have no copy in the arena, but are copied in waves.
+    From offset `resident_bytes` on, tensors are copied in waves. `compact` copies are contiguous instead of having the
+    tensor's strides.
     """
 
     identifier: str
     skeleton: Skeleton
     offsets: tuple[int, ...]
-    """Offset of each tensor in the arena, in bytes."""
+    """Offset of each tensor in bytes."""
     compact: tuple[bool, ...]
     nbytes: int
     resident_bytes: int
 
     @property
     def wave_bytes(self) -> int:
-        """Number of bytes that are copied in waves."""
+        """Bytes copied in waves."""
         return self.nbytes - self.resident_bytes
 
 
 @dataclass(slots=True)
 class Staged:
-    """Staged copy of one state dict: structure, arena with the tensors, objects, and the source of what does not fit.
-
-    Attributes:
-        waves: Source of the tensors that are copied in waves; None if everything is in the arena.
-    """
+    """Staged copy of one state dict; `waves` has tensors outside of the arena."""
 
     structure: Structure
     arena: Arena
@@ -72,11 +192,7 @@ class Staged:
     waves: WaveSource | None = None
 
     def state_dict(self, addresses: torch.Tensor | None = None) -> dict[Any, Any]:
-        """Return the copy as a state dict whose tensors are views of the arena.
-
-        Args:
-            addresses: Addresses for the tensors that are copied in waves.
-        """
+        """Return the copy as views of the arena, and of `addresses` for waves."""
         tensors = iter(staged_tensors(self.structure, self.arena.view(), addresses))
         return fill(self.structure.skeleton, tensors, iter(self.objects))
 
@@ -84,13 +200,7 @@ class Staged:
 def staged_tensors(
     structure: Structure, memory: torch.Tensor, addresses: torch.Tensor | None = None
 ) -> list[torch.Tensor]:
-    """Return the tensors that a structure describes, as views of an arena's memory.
-
-    Args:
-        structure: Structure of the state dict.
-        memory: Memory of the arena.
-        addresses: Addresses of the tensors that are copied in waves, from `reserve_addresses`; needed if there are any.
-    """
+    """Return a structure's tensors as views of an arena's memory, and of `addresses` for waves."""
     described = zip(leaves_of(structure.skeleton), structure.offsets, structure.compact, strict=True)
     found = []
     for (dtype, shape, strides), offset, compact in described:
@@ -104,7 +214,7 @@ def staged_tensors(
 
 @dataclass(slots=True, eq=False)
 class _Known:
-    """Cache entry: a structure, and where its tensors were when it was last staged."""
+    """Cache entry: a structure, and where its tensors were last."""
 
     structure: Structure
     sources: Sources
@@ -114,14 +224,7 @@ class _Known:
 
 @dataclass(slots=True)
 class Stager:
-    """Stager that copies state dicts into arenas (reusable memory buffers).
-
-    Args:
-        pool: Pool of the arenas.
-        copier: Copier of the tensors.
-        guard: Guard that detects tensors that change during the copy; None for no guard.
-        budget: Memory for the copies of a state dict that may be copied in waves; None if none may.
-    """
+    """Stager that copies state dicts into arenas, in waves only with a `budget`."""
 
     pool: ArenaPool
     copier: Copier
@@ -140,21 +243,15 @@ class Stager:
         free_memory: Callable[[], object] | None = None,
         lender: MemoryLender | None = None,
     ) -> Staged:
-        """Copy a state dict into an arena; the copy is complete on return, except of tensors that are copied in waves.
+        """Copy a state dict into an arena; the copy is complete on return, except for waves.
 
-        Args:
-            state_dict: State dict to copy.
-            nested: Whether nested containers are split; with False, each top-level container is copied as one object.
-            in_waves: Whether a state dict that is larger than the stager's `budget` may be copied in waves.
-            free_memory: Function that waits until earlier copies are not used any more, if there is no memory left.
-            lender: Lender of the memory of the storage that is saved to, where everything is staged at once; None for
-                memory of the pool's own.
+        With `nested` False, each top-level container is one object. `free_memory` waits for earlier copies, if memory
+        is full. A `lender` gives the memory for the whole copy.
 
         Raises:
             UnsupportedValueError: A tensor or object cannot be saved.
-            StagingLimitError: The copy would exceed the memory limit of staging.
-            MutatedWhileStagedError: A tensor changed while it was copied.
-            StagingMismatchError: A tensor moved to other memory meanwhile, or its copy does not match its description.
+            NotEnoughMemoryError: The copy would exceed the memory limit.
+            StagingMismatchError: A tensor changed or moved, or its copy does not match its description.
         """
         with self._lock:
             contents = look_through(state_dict, nested=nested, forms=self._forms)
@@ -162,25 +259,14 @@ class Stager:
             return self._copy(contents, budget, free_memory, lender)
 
     def measure(self, state_dict: Mapping[Any, Any]) -> tuple[int, int]:
-        """Measure the copy of a state dict without copying.
-
-        Returns:
-            Size in bytes of the memory that the copy takes, and number of bytes of the state dict that do not fit.
-        """
+        """Return the size of a copy, and how many bytes do not fit, without copying."""
         placement = place(sources_of(look_through(state_dict, nested=True, forms={}).tensors), self.budget)
         if self.budget is None or not placement.wave_bytes:
             return placement.nbytes, 0
         return self.budget.nbytes, placement.nbytes - self.budget.nbytes
 
     def stage_as_it_is(self, state_dict: dict[str, Any]) -> tuple[dict[str, Any], Arena]:
-        """Copy a state dict for a custom planner: containers, DTensors and objects keep their types.
-
-        Returns:
-            The copy, and the arena that holds its tensors.
-
-        Raises:
-            Exception: Any error that `stage` raises.
-        """
+        """Copy a state dict for a custom planner, which keeps container types, DTensors and objects."""
         arenas: list[Arena] = []
 
         def copy_tensors(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -191,7 +277,7 @@ class Stager:
 
         with self._lock:
             try:
-                return copy_tree(state_dict, copy_tensors), arenas[0]
+                return _copy_tree(state_dict, copy_tensors), arenas[0]
             except BaseException:
                 for arena in arenas:
                     self.pool.give_back(arena)
@@ -220,7 +306,7 @@ class Stager:
             check(placement.resident_bytes)
             staged = Staged(known.structure, arena, contents.objects)
             if budget is not None and placement.wave_bytes:
-                # By then resident copies may have been written, and changed by a writer of the caller's own.
+                # Resident copies are not checked again: a custom writer may have changed them.
                 later = functools.partial(check, 0)
                 staged.waves = WaveSource(contents.tensors, placement, memory, budget, later)
         except BaseException:
@@ -231,7 +317,7 @@ class Stager:
     def _take(self, nbytes: int, free_memory: Callable[[], object] | None, lender: MemoryLender | None) -> Arena:
         try:
             return self.pool.take(nbytes, lender)
-        except StagingLimitError:
+        except NotEnoughMemoryError:
             if free_memory is None or lender is not None:
                 raise
         free_memory()
@@ -259,7 +345,6 @@ class Stager:
         placement: Placement,
         budget: Budget | None,
     ) -> _Known:
-        """Make the cache entry of a new structure, or of one whose tensors have moved."""
         for each in alike:
             if each.placement.key() == placement.key():
                 self._known.remove(each)
@@ -271,17 +356,52 @@ class Stager:
 
 
 def _memory_for(placement: Placement, budget: Budget | None) -> int:
-    """Return the size of the arena for a copy; with waves, all of the budget.
-
-    Raises:
-        StagingLimitError: What cannot be copied in waves leaves no room for a window.
-    """
     if budget is None or not placement.wave_bytes:
         return placement.nbytes
     if placement.resident_bytes + 2 * budget.piece_bytes > budget.nbytes:
-        raise StagingLimitError(
+        raise NotEnoughMemoryError(
             f"{placement.nbytes:,} bytes are to be staged, {placement.resident_bytes:,} of them of tensors below 128 "
             f"KiB, which are not copied in waves; max_staging_bytes allows {budget.nbytes:,} and needs room for both. "
             "Raise it"
         )
     return budget.nbytes
+
+
+def _copy_tree(
+    state_dict: dict[str, Any], copy_tensors: Callable[[Sequence[str], Sequence[torch.Tensor]], list[torch.Tensor]]
+) -> dict[str, Any]:
+    """Return a deep copy of a state dict with the same container types; repeated objects are copied once.
+
+    `copy_tensors` copies named plain tensors (of DTensors, the local tensors). Raises UnsupportedValueError for a freed
+    storage.
+    """
+    found = {id(tensor): (name, tensor) for name, tensor in _tensors(state_dict, "")}
+    names, sources = [name for name, _ in found.values()], [source for _, source in found.values()]
+    copies = copy_tensors(names, list(map(_memory, names, sources)))
+    # For `deepcopy`, these are done.
+    memo: dict[int, Any] = {id(source): _like(source, copied) for source, copied in zip(sources, copies, strict=True)}
+    copied: dict[str, Any] = copy.deepcopy(state_dict, memo)
+    return copied
+
+
+def _tensors(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(value, torch.Tensor):
+        local = value._local_tensor if is_dtensor(value) else value  # noqa: SLF001
+        # `deepcopy` cannot copy a DTensor, and takes the attributes of a tensor along.
+        described = is_dtensor(value) and type(local) is torch.Tensor and not DESCRIBING.isdisjoint(vars(local))
+        if (is_plain(local) or described) and not local.is_quantized:
+            yield name, value
+        return
+    prefix = f"{name}." if name else ""
+    for key, item in enumerate(value) if isinstance(value, set) else children_of(value) or ():
+        yield from _tensors(item, f"{prefix}{key}")
+
+
+def _memory(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    local = tensor._local_tensor if is_dtensor(tensor) else tensor  # noqa: SLF001
+    check_memory(name, local)
+    return local.detach().resolve_conj().resolve_neg()
+
+
+def _like(source: torch.Tensor, copied: torch.Tensor) -> torch.Tensor:
+    return with_local(source, described_like(source._local_tensor, copied)) if is_dtensor(source) else copied  # noqa: SLF001

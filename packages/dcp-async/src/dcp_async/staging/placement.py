@@ -1,8 +1,6 @@
-"""Layout of tensor copies in an arena: bytes that several tensors share are copied once, and unused bytes are not.
+"""Layout of tensor copies in an arena: shared bytes are copied once, and unused bytes are not.
 
-With a `Budget`, the largest copies that do not fit lie behind the resident ones, where there is no memory: their bytes
-pass through a window of the arena in waves. This module computes only with addresses and sizes; tensors are copied in
-`copying`, and waves in `wave_source`.
+With a `Budget`, the largest copies that do not fit pass through a window of the arena in waves.
 """
 
 from __future__ import annotations
@@ -30,30 +28,29 @@ _WINDOW_PIECES = 8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sources:
-    """Memory extents of tensors: for each tensor, the range of bytes from its first element to its last."""
+    """Memory extents of tensors, from first to last element."""
 
     devices: I64
-    """Number of each tensor's device; 0 is host memory."""
+    """Device numbers; 0 is host memory."""
     addresses: I64
     extents: I64
-    """Length of each tensor's extent in bytes; 0 for empty tensors."""
+    """Length in bytes; 0 for empty tensors."""
     element_bytes: I64
-    """Number of elements times element size, in bytes: less than the extent if there are gaps, more with overlaps."""
+    """Less than the extent with gaps, more with overlaps."""
     item_bytes: I64
-    """Size of one element of each tensor in bytes."""
     room: I64
-    """Size in bytes of each tensor's storage from the tensor's first element to the end."""
+    """Bytes from the first element to the end of the storage."""
 
     def same_as(self, other: Sources) -> bool:
-        """Return whether `other` describes the same memory extents."""
+        """Return whether all extents are equal."""
         return all(map(np.array_equal, self.columns(), other.columns()))
 
     def columns(self) -> tuple[I64, ...]:
-        """Return the arrays of all fields, in the order of the fields."""
+        """Return all fields in order."""
         return self.devices, self.addresses, self.extents, self.element_bytes, self.item_bytes, self.room
 
     def without_memory(self) -> list[int]:
-        """Return the indices of tensors that extend beyond the end of their storage, such as freed storages."""
+        """Return the indices of tensors beyond the end of their storage, such as freed ones."""
         nowhere = (self.addresses == 0) & (self.devices == 0)
         rows: list[int] = np.flatnonzero((self.extents > 0) & (nowhere | (self.extents > self.room))).tolist()
         return rows
@@ -61,52 +58,51 @@ class Sources:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Memory for copies that may be smaller than a state dict; `nbytes` is its size in bytes."""
+    """Memory for copies in bytes."""
 
     nbytes: int
 
     @classmethod
     def of(cls, options: SaverOptions) -> Budget | None:
-        """Return the budget for copies in waves; None if a save that does not fit is refused."""
+        """Return the budget for waves, unless `options` refuse them."""
         if options.staging == "refuse" or options.max_staging_bytes is None:
             return None
         return cls(options.max_staging_bytes // PAGESIZE * PAGESIZE)
 
     @property
     def piece_bytes(self) -> int:
-        """Largest number of bytes that one message makes ready in the window."""
+        """Size of a slot of the window."""
         piece = min(_PIECE_MAX_BYTES, max(_PIECE_MIN_BYTES, self.nbytes // 64))
         return piece // _ALIGNMENT * _ALIGNMENT
 
     @property
     def resident_bytes(self) -> int:
-        """Memory for resident copies in bytes if not everything fits; the window is the rest."""
+        """Bytes for resident copies beside a window."""
         return max(0, self.nbytes - _WINDOW_PIECES * self.piece_bytes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Placement:
-    """Layout of tensor copies in an arena, which takes `nbytes` bytes; offsets are from the start of the arena."""
+    """Layout of tensor copies in an arena; offsets are in bytes."""
 
     offsets: I64
-    """Offset of each tensor's first element in the arena, in bytes."""
     compact: npt.NDArray[np.bool_]
-    """Whether a tensor is copied without the gaps between its elements, so that its copy is contiguous."""
+    """Whether a copy leaves out the gaps between elements."""
     nbytes: int
     resident_bytes: int
-    """Offset at which the copies that fit end; the tensors behind it, if any, are copied in waves."""
+    """Offset from which on tensors are copied in waves."""
     pieces: tuple[I64, I64, I64]
-    """Ranges of host memory to copy unchanged: source addresses, offsets in the arena, lengths in bytes."""
+    """Ranges of host memory to copy unchanged: addresses, offsets, lengths."""
     by_tensor: I64
-    """Indices of tensors that are copied one by one: tensors on devices, and tensors whose copies are `compact`."""
+    """Indices of tensors to copy separately: on devices, or `compact`."""
 
     @property
     def wave_bytes(self) -> int:
-        """Number of bytes that are copied in waves."""
+        """Bytes copied in waves."""
         return self.nbytes - self.resident_bytes
 
     def key(self) -> bytes:
-        """Return bytes that are equal for placements with the same `offsets`, `compact` and `resident_bytes`."""
+        """Return bytes that identify `offsets`, `compact` and `resident_bytes`."""
         return self.offsets.tobytes() + self.compact.tobytes() + self.resident_bytes.to_bytes(8, "little")
 
 
@@ -139,8 +135,8 @@ def _extent(tensor: torch.Tensor) -> int:
 def place(sources: Sources, budget: Budget | None = None) -> Placement:
     """Return the layout of the copies of tensors in an arena.
 
-    Tensors that share memory share it in the arena, too, so views stay views. Each group of tensors that share memory
-    is aligned. Groups that do not fit into `budget` are behind the others, the largest groups if possible.
+    Tensors that share memory share it in the arena, as one aligned group, so views stay views. Groups that do not fit
+    into `budget` come last, the largest if possible.
     """
     # A tensor that is not aligned for its dtype is copied separately, as bytes: in the arena torch might crash on it.
     astray = sources.addresses % sources.item_bytes != 0
@@ -179,7 +175,7 @@ def place(sources: Sources, budget: Budget | None = None) -> Placement:
 
 
 def _beyond(slots: I64, movable: I64, budget: Budget | None) -> npt.NDArray[np.bool_]:
-    """Mark the groups that are copied in waves: the largest, so that as little as possible is left of the memory."""
+    """Mark the groups to copy in waves: the largest."""
     later = np.zeros(len(slots), bool)
     if budget is None or slots.sum() <= budget.nbytes:
         return later
@@ -194,7 +190,6 @@ def _beyond(slots: I64, movable: I64, budget: Budget | None) -> npt.NDArray[np.b
 
 
 def _in_order(slots: I64, later: npt.NDArray[np.bool_]) -> tuple[I64, int]:
-    """Return the offset of each group, and the offset at which those that are not `later` end."""
     order = np.argsort(later, kind="stable")
     base = np.zeros(len(slots), np.int64)
     base[order[1:]] = np.cumsum(slots[order])[:-1]
@@ -202,7 +197,6 @@ def _in_order(slots: I64, later: npt.NDArray[np.bool_]) -> tuple[I64, int]:
 
 
 def _begins(devices: I64, starts: I64, stops: I64) -> npt.NDArray[np.bool_]:
-    """Mark the extents that begin a group: those that no earlier extent on their device overlaps."""
     begins = np.ones(len(starts), bool)
     for device in sorted({*devices.tolist()}):
         rows = np.flatnonzero(devices == device)

@@ -1,17 +1,12 @@
 """Skeletons of state dicts: the structure (keys, containers, dtypes, shapes) without tensor data and objects.
 
-A skeleton is a nested tuple, which can be compared fast and sent to another process: `("d", keys, nodes)` is a mapping
-(with one more element if not all keys are strings), `("l", nodes)` a list, `("t", dtype, shape, stride, requires_grad)`
-a tensor, `("s", …)` this rank's shard of a sharded tensor, `("q", …)` a quantized tensor, `("o",)` an object. The
-tensors and objects themselves are in `Contents`, in the order of the skeleton; components of quantized tensors are
-among the objects.
-
-The layout of the copies is decided in `placement`.
+A skeleton is a nested tuple: `("d", keys, nodes)` is a mapping (with one more element if not all keys are strings),
+`("l", nodes)` a list, `("t", dtype, shape, stride, requires_grad)` a tensor, `("s", …)` this rank's shard of a sharded
+tensor, `("q", …)` a quantized or wrapper tensor, which is archived as an object, and `("o",)` an object.
 """
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -20,18 +15,24 @@ import torch
 
 from dcp_core import TensorProperties
 from dcp_core.toolkit import (
+    ArchivedTensor,
     DumpedObject,
     LocalShard,
     LocalTensor,
+    archive_checked,
     archive_quantized,
     check_memory,
+    children_of,
     dump_object,
     holds_entry,
+    holds_shard,
     is_dtensor,
     is_plain,
     is_quantized_dtype,
-    local_tensor,
+    is_wrapper,
+    shard_method,
     value_digest,
+    written_tensor,
 )
 
 __all__ = ["Contents", "Skeleton", "TensorByValue", "fill", "leaves_of", "look_through"]
@@ -41,28 +42,28 @@ if TYPE_CHECKING:
 
 Skeleton: TypeAlias = tuple[Any, ...]
 
+_WRITTEN_BY = ("__create_write_items__", "__create_chunk_list__")
 _SCALARS = {int, float, complex, bool, str, bytes, type(None)}
 _KEPT_FORMS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class TensorByValue:
-    """A tensor that cannot be staged as plain bytes (such as a quantized tensor), serialized as by `torch.save`."""
+    """A quantized or wrapper tensor, serialized as by `torch.save`."""
 
     data: bytes
 
 
 @dataclass(slots=True)
 class Contents:
-    """A state dict, split into skeleton, tensors and objects; tensors and objects are in the skeleton's order."""
+    """A state dict, split into skeleton, and tensors and objects in the skeleton's order."""
 
     skeleton: Skeleton = ()
     tensors: list[torch.Tensor] = field(default_factory=list)
-    """This rank's local tensors, on any device and with any strides; conjugate and negative views are resolved."""
+    """This rank's local tensors, on any device; conjugate and negative views are resolved."""
     names: list[str] = field(default_factory=list)
-    """Names (FQNs) of the tensors, in the same order."""
     objects: list[Any] = field(default_factory=list)
-    """Objects: scalars unchanged, all others serialized as in a checkpoint, so that they cannot change any more."""
+    """Scalars unchanged; other objects serialized, so that they cannot change."""
 
 
 def look_through(
@@ -70,13 +71,8 @@ def look_through(
 ) -> Contents:
     """Split a state dict into skeleton, tensors and objects. Objects are copied (serialized); tensors are not.
 
-    Args:
-        state_dict: State dict with nested containers, tensors and objects.
-        nested: Whether nested containers are split; with False, each top-level container is one object.
-        forms: Cache of descriptions of sharded tensors; pass the same dict for each save.
-
-    Raises:
-        UnsupportedValueError: A tensor or object cannot be saved; the message has its FQN and the reason.
+    With `nested` False, each top-level container is one object. Pass the same cache `forms` for each save. Raises
+    UnsupportedValueError for a value that cannot be saved.
     """
     walk = _Walk(nested=nested, forms={} if forms is None else forms)
     walk.contents.skeleton = walk.mapping(state_dict, "", top=True)
@@ -84,8 +80,6 @@ def look_through(
 
 
 class _Walk:
-    """One pass over a state dict."""
-
     def __init__(self, *, nested: bool, forms: dict[Hashable, Any]) -> None:
         self.contents = Contents()
         self._nested = nested
@@ -103,12 +97,16 @@ class _Walk:
     def _node(self, value: Any, name: str) -> Skeleton:
         if is_plain(value) and not value.is_quantized:
             return self._tensor(value, name)
-        if isinstance(value, torch.Tensor) or hasattr(value, "__create_chunk_list__"):
+        if isinstance(value, torch.Tensor) or any(shard_method(value, each) is not None for each in _WRITTEN_BY):
             return self._special(value, name)
         if self._nested and isinstance(value, Mapping):
             return self.mapping(value, f"{name}.")
-        if self._nested and isinstance(value, list) and holds_entry(value):
-            return ("l", tuple([self._node(item, f"{name}.{at}") for at, item in enumerate(value)]))
+        if self._nested and (holds_entry(value) if isinstance(value, list) else holds_shard(value)):
+            # Flattening gives the same names for a list or dict in its place.
+            children = children_of(value) or []
+            if all(type(key) is int for key, _ in children):
+                return ("l", tuple([self._node(item, f"{name}.{key}") for key, item in children]))
+            return self.mapping(dict(children), f"{name}.")
         return self._object(value, name)
 
     def _tensor(self, value: torch.Tensor, name: str) -> Skeleton:
@@ -116,7 +114,7 @@ class _Walk:
         return ("t", kept.dtype, kept.shape, kept.stride(), value.requires_grad)
 
     def _keep(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
-        """Add a tensor with its conjugation resolved, and return the resolved tensor, whose strides may differ."""
+        """Add a tensor; return it with its conjugation resolved, maybe with other strides."""
         if tensor.is_conj() or tensor.is_neg():
             check_memory(name, tensor)
             with torch.no_grad():
@@ -128,20 +126,20 @@ class _Walk:
     def _special(self, value: Any, name: str) -> Skeleton:
         if is_dtensor(value):
             return self._dtensor(value, name)
-        held = local_tensor(name, value)
+        held = written_tensor(name, value)
         return self._object(value, name) if held is None else self._shards(held, name)
 
     def _dtensor(self, value: DTensor, name: str) -> Skeleton:
-        """Describe a DTensor; its boxes are computed once per placement, since thousands share the same."""
+        """Describe a DTensor; thousands share a placement, so its boxes are cached."""
         local = value._local_tensor  # noqa: SLF001 - to_local() builds an autograd node
         local = local.wait() if hasattr(local, "wait") else local
         if not is_plain(local) or local.is_quantized:
-            held = local_tensor(name, value)
+            held = written_tensor(name, value)
             return self._object(value, name) if held is None else self._shards(held, name)
         form = (value._spec, local.shape, local.dtype, value.requires_grad, local.is_pinned())  # noqa: SLF001
         known = self._forms.get(form)
         if known is None:
-            held = local_tensor(name, value)
+            held = written_tensor(name, value)
             if held is None or len(held.shards) != 1 or held.shards[0].sizes != local.shape:
                 return self._object(value, name) if held is None else self._shards(held, name)
             if len(self._forms) >= _KEPT_FORMS:
@@ -152,8 +150,10 @@ class _Walk:
         return ("s", facts, ((offsets, tensor.shape, tensor.dtype, tensor.stride()),))
 
     def _shards(self, held: LocalTensor, name: str) -> Skeleton:
-        if is_quantized_dtype(held.dtype):
-            parts = [archive_quantized(name, shard.get()).getvalue() for shard in held.shards]
+        local = held.shards[0].get() if held.shards else None
+        if is_quantized_dtype(held.dtype) or (local is not None and is_wrapper(local)):
+            archive = archive_quantized if is_quantized_dtype(held.dtype) else archive_checked
+            parts = [archive(name, shard.get()).getvalue() for shard in held.shards]
             self.contents.objects.extend(map(TensorByValue, parts))
             return ("q", _facts(held), tuple([(shard.offsets, shard.sizes) for shard in held.shards]))
         boxes = []
@@ -174,7 +174,7 @@ def _facts(held: LocalTensor) -> tuple[Any, ...]:
 
 
 def leaves_of(node: Skeleton) -> Iterator[tuple[torch.dtype, torch.Size, tuple[int, ...]]]:
-    """Yield dtype, shape and strides of each tensor that a skeleton describes, in skeleton order."""
+    """Yield dtype, shape and strides of each tensor in a skeleton."""
     kind = node[0]
     if kind == "t":
         yield node[1], node[2], node[3]
@@ -187,16 +187,7 @@ def leaves_of(node: Skeleton) -> Iterator[tuple[torch.dtype, torch.Size, tuple[i
 
 
 def fill(skeleton: Skeleton, tensors: Iterator[torch.Tensor], objects: Iterator[Any]) -> dict[Any, Any]:
-    """Build a state dict from a skeleton, tensors and objects.
-
-    Args:
-        skeleton: Skeleton of the state dict.
-        tensors: Tensors in skeleton order, with the dtypes and shapes in the skeleton; strides may differ.
-        objects: Objects in skeleton order.
-
-    Returns:
-        The state dict; sharded tensors are `LocalTensor`s.
-    """
+    """Build a state dict from a skeleton, tensors and objects; sharded tensors are `LocalTensor`s."""
     makers: dict[str, Callable[[Skeleton], Any]] = {}
 
     def mapping(node: Skeleton) -> dict[Any, Any]:
@@ -217,7 +208,7 @@ def fill(skeleton: Skeleton, tensors: Iterator[torch.Tensor], objects: Iterator[
         l=lambda node: [make(below) for below in node[1]],
         t=tensor,
         s=lambda node: _local(node[1], [(offsets, sizes, next(tensors)) for offsets, sizes, _, _ in node[2]]),
-        q=lambda node: _local(node[1], [(*box, _by_value(next(objects))) for box in node[2]]),
+        q=lambda node: _local(node[1], [(*box, _by_value(next(objects), node[1], box)) for box in node[2]]),
         o=thing,
     )
     try:
@@ -233,9 +224,8 @@ def _local(facts: tuple[Any, ...], boxes: list[tuple[torch.Size, torch.Size, tor
     return LocalTensor(size, properties, whole, shards)
 
 
-def _by_value(stored: TensorByValue) -> torch.Tensor:
-    found: torch.Tensor = torch.load(io.BytesIO(stored.data), weights_only=True)
-    return found
+def _by_value(stored: TensorByValue, facts: tuple[Any, ...], box: tuple[torch.Size, torch.Size]) -> torch.Tensor:
+    return ArchivedTensor(stored.data, box[1], facts[2])
 
 
 def _given(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:

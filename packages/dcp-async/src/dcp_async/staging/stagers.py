@@ -1,4 +1,4 @@
-"""Stagers with the class names of stock, to pass to `async_save` or to copy state dicts to host memory directly.
+"""Stagers with stock's class names, to pass to `async_save` or to copy state dicts to host memory directly.
 
 Source: torch 2.13 `torch.distributed.checkpoint.{staging,_state_dict_stager}` (names and meanings).
 """
@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dcp_async.options import SaverOptions
-from dcp_async.staging.arena_pool import ArenaPool
-from dcp_async.staging.copy_state import Stager
-from dcp_async.staging.copying import Copier, on_this_stream
+from dcp_async.staging.arenas import ArenaPool
+from dcp_async.staging.copy_state import Copier, Stager, on_this_stream
 from dcp_core import BlockingAsyncStager
 
 __all__ = ["DefaultStager", "StagingOptions", "StateDictStager", "is_plain_blocking"]
@@ -20,7 +19,7 @@ __all__ = ["DefaultStager", "StagingOptions", "StateDictStager", "is_plain_block
 
 @dataclass
 class StagingOptions:
-    """Options of `DefaultStager`. Options about CUDA have no effect without CUDA.
+    """Options of `DefaultStager`. Options about CUDA do nothing without CUDA.
 
     Attributes:
         use_pinned_memory: Whether copies are in pinned memory.
@@ -45,10 +44,10 @@ class StagingOptions:
 
 
 class DefaultStager:
-    """Stager that copies state dicts to host memory, which later copies reuse once all tensors of a copy are deleted.
+    """Stager that copies state dicts to host memory, which is reused once all tensors of a copy are deleted.
 
-    Tensors that share a storage share it in the copy, too. `AsyncSaver.save` with this stager copies into the saver's
-    own memory, and uses only the option `use_async_staging`.
+    Tensors that share a storage share it in the copy. `AsyncSaver.save` uses only this stager's option
+    `use_async_staging`, and copies into the saver's own memory.
 
     Args:
         config: Options of the stager.
@@ -85,8 +84,7 @@ class DefaultStager:
         """Copy a state dict to host memory, with deep copies of containers and objects.
 
         Returns:
-            The complete copy; with `use_async_staging`, a future of the copy. The tensors of `state_dict` must not
-            change before the copy is complete.
+            The copy, or with `use_async_staging` a future of it, before which tensors of `state_dict` must not change.
         """
         del kwargs  # stock's take none either
         if not self.config.use_async_staging:
@@ -151,10 +149,7 @@ class StateDictStager:
 
 
 def is_plain_blocking(stager: object) -> bool:
-    """Return whether a stager is a `BlockingAsyncStager` with default options and no overridden methods.
-
-    Such a stager only copies, so a saver may copy into its own memory instead.
-    """
+    """Return whether a stager is a `BlockingAsyncStager` that only copies; a saver may copy instead."""
     steps = ("stage", "synchronize_staging", "should_synchronize_after_execute", "_synchronize_after_execute")
     if not isinstance(stager, BlockingAsyncStager) or any(
         getattr(type(stager), step) is not getattr(BlockingAsyncStager, step) for step in steps

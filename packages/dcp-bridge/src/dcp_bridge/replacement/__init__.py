@@ -1,1 +1,1 @@
-"""Replacement of `torch.distributed.checkpoint` by our modules in a running process, for code that cannot be edited."""
+"""Replace `torch.distributed.checkpoint` in a running process, for code that cannot be edited."""

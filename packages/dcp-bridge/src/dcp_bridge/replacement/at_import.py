@@ -1,29 +1,19 @@
-"""Replacement of stock at its first import; a process that never imports stock has no cost.
-
-Imported by `python -m dcp_bridge`, and at the start of Python by `dcp_replace_stock.pth` if `DCP_REPLACE_STOCK` is
-set. Imports only the standard library.
-"""
+"""Replace stock at its first import, at no cost without that import. Imports only the standard library."""
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-__all__ = ["ANY_TORCH", "VARIABLE", "replace_at_import"]
+__all__ = ["replace_at_import"]
 
-VARIABLE = "DCP_REPLACE_STOCK"
-ANY_TORCH = "any-torch"
 _STOCK = "torch.distributed.checkpoint"
-_OFF = ("", "0", "false", "no", "off")
 
 
 class _Finder:
-    """Import hook for stock: the module is found by the finders after it, and replaced when it has been loaded."""
-
     def __init__(self, *, any_torch: bool) -> None:
         self.any_torch = any_torch
 
@@ -41,8 +31,6 @@ class _Finder:
 
 
 class _Loader:
-    """Loader of stock that replaces stock as soon as it is loaded; delegates everything else to the wrapped loader."""
-
     def __init__(self, loader: Any, finder: _Finder) -> None:
         self._loader = loader
         self._finder = finder
@@ -65,27 +53,18 @@ class _Loader:
 
 
 def replace_now(*, any_torch: bool) -> None:
-    """Replace stock now, for the rest of the process; `any_torch` as for `replace_at_import`."""
+    """Replace stock for the rest of the process."""
     from dcp_bridge.replacement.replacement import replace_stock  # noqa: PLC0415 - it imports torch
 
     replace_stock(any_torch=any_torch)
 
 
 def replace_at_import(*, any_torch: bool) -> None:
-    """Replace stock at its first import, or now if it is already imported, for the rest of the process.
+    """Replace stock at its first import, or now if already imported, for the rest of the process.
 
-    Args:
-        any_torch: Whether untested versions of torch are accepted; otherwise, the import of stock raises
-            `UntestedTorchError` for them.
+    Unless `any_torch`, the import of stock raises `DcpError` for untested versions of torch.
     """
     if _STOCK in sys.modules:
         replace_now(any_torch=any_torch)
     elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder(any_torch=any_torch))
-
-
-def follow_environment() -> None:
-    """Replace stock if `DCP_REPLACE_STOCK` is set in the environment, and is not empty, 0, false, no or off."""
-    value = os.environ.get(VARIABLE, "").strip().lower()
-    if value not in _OFF:
-        replace_at_import(any_torch=value == ANY_TORCH)

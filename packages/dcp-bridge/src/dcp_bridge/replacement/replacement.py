@@ -1,20 +1,29 @@
-"""`replace_stock` and `original_stock`: replacement of stock by this project in the whole process, and its end."""
+"""`replace_stock` and `original_stock`: replace stock in the whole process, and undo it.
+
+Stand-ins replace stock's modules in `sys.modules`, and our objects replace stock's in globals of loaded modules, but
+not in class attributes, closures, defaults, containers and `functools.partial`.
+"""
 
 from __future__ import annotations
 
+import copyreg
+import dataclasses
 import importlib
 import inspect
+import pickle
 import sys
 import threading
-from types import ModuleType, TracebackType
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from types import FrameType, ModuleType, TracebackType
 from typing import Any
 
 import torch
 import torch.distributed
 
-from dcp_bridge.replacement.bound_names import BoundName, bound_names, rebind
 from dcp_bridge.replacement.mirror import MIRROR, STOCK, check_torch, import_mirror, import_stock, own_names
-from dcp_bridge.replacement.stand_in import ReloadGuard, StandInModule, take_back
 from dcp_core.toolkit import library_logger
 
 __all__ = ["Replacement", "original_stock", "replace_stock"]
@@ -23,32 +32,31 @@ _log = library_logger(__name__)
 _lock = threading.RLock()
 _running: list[_Swap] = []  # at most one
 
-# Modules whose functions are what users call; the rest are parts that such calls are given.
+# Modules with functions that users call; the others contain parts to pass to these functions.
 _CALLS = ("state_dict", "state_dict_loader", "state_dict_saver")
 _SHOWN_NAMES = 4
 
 
 class Replacement:
-    """Result of `replace_stock`: lists the replaced names, and undoes the replacement. A context manager.
+    """Result of `replace_stock`, and a context manager that undoes it.
+
+    ```python
+    from dcp_bridge import replace_stock
+
+    replacement = replace_stock()
+    try:
+        print(replacement)  # here runs the code that cannot be edited
+    finally:
+        replacement.undo()
+    ```
 
     Attributes:
         torch_version: Version of torch.
-        replaced: Name of a module of stock → its names that now refer to our objects.
-        kept: Name of a module of stock → its public names that our module lacks, which still refer to stock's objects.
-        rebound: Globals of loaded modules, as `module.name`, whose values were stock's objects and now are ours.
-        left: Globals that still refer to stock's objects, because their module derives a class from a class of stock.
-        active: Whether this replacement has not been undone.
-
-    Example:
-        ```python
-        from dcp_bridge import replace_stock
-
-        replacement = replace_stock()
-        try:
-            print(replacement)  # here runs the code that cannot be edited
-        finally:
-            replacement.undo()
-        ```
+        replaced: Module of stock → names that now refer to our objects.
+        kept: Module of stock → public names that we lack.
+        rebound: Globals of loaded modules, as `module.name`, that were changed.
+        left: Globals that were not, because their module derives from a class of stock.
+        active: Whether this replacement is not undone.
     """
 
     def __init__(self, swap: _Swap) -> None:
@@ -61,7 +69,7 @@ class Replacement:
         self.active = True
 
     def undo(self) -> None:
-        """Restore stock, unless another replacement is still active. A second call does nothing."""
+        """Restore stock, unless another replacement is active. A second call does nothing."""
         with _lock:
             if self.active:
                 self.active = False
@@ -91,8 +99,6 @@ class Replacement:
 
 
 class _Swap:
-    """The actual replacement in this process, which all active `Replacement`s share."""
-
     def __init__(self, stock: dict[str, ModuleType], mirror: dict[str, ModuleType]) -> None:
         self.holders = 0
         self.stock = {name: module for name, module in stock.items() if name in mirror}
@@ -103,16 +109,17 @@ class _Swap:
             for name, module in stock.items()
             if (lacking := tuple(sorted(_defined(module) - self.own.get(name, {}).keys())))
         }
-        self.stand_ins = {name: StandInModule(module, self.own[name]) for name, module in self.stock.items()}
-        self.entries: list[tuple[str, StandInModule, ModuleType]] = []
-        self.rebound: list[BoundName] = []
-        self.left: list[BoundName] = []
-        self.guard = ReloadGuard()
+        self.stand_ins = {name: _StandInModule(module, self.own[name]) for name, module in self.stock.items()}
+        self.entries: list[tuple[str, _StandInModule, ModuleType]] = []
+        self.rebound: list[_BoundName] = []
+        self.left: list[_BoundName] = []
+        self.records: list[type] = []
+        self.guard = _ReloadGuard()
 
     def begin(self) -> None:
-        """Put the stand-ins where the modules of stock are, and swap the names that modules have bound."""
+        """Install the stand-ins, and rebind loaded modules' globals."""
         modules = {id(module): (module, self.stand_ins[name]) for name, module in self.stock.items()}
-        # Submodules are attributes of the package as well.
+        # Submodules are also attributes of the package.
         self.own[""] |= {name: stand_in for name, stand_in in self.stand_ins.items() if name}
         values = {
             id(theirs): (theirs, ours)
@@ -126,74 +133,73 @@ class _Swap:
                 self.entries.append((key, stand_in, module))
                 sys.modules[key] = stand_in
         vars(torch.distributed)["checkpoint"] = self.stand_ins[""]
+        for kind, _ in values.values():
+            if isinstance(kind, type) and (dataclasses.is_dataclass(kind) or issubclass(kind, Enum)):
+                copyreg.pickle(kind, _reduce)
+                self.records.append(kind)
         sys.meta_path.insert(0, self.guard)
         calls = {key for key, (theirs, _) in values.items() if _is_call(theirs)}
         bases = {key for key, (theirs, _) in values.items() if isinstance(theirs, type) and not _is_protocol(theirs)}
-        self.rebound, self.left = rebind(modules | values, frozenset(calls | modules.keys()), frozenset(bases))
+        self.rebound, self.left = _rebind(modules | values, frozenset(calls | modules.keys()), frozenset(bases))
 
     def release(self) -> None:
-        """Count one `Replacement` less, and undo the replacement with the last one."""
+        """Drop one `Replacement`; the last one undoes the replacement."""
         self.holders -= 1
         if not self.holders:
             _running.clear()
             self.end()
 
     def end(self) -> None:
-        """Restore stock's modules and names, also in modules that were imported during the replacement."""
+        """Restore stock's modules and names, also in modules imported during the replacement."""
         for key, stand_in, module in self.entries:
             if sys.modules.get(key) is stand_in:
                 sys.modules[key] = module
         if vars(torch.distributed).get("checkpoint") is self.stand_ins[""]:
             vars(torch.distributed)["checkpoint"] = self.stock[""]
-        if self.guard in sys.meta_path:
+        with suppress(ValueError):
             sys.meta_path.remove(self.guard)
+        for kind in self.records:
+            copyreg.dispatch_table.pop(kind, None)
         for own in self.own.values():
             own.clear()
         for each in reversed(self.rebound):
             each.restore()
         back = {id(stand_in): (stand_in, self.stock[name]) for name, stand_in in self.stand_ins.items()}
-        for each in bound_names(back, with_torch=True):
+        for each in _bound_names(back, with_torch=True):
             each.bind()
         for stand_in in self.stand_ins.values():
-            take_back(stand_in)
+            _take_back(stand_in)
 
 
 def replace_stock(*, any_torch: bool = False) -> Replacement:
     """Replace `torch.distributed.checkpoint` by our modules in this process, for code that cannot be edited.
 
-    After this call, imports of stock's modules or of names in them, and attribute access, return our objects. Globals
-    of loaded modules that refer to stock's objects are replaced. Names that this project lacks are not replaced, and
-    calls of stock's own functions and classes use only stock's objects. The replacement lasts until `Replacement.undo`,
-    or until the end of the `with` block; of several replacements, the last one to end restores stock. Forked processes
-    inherit the replacement; other processes need a replacement of their own: see `DCP_REPLACE_STOCK` in the package's
-    README.
+    ```python
+    import torch
+    import torch.distributed.checkpoint as dcp
+
+    from dcp_bridge import replace_stock
+
+    with replace_stock():
+        dcp.save({"weight": torch.ones(3)}, checkpoint_id="step-1")  # a manifest, checksums, atomic
+    ```
+
+    Stock's modules and loaded modules' globals then return our objects, except names that we lack; stock's own code
+    uses only stock's objects. `Replacement.undo` or the end of the `with` block ends a replacement; the end of the last
+    one restores stock. Forked processes inherit it; others need `DCP_REPLACE_STOCK` (see the README).
 
     Args:
-        any_torch: Whether untested versions of torch are accepted.
-
-    Returns:
-        The replacement, whose attributes list the replaced names; a summary is logged once at level INFO.
+        any_torch: Whether to accept untested versions of torch.
 
     Raises:
-        UntestedTorchError: The replacement was not tested with this version of torch.
+        DcpError: The replacement was not tested with this version of torch.
         PluginNotFoundError: `dcp-all`, or a package that it needs, is not installed.
 
-    Ranks: one; not collective, but all ranks should call `replace_stock` with the same arguments.
-
-    Example:
-        ```python
-        import torch
-        import torch.distributed.checkpoint as dcp
-
-        from dcp_bridge import replace_stock
-
-        with replace_stock():
-            dcp.save({"weight": torch.ones(3)}, checkpoint_id="step-1")  # a manifest, checksums, atomic
-        ```
+    Ranks: one; not collective, but call it on all ranks with the same arguments.
     """
     if not any_torch:
         check_torch(torch.__version__)
-    # Imports wait for those of other threads, so none may happen under the lock.
+    # Import outside the lock, because imports wait for other threads' imports.
     stock, mirror = import_stock(), import_mirror()
     with _lock:
         begins = not _running
@@ -213,29 +219,27 @@ def replace_stock(*, any_torch: bool = False) -> Replacement:
 
 
 def original_stock(name: str = "") -> ModuleType:
-    """Return the original module of stock, even during a replacement.
+    """Return stock's original module, even during a replacement.
+
+    ```python
+    from dcp_bridge import original_stock, replace_stock
+
+    with replace_stock():
+        assert original_stock().save.__module__ == "torch.distributed.checkpoint.state_dict_saver"
+    ```
 
     Args:
-        name: Name of the submodule, such as "state_dict"; if empty, the package is returned.
-
-    Example:
-        ```python
-        from dcp_bridge import original_stock, replace_stock
-
-        with replace_stock():
-            assert original_stock().save.__module__ == "torch.distributed.checkpoint.state_dict_saver"
-        ```
+        name: Submodule, such as "state_dict"; empty for the package.
     """
     return _original(importlib.import_module(f"{STOCK}.{name}".rstrip(".")))
 
 
 def _original(module: ModuleType) -> ModuleType:
-    found: ModuleType = vars(module)["__stock__"] if isinstance(module, StandInModule) else module
+    found: ModuleType = vars(module)["__stock__"] if isinstance(module, _StandInModule) else module
     return found
 
 
 def _defined(module: ModuleType) -> set[str]:
-    """Return the public functions and classes that a module of stock defines."""
     return {
         name
         for name, value in vars(module).items()
@@ -246,10 +250,17 @@ def _defined(module: ModuleType) -> set[str]:
 
 
 def _is_defined_by_stock(value: Any) -> bool:
-    """Whether a value is a function or class of stock; other values, like constants, may belong to any module."""
     if not (inspect.isclass(value) or inspect.isroutine(value)):
         return False
     return f"{getattr(value, '__module__', '')}.".startswith(f"{STOCK}.")
+
+
+def _reduce(record: Any) -> Any:
+    """Reduce a stock record for pickle and copy, from a module where pickle finds stock's classes under their names."""
+    frame = sys._getframe(1)  # noqa: SLF001 - the only way to find the caller
+    if _gets_stock(frame) or frame.f_globals.get("__name__") == "copy":
+        return record.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
+    return pickle.loads, (pickle.dumps(record),)
 
 
 def _is_call(value: Any) -> bool:
@@ -257,10 +268,163 @@ def _is_call(value: Any) -> bool:
 
 
 def _is_protocol(kind: type) -> bool:
-    """Whether a class is a protocol, like `Stateful`: a class derived from it does not depend on stock."""
+    """Return whether a class is a protocol; deriving from it does not depend on stock."""
     return bool(getattr(kind, "_is_protocol", False))
 
 
 def _some(names: tuple[str, ...] | list[str]) -> str:
     more = len(names) - _SHOWN_NAMES
     return ", ".join(names[:_SHOWN_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+# Torch's own modules work with its records, and so does the bridge.
+_SPARED = ("torch.", "dcp_bridge.")
+
+
+@dataclass(frozen=True, slots=True)
+class _BoundName:
+    """A loaded module's global, and its values before and during a replacement."""
+
+    module: str
+    name: str
+    namespace: dict[str, Any]
+    old: Any
+    new: Any
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.name}"
+
+    def bind(self) -> None:
+        """Set the new value, unless other code changed it."""
+        if self.namespace.get(self.name) is self.old:
+            self.namespace[self.name] = self.new
+
+    def restore(self) -> None:
+        """Set the old value, unless other code changed it."""
+        if self.namespace.get(self.name) is self.new:
+            self.namespace[self.name] = self.old
+
+
+def loaded_modules(*, with_torch: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield name and `__dict__` of loaded modules without loading lazy ones; torch's and ours only `with_torch`."""
+    for name, module in list(sys.modules.items()):
+        if issubclass(type(module), ModuleType) and (with_torch or not f"{name}.".startswith(_SPARED)):
+            yield name, vars(module)
+
+
+def _bound_names(swaps: Mapping[int, tuple[Any, Any]], *, with_torch: bool = False) -> list[_BoundName]:
+    return [
+        _BoundName(module, name, namespace, *swaps[id(value)])
+        for module, namespace in loaded_modules(with_torch=with_torch)
+        for name, value in list(namespace.items())
+        if id(value) in swaps and not name.startswith("__")
+    ]
+
+
+def _is_derived_from(namespace: Mapping[str, Any], classes: frozenset[int]) -> bool:
+    """Return whether a module defines a class derived from one of these classes' ids."""
+    return any(
+        isinstance(value, type)
+        and value.__module__ == namespace.get("__name__")
+        and any(id(base) in classes for base in value.__mro__[1:])
+        for value in list(namespace.values())
+    )
+
+
+def _rebind(
+    swaps: Mapping[int, tuple[Any, Any]], calls: frozenset[int], bases: frozenset[int]
+) -> tuple[list[_BoundName], list[_BoundName]]:
+    """Replace stock's objects in loaded modules' globals; return the replaced and the unchanged globals.
+
+    A module that derives from a class of stock keeps stock's classes: only `calls` are replaced there.
+    """
+    swapped, left = [], []
+    derived: dict[str, bool] = {}
+    for each in _bound_names(swaps):
+        if each.module not in derived:
+            derived[each.module] = _is_derived_from(each.namespace, bases)
+        if derived[each.module] and id(each.old) not in calls:
+            left.append(each)
+        else:
+            each.bind()
+            swapped.append(each)
+    return swapped, left
+
+
+# Code of these modules gets only stock's objects: it looks up stock's own classes to pickle and create them.
+_STOCKS_OWN = ("torch.distributed.checkpoint.", "dcp_bridge.")
+# This code never names stock: its look-ups come from pickles of stock's objects that users passed.
+_PICKLING = ("dcp_async.", "dcp_core.", "dcp_ranks.")
+
+
+class _StandInModule(ModuleType):
+    """Module with our objects under the names in `own` (empty after the replacement), and stock's under all others.
+
+    Code of stock and `dcp_bridge`, and code that they call, gets stock's objects, which stock's functions need by name.
+    """
+
+    def __init__(self, stock: ModuleType, own: dict[str, Any]) -> None:
+        super().__init__(stock.__name__, stock.__doc__)
+        for name in ("__file__", "__path__", "__package__", "__spec__", "__loader__", "__cached__"):
+            if name in vars(stock):
+                vars(self)[name] = vars(stock)[name]
+        vars(self).update(__stock__=stock, __own__=own, __taken__={})
+
+    def __getattr__(self, name: str) -> Any:
+        fields = vars(self)
+        stock, own = fields["__stock__"], fields["__own__"]
+        if name == "__all__" and name not in vars(stock):  # `import *` would read our __dict__
+            return [each for each in vars(stock) if not each.startswith("_")]
+        theirs = getattr(stock, name)
+        if name not in own:
+            return theirs
+        frame = sys._getframe(1)  # noqa: SLF001 - the only way to find the caller
+        if _gets_stock(frame):
+            return theirs
+        ours = own[name]
+        if frame.f_code.co_name == "<module>":  # `from … import name` in a module, which keeps the object
+            namespace = frame.f_globals
+            fields["__taken__"][id(namespace), id(ours)] = (namespace, ours, theirs)
+        return ours
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by name, as cloudpickle pickles modules; the loading process imports its own."""
+        return importlib.import_module, (self.__name__,)
+
+    def __dir__(self) -> list[str]:
+        return dir(vars(self)["__stock__"])
+
+
+class _ReloadGuard:
+    """Import hook that refuses to reload a stand-in, which would overwrite it with stock's names."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> None:
+        """Find nothing; raise ImportError for a reload of a stand-in."""
+        del path
+        if isinstance(target, _StandInModule):
+            text = f"{name} is replaced and cannot be reloaded: undo the replacement first"
+            raise ImportError(text, name=name)  # noqa: TRY004 - like any failed reload
+
+
+def _take_back(stand_in: _StandInModule) -> None:
+    taken = vars(stand_in)["__taken__"]
+    for namespace, ours, theirs in list(taken.values()):
+        for name in [name for name, value in list(namespace.items()) if value is ours]:
+            namespace[name] = theirs
+    taken.clear()
+
+
+def _gets_stock(frame: FrameType) -> bool:
+    """Return whether code in this frame gets stock's objects."""
+    if _module(frame).startswith(_PICKLING):
+        return True
+    caller: FrameType | None = frame
+    while caller is not None:
+        if _module(caller).startswith(_STOCKS_OWN):
+            return True
+        caller = caller.f_back
+    return False
+
+
+def _module(frame: FrameType) -> str:
+    return f"{frame.f_globals.get('__name__')}."

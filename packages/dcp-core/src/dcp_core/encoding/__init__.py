@@ -1,1 +1,1 @@
-"""Encoding of tensors and objects as stored bytes, and decoding: payloads, compression and other transforms."""
+"""Compression and other transforms of stored bytes."""

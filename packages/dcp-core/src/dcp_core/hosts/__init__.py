@@ -1,1 +1,1 @@
-"""Storages of checkpoints whose files lie in stores of several hosts: places of hosts, commit, choice of a save."""
+"""Checkpoints with files in the stores of several hosts: host directories, commit, and choice of a save."""

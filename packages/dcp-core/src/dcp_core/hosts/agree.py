@@ -1,36 +1,33 @@
-"""`agree_on_copy`: the ranks of a load choose the newest save of a checkpoint that is complete over all hosts."""
+"""The ranks of a load choose the newest save that is complete over all hosts."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from dcp_core.errors import CheckpointNotFoundError, CorruptCheckpointError, DcpError
+from dcp_core.hosts.commit import open_host_store
 from dcp_core.hosts.held_copies import AgreedCopy, Candidate, Held, Lack, candidates_of, complete_copy, look
 from dcp_core.hosts.host_places import look_in_places
+from dcp_core.records.protocols import CheckpointId
+from dcp_core.storage.storage_reader import ByteStorageReader
 from dcp_io import HostStore, Store
-from dcp_manifest import METADATA_NAME
+from dcp_manifest import METADATA_NAME, CheckpointIndex, read_index
 from dcp_ranks import Coordinator
 
-__all__ = ["agree_on_copy"]
+__all__ = ["HostAgreement"]
+
 
 _TRIES = 3
 
 
 def agree_on_copy(coordinator: Coordinator, store: HostStore) -> AgreedCopy:
-    """Choose the newest save that is complete over the hosts of the job and the shared folders.
+    """Choose the newest save that is complete over the job's hosts and the shared directories.
 
-    Args:
-        coordinator: Coordinator of the load.
-        store: This rank's folder of the checkpoint.
+    If none is complete: CheckpointNotFoundError, or CorruptCheckpointError, UnsafeCheckpointError or
+    UnsupportedFormatError.
 
-    Raises:
-        CheckpointNotFoundError: No save is complete; the message says what the newest lacks.
-        CorruptCheckpointError: No save is complete: of the newest, files are truncated.
-        UnsafeCheckpointError, UnsupportedFormatError: All that there is are indexes that cannot be read; so, too, for
-            CorruptCheckpointError.
-        CheckpointException: A storage failed; raised on all ranks.
-
-    Ranks: every rank; collective, two phases if the coordinator has the index of the newest save, and it is complete.
+    Ranks: every rank; collective: two phases if the coordinator has the newest save's index and the save is complete.
     """
     held: list[Held] = []
 
@@ -45,7 +42,7 @@ def agree_on_copy(coordinator: Coordinator, store: HostStore) -> AgreedCopy:
         if isinstance(chosen, AgreedCopy):
             return chosen
         lack = chosen
-        # Otherwise it may have been replaced while it was looked for.
+        # Otherwise the save may have been replaced during the search.
         if not found.candidates or found.candidates == before or attempt == _TRIES:
             break
         before = found.candidates
@@ -53,6 +50,8 @@ def agree_on_copy(coordinator: Coordinator, store: HostStore) -> AgreedCopy:
     if isinstance(lack, DcpError):
         lack.name_place(store.url)
         raise lack
+    if found.failure is not None:  # there may be more files than can be read
+        raise found.failure
     if found.are_bare:
         raise CheckpointNotFoundError(
             f"{store.url} cannot be loaded: {store.parent().url} is missing or empty for every rank of this job; check "
@@ -71,30 +70,26 @@ def agree_on_copy(coordinator: Coordinator, store: HostStore) -> AgreedCopy:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What the coordinator has made of what the places have."""
-
     candidates: list[Candidate]
-    """The saves that have an index, the newest first."""
     damage: DcpError | None
-    """What is wrong with an index."""
     newest: AgreedCopy | Lack | None
-    """The newest save, or what it lacks; None if the coordinator must be sent its index first."""
+    """None if the coordinator still needs the newest save's index."""
     are_bare: bool
-    """Whether no place has anything at all."""
+    failure: OSError | None
 
 
 def _decide(
     held: list[Held], candidates: list[Candidate], damage: DcpError | None, store: HostStore, rank: int
 ) -> _Found:
-    """On the coordinator: look at the newest save at once, if its index can be read here."""
     newest = None
     if candidates and candidates[0].rank == rank:
         newest = complete_copy(_read(candidates[0], store), candidates[0], held, store.also)
-    return _Found(candidates, damage, newest, not candidates and not store.also and all(one.is_bare for one in held))
+    are_bare = not candidates and not store.also and all(one.is_bare for one in held)
+    failure = next((one.failure for one in held if one.failure is not None), None)
+    return _Found(candidates, damage, newest, are_bare, failure)
 
 
 def _read(candidate: Candidate, store: HostStore) -> bytes:
-    """Return the index of a save, on the rank that has it."""
     source: Store = store if candidate.also is None else store.also[candidate.also]
     return source.read(METADATA_NAME)
 
@@ -102,14 +97,7 @@ def _read(candidate: Candidate, store: HostStore) -> bytes:
 def _complete(
     coordinator: Coordinator, store: HostStore, found: _Found, held: list[Held]
 ) -> AgreedCopy | Lack | DcpError | None:
-    """Return the newest save that is complete, or why there is none. Ranks: every rank; collective.
-
-    Args:
-        coordinator: Coordinator of the load.
-        store: This rank's folder of the checkpoint.
-        found: What was found.
-        held: On the coordinator, what each place has.
-    """
+    """Return the newest complete save, if any. Ranks: every rank; collective."""
     if isinstance(found.newest, AgreedCopy):
         return found.newest
     lack = found.newest
@@ -126,3 +114,45 @@ def _complete(
             return agreed
         lack = lack or agreed
     return lack or found.damage
+
+
+class HostAgreement(ByteStorageReader):
+    """Base class of storage readers for host-local stores: each file is read on a host that has it.
+
+    Before any tensor changes, the ranks agree on the newest complete save; see `agree_on_copy`.
+    """
+
+    _agreed: AgreedCopy | None = None
+
+    def _host_store(self) -> HostStore:
+        """Return the store, which reads files that no host has from the shared directories."""
+        store = self._open_host_store()
+        if self._agreed is not None:
+            store.read_elsewhere(self._agreed.elsewhere)
+        return store
+
+    def _open_host_store(self) -> HostStore:
+        return open_host_store(self.absolute_id)
+
+    def reset(self, checkpoint_id: CheckpointId | None = None) -> None:
+        """See `Storage`."""
+        self._agreed = None
+        super().reset(checkpoint_id)
+
+    def connect_ranks(self, coordinator: Any) -> None:
+        """Agree on the save to load. Ranks: every rank; collective."""
+        self._agreed = agree_on_copy(coordinator, self._open_host_store())
+
+    def read_index(self) -> CheckpointIndex:
+        """Return the agreed save's index, or this host's without other ranks."""
+        if self._agreed is None:
+            return super().read_index()
+        self._reopen()
+        index = read_index(self._agreed.index, file=METADATA_NAME)
+        self._backend.use_index(index)
+        return index
+
+    @property
+    def shares_index(self) -> bool:
+        """False: all ranks already have the index."""
+        return False

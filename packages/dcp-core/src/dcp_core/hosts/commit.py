@@ -1,22 +1,25 @@
-"""`HostCommit`: the part of storage writers that commits a save over stores that each host has for itself.
+"""`HostCommit`: commits a save over host-local stores.
 
-A save is committed when the coordinator has published the index in its place, after all hosts' data is durable; then
-the other hosts publish the same bytes.
+The save is committed when the coordinator publishes the index on its host, after all hosts' data is durable. The other
+hosts then publish the same bytes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from typing import Any
 
+from dcp_base import DcpError, InvalidPlaceError
 from dcp_core.errors import CheckpointException, UnsupportedValueError
 from dcp_core.hosts.host_places import HostPlaces, find_places
 from dcp_core.logs import library_logger
 from dcp_core.records.protocols import CheckpointId
 from dcp_core.storage.storage_writer import ByteStorageWriter
 from dcp_io import HostStore, open_store
-from dcp_manifest import METADATA_NAME, DcpError, InvalidPlaceError, read_index
+from dcp_io.saves.save_session import HostSaveSession
+from dcp_manifest import METADATA_NAME, read_index
 
 __all__ = ["HostCommit", "names_host_store", "open_host_store"]
 
@@ -24,12 +27,7 @@ _log = library_logger(__name__)
 
 
 def open_host_store(checkpoint_id: CheckpointId, storage_options: Mapping[str, Any] | None = None) -> HostStore:
-    """Open the store of a checkpoint id, which each host has for itself.
-
-    Raises:
-        InvalidPlaceError: The id is of another kind of store.
-        StoreNotFoundError, ValueError: See `dcp_io.open_store`.
-    """
+    """Open a host-local store, or raise InvalidPlaceError."""
     store = open_store(checkpoint_id, storage_options=storage_options)
     if not isinstance(store, HostStore):
         raise InvalidPlaceError(
@@ -39,7 +37,7 @@ def open_host_store(checkpoint_id: CheckpointId, storage_options: Mapping[str, A
 
 
 def names_host_store(checkpoint_id: CheckpointId) -> bool:
-    """Return whether a checkpoint id is the URI of a store that each host has for itself; accesses no store."""
+    """Return whether an id names a host-local store, without accessing it."""
     try:
         open_host_store(checkpoint_id)
     except (DcpError, ValueError):
@@ -48,18 +46,16 @@ def names_host_store(checkpoint_id: CheckpointId) -> bool:
 
 
 class HostCommit(ByteStorageWriter):
-    """Base class of storage writers for stores of each host: each host's ranks write into the store that it has.
+    """Base class of storage writers for host-local stores: ranks write to their host's store.
 
-    Guarantees: those of `ByteStorageWriter`, over all hosts. A crash between the publishing of the first host and the
-    others loses nothing: loads find the index wherever it is.
+    `ByteStorageWriter`'s guarantees hold over all hosts. A crash after the first host published loses nothing: loads
+    find the index on any host.
     """
 
     _places: HostPlaces | None = None
     _is_committed = False
-    """Whether this rank knows that the coordinator has published the index."""
 
     def _host_store(self) -> HostStore:
-        """Return the store of the checkpoint id."""
         return open_host_store(self.absolute_id)
 
     def _clear(self) -> None:
@@ -68,11 +64,7 @@ class HostCommit(ByteStorageWriter):
         self._is_committed = False
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Prepare the writer for a save on this rank; see `ByteStorageWriter`.
-
-        Raises:
-            UnsupportedValueError: The save is one without a coordinator.
-        """
+        """Prepare the writer; UnsupportedValueError without a coordinator."""
         if not kwargs.get("use_collectives", True):
             raise UnsupportedValueError(
                 f"{self.checkpoint_id} is a store of each host, which needs a save with use_collectives=True"
@@ -80,7 +72,7 @@ class HostCommit(ByteStorageWriter):
         super().set_up_storage_writer(is_coordinator, *args, **kwargs)
 
     def connect_ranks(self, coordinator: Any, plan: Any) -> None:
-        """Find out which ranks share a store, and begin the save in each store. Ranks: every rank; collective."""
+        """Begin the save in each store. Ranks: every rank; collective."""
         root = self._host_store().parent()
         self._places = places = find_places(coordinator, root)
         save_id = plan.storage_data.save_id
@@ -94,7 +86,7 @@ class HostCommit(ByteStorageWriter):
         coordinator.all_gather("begin", begin)
 
     def follow_commit(self, coordinator: Any) -> None:
-        """Publish the index in the places of the other hosts. Ranks: every rank; collective if there are several."""
+        """Publish the index on the other hosts. Ranks: every rank; collective if there are several hosts."""
         places = self._places
         self._is_committed = True
         if places is None or places.count == 1:
@@ -116,22 +108,30 @@ class HostCommit(ByteStorageWriter):
         try:
             self._backend.publish(METADATA_NAME, data)
             self._backend.finish_save(read_index(data, file=METADATA_NAME).files)
-        except (OSError, DcpError) as error:  # it is committed, and a later start publishes it here
-            _log.warning("rank %d: the index was not repeated in %s: %s", self.rank, self._backend.url, error)
-            self._backend.leave_save()
+        except (OSError, DcpError) as error:  # the save is committed; a later start publishes the index here
+            _log.warning("rank %d: could not copy the index to %s: %s", self.rank, self._backend.url, error)
+            self._leave()
 
     def abort(self, error: BaseException) -> None:
-        """Remove the files of a failed save, except on hosts that cannot know whether the coordinator has published."""
+        """Remove the failed save's files, except on hosts that cannot exclude that it was published."""
         places = self._places
         if places is None or places.coordinates or not places.leads or self._is_unpublished(error, places):
             super().abort(error)
         else:
-            self._backend.leave_save()
+            self._leave()
+
+    def _leave(self) -> None:
+        """Keep a failed save's files: another host may have published its index."""
+        with contextlib.suppress(DcpError):  # the session has ended
+            session = self._backend.session
+            if isinstance(session, HostSaveSession):
+                session.may_be_published_elsewhere = True
+        self._backend.abort_save()
 
     def _is_unpublished(self, error: BaseException, places: HostPlaces) -> bool:
-        """Whether the coordinator has surely not published: another rank could not write, so it got nothing to decide.
+        """Return whether another rank's failure proves that the coordinator has not published.
 
-        A rank that was interrupted, or lost, may have written all before.
+        An interrupted or lost rank may have written everything before.
         """
         if self._is_committed or not isinstance(error, CheckpointException):
             return False

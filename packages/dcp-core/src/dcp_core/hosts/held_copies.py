@@ -1,7 +1,6 @@
-"""What hosts hold of a checkpoint, the saves it may be loaded from, and whether one is complete over all hosts.
+"""Find what hosts hold of a checkpoint, and which save has each file in full length.
 
-Complete: some host, or a storage that all share, has each of its files in full length. Files of different saves are
-never combined: their names have the save's id.
+Files of different saves are never combined: names contain the save id.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from dcp_core.errors import (
     UnsupportedFormatError,
 )
 from dcp_core.logs import library_logger
-from dcp_io import HostStore, Store, call_in_time
+from dcp_io import HostStore, Store, TimedCall
 from dcp_manifest import DATA_SUFFIX, METADATA_NAME, CheckpointIndex, file_sizes, needed_bytes, read_index
 
 __all__ = ["AgreedCopy", "Candidate", "Held", "Lack", "candidates_of", "complete_copy", "look"]
@@ -37,41 +36,36 @@ class AgreedCopy:
     """The save that all ranks load."""
 
     index: bytes
-    """Bytes of its index."""
     elsewhere: dict[str, int]
-    """Files that no host has → number of the shared folder (see `HostStore.also`) that has them."""
+    """File that no host has → number of its shared directory (see `HostStore.also`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What one place has."""
+    """Files of the checkpoint in one directory."""
 
     created: int | None
-    """Time at which the save of its index was made, nanoseconds; None without a readable index."""
+    """Time of the indexed save in nanoseconds, if readable."""
     save_id: str | None
     sizes: dict[str, int]
-    """Sizes of its data files."""
     damage: DcpError | None = None
-    """What is wrong with its index."""
     is_bare: bool = False
-    """Whether the place itself is missing, or has nothing at all."""
+    failure: OSError | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Lack:
-    """Why a save is not complete: a file that no place has in full length."""
+    """A file that exists nowhere in full length."""
 
     text: str
     file: str
     key: str | None
-    """A tensor or object in the file."""
     truncated: bool
-    """Whether some place has a part of each file that is lacking."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A save, and where its index is: with a rank, or (`also`) in a shared folder, which the coordinator reads."""
+    """A save, and the rank or shared directory (`also`) with its index."""
 
     created: int
     save_id: str
@@ -80,11 +74,15 @@ class Candidate:
 
 
 def look(store: HostStore) -> Held:
-    """Return what this host holds of the checkpoint in a folder."""
-    entries = store.list()
-    if not entries:
-        place = store.parent()
-        return Held(None, None, {}, is_bare=not (place.list() or place.folders()))
+    """Return what this host holds."""
+    try:
+        entries = store.list()
+        if not entries:
+            place = store.parent()
+            return Held(None, None, {}, is_bare=not (place.list() or place.folders()))
+    except OSError as error:
+        _log.warning("%s cannot be read, and what it has is not counted: %s", store.url, error)
+        return Held(None, None, {}, failure=error)
     sizes = {entry.name: entry.bytes for entry in entries if entry.name.endswith(DATA_SUFFIX)}
     known = _identify(store) if any(entry.name == METADATA_NAME for entry in entries) else None
     if isinstance(known, DcpError):
@@ -94,7 +92,7 @@ def look(store: HostStore) -> Held:
 
 
 def _identify(store: Store) -> tuple[int, str] | DcpError | None:
-    """Return time and id of the save whose index is in a folder, or its damage; None if there is none, or stock's."""
+    """Return time and id of the indexed save, or its damage; None without an index of ours."""
     try:
         info = read_index(store.read(METADATA_NAME), file=METADATA_NAME).info
     except CheckpointNotFoundError:
@@ -106,9 +104,9 @@ def _identify(store: Store) -> tuple[int, str] | DcpError | None:
 
 
 def _identify_in_time(store: Store) -> tuple[int, str] | DcpError | None:
-    """Return what `_identify` does; None for a shared folder that does not answer: the hosts may have all."""
+    """Like `_identify`, but None for a shared directory that does not answer: the hosts may have everything."""
     try:
-        return call_in_time(store.url, partial(_identify, store))
+        return TimedCall(store.url, partial(_identify, store)).result()
     except TimeoutError as error:
         _log.warning("%s; what it has is not counted", error)
         return None
@@ -117,11 +115,7 @@ def _identify_in_time(store: Store) -> tuple[int, str] | DcpError | None:
 def candidates_of(
     found: Sequence[Held | None], also: Sequence[Store], rank: int
 ) -> tuple[list[Candidate], DcpError | None]:
-    """Return the saves that have an index somewhere, the newest first, each with the nearest index.
-
-    Returns:
-        The saves, and the damage of an index that cannot be read; None if there is none such.
-    """
+    """Return indexed saves, newest first, and an index's damage."""
     known: dict[str, Candidate] = {}
     damage = next((one.damage for one in found if one is not None and one.damage is not None), None)
     for number, one in enumerate(found):
@@ -137,7 +131,7 @@ def candidates_of(
 
 
 def complete_copy(data: bytes, candidate: Candidate, held: Sequence[Held], also: Sequence[Store]) -> AgreedCopy | Lack:
-    """Return the copy if all of its files are somewhere, or what it lacks. Ranks: the coordinator."""
+    """Return the copy if all its files exist. Ranks: the coordinator."""
     index = read_index(data, file=METADATA_NAME)
     needed = needed_bytes(index)
     largest: defaultdict[str, int] = defaultdict(lambda: -1)
@@ -161,7 +155,6 @@ def complete_copy(data: bytes, candidate: Candidate, held: Sequence[Held], also:
 
 
 def _key_in(index: CheckpointIndex, file: str) -> str | None:
-    """Return the name of a tensor or object in a data file."""
     number = index.files.index(file)
     if index.chunk_items is not None:
         rows = np.flatnonzero(index.chunk_items.file == number)
@@ -175,8 +168,7 @@ def _key_in(index: CheckpointIndex, file: str) -> str | None:
 
 
 def _sized(store: Store, wanted: Mapping[str, int]) -> list[str]:
-    """Return the files that a shared folder has in full length; none if it cannot be read, or does not answer."""
     with contextlib.suppress(OSError, DcpError):
-        sizes = call_in_time(store.url, partial(file_sizes, store, wanted)) if wanted else {}
+        sizes = TimedCall(store.url, partial(file_sizes, store, wanted)).result() if wanted else {}
         return [name for name, size in sizes.items() if size is not None and size >= wanted[name]]
     return []

@@ -1,7 +1,4 @@
-"""`HostPlaces`: which ranks of a job share a folder, where each host has a folder of its own under the same path.
-
-Proved by tokens: each rank leaves a random one in its folder, and those who find it there share the folder.
-"""
+"""Find out which ranks share a directory, by random tokens that each rank publishes there."""
 
 from __future__ import annotations
 
@@ -13,38 +10,34 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from dcp_base import InvalidPlaceError
 from dcp_core.errors import CheckpointNotFoundError, DcpError
-from dcp_io import Store, temporary_of
-from dcp_manifest import InvalidPlaceError
+from dcp_io import Store, SupportsFolders, temporary_of
 from dcp_ranks import Coordinator
 
 __all__ = ["RUN_FILE", "HostPlaces", "find_places", "look_in_places"]
 
 RUN_FILE = ".dcp-run"
-"""Name of the file in each place of a run that has the run's id."""
 _TOKEN = ".dcp-here-"  # noqa: S105 - the name of a file
 _OLD_SECONDS = 3600.0
 T = TypeVar("T")
 R = TypeVar("R")
 
-# URL of a folder → run, as this process has found it: memory may be lost while the job goes on.
+# URL of a directory → run that this process found; a directory in memory may be lost during the job.
 _known: dict[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class HostPlaces:
-    """The places of a job: the folders, of one path, that its hosts have."""
+    """The directories of a job's hosts."""
 
     leaders: tuple[int, ...]
-    """For each rank, the rank that looks after its place; the coordinator looks after its own."""
+    """Rank that manages each rank's directory; the coordinator manages its own."""
     run: str
-    """Id of the run to which the places belong."""
     rank: int
-    """This rank."""
     coordinator_rank: int
-    """The rank that coordinates."""
     are_proved: bool = True
-    """Whether every rank could prove which folder it has: False if one of them took no file, or was missing."""
+    """Whether each rank identified its directory; False if one was missing or not writable."""
 
     @property
     def coordinates(self) -> bool:
@@ -53,34 +46,28 @@ class HostPlaces:
 
     @property
     def leads(self) -> bool:
-        """Whether this rank looks after its place."""
+        """Whether this rank manages its directory."""
         return self.leaders[self.rank] == self.rank
 
     @property
     def count(self) -> int:
-        """Number of places."""
+        """Number of directories."""
         return len({*self.leaders})
 
     def claim(self, store: Store) -> None:
-        """Write the run's id into this rank's place, if it has none."""
+        """Write the run's id into this rank's directory if necessary."""
         if not store.exists(RUN_FILE):
             store.publish(RUN_FILE, json.dumps({"run": self.run}).encode())
 
 
-def find_places(coordinator: Coordinator, store: Store, *, run: str | None = None, saves: bool = True) -> HostPlaces:
-    """Find out which ranks share a folder, and to which run their folders belong; makes folders that are missing.
+def find_places(
+    coordinator: Coordinator, store: SupportsFolders, *, run: str | None = None, saves: bool = True
+) -> HostPlaces:
+    """Find which ranks share a directory and to which run it belongs; create missing directories.
 
-    Args:
-        coordinator: Coordinator of the ranks.
-        store: The folder, of the same path on all ranks.
-        run: Id of the run, if no folder has one; the coordinator's counts. None for the one that these folders had when
-            this process last looked, or else a random one.
-        saves: Whether a folder that takes no file is an error. Otherwise its rank looks after it alone, so that a full
-            disk, or one that may only be read, prevents no restore.
-
-    Raises:
-        CheckpointException: Folders belong to different runs (`InvalidPlaceError`), or a storage failed; raised on all
-            ranks.
+    Without a run id, the coordinator's `run`, the id that this process last found here, or a random id is used. Unless
+    `saves`, an unreadable or unwritable directory is managed by its rank alone, so that a full disk or a silent keeper
+    does not prevent a restore.
 
     Ranks: every rank; collective, two phases.
     """
@@ -89,24 +76,12 @@ def find_places(coordinator: Coordinator, store: Store, *, run: str | None = Non
 
 
 def look_in_places(
-    coordinator: Coordinator, store: Store, look: Callable[[], T], decide: Callable[[list[T | None]], R]
+    coordinator: Coordinator, store: SupportsFolders, look: Callable[[], T], decide: Callable[[list[T | None]], R]
 ) -> tuple[HostPlaces, R]:
-    """Find out which ranks share a folder, and what is in each: in no more phases than `find_places`; makes no folder.
+    """Find which ranks share a directory and examine each, without creating any.
 
-    A rank whose folder is missing, or takes no file, looks after that alone.
-
-    Args:
-        coordinator: Coordinator of the ranks.
-        store: The folder, of the same path on all ranks.
-        look: Function that returns what is in a place; called on the rank that looks after it.
-        decide: Function of what all ranks have found, None from those that look after no place; called on the
-            coordinator.
-
-    Returns:
-        The places, and on all ranks what `decide` has returned.
-
-    Raises:
-        CheckpointException: As for `find_places`, or `look` or `decide` failed.
+    Each managing rank calls `look`; the coordinator calls `decide` with all results (None from other ranks) and sends
+    its result to all ranks. A rank with a missing or unwritable directory manages it alone.
 
     Ranks: every rank; collective, two phases.
     """
@@ -115,7 +90,7 @@ def look_in_places(
 
 def _find(
     coordinator: Coordinator,
-    store: Store,
+    store: SupportsFolders,
     look: Callable[[], T],
     decide: Callable[[list[T | None]], R],
     *,
@@ -126,14 +101,16 @@ def _find(
     own = secrets.token_hex(8)
 
     def leave() -> tuple[str, str | None, str, bool]:
-        is_left = False
-        if makes or store.list() or store.folders():
-            with contextlib.suppress(PermissionError if saves else OSError):
+        is_left, its_run = False, None
+        with contextlib.suppress(PermissionError if saves else OSError):
+            if makes or store.list() or store.folders():
                 if makes:
                     store.make()
-                store.publish(_TOKEN + own, b"", sync=False)  # empty: a full disk takes that, mostly
+                store.publish(_TOKEN + own, b"", sync=False)  # empty files usually fit on a full disk
                 is_left = True
-        return own, _read_run(store), run or _known.get(store.url, own), is_left
+        with contextlib.suppress(*(() if saves else (OSError,))):  # such as a keeper with a stopped process
+            its_run = _read_run(store)
+        return own, its_run, run or _known.get(store.url, own), is_left
 
     try:
         left = coordinator.all_gather("tokens", leave)
@@ -142,7 +119,9 @@ def _find(
 
         def find_leader() -> tuple[int, T | None]:
             _check_runs(runs, store.url)
-            seen = {entry.name for entry in store.list()}
+            seen = set[str]()
+            with contextlib.suppress(*(() if saves else (OSError,))):
+                seen = {entry.name for entry in store.list()}
             leader = next((rank for rank in order if _TOKEN + left[rank][0] in seen), coordinator.rank)
             return leader, look() if leader == coordinator.rank else None
 
@@ -166,9 +145,9 @@ def _read_run(store: Store) -> str | None:
         return str(json.loads(store.read(RUN_FILE))["run"])
     except CheckpointNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InvalidPlaceError(
-            f"{store.url}/{RUN_FILE} has no id of a run: remove it if the folder is yours"
+            f"{store.url}/{RUN_FILE} has no id of a run: remove it if the directory is yours"
         ) from error
 
 
@@ -177,13 +156,12 @@ def _check_runs(runs: list[str | None], url: str) -> None:
     if len(known) > 1:
         places = ", ".join(f"run {run} on the host of rank {rank}" for run, rank in sorted(known.items()))
         raise InvalidPlaceError(
-            f"{url} belongs to different runs ({places}): use another folder or, where it is to be taken over, remove "
-            f"{RUN_FILE} there"
+            f"{url} belongs to different runs ({places}): use another directory or, where it is to be taken over, "
+            f"remove {RUN_FILE} there"
         )
 
 
 def _remove_old(store: Store) -> None:
-    """Remove tokens that killed processes have left, and what they had begun to publish."""
     with contextlib.suppress(OSError, DcpError):
         for entry in store.list():
             becomes, _ = temporary_of(entry.name) or (entry.name, "")

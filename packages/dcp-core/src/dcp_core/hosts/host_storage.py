@@ -1,7 +1,4 @@
-"""`HostStorageWriter` and `HostStorageReader`: storages for any store that each host has for itself.
-
-A package with such a store registers them for its URI scheme: see `dcp_hooks.StorageBackendSpec`.
-"""
+"""Storage writer and reader for any host-local store, to register with a `dcp_base.StorageBackendSpec`."""
 
 from __future__ import annotations
 
@@ -9,12 +6,11 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from dcp_core.encoding.compression import Compression
-from dcp_core.encoding.transforms import ExtensionRegistry
-from dcp_core.hosts.agreement import HostAgreement
+from dcp_core.encoding.compression import Compression, ExtensionRegistry
+from dcp_core.hosts.agree import HostAgreement
 from dcp_core.hosts.commit import HostCommit, names_host_store, open_host_store
 from dcp_core.records.protocols import CheckpointId
-from dcp_io import STALE_AFTER_SECONDS, HostStore, Layout, StoreBackend, Verify, check_layout, check_verify
+from dcp_io import STALE_AFTER_SECONDS, HostStore, Layout, StoreBackend, Verify, check_choices
 
 __all__ = ["HostStorageReader", "HostStorageWriter"]
 
@@ -23,29 +19,26 @@ _INFLIGHT_BYTES = 64 << 20
 
 
 class HostStorageWriter(HostCommit):
-    """Storage writer for the URI of any store of each host; guarantees: see `HostCommit`.
+    """Storage writer for the URI of any host-local store; guarantees: see `HostCommit`.
+
+    ```python
+    import torch
+    from dcp_core import save
+    from dcp_core.toolkit import HostStorageWriter
+
+    save({"weight": torch.ones(3)}, storage_writer=HostStorageWriter("host:///nvme/run/step-1", layout="raw"))
+    ```
 
     Args:
-        checkpoint_id: URI of the checkpoint's folder.
-        storage_options: Options of the store, or None; see the package of the store.
-        overwrite: Whether an existing checkpoint in the folder may be replaced.
+        checkpoint_id: URI of the checkpoint's directory.
+        storage_options: Options of the store, documented by its package.
+        overwrite: Whether an existing checkpoint may be replaced.
         layout: `torch` or `raw`, see `dcp_io.Layout`.
-        interop: Whether to write an index that `torch.distributed.checkpoint` can load, if the layout allows it.
-        thread_count: Number of writer threads; None takes the number of cores that this process may use, at most 8.
-        max_inflight_bytes: Limit of the memory for buffers of all threads together.
-        stale_after_seconds: A save of another host counts as dead when it has not renewed its marker for this long.
-        compression: How items are encoded: `auto`, `planes`, `zstd`, `none` or None, a transform, a list of them, or a
-            mapping from dtypes or patterns of names to one of these; see
-            `dcp_core.encoding.compression.CompressionPolicy`.
-
-    Example:
-        ```python
-        import torch
-        from dcp_core import save
-        from dcp_core.toolkit import HostStorageWriter
-
-        save({"weight": torch.ones(3)}, storage_writer=HostStorageWriter("host:///nvme/run/step-1", layout="raw"))
-        ```
+        interop: Whether to also write an index for `torch.distributed.checkpoint`, if possible.
+        thread_count: None for the available cores, at most 8.
+        max_inflight_bytes: Memory limit for all threads' buffers.
+        stale_after_seconds: Age of another host's marker at which its save counts as dead.
+        compression: See `dcp_core.encoding.compression.CompressionPolicy`.
     """
 
     def __init__(
@@ -61,7 +54,7 @@ class HostStorageWriter(HostCommit):
         stale_after_seconds: float = STALE_AFTER_SECONDS,
         compression: Compression = None,
     ) -> None:
-        check_layout(layout)
+        check_choices(layout=layout)
         self.thread_count = _checked_threads(thread_count, max_inflight_bytes)
         self.layout: Layout = layout
         self.max_inflight_bytes = max_inflight_bytes
@@ -83,30 +76,24 @@ class HostStorageWriter(HostCommit):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: CheckpointId) -> bool:
-        """Whether a checkpoint id is the URI of a store of each host."""
+        """See `names_host_store`."""
         return names_host_store(checkpoint_id)
 
 
 class HostStorageReader(HostAgreement):
-    """Storage reader for the URI of any store of each host; on which save the ranks agree: see `HostAgreement`.
+    """Storage reader for the URI of any host-local store; see `HostAgreement` for the choice of a save.
 
-    Args:
-        checkpoint_id: URI of the checkpoint's folder.
-        storage_options: Options of the store, or None; see the package of the store.
-        verify: CRC checks of the data; see `dcp_io.Verify`.
-        thread_count: Number of reader threads; None takes the number of cores that this process may use, at most 8.
-        max_inflight_bytes: Limit of the memory for buffers of all threads together.
-        extensions: Registry in which stream transforms are looked up before installed packages; or None.
+    ```python
+    import torch
+    from dcp_core import load, save
+    from dcp_core.toolkit import HostStorageReader
 
-    Example:
-        ```python
-        import torch
-        from dcp_core import load, save
-        from dcp_core.toolkit import HostStorageReader
+    save({"weight": torch.ones(3)}, checkpoint_id="host:///nvme/run/step-1")
+    load({"weight": torch.zeros(3)}, storage_reader=HostStorageReader("host:///nvme/run/step-1", verify="full"))
+    ```
 
-        save({"weight": torch.ones(3)}, checkpoint_id="host:///nvme/run/step-1")
-        load({"weight": torch.zeros(3)}, storage_reader=HostStorageReader("host:///nvme/run/step-1", verify="full"))
-        ```
+    `verify` is a `dcp_io.Verify`, `extensions` a registry of stream transforms that precedes installed packages; other
+    arguments are as for `HostStorageWriter`.
     """
 
     def __init__(
@@ -119,7 +106,7 @@ class HostStorageReader(HostAgreement):
         max_inflight_bytes: int = _INFLIGHT_BYTES,
         extensions: ExtensionRegistry | None = None,
     ) -> None:
-        check_verify(verify)
+        check_choices(verify=verify)
         self.verify: Verify = verify
         self.thread_count = _checked_threads(thread_count, max_inflight_bytes)
         self.max_inflight_bytes = max_inflight_bytes
@@ -140,12 +127,11 @@ class HostStorageReader(HostAgreement):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: CheckpointId) -> bool:
-        """Whether a checkpoint id is the URI of a store of each host."""
+        """See `names_host_store`."""
         return names_host_store(checkpoint_id)
 
 
 def _checked_threads(thread_count: int | None, max_inflight_bytes: int) -> int:
-    """Return the number of threads; raises ValueError for a number or a limit below 1."""
     if thread_count is not None and thread_count < 1:
         raise ValueError(f"{thread_count=} must be at least 1")
     if max_inflight_bytes < 1:

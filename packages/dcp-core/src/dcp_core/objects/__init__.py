@@ -1,1 +1,1 @@
-"""Serialization of objects (values that are not tensors), and loading them without running code from the checkpoint."""
+"""Serialize objects (values that are not tensors), and load them without running code from the checkpoint."""

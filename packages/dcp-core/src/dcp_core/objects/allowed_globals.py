@@ -1,19 +1,21 @@
-"""Allow-list of the globals (classes and functions) that the pickle of a stored object may name.
+"""Allow-list of the globals (classes and functions) that a stored object's pickle may name.
 
-The default globals are types that trainers keep in checkpoints, which only hold or build data; the rules for calling
-them are in `python_calls`, `numpy_calls` and `tensor_calls`. A global without a rule may be part of the loaded object,
-but is not called. Globals that give access to attributes of arbitrary objects, files, imports or code must never be
-added.
+The defaults only hold or build data; `*_calls` have the rules for calling them. A global without a rule may be part of
+the object, but is not called. Never add globals that give access to arbitrary attributes, files, imports or code.
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
+import importlib.util
+import inspect
 import os
 import pathlib
 import sys
 import types
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -36,16 +38,20 @@ from dcp_manifest.pickles.pickle_table import (
 )
 
 __all__ = [
+    "CLASS_METHOD",
     "AllowList",
     "allowed_globals",
+    "as_expression",
     "census_table",
+    "default_allow_list",
     "default_globals",
     "default_table",
     "how_to_allow",
     "may_never_be_allowed",
+    "register_library",
 ]
 
-# torch refuses the first four even when a user lists them; the others run code or import just as well.
+# torch always refuses the first four; the others also run code or import.
 _NEVER_MODULES = frozenset(
     ("sys", "os", "posix", "nt", "subprocess", "shutil", "importlib", "runpy", "pickle", "_pickle", "ctypes")
 )
@@ -58,35 +64,54 @@ _NEVER_NAMES = frozenset(
 _LISTS, _DICTS, _SETS = (list, collections.deque), (dict, collections.OrderedDict), (set,)
 _DICT_TYPES = frozenset((*_DICTS, collections.defaultdict, collections.Counter))
 
+_TORCHAO = (
+    *("torchao.optim", "torchao.float8", "torchao.float8.fsdp_utils"),
+    *("torchao.quantization", "torchao.prototype.mx_formats"),
+)
+
+CLASS_METHOD = "builtins.getattr"
+_METHOD = "_make_in_reduce_ex"
+"""Class method that rebuilds TransformerEngine's tensors."""
+
 
 @dataclass(frozen=True, slots=True)
 class AllowList:
-    """Allow-list of a load: the globals that pickles of stored objects may use. Must not be changed."""
+    """Immutable allow-list of a load."""
 
     by_name: Mapping[str, Any]
-    """Full name of a global → the global, or a checked replacement for it."""
+    """Full name → global, or a checked replacement."""
     added: frozenset[str]
-    """Full names that only the user allows; these globals are called with any arguments that the pickle gives."""
+    """Full names that only the user allows; they are called with any arguments from the pickle."""
     table: PickleTable
-    """Table of the calls of these globals, states and constants that a pickle may use."""
 
 
 def allowed_globals(extra: Sequence[Any] = ()) -> AllowList:
-    """Return the allow-list of a load: default globals, `extra`, and those of `torch.serialization.add_safe_globals`.
+    """Return the defaults, torch's safe globals and `extra`; defaults keep their restrictions.
 
-    Args:
-        extra: Classes and functions to allow in addition, in the form of `torch.serialization.add_safe_globals`:
-            globals, or pairs (global, full name). Globals that are allowed by default keep their restrictions.
-
-    Raises:
-        ValueError: `extra` contains a function that could run any code, such as `eval`.
+    ValueError: `extra` contains a function that could run any code, such as `eval`.
     """
     return _allow_list(tuple(extra), frozenset(torch.serialization.get_safe_globals()))
 
 
 def may_never_be_allowed(path: str) -> bool:
-    """Return whether a global with this full name could run any code and therefore must not be allowed."""
+    """Return whether a global could run any code."""
     return path.partition(".")[0] in _NEVER_MODULES or path in _NEVER_NAMES
+
+
+def default_allow_list() -> AllowList:
+    """Return the allow-list without users' globals."""
+    return _allow_list((), frozenset())
+
+
+def register_library(path: str) -> bool:
+    """Import torchao's modules for a global; return whether that registered it."""
+    if path.partition(".")[0] != "torchao" or importlib.util.find_spec("torchao") is None:
+        return False
+    for module in _TORCHAO:
+        with contextlib.suppress(ImportError), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            importlib.import_module(module)
+    return path in allowed_globals().by_name
 
 
 @functools.lru_cache(maxsize=32)
@@ -102,7 +127,24 @@ def _allow_list(extra: tuple[Any, ...], added: frozenset[Any]) -> AllowList:
         return function(*arguments)
 
     by_name = {**named, **known, **tensor_functions(subclassed)}
+    if tensors := [value for value in users if _rebuilds_by_method(value)]:
+        by_name[CLASS_METHOD] = _class_method_of(tensors)
     return AllowList(by_name, frozenset(named), _with_users(default_table(), by_name, users))
+
+
+def _rebuilds_by_method(value: Any) -> bool:
+    is_tensor = isinstance(value, type) and issubclass(value, torch.Tensor)
+    return is_tensor and isinstance(inspect.getattr_static(value, _METHOD, None), classmethod)
+
+
+def _class_method_of(tensors: Sequence[Any]) -> Function:
+    def find(_: Budget, arguments: tuple[Any, ...]) -> Function:
+        cls, name = arguments
+        if name != _METHOD or not any(cls is each for each in tensors):
+            raise ForbiddenGlobalError(CLASS_METHOD)
+        return Function(f"{cls.__qualname__}.{name}", lambda _, given: getattr(cls, _METHOD)(*given))
+
+    return Function(CLASS_METHOD, find)
 
 
 def _named(listed: Iterable[Any]) -> dict[str, Any]:
@@ -127,7 +169,7 @@ def _find(by_name: Mapping[str, Any]) -> Callable[[str], Any]:
 
 @functools.cache
 def default_table() -> PickleTable:
-    """Return the table of calls, states and constants that the pickle of any stored object may use."""
+    """Return the calls, states and constants for any stored object."""
     calls: list[tuple[Any, Call]] = [*PYTHON_CALLS, *NUMPY_CALLS, *TENSOR_CALLS]
     return PickleTable(
         find=_find(default_globals()),
@@ -142,7 +184,6 @@ def default_table() -> PickleTable:
 
 
 def _with_users(table: PickleTable, by_name: Mapping[str, Any], users: Sequence[Any]) -> PickleTable:
-    """Add the user's globals to a table: called with any arguments, given any state, and items if it is a container."""
     classes = [value for value in users if isinstance(value, type)]
 
     def below(bases: tuple[type, ...]) -> set[type]:
@@ -169,7 +210,6 @@ def _making(cls: type) -> New:
 
 
 def _set_any(budget: Budget, instance: Any, state: Any) -> Any:
-    """Set the state of an object as `pickle` does."""
     setstate = getattr(instance, "__setstate__", None)
     if setstate is not None:
         setstate(state)
@@ -187,7 +227,7 @@ def _set_any(budget: Budget, instance: Any, state: Any) -> Any:
 
 @functools.cache
 def default_globals() -> dict[str, Any]:
-    """Return the globals allowed by default: full name → global, or a checked replacement. Must not be changed."""
+    """Return full name → global, or a checked replacement. Must not be changed."""
 
     def subclassed(function: Callable[..., Any], _: tuple[Any, ...], cls: Any) -> Any:
         raise refused(function, (cls,))
@@ -206,7 +246,7 @@ def _python_globals() -> dict[str, Any]:
     named.update((function.name, function) for function in PYTHON_FUNCTIONS)
     named["builtins.Ellipsis"] = ...
     named["io.BytesIO"], named["io.StringIO"] = named["_io.BytesIO"], named["_io.StringIO"]
-    # A path class of the other system becomes its pure form; CPython 3.13.0 names another module.
+    # A path class of another system becomes its pure form; CPython 3.13.0 uses another module name.
     foreign = "PosixPath" if os.name == "nt" else "WindowsPath"
     for name in ("PurePath", "PurePosixPath", "PureWindowsPath", "Path", "PosixPath", "WindowsPath"):
         value = getattr(pathlib, f"Pure{name}" if name == foreign else name)
@@ -215,10 +255,7 @@ def _python_globals() -> dict[str, Any]:
 
 
 class _Unknown:
-    """Stand-in, while a pickle is examined, for a global that is not allowed or that only a user allows."""
-
     def ignore(self, *_: Any) -> Any:
-        """Accept any call and do nothing."""
         return self
 
     __call__ = __setitem__ = extend = update = ignore
@@ -228,17 +265,19 @@ _UNKNOWN = _Unknown()
 
 
 def census_table(allowed: AllowList, named: set[str]) -> PickleTable:
-    """Return a table for examining a pickle: only instances of default classes are created, others are replaced.
-
-    Args:
-        allowed: Allow-list to check the pickle's globals against.
-        named: Set that collects the full names of globals that are not on the allow-list.
-    """
+    """Return a table that adds refused globals to `named`."""
     functions = _census_functions()
+
+    def method(_: Budget, arguments: tuple[Any, ...]) -> Any:
+        if arguments != (_UNKNOWN, _METHOD):
+            named.add(CLASS_METHOD)
+        return _UNKNOWN
 
     def find(path: str) -> Any:
         if path in functions:
             return functions[path]
+        if path == CLASS_METHOD and path in allowed.by_name:
+            return Function(path, method)
         if path not in allowed.by_name:
             named.add(path)
         if path in allowed.added or path not in allowed.by_name:
@@ -265,11 +304,9 @@ def _census_base() -> PickleTable:
 
 @functools.cache
 def _census_functions() -> dict[str, Function]:
-    """Return stand-ins of torch's functions for storages without values; they make no tensors that need values."""
-
     def subclassed(_: Callable[..., Any], __: tuple[Any, ...], cls: Any) -> Any:
         if cls is not _UNKNOWN:
-            raise UnsafePickleError(f"{described(cls)} is no class of tensors that is allowed")
+            raise UnsafePickleError(f"{described(cls)} is not an allowed class of tensors")
         return _UNKNOWN
 
     def lenient(name: str, call: Call) -> Call:
@@ -283,15 +320,7 @@ def _census_functions() -> dict[str, Function]:
 
 
 def how_to_allow(paths: Sequence[str], *, with_planner: bool = True) -> str:
-    """Return advice for an error message about globals that are not allowed.
-
-    Args:
-        paths: Full names of the globals.
-        with_planner: Whether a planner loads the object; otherwise, the caller's function has `allow_globals` itself.
-
-    Returns:
-        Text with the expression to pass as `allow_globals`, or with a warning that the globals could run any code.
-    """
+    """Return an error message's advice."""
     never = [path for path in paths if may_never_be_allowed(path)]
     if never:
         why = " (pickles name it for methods, and for a class within a class)" if never[0] == "builtins.getattr" else ""
@@ -299,7 +328,7 @@ def how_to_allow(paths: Sequence[str], *, with_planner: bool = True) -> str:
             f"{never[0]}{why} can run any code, and no checkpoint of plain data names it: do not load it unless you "
             "know why it does"
         )
-    imports, listed = _expression(paths)
+    imports, listed = as_expression(paths)
     how = (
         f"load with DefaultLoadPlanner(allow_globals=[{listed}])" if with_planner else f"pass allow_globals=[{listed}]"
     )
@@ -309,8 +338,8 @@ def how_to_allow(paths: Sequence[str], *, with_planner: bool = True) -> str:
     )
 
 
-def _expression(paths: Sequence[str]) -> tuple[str, str]:
-    """Return import statements, and an expression for `allow_globals`, for globals by full name."""
+def as_expression(paths: Sequence[str]) -> tuple[str, str]:
+    """Return import statements and an `allow_globals` expression."""
     imports, listed = [], []
     taken: set[str] = set()
     for path in paths:
@@ -328,7 +357,6 @@ def _expression(paths: Sequence[str]) -> tuple[str, str]:
 
 
 def _split(path: str) -> tuple[str, str]:
-    """Split a full name into module and name; if the module is not imported yet, it is all but the last part."""
     module, _, name = path.rpartition(".")
     while module and module not in sys.modules and "." in module:
         module, _, more = module.rpartition(".")
@@ -337,7 +365,6 @@ def _split(path: str) -> tuple[str, str]:
 
 
 def _own_path(module: str, names: str) -> str:
-    """Return the full name to allow for an object with this module and name; the given name if it is not imported."""
     value: Any = sys.modules.get(module)
     for name in names.split("."):
         value = vars(value).get(name) if isinstance(value, types.ModuleType | type) else None

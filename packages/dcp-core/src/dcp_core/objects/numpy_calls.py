@@ -1,8 +1,6 @@
-"""Rules for numpy arrays, scalars and dtypes in the pickles of stored objects.
+"""Rules for numpy arrays, scalars and dtypes in pickles of stored objects.
 
-numpy's own functions for pickles trust their arguments: they accept bytes as the pointers of an object array, or a
-dtype that is longer than the memory. Here these functions are called only with checked arguments, or replaced by numpy
-constructors that check.
+numpy's own pickle functions accept bytes as pointers, or a dtype longer than the memory; these rules check arguments.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from dcp_manifest.pickles.pickle_table import Budget, Call, Function, State, Uns
 
 __all__ = ["NUMPY_CALLS", "NUMPY_DTYPES", "NUMPY_STATES", "NUMPY_VALUES"]
 
-# One type code, a length, a unit of time: no fields, no shapes, no objects.
+# Type code, length and time unit only: no fields, shapes or objects.
 _SPEC = re.compile(r"[|<>=]?[a-zA-Z?][0-9]{0,9}(\[[0-9]{0,9}[a-zA-Z]{1,7}\])?")
 _PLAIN_KINDS = "biufcmMSUV"
 _MAX_BYTES = 1 << 62
@@ -33,13 +31,11 @@ NUMPY_VALUES: dict[str, Any] = {
     "numpy.dtype": np.dtype,
     **{f"numpy.{value.__name__}": value for value in _TYPES},
 }
-"""Full name of a numpy global → the global, for globals that have the same name in all versions of numpy."""
+"""Full name → global, if equal in all versions of numpy."""
 NUMPY_DTYPES = frozenset(type(np.dtype(code)) for code in "?bBhHiIlLqQpPefdgFDGSUVmMO")
-"""The numpy dtype classes that a loaded array may have."""
 
 
 def _plain(dtype: Any) -> np.dtype[Any]:
-    """Return a dtype if it has no pointers and no foreign code in it; raise otherwise."""
     if (
         type(dtype) not in NUMPY_DTYPES
         or dtype.hasobject
@@ -51,10 +47,9 @@ def _plain(dtype: Any) -> np.dtype[Any]:
 
 
 def _dtype(_: Budget, arguments: tuple[Any, ...]) -> np.dtype[Any]:
-    """Call `numpy.dtype` with arguments as pickled by numpy itself: (spec, align, copy)."""
     spec = arguments[0] if 1 <= len(arguments) <= 3 else None
     text = type(spec) is str and len(spec) < 40 and _SPEC.fullmatch(spec)
-    if not text and not any(spec is known for known in _TYPES):  # a set would hash it
+    if not text and not any(spec is known for known in _TYPES):  # a set would call its __hash__
         raise refused(np.dtype, arguments)
     make: Callable[[Any], np.dtype[Any]] = np.dtype
     dtype = make(spec)
@@ -62,7 +57,7 @@ def _dtype(_: Budget, arguments: tuple[Any, ...]) -> np.dtype[Any]:
 
 
 def _set_dtype(budget: Budget, dtype: np.dtype[Any], state: Any) -> np.dtype[Any]:
-    """Return the dtype that `dtype.__setstate__(state)` would give, made by numpy's checking constructor instead."""
+    """Return the dtype of a state, from numpy's checking constructor."""
     _, order, subdtype, names, fields, itemsize, *_ = state
     if subdtype is not None:
         base, shape = subdtype
@@ -80,7 +75,7 @@ def _set_dtype(budget: Budget, dtype: np.dtype[Any], state: Any) -> np.dtype[Any
             "offsets": [_extent(part[1]) for part in parts],
             "itemsize": _extent(itemsize),
         }
-        # numpy compares in 32 bits, in which the end of a field may lie before its start.
+        # numpy compares in 32 bits, so a field's end may overflow to before its start.
         for part, offset in zip(layout["formats"], layout["offsets"], strict=True):
             if offset + part.itemsize > itemsize:
                 raise UnsafePickleError("a field beyond the end of its numpy dtype is not allowed")
@@ -110,7 +105,6 @@ def _checked(budget: Budget, dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _size(dtype: np.dtype[Any]) -> tuple[int, int]:
-    """Count the plain dtypes in a dtype, and their nesting depth; the parts of the dtype have been checked."""
     inner = [] if dtype.fields is None else [field[0] for field in dtype.fields.values()]
     inner += [] if dtype.subdtype is None else [dtype.subdtype[0]]
     leaves, depth = 0, 0
@@ -123,7 +117,6 @@ def _size(dtype: np.dtype[Any]) -> tuple[int, int]:
 
 
 def _empty_array(_: Budget, arguments: tuple[Any, ...]) -> np.ndarray[Any, Any]:
-    """Make an empty array for a later state, like `numpy._core.multiarray._reconstruct`."""
     if len(arguments) != 3 or arguments[0] is not np.ndarray or arguments[1] != (0,) or arguments[2] not in ("b", b"b"):
         raise refused(np.ndarray, arguments)
     empty: np.ndarray[Any, Any] = np.ndarray((0,), np.int8)
@@ -131,7 +124,6 @@ def _empty_array(_: Budget, arguments: tuple[Any, ...]) -> np.ndarray[Any, Any]:
 
 
 def _set_array(budget: Budget, array: np.ndarray[Any, Any], state: Any) -> np.ndarray[Any, Any]:
-    """Set an array's state: only raw bytes of the right length for plain dtypes, a list of that length for objects."""
     _, shape, dtype, fortran, data = state
     waits = array.shape == (0,) and array.dtype == np.int8 and array.flags.owndata
     if not waits or type(fortran) not in (bool, int):
@@ -142,7 +134,7 @@ def _set_array(budget: Budget, array: np.ndarray[Any, Any], state: Any) -> np.nd
     else:
         right = type(data) in (bytes, bytearray) and len(data) == count * _plain(dtype).itemsize and not dtype.subdtype
     if not right or count * dtype.itemsize > _MAX_BYTES:
-        raise UnsafePickleError("a numpy array whose data do not fit its dtype and shape is not allowed")
+        raise UnsafePickleError("a numpy array with data that do not fit its dtype and shape is not allowed")
     budget.spend(len(data) if dtype.itemsize else count)
     set_state: Callable[[Any], None] = array.__setstate__
     set_state((1, shape, dtype, bool(fortran), bytes(data) if type(data) is bytearray else data))
@@ -152,7 +144,6 @@ def _set_array(budget: Budget, array: np.ndarray[Any, Any], state: Any) -> np.nd
 
 
 def _count(shape: Any) -> int:
-    """Return the number of elements of an array, after checking its shape; sizes of 0 are checked as if they were 1."""
     right = type(shape) is tuple and len(shape) <= 32 and all(type(extent) is int and extent >= 0 for extent in shape)
     if not right or math.prod(extent or 1 for extent in shape) > _MAX_BYTES:
         raise UnsafePickleError("the shape of a numpy array is not allowed")
@@ -160,25 +151,23 @@ def _count(shape: Any) -> int:
 
 
 def _scalar(budget: Budget, arguments: tuple[Any, ...]) -> Any:
-    """Make a scalar, like `numpy._core.multiarray.scalar`, for dtypes without objects."""
     if not 1 <= len(arguments) <= 2:
         raise refused(np.generic, arguments)
     dtype, data = _plain(arguments[0]), arguments[1] if len(arguments) > 1 else b""
     if type(data) is str:
         data = data.encode("latin1")
     if type(data) is not bytes or len(data) != dtype.itemsize or dtype.subdtype is not None:
-        raise UnsafePickleError("a numpy scalar whose data do not fit its dtype is not allowed")
+        raise UnsafePickleError("a numpy scalar with data that do not fit its dtype is not allowed")
     budget.spend(len(data))
     return np.frombuffer(data, dtype)[0] if data else np.zeros((), dtype)[()]
 
 
 def _from_buffer(budget: Budget, arguments: tuple[Any, ...]) -> np.ndarray[Any, Any]:
-    """Make an array from a buffer, like `numpy._core.numeric._frombuffer`, for dtypes without objects."""
     if len(arguments) != 4 or type(arguments[0]) not in (bytes, bytearray) or arguments[3] not in ("C", "F"):
         raise refused(np.frombuffer, arguments)
     data, dtype, shape, order = arguments
     if _count(shape) * _plain(dtype).itemsize != len(data) or dtype.subdtype is not None:
-        raise UnsafePickleError("a numpy array whose data do not fit its dtype and shape is not allowed")
+        raise UnsafePickleError("a numpy array with data that do not fit its dtype and shape is not allowed")
     budget.spend(0 if dtype.itemsize else _count(shape))
     if not data:
         return np.zeros(shape, dtype, order)
@@ -187,7 +176,6 @@ def _from_buffer(budget: Budget, arguments: tuple[Any, ...]) -> np.ndarray[Any, 
 
 
 def _number(make: type) -> Call:
-    """Return the rule that calls a scalar type of numpy with one plain value."""
     accepted: frozenset[type] = frozenset((bytes,)) if make is np.bytes_ else _PLAIN
 
     def call(budget: Budget, arguments: tuple[Any, ...]) -> Any:
@@ -200,7 +188,7 @@ def _number(make: type) -> Call:
     return call
 
 
-# numpy 2 renamed the module of its functions; a checkpoint may name either.
+# numpy 2 renamed its module; checkpoints may name either.
 NUMPY_VALUES.update(
     (f"numpy.{core}.{name}", Function(f"numpy.{core}.{name}", call))
     for core in ("core", "_core")
@@ -211,6 +199,4 @@ NUMPY_VALUES.update(
     }.items()
 )
 NUMPY_CALLS: list[tuple[Any, Call]] = [(np.dtype, _dtype), *((value, _number(value)) for value in _TYPES)]
-"""numpy class or function → rule that checks and carries out a pickle's call of it."""
 NUMPY_STATES: dict[type, State] = {np.ndarray: _set_array, **dict.fromkeys(NUMPY_DTYPES, _set_dtype)}
-"""numpy class → rule that checks and sets the state of an instance from a pickle."""

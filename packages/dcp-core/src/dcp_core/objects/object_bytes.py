@@ -1,105 +1,120 @@
-"""Serialization of objects (values that are not tensors) as `torch.save` archives, and safe loading.
+"""Serialize objects (values that are not tensors) as `torch.save` archives, and load them safely.
 
-Loading permits only the globals on an allow-list. Saving checks against the same list: an object that a later load
-would refuse is reported when it is saved.
+Loads permit only globals on an allow-list. Saves report objects that a load would refuse.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import io
+import itertools
 import pickle
+import sys
 import types
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+import torch.utils.data
 
 from dcp_core.errors import (
     CorruptCheckpointError,
     DcpError,
-    UnloadableObjectError,
     UnsafeCheckpointError,
     UnsupportedValueError,
 )
 from dcp_core.objects.allowed_globals import (
+    CLASS_METHOD,
     AllowList,
     allowed_globals,
+    as_expression,
     census_table,
-    default_table,
+    default_allow_list,
     how_to_allow,
+    register_library,
 )
-from dcp_core.objects.object_archive import ObjectArchive, read_archive
-from dcp_manifest.pickles.pickle_table import ForbiddenGlobalError, UnsafePickleError
+from dcp_core.records.protocols import is_stateful
+from dcp_core.shards.shards import is_shard
+from dcp_io.archives.archive_checks import ZipRecord, inflated, refuse_bomb, zip_records
+from dcp_io.archives.zip_format import LOCAL, local_lengths
+from dcp_manifest.pickles.pickle_table import Budget, ForbiddenGlobalError, PickleTable, UnsafePickleError
+from dcp_manifest.pickles.safe_pickle import read_pickle, refuse_unfolding
 
 __all__ = [
     "DumpedObject",
+    "ObjectArchive",
     "UnloadableObjectWarning",
+    "check_class",
     "dump_object",
     "load_object",
     "load_tensor",
+    "read_archive",
     "reduce_exactly",
     "report_unloadable",
     "scan",
 ]
 
 
+_LOOKED_AT = 1000
+_PLAIN = frozenset((bool, int, float, str, bytes, type(None), torch.Tensor))
+_DATA = (torch.utils.data.DataLoader, torch.utils.data.Dataset, torch.utils.data.Sampler)
+
+
+class _ShardInsideError(Exception):
+    """An object contains this rank's part of a tensor."""
+
+
 class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and is_shard(value):
+            kind = "tensor of FSDP" if type(value) is torch.nn.Parameter else type(value).__qualname__
+            raise _ShardInsideError(kind)
         return reduce_exactly(value)
 
 
 _PICKLE = types.SimpleNamespace(__name__="pickle", Pickler=_Pickler)
-"""Replacement of the module `pickle` that is passed to `torch.save`."""
 
 
 def reduce_exactly(value: object) -> Any:
-    """Return the pickle reduction of an object that pickle protocol 2 would not restore exactly.
-
-    These are times with a `fold`, which distinguishes the two occurrences of an hour when clocks are set back. Returns
-    NotImplemented for all other objects. `torch.save` uses protocol 2.
-    """
+    """Return an exact reduction of a time with a `fold`, which `torch.save` loses."""
     if isinstance(value, dt.datetime | dt.time) and type(value) in (dt.datetime, dt.time) and value.fold:
         return value.__reduce_ex__(4)
     return NotImplemented
 
 
 class UnloadableObjectWarning(UserWarning):
-    """An object was saved that names globals which a load refuses unless `allow_globals` lists them."""
+    """An object names globals that a load refuses without `allow_globals`."""
 
 
 @dataclass(frozen=True, slots=True)
 class DumpedObject:
-    """Serialized form of an object, which takes the object's place in a state dict."""
+    """Serialized object in a state dict."""
 
     data: bytes
-    """Bytes of the serialized object, from `dump_object`."""
     digest: bytes = b""
-    """`value_digest` of the object, which is compared between ranks; empty if `data` is compared instead."""
+    """`value_digest` for comparison between ranks; empty to compare `data`."""
 
 
 def dump_object(value: object, *, key: str) -> bytes:
-    """Serialize an object for a checkpoint, as `torch.save` does.
-
-    Args:
-        value: Object that can be pickled, or a `DumpedObject`. Tensors inside it are stored as by `torch.save`.
-        key: FQN of the object, for error messages.
-
-    Returns:
-        Bytes of a `torch.save` archive.
-
-    Raises:
-        UnsupportedValueError: The object cannot be pickled.
-    """
+    """Serialize an object as a `torch.save` archive, or raise UnsupportedValueError; keep a `DumpedObject`'s bytes."""
     if isinstance(value, DumpedObject):
         return value.data
+    _refuse_without_state(value, key)
     buffer = io.BytesIO()
     try:
         torch.save(value, buffer, pickle_module=_PICKLE)
     except DcpError:
         raise
+    except _ShardInsideError as error:
+        raise UnsupportedValueError(
+            f"{key!r} of type {type(value).__qualname__} contains a {error}, of which one rank's part would be saved "
+            "for all: keep it in dicts, lists, tuples, deques or dataclasses that are registered by "
+            "torch.utils._pytree.register_dataclass, or save the object's state_dict() in its place"
+        ) from None
     except Exception as error:
         raise UnsupportedValueError(
             f"{key!r} of type {type(value).__qualname__} cannot be saved: {error}; store plain data instead "
@@ -108,18 +123,36 @@ def dump_object(value: object, *, key: str) -> bytes:
     return buffer.getvalue()
 
 
+def _refuse_without_state(value: object, key: str) -> None:
+    found = next(_without_state(value), None)
+    if found is None or type(found) in torch.serialization.get_safe_globals():
+        return
+    name = type(found).__qualname__
+    remedy = (
+        "its state would not be restored there: move it to the top level of the state dict, or save its state_dict()"
+        if is_stateful(found)
+        else "which has no state to save: save the position in the data instead, by dcp_data.ResumableSampler and its "
+        "loader, or by torchdata's StatefulDataLoader in a PerRank; data sets are made again by the script"
+    )
+    inside = "is" if found is value else "contains"
+    raise UnsupportedValueError(
+        f"{key!r} {inside} an object of class {name}, {remedy}. To pickle it all the same, call "
+        f"torch.serialization.add_safe_globals([{name}]) first, as each load needs it too"
+    )
+
+
+def _without_state(value: Any) -> Iterator[object]:
+    if type(value) in (list, tuple, set, frozenset, dict):
+        inner = value.values() if type(value) is dict else value
+        for each in itertools.islice(inner, _LOOKED_AT):
+            if type(each) not in _PLAIN:
+                yield from _without_state(each)
+    elif isinstance(value, _DATA) or (not isinstance(value, type) and is_stateful(value)):
+        yield value
+
+
 def scan(data: bytes, *, allow_globals: Sequence[Any] = ()) -> list[str]:
-    """Return the sorted full names of the globals for which `load_object` would refuse an object.
-
-    The globals are neither imported nor called.
-
-    Args:
-        data: Bytes of the object, from `dump_object`.
-        allow_globals: Globals that the later load will allow in addition to the default ones.
-
-    Raises:
-        CorruptCheckpointError: `data` is not a serialized object.
-    """
+    """Return the sorted globals that `load_object` would refuse, without importing or calling them."""
     named: set[str] = set()
     try:
         _examine(data, allowed_globals(allow_globals), named)
@@ -131,14 +164,8 @@ def scan(data: bytes, *, allow_globals: Sequence[Any] = ()) -> list[str]:
     return sorted(named)
 
 
-def _examine(data: bytes, allowed: AllowList, named: set[str]) -> None:
-    """Read a dumped object without its values, and without the user's classes; raises the errors that a load would.
-
-    Args:
-        data: Bytes of the object.
-        allowed: Allow-list of the load.
-        named: Set to which the globals are added that are not on the allow-list.
-    """
+def _examine(data: bytes | memoryview, allowed: AllowList, named: set[str]) -> None:
+    """Read an object without values and users' classes; `named` collects refused globals."""
     read_archive(
         data,
         census_table(allowed, named),
@@ -154,26 +181,14 @@ def report_unloadable(
     allow_globals: Sequence[Any] = (),
     reported: set[str] | None = None,
 ) -> None:
-    """Warn about a serialized object that a later load would refuse; raise instead if `strict`.
-
-    Args:
-        data: Bytes of the object, from `dump_object`.
-        key: FQN of the object, for the message.
-        strict: Whether to raise instead of warning.
-        allow_globals: Globals that the later load will allow in addition to the default ones.
-        reported: Set of globals about which there was a warning already; the object's globals are added. None to warn
-            about every global.
-
-    Raises:
-        UnloadableObjectError: A load would refuse the object, and `strict` is set.
-    """
+    """Warn of an object that a load would refuse, once per reason; UnsupportedValueError if `strict`."""
     if _is_plain(data):
         return
     refused: set[str] = set()
     reason = ""
     try:
         _examine(data, allowed_globals(allow_globals), refused)
-    except Exception as error:  # noqa: BLE001 - whatever a load would raise
+    except Exception as error:  # noqa: BLE001 - a load may raise anything
         reason = f"the stored object {error}"
     if refused:
         reason = f"it is made of {', '.join(sorted(refused))}. {how_to_allow(sorted(refused))}"
@@ -184,7 +199,7 @@ def report_unloadable(
         return
     message = f"{key!r} would not load back: {reason}"
     if strict:
-        raise UnloadableObjectError(message)
+        raise UnsupportedValueError(message)
     if reported is None or not refused <= reported:
         warnings.warn(message, UnloadableObjectWarning, stacklevel=2)
     if reported is not None:
@@ -192,49 +207,31 @@ def report_unloadable(
 
 
 class _Plain(pickle.Unpickler):
-    """Unpickler of pickles without globals, so that nothing is called; only for bytes that this process has made."""
+    """Unpickles without globals, so nothing is called; only for bytes from this process."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise ForbiddenGlobalError(f"{module}.{name}")
 
 
 def _is_plain(data: bytes) -> bool:
-    """Whether a dumped object certainly contains only plain values; may be False although it does."""
     try:
         pickled, start = ObjectArchive(data).pickled()
         stream = io.BytesIO(pickled)
         stream.seek(start)
         _Plain(stream).load()
-    except Exception:  # noqa: BLE001 - then it is examined
+    except Exception:  # noqa: BLE001 - otherwise it is examined
         return False
     return True
 
 
 def load_object(data: bytes, *, key: str, allow_globals: Sequence[Any] = (), trust_objects: bool = False) -> Any:
-    """Unpickle an object that `dump_object` or stock has serialized, with only the globals on the allow-list.
+    """Unpickle an object of `dump_object` or stock with an allow-list, with its tensors on the CPU.
 
-    Args:
-        data: Bytes of the serialized object.
-        key: FQN of the object, for error messages.
-        allow_globals: Classes and functions that the object may use in addition to the default ones and those added
-            through `torch.serialization.add_safe_globals`; a pair (global, full name) allows a global under another
-            name.
-        trust_objects: Whether to unpickle without restriction, which lets the checkpoint run any code.
-
-    Returns:
-        The object; tensors in it are on the CPU.
-
-    Raises:
-        UnsafeCheckpointError: The object names a global that is not allowed; the message names the global and the
-            argument that would allow it.
-        CorruptCheckpointError: `data` is not a serialized object.
-        ValueError: `allow_globals` contains a function that could run any code.
+    `trust_objects` unpickles without restriction, which lets the checkpoint run any code. UnsafeCheckpointError: a
+    global is not allowed. CorruptCheckpointError: `data` is damaged.
     """
-    allowed = allowed_globals(allow_globals)
     try:
-        if trust_objects:
-            return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
-        return read_archive(data, allowed.table)
+        return _load(data, allow_globals, trust_objects=trust_objects)
     except ForbiddenGlobalError as error:
         raise UnsafeCheckpointError(
             f"the object {key!r} names {error.path}, which is not allowed. {how_to_allow([error.path])}"
@@ -245,16 +242,217 @@ def load_object(data: bytes, *, key: str, allow_globals: Sequence[Any] = (), tru
         raise CorruptCheckpointError(f"the stored object cannot be read: {error}", key=key) from error
 
 
-def load_tensor(data: bytes | memoryview) -> torch.Tensor:
-    """Load the tensor in a `torch.save` archive to the CPU.
+def load_tensor(
+    data: bytes | memoryview, *, key: str, allow_globals: Sequence[Any] = (), trust_objects: bool = False
+) -> torch.Tensor:
+    """Copy the tensor in a `torch.save` archive to the CPU.
 
-    Args:
-        data: Bytes of the archive; the tensor does not share their memory.
-
-    Raises:
-        Exception: The archive is damaged, contains no tensor of a torch class, or names a global that is not allowed.
+    UnsafeCheckpointError: a class is not allowed. UnsupportedValueError: an allowed class failed. Exception: the
+    archive is damaged.
     """
-    tensor = read_archive(data, default_table())
+    try:
+        tensor = _load(data, allow_globals, trust_objects=trust_objects)
+    except ForbiddenGlobalError as error:
+        paths = _without_methods(_refused(data, allowed_globals(allow_globals))) or [error.path]
+        raise UnsafeCheckpointError(
+            f"the tensor {key!r} is made of {', '.join(paths)}, which the allow-list lacks. {how_to_allow(paths)}"
+        ) from None
+    except Exception as error:
+        if foreign := _without_methods(_refused(data, default_allow_list())):
+            raise UnsupportedValueError(
+                f"the tensor {key!r} is made of {', '.join(foreign)} and cannot be rebuilt: {error}; install the "
+                "version of the library that saved it"
+            ) from error
+        raise
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"a {type(tensor).__qualname__} is stored where a tensor should be")
     return tensor.detach()
+
+
+def _load(data: bytes | memoryview, allow_globals: Sequence[Any], *, trust_objects: bool) -> Any:
+    if trust_objects:
+        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
+    try:
+        return read_archive(data, allowed_globals(allow_globals).table)
+    except ForbiddenGlobalError as error:
+        if not register_library(error.path):
+            raise
+        return read_archive(data, allowed_globals(allow_globals).table)
+
+
+def _refused(data: bytes | memoryview, allowed: AllowList) -> set[str]:
+    named: set[str] = set()
+    with contextlib.suppress(Exception):
+        _examine(data, allowed, named)
+    return named
+
+
+def _without_methods(paths: set[str]) -> list[str]:
+    return sorted(paths - {CLASS_METHOD} or paths)
+
+
+class _Outline(pickle.Pickler):
+    def __init__(self, file: io.BytesIO, tensor: torch.Tensor) -> None:
+        super().__init__(file, protocol=2)
+        self._tensor = tensor
+
+    def reducer_override(self, value: Any) -> Any:
+        if value is not self._tensor and isinstance(value, torch.Tensor) and is_shard(value):
+            raise _ShardInsideError(f"it holds a {type(value).__qualname__}, this rank's part of a tensor")
+        if isinstance(value, torch.Tensor) and hasattr(value, "wait"):  # the archive has the collective's result
+            return value.wait().__reduce_ex__(2)
+        return NotImplemented
+
+    def persistent_id(self, value: Any) -> Any:
+        if isinstance(value, torch.storage.TypedStorage):
+            return str(value.dtype).removeprefix("torch."), value._untyped_storage.nbytes()  # noqa: SLF001 - its own warns
+        return ("", value.nbytes()) if isinstance(value, torch.UntypedStorage) else None
+
+
+def _storage_of(pid: Any) -> Any:
+    dtype, nbytes = pid
+    untyped = torch.empty(nbytes, dtype=torch.uint8, device="cpu").untyped_storage()  # its pages are never touched
+    if not dtype:
+        return untyped
+    make: Callable[..., torch.storage.TypedStorage] = torch.storage.TypedStorage
+    return make(wrap_storage=untyped, dtype=getattr(torch, dtype), _internal=True)
+
+
+def check_class(key: str, tensor: torch.Tensor) -> None:
+    """Raise UnsupportedValueError if a load would refuse the class or attributes."""
+    outline = io.BytesIO()
+    named: set[str] = set()
+    reason = ""
+    try:
+        detached = tensor.detach()
+        _Outline(outline, detached).dump(detached)
+        made, _ = read_pickle(outline.getvalue(), census_table(allowed_globals(), named), persistent=_storage_of)
+        if type(made) is torch.Tensor:
+            reason = "it is pickled as a plain tensor"
+    except Exception as error:  # noqa: BLE001 - a load may raise anything
+        reason = str(error)
+    if not named and not reason:
+        return
+    kind = type(tensor)
+    what = f"{key!r} is a tensor of class {kind.__module__}.{kind.__qualname__}, which would not load back"
+    if not named:
+        raise UnsupportedValueError(f"{what}: {reason}; save a plain tensor with the same values instead")
+    paths = _without_methods(named)
+    imports, listed = as_expression(paths)
+    raise UnsupportedValueError(
+        f"{what}: the allow-list of loads lacks {', '.join(paths)}. If it is safe to rebuild, call "
+        f"torch.serialization.add_safe_globals([{listed}]) after {imports}, here and in programs that load; or save a "
+        "plain tensor with the same values"
+    )
+
+
+Data = bytes | memoryview
+LoadStorage = Callable[["ObjectArchive", str, int], torch.UntypedStorage]
+
+
+def read_archive(data: Data, table: PickleTable, load_storage: LoadStorage | None = None) -> Any:
+    """Unpickle a `torch.save` archive (other bytes may follow a pure pickle) with only a table's calls.
+
+    `load_storage` returns a storage for (`ObjectArchive`, key, bytes); None copies to CPU memory. UnsafePickleError:
+    something is not allowed. A damaged archive raises any Exception.
+    """
+    archive = ObjectArchive(data)
+    pickled, start = archive.pickled()
+    storages = _Storages(archive, load_storage or ObjectArchive.storage)
+    value, _ = read_pickle(pickled, table, start=start, budget=Budget(len(data)), persistent=storages.load)
+    refuse_unfolding(value, len(data))
+    return value
+
+
+class ObjectArchive:
+    """The records of a `torch.save` archive."""
+
+    def __init__(self, data: Data) -> None:
+        self._data = data
+        self._records: dict[str, ZipRecord] | None = None
+
+    def pickled(self) -> tuple[bytes, int]:
+        """Return bytes that contain the pickle, and its offset."""
+        data = self._data
+        # torch.save writes the pickle first; reading the directory would take longer than the rest.
+        if isinstance(data, bytes) and data[8:10] == b"\0\0":
+            lengths = local_lengths(data[: LOCAL.size])
+            if lengths is not None and data[LOCAL.size : LOCAL.size + lengths[0]].endswith(b"/data.pkl"):
+                return data, LOCAL.size + sum(lengths)
+        return bytes(self.record("data.pkl")), 0
+
+    def record(self, name: str) -> Data:
+        """Return a record, such as `data.pkl`."""
+        found = self._directory()[name]
+        if found.deflated:
+            return inflated(memoryview(self._data), found)
+        return self._data[found.start : found.start + found.stored_bytes]
+
+    def stored(self, key: str, nbytes: int) -> int:
+        """Return an uncompressed storage's offset; ValueError if compressed, UnsafePickleError if short."""
+        found = self._directory()[f"data/{key}"]
+        if found.deflated:
+            raise ValueError("the values of a tensor are compressed")
+        if nbytes > found.bytes:
+            raise UnsafePickleError("a storage that is larger than its record is not allowed")
+        return found.start
+
+    def storage(self, key: str, nbytes: int) -> torch.UntypedStorage:
+        """Copy a storage's first `nbytes` to CPU memory."""
+        values = self.record(f"data/{key}")
+        if nbytes > len(values):
+            raise UnsafePickleError("a storage that is larger than its record is not allowed")
+        made = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
+        made.numpy()[:] = np.frombuffer(values, np.uint8, nbytes)
+        return made.untyped_storage()
+
+    def swapped(self) -> bool:
+        """Return whether the archive has the opposite byte order."""
+        records = self._directory()
+        if "byteorder" in records:
+            return bytes(self.record("byteorder")) != sys.byteorder.encode()
+        said = torch.serialization.get_default_load_endianness()
+        return (said.name.lower() if said else "little") not in ("native", sys.byteorder)
+
+    def _directory(self) -> dict[str, ZipRecord]:
+        if self._records is None:
+            try:
+                records = zip_records(self._data)
+                refuse_bomb(records, len(self._data))
+            except CorruptCheckpointError as error:  # callers add file and key
+                raise ValueError(str(error)) from error
+            root = next(record.name for record in records if record.name.endswith("/data.pkl"))[: -len("data.pkl")]
+            self._records = {record.name.removeprefix(root): record for record in records}
+        return self._records
+
+
+class _Storages:
+    def __init__(self, archive: ObjectArchive, load: LoadStorage) -> None:
+        self._archive = archive
+        self._load = load
+        self._loaded: dict[str, tuple[int, torch.UntypedStorage]] = {}
+
+    def load(self, pid: Any) -> torch.storage.TypedStorage | torch.UntypedStorage:
+        kind, storage_type, key, _, count = pid
+        if kind != "storage" or type(key) is not str or type(count) is not int or not 0 <= count < 1 << 60:
+            raise UnsafePickleError("a persistent id that is not a storage is not allowed")
+        dtype = torch.uint8 if storage_type is torch.UntypedStorage else storage_type.dtype
+        if type(dtype) is not torch.dtype:
+            raise UnsafePickleError("a persistent id without a dtype is not allowed")
+        nbytes = count * dtype.itemsize
+        if key not in self._loaded:
+            storage = self._load(self._archive, key, nbytes) if nbytes else _untyped(0)
+            if nbytes and self._archive.swapped():
+                storage.byteswap(dtype)  # type: ignore[no-untyped-call]
+            self._loaded[key] = nbytes, storage
+        known, storage = self._loaded[key]
+        if nbytes != known:
+            raise UnsafePickleError("a storage of two sizes is not allowed")
+        if storage_type is torch.UntypedStorage:
+            return storage
+        make: Callable[..., torch.storage.TypedStorage] = torch.storage.TypedStorage
+        return make(wrap_storage=storage, dtype=dtype, _internal=True)
+
+
+def _untyped(nbytes: int) -> torch.UntypedStorage:
+    return torch.empty(nbytes, dtype=torch.uint8, device="cpu").untyped_storage()

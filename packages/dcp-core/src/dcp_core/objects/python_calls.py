@@ -1,7 +1,7 @@
-"""Rules for calls of Python's builtin and standard library classes in the pickles of stored objects.
+"""Rules for calls of builtin and standard library classes in pickles of stored objects.
 
-Each rule checks the arguments that the pickle gives, and subtracts the size of copies from a budget. So no call makes a
-large object from few bytes, takes long, or makes an invalid object (`datetime` does not check its pickles).
+Each rule checks arguments and subtracts the size of copies from a budget. No call creates a large object from few
+bytes, takes long, or creates an invalid object (`datetime` does not check its pickles).
 """
 
 from __future__ import annotations
@@ -23,30 +23,24 @@ from dcp_manifest.pickles.pickle_table import Budget, Call, Function, New, State
 
 __all__ = ["PYTHON_CALLS", "PYTHON_FUNCTIONS", "PYTHON_NEWS", "PYTHON_STATES", "refused", "set_attributes"]
 
-_MAX_DIGITS = 4300  # as many as Python itself turns into a number
-_MAX_BITS = 14_300  # as many as those digits need
+_MAX_DIGITS = 4300  # Python's own limit
+_MAX_BITS = 14_300  # bits of a number with that many digits
 _NONE: type = type(None)
 _NUMBERS = frozenset((bool, int, float))
 _SCALARS: frozenset[type] = frozenset((bool, int, float, str, _NONE))
 _SEQUENCES = frozenset((list, tuple, set, frozenset, dict, collections.deque, str, bytes))
 _FRACTION = re.compile(r"-?[0-9]{1,4300}(/[0-9]{1,4300})?")
-# The encodings by which pickles of protocol 2 and bytes in strings of Python 2 are written.
+# Encodings of pickles of protocol 2, and of bytes in strings of Python 2.
 _ENCODINGS = ("latin1", "latin-1", "utf-8", "utf8", "ascii")
 
 
 def refused(what: object, arguments: Iterable[Any]) -> UnsafePickleError:
-    """Return the exception for a call with arguments that are not allowed.
-
-    Args:
-        what: Class or function that the pickle calls.
-        arguments: Arguments of the call; the message names their types, not their contents.
-    """
+    """Return the exception, which names arguments' types, not contents."""
     given = ", ".join(described(argument) for argument in [*arguments][:6])
     return UnsafePickleError(f"a call of {described(what)} with ({given}) is not allowed")
 
 
 def _of_kinds(make: Callable[..., Any], most: int, *kinds: type, least: int = 0) -> Call:
-    """Return the rule for a call with a few arguments of exactly these types."""
     allowed = frozenset(kinds)
 
     def call(_: Budget, arguments: tuple[Any, ...]) -> Any:
@@ -58,8 +52,6 @@ def _of_kinds(make: Callable[..., Any], most: int, *kinds: type, least: int = 0)
 
 
 def _number(make: type) -> Call:
-    """Return the rule for a number, made from another number or from a text with few digits."""
-
     def call(_: Budget, arguments: tuple[Any, ...]) -> Any:
         text = len(arguments) in (1, 2) and type(arguments[0]) is str and len(arguments[0]) <= _MAX_DIGITS
         if not all(type(argument) in _NUMBERS for argument in arguments[1 if text else 0 :]):
@@ -95,7 +87,6 @@ def _string(budget: Budget, arguments: tuple[Any, ...]) -> str:
 
 
 def _encode(budget: Budget, arguments: tuple[Any, ...]) -> bytes:
-    """Call `_codecs.encode`, with which pickles of protocol 2 express bytes."""
     if len(arguments) != 2 or type(arguments[0]) is not str or arguments[1] not in _ENCODINGS:
         raise UnsafePickleError("a call of _codecs.encode for anything but bytes is not allowed")
     text, encoding = arguments
@@ -116,7 +107,6 @@ def _buffer(make: type) -> Call:
 
 
 def _copied(budget: Budget, make: object, arguments: tuple[Any, ...], most: int = 1) -> Any:
-    """Return the one argument of a container, charged to the budget; an empty tuple if there is no argument."""
     if len(arguments) > most or (arguments and type(arguments[0]) not in _SEQUENCES):
         raise refused(make, arguments)
     source = arguments[0] if arguments else ()
@@ -138,7 +128,6 @@ def _set(make: type) -> Call:
 
 
 def _keys(make: object, source: Any) -> Iterator[Any]:
-    """Yield the keys that a dict made of `source` will have."""
     for item in source:
         if type(item) not in (list, tuple) or len(item) != 2:
             raise refused(make, (item,))
@@ -179,8 +168,6 @@ def _deque(budget: Budget, arguments: tuple[Any, ...]) -> collections.deque[Any]
 
 
 def _empty(make: type) -> Call:
-    """Return the rule for a class whose instances are made empty, and get all contents from their state."""
-
     def call(_: Budget, arguments: tuple[Any, ...]) -> Any:
         if arguments:
             raise refused(make, arguments)
@@ -190,7 +177,6 @@ def _empty(make: type) -> Call:
 
 
 def _state_bytes(make: type, arguments: tuple[Any, ...], length: int) -> bytes | None:
-    """Return the bytes of a pickled date or time; None if the arguments are numbers."""
     state = arguments[0] if arguments else None
     if type(state) is str:  # from Python 2
         state = state.encode("latin1")
@@ -248,19 +234,7 @@ def _path(make: type[pathlib.PurePath]) -> Call:
 
 
 def set_attributes(budget: Budget, instance: Any, state: Any) -> Any:
-    """Set the attributes of an unpickled instance from its pickled state.
-
-    Args:
-        budget: Budget of the load, from which the size is subtracted.
-        instance: Instance whose attributes are set.
-        state: Dict of attributes from the pickle; None for no attributes.
-
-    Returns:
-        `instance`.
-
-    Raises:
-        UnsafePickleError: `state` is no such dict, or an attribute would hide an attribute of the instance's class.
-    """
+    """Set attributes, charging the budget; refuse ones that hide the class's."""
     if state is None:
         return instance
     if type(state) is not dict or any(type(name) is not str or hasattr(type(instance), name) for name in state):
@@ -283,8 +257,6 @@ def _set_uuid(_: Budget, instance: uuid.UUID, state: Any) -> uuid.UUID:
 
 
 def _set_stream(*kinds: type) -> State:
-    """Return the rule for the state of `BytesIO` (value, position, attributes) or `StringIO` (and its newline)."""
-
     def build(budget: Budget, instance: Any, state: Any) -> Any:
         if type(state) is not tuple or len(state) != len(kinds) + 2:
             raise UnsafePickleError(f"the state of {described(instance)} is not allowed")
@@ -335,12 +307,11 @@ PYTHON_CALLS: list[tuple[Any, Call]] = [
     (pathlib.PurePath, _path(pathlib.PurePath)),
     (pathlib.Path, _path(pathlib.Path)),
 ]
-"""Python class or function → rule that checks and carries out a pickle's call of it."""
 
 PYTHON_FUNCTIONS = [Function("_codecs.encode", _encode)]
-"""Functions that a pickle may call, but that cannot be part of the loaded object."""
+"""Functions that a pickle may call but not contain."""
 PYTHON_NEWS: list[tuple[type, New]] = [(uuid.UUID, _new_uuid)]
-"""Python class → rule that makes an instance for a pickle with `__new__`, without `__init__`."""
+"""Python class → rule that creates an instance without `__init__`."""
 
 PYTHON_STATES: dict[type, State] = {
     argparse.Namespace: set_attributes,
@@ -350,4 +321,3 @@ PYTHON_STATES: dict[type, State] = {
     io.BytesIO: _set_stream(bytes),
     io.StringIO: _set_stream(str, str),
 }
-"""Python class → rule that checks and sets the state of an instance from a pickle."""

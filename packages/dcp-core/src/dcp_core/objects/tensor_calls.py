@@ -1,7 +1,7 @@
-"""Rules for torch tensors and other torch classes in the pickles of stored objects.
+"""Rules for torch tensors and classes in pickles of stored objects.
 
-torch's own functions for pickles trust sizes, strides, offsets and indices: a storage grows until they fit, and sparse
-and nested tensors are not checked. Here all of them are checked against the storages in the archive first.
+torch's own functions trust sizes, strides, offsets and indices: a storage grows until they fit, and sparse and nested
+tensors are not checked. These rules first check them against the archive's storages.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MAX_DIMS = 64
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _STORAGES = (torch.storage.TypedStorage, torch.UntypedStorage)
 _METADATA = {"conj", "neg"}
-# Dtypes whose elements share a byte; in all others each element has its own bytes.
+# Dtypes with several elements per byte.
 _PER_BYTE = {torch.quint4x2: 2, torch.quint2x4: 4}
 
 
@@ -33,7 +33,6 @@ def _refuse(what: str) -> UnsafePickleError:
 
 
 def _extents(values: Any) -> tuple[int, ...]:
-    """Return sizes, strides or offsets as a checked tuple of ints."""
     right = type(values) in (tuple, list, torch.Size) and len(values) <= _MAX_DIMS
     if not right or any(type(value) is not int or not 0 <= value < _MAX_ELEMENTS for value in values):
         raise _refuse("such sizes or strides")
@@ -41,7 +40,6 @@ def _extents(values: Any) -> tuple[int, ...]:
 
 
 def _check_bounds(budget: Budget, size: Any, stride: Any, offset: Any, elements: int) -> tuple[Any, Any]:
-    """Return sizes and strides if every address that they reach is within `elements`; raise otherwise."""
     sizes, strides = _extents(size), _extents(stride)
     budget.spend(len(sizes))
     if len(sizes) != len(strides) or type(offset) is not int or not 0 <= offset <= elements:
@@ -60,18 +58,16 @@ def _check_hooks(hooks: Any) -> None:
 
 
 def _plain(value: Any, *types: type) -> torch.Tensor:
-    """Return a dense tensor on the CPU, of one of torch's own classes; raise for other values."""
     if type(value) not in (types or _PLAIN) or value.layout is not torch.strided or value.device.type != "cpu":
-        raise _refuse("parts that are no plain tensors")
+        raise _refuse("parts that are not plain tensors")
     if value.is_quantized or value.is_nested:
-        raise _refuse("parts that are no plain tensors")
+        raise _refuse("parts that are not plain tensors")
     return value  # type: ignore[no-any-return]
 
 
 def _over(
     budget: Budget, storage: Any, dtype: Any, offset: Any, size: Any, stride: Any, requires_grad: Any
 ) -> torch.Tensor:
-    """Return a tensor over a storage of the archive."""
     untyped = getattr(storage, "_untyped_storage", storage)
     if type(storage) not in _STORAGES or type(dtype) is not torch.dtype:
         raise _refuse("no storage or dtype")
@@ -83,7 +79,6 @@ def _over(
 
 
 def _with_metadata(tensor: torch.Tensor, metadata: Any) -> torch.Tensor:
-    """Set the conjugate and negative bits of a tensor."""
     if not metadata:
         return tensor
     if type(metadata) is not dict or not set(metadata) <= _METADATA or tensor.dtype is torch.bool:
@@ -119,7 +114,6 @@ def _rebuild_v3(budget: Budget, arguments: tuple[Any, ...]) -> torch.Tensor:
 
 
 def _per_channel(budget: Budget, scales: Any, zero_points: Any, *, exact: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return scales and zero points as tensors of one dimension."""
     made = []
     dtypes = (torch.double, torch.long) if exact else (torch.float, torch.float)
     for values, dtype in zip((scales, zero_points), dtypes, strict=True):
@@ -144,7 +138,6 @@ def _rebuild_quantized(budget: Budget, arguments: tuple[Any, ...]) -> torch.Tens
 
 
 def _empty_quantized(budget: Budget, dtype: torch.dtype, sizes: tuple[int, ...], parameters: Any) -> torch.Tensor:
-    """Return a quantized tensor that has neither values nor memory for values yet."""
     scheme = parameters[0]
     if scheme == torch.per_tensor_affine:
         _, scale, zero_point = parameters
@@ -165,13 +158,13 @@ def _empty_quantized(budget: Budget, dtype: torch.dtype, sizes: tuple[int, ...],
 
 
 def _rebuild_sparse(budget: Budget, arguments: tuple[Any, ...]) -> torch.Tensor:
-    """Rebuild a sparse tensor with checked indices: torch would follow unchecked ones out of the memory."""
+    """Rebuild with checked indices; torch would follow bad ones out of the memory."""
     layout, (*indices, values, size), coalesced = _sparse_parts(arguments)
     sizes = _extents(size)
     if math.prod(extent or 1 for extent in sizes) >= _MAX_ELEMENTS:
         raise _refuse("so many elements")
     budget.spend(_plain(values).numel() + sum(_plain(part).numel() for part in indices))
-    # No other object may hold and change them once they are checked.
+    # Copy, so that no other object can change checked indices.
     indices = [part.detach().clone() for part in indices]
     if layout is torch.sparse_coo:
         make: Callable[..., torch.Tensor] = torch.sparse_coo_tensor
@@ -181,7 +174,6 @@ def _rebuild_sparse(budget: Budget, arguments: tuple[Any, ...]) -> torch.Tensor:
 
 
 def _sparse_parts(arguments: tuple[Any, ...]) -> tuple[torch.layout, tuple[Any, ...], bool | None]:
-    """Return the layout; the indices, values and sizes; and whether the tensor is marked as coalesced."""
     layout, data = arguments
     coalesced = None
     if layout is torch.sparse_coo and len(data) == 4:
@@ -214,7 +206,6 @@ def _moved(budget: Budget, tensor: torch.Tensor, dtype: Any, requires_grad: Any)
 
 
 def _rebuild_from_cpu(budget: Budget, arguments: tuple[Any, ...]) -> torch.Tensor:
-    """Rebuild, on the CPU, a tensor that was saved from a device without storages of its own."""
     tensor, dtype, _, requires_grad = arguments
     return _moved(budget, _plain(tensor), dtype, requires_grad)
 
@@ -250,7 +241,7 @@ def _parameter_with_state(budget: Budget, arguments: tuple[Any, ...]) -> torch.n
 
 
 def _with_attributes(budget: Budget, tensor: Any, state: Any) -> Any:
-    """Set Python attributes of a tensor; refuses attributes that would hide an attribute of its class."""
+    """Set a tensor's Python attributes; refuse ones that hide its class's."""
     if type(state) is tuple and len(state) == 2 and not state[1]:
         state = state[0]
     if not state:
@@ -263,7 +254,6 @@ def _with_attributes(budget: Budget, tensor: Any, state: Any) -> Any:
 
 
 def _wrapper(budget: Budget, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Check and return the arguments from which a tensor without a storage is rebuilt by its class."""
     cls, dtype, size, stride, offset, layout, _, requires_grad = arguments
     if type(dtype) is not torch.dtype or type(layout) is not torch.layout or type(requires_grad) is not bool:
         raise _refuse("no dtype or layout")
@@ -315,19 +305,15 @@ TENSOR_CALLS: list[tuple[Any, Call]] = [
     (torch.nn.Parameter, _parameter),
     (TorchVersion, _version),
 ]
-"""torch class → rule that checks and carries out a pickle's call of the class."""
 Subclassed = Callable[[Callable[..., Any], tuple[Any, ...], Any], Any]
 
 
 def tensor_functions(
     subclassed: Subclassed, around: Callable[[str, Call], Call] = lambda _, call: call
 ) -> dict[str, Function]:
-    """Return the torch functions with which pickles rebuild tensors: full name → function with its rule.
+    """Return full name → torch function for rebuilding tensors, with its rule.
 
-    Args:
-        subclassed: Function that rebuilds a tensor of a class outside torch, whose code then runs; the class is the
-            last argument. Raises if the class is not allowed.
-        around: Function that is called with the name and rule of each torch function and returns the rule to use.
+    `subclassed` rebuilds a tensor of a class outside torch, running its code, or refuses. `around` may replace rules.
     """
 
     def wrapper(budget: Budget, arguments: tuple[Any, ...]) -> Any:
@@ -339,7 +325,7 @@ def tensor_functions(
         if type(inner) is not tuple or not any(function is known for known in rebuilding):
             raise UnsafePickleError("a call of _rebuild_from_type_v2 with another function is not allowed")
         made = function.call(budget, inner)
-        if not isinstance(made, torch.Tensor):  # examined, not made
+        if not isinstance(made, torch.Tensor):  # an examination creates no tensor
             return made
         if any(cls is plain for plain in _PLAIN):
             return _with_attributes(budget, made if type(made) is cls else made.as_subclass(cls), state)
@@ -351,7 +337,7 @@ def tensor_functions(
         functions[f"torch._utils.{name}"] = Function(f"torch._utils.{name}", around(name, call))
     rebuilding = list(functions.values())
     functions["torch.serialization._get_layout"] = Function("torch.serialization._get_layout", _layout)
-    # torch 1.6 and older have the module under another name.
+    # torch 1.6 and older use another module name.
     for module in ("_tensor", "tensor"):
         functions[f"torch.{module}._rebuild_from_type_v2"] = Function("torch._tensor._rebuild_from_type_v2", from_type)
     return functions

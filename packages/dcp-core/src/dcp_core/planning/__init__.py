@@ -1,1 +1,1 @@
-"""Planning of saves and loads: local and global plans, which decide which rank writes and reads which items."""
+"""Local and global plans: which rank writes and reads which items."""

@@ -1,30 +1,24 @@
-"""The global plan of a save: merges the plans of all ranks, checks coverage, and assigns each item to one rank.
-
-Errors in the plans (ranks that contradict each other, holes, overlaps) are only detected here;
-`diagnose_duplicates.explain_contradiction` examines the plans again and describes the error.
-"""
+"""Global plan of a save: merge the ranks' plans, check coverage, assign each item to one rank."""
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dcp_core.planning.balance import Assignment, Candidates, Part, assign
-from dcp_core.planning.merged_table import ChunkTable, Cuts, Names, chunk_sizes, merge_tensors
-from dcp_core.records.metadata import Metadata
-from dcp_core.records.plan import SavePlan
-from dcp_core.tables.columns_of_items import columns_of
+from dcp_core.records.metadata import Metadata, dtype_of
+from dcp_core.records.protocols import SavePlan
 from dcp_core.tables.metadata_columns import metadata_from_index
-from dcp_core.tables.plan_columns import PlanColumns, Selection
-from dcp_core.tables.records_of_index import dtype_of
-from dcp_manifest.index.box_columns import distinct, starts
-from dcp_manifest.index.columns import CheckpointIndex
-from dcp_manifest.index.coverage import is_proper
+from dcp_core.tables.plan_columns import PlanColumns, Selection, columns_of
+from dcp_manifest.index.boxes import by_dims, is_proper
+from dcp_manifest.index.columns import CheckpointIndex, distinct, ranges, starts
 
-__all__ = ["plan_columns"]
+__all__ = ["Assignment", "Candidates", "Part", "assign", "cut_dim", "plan_columns"]
+
 
 I64 = npt.NDArray[np.int64]
 
@@ -37,21 +31,10 @@ def plan_columns(
     to_lowest_rank: bool,
     pinned_to_lowest: Collection[str],
 ) -> tuple[list[SavePlan], Metadata] | None:
-    """Return the final save plan of each rank, and the metadata of the checkpoint.
+    """Return the final plans in rank order and the metadata; None if ranks contradict each other or chunks leave holes.
 
-    Args:
-        all_plans: Local save plans of all ranks, in rank order.
-        aliases: Tied tensors that are not written: alias → FQN under which the tensor is written.
-        complete: Whether chunks must fill tensors completely; None to check neither coverage nor overlaps nor bounds.
-        to_lowest_rank: Whether each item is written by the lowest rank that holds it, without balancing.
-        pinned_to_lowest: FQNs whose items are always written by the lowest rank that holds them.
-
-    Returns:
-        The plans in rank order, and the metadata; None if the ranks contradict each other or the chunks leave holes or
-        overlap.
-
-    Raises:
-        PlanError: The items of one rank's plan contradict each other, or are incomplete.
+    `aliases`: unwritten FQN → FQN that stores its data. `complete`: whether chunks must fill tensors; None skips the
+    check. The lowest holder writes FQNs in `pinned_to_lowest`, and everything with `to_lowest_rank`.
     """
     whole_plans = [columns_of(plan.items) for plan in all_plans]
     kept_rows = [_rows_without(one, aliases) for one in whole_plans]
@@ -97,10 +80,9 @@ def _candidates(
     splittable: npt.NDArray[np.bool_],
     lowest: frozenset[str] | None,
 ) -> Candidates:
-    """Return the candidates: merged chunks, then objects; `lowest`: names for the lowest rank (None: all)."""
     item_bytes = np.array([dtype_of(name).itemsize for name in merged.dtypes] or [1], np.int64)
     volumes, slices = chunk_sizes(merged)
-    # Pairs of candidate and rank that holds it, each once, in ascending order.
+    # Unique pairs of candidate and holding rank, in ascending order.
     chunks, world = len(volumes), len(known)
     object_bytes = np.ones(len(names.objects), np.int64)
     held = [table.box * world + table.rank]
@@ -127,7 +109,6 @@ def _candidates(
 
 
 def _rows_without(columns: PlanColumns, names: Mapping[str, str]) -> I64 | None:
-    """Return the rows of the tensors that are not among `names`; None for all rows."""
     index = columns.index
     if not names or names.keys().isdisjoint(index.tensor_names):
         return None
@@ -142,11 +123,10 @@ def _chosen(
     assigned: Assignment,
     own: Mapping[int, tuple[int, Part]],
 ) -> Selection:
-    """Return the selection of one rank: the boxes that it writes, each once and whole or in part."""
     boxes = table.box[table.first_row[rank] : table.first_row[rank + 1]]
     once = np.zeros(len(boxes), bool)
     once[np.unique(boxes, return_index=True)[1]] = True
-    # From the rank's own boxes alone: going over all boxes for each rank would be quadratic in the number of ranks.
+    # Visit only the rank's own boxes: visiting all boxes per rank would be quadratic in the number of ranks.
     mine = assigned.writer[boxes] == rank
     if own:
         mine |= np.isin(boxes, list(own))
@@ -160,3 +140,273 @@ def _chosen(
             merged_rows[position] += number
     object_rows = names.object_rows[rank] + len(cuts.first) - 1
     return Selection(rows, np.flatnonzero(assigned.writer[object_rows] == rank), cuts.hint[merged_rows], tuple(parts))
+
+
+class Names:
+    """Merged row of each rank's tensors and objects."""
+
+    def __init__(self, columns: Sequence[PlanColumns]) -> None:
+        self.tensors: dict[str, int] = {}
+        self.objects: dict[str, int] = {}
+        self.tensor_rows: list[I64] = []
+        self.object_rows: list[I64] = []
+        for one in columns:
+            for names, table, rows in (
+                (one.index.tensor_names, self.tensors, self.tensor_rows),
+                (one.index.object_names, self.objects, self.object_rows),
+            ):
+                rows.append(np.array([table.setdefault(name, len(table)) for name in names], np.int64))
+
+
+def merge_tensors(columns: Sequence[PlanColumns], names: Names) -> CheckpointIndex | None:
+    """Merge all ranks' values without chunks; None if they differ."""
+    if not names.tensors.keys().isdisjoint(names.objects):
+        return None
+    dtypes: dict[str, int] = {}
+    facts = {}
+    for name in ("dtype", "flags", "ndim"):
+        facts[name] = np.zeros(len(names.tensors), np.uint8)
+    first_rank = np.full(len(names.tensors), -1, np.int64)
+    shapes: list[I64] = []
+    for rank, (one, rows) in enumerate(zip(columns, names.tensor_rows, strict=True)):
+        index = one.index
+        table = np.array([dtypes.setdefault(name, len(dtypes)) for name in index.dtypes] or [0], np.uint8)
+        own = {"dtype": table[index.tensor_dtype], "flags": index.tensor_flags, "ndim": index.tensor_ndim}
+        new = first_rank[rows] < 0
+        for name, values in own.items():
+            facts[name][rows[new]] = values[new]
+        if [name for name in ("dtype", "ndim") if not np.array_equal(facts[name][rows], own[name])]:
+            return None
+        first_rank[rows[new]] = rank
+        shapes.append(index.shape_starts())
+    shape_starts = starts(facts["ndim"])
+    shape = np.zeros(int(shape_starts[-1]), np.int64)
+    for rank, (one, rows) in enumerate(zip(columns, names.tensor_rows, strict=True)):
+        places = ranges(shape_starts[:-1][rows], shape_starts[1:][rows])
+        own_new = np.repeat(first_rank[rows] == rank, one.index.tensor_ndim)
+        shape[places[own_new]] = one.index.tensor_shape[own_new]
+        if not np.array_equal(shape[places], one.index.tensor_shape):
+            return None
+    return CheckpointIndex(
+        dtypes=tuple(dtypes),
+        tensor_names=list(names.tensors),
+        tensor_dtype=facts["dtype"],
+        tensor_flags=facts["flags"],
+        tensor_ndim=facts["ndim"],
+        tensor_owner=np.zeros(len(names.tensors), np.uint32),
+        tensor_shape=shape,
+        object_names=list(names.objects),
+        object_owner=np.zeros(len(names.objects), np.uint32),
+    )
+
+
+class ChunkTable:
+    """All ranks' chunks; `merged` has each box once."""
+
+    def __init__(self, columns: Sequence[PlanColumns], names: Names, merged: CheckpointIndex) -> None:
+        counts = [one.index.tensor_chunks for one in columns]
+        tensor = np.concatenate([np.zeros(0, np.int64), *map(np.repeat, names.tensor_rows, counts)])
+        self.rank = np.repeat(np.arange(len(columns)), [int(count.sum()) for count in counts])
+        self.first_row = starts(np.array([int(count.sum()) for count in counts]))
+        every = replace(
+            merged,
+            chunk_offsets=np.concatenate([np.zeros(0, np.int64), *[one.index.chunk_offsets for one in columns]]),
+            chunk_sizes=np.concatenate([np.zeros(0, np.int64), *[one.index.chunk_sizes for one in columns]]),
+        )
+        first, same, self.consistent = _first_of_equal(tensor, merged.tensor_ndim[tensor], every)
+        order = first[np.argsort(tensor[first], kind="stable")]
+        position = np.empty(len(tensor), np.int64)
+        position[order] = np.arange(len(order))
+        self.box = position[same]
+        self.tensor = tensor[order]
+        merged.tensor_chunks = np.bincount(tensor[order], minlength=len(merged.tensor_names)).astype(np.int64)
+        places = starts(merged.tensor_ndim[tensor])
+        numbers = ranges(places[:-1][order], places[1:][order])
+        merged.chunk_offsets, merged.chunk_sizes = every.chunk_offsets[numbers], every.chunk_sizes[numbers]
+
+
+def chunk_sizes(index: CheckpointIndex) -> tuple[I64, I64]:
+    """Return elements and equal slices per chunk."""
+    volumes = np.ones(int(index.tensor_chunks.sum()), np.int64)
+    slices = volumes.copy()
+    for chunks in by_dims(index):
+        volumes[chunks.rows] = chunks.sizes.prod(axis=1)
+        for dim in reversed(range(chunks.sizes.shape[1])):
+            size = chunks.sizes[:, dim]
+            slices[chunks.rows] = np.where(size > 1, size, slices[chunks.rows])
+    return volumes, slices
+
+
+class Cuts:
+    """Index in which parts (row → parts, ascending) replace some chunks."""
+
+    def __init__(self, merged: CheckpointIndex, parts: Mapping[int, Sequence[Part]]) -> None:
+        counts = np.ones(int(merged.tensor_chunks.sum()), np.int64)
+        for row, cut in parts.items():
+            counts[row] = len(cut)
+        self.first = starts(counts)
+        """Row of each chunk's first part, then the number of rows."""
+        tensor = np.repeat(np.arange(len(merged.tensor_chunks)), merged.tensor_chunks)
+        self.dim = np.zeros(len(counts), np.int64)
+        offsets, sizes = merged.chunk_offsets, merged.chunk_sizes
+        if parts:
+            old_places = starts(merged.tensor_ndim[tensor])
+            again = np.repeat(np.arange(len(counts)), counts)
+            numbers = ranges(old_places[:-1][again], old_places[1:][again])
+            offsets, sizes = offsets[numbers], sizes[numbers]
+            places = starts(merged.tensor_ndim[tensor[again]])
+            for row, cut in parts.items():
+                dim = cut_dim(merged.chunk_sizes[old_places[row] : old_places[row + 1]].tolist()) or 0
+                self.dim[row] = dim
+                for place, part in zip(places[self.first[row] : self.first[row + 1]].tolist(), cut, strict=True):
+                    offsets[place + dim] += part.begin
+                    sizes[place + dim] = part.end - part.begin
+            tensor = tensor[again]
+        self.index = replace(
+            merged,
+            chunk_offsets=offsets,
+            chunk_sizes=sizes,
+            tensor_chunks=np.bincount(tensor, minlength=len(merged.tensor_chunks)).astype(np.int64),
+        )
+        self.hint = np.arange(len(tensor)) - self.index.chunk_starts()[:-1][tensor]
+
+
+def _first_of_equal(tensor: I64, ndim: npt.NDArray[np.uint8], index: CheckpointIndex) -> tuple[I64, I64, bool]:
+    """Return first rows of chunks with equal tensor and offsets, each row's first, and whether sizes agree."""
+    same = np.arange(len(tensor))
+    consistent = True
+    places = starts(ndim)[:-1]
+    for dims in distinct(ndim).tolist():
+        rows = np.flatnonzero(ndim == dims)
+        numbers = places[rows][:, None] + np.arange(dims)
+        offsets, sizes = index.chunk_offsets[numbers], index.chunk_sizes[numbers]
+        keys = (*offsets.T[::-1], tensor[rows])
+        order = np.lexsort(keys)  # stable: the lowest rank precedes its equals
+        ordered_offsets, ordered_tensor, ordered_sizes = offsets[order], tensor[rows][order], sizes[order]
+        new = np.ones(len(rows), bool)
+        new[1:] = (ordered_tensor[1:] != ordered_tensor[:-1]) | (ordered_offsets[1:] != ordered_offsets[:-1]).any(
+            axis=1
+        )
+        leader = np.maximum.accumulate(np.where(new, np.arange(len(rows)), 0))
+        consistent = consistent and bool((ordered_sizes == ordered_sizes[leader]).all())
+        same[rows[order]] = rows[order[leader]]
+    return np.flatnonzero(same == np.arange(len(tensor))), same, consistent
+
+
+# Minimum size of a part: smaller parts cost more metadata than their balance is worth.
+MIN_PART_BYTES = 1 << 20
+# Fraction by which a rank may exceed the level before a candidate is cut.
+_SLACK = 1 / 128
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Items to assign to ranks, one row each."""
+
+    nbytes: I64
+    """Bytes per item; at least 1."""
+    slices: I64
+    first: I64
+    """Start of each item's ranks in `ranks`, then the total."""
+    ranks: I64
+    """Ranks that hold the items: at least one each, ascending, unique."""
+    settled: npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Slices `begin` to `end` (exclusive) of an item for one rank."""
+
+    rank: int
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """Rank that writes each item (-1: cut), and parts by row."""
+
+    writer: I64
+    parts: dict[int, list[Part]] = field(default_factory=dict)
+
+
+def cut_dim(sizes: Sequence[int]) -> int | None:
+    """Return the first dimension with a size above 1."""
+    return next((dim for dim, size in enumerate(sizes) if size > 1), None)
+
+
+def assign(things: Candidates, world_size: int) -> Assignment:
+    """Assign items or their parts to ranks so that all write about the same number of bytes.
+
+    Ranks with the same items exceed their average by at most 1/128 or `MIN_PART_BYTES`, as far as items may be cut.
+    """
+    holders = np.diff(things.first)
+    settled = things.settled | (holders == 1)
+    writer = np.where(settled, things.ranks[things.first[:-1]] if len(holders) else 0, -1).astype(np.int64)
+    loads = np.zeros(world_size, np.int64)
+    np.add.at(loads, writer[settled], things.nbytes[settled])
+    groups: dict[bytes, list[int]] = {}
+    for row in np.flatnonzero(~settled).tolist():
+        held_by = things.ranks[things.first[row] : things.first[row + 1]]
+        groups.setdefault(held_by.tobytes(), []).append(row)
+    parts: dict[int, list[Part]] = {}
+    # Start with small sets of ranks, before candidates with more choice fill them.
+    for key, rows in sorted(groups.items(), key=lambda pair: (len(pair[0]), pair[1][0])):
+        _fill(things, rows, np.frombuffer(key, np.int64), loads, writer, parts)
+    return Assignment(writer, parts)
+
+
+def _fill(
+    things: Candidates,
+    rows: list[int],
+    holders: npt.NDArray[Any],
+    loads: I64,
+    writer: I64,
+    parts: dict[int, list[Part]],
+) -> None:
+    level = _level(loads[holders], int(things.nbytes[rows].sum()))
+    limit = level + max(MIN_PART_BYTES, level * _SLACK)
+    heap = [(int(loads[rank]), rank) for rank in holders.tolist()]
+    heapq.heapify(heap)
+    sizes, slices = things.nbytes[rows].tolist(), things.slices[rows].tolist()
+    for size, row, count in sorted(zip(sizes, rows, slices, strict=True), key=lambda each: (-each[0], each[1])):
+        load, rank = heap[0]
+        if load + size <= limit or count == 1 or size < 2 * MIN_PART_BYTES:
+            heapq.heapreplace(heap, (load + size, rank))
+            writer[row] = rank
+        else:
+            cut = _cut(heap, level, size // count, count)
+            if len(cut) > 1:
+                parts[row] = cut
+            else:
+                writer[row] = cut[0].rank
+    for load, rank in heap:
+        loads[rank] = load
+
+
+def _cut(heap: list[tuple[int, int]], level: float, slice_bytes: int, slices: int) -> list[Part]:
+    least = -(-MIN_PART_BYTES // slice_bytes)
+    found: list[Part] = []
+    filled: list[tuple[int, int]] = []
+    begin = 0
+    while begin < slices:
+        load, rank = heapq.heappop(heap)
+        end = min(slices, begin + max(least, round((level - load) / slice_bytes)))
+        if slices - end < least or not heap:
+            end = slices
+        found.append(Part(rank, begin, end))
+        filled.append((load + (end - begin) * slice_bytes, rank))
+        begin = end
+    for entry in filled:
+        heapq.heappush(heap, entry)
+    return found
+
+
+def _level(loads: I64, nbytes: int) -> float:
+    ordered = np.sort(loads).tolist()
+    poured = nbytes
+    for count, load in enumerate(ordered, 1):
+        poured += load
+        if count == len(ordered) or poured <= ordered[count] * count:
+            return float(poured / count)
+    return 0.0

@@ -1,43 +1,61 @@
-"""Records of a load's result: `LoadReport`, and `LoadProblem` for each mismatch of template and checkpoint."""
+"""`LoadReport`, `LoadProblem`, and the warning about keys that no rank loaded."""
 
 from __future__ import annotations
 
 import difflib
+import warnings
+import zlib
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from dcp_core.errors import DcpError
+import numpy as np
 
-__all__ = ["SHOWN_PROBLEMS", "LoadMismatchError", "LoadProblem", "LoadReport", "NearNames", "suggest"]
+from dcp_core.errors import DcpError
+from dcp_core.records.metadata import Metadata
+
+__all__ = [
+    "SHOWN_PROBLEMS",
+    "LoadMismatchError",
+    "LoadProblem",
+    "LoadReport",
+    "NearNames",
+    "suggest",
+    "surplus_bits",
+    "warn_of_surplus",
+]
 
 SHOWN_PROBLEMS = 50
 _SHOWN_KEYS = 10
-# Parts that many names share say little; up to so many names are compared letter by letter.
+_SHOWN_SURPLUS = 3
+# Name components that more names share are ignored; up to this many names are compared letter by letter.
 _COMMON = 2_000
 _COMPARED = 100
 
 
 @dataclass(frozen=True, slots=True)
 class LoadProblem:
-    """One mismatch of template and checkpoint, with the kind, the key and a message."""
+    """One mismatch of template and checkpoint."""
 
     key: str
     kind: str
-    """Kind of the mismatch: `missing`, `unexpected`, `shape`, `kind` (a tensor instead of an object, or the reverse),
-    `cast` (lossy conversion of dtype), `hole` (elements without stored data), `overlap` (elements stored twice),
-    `memory` (the template's tensor cannot be filled), `rename` (renamed key that is not in the template) or `ranks`
-    (a `PerRank` value of another number of ranks)."""
+    """One of `missing`, `unexpected`, `shape`, `kind` (a tensor instead of an object, or the reverse), `cast` (lossy
+    conversion of dtype), `hole` (elements without stored data), `overlap` (elements stored twice), `memory` (the
+    template's tensor cannot be filled), `rename` (renamed key that is not in the template) or `ranks` (a `PerRank`
+    value saved by another number of ranks).
+    """
     message: str
 
 
 class LoadMismatchError(DcpError, RuntimeError, ValueError):
-    """Template and checkpoint do not match; `problems` lists all mismatches, not only the first."""
+    """Template and checkpoint do not match; `problems` lists all mismatches."""
 
     def __init__(self, problems: list[LoadProblem]) -> None:
         shown = "\n".join(f"  {problem.message}" for problem in problems[:SHOWN_PROBLEMS])
         more = len(problems) - SHOWN_PROBLEMS
         tail = f"\n  … and {more} more" if more > 0 else ""
+        if any(problem.kind == "missing" for problem in problems):
+            tail += "\n  to keep the template's values of missing keys: DefaultLoadPlanner(allow_partial_load=True)"
         super().__init__(f"{len(problems)} problem(s) between the template and the checkpoint:\n{shown}{tail}")
         self.problems = problems
 
@@ -47,52 +65,47 @@ class LoadMismatchError(DcpError, RuntimeError, ValueError):
 
 @dataclass(slots=True, repr=False)
 class LoadReport:
-    """Report of a load on this rank. Keys are FQNs in the template, sorted, unless stated otherwise.
-
-    Attributes:
-        loaded: Keys of the tensors and objects that were loaded.
-        bytes_read: Number of bytes that this rank read from storage.
-        save_id: Save id of the checkpoint; None if the checkpoint records none.
-    """
+    """Report of a load on this rank. Keys are sorted FQNs of the template unless stated otherwise."""
 
     loaded: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
-    """Keys of the template that are missing from the checkpoint; only with `allow_partial_load`."""
+    """Keys that are missing from the checkpoint; only with `allow_partial_load`."""
     unexpected: tuple[str, ...] = ()
     """Keys of the checkpoint that are not in the template."""
     cast: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """Key → (stored dtype, dtype in the template), for tensors that were converted."""
+    """Key → (stored dtype, dtype in the template), for converted tensors."""
     resized: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
     """Key → (stored shape, shape in the template), for tensors loaded with `allow_resize`."""
     initialised: tuple[str, ...] = ()
-    """Keys of meta tensors that the load allocated as zeros and filled not at all or only in part."""
+    """Keys of meta tensors that the load allocated as zeros and did not fill completely."""
     per_rank: dict[str, int | None] = field(default_factory=dict)
-    """Key of a `PerRank` → rank whose saved entry was loaded; None if no entry was loaded, or all ranks share one."""
+    """Key of a `PerRank` → rank of the loaded entry; None if no entry was loaded, or all ranks share one."""
     derived: dict[str, int] = field(default_factory=dict)
-    """Key of a `PerRank` whose state was derived, because the checkpoint has none of this rank → rank from whose entry
-    it was derived. Random states, for example: this rank draws other numbers than any rank that saved."""
+    """Key of a `PerRank` without an entry for this rank → rank of the entry from which its state was derived. A derived
+    random state draws numbers that differ from those of all ranks that saved.
+    """
     renamed: dict[str, str] = field(default_factory=dict)
     """Key in the template → key in the checkpoint, where they differ."""
     overlapping: tuple[tuple[str, str], ...] = ()
-    """Pairs of keys whose tensors share memory in the template although they were not tied at the save: loading one
-    tensor may have overwritten the other."""
+    """Pairs of keys with tensors that share memory in the template but were not tied at the save: loading one tensor
+    may have overwritten the other.
+    """
     unverified: tuple[str, ...] = ()
-    """Keys whose bytes were read without a check, because the checkpoint has no CRC of the bytes that were read."""
+    """Keys that were read unverified, because no CRC covers their bytes."""
     bytes_read: int = 0
     save_id: str | None = None
     cooperative: bool = False
-    """Whether the ranks have read together, so that each stored byte was read by one rank and passed on to others."""
+    """Whether one rank read each stored byte and sent it to the others."""
     cooperative_reason: str = ""
-    """Reason why they have, or have not, as a clause."""
+    """Reason for `cooperative`, as a clause."""
     bytes_received: int = 0
-    """Number of bytes that other ranks read from storage for this rank."""
+    """Bytes that other ranks read from storage for this rank."""
 
     def __repr__(self) -> str:
-        """Return a short text: notebooks print what the last line of a cell returns."""
         return f"LoadReport({'; '.join(self.summary().splitlines())})"
 
     def summary(self) -> str:
-        """Return a text for logs: one line for each kind of finding, with the first few keys."""
+        """Return a text for logs: one line per kind of finding, with the first few keys."""
         kinds: dict[str, Collection[str]] = {
             "loaded": self.loaded,
             "missing": self.missing,
@@ -115,7 +128,6 @@ class LoadReport:
         return "\n".join([*(lines or ["nothing was loaded"]), *self._way()])
 
     def _way(self) -> list[str]:
-        """Return a line on how the bytes were read; none for a report that no load has made."""
         if not self.cooperative_reason:
             return []
         amounts = f"{self.bytes_read:,} bytes by this rank"
@@ -125,11 +137,7 @@ class LoadReport:
 
 
 class NearNames:
-    """Search for existing names that are similar to a missing name, for error messages.
-
-    Args:
-        candidates: Existing names. If there are many, only those that share a dotted component are compared.
-    """
+    """Finds similar names, among many only with a common component."""
 
     def __init__(self, candidates: Iterable[str]) -> None:
         self._candidates = sorted(candidates)
@@ -139,7 +147,7 @@ class NearNames:
                 self._by_part.setdefault(part, []).append(name)
 
     def suggest(self, key: str) -> str:
-        """Return `'; did you mean …?'` with the names most similar to `key`, or an empty text if none is similar."""
+        """See `suggest`."""
         shared: Counter[str] = Counter()
         for part in set(key.split(".")):
             names = self._by_part.get(part, ())
@@ -150,6 +158,43 @@ class NearNames:
 
 
 def suggest(key: str, candidates: Iterable[str]) -> str:
-    """Return `'; did you mean …?'` with the candidates most similar to `key`, or an empty text if none is similar."""
+    """Return `'; did you mean …?'` with the most similar candidates, or nothing."""
     near = difflib.get_close_matches(key, list(candidates), n=3, cutoff=0.6)
     return f"; did you mean {' or '.join(repr(name) for name in near)}?" if near else ""
+
+
+def surplus_bits(
+    metadata: Metadata, template: Iterable[object], unexpected: Collection[str], per_rank: Iterable[str]
+) -> bytes:
+    """Return one compressed bit per checkpoint key: whether this rank ignores it.
+
+    Keys below top-level keys that the template lacks, and other ranks' `PerRank` entries, do not count.
+    """
+    if not unexpected:
+        return b""
+    paths, tops = metadata.planner_data or {}, {str(key) for key in template}
+    of_ranks = tuple(f"{name}." for name in per_rank)
+    surplus = {
+        name for name in unexpected if str(paths.get(name, (name,))[0]) in tops and not name.startswith(of_ranks)
+    }
+    if not surplus:
+        return b""
+    bits = np.array([name in surplus for name in metadata.state_dict_metadata], np.bool_)
+    return zlib.compress(np.packbits(bits).tobytes(), 1)
+
+
+def warn_of_surplus(metadata: Metadata, bits_of_ranks: Collection[bytes]) -> None:
+    """Warn of the keys that all ranks ignore."""
+    if not all(bits_of_ranks):
+        return
+    bits = [np.frombuffer(zlib.decompress(each), np.uint8) for each in bits_of_ranks]
+    names = [*metadata.state_dict_metadata]
+    unused = [names[at] for at in np.flatnonzero(np.unpackbits(np.bitwise_and.reduce(bits)))]
+    if unused:
+        shown = ", ".join(map(repr, unused[:_SHOWN_SURPLUS])) + (", …" if len(unused) > _SHOWN_SURPLUS else "")
+        warnings.warn(
+            f"{len(unused)} key(s) of the checkpoint were not loaded, because the template has no place for them: "
+            f"{shown}. LoadReport.unexpected has all of them; DefaultLoadPlanner(strict=True) refuses them",
+            UserWarning,
+            stacklevel=2,
+        )

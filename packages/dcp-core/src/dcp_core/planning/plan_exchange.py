@@ -1,53 +1,43 @@
-"""Exchange of save plans between ranks: the whole plan on the first save, only a token for an unchanged plan later.
+"""Exchange of save plans: the whole plan in the first save, only a token for an unchanged plan later.
 
-A rank with a new plan sends the plan; a rank that made the same plan in an earlier save sends only the token of that
-plan and checksums of replicated tensors and objects. The coordinator plans, or finds the cached global plan by the
-token, or else requests the plans of all ranks. It replies to each rank with the items that the rank writes, and with
-the additions of the storage writer.
+With the token, a rank sends checksums of replicated values. The coordinator plans, finds the cached global plan, or
+requests all plans, and replies with the items to write and the storage writer's additions.
 """
 
 from __future__ import annotations
 
+import hashlib
+import marshal
 import secrets
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dcp_core.planning.plan_cache import (
-    GLOBAL_PLANS,
-    RANK_PLANS,
-    GlobalPlan,
-    RankPlan,
-    check_sums,
-    compared_values,
-    fingerprint,
-)
-from dcp_core.planning.write_results import KEPT_LAYOUTS, PackedResults, pack, unpack
-from dcp_core.records.abilities import SavePlannerAbilities, abilities
+from dcp_core.planning.replicas import value_bytes
 from dcp_core.records.lazy import LazyList
 from dcp_core.records.metadata import Metadata
-from dcp_core.records.plan import SavePlan
-from dcp_core.records.protocols import SavePlanner, StorageWriter, WriteResult, placed_plans
-from dcp_core.tables.columns_of_items import columns_of
-from dcp_core.tables.metadata_columns import metadata_from_index
-from dcp_core.tables.plan_columns import PlanColumns, Selection, written_of
-from dcp_core.tables.planned_rows import PlannedRows
-from dcp_core.tables.records_of_index import records_of
+from dcp_core.records.protocols import SavePlan, SavePlanner, StorageWriter, WriteResult
+from dcp_core.tables.metadata_columns import metadata_from_index, planned_rows, records_of
+from dcp_core.tables.plan_columns import PlanColumns, PlannedRows, Selection, WrittenColumns, columns_of, written_of
 from dcp_io.recently_used import RecentlyUsed
-from dcp_manifest.index.columns import ItemColumns
+from dcp_manifest.index.columns import BlockColumns, CheckpointIndex, ItemColumns
+from dcp_manifest.index.stored_items import StoredItems, take_items
 from dcp_ranks import Coordinator
 
-__all__ = ["PlanExchange"]
+__all__ = ["RANK_PLANS", "PlanExchange"]
 
-# A rank's values may be part of several global plans, if other ranks hold different values.
+
+# A rank's plan may belong to several global plans if other ranks' plans change.
 _KEPT_TOKENS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class _Offer:
-    """Message with a whole local plan; `known` says whether the rank would recognise the plan in a later save."""
+    """A whole local plan; `known` says whether the rank would recognise it later."""
 
     plan: SavePlan
     known: bool
@@ -55,36 +45,28 @@ class _Offer:
 
 @dataclass(frozen=True, slots=True)
 class _Unchanged:
-    """Message for an unchanged plan: token of each earlier save → digests of values that other ranks had too."""
+    """Token per earlier save → digests of replicated values."""
 
     sums: dict[str, list[bytes]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Reply:
-    """A rank's final plan without the parts that the rank knows. `rest` is the plan without items sent as columns."""
-
     rest: SavePlan | None
-    """Rest of the plan; None asks the rank to send its whole plan."""
     chosen: Selection | None = None
     token: str | None = None
     checks: npt.NDArray[np.int32] | None = None
-    """For each checksum that the rank sent, the number of its set of values; -1 if no other rank has the value."""
+    """Set number per checksum that the rank sent; -1 if no other rank has the value."""
     unchanged: bool = False
 
 
 class PlanExchange:
-    """Exchange of the plans of one save, on one rank, with a cache of earlier plans.
+    """Exchange of one save's plans on one rank, with a cache by `group`."""
 
-    Args:
-        coordinator: Coordinator of this save.
-        planner: Save planner, whose `create_global_plan` runs on the coordinator unless the global plan is cached.
-        group: Key of this group of ranks in the plan cache of this process.
-    """
-
-    def __init__(self, coordinator: Coordinator, planner: SavePlanner, group: Hashable) -> None:
+    def __init__(self, coordinator: Coordinator, planner: SavePlanner, writer: StorageWriter, group: Hashable) -> None:
         self._coordinator = coordinator
         self._planner = planner
+        self._writer = writer
         self._group = (group, coordinator.rank, coordinator.world_size, coordinator.coordinator_rank)
         self._local: SavePlan | None = None
         self._columns: PlanColumns | None = None
@@ -97,41 +79,29 @@ class PlanExchange:
         self._packs = False
         self._layout = b""
         self.metadata: Metadata | None = None
-        """Metadata of the global plan on the coordinator; None on other ranks."""
 
-    def run(self, plan_locally: Callable[[], SavePlan], writer: Callable[[], StorageWriter]) -> SavePlan:
-        """Agree on the global plan with all ranks, and return this rank's final plan.
-
-        Args:
-            plan_locally: Function that returns the local plan; called once, within the first phase.
-            writer: Function that returns the storage writer; called after `plan_locally`.
+    def run(self, plan_locally: Callable[[], SavePlan]) -> SavePlan:
+        """Agree on the global plan, and return this rank's final plan.
 
         Ranks: every rank; collective: one phase, or two if only some ranks have a cached plan.
         """
-
-        def answer(messages: list[_Offer | _Unchanged]) -> Sequence[_Reply]:
-            return self._answer(messages, writer())
-
-        reply = self._coordinator.reduce_scatter("plan", lambda: self._propose(plan_locally()), answer)
+        reply = self._coordinator.reduce_scatter("plan", partial(self._propose, plan_locally), self._answer)
         if reply.rest is None:
-            reply = self._coordinator.reduce_scatter("plan", self._offer, answer)
+            reply = self._coordinator.reduce_scatter("plan", self._offer, self._answer)
         return self._accept(reply)
 
     def forget(self) -> None:
-        """Remove this save's plan from the cache after a failed save, so that the next save plans again."""
+        """Uncache this save's plan after a failure."""
         RANK_PLANS.drop(self._key)
         GLOBAL_PLANS.drop(self._token)
 
     def succeeded(self) -> None:
-        """Record after a successful save that the coordinator has cached the file locations of this rank's items."""
+        """Record that the coordinator has cached this rank's locations."""
         if self._known is not None:
             self._known.layout = self._layout
 
     def pack_results(self, results: list[WriteResult]) -> list[WriteResult] | PackedResults:
-        """Return this rank's write results in compact form, or unchanged if the storage returns no columns.
-
-        File locations that the coordinator has cached are left out.
-        """
+        """Return the results without locations that the coordinator has cached."""
         written = written_of(results) if self._packs else None
         if written is None or self._columns is None or written.planned is not self._columns:
             return results
@@ -141,7 +111,7 @@ class PlanExchange:
         return packed
 
     def unpack_results(self, packed: Sequence[list[WriteResult] | PackedResults]) -> list[list[WriteResult]]:
-        """Return the write results of all ranks from their compact form, in rank order. Called on the coordinator."""
+        """Return all ranks' write results, in rank order. Called on the coordinator."""
         return [
             unpack(one, self._final[rank], RecentlyUsed(0) if self._global is None else self._global.layouts[rank])
             if isinstance(one, PackedResults)
@@ -149,10 +119,9 @@ class PlanExchange:
             for rank, one in enumerate(packed)
         ]
 
-    def _propose(self, plan: SavePlan) -> _Offer | _Unchanged:
-        self._local = plan
-        plan_key = abilities(self._planner, SavePlannerAbilities).plan_key
-        made_by = None if plan_key is None else plan_key()
+    def _propose(self, plan_locally: Callable[[], SavePlan]) -> _Offer | _Unchanged:
+        self._local = plan = plan_locally()
+        made_by = self._planner.plan_key()
         mark = None if made_by is None else fingerprint(plan, made_by)
         if mark is not None:
             self._key = (self._group, mark)
@@ -166,15 +135,14 @@ class PlanExchange:
             raise RuntimeError("there is no local plan")
         return _Offer(self._local, self._key is not None)
 
-    def _answer(self, messages: list[_Offer | _Unchanged], writer: StorageWriter) -> Sequence[_Reply]:
+    def _answer(self, messages: list[_Offer | _Unchanged]) -> Sequence[_Reply]:
         offers = [message for message in messages if isinstance(message, _Offer)]
         if len(offers) == len(messages):
-            return self._plan(offers, writer)
+            return self._plan(offers)
         known = None if offers else self._find([message for message in messages if isinstance(message, _Unchanged)])
-        return [_Reply(None)] * len(messages) if known is None else self._plan_again(known, writer)
+        return [_Reply(None)] * len(messages) if known is None else self._plan_again(known)
 
     def _find(self, messages: Sequence[_Unchanged]) -> GlobalPlan | None:
-        """Return the cached global plan that all ranks name, if replicated values are still equal between ranks."""
         for token in messages[0].sums:
             known = GLOBAL_PLANS.get(token)
             sums = [message.sums.get(token) for message in messages]
@@ -183,17 +151,15 @@ class PlanExchange:
                 return known
         return None
 
-    def _plan_again(self, known: GlobalPlan, writer: StorageWriter) -> list[_Reply]:
+    def _plan_again(self, known: GlobalPlan) -> list[_Reply]:
         self.metadata = metadata_from_index(known.index)
         self.metadata.planner_data = dict(known.planner_data) if known.planner_data is not None else None
         items = [LazyList(rows) for rows in known.plans]
         plans = [SavePlan(one, added) for one, added in zip(items, known.storage_data, strict=True)]
-        adopt = abilities(self._planner, SavePlannerAbilities).adopt_global_plan
-        if adopt is not None:
-            adopt(plans, self.metadata)
-        plans = placed_plans(writer, plans)
+        self._planner.adopt_global_plan(plans, self.metadata)
+        plans = self._writer.placed_plans(self._writer.prepare_global_plan(plans))
         self._final = [*known.plans]
-        # A storage that looked at the items may have changed them.
+        # The storage may have changed the items.
         return [
             _Reply(replace(plan, items=[]), token=self._token, unchanged=True)
             if plan.items is one and one.source is not None
@@ -201,21 +167,28 @@ class PlanExchange:
             for plan, one in zip(plans, items, strict=True)
         ]
 
-    def _plan(self, offers: Sequence[_Offer], writer: StorageWriter) -> list[_Reply]:
+    def _plan(self, offers: Sequence[_Offer]) -> list[_Reply]:
         all_plans = [offer.plan for offer in offers]
         plans, metadata = self._planner.create_global_plan(all_plans)
         self.metadata = metadata
-        plans = placed_plans(writer, plans)
+        plans = self._writer.placed_plans(self._writer.prepare_global_plan(plans))
         chosen = [columns_of(plan.items) for plan in plans]
-        rows = _planned_rows(metadata, chosen)
+        records = records_of(metadata)
+        # None for a rank with items that are not in the metadata's index.
+        rows = [None if records is None else planned_rows(one, records) for one in chosen]
         self._final = rows
-        sets = list(compared_values(all_plans))
+        sets = compared_values(all_plans)
         whole = [one for one in rows if one is not None]
-        if all(offer.known for offer in offers) and len(whole) == len(plans) and _agree(all_plans, sets):
+        known = [offer for offer in offers if offer.known]
+        # Each save must report replicated values that differ.
+        digests = [plan.digests or {} for plan in all_plans]
+        if len(known) == len(whole) == len(plans) and not [
+            name for ranks, names in sets for name in names if len({digests[rank][name] for rank in ranks}) > 1
+        ]:
             self._token = secrets.token_hex(8)
             source = whole[0].index
             numbers = [[n for n, (ranks, _) in enumerate(sets) if rank in ranks] for rank in range(len(plans))]
-            # The caller gets this metadata, and may change it.
+            # The caller may change the returned metadata.
             paths = None if metadata.planner_data is None else dict(metadata.planner_data)
             layouts: list[RecentlyUsed[bytes, ItemColumns]] = [RecentlyUsed(KEPT_LAYOUTS) for _ in plans]
             added = [plan.storage_data for plan in all_plans]
@@ -224,7 +197,10 @@ class PlanExchange:
         replies = []
         for rank, (plan, one, local) in enumerate(zip(plans, chosen, all_plans, strict=True)):
             by = None if rows[rank] is None or rank == self._coordinator.rank else one.chosen
-            checks = None if self._token is None else _numbers(rank, local, sets)
+            checks = None
+            if self._token is not None:
+                number_of = {name: n for n, (ranks, names) in enumerate(sets) if rank in ranks for name in names}
+                checks = np.array([number_of.get(name, -1) for name in local.digests or ()], np.int32)
             rest = plan if by is None else replace(plan, items=[])
             replies.append(_Reply(rest, by, self._token, checks))
         return replies
@@ -253,7 +229,6 @@ class PlanExchange:
 
 
 def _still_agree(checks: Sequence[Sequence[int]], sums: Sequence[Sequence[bytes] | None]) -> bool:
-    """Whether every rank knows the plan, and the values that sets of ranks compare are equal."""
     seen: dict[int, bytes] = {}
     for numbers, reported in zip(checks, sums, strict=True):
         if reported is None or any(
@@ -263,27 +238,157 @@ def _still_agree(checks: Sequence[Sequence[int]], sums: Sequence[Sequence[bytes]
     return True
 
 
-def _planned_rows(metadata: Metadata, plans: Sequence[PlanColumns]) -> list[PlannedRows | None]:
-    """Return the items of each rank as rows of the metadata's index; None for a rank whose items are not in it."""
-    records = records_of(metadata)
-    return [None if records is None else PlannedRows.of(one, records) for one in plans]
-
-
-def _agree(plans: Sequence[SavePlan], sets: Sequence[tuple[tuple[int, ...], list[str]]]) -> bool:
-    """Whether no value differs between ranks; a value that differs must be reported in every save."""
-    digests = [plan.digests or {} for plan in plans]
-    return all(len({digests[rank][name] for rank in ranks}) == 1 for ranks, names in sets for name in names)
-
-
-def _numbers(rank: int, plan: SavePlan, sets: Sequence[tuple[tuple[int, ...], list[str]]]) -> npt.NDArray[np.int32]:
-    number_of = {name: number for number, (ranks, names) in enumerate(sets) if rank in ranks for name in names}
-    return np.array([number_of.get(name, -1) for name in plan.digests or ()], np.int32)
-
-
 def _names(plan: SavePlan, numbers: npt.NDArray[np.int32] | None) -> list[list[str]]:
-    """Return the names in each of a rank's sets, in the same order on all ranks of the set."""
+    """Return the names in each of a rank's sets, in the same order on all its ranks."""
     sets: dict[int, list[str]] = {}
     for name, number in zip(plan.digests or (), () if numbers is None else numbers.tolist(), strict=False):
         if number >= 0:
             sets.setdefault(number, []).append(name)
     return [sorted(sets[number]) for number in sorted(sets)]
+
+
+# Several models, optimizers and groups may alternate.
+_KEPT = 16
+
+
+@dataclass(slots=True)
+class RankPlan:
+    """Cached final plan of one rank; `token` names the coordinator's global plan."""
+
+    token: str
+    columns: PlanColumns
+    checks: list[list[str]]
+    layout: bytes = b""
+
+
+@dataclass(slots=True)
+class GlobalPlan:
+    """Cached global plan on the coordinator, without storage locations."""
+
+    index: CheckpointIndex
+    planner_data: Any
+    plans: list[PlannedRows]
+    checks: list[list[int]]
+    layouts: list[RecentlyUsed[bytes, ItemColumns]]
+    storage_data: list[Any]
+    """The writer's additions to the local plans; part of the digest."""
+
+
+RANK_PLANS: RecentlyUsed[Hashable, list[RankPlan]] = RecentlyUsed(_KEPT)
+GLOBAL_PLANS: RecentlyUsed[str | None, GlobalPlan] = RecentlyUsed(_KEPT)
+
+
+def fingerprint(plan: SavePlan, made_by: Hashable) -> bytes | None:
+    """Return a plan's cache key; None if that takes too long."""
+    if type(plan) is not SavePlan:
+        return None
+    columns = columns_of(plan.items)
+    index = columns.index
+    facts = (
+        repr(made_by),
+        index.tensor_names,
+        index.object_names,
+        list(index.dtypes),
+        plan.usable,
+        plan.splittable,
+        plan.aliases and list(plan.aliases.items()),
+        None if plan.digests is None else list(plan.digests),
+    )
+    arrays = (
+        *(index.tensor_dtype, index.tensor_flags, index.tensor_ndim, index.tensor_owner, index.tensor_shape),
+        *(index.tensor_chunks, index.chunk_offsets, index.chunk_sizes, index.object_owner, columns.whole),
+    )
+    digest = hashlib.blake2b(marshal.dumps(facts, 2), digest_size=16)
+    for array in arrays:
+        digest.update(len(array).to_bytes(8, "little"))
+        digest.update(np.ascontiguousarray(array).data)
+    try:
+        for extra in (plan.planner_data, plan.storage_data):
+            digest.update(value_bytes(extra))
+    except Exception:  # noqa: BLE001 - plans that cannot be pickled cannot be compared
+        return None
+    return digest.digest()
+
+
+def check_sums(plan: SavePlan, checks: Sequence[Sequence[str]]) -> list[bytes]:
+    """Return one digest of checksums per list of FQNs."""
+    digests = plan.digests or {}
+    return [
+        hashlib.blake2b(np.array([digests[name] for name in names], np.uint32).data, digest_size=8).digest()
+        for names in checks
+    ]
+
+
+def compared_values(all_plans: Sequence[SavePlan]) -> list[tuple[tuple[int, ...], list[str]]]:
+    """Return (ranks, FQNs with checksums that exactly these ranks hold)."""
+    holders: dict[str, list[int]] = {}
+    for rank, plan in enumerate(all_plans):
+        for name in plan.digests or ():
+            holders.setdefault(name, []).append(rank)
+    sets: dict[tuple[int, ...], list[str]] = {}
+    for name, ranks in holders.items():
+        if len(ranks) > 1:
+            sets.setdefault(tuple(ranks), []).append(name)
+    return [*sets.items()]
+
+
+_PLACES = ("file", "offset", "length", "lead", "stored_bytes", "framing", "chain", "checked")
+KEPT_LAYOUTS = 4
+_NONE = np.zeros(0, np.uint32)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedResults:
+    """Compact write results of one rank."""
+
+    files: tuple[str, ...]
+    chains: tuple[tuple[str, ...], ...]
+    crc32: npt.NDArray[np.uint32]
+    running_crcs: npt.NDArray[np.uint32]
+    blocks: BlockColumns | None
+    objects: ItemColumns
+    layout: bytes
+    places: ItemColumns | None
+    """None if the coordinator has cached the locations."""
+
+
+def pack(stored: StoredItems, tensors: int, known_layout: bytes) -> PackedResults:
+    """Return write results (chunks, then objects) without known locations."""
+    columns = stored.columns
+    first = take_items([columns], np.arange(tensors))
+    layout = hashlib.blake2b(repr((len(stored.files), stored.chains)).encode(), digest_size=16)
+    for name in _PLACES:
+        layout.update(np.ascontiguousarray(getattr(first, name)).data)
+    digest = layout.digest()
+    return PackedResults(
+        stored.files,
+        stored.chains,
+        first.crc32,
+        first.running_crcs,
+        first.blocks,
+        take_items([columns], np.arange(tensors, len(stored))),
+        digest,
+        None if digest == known_layout else replace(_narrow(first), crc32=_NONE, running_crcs=_NONE, blocks=None),
+    )
+
+
+def unpack(
+    packed: PackedResults, planned: PlannedRows | None, known: RecentlyUsed[bytes, ItemColumns]
+) -> list[WriteResult]:
+    """Return a rank's write results, and cache its locations. Called on the coordinator."""
+    places = known.get(packed.layout) if packed.places is None else packed.places
+    if places is None or planned is None:
+        raise RuntimeError("a rank sent no locations of its items")
+    known.put(packed.layout, places)
+    tensors = replace(places, crc32=packed.crc32, running_crcs=packed.running_crcs, blocks=packed.blocks)
+    joined = take_items([tensors, packed.objects], np.arange(len(tensors) + len(packed.objects)))
+    return LazyList(WrittenColumns(planned, StoredItems(joined, packed.files, packed.chains)))
+
+
+def _narrow(columns: ItemColumns) -> ItemColumns:
+    changes = {}
+    for name in ("offset", "length", "stored_bytes", "file", "lead"):
+        numbers = getattr(columns, name)
+        dtype = np.min_scalar_type(int(numbers.max())) if len(numbers) else numbers.dtype
+        changes[name] = numbers.astype(dtype)
+    return replace(columns, **changes)

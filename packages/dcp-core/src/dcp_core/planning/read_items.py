@@ -1,19 +1,24 @@
-"""Local planning of a load: the read items of one rank, and all mismatches of template and checkpoint.
+"""Local plan of a load: this rank's read items, all mismatches of template and checkpoint, and shared memory.
 
-Source: torch 2.13 `default_planner.create_default_local_load_plan`, `planner_helpers` (contract; stock reports the
-first problem only, converts dtypes silently, and does not see missing chunks).
+Source: torch 2.13 `default_planner.create_default_local_load_plan`, `planner_helpers` (stock reports only the first
+problem, converts dtypes silently, and does not detect missing chunks).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import bisect
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
+from dcp_core.errors import UnsupportedValueError
 from dcp_core.planning.load_report import SHOWN_PROBLEMS, LoadProblem, NearNames, suggest
-from dcp_core.planning.template_memory import find_shared_memory, is_same_place
 from dcp_core.records.lazy import LazyList
 from dcp_core.records.metadata import (
     BytesStorageMetadata,
@@ -22,59 +27,63 @@ from dcp_core.records.metadata import (
     MetadataIndex,
     TensorStorageMetadata,
 )
-from dcp_core.records.plan import LoadItemType, ReadItem
+from dcp_core.records.protocols import LoadItemType, ReadItem
 from dcp_core.shards.shards import LocalTensor, local_tensor
-from dcp_core.state_dict.key_map import KeyMap
-from dcp_core.tables.load_columns import ReadColumns, WholeTensors
-from dcp_core.tables.records_of_index import StateRecords, records_of
-from dcp_core.tensors.casts import is_lossless_cast
-from dcp_core.tensors.quantized import is_quantized_dtype
+from dcp_core.state_dict.flatten import KeyMap
+from dcp_core.tables.metadata_columns import StateRecords, records_of
+from dcp_core.tables.value_table import ReadColumns, WholeTensors
+from dcp_core.tensors.kinds import is_dtensor, is_quantized_dtype, is_wrapper
+from dcp_core.tensors.tensor_memory import has_memory
 from dcp_manifest.index.boxes import box_text, find_hole, find_overlap, intersect, overlaps
 
-__all__ = ["LoadRules", "LocalLoadPlan", "create_read_items_for_chunk_list", "plan_local_load"]
+__all__ = [
+    "LoadRules",
+    "LocalLoadPlan",
+    "MemoryFindings",
+    "MemoryRanges",
+    "create_read_items_for_chunk_list",
+    "find_shared_memory",
+    "is_lossless_cast",
+    "is_same_place",
+    "plan_local_load",
+]
+
+_UNSIGNED = {torch.uint8: 8, torch.uint16: 16, torch.uint32: 32, torch.uint64: 64}
+_SIGNED = {torch.int8: 8, torch.int16: 16, torch.int32: 32, torch.int64: 64}
+# (exponent bits, significand bits with the hidden one)
+_FLOATS = {
+    torch.float64: (11, 53),
+    torch.float32: (8, 24),
+    torch.bfloat16: (8, 8),
+    torch.float16: (5, 11),
+    torch.float8_e5m2: (5, 3),
+    torch.float8_e4m3fn: (4, 4),
+}
+_COMPLEX = {torch.complex128: torch.float64, torch.complex64: torch.float32, torch.complex32: torch.float16}
 
 
 @dataclass(slots=True)
 class LocalLoadPlan:
-    """Local load plan of this rank: read items, mismatches, and other findings for the load report.
-
-    Attributes:
-        items: Read items of this rank.
-        problems: Mismatches of template and checkpoint that the rules of the load do not allow.
-        missing: Keys of the template that are missing from the checkpoint, and may be.
-        cast: Key → (stored dtype, dtype in the template), for tensors that are converted.
-    """
+    """Read items, mismatches and other findings of one rank."""
 
     items: list[ReadItem] = field(default_factory=list)
     problems: list[LoadProblem] = field(default_factory=list)
     matched: list[str] = field(default_factory=list)
-    """Keys of the template that are loaded, including keys of tensors of which this rank holds no shard."""
+    """Loaded keys, including tensors without a shard here."""
     missing: list[str] = field(default_factory=list)
+    absent: list[tuple[Any, ...]] = field(default_factory=list)
     cast: dict[str, tuple[str, str]] = field(default_factory=dict)
     resized: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
-    """Key → (stored shape, shape in the template), for tensors loaded with `allow_resize`."""
     renamed: dict[str, str] = field(default_factory=dict)
-    """Key in the template → key in the checkpoint, where they differ."""
     unexpected: list[str] = field(default_factory=list)
-    """Keys of the checkpoint that no key of the template corresponds to."""
     targets: list[tuple[str, torch.Tensor]] = field(default_factory=list)
-    """Pairs (key, local tensor to fill); without tensors that a tensor subclass provides through its own methods."""
+    """Pairs (key, local tensor), except a subclass's tensors."""
     overlapping: list[tuple[str, str]] = field(default_factory=list)
-    """Pairs of keys whose tensors share memory in the template although they were not tied at the save."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadRules:
-    """Rules of a load: which mismatches of template and checkpoint are allowed.
-
-    Args:
-        allow_missing: Whether keys of the template may be missing from the checkpoint.
-        allow_unexpected: Whether keys of the checkpoint may be missing from the template.
-        allow_lossy_casts: Whether conversions to a dtype that cannot represent all stored numbers are allowed.
-        allow_resize: Whether tensors may have other sizes in the checkpoint, with the same number of dimensions; only
-            elements at indices that both tensors have are loaded.
-        keys: Mapping of keys in the template to keys in the checkpoint.
-    """
+    """Allowed mismatches, and `keys` from template to checkpoint."""
 
     allow_missing: bool = False
     allow_unexpected: bool = True
@@ -84,16 +93,7 @@ class LoadRules:
 
 
 def plan_local_load(state_dict: dict[str, Any], metadata: Metadata, rules: LoadRules) -> LocalLoadPlan:
-    """Compare a flat template with a checkpoint's metadata, and plan the reads of this rank.
-
-    Args:
-        state_dict: Template: FQN → tensor of any kind, or object.
-        metadata: Metadata of the checkpoint.
-        rules: Rules that decide which mismatches are problems.
-
-    Returns:
-        The read items, and all problems; this function raises no error for problems.
-    """
+    """Plan this rank's reads; mismatches are not raised."""
     planned = LocalLoadPlan()
     records = records_of(metadata)
     columns = None if records is None else ReadColumns(records, [], planned.items)
@@ -115,23 +115,54 @@ def plan_local_load(state_dict: dict[str, Any], metadata: Metadata, rules: LoadR
         if isinstance(entry, TensorStorageMetadata):
             _plan_tensor(planned, fqn, stored, value, held, entry, rules)
         elif isinstance(entry, BytesStorageMetadata) and held is None:
-            planned.items.append(_object_item(MetadataIndex(fqn), MetadataIndex(stored)))
+            nothing, kind = torch.Size((0,)), LoadItemType.BYTE_IO
+            planned.items.append(ReadItem(kind, MetadataIndex(fqn), nothing, MetadataIndex(stored), nothing, nothing))
             planned.matched.append(fqn)
         else:
             _problem(planned, fqn, "kind", f"{fqn!r} is a tensor in the template but an object in the checkpoint")
+    if columns is not None:
+        planned.matched.extend(columns.names)
+        planned.targets.extend([(name, state_dict[name]) for name in columns.names])
+    missing = _without_filled(planned, missing, state_dict)
     meant = {planned.renamed.get(fqn, fqn) for fqn in state_dict} if planned.renamed else state_dict.keys()
     planned.unexpected = [name for name in entries if name not in meant]
     _report_names(planned, missing, state_dict, rules)
     if columns is not None:
-        planned.matched.extend(columns.names)
-        planned.targets.extend((name, state_dict[name]) for name in columns.names)
         planned.items = LazyList(columns)
     _look_at_memory(planned, records)
     return planned
 
 
+def _without_filled(
+    planned: LocalLoadPlan, missing: list[tuple[str, str]], state_dict: dict[str, Any]
+) -> list[tuple[str, str]]:
+    if not missing:
+        return missing
+    loaded = (fqn for fqn in planned.matched if fqn not in planned.resized)
+    filled = MemoryRanges(tensor for fqn in loaded for tensor in _memory_of(fqn, state_dict[fqn]) or ())
+    left = []
+    for fqn, stored in missing:
+        memory = _memory_of(fqn, state_dict[fqn])
+        # A rank without a shard leaves the decision to the others.
+        if memory is not None and all(has_memory(tensor) and filled.cover(tensor) for tensor in memory):
+            planned.matched.append(fqn)
+        else:
+            left.append((fqn, stored))
+    return left
+
+
+def _memory_of(fqn: str, value: Any) -> list[torch.Tensor] | None:
+    if hasattr(value, "__create_chunk_list__") and not is_dtensor(value):
+        return None
+    try:
+        held = local_tensor(fqn, value)
+    except UnsupportedValueError:  # unsupported tensors are not loaded
+        return None
+    memory = [] if held is None else [shard.get() for shard in held.shards]
+    return None if held is None or not math.prod(held.size) or any(map(is_wrapper, memory)) else memory
+
+
 def _look_at_memory(planned: LocalLoadPlan, records: StateRecords | None) -> None:
-    """Record targets that cannot be filled, and targets that share memory and may get different values."""
     keys = [key for key, _ in planned.targets]
     found = find_shared_memory(keys, [tensor for _, tensor in planned.targets])
     planned.problems.extend(found.problems)
@@ -145,13 +176,13 @@ def _look_at_memory(planned: LocalLoadPlan, records: StateRecords | None) -> Non
 def _report_names(
     planned: LocalLoadPlan, missing: list[tuple[str, str]], state_dict: dict[str, Any], rules: LoadRules
 ) -> None:
-    """Record names that only the template or only the checkpoint has, as problems unless the rules allow them."""
     planned.missing = [fqn for fqn, _ in missing]
     near = NearNames(planned.unexpected) if missing and not rules.allow_missing else None
     for number, (fqn, stored) in enumerate(missing if near is not None else ()):
-        wanted = f"{fqn!r}" if stored == fqn else f"{fqn!r} (as {stored!r})"
+        renamed = "" if stored == fqn else f" ({fqn!r} in the template)"
         likely = near.suggest(stored) if near is not None and number < SHOWN_PROBLEMS else ""
-        _problem(planned, fqn, "missing", f"{wanted} is not in the checkpoint{likely}")
+        # PyTorch's words: programs match them and people search for them.
+        _problem(planned, fqn, "missing", f"Missing key in checkpoint state_dict: {stored}{renamed}{likely or '.'}")
     if not rules.allow_unexpected:
         for name in planned.unexpected:
             _problem(planned, name, "unexpected", f"{name!r} is in the checkpoint but not in the template")
@@ -162,11 +193,6 @@ def _report_names(
 
 def _problem(planned: LocalLoadPlan, key: str, kind: str, message: str) -> None:
     planned.problems.append(LoadProblem(key, kind, message))
-
-
-def _object_item(index: MetadataIndex, stored: MetadataIndex) -> ReadItem:
-    nothing = torch.Size((0,))
-    return ReadItem(LoadItemType.BYTE_IO, index, nothing, stored, nothing, nothing)
 
 
 def _plan_tensor(
@@ -191,19 +217,19 @@ def _plan_tensor(
     planned.items.extend(_read_items(fqn, stored_name, entry, held.chunks))
     planned.matched.append(fqn)
     if not hasattr(value, "__create_chunk_list__"):
-        planned.targets.extend((fqn, shard.get()) for shard in held.shards)
+        targets = (shard.get() for shard in held.shards)
+        planned.targets.extend((fqn, target) for target in targets if not is_wrapper(target))
 
 
 def _misfit(
     planned: LocalLoadPlan, fqn: str, held: LocalTensor, entry: TensorStorageMetadata, rules: LoadRules
 ) -> tuple[str, str] | None:
-    """Return kind and text of a mismatch between a stored tensor and its target; records conversions."""
     if tuple(held.size) != tuple(entry.size):
         alike = len(held.size) == len(entry.size)
         if not (rules.allow_resize and alike):
-            text = f"{fqn!r} has shape {tuple(held.size)} in the template but {tuple(entry.size)} in the checkpoint"
-            remedy = "; pass DefaultLoadPlanner(allow_resize=True) to load the common part" if alike else ""
-            return "shape", text + remedy
+            sizes = f"saved {tuple(entry.size)} and current {tuple(held.size)}"
+            remedy = "; pass DefaultLoadPlanner(allow_resize=True) to load the common part" if alike else "."
+            return "shape", f"Size mismatch between {sizes} for {fqn}{remedy}"  # begins as PyTorch's error does
     stored, wanted = entry.properties.dtype, held.dtype
     if stored != wanted:
         names = (str(stored).removeprefix("torch."), str(wanted).removeprefix("torch."))
@@ -215,7 +241,6 @@ def _misfit(
 
 
 def _damage(fqn: str, held: LocalTensor, entry: TensorStorageMetadata) -> tuple[str, str] | None:
-    """Return kind and text of damage in the stored boxes of a tensor, where this rank needs them."""
     stored_boxes = [(chunk.offsets, chunk.sizes) for chunk in entry.chunks]
     twice = find_overlap(stored_boxes) if len(stored_boxes) > 1 else None
     if twice is not None:
@@ -233,15 +258,7 @@ def _damage(fqn: str, held: LocalTensor, entry: TensorStorageMetadata) -> tuple[
 def create_read_items_for_chunk_list(
     fqn: str, checkpoint_md: TensorStorageMetadata, local_chunks: Sequence[ChunkStorageMetadata]
 ) -> list[ReadItem]:
-    """Return one read item for each overlap of a stored chunk with a local chunk.
-
-    Args:
-        fqn: FQN of the tensor.
-        checkpoint_md: Metadata of the tensor in the checkpoint.
-        local_chunks: Boxes of the tensor that this rank loads, in elements.
-
-    Source: torch 2.13 `planner_helpers.create_read_items_for_chunk_list`.
-    """
+    """Return one read item per overlap of a stored chunk with a local chunk."""
     return _read_items(fqn, fqn, checkpoint_md, local_chunks)
 
 
@@ -253,7 +270,7 @@ def _read_items(
     for position, local in enumerate(local_chunks):
         box = (local.offsets, local.sizes)
         shared = overlaps(box, stored_boxes)
-        if 0 in local.sizes and is_quantized_dtype(checkpoint_md.properties.dtype):  # there is still the quantizer
+        if 0 in local.sizes and is_quantized_dtype(checkpoint_md.properties.dtype):  # the quantizer must still be read
             shared = [(at, *stored) for at, stored in enumerate(stored_boxes) if stored == box]
         for stored_position, offsets, sizes in shared:
             stored = checkpoint_md.chunks[stored_position]
@@ -271,5 +288,172 @@ def _read_items(
 
 
 def _within(offsets: Sequence[int], chunk: ChunkStorageMetadata) -> torch.Size:
-    """Return offsets in the tensor as offsets from the start of one of its chunks."""
-    return torch.Size(mine - start for mine, start in zip(offsets, chunk.offsets, strict=True))
+    return torch.Size([mine - start for mine, start in zip(offsets, chunk.offsets, strict=True)])
+
+
+def is_lossless_cast(source: torch.dtype, target: torch.dtype) -> bool:
+    """Return whether `target` can represent every number of `source`."""
+    if source == target:
+        return True
+    if target in _COMPLEX:
+        return is_lossless_cast(_COMPLEX.get(source, source), _COMPLEX[target])
+    if source is torch.bool:
+        return target in _UNSIGNED or target in _SIGNED or target in _FLOATS
+    if target in _FLOATS:
+        return _fits_float(source, *_FLOATS[target])
+    if source in _UNSIGNED:
+        return _UNSIGNED[source] <= _UNSIGNED.get(target, 0) or _UNSIGNED[source] < _SIGNED.get(target, 0)
+    return source in _SIGNED and _SIGNED[source] <= _SIGNED.get(target, 0)
+
+
+def _fits_float(source: torch.dtype, exponent_bits: int, significand_bits: int) -> bool:
+    if source in _FLOATS:
+        return _FLOATS[source][0] <= exponent_bits and _FLOATS[source][1] <= significand_bits
+    magnitude_bits = _UNSIGNED.get(source) or (_SIGNED[source] - 1 if source in _SIGNED else None)
+    # An integer of n magnitude bits also needs an exponent up to 2**n.
+    return (
+        magnitude_bits is not None
+        and magnitude_bits <= significand_bits
+        and magnitude_bits < 2 ** (exponent_bits - 1) - 1
+    )
+
+
+_MAPS = "/proc/self/maps"
+# Maximum number of overlapping pairs to check: the columns of one matrix form millions.
+_MAX_PAIRS = 10_000
+# Work limit for numpy to tell interleaved tensors from overlapping ones; beyond it they count as overlapping.
+_MAX_WORK = 10_000
+
+
+@dataclass(slots=True)
+class MemoryFindings:
+    """Tensors that cannot be filled or share memory."""
+
+    problems: list[LoadProblem] = field(default_factory=list)
+    shared: list[tuple[int, int]] = field(default_factory=list)
+    """Pairs of indices; incomplete if there are thousands."""
+
+
+def find_shared_memory(keys: Sequence[str], tensors: Sequence[torch.Tensor]) -> MemoryFindings:
+    """Find tensors that share memory, have overlapping elements, or are read-only."""
+    found = MemoryFindings()
+    starts = np.array([tensor.data_ptr() for tensor in tensors], np.uint64)
+    sizes = np.array([tensor.nbytes for tensor in tensors], np.uint64)
+    spread = [position for position, tensor in enumerate(tensors) if not tensor.is_contiguous()]
+    for position in spread:
+        tensor = tensors[position]
+        span = _span_elements(tensor)
+        sizes[position] = span * tensor.itemsize
+        if tensor.numel() > span or _has_repeated_dim(tensor):
+            key = keys[position]
+            text = (
+                f"{key!r}: several elements of the template's tensor share one place in memory (it is an expanded or "
+                "overlapping view), so they cannot hold different values; put a contiguous copy (`.clone()`) there"
+            )
+            found.problems.append(LoadProblem(key, "memory", text))
+    for position in _read_only(starts, sizes, [tensor.is_cpu for tensor in tensors]):
+        key = keys[position]
+        text = (
+            f"{key!r}: the memory of the template's tensor is mapped read-only and cannot be filled; put a copy "
+            "(`.clone()`) there, or map the file with write access"
+        )
+        found.problems.append(LoadProblem(key, "memory", text))
+    pairs = itertools.islice(_neighbours(starts, sizes), _MAX_PAIRS)
+    found.shared = [(one, other) for one, other in pairs if _overlap(tensors[one], tensors[other])]
+    return found
+
+
+class MemoryRanges:
+    """Memory ranges per device that tensors fill without gaps."""
+
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        self._merged: dict[torch.device, tuple[list[int], list[int]]] = {}
+        spans = sorted(
+            (str(tensor.device), tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes, tensor.device)
+            for tensor in tensors
+            if tensor.nbytes and tensor.data_ptr() and _span_elements(tensor) == tensor.numel()
+        )
+        for _, begin, end, device in spans:
+            begins, ends = self._merged.setdefault(device, ([], []))
+            if ends and begin <= ends[-1]:
+                ends[-1] = max(end, ends[-1])
+            else:
+                begins.append(begin)
+                ends.append(end)
+
+    def cover(self, tensor: torch.Tensor) -> bool:
+        """Return whether one range contains a non-empty tensor."""
+        begins, ends = self._merged.get(tensor.device, ([], []))
+        begin, at = tensor.data_ptr(), bisect.bisect_right(begins, tensor.data_ptr()) - 1
+        return tensor.numel() > 0 and at >= 0 and begin + _span_elements(tensor) * tensor.itemsize <= ends[at]
+
+
+def is_same_place(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether tensors view the same elements in the same order."""
+    return (one.data_ptr(), one.shape, one.stride(), one.dtype) == (
+        *(other.data_ptr(), other.shape, other.stride(), other.dtype),
+    )
+
+
+def _span_elements(tensor: torch.Tensor) -> int:
+    if not tensor.numel():
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _has_repeated_dim(tensor: torch.Tensor) -> bool:
+    return any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _neighbours(starts: npt.NDArray[np.uint64], sizes: npt.NDArray[np.uint64]) -> Iterator[tuple[int, int]]:
+    order = np.argsort(starts, kind="stable")
+    order = order[sizes[order] > 0]
+    begins, ends = starts[order], (starts + sizes)[order]
+    if not len(order) or not (begins[1:] < np.maximum.accumulate(ends)[:-1]).any():
+        return
+    # Number of later ranges that begin before each range ends.
+    until = np.searchsorted(begins, ends)
+    for at in np.flatnonzero(until > np.arange(len(order)) + 1).tolist():
+        for later in range(at + 1, int(until[at])):
+            yield tuple(sorted((int(order[at]), int(order[later]))))  # type: ignore[misc]
+
+
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.device != other.device:
+        return False
+    if one.is_contiguous() and other.is_contiguous():
+        return True
+    try:
+        return np.shares_memory(_addresses(one), _addresses(other), max_work=_MAX_WORK)  # type: ignore[arg-type]
+    except (np.exceptions.TooHardError, OverflowError):
+        return True
+
+
+def _addresses(tensor: torch.Tensor) -> npt.NDArray[np.void]:
+    size = tensor.itemsize
+    place = {
+        "version": 3,
+        "typestr": f"|V{size}",
+        "shape": tuple(tensor.shape),
+        "strides": tuple(stride * size for stride in tensor.stride()),
+        "data": (tensor.data_ptr(), True),
+    }
+    return np.asarray(type("Place", (), {"__array_interface__": place})())
+
+
+def _read_only(starts: npt.NDArray[np.uint64], sizes: npt.NDArray[np.uint64], on_cpu: list[bool]) -> Iterable[int]:
+    try:
+        with open(_MAPS, "rb") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return ()
+    spans = [line[: line.index(b" ")].split(b"-") for line in lines if line[line.index(b" ") + 2 :][:1] == b"w"]
+    begins = np.array([int(begin, 16) for begin, _ in spans], np.uint64)
+    ends = np.array([int(end, 16) for _, end in spans], np.uint64)
+    # Adjacent ranges are merged.
+    heads = np.flatnonzero(np.concatenate([[True], begins[1:] != ends[:-1]])) if len(begins) else np.zeros(0, int)
+    merged_begins, merged_ends = begins[heads], ends[np.concatenate([heads[1:] - 1, [len(ends) - 1]])]
+    place = np.searchsorted(merged_begins, starts, side="right").astype(np.int64) - 1
+    inside = (place >= 0) & (merged_ends[np.maximum(place, 0)] >= starts + sizes)
+    wanted = np.array(on_cpu, bool) & (sizes > 0) & ~inside
+    return [int(position) for position in np.flatnonzero(wanted)]

@@ -1,10 +1,11 @@
-"""`DefaultSavePlanner`: plans which rank writes which tensors and objects of a state dict.
+"""`DefaultSavePlanner`: plans which rank writes which values of a state dict.
 
-Source: torch 2.13 `torch.distributed.checkpoint.default_planner` (options, extension points).
+Source: torch 2.13 `torch.distributed.checkpoint.default_planner`.
 """
 
 from __future__ import annotations
 
+import copy
 import io
 import warnings
 import zlib
@@ -12,84 +13,77 @@ from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 
 from dcp_core.objects.object_bytes import DumpedObject, dump_object, report_unloadable
-from dcp_core.planning.comparable_bytes import value_digest
-from dcp_core.planning.diagnose_duplicates import (
-    OnDivergence,
+from dcp_core.planning.global_plan import plan_columns
+from dcp_core.planning.replicas import (
+    Replicas,
     agreed_aliases,
     divergent_keys,
     explain_contradiction,
+    replica_digest,
     report_divergence,
+    value_digest,
 )
-from dcp_core.planning.global_plan import plan_columns
 from dcp_core.records.metadata import Metadata, MetadataIndex, StorageMeta
-from dcp_core.records.plan import SavePlan, WriteItem, WriteItemType
-from dcp_core.records.protocols import SavePlanner
-from dcp_core.shards.fed_tensors import FedTensors, TensorFeed
+from dcp_core.records.protocols import SavePlan, SavePlanner, WriteItem, WriteItemType
 from dcp_core.shards.shards import LocalTensor, find_part, find_state_dict_object
-from dcp_core.state_dict.empty_mappings import merge_paths, name_empty_mappings
-from dcp_core.state_dict.flatten import flatten
-from dcp_core.tables.columns_of_items import columns_of
-from dcp_core.tables.plan_columns import PlanColumns
-from dcp_core.tables.value_table import LocalValues, find_ties, local_values
-from dcp_core.tensors.element_copy import contiguous
-from dcp_core.tensors.tensor_bytes import tensor_bytes
+from dcp_core.state_dict.flatten import flatten, merge_paths, name_empty_mappings
+from dcp_core.tables.plan_columns import columns_of
+from dcp_core.tables.value_table import Held, find_ties, local_values
 from dcp_ranks import job_size
 
-__all__ = ["DefaultSavePlanner", "create_default_local_save_plan"]
+__all__ = ["DefaultSavePlanner", "create_default_local_save_plan", "create_write_items"]
 
 _SMALL_BYTES = 64 * 1024
-_OF_A_SAVE = {"state_dict", "plan", "global_plan", "metadata", "storage_meta", "feed", "fed_tensors"}
+_COMPARED_OBJECT_BYTES = 16 << 20
+_OF_A_SAVE = {"state_dict", "plan", "global_plan", "metadata", "storage_meta"}
 
 
 def create_default_local_save_plan(state_dict: dict[str, Any], is_coordinator: bool) -> SavePlan:
-    """Return the local save plan of a flat state dict: all items that this rank holds, including replicated items.
+    """Return all items of a flat state dict that this rank holds, including replicas.
 
-    Args:
-        state_dict: FQN → tensor of any kind, or object.
-        is_coordinator: No effect, accepted as in stock: every rank plans all items that it holds.
+    `is_coordinator` has no effect; stock has it.
     """
     del is_coordinator
     return SavePlan(local_values(state_dict).items)
 
 
+def create_write_items(fqn: str, object: Any) -> list[WriteItem]:  # noqa: A002 - stock's name
+    """Return the write items of an object, or of this rank's chunks."""
+    return list(local_values({fqn: object}).items)
+
+
 class DefaultSavePlanner(SavePlanner):
-    """Default save planner: plans nested state dicts with tensors of every kind. May be subclassed.
+    """Plans saves of nested state dicts with tensors of every kind. May be subclassed.
+
+    ```python
+    import torch
+    from dcp_core import DefaultSavePlanner, save
+
+    planner = DefaultSavePlanner(replicas="raise")  # refuse replicas that differ between ranks
+    save({"weight": torch.ones(3)}, checkpoint_id="step-1", planner=planner)
+    ```
 
     Args:
         flatten_state_dict: Whether each leaf of nested dicts and lists has its own FQN.
-        flatten_sharded_tensors: Whether to unwrap a ShardedTensor whose local shard is a ShardedTensor.
-        dedup_replicated_tensors: No effect, accepted as in stock: replicas are always written once.
-        dedup_save_to_lowest_rank: Whether replicas are written by the lowest rank that holds them, instead of being
-            balanced over ranks.
-        enable_plan_caching: Whether to reuse the global plan of an earlier save if names, shapes, dtypes and chunks of
-            all tensors and objects are the same on every rank.
+        flatten_sharded_tensors: Whether to unwrap nested ShardedTensors.
+        dedup_replicated_tensors: No effect, as in stock: replicas are always written once.
+        dedup_save_to_lowest_rank: Whether the lowest holder writes replicas, without balancing.
+        enable_plan_caching: Whether to reuse an earlier global plan if names, shapes, dtypes and chunks are unchanged
+            on every rank.
         strict_objects: Whether to raise, instead of warning, for objects that a later load would refuse.
-        on_divergence: Reaction to replicas that differ between ranks: `warn`, `error` or `ignore`. Objects and ordinary
-            tensors in host memory of up to 64 KiB each are compared.
-        compare_all: Whether to compare objects and ordinary tensors of every size, which reads each of them once more.
+        replicas: Reaction to replicas that differ between ranks: `check` warns with keys and ranks, `raise` refuses the
+            save, `ignore` does not compare. Tensors in host memory are compared whole up to 64 KiB, else by 16 samples;
+            objects up to 16 MiB.
+        compare_all: Whether to compare all bytes of all values on every device, which reads them once more.
 
-    Extension points: `lookup_object` (the tensor or object of an item) and `transform_object` (its form in the file). A
-    subclass that changes shape or dtype must change the item's `tensor_data` in `create_local_plan` as well.
-
-    Example:
-        ```python
-        import torch
-        from dcp_core import DefaultSavePlanner, save
-
-        planner = DefaultSavePlanner(on_divergence="error")  # refuse replicas that differ between ranks
-        save({"weight": torch.ones(3)}, checkpoint_id="step-1", planner=planner)
-        ```
+    Extension points: `lookup_object` (the value of an item) and `transform_object` (its stored form). A subclass that
+    changes shape or dtype must also change the item's `tensor_data` in `create_local_plan`.
     """
 
     mappings: dict[str, tuple[str | int, ...]]
-    feed: TensorFeed | None = None
-    """Source of tensors whose memory must not be read, in a save of an asynchronous saver; None in other saves."""
-    fed_tensors: FedTensors | None = None
-    """The tensors of the current save that come from `feed`."""
 
     def __init__(
         self,
@@ -100,38 +94,41 @@ class DefaultSavePlanner(SavePlanner):
         enable_plan_caching: bool = True,
         *,
         strict_objects: bool = False,
-        on_divergence: OnDivergence = "warn",
+        replicas: Replicas = "check",
         compare_all: bool = False,
     ) -> None:
         if dedup_replicated_tensors is not None:
             warnings.warn(
                 "dedup_replicated_tensors has no effect: replicas are always written once", UserWarning, stacklevel=2
             )
-        if on_divergence not in ("warn", "error", "ignore"):
-            raise ValueError(f"on_divergence={on_divergence!r} is not known; choose 'warn', 'error' or 'ignore'")
+        if replicas not in ("check", "raise", "ignore"):
+            raise ValueError(f"replicas={replicas!r} is not known; choose 'check', 'raise' or 'ignore'")
         self.flatten_state_dict = flatten_state_dict
         self.flatten_sharded_tensors = flatten_sharded_tensors
         self.dedup_save_to_lowest_rank = dedup_save_to_lowest_rank
         self.enable_plan_caching = enable_plan_caching
         self.strict_objects = strict_objects
-        self.on_divergence: OnDivergence = on_divergence
+        self.replicas: Replicas = replicas
         self.compare_all = compare_all
         self.mappings = {}
         self._empty: dict[str, tuple[str | int, ...]] = {}
         self._dumped: dict[str, bytes] = {}
-        # Classes that would not load back; each is warned about once.
+        # Classes that a load would refuse, each warned about once.
         self._reported: set[str] = set()
         self._splittable = False
 
-    def __getstate__(self) -> dict[str, Any]:
-        # A copy in another process plans other saves: values, and plans of them, are not copied.
-        kept = {name: value for name, value in vars(self).items() if name not in _OF_A_SAVE}
-        return {**kept, "mappings": {}, "_empty": {}, "_dumped": {}}
+    def without_values(self) -> DefaultSavePlanner:
+        """See `SavePlanner`."""
+        twin = copy.copy(self)
+        for name in _OF_A_SAVE & vars(twin).keys():
+            delattr(twin, name)
+        twin.mappings, twin._empty, twin._dumped = {}, {}, {}  # noqa: SLF001 - its own
+        return twin
 
     def set_up_planner(
         self, state_dict: dict[str, Any], storage_meta: StorageMeta | None = None, is_coordinator: bool = False
     ) -> None:
-        """Set the state dict of this save, and flatten it."""
+        """See `SavePlanner`."""
         self.storage_meta = storage_meta
         self.is_coordinator = is_coordinator
         self.mappings, self._empty = {}, {}
@@ -139,26 +136,35 @@ class DefaultSavePlanner(SavePlanner):
         if self.flatten_state_dict:
             flat = flatten(state_dict)
             state_dict, self.mappings, self._empty = flat.values, flat.paths, name_empty_mappings(flat)
-            _warn_of_text_keys(flat.text_keys)
+            for kind, text in flat.text_keys.items():
+                warnings.warn(
+                    f"a key of class {kind.__qualname__} is recorded as its text, {text!r}: a load into a template "
+                    "finds its value, but load_keys and conversions give back the text; use str or int keys to have "
+                    "them restored",
+                    UserWarning,
+                    stacklevel=2,
+                )
         self.state_dict = state_dict
-        self.fed_tensors = None if self.feed is None else FedTensors.of(self.feed, state_dict, self._find)
 
     def create_local_plan(self) -> SavePlan:
-        """Return the local plan: all items that this rank holds, tied tensors, and checksums of small replicas.
+        """Return this rank's items, tied tensors, and checksums of small replicas.
 
-        Objects are serialized here, so an object that cannot be saved raises before any file is written.
+        Objects are serialized here, so an error occurs before any file is written.
 
         Raises:
-            UnsupportedValueError: A tensor or object cannot be saved; the message names its FQN and the reason.
-            UnloadableObjectError: A later load would refuse an object, and `strict_objects` is set.
+            UnsupportedValueError: A value cannot be saved, or a load would refuse it and `strict_objects` is set.
         """
         values = local_values(self.state_dict)
-        plain = self._writes_what_it_holds()
-        digests = self._digests(values)
+        plain = self.writes_what_it_holds()
+        digests = None if job_size() == 1 or self.replicas == "ignore" else self.replica_digests(values.held)
         items = values.items
         if plain and values.objects:
-            sizes = {fqn: self._dump(fqn, digests) for fqn in values.objects}
-            items = _with_object_sizes(items, sizes)
+            columns = columns_of(items)
+            rows = {fqn: row for row, fqn in enumerate(columns.index.object_names)}
+            for fqn in values.objects:
+                columns.object_bytes[rows[fqn]] = self._dump(fqn, digests)
+            columns.hints = None  # as for any local plan
+            items = columns.items()
         self._splittable = plain and values.usual
         plan = SavePlan(
             items,
@@ -171,16 +177,17 @@ class DefaultSavePlanner(SavePlanner):
         return plan
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """Return the final plans of all ranks, in rank order, and the checkpoint's metadata.
+        """Return the final plans in rank order, and the metadata.
 
-        Each item is in the plan of exactly one rank, or its parts are in the plans of several ranks.
+        Each item is in exactly one rank's plan, or its parts are in several.
 
         Raises:
-            PlanError: Ranks disagree about a tensor or object, or the chunks of a tensor leave a hole or overlap.
+            PlanError: Ranks disagree about a value, or the chunks of a tensor leave a hole or overlap.
         """
         divergent = divergent_keys(all_plans)
-        report_divergence(divergent, self.on_divergence)
-        complete = _holds_whole_job(all_plans)
+        report_divergence(divergent, self.replicas)
+        # If all ranks' plans are there, their shards must form whole tensors.
+        complete = len(all_plans) > 1 or job_size() == 1
         aliases = agreed_aliases(all_plans)
         planned = plan_columns(
             all_plans,
@@ -193,60 +200,46 @@ class DefaultSavePlanner(SavePlanner):
             raise explain_contradiction(all_plans, aliases, complete=complete)
         plans, metadata = planned
         if self.flatten_state_dict:
-            metadata.planner_data = merge_paths(plan.planner_data or {} for plan in all_plans)
-            # Only the metadata needs the paths from here on; plans travel back without them.
+            metadata.planner_data = merge_paths([plan.planner_data or {} for plan in all_plans])
+            # Only the metadata needs the paths; send the plans back without them.
             plans = [replace(plan, planner_data=None) for plan in plans]
         self.adopt_global_plan(plans, metadata)
         return [replace(plan, aliases=None, digests=None) for plan in plans], metadata
 
     def adopt_global_plan(self, plans: list[SavePlan], metadata: Metadata) -> None:
-        """Set the global plan of this save. Called on the coordinator.
-
-        Args:
-            plans: Final plans of all ranks, in rank order: new, or from the plan cache.
-            metadata: Metadata of the checkpoint.
-        """
+        """See `SavePlanner`."""
         self.global_plan = plans
         self.metadata = metadata
 
     def plan_key(self) -> Hashable | None:
-        """Return the planner's options as the key of the plan cache; None if plans must not be cached."""
+        """See `SavePlanner`."""
         if not self.enable_plan_caching or type(self).create_global_plan is not DefaultSavePlanner.create_global_plan:
             return None
         kind = type(self)
-        options = (self.flatten_state_dict, self.dedup_save_to_lowest_rank, self.on_divergence, self.compare_all)
+        options = (self.flatten_state_dict, self.dedup_save_to_lowest_rank, self.replicas, self.compare_all)
         return kind.__module__, kind.__qualname__, options
 
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
-        """Return the final plan of this rank, exactly as the coordinator has sent it."""
+        """See `SavePlanner`."""
         self.plan = new_plan
         return new_plan
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
-        """Return the tensor or serialized object that an item writes. Called from several writer threads.
-
-        Raises:
-            UnsupportedValueError: The tensor comes from a feed, in pieces only.
-        """
-        found: torch.Tensor | io.BytesIO = self._find(write_item)
-        if self.fed_tensors is not None:
-            self.fed_tensors.check(write_item, found)
-        return found
-
-    def _find(self, write_item: WriteItem) -> Any:
+        """See `SavePlanner`. Thread-safe."""
         planned = write_item.tensor_data
-        if self._splittable and planned is not None:  # it may be a part of a box
+        if self._splittable and planned is not None:  # the item may be part of a box
             fqn, chunk = write_item.index.fqn, planned.chunk
             return find_part(self.state_dict[fqn], fqn, chunk.offsets, chunk.sizes)
-        return self.transform_object(write_item, self.lookup_object(write_item.index))
+        found: torch.Tensor | io.BytesIO = self.transform_object(write_item, self.lookup_object(write_item.index))
+        return found
 
     def lookup_object(self, index: MetadataIndex) -> Any:
-        """Return the object with the FQN in `index`, or the local memory of the shard at the offset in `index`."""
+        """Return the object for an index, or the local memory of its shard."""
         return find_state_dict_object(self.state_dict, index)
 
     def transform_object(self, write_item: WriteItem, object: Any) -> Any:  # noqa: A002 - stock's name
-        """Return the data to write for a tensor or object: the tensor, or the object serialized as by `torch.save`."""
-        if write_item.type is not WriteItemType.BYTE_IO:
+        """Return the data to write: the tensor, or the object serialized as by `torch.save`."""
+        if write_item.type != WriteItemType.BYTE_IO:
             return object
         fqn = write_item.index.fqn
         data = self._dumped.pop(fqn, None)
@@ -256,77 +249,38 @@ class DefaultSavePlanner(SavePlanner):
         return io.BytesIO(data)
 
     def plain_values(self) -> Mapping[str, Any] | None:
-        """Return the flat state dict; None if a subclass overrides how tensors are looked up or transformed."""
-        return self.state_dict if self._writes_what_it_holds() else None
+        """See `SavePlanner`. None if a subclass overrides look-up or transformation."""
+        return self.state_dict if self.writes_what_it_holds() else None
 
-    def _writes_what_it_holds(self) -> bool:
-        """Whether items are written as they are in the state dict; a subclass may look up or make other values."""
-        own = DefaultSavePlanner
-        hooks = ("resolve_data", "lookup_object", "transform_object")
-        return all(getattr(type(self), name) is getattr(own, name) for name in hooks)
+    def writes_what_it_holds(self) -> bool:
+        """Return whether no subclass changes the written values."""
+        kind, own = type(self), DefaultSavePlanner
+        hooks = (own.resolve_data, own.lookup_object, own.transform_object)
+        return (kind.resolve_data, kind.lookup_object, kind.transform_object) == hooks
 
     def _dump(self, fqn: str, digests: dict[str, int] | None) -> int:
-        """Serialize an object and return its size in bytes; a small one is kept for writing."""
         data = dump_object(self.state_dict[fqn], key=fqn)
         report_unloadable(data, key=fqn, strict=self.strict_objects, reported=self._reported)
         small = len(data) <= _SMALL_BYTES
         if small:
             self._dumped[fqn] = data
-        if digests is not None and (small or self.compare_all):
-            digests[fqn] = zlib.crc32(_comparable_bytes(self.state_dict[fqn], data))
+        if digests is not None and (len(data) <= _COMPARED_OBJECT_BYTES or self.compare_all):
+            value = self.state_dict[fqn]
+            digest = value.digest if isinstance(value, DumpedObject) else value_digest(value)
+            digests[fqn] = zlib.crc32(digest or data)
         return len(data)
 
-    def _digests(self, values: LocalValues) -> dict[str, int] | None:
-        """Return checksums of small tensors that every rank should agree on; None where there is no other rank."""
-        if job_size() == 1 or self.on_divergence == "ignore":
-            return None
-        whole = {
-            fqn: held.shards[0].get() if isinstance(held, LocalTensor) else held.detach()
-            for fqn, held in values.held.items()
-            if not isinstance(held, LocalTensor) or held.whole
-        }
-        return {
-            fqn: zlib.crc32(tensor_bytes(contiguous(tensor.cpu())))
-            for fqn, tensor in whole.items()
-            if _is_cheap(tensor) or (self.compare_all and _is_ordinary(tensor))
-        }
-
-
-def _warn_of_text_keys(text_keys: Mapping[type, str]) -> None:
-    for kind, text in text_keys.items():
-        warnings.warn(
-            f"a key of class {kind.__qualname__} is recorded as its text, {text!r}: a load into a template finds its "
-            "value, but load_keys and conversions give back the text; use str or int keys to have them restored",
-            UserWarning,
-            stacklevel=2,
-        )
-
-
-def _with_object_sizes(items: list[WriteItem], sizes: Mapping[str, int]) -> list[WriteItem]:
-    columns = columns_of(items)
-    known = zip(columns.index.object_names, columns.object_bytes.tolist(), strict=True)
-    nbytes = np.array([sizes.get(fqn, size) for fqn, size in known], np.int64)
-    made = PlanColumns(columns.index, columns.whole, nbytes)
-    made.order = columns.order
-    return made.items()
-
-
-def _comparable_bytes(value: Any, dumped: bytes) -> bytes:
-    """Return bytes that are equal on ranks that hold the same value; `dumped` if there are no better ones."""
-    return (value.digest if isinstance(value, DumpedObject) else value_digest(value)) or dumped
-
-
-def _is_cheap(tensor: torch.Tensor) -> bool:
-    """Whether the checksum of a tensor is cheap: few bytes, and in this process's memory."""
-    cheap = tensor.device.type == "cpu" and tensor.numel() * tensor.dtype.itemsize <= _SMALL_BYTES
-    return cheap and _is_ordinary(tensor)
-
-
-def _is_ordinary(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's values are the bytes of its memory."""
-    return not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
-
-
-def _holds_whole_job(all_plans: list[SavePlan]) -> bool:
-    """Whether the plans come from all ranks, so that their shards must make up whole tensors."""
-    return len(all_plans) > 1 or job_size() == 1
+    def replica_digests(self, held: Mapping[str, Held]) -> dict[str, int]:
+        """Return checksums of tensors that this rank holds whole."""
+        digests: dict[str, int] = {}
+        for fqn, value in held.items():
+            if isinstance(value, LocalTensor):
+                if len(value.shards) != 1 or value.shards[0].sizes != value.size:
+                    continue
+                tensor = value.shards[0].get()
+            else:
+                tensor = value.detach()
+            digest = replica_digest(tensor, everything=self.compare_all)
+            if digest is not None:
+                digests[fqn] = digest
+        return digests

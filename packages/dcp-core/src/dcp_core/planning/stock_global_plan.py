@@ -1,8 +1,6 @@
-"""Stock's function for the global plan of a save, for custom planners that call it, and a check of coverage.
+"""Stock's global save plan for custom planners that call it, and a check of coverage.
 
-`DefaultSavePlanner` uses `global_plan` instead, which works on columns.
-
-Source: torch 2.13 `default_planner.create_default_global_save_plan` (contract).
+Source: torch 2.13 `default_planner.create_default_global_save_plan`.
 """
 
 from __future__ import annotations
@@ -18,9 +16,9 @@ from dcp_core.records.metadata import (
     MetadataIndex,
     TensorStorageMetadata,
 )
-from dcp_core.records.plan import SavePlan, WriteItem, WriteItemType
+from dcp_core.records.protocols import SavePlan, WriteItem, WriteItemType
 from dcp_manifest.index.boxes import box_text, find_hole, find_overlap, out_of_bounds
-from dcp_manifest.stock.stock_class_paths import STOCK_VERSION
+from dcp_manifest.stock.stock_write import STOCK_VERSION
 
 __all__ = ["check_coverage", "create_default_global_save_plan"]
 
@@ -30,14 +28,9 @@ _SHOWN_PROBLEMS = 20
 def create_default_global_save_plan(
     all_plans: list[SavePlan], rewrite_index_hints: bool = True
 ) -> tuple[list[SavePlan], Metadata]:
-    """Return the save plans of all ranks, with index hints, and the checkpoint's metadata.
+    """Return the plans, with positions among chunks as index hints, and the metadata.
 
-    Args:
-        all_plans: Save plans of all ranks, in rank order; no item may be in two plans.
-        rewrite_index_hints: Whether to set each tensor item's `index.index` to its position in the tensor's chunks.
-
-    Raises:
-        PlanError: One name is a tensor on one rank and an object on another, or its shape or dtype differs.
+    No item may be in two plans. PlanError: ranks disagree about the kind, shape or dtype of a name.
     """
     entries: dict[str, STORAGE_TYPES] = {}
     new_plans = [
@@ -50,7 +43,7 @@ def create_default_global_save_plan(
 def _add_item(entries: dict[str, STORAGE_TYPES], item: WriteItem, *, rewrite: bool) -> WriteItem:
     fqn = item.index.fqn
     entry = entries.get(fqn)
-    if item.type is WriteItemType.BYTE_IO:
+    if item.type == WriteItemType.BYTE_IO:
         if entry is not None:
             raise PlanError(f"{fqn!r} is planned twice, once as an object; give the values different names")
         entries[fqn] = BytesStorageMetadata()
@@ -74,15 +67,7 @@ def _add_item(entries: dict[str, STORAGE_TYPES], item: WriteItem, *, rewrite: bo
 
 
 def check_coverage(entries: dict[str, STORAGE_TYPES], *, complete: bool) -> None:
-    """Check that the chunks of each tensor lie inside the tensor and do not overlap, and optionally fill the tensor.
-
-    Args:
-        entries: FQN → metadata of the tensor or object.
-        complete: Whether to check that the chunks fill each tensor.
-
-    Raises:
-        PlanError: The chunks of some tensors fail this check; the message names each of these tensors and the box.
-    """
+    """Raise PlanError unless chunks lie inside their tensors without overlap and, if `complete`, fill them."""
     problems: list[str] = []
     for fqn, entry in entries.items():
         if isinstance(entry, TensorStorageMetadata) and (problem := _coverage_problem(entry, complete=complete)):

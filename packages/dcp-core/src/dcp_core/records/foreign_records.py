@@ -1,8 +1,4 @@
-"""Conversion of stock's records (metadata, plan items) into the records of `dcp_core`, by their attributes.
-
-Storages, planners and tensor classes written for `torch.distributed.checkpoint` return stock's records, which have the
-same attributes as `dcp_core`'s but are instances of other classes. This module does not import stock.
-"""
+"""Convert stock's metadata and plan items to the records of `dcp_core` by attribute, without importing stock."""
 
 from __future__ import annotations
 
@@ -22,16 +18,13 @@ from dcp_core.records.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from dcp_core.records.plan import BytesIOWriteData, TensorWriteData, WriteItem, WriteItemType
+from dcp_core.records.protocols import BytesIOWriteData, TensorWriteData, WriteItem, WriteItemType
 
 __all__ = ["as_chunk", "as_index", "as_metadata", "as_properties", "as_write_item"]
 
 
 def as_metadata(metadata: Any) -> Metadata:
-    """Return stock's metadata as a `dcp_core.Metadata`; a `dcp_core.Metadata` is returned unchanged.
-
-    In `storage_data`, records with the attributes of stock's classes are converted; other objects are kept.
-    """
+    """Return stock's metadata as ours; unknown records in `storage_data` stay."""
     if isinstance(metadata, Metadata):
         return metadata
     stored = metadata.storage_data
@@ -47,21 +40,21 @@ def as_metadata(metadata: Any) -> Metadata:
 
 
 def as_index(index: Any) -> MetadataIndex:
-    """Return a `dcp_core` `MetadataIndex` with the attributes of stock's record `index`."""
+    """Return stock's index as ours."""
     if type(index) is MetadataIndex:
         return index
     return MetadataIndex(index.fqn, index.offset, index.index)
 
 
 def as_chunk(chunk: Any) -> ChunkStorageMetadata:
-    """Return a `dcp_core` `ChunkStorageMetadata` with the attributes of stock's record `chunk`."""
+    """Return stock's chunk as ours."""
     if type(chunk) is ChunkStorageMetadata:
         return chunk
     return ChunkStorageMetadata(torch.Size(chunk.offsets), torch.Size(chunk.sizes))
 
 
 def as_properties(properties: Any) -> TensorProperties:
-    """Return `dcp_core` `TensorProperties` with the attributes of stock's or a `ShardedTensor`'s `properties`."""
+    """Return stock's or a `ShardedTensor`'s properties as ours."""
     if type(properties) is TensorProperties:
         return properties
     return TensorProperties(
@@ -74,10 +67,10 @@ def as_properties(properties: Any) -> TensorProperties:
 
 
 def as_write_item(item: Any) -> WriteItem:
-    """Return a `dcp_core` `WriteItem` with the attributes of stock's record `item`."""
+    """Return stock's write item as ours."""
     if type(item) is WriteItem:
         return item
-    tensor, data = item.tensor_data, getattr(item, "bytes_io_data", None)  # older versions have none
+    tensor, data = item.tensor_data, getattr(item, "bytes_io_data", None)  # missing in older versions
     return WriteItem(
         index=as_index(item.index),
         type=WriteItemType[item.type.name],

@@ -1,7 +1,7 @@
-"""`LazyDict` and `LazyList`: subclasses of dict and list whose elements are created on first access.
+"""Dict and list subclasses that create their elements on first access.
 
-They compare, copy, pickle and change like an ordinary dict or list. A look-up of one key in the dict creates only its
-value; an operation that needs all values, or changes the dict, creates all values first.
+They compare, copy, pickle and change like an ordinary dict or list. An operation that needs all values, or changes the
+dict, creates them all first.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ V_co = TypeVar("V_co", covariant=True)
 
 
 class LazySource(Protocol[K_co, V_co]):
-    """Contract of the source from which a `LazyDict` creates its values; the contents of a source never change."""
+    """Immutable source of a `LazyDict`'s values."""
 
     def __len__(self) -> int:
-        """Return the number of keys of the dict."""
+        """Return the number of keys."""
         ...
 
     def make(self, key: object) -> V_co:
-        """Create and return the value of a key. Raises KeyError for an unknown key."""
+        """Create the value of `key`, or raise KeyError."""
         ...
 
     def has(self, key: object) -> bool:
@@ -34,89 +34,79 @@ class LazySource(Protocol[K_co, V_co]):
         ...
 
     def keys(self) -> Iterator[K_co]:
-        """Yield each key once, in the order of the dict."""
+        """Yield the keys in order."""
         ...
 
     def items(self) -> Iterator[tuple[K_co, V_co]]:
-        """Yield each pair (key, new value) once, in the order of the dict."""
+        """Yield (key, new value) pairs in order."""
         ...
 
 
 class LazyDict(dict[K, V]):
-    """A dict whose values are created from a `LazySource` on first look-up; later look-ups return the same object.
+    """A dict that creates each value on first look-up and then keeps it. Threads may read it concurrently."""
 
-    Several threads may read it at the same time.
-
-    Args:
-        source: Source of the values.
-    """
-
-    __slots__ = ("_lock", "_source")
+    __slots__ = ("_lock", "source")
 
     def __init__(self, source: LazySource[K, V]) -> None:
         super().__init__()
-        self._source: LazySource[K, V] | None = source
+        self.source: LazySource[K, V] | None = source
+        """The source; None once all values were created or the dict changed.
+
+        Callers may have changed values that they looked up: see `touched`.
+        """
         self._lock = threading.RLock()
 
     def __missing__(self, key: K) -> V:
         with self._lock:
             if super().__contains__(key):
                 return super().__getitem__(key)
-            if self._source is None:
+            if self.source is None:
                 raise KeyError(key)
-            value = self._source.make(key)
+            value = self.source.make(key)
             super().__setitem__(key, value)
             return value
 
     def get(self, key: Any, default: Any = None) -> Any:
-        """Return the value of `key`, or `default` if the dict has no such key."""
+        """Return the value of `key`, or `default`."""
         try:
             return self[key]
         except KeyError:
             return default
 
     def __contains__(self, key: object) -> bool:
-        source = self._source
+        source = self.source
         return super().__contains__(key) if source is None else source.has(key)
 
     def __len__(self) -> int:
-        source = self._source
+        source = self.source
         return super().__len__() if source is None else len(source)
 
     def __iter__(self) -> Iterator[K]:
-        source = self._source
+        source = self.source
         return super().__iter__() if source is None else source.keys()
 
     def keys(self) -> Any:
-        """Return a set-like view of the keys, without creating values."""
-        return super().keys() if self._source is None else KeysView(self)
+        """Return a view that creates no values."""
+        return super().keys() if self.source is None else KeysView(self)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[type[dict[K, V]], tuple[dict[K, V]]]:
         return dict, (dict(self),)
 
     @property
-    def source(self) -> LazySource[K, V] | None:
-        """The source of the values; None once an operation has created all values or changed the dict.
-
-        Callers may have changed values that were looked up one by one; `touched` is true if there are such values.
-        """
-        return self._source
-
-    @property
     def touched(self) -> bool:
-        """Whether at least one value has been created by a look-up."""
+        """Whether a look-up has created a value."""
         return super().__len__() > 0
 
     def fill(self) -> None:
-        """Create all values that do not exist yet; afterwards the object behaves as an ordinary dict."""
+        """Become an ordinary dict."""
         with self._lock:
-            if self._source is None:
+            if self.source is None:
                 return
             made = dict(super().items())
-            filled = {key: made.get(key, value) for key, value in self._source.items()}
+            filled = {key: made.get(key, value) for key, value in self.source.items()}
             super().clear()
             super().update(filled)
-            self._source = None
+            self.source = None
 
 
 def _filled_first(name: str, base: type) -> Callable[..., Any]:
@@ -142,59 +132,49 @@ for _name in (
 
 
 class LazyListSource(Protocol[V_co]):
-    """Contract of the source from which a `LazyList` creates its elements; the contents of a source never change.
+    """Immutable source of a `LazyList`'s elements.
 
-    If the source has a true attribute `travels`, a list that is pickled contains the source instead of the elements.
+    With a true attribute `travels`, a pickled list contains the source.
     """
 
     def __len__(self) -> int:
-        """Return the number of elements of the list."""
+        """Return the number of elements."""
         ...
 
     def __iter__(self) -> Iterator[V_co]:
-        """Create and yield each element, in order."""
+        """Create and yield the elements in order."""
         ...
 
 
 class LazyList(list[V]):
-    """A list whose elements are all created from a `LazyListSource` at the first access or change.
+    """A list that creates all elements at the first access, sorted by `key` (not pickled)."""
 
-    Args:
-        source: Source of the elements.
-        key: Sort key by which the elements are sorted when they are created; None for the order of the source. The sort
-            key is not pickled.
-    """
-
-    __slots__ = ("_key", "_source")
+    __slots__ = ("_key", "source")
 
     def __init__(self, source: LazyListSource[V], *, key: Callable[[V], Any] | None = None) -> None:
         super().__init__()
-        self._source: LazyListSource[V] | None = source
+        self.source: LazyListSource[V] | None = source
+        """The source; None once the elements exist."""
         self._key = key
 
-    @property
-    def source(self) -> LazyListSource[V] | None:
-        """The source of the elements; None once the elements have been created."""
-        return self._source
-
     def __len__(self) -> int:
-        source = self._source
+        source = self.source
         return super().__len__() if source is None else len(source)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[type[list[V]], tuple[Any]]:
-        source = self._source
+        source = self.source
         if source is not None and getattr(source, "travels", False):
             return LazyList, (source,)
         return list, ([*self],)
 
     def fill(self) -> None:
-        """Create all elements; afterwards the object behaves as an ordinary list."""
-        source, self._source = self._source, None
+        """Become an ordinary list."""
+        source, self.source = self.source, None
         if source is not None:
             super().extend(source if self._key is None else sorted(source, key=self._key))
 
     def __radd__(self, other: list[V]) -> list[V]:
-        # Otherwise `list + self` would copy the list's own memory, which is empty while no item was made.
+        # The default `list + self` copies the base list's memory, which is empty before `fill`.
         return [*other, *self] if isinstance(other, list) else NotImplemented
 
 

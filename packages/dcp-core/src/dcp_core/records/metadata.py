@@ -1,8 +1,7 @@
-"""Metadata records of a checkpoint: tensors, their chunks, objects, and the location of each item in storage.
+"""Metadata records of a checkpoint: tensors, chunks, objects, and the location of each item in storage.
 
-Class names, fields and their order are those of stock, so planners and storages written for stock accept these records.
-`Metadata` is pickled as stock's class of that name, so stock can read a file that contains the pickle; the other
-records are pickled as classes of this module. Not in this module: columns, files and plans.
+Names, fields and field order match stock's, so planners and storages written for stock accept these records. `Metadata`
+pickles as stock's class, the other records as classes of this module.
 
 Source: torch 2.13 `torch.distributed.checkpoint.{metadata,filesystem}` (names, fields, pickled states).
 """
@@ -10,21 +9,24 @@ Source: torch 2.13 `torch.distributed.checkpoint.{metadata,filesystem}` (names, 
 from __future__ import annotations
 
 import copy
+import copyreg
+import io
 import os
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from types import NoneType
 from typing import Any
 
 import torch
 
+from dcp_base.escaping import printable, printable_bytes
+from dcp_core.errors import UnsupportedFormatError
 from dcp_core.records.lazy import LazyDict
-from dcp_core.records.stock_pickling import dumps_as
-from dcp_manifest.folders.file_names import rank_of_data_file
-from dcp_manifest.index.items import Framing, StoredItem
+from dcp_manifest.folders.folder import rank_of_data_file
+from dcp_manifest.index.columns import Framing, StoredItem, TensorFlags
 from dcp_manifest.index.literal_keys import LiteralKey
-from dcp_manifest.printable import printable, printable_bytes
 
 __all__ = [
     "MEMORY_FORMATS",
@@ -35,17 +37,33 @@ __all__ = [
     "MemoryFormatEncoding",
     "Metadata",
     "MetadataIndex",
+    "StockEnum",
     "StorageInfo",
     "StorageMeta",
     "TensorProperties",
     "TensorStorageMetadata",
+    "dtype_of",
+    "dumps_as",
     "note_checkpoint_id",
+    "properties_of",
     "stored_item",
 ]
 
 
+class StockEnum(Enum):
+    """Enumeration with members equal to stock's."""
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        same_kind = isinstance(other, Enum) and type(other).__name__.lstrip("_") == type(self).__name__.lstrip("_")
+        return same_kind and other.name == self.name  # type: ignore[attr-defined] # it is an Enum
+
+    __hash__ = Enum.__hash__  # hashes the name, as stock's members do
+
+
 class MemoryFormatEncoding(Enum):
-    """Numbers for memory formats, because a `torch.memory_format` cannot be pickled."""
+    """Numbers for memory formats, which cannot be pickled."""
 
     TORCH_CONTIGUOUS_FORMAT = 0
     TORCH_CHANNELS_LAST = 1
@@ -53,32 +71,37 @@ class MemoryFormatEncoding(Enum):
 
 
 MEMORY_FORMATS = (torch.contiguous_format, torch.channels_last, torch.preserve_format)
-"""The `torch.memory_format` for each number of `MemoryFormatEncoding`."""
 
 
-@dataclass(slots=True)
+@dataclass
 class ChunkStorageMetadata:
-    """A chunk, a box of one tensor: offsets and sizes in elements, one number per dimension."""
+    """One box of a tensor: offset and size in elements per dimension."""
 
     offsets: torch.Size
     sizes: torch.Size
 
 
-@dataclass(slots=True)
-class TensorProperties:
-    """Properties of a saved tensor besides its shape. Only `dtype` affects loads; the others are for information."""
+class _Strides:
+    """Keeps `strides` out of `vars(properties)`, which programs pass to `torch.empty`."""
+
+    __slots__ = ("strides",)
+
+
+@dataclass
+class TensorProperties(_Strides):
+    """Properties of a saved tensor except its shape. Only `dtype` affects loads."""
 
     dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
     layout: torch.layout = torch.strided
     requires_grad: bool = False
     memory_format: torch.memory_format = torch.contiguous_format
     pin_memory: bool = False
-    strides: tuple[int, ...] | None = field(default=None, compare=False)
-    """Strides of the saved tensor in elements, as in torch 2.15; not stored in the checkpoint; None if not known."""
+    strides: tuple[int, ...] | None = field(default_factory=NoneType, compare=False)
+    """Strides in elements, as in torch 2.15; None if unknown. Not stored in the checkpoint."""
 
     @staticmethod
     def create_from_tensor(tensor: torch.Tensor) -> TensorProperties:
-        """Return the properties of a tensor; as in stock, the memory format is always `torch.contiguous_format`."""
+        """Return a tensor's properties, always with `torch.contiguous_format`, as stock does."""
         return TensorProperties(
             dtype=tensor.dtype,
             layout=tensor.layout,
@@ -89,7 +112,7 @@ class TensorProperties:
         )
 
     def __getstate__(self) -> tuple[Any, ...]:
-        return (  # without the strides, which no version before 2.15 reads
+        return (  # without strides: torch before 2.15 cannot read them
             self.dtype,
             self.layout,
             self.requires_grad,
@@ -103,32 +126,50 @@ class TensorProperties:
         self.memory_format = MEMORY_FORMATS[encoding.value]
 
 
-@dataclass(slots=True)
+def dtype_of(name: str) -> torch.dtype:
+    """Return the torch dtype, or raise UnsupportedFormatError."""
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise UnsupportedFormatError(
+            f"the checkpoint holds tensors of dtype {name!r}, which torch {torch.__version__} lacks"
+        )
+    return dtype
+
+
+def properties_of(dtype: str, flags: int) -> TensorProperties:
+    """Return properties from dtype and flags."""
+    found = TensorFlags.from_bits(flags)
+    return TensorProperties(
+        dtype=dtype_of(dtype),
+        layout=getattr(torch, found.layout),
+        requires_grad=found.requires_grad,
+        memory_format=MEMORY_FORMATS[found.memory_format],
+        pin_memory=found.pin_memory,
+    )
+
+
+@dataclass
 class TensorStorageMetadata:
-    """Metadata of one tensor: global shape, and the chunks in which it is stored."""
+    """Global shape, properties and stored chunks of one tensor."""
 
     properties: TensorProperties
     size: torch.Size
     chunks: list[ChunkStorageMetadata]
 
 
-@dataclass(slots=True)
+@dataclass
 class BytesStorageMetadata:
-    """Metadata of one object, a value that is not a tensor."""
+    """Marks an entry that is an object, not a tensor."""
 
 
 STORAGE_TYPES = TensorStorageMetadata | BytesStorageMetadata
 
 
-@dataclass(slots=True)
+@dataclass
 class StorageMeta:
-    """Ids that a storage records.
+    """Checkpoint, save and load ids that a storage records; None if not recorded.
 
-    Attributes:
-        checkpoint_id: Id of the checkpoint; None if not recorded.
-        save_id: Random name of the save; None if not recorded.
-        load_id: Random name of the load, which a storage reader sets; None in a save.
-        modules: List that stock ignores; in checkpoints of this library, it has the marker that a manifest exists.
+    Stock ignores `modules`; ours mark that a manifest exists.
     """
 
     checkpoint_id: str | os.PathLike[str] | None = None
@@ -137,16 +178,11 @@ class StorageMeta:
     modules: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True, init=False)
+@dataclass(frozen=True, init=False)
 class MetadataIndex:
-    """Key of one item in a checkpoint: FQN, and for tensors the offset of the chunk.
+    """Key of one item: its FQN, and for tensors the offset of the chunk in elements.
 
-    Keys with the same FQN and offset are equal; `index` does not matter.
-
-    Args:
-        fqn: FQN of the tensor or object.
-        offset: Start of the chunk in the tensor, in elements, as any sequence of ints; None for objects.
-        index: Position of the chunk in the tensor's list of chunks, as a hint for look-ups; None if not known.
+    `index` is a hint, the position in the tensor's list of chunks; it does not affect equality.
     """
 
     fqn: str
@@ -159,17 +195,16 @@ class MetadataIndex:
         object.__setattr__(self, "index", index)
 
 
-@dataclass(slots=True)
+@dataclass
 class StorageInfo:
-    """Location of one item in a data file; `Metadata.storage_data` maps each `MetadataIndex` to a `StorageInfo`.
+    """Location of one item in a data file: a value of `Metadata.storage_data`.
 
     Args:
         relative_path: Path of the data file, relative to the checkpoint.
-        offset: Start of the item in the file, in bytes.
-        length: Length of the item in bytes.
-        transform_descriptors: Descriptors of the item's transforms, in the order in which they decode; None without
-            transforms.
-        stored: Record of the item in the manifest, with payload range and CRCs; None for checkpoints by stock.
+        offset: Start of the item in bytes.
+        length: Length in bytes.
+        transform_descriptors: Transforms in decoding order, or None.
+        stored: The manifest's record with payload range and CRCs; None for checkpoints by stock.
     """
 
     relative_path: str
@@ -180,17 +215,12 @@ class StorageInfo:
 
     @classmethod
     def of(cls, stored: StoredItem) -> StorageInfo:
-        """Return the `StorageInfo` for the record of an item in a manifest."""
+        """Return a manifest record's location."""
         return cls(stored.file, stored.offset, stored.length, list(stored.chain) or None, stored)
 
 
 def stored_item(info: Any, *, is_object: bool) -> StoredItem:
-    """Return the manifest's record of an item for its location.
-
-    Args:
-        info: Location as a `StorageInfo`, or as a record with the same fields from another storage writer.
-        is_object: Whether the item is an object instead of a chunk of a tensor.
-    """
+    """Return the manifest's record for a `StorageInfo`, or for another writer's record with the same fields."""
     if isinstance(info, StorageInfo) and info.stored is not None:
         return info.stored
     return StoredItem(
@@ -206,21 +236,18 @@ def stored_item(info: Any, *, is_object: bool) -> StoredItem:
 
 @dataclass(repr=False)
 class Metadata:
-    """Metadata of a checkpoint: its tensors and objects, their chunks, and the location of each item.
+    """Metadata of a checkpoint: tensors, objects, chunks, and the location of each item.
 
     Args:
         state_dict_metadata: FQN → `TensorStorageMetadata` or `BytesStorageMetadata`.
         planner_data: Data of the save planner; for `DefaultSavePlanner`, FQN → path in the nested state dict.
-        storage_data: Data of the storage; for storages with data files, `MetadataIndex` → `StorageInfo`.
-        storage_meta: Ids that the storage has recorded.
+        storage_data: Data of the storage; with data files, `MetadataIndex` → `StorageInfo`.
+        storage_meta: Ids that the storage recorded.
         version: Version of stock's format.
-        aliases: FQN of each tied tensor → FQN under which its data is stored; `state_dict_metadata` has both. Stock's
-            class has no such field, and comparisons ignore it.
+        aliases: FQN of a tied tensor → FQN that stores its data; `state_dict_metadata` has both. Not in stock's class,
+            and ignored by comparisons.
 
-    Its `repr` is a summary in one line; the fields hold everything.
-
-    A pickle of a `Metadata` unpickles to stock's class `torch.distributed.checkpoint.metadata.Metadata`, which
-    `dcp_core.records.foreign_records.as_metadata` converts back.
+    A pickle unpickles to stock's class; `dcp_core.records.foreign_records.as_metadata` converts that back.
     """
 
     state_dict_metadata: dict[str, STORAGE_TYPES]
@@ -255,11 +282,10 @@ class Metadata:
 
 
 def _summary(places: dict[Any, Any]) -> str:
-    """Return what is stored, in words; nothing for locations that are not those of a byte storage."""
     source = places.source if isinstance(places, LazyDict) else None
     try:
         if source is not None:
-            ends: dict[str, int] = source.file_bytes()  # type: ignore[attr-defined] # the one source that there is
+            ends: dict[str, int] = source.file_bytes()  # type: ignore[attr-defined] # the only LazySource used here
         else:
             ends = {}
             for each in places.values():
@@ -276,18 +302,7 @@ def _counted(count: int, noun: str) -> str:
 
 
 def note_checkpoint_id(metadata: Metadata, checkpoint_id: str | os.PathLike[str] | None) -> StorageMeta:
-    """Set the checkpoint id in `Metadata.storage_meta`, unless the checkpoint itself contains a checkpoint id.
-
-    Checkpoints of this library contain no checkpoint id, because they may be moved; those of stock contain the folder
-    in which they were saved.
-
-    Args:
-        metadata: Metadata to complete.
-        checkpoint_id: Checkpoint id from which a reader loads.
-
-    Returns:
-        The record `metadata.storage_meta`, which is created if it is None.
-    """
+    """Set and return `storage_meta`, with this checkpoint id if it has none, as ours do because they may be moved."""
     if metadata.storage_meta is None:
         metadata.storage_meta = StorageMeta()
     if metadata.storage_meta.checkpoint_id is None:
@@ -296,11 +311,7 @@ def note_checkpoint_id(metadata: Metadata, checkpoint_id: str | os.PathLike[str]
 
 
 class DeferredMetadata(Metadata):
-    """A `Metadata` whose fields are read from storage at the first access to one of them.
-
-    Args:
-        read: Function that reads and returns the metadata.
-    """
+    """Calls `read` at the first access to a field."""
 
     def __init__(self, read: Callable[[], Metadata]) -> None:
         object.__setattr__(self, "_read", read)
@@ -318,7 +329,7 @@ class DeferredMetadata(Metadata):
         return "<Metadata, to be read from storage when it is first used>"
 
     def __setattr__(self, name: str, value: Any) -> None:
-        self.version  # noqa: B018 - makes it an ordinary one
+        self.version  # noqa: B018 - reads the metadata
         object.__setattr__(self, name, value)
 
 
@@ -341,7 +352,6 @@ def _fields(*names: str) -> Callable[[Any], dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a lazy dict as an ordinary one: stock's readers know no other."""
     return dict(value.items()) if isinstance(value, LazyDict) else value
 
 
@@ -366,3 +376,71 @@ _STOCK_STATES: dict[type, Callable[[Any], Any]] = {
     TensorProperties: TensorProperties.__getstate__,
     TensorStorageMetadata: _fields("properties", "size", "chunks"),
 }
+
+ClassPath = tuple[str, str]
+
+
+def dumps_as(
+    value: object,
+    *,
+    paths: Mapping[type, ClassPath],
+    states: Mapping[type, Callable[[Any], Any]],
+    plain: Collection[type[str]] = (),
+    protocol: int | None = None,
+) -> bytes:
+    """Pickle an object under other class names, without importing those classes.
+
+    `paths`: class → (module, name). `states`: class (not its subclasses) → function that returns an instance's state.
+    Instances of the `str` subclasses in `plain` become ordinary strings.
+    """
+    buffer = io.BytesIO()
+    number = pickle.DEFAULT_PROTOCOL if protocol is None else max(2, protocol)
+    _RenamingPickler(buffer, paths, states, plain, number).dump(value)
+    return buffer.getvalue()
+
+
+_save_own_global: Callable[..., None] = vars(pickle._Pickler)["save_global"]  # noqa: SLF001
+
+
+# The C pickler imports each class that it names and checks its identity. Only the Python pickler can write another
+# name.
+class _RenamingPickler(pickle._Pickler):  # noqa: SLF001
+    proto: int
+    save: Callable[[object], None]
+    write: Callable[[bytes], object]
+    memoize: Callable[[object], None]
+
+    def __init__(
+        self,
+        file: io.BytesIO,
+        paths: Mapping[type, ClassPath],
+        states: Mapping[type, Callable[[Any], Any]],
+        plain: Collection[type[str]],
+        protocol: int,
+    ) -> None:
+        super().__init__(file, protocol)
+        self._paths = paths
+        self._states = states
+        own = vars(pickle._Pickler)["dispatch"]  # noqa: SLF001
+        vars(self)["dispatch"] = {**own, **dict.fromkeys(plain, own[str])}
+
+    def reducer_override(self, obj: Any) -> Any:
+        state_of = self._states.get(type(obj))
+        if state_of is None:
+            return NotImplemented
+        # typeshed lacks copyreg.__newobj__.
+        newobj = vars(copyreg)["__newobj__"]
+        return newobj, (type(obj),), state_of(obj)
+
+    def save_global(self, obj: Any, name: str | None = None) -> None:
+        path = self._paths.get(obj) if isinstance(obj, type) else None
+        if path is None:
+            _save_own_global(self, obj, name)
+            return
+        if self.proto >= 4:
+            self.save(path[0])
+            self.save(path[1])
+            self.write(pickle.STACK_GLOBAL)
+        else:
+            self.write(pickle.GLOBAL + f"{path[0]}\n{path[1]}\n".encode())
+        self.memoize(obj)

@@ -1,98 +1,258 @@
-"""Contracts (protocols and abstract base classes) of planners, storage readers and writers, and stateful objects.
+"""Contracts of planners, storages and stateful objects, and the plans that they exchange.
 
-Method names, order of calls and meanings are as in stock: a subclass written for `torch.distributed.checkpoint` works
-after a change of its imports. Each method's docstring names where it is called: on every rank, or only on the
-coordinator.
-An exception that a method raises on one rank is reported to all ranks, and raised on each of them.
+Names, fields, call order and meanings match stock's: a subclass written for `torch.distributed.checkpoint` works after
+its imports change. Methods are called on every rank unless their docstring names the coordinator. An exception on one
+rank is raised on every rank.
 
-Source: torch 2.13 `torch.distributed.checkpoint.{planner,storage,stateful}` (names and semantics).
+Source: torch 2.13 `torch.distributed.checkpoint.{planner,storage,stateful}`.
 """
 
 from __future__ import annotations
 
+import inspect
 import io
+import math
 import os
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeGuard, TypeVar, runtime_checkable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, TypeVar, runtime_checkable
 
 import torch
 
 from dcp_core.errors import UnsupportedValueError
-from dcp_core.records.abilities import WriterAbilities, abilities
-from dcp_core.records.metadata import Metadata, MetadataIndex, StorageMeta
-from dcp_core.records.plan import LoadPlan, ReadItem, SavePlan, WriteItem
+from dcp_core.records.lazy import LazyList
+from dcp_core.records.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StockEnum,
+    StorageMeta,
+    TensorProperties,
+)
+
+if TYPE_CHECKING:
+    from dcp_io.lent_memory import MemoryLender
+    from dcp_io.requests import PiecewiseData
+    from dcp_ranks import Coordinator
 
 __all__ = [
     "STATE_DICT_TYPE",
+    "BytesIOWriteData",
+    "LoadItemType",
+    "LoadPlan",
     "LoadPlanner",
+    "PartialState",
+    "ReadItem",
+    "SavePlan",
     "SavePlanner",
     "Stateful",
     "StatefulT",
+    "Storage",
     "StorageReader",
     "StorageWriter",
+    "TensorWriteData",
+    "WriteItem",
+    "WriteItemType",
     "WriteResult",
     "in_shared_order",
     "is_stateful",
-    "placed_plans",
+    "set_up_save_planner",
+    "takes",
     "with_states",
 ]
 
+
+class WriteItemType(StockEnum):
+    """Whole tensor, shard of a tensor, or serialized object."""
+
+    TENSOR = 1
+    SHARD = 2
+    BYTE_IO = 3
+
+
+class LoadItemType(StockEnum):
+    """Box of a tensor, or serialized object."""
+
+    TENSOR = 1
+    BYTE_IO = 2
+
+
+@dataclass(frozen=True)
+class BytesIOWriteData:
+    """Size of a serialized object in bytes, if the planner knows it."""
+
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class TensorWriteData:
+    """Chunk to write, and the tensor's properties and global shape (`size`)."""
+
+    chunk: ChunkStorageMetadata
+    properties: TensorProperties
+    size: torch.Size
+
+
+@dataclass(frozen=True)
+class WriteItem:
+    """One write request of a rank, for an object or a chunk of a tensor."""
+
+    index: MetadataIndex
+    type: WriteItemType
+    bytes_io_data: BytesIOWriteData | None = None
+    tensor_data: TensorWriteData | None = None
+
+    def tensor_storage_size(self) -> int | None:
+        """Return the bytes of the global tensor, as in stock; None for objects."""
+        if self.tensor_data is None:
+            return None
+        return math.prod(self.tensor_data.size) * self.tensor_data.properties.dtype.itemsize
+
+    def chunk_bytes(self) -> int:
+        """Return the bytes that this item writes; 0 for objects of unknown size."""
+        if self.tensor_data is None:
+            return 0 if self.bytes_io_data is None else self.bytes_io_data.nbytes
+        return math.prod(self.tensor_data.chunk.sizes) * self.tensor_data.properties.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class ReadItem:
+    """One read request of a rank, for an object or a box of a stored chunk.
+
+    `storage_index` names the stored chunk or object, `dest_index` the shard or object in the template. The box has
+    `lengths` elements and starts at `storage_offsets` in the chunk and `dest_offsets` in the shard.
+    """
+
+    type: LoadItemType
+    dest_index: MetadataIndex
+    dest_offsets: torch.Size
+    storage_index: MetadataIndex
+    storage_offsets: torch.Size
+    lengths: torch.Size
+
+
+@runtime_checkable
+class NamedItems(Protocol):
+    """Collection of write items that can list FQNs without creating the items."""
+
+    def names(self) -> set[str]:
+        """Return the FQNs of the write items."""
+        ...
+
+
+@dataclass(frozen=True)
+class SavePlan:
+    """The items that one rank writes.
+
+    Attributes:
+        usable: False means "use the plan of the last save", as in stock.
+        aliases: FQN of a tied tensor → FQN that stores its data.
+        digests: FQN of a small replicated value → checksum to compare between ranks.
+        splittable: Whether ranks with the same box may each write a part, because the planner can resolve any part.
+    """
+
+    items: list[WriteItem]
+    storage_data: Any = None
+    planner_data: Any = None
+    usable: bool = True
+    aliases: dict[str, str] | None = None
+    digests: dict[str, int] | None = None
+    splittable: bool = False
+
+    def names(self) -> set[str]:
+        """Return the FQNs of all items."""
+        source = self.items.source if isinstance(self.items, LazyList) else None
+        return source.names() if isinstance(source, NamedItems) else {item.index.fqn for item in self.items}
+
+
+@dataclass
+class LoadPlan:
+    """The items that one rank reads."""
+
+    items: list[ReadItem]
+    storage_data: Any = None
+    planner_data: Any = None
+
+
 STATE_DICT_TYPE = dict[str, Any]
 CheckpointId = str | os.PathLike[str]
-# A state dict may hold thousands of tensors, and looking for methods of a tensor is slow.
+# Attribute look-up on a tensor is slow, and a state dict may hold thousands of tensors.
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
 @runtime_checkable
 class Stateful(Protocol):
-    """An object with methods `state_dict` and `load_state_dict`, which `save` and `load` call for top-level objects."""
+    """An object with `state_dict` and `load_state_dict`, which `save` and `load` call for top-level values."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the object's state dict: to be saved, or as the template of a load."""
+        """Return the state dict to save, or the template of a load."""
         ...
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Set the loaded state dict as the object's state. Called after all tensors have been read."""
+        """Apply the loaded state dict, after all tensors were read."""
         ...
 
 
+class PartialState(dict[Any, Any]):
+    """State for `load_state_dict`; `absent` has the paths of values that the checkpoint lacks."""
+
+    def __init__(self, state: dict[Any, Any], absent: list[tuple[Any, ...]]) -> None:
+        super().__init__(state)
+        self.__dict__.update(getattr(state, "__dict__", {}))  # torch keeps module versions there
+        self.absent = absent
+
+
 def is_stateful(value: object) -> TypeGuard[Stateful]:
-    """Return whether an object is `Stateful`; for tensors 100 times as fast as `isinstance(value, Stateful)`."""
+    """Return whether an object is `Stateful`, faster than `isinstance`."""
     return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
 
 
 def in_shared_order(values: Mapping[Any, Any]) -> list[tuple[Any, Any]]:
-    """Return the (key, value) pairs of a mapping sorted by key, an order that is the same on all ranks.
+    """Return the (key, value) pairs in the same order on all ranks.
 
-    Methods that may be collective (`state_dict()`, `load_state_dict()`) are called in this order; with different
-    orders, ranks would deadlock.
+    `state_dict()` may be collective; calling it in different orders would deadlock.
     """
-    return sorted(values.items(), key=lambda item: _sort_key(item[0]))
+    return sorted(values.items(), key=_sort_key)
 
 
-def _sort_key(key: Any) -> tuple[str, int, str]:
-    # Numbers by their value: Python refuses to print very long ones.
+def _sort_key(item: tuple[Any, Any]) -> tuple[str, int, str]:
+    key = item[0]  # Python refuses to convert very long ints to str
     return type(key).__qualname__, key if type(key) is int else 0, "" if type(key) is int else str(key)
 
 
 def with_states(state_dict: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a state dict in which each `Stateful` is replaced by its `state_dict()`; the order of keys is unchanged.
+    """Return the state dict with each `Stateful` replaced by its `state_dict()`, in the same order.
 
-    Raises:
-        UnsupportedValueError: `state_dict` is no mapping; the message says what to pass instead.
-
-    Ranks: every rank; `state_dict()` may be collective, and is called in the same order on all ranks.
+    Ranks: every rank; `state_dict()` may be collective and is called in the same order on all ranks.
     """
     check_state_dict(state_dict)
     stateful = {key: value for key, value in state_dict.items() if type(value) not in _TENSORS and is_stateful(value)}
+    for key, value in stateful.items():
+        _refuse_local_parameters(key, value)
     states = {key: value.state_dict() for key, value in in_shared_order(stateful)}
     return {key: states.get(key, value) for key, value in state_dict.items()}
 
 
+def _refuse_local_parameters(key: object, value: object) -> None:
+    """Raise for a module with tensor parallelism inside DDP: its `state_dict()` hides that parameters are shards.
+
+    Source: torch 2.13 `torch.distributed.tensor.parallel.ddp` (`_st_info`).
+    """
+    if "torch.distributed.tensor.parallel.ddp" not in sys.modules or not isinstance(value, torch.nn.Module):
+        return
+    for name, parameter in value.named_parameters():
+        if "_st_info" in parameter.__dict__:
+            raise UnsupportedValueError(
+                f"{key!r} has the parameter {name!r}, of which this rank holds a part (tensor parallelism in DDP), and "
+                "its state_dict() does not say so: save app_state(model, optimizer) or get_model_state_dict(model)"
+            )
+
+
 def check_state_dict(value: object) -> None:
-    """Raise UnsupportedValueError for a value that is no mapping; the message says what to pass instead."""
+    """Raise UnsupportedValueError if `value` is not a mapping."""
     if callable(getattr(value, "items", None)):
         return
     if isinstance(value, str | os.PathLike):
@@ -113,13 +273,7 @@ StatefulT = TypeVar("StatefulT", bound=Stateful)
 
 @dataclass(frozen=True)
 class WriteResult:
-    """Result of writing one item, which is sent to the coordinator.
-
-    Attributes:
-        index: Key of the item.
-        size_in_bytes: Number of bytes that the item takes in storage.
-        storage_data: Location of the item, which the storage writer adds to the metadata.
-    """
+    """Key, stored bytes and location of one written item, sent to the coordinator."""
 
     index: MetadataIndex
     size_in_bytes: int
@@ -127,7 +281,7 @@ class WriteResult:
 
 
 class SavePlanner(ABC):
-    """Contract of a save planner, which decides which items each rank writes, and provides the data of the items.
+    """Contract of a save planner, which decides which rank writes which item and provides the data.
 
     Call order: `set_up_planner` and `create_local_plan` on every rank, `create_global_plan` on the coordinator,
     `finish_plan` on every rank, then `resolve_data` once per item, possibly from several threads.
@@ -137,195 +291,255 @@ class SavePlanner(ABC):
     def set_up_planner(
         self, state_dict: STATE_DICT_TYPE, storage_meta: StorageMeta | None = None, is_coordinator: bool = False
     ) -> None:
-        """Set the state dict of this save. Called on every rank."""
+        """Set the state dict of this save."""
 
     @abstractmethod
     def create_local_plan(self) -> SavePlan:
-        """Return the local plan: all items that this rank could write, also replicated items. Called on every rank."""
+        """Return all items that this rank could write, including replicated items."""
 
     @abstractmethod
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """Return the final plans of all ranks, in rank order, and the checkpoint's metadata. Called on the coordinator.
-
-        Args:
-            all_plans: Local plans of all ranks, in rank order.
-        """
+        """Return the final plans and the metadata, from local plans; both in rank order. Called on the coordinator."""
 
     @abstractmethod
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
-        """Return the plan that this rank will write, from the plan that the coordinator sent. Called on every rank."""
+        """Return the plan to write, from the plan that the coordinator sent."""
 
     @abstractmethod
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
-        """Return the tensor (on any device) or the serialized object that an item writes. Called on every rank."""
+        """Return the tensor (on any device) or serialized object that an item writes."""
+
+    def resolve_pieces(self, write_item: WriteItem) -> PiecewiseData | None:
+        """Return the row-major bytes of a tensor that is not contiguous; None to use `resolve_data`.
+
+        Storages that write bytes call this before `resolve_data`.
+        """
+        del write_item
+        return None
 
     def plain_values(self) -> Mapping[str, Any] | None:
-        """Return a mapping FQN → tensor or object to write, or None if `resolve_data` must be called for each item.
+        """Return FQN → value to write, or None if `resolve_data` must be called for each item.
 
-        A storage may take tensors directly from the mapping, which is faster for many small tensors. Called on every
-        rank.
+        Storages may take tensors directly from the mapping, which is faster for many small tensors.
         """
         return None
 
+    def without_values(self) -> SavePlanner:
+        """Return this planner, or a copy without values, for a process that plans other saves."""
+        return self
+
+    def plan_key(self) -> Hashable | None:
+        """Return the planner's options as a key of the plan cache, or None to disable caching.
+
+        With a cached global plan, `create_global_plan` is not called.
+        """
+        return None
+
+    def adopt_global_plan(self, plans: list[SavePlan], metadata: Metadata) -> None:
+        """Use a cached global plan (in rank order) for this save. Called on the coordinator."""
+        del plans, metadata
+
+    def plan_family(self) -> str:
+        """Return the class name on which ranks must agree; subclasses may be mixed."""
+        kinds = [cls for cls in type(self).__mro__ if issubclass(cls, SavePlanner) and cls is not SavePlanner]
+        return (kinds or [type(self)])[-1].__qualname__
+
 
 class LoadPlanner:
-    """Contract of a load planner, which decides which items each rank reads, and provides the tensors to fill.
+    """Contract of a load planner, which decides which items each rank reads and provides the tensors to fill.
 
     Call order: `set_up_planner` and `create_local_plan` on every rank, `create_global_plan` on the coordinator,
     `finish_plan` on every rank, then per read item `load_bytes`, or `resolve_tensor` and `commit_tensor`.
     """
 
+    local_load: Any = None
+    initialised: Collection[str] = ()
+    """FQNs of the template's meta tensors for which the planner allocated memory."""
+    allow_globals: Sequence[Any] = ()
+    trust_objects: bool = False
+
     @abstractmethod
     def set_up_planner(
         self, state_dict: STATE_DICT_TYPE, metadata: Metadata | None = None, is_coordinator: bool = False
     ) -> None:
-        """Set the template to load into, and the checkpoint's metadata. Called on every rank."""
+        """Set the template to load into, and the checkpoint's metadata."""
 
     @abstractmethod
     def create_local_plan(self) -> LoadPlan:
-        """Return the local plan, the read items of this rank. Called on every rank."""
+        """Return the read items of this rank."""
 
     @abstractmethod
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
-        """Return the final load plans of all ranks, in rank order. Called on the coordinator.
-
-        Args:
-            global_plan: Local plans of all ranks, in rank order.
-        """
+        """Return the final plans from local plans, both in rank order. Called on the coordinator."""
 
     @abstractmethod
     def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
-        """Return the plan that this rank will read, from the plan that the coordinator sent. Called on every rank."""
+        """Return the plan to read, from the plan that the coordinator sent."""
 
     @abstractmethod
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Load an object from its stored bytes, and put it into the template. Called on every rank.
-
-        Args:
-            read_item: Item of the object.
-            value: Stored bytes of the object.
-        """
+        """Deserialize an object from its stored bytes into the template."""
 
     def resolve_bytes(self, read_item: ReadItem) -> io.BytesIO:
-        """Return a buffer into which the stored bytes of an object are read; called only by some storages."""
-        raise NotImplementedError(f"{type(self).__name__} gives no buffer for object items; use load_bytes")
+        """Return a buffer for the stored bytes of an object; only some storages call this."""
+        raise NotImplementedError(f"{type(self).__name__} has no buffer for object items; use load_bytes")
 
     @abstractmethod
     def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
-        """Return the tensor, of shape `read_item.lengths`, into which the item is read.
-
-        This is a view of the template's tensor, or a buffer. Called on every rank.
-        """
+        """Return the tensor to fill, of shape `read_item.lengths`: a view of the template's tensor, or a buffer."""
 
     @abstractmethod
     def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
-        """Complete the load of an item after its tensor has been filled. Called on every rank.
+        """Complete an item after its tensor was filled; copy it if it is a buffer."""
 
-        Args:
-            read_item: Item that was read.
-            tensor: Tensor that `resolve_tensor` returned, now filled; a planner copies it if it is a buffer.
-        """
+    def adopt_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> bool:
+        """Set a stored wrapper tensor itself in the template and return True; False to use `resolve_tensor`."""
+        del read_item, tensor
+        return False
+
+    def plain_targets(self) -> Mapping[str, Any] | None:
+        """Return FQN → tensor that storages may fill directly, or None if `resolve_tensor` must be called."""
+        return None
 
 
-class StorageWriter(ABC):
-    """Contract of a storage writer, which writes items to storage and publishes the checkpoint.
+class Storage(ABC):
+    """Base class of storage readers and writers."""
 
-    Call order: `reset` (only if `save` was called with a `checkpoint_id`), `storage_meta`, `set_up_storage_writer`,
-    `prepare_local_plan`, `write_data` on every rank; `prepare_global_plan` and `finish` on the coordinator. Optional
-    attributes and methods of writers are described in `dcp_core.records.abilities.WriterAbilities`.
-    """
+    checkpoint_id: Any = None
+    """Default for a `save` or `load` without a checkpoint id."""
+    absolute_id: Any = None
+    """Id for a save or load that runs later or in another process, if it differs from `checkpoint_id`."""
+
+    @property
+    def ids_are_paths(self) -> bool:
+        """Whether ids without a URI scheme are paths; as in stock, true for a storage with an attribute `path`."""
+        return isinstance(getattr(self, "path", None), Path)
 
     @abstractmethod
     def reset(self, checkpoint_id: CheckpointId | None = None) -> None:
-        """Begin a new save; a `checkpoint_id` replaces the one of the constructor. Called on every rank."""
+        """Begin a new save or load. `checkpoint_id` replaces the constructor's."""
+
+    @classmethod
+    @abstractmethod
+    def validate_checkpoint_id(cls, checkpoint_id: CheckpointId) -> bool:
+        """Return whether this storage accepts the id."""
+
+
+class StorageWriter(Storage):
+    """Contract of a storage writer, which writes items and publishes the checkpoint.
+
+    Call order: `reset` (only if `save` got a `checkpoint_id`), `renew_save_id`, `storage_meta`,
+    `set_up_storage_writer`, `prepare_local_plan`, `connect_ranks`, `write_data`, `follow_commit` on every rank;
+    `prepare_global_plan`, `placed_plans` and `finish` on the coordinator.
+    """
+
+    stores_aliases = False
+    """Whether tied tensors are stored once and `finish` records their names in `Metadata.aliases`."""
+    reads_back = False
+    """Whether ranks read a finished save's metadata with `published_metadata`; otherwise the coordinator sends it."""
+
+    def renew_save_id(self) -> None:
+        """Choose a new save id if an earlier save used the current one."""
 
     @abstractmethod
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Prepare the writer for the save. Called on every rank.
+        """Prepare the writer for the save.
 
-        Args:
-            is_coordinator: Whether this rank is the coordinator.
-            args: Not used.
-            kwargs: `rank` and `use_collectives`; for a save without a coordinator also `world_size`, and the `save_id`
-                that all ranks use. Passed only if the method accepts `**kwargs`.
+        If the method accepts `**kwargs`, they are `rank` and `use_collectives`, and without a coordinator also
+        `world_size` and the common `save_id`.
         """
 
     @abstractmethod
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Return this rank's local plan with the additions of this storage. Called on every rank."""
+        """Return this rank's local plan with the storage's additions."""
 
     @abstractmethod
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Return the plans of all ranks with the additions of this storage. Called on the coordinator."""
+        """Return all ranks' plans with the storage's additions. Called on the coordinator."""
 
     @abstractmethod
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
-        """Write all items of the plan. The data must be durable when the future completes. Called on every rank."""
+        """Write all items of the plan. The data must be durable when the future completes."""
 
     @abstractmethod
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Publish the checkpoint, which must not exist before `finish` returns. Called on the coordinator.
+        """Publish the checkpoint, which must not exist before `finish` returns. Called on the coordinator."""
 
-        Args:
-            metadata: Metadata of the checkpoint.
-            results: Write results of each rank, in rank order.
-        """
+    def placed_plans(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Complete the plans of a subclass's `prepare_global_plan`. Called on the coordinator."""
+        return plans
 
-    @classmethod
-    @abstractmethod
-    def validate_checkpoint_id(cls, checkpoint_id: CheckpointId) -> bool:
-        """Whether this storage can hold a checkpoint of that id."""
+    def connect_ranks(self, coordinator: Coordinator, plan: SavePlan) -> None:
+        """Run phases of this storage before `write_data`, if the ranks plan together."""
+
+    def follow_commit(self, coordinator: Coordinator) -> None:
+        """Run phases of this storage after `finish`, if the ranks plan together."""
+
+    def published_metadata(self, save_id: str | None = None) -> Metadata:
+        """Read the metadata of the checkpoint with this save id. Called if `reads_back`."""
+        raise NotImplementedError(
+            f"{type(self).__name__} cannot read back the checkpoint that it saved (save id {save_id})"
+        )
+
+    def lender(self) -> MemoryLender | None:
+        """Return a lender of storage memory for staging, or None. Called before the save begins."""
+        return None
+
+    def abort(self, error: BaseException) -> None:
+        """Clean up after a save that failed with `error`."""
 
     def storage_meta(self) -> StorageMeta | None:
-        """Return the ids that this storage records (checkpoint, save), for planners; None if it records none."""
+        """Return the checkpoint and save ids that this storage records, or None."""
         return None
 
 
-def placed_plans(writer: StorageWriter, plans: list[SavePlan]) -> list[SavePlan]:
-    """Return the plans of all ranks with the additions of a storage writer, from its `prepare_global_plan`.
+class StorageReader(Storage):
+    """Contract of a storage reader, which reads the metadata and items of a checkpoint.
 
-    A writer whose subclasses may return plans without all additions has the optional method `placed_plans`, which is
-    then called with these plans and completes them.
-
-    Ranks: the coordinator; every rank in a save without a coordinator.
-    """
-    plans = writer.prepare_global_plan(plans)
-    complete = abilities(writer, WriterAbilities).placed_plans
-    return plans if complete is None else complete(plans)
-
-
-class StorageReader(ABC):
-    """Contract of a storage reader, which reads the metadata and items of a checkpoint from storage.
-
-    Call order: `reset` (only if `load` was called with a `checkpoint_id`), `read_metadata`, `set_up_storage_reader`,
-    `prepare_local_plan` on every rank, `prepare_global_plan` on the coordinator, `read_data` on every rank.
+    Call order: `reset` (only if `load` got a `checkpoint_id`), `connect_ranks`, `read_metadata`,
+    `set_up_storage_reader`, `prepare_local_plan` on every rank, `prepare_global_plan` on the coordinator, `read_data`
+    on every rank.
     """
 
-    @abstractmethod
-    def reset(self, checkpoint_id: CheckpointId | None = None) -> None:
-        """Begin a new load; a `checkpoint_id` replaces the one of the constructor. Called on every rank."""
+    bytes_read: int | None = None
+    """Bytes that the last `read_data` read from storage; None if unknown."""
+    unverified_keys: Collection[str] = ()
+    """FQNs that the last `read_data` could not verify, because no CRC covers their bytes."""
+
+    def connect_ranks(self, coordinator: Coordinator) -> None:
+        """Run phases of this storage before the metadata is read."""
 
     @abstractmethod
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Read the metadata of the checkpoint from storage and return it. Called on every rank."""
+        """Read and return the metadata of the checkpoint."""
 
     @abstractmethod
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Prepare the reader for a load with this metadata. Called on every rank."""
+        """Prepare the reader for a load with this metadata."""
 
     @abstractmethod
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Return this rank's local plan with the additions of this storage. Called on every rank."""
+        """Return this rank's local plan with the storage's additions."""
 
     @abstractmethod
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Return the plans of all ranks with the additions of this storage. Called on the coordinator."""
+        """Return all ranks' plans with the storage's additions. Called on the coordinator."""
 
     @abstractmethod
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> torch.futures.Future[None]:
-        """Read all items of the plan and pass them to the planner. Called on every rank."""
+        """Read all items of the plan and pass them to the planner."""
 
-    @classmethod
-    @abstractmethod
-    def validate_checkpoint_id(cls, checkpoint_id: CheckpointId) -> bool:
-        """Whether this storage can hold a checkpoint of that id."""
+
+def takes(method: Callable[..., Any], parameter: str) -> bool:
+    """Return whether a method has this parameter; older versions of stock lack some."""
+    return parameter in inspect.signature(method).parameters
+
+
+def set_up_save_planner(
+    planner: Any, state_dict: dict[str, Any], storage_meta: StorageMeta | None, *, is_coordinator: bool
+) -> None:
+    """Call `set_up_planner`, without `storage_meta` if the method does not take it."""
+    if takes(planner.set_up_planner, "storage_meta"):
+        planner.set_up_planner(state_dict=state_dict, storage_meta=storage_meta, is_coordinator=is_coordinator)
+    else:
+        planner.set_up_planner(state_dict, is_coordinator=is_coordinator)

@@ -1,1 +1,1 @@
-"""Shards of tensors on this rank: the boxes of a global tensor that the rank holds, and their local memory."""
+"""Shards: the boxes of a global tensor that this rank holds, and their local memory."""

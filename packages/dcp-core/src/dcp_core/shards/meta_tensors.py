@@ -1,36 +1,25 @@
-"""Allocation of memory for a template's meta tensors, to load into a model that was created on the meta device."""
+"""Allocate memory for a template's meta tensors."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from dcp_core.errors import UnsupportedValueError
-from dcp_core.shards.declared_shards import copy_declaration, declares_shards
+from dcp_core.shards.boxes import copy_declaration, declares_shards
 from dcp_core.shards.shards import is_sharded_tensor
-from dcp_core.tensors.dtensors import is_dtensor
+from dcp_core.tensors.kinds import children_of, is_dtensor, rebuilt, with_local, zeros_like
 
 __all__ = ["materialise_meta"]
 
 
 def materialise_meta(container: Any, *, path: str = "", made: list[torch.Tensor] | None = None) -> Any:
-    """Replace meta tensors in nested dicts and lists, in place, by uninitialised tensors on a device with memory.
+    """Replace meta tensors in nested containers by uninitialised tensors; append these to `made`.
 
-    The device is the device of the mesh for a DTensor; for other tensors, the current CUDA device if the job's default
-    process group communicates only over CUDA, otherwise the CPU.
-
-    Args:
-        container: Nested dicts, lists and tuples (tuples are rebuilt).
-        path: Name of the container, for error messages.
-        made: List to which the new tensors are appended; None to collect no tensors.
-
-    Returns:
-        `container`, or a new container if it is a tuple.
-
-    Raises:
-        UnsupportedValueError: A sharded tensor that is no DTensor is on the meta device.
+    Dicts and lists change in place; other containers are rebuilt and returned. The device is the mesh's for a DTensor;
+    for others, the current CUDA device if the default process group communicates only over CUDA, else the CPU.
 
     Source: torch 2.13 `planner_helpers._init_state_dict` (contract).
     """
@@ -47,25 +36,23 @@ def materialise_meta(container: Any, *, path: str = "", made: list[torch.Tensor]
                 continue
             container[key] = materialise_meta(value, path=f"{path}.{key}" if path else str(key), made=made)
         return container
-    if isinstance(container, list | tuple) and _holds_meta(container):
-        items = [
-            materialise_meta(value, path=f"{path}.{i}" if path else str(i), made=made)
-            for i, value in enumerate(container)
-        ]
-        if isinstance(container, list):
-            container[:] = items
-            return container
-        return tuple(items)
-    return container
+    children = children_of(container)
+    if children is None or not _holds_meta(children):
+        return container
+    items = [materialise_meta(value, path=f"{path}.{key}" if path else str(key), made=made) for key, value in children]
+    if isinstance(container, list):
+        container[:] = items
+        return container
+    return rebuilt(container, items)
 
 
-def _holds_meta(items: list[Any] | tuple[Any, ...]) -> bool:
-    """Whether a list may hold meta tensors; other lists stay as they are: a template may hold long lists."""
+def _holds_meta(children: Iterable[tuple[Any, Any]]) -> bool:
+    """Return whether a container may hold meta tensors; long lists without them stay as they are."""
     return any(
         (isinstance(item, torch.Tensor) and _is_meta(item))
         or isinstance(item, dict)
-        or (isinstance(item, list | tuple) and _holds_meta(item))
-        for item in items
+        or _holds_meta(children_of(item) or ())
+        for _, item in children
     )
 
 
@@ -77,30 +64,20 @@ def _is_meta(tensor: torch.Tensor) -> bool:
 
 def _materialised(tensor: torch.Tensor, path: str) -> torch.Tensor:
     if is_dtensor(tensor):
-        from torch.distributed.tensor import DTensor  # noqa: PLC0415 - imported long since, as there is one
-
-        device = _device(tensor.device_mesh.device_type)
-        local = torch.empty_like(tensor.to_local(), device=device)
-        return DTensor.from_local(
-            local,
-            device_mesh=tensor.device_mesh,
-            placements=tensor.placements,
-            run_check=False,
-            shape=tensor.size(),
-            stride=tensor.stride(),
-        )
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
-        raise UnsupportedValueError(
-            f"{path!r} is a {type(tensor).__qualname__} on the meta device; materialise it (to_empty) before loading"
-        )
-    made = torch.empty_like(tensor, device=_device(None))
+        return with_local(tensor, _empty(path, tensor.to_local(), _device(tensor.device_mesh.device_type)))
+    made = _empty(path, tensor, _device(None))
     if declares_shards(tensor):
         copy_declaration(tensor, made)
     return made
 
 
+def _empty(path: str, like: torch.Tensor, device: torch.device) -> torch.Tensor:
+    if type(like) in (torch.Tensor, torch.nn.Parameter):
+        return torch.empty_like(like, device=device)
+    return zeros_like(path, like, device)
+
+
 def _device(device_type: str | None) -> torch.device:
-    """Return the device for new memory: the accelerator if the job communicates over it, else the CPU."""
     if device_type is None:
         device_type = "cpu"
         if dist.is_available() and dist.is_initialized():

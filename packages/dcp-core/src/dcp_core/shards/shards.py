@@ -1,34 +1,43 @@
-"""Shards of a tensor on this rank: boxes of the global tensor, and the local memory of each box.
+"""Shards of a tensor on this rank: boxes of the global tensor, and their local memory.
 
-Supports plain tensors, `CheckpointableTensor`s, DTensors, ShardedTensors, and objects with stock's three methods
-`__create_write_items__`, `__create_chunk_list__` and `__get_tensor_shard__` (such as a LocalShardsWrapper, also inside
-a DTensor). These methods are never called on a DTensor itself, because they would import stock.
+Supports plain tensors, `CheckpointableTensor`s, DTensors, ShardedTensors, and objects with stock's optional methods
+`__create_write_items__`, `__create_chunk_list__` and `__get_tensor_shard__`. DTensor's own methods are never called,
+because they import stock.
 
-Source: torch 2.13 `torch.distributed.checkpoint.{planner_helpers,utils}` (contract).
+Source: torch 2.13 `torch.distributed.checkpoint.{planner_helpers,utils}`, `DTensor.__create_chunk_list__` (contract).
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from operator import le
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dcp_core.errors import ShardNotFoundError, UnsupportedValueError
+from dcp_core.errors import PlanError, UnsupportedValueError
 from dcp_core.records.foreign_records import as_chunk, as_properties, as_write_item
 from dcp_core.records.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
-from dcp_core.records.plan import WriteItem
-from dcp_core.shards.declared_shards import declared_boxes, declares_shards
-from dcp_core.shards.mesh_boxes import LocalBox, ShardedDim, local_boxes
-from dcp_core.shards.tensor_checks import check_tensor
-from dcp_core.tensors.dtensors import is_dtensor
-from dcp_core.tensors.quantized import check_divisible, empty_like_part
-from dcp_core.tensors.tensor_like import TensorLike
+from dcp_core.records.protocols import WriteItem
+from dcp_core.shards.boxes import LocalBox, declared_boxes, declares_shards, dtensor_boxes, partial_error
+from dcp_core.tensors.kinds import (
+    DESCRIBING,
+    TensorLike,
+    as_dtensor,
+    check_divisible,
+    children_of,
+    empty_like_part,
+    is_dtensor,
+    is_wrapper,
+    unwrapped,
+)
+from dcp_core.tensors.tensor_memory import check_tensor
 
 if TYPE_CHECKING:
-    from torch.distributed.tensor import DTensor, Placement
+    from torch.distributed.tensor import DTensor
 
 __all__ = [
     "LocalShard",
@@ -38,103 +47,131 @@ __all__ = [
     "find_shard",
     "find_state_dict_object",
     "find_tensor_shard",
+    "holds_shard",
     "hook_items",
+    "is_ordinary",
+    "is_shard",
     "is_sharded_tensor",
     "local_tensor",
-    "sharded_dims",
+    "shard_method",
+    "written_tensor",
 ]
+
+
+_PARTIAL = DESCRIBING | {"_is_flat_param", "_fsdp_flattened"}
 
 
 @dataclass(frozen=True, slots=True)
 class LocalShard:
-    """One shard: a box of the global tensor that this rank holds, and access to its local memory."""
+    """A box of the global tensor, and access to its local memory."""
 
     offsets: torch.Size
     sizes: torch.Size
     get: Callable[[], torch.Tensor]
-    """Function that returns the local memory of the box: detached, of shape `sizes`, on its own device."""
+    """Returns the memory: detached, of shape `sizes`, on the tensor's device."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalTensor(TensorLike):
-    """The shards of one tensor on this rank; `shards` is empty if the rank holds no shard.
-
-    In the state dict of a worker process, which saves for a rank, this record takes the place of the rank's tensor.
-    """
+    """This rank's shards of one tensor, perhaps none; in the state dict of a worker process that saves for a rank."""
 
     size: torch.Size
-    """Shape of the global tensor."""
     properties: TensorProperties
     whole: bool
-    """Whether the tensor is an ordinary, unsharded tensor, which each rank holds completely."""
+    """Whether each rank holds the whole tensor."""
     shards: tuple[LocalShard, ...]
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of the tensor's elements."""
+        """Dtype of the elements."""
         return self.properties.dtype
 
     @property
     def chunks(self) -> list[ChunkStorageMetadata]:
-        """The boxes of the shards, as `ChunkStorageMetadata` records in the same order."""
+        """The boxes, in the order of `shards`."""
         return [ChunkStorageMetadata(shard.offsets, shard.sizes) for shard in self.shards]
 
 
 def local_tensor(fqn: str, value: object, *, allow_meta: bool = False) -> LocalTensor | None:
-    """Return the shards of a tensor that this rank holds; None for an object that is no tensor.
+    """Return this rank's shards of a tensor, in the order of local memory, or None for an object.
 
-    Args:
-        fqn: FQN of the tensor or object, for error messages.
-        value: Tensor of any kind, or object.
-        allow_meta: Whether to accept tensors on the meta device, which have no data.
-
-    Returns:
-        The shards, in the order of the local memory. A rank outside a DTensor's mesh, or whose local tensor is empty,
-        holds no shard. A tensor without elements has one empty shard on every rank.
-
-    Raises:
-        UnsupportedValueError: The tensor is of a kind that cannot be saved or loaded; the message names the FQN and a
-            remedy.
-
-    Ranks: every rank; not collective.
+    There are none outside a DTensor's mesh or for an empty local tensor, and one empty shard on every rank for a tensor
+    without elements. UnsupportedValueError names the FQN and a remedy.
     """
     if isinstance(value, LocalTensor):
         return value
-    if is_dtensor(value):
-        return _of_dtensor(fqn, value, allow_meta=allow_meta)
-    if hasattr(value, "__create_chunk_list__"):
-        return _of_hooks(fqn, value, value)
-    if is_sharded_tensor(value):
-        return _of_sharded_tensor(fqn, value)
     if isinstance(value, torch.Tensor):
-        return _of_tensor(fqn, value, allow_meta=allow_meta)
-    return None
+        value = as_dtensor(value)
+    chunk_list = shard_method(value, "__create_chunk_list__")
+    if chunk_list is not None:
+        return _of_chunks(fqn, value, [as_chunk(chunk) for chunk in chunk_list()])
+    if is_dtensor(value):
+        held = _of_dtensor(fqn, value, allow_meta=allow_meta)
+    elif is_sharded_tensor(value):
+        held = _of_sharded_tensor(fqn, value)
+    elif isinstance(value, torch.Tensor):
+        held = _of_tensor(fqn, value, allow_meta=allow_meta)
+    else:
+        return None
+    if shard_method(value, "__get_tensor_shard__") is None:
+        return held
+    return replace(held, shards=_shards(fqn, value, held.chunks))
 
 
-def hook_items(fqn: str, holder: Any, value: object) -> list[WriteItem]:
-    """Return the write items from `holder.__create_write_items__`.
+def written_tensor(fqn: str, value: object) -> LocalTensor | None:
+    """Return the shards that this rank writes."""
+    if isinstance(value, LocalTensor) or shard_method(value, "__create_write_items__") is None:
+        return local_tensor(fqn, value)
+    written = [item.tensor_data for item in hook_items(fqn, value) if item.tensor_data is not None]
+    if not written:
+        held = local_tensor(fqn, value)
+        return None if held is None else replace(held, shards=())
+    shards = _shards(fqn, value, [one.chunk for one in written if _has_elements(one.chunk, one.size)])
+    return LocalTensor(written[0].size, written[0].properties, False, shards)
 
-    Args:
-        fqn: FQN of the tensor.
-        holder: Object with the method: `value`, or the local tensor inside `value`.
-        value: Tensor that is passed to the method.
+
+def is_shard(value: object) -> bool:
+    """Return whether a value is a part of a tensor."""
+    if isinstance(value, LocalTensor):
+        return not value.whole
+    if isinstance(value, torch.Tensor):
+        attributes = value.__dict__
+        if attributes and not _PARTIAL.isdisjoint(attributes):
+            return True
+        return type(value) not in (torch.Tensor, torch.nn.Parameter) and (is_dtensor(value) or is_sharded_tensor(value))
+    return is_sharded_tensor(value) or shard_method(value, "__create_chunk_list__") is not None
+
+
+def holds_shard(value: object) -> bool:
+    """Return whether a container holds a part of a tensor."""
+    return any(is_shard(child) or holds_shard(child) for _, child in children_of(value) or ())
+
+
+def shard_method(value: Any, name: str) -> Callable[..., Any] | None:
+    """Return one of stock's three methods, or None.
+
+    A DTensor's class must override the method, or its local tensor must have it.
     """
-    return [as_write_item(item) for item in holder.__create_write_items__(fqn, value)]
+    if is_dtensor(value):
+        from torch.distributed.tensor import DTensor  # noqa: PLC0415 - already imported if a DTensor exists
+
+        if type(value) is DTensor or getattr(type(value), name) is getattr(DTensor, name):
+            value = value._local_tensor  # noqa: SLF001 - to_local() builds an autograd node
+    method: Callable[..., Any] | None = getattr(value, name, None)
+    return method
+
+
+def hook_items(fqn: str, value: Any) -> list[WriteItem]:
+    """Return the write items from `__create_write_items__`, if any."""
+    create = shard_method(value, "__create_write_items__")
+    return [] if create is None else [as_write_item(item) for item in create(fqn, value)]
 
 
 def find_shard(value: object, index: MetadataIndex) -> torch.Tensor:
-    """Return the local memory of one shard of a tensor; writing to the result changes the tensor.
-
-    Args:
-        value: Tensor of any kind.
-        index: FQN (for error messages) and offset of the shard; without an offset, the only shard is returned.
-
-    Raises:
-        ShardNotFoundError: This rank holds no shard at this offset.
-        UnsupportedValueError: The tensor is of a kind that cannot be saved or loaded.
-    """
-    if hasattr(value, "__get_tensor_shard__") and not is_dtensor(value):
-        return _from_hook(value, index)()
+    """Return the memory of the index's shard, or of the only one."""
+    get_shard = shard_method(value, "__get_tensor_shard__")
+    if get_shard is not None:
+        return _from_method(value, get_shard, index)()
     held = local_tensor(index.fqn, value)
     if held is None:
         raise _no_shards(index.fqn, value)
@@ -143,35 +180,33 @@ def find_shard(value: object, index: MetadataIndex) -> torch.Tensor:
     hint = index.index
     if hint is not None and 0 <= hint < len(held.shards) and held.shards[hint].offsets == index.offset:
         return held.shards[hint].get()
-    for shard in held.shards:
+    written = None if shard_method(value, "__create_write_items__") is None else written_tensor(index.fqn, value)
+    shards = held.shards if written is None else (*held.shards, *written.shards)
+    for shard in shards:
         if shard.offsets == index.offset:
             return shard.get()
-    here = ", ".join(str(tuple(shard.offsets)) for shard in held.shards) or "none"
+    here = ", ".join(str(tuple(shard.offsets)) for shard in shards) or "none"
     if index.offset is None:
-        raise ShardNotFoundError(f"{index.fqn!r}: no offset was provided; shards here: {here}")
+        raise PlanError(f"{index.fqn!r}: no offset was provided; shards here: {here}")
     wanted = tuple(index.offset)
-    raise ShardNotFoundError(
-        f"{index.fqn!r}: Could not find shard at offset {wanted} on this rank; shards here: {here}"
-    )
+    raise PlanError(f"{index.fqn!r}: Could not find shard at offset {wanted} on this rank; shards here: {here}")
 
 
-def _no_shards(fqn: str, value: object) -> ShardNotFoundError:
+def _no_shards(fqn: str, value: object) -> PlanError:
     kind = type(value).__qualname__
-    return ShardNotFoundError(f"{fqn!r} is a {kind}, not a tensor, DTensor or ShardedTensor: it has no shards")
+    return PlanError(f"{fqn!r} is a {kind}, not a tensor, DTensor or ShardedTensor: it has no shards")
+
+
+def is_ordinary(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is of torch's own classes and not described as shards."""
+    if type(tensor) is not torch.Tensor and type(tensor) is not torch.nn.Parameter:
+        return False
+    attributes = tensor.__dict__
+    return not attributes or DESCRIBING.isdisjoint(attributes)
 
 
 def box_view(tensor: torch.Tensor, offsets: Sequence[int], sizes: Sequence[int], *, key: str) -> torch.Tensor:
-    """Return a view of a box of a tensor; the tensor itself if the box is the whole tensor.
-
-    Args:
-        tensor: Strided tensor.
-        offsets: Start of the box in each dimension, in elements.
-        sizes: Size of the box in each dimension, in elements.
-        key: FQN of the tensor, for error messages.
-
-    Raises:
-        UnsupportedValueError: The tensor is quantized by a scheme that does not support views.
-    """
+    """Return a view of a box; UnsupportedValueError if a tensor cannot be divided."""
     for dim, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
         if offset or size != tensor.size(dim):
             check_divisible(key, tensor)
@@ -179,56 +214,28 @@ def box_view(tensor: torch.Tensor, offsets: Sequence[int], sizes: Sequence[int],
     return tensor
 
 
-def sharded_dims(fqn: str, tensor: DTensor) -> tuple[ShardedDim | None, ...]:
-    """Return for each mesh dimension how it shards a DTensor; None for a mesh dimension that replicates the tensor.
-
-    Raises:
-        UnsupportedValueError: A placement is `Partial` or unknown; the message names the FQN and a remedy.
-    """
-    return tuple(_neutral(fqn, placement) for placement in tensor.placements)
-
-
 def find_part(value: object, fqn: str, offsets: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
-    """Return the local memory of a box that lies inside one of this rank's shards of a tensor.
-
-    Args:
-        value: Tensor of any kind.
-        fqn: FQN of the tensor, for error messages.
-        offsets: Start of the box in the global tensor, in elements.
-        sizes: Sizes of the box, in elements.
-
-    Raises:
-        ShardNotFoundError: No shard of this rank contains the box.
-        UnsupportedValueError: The tensor is of a kind that cannot be saved or loaded.
-    """
-    held = local_tensor(fqn, value)
+    """Return a box's local memory, in global elements, or raise PlanError."""
+    held = written_tensor(fqn, value)
     for shard in () if held is None else held.shards:
-        within = tuple(begin - start for begin, start in zip(offsets, shard.offsets, strict=True))
-        if all(at >= 0 and at + size <= all_ for at, size, all_ in zip(within, sizes, shard.sizes, strict=True)):
+        within = [begin - start for begin, start in zip(offsets, shard.offsets, strict=True)]
+        ends = [at + size for at, size in zip(within, sizes, strict=True)]
+        if min(within, default=0) >= 0 and all(map(le, ends, shard.sizes)):
             return box_view(shard.get(), within, sizes, key=fqn)
-    raise ShardNotFoundError(f"{fqn!r}: no shard of this rank holds the box at {tuple(offsets)} of {tuple(sizes)}")
+    raise PlanError(f"{fqn!r}: no shard of this rank holds the box at {tuple(offsets)} of {tuple(sizes)}")
 
 
 def find_tensor_shard(tensor: torch.Tensor, index: MetadataIndex) -> torch.Tensor:
-    """Return the local memory of one shard of a tensor, as `find_shard` does; a plain tensor is returned itself.
-
-    Source: torch 2.13 `torch.distributed.checkpoint.utils.find_tensor_shard`.
-    """
-    if type(tensor) in (torch.Tensor, torch.nn.Parameter) and not (any(index.offset or ()) or declares_shards(tensor)):
+    """Return a shard as `find_shard` does, or an ordinary tensor itself."""
+    if is_ordinary(tensor) and not any(index.offset or ()):
         return tensor
     return find_shard(tensor, index)
 
 
 def find_state_dict_object(state_dict: Mapping[str, Any], index: MetadataIndex) -> Any:
-    """Return the object with the FQN in `index` from a flat state dict, or the local memory of a tensor's shard.
-
-    Raises:
-        ShardNotFoundError: The state dict has no such FQN, or the tensor has no shard at the offset in `index`.
-
-    Source: torch 2.13 `torch.distributed.checkpoint.utils.find_state_dict_object`.
-    """
+    """Return an object, or a shard's local memory; PlanError if it does not exist."""
     if index.fqn not in state_dict:
-        raise ShardNotFoundError(f"the state dict has no object with the FQN {index.fqn!r}")
+        raise PlanError(f"the state dict has no object with the FQN {index.fqn!r}")
     value = state_dict[index.fqn]
     if isinstance(value, LocalTensor):
         return find_shard(value, index)
@@ -240,109 +247,138 @@ def find_state_dict_object(state_dict: Mapping[str, Any], index: MetadataIndex) 
 
 
 def _of_tensor(fqn: str, tensor: torch.Tensor, *, allow_meta: bool) -> LocalTensor:
+    tensor = unwrapped(tensor)
     check_tensor(fqn, tensor, allow_meta=allow_meta)
-    if declares_shards(tensor):
-        return _of_declared(fqn, tensor)
+    declared: Any = tensor
+    if declares_shards(declared):
+        size = torch.Size(declared.global_shape)
+        shards = _of_boxes(fqn, tensor, declared_boxes(fqn, declared))
+        return LocalTensor(size, TensorProperties.create_from_tensor(tensor), False, shards)
     size = tensor.size()
-    shard = LocalShard(torch.Size((0,) * len(size)), size, tensor.detach)
-    return LocalTensor(size, TensorProperties.create_from_tensor(tensor), True, (shard,))
+    none = torch.Size((0,) * len(size))
+    shard = LocalShard(none, size, partial(_view, fqn, tensor, none, size))
+    return LocalTensor(size, _properties(tensor), True, (shard,))
 
 
-def _of_declared(fqn: str, tensor: Any) -> LocalTensor:
-    shards = tuple(
-        LocalShard(torch.Size(box.offsets), torch.Size(box.sizes), _local_view(fqn, tensor, box))
-        for box in declared_boxes(fqn, tensor)
+def _view(fqn: str, local: torch.Tensor, offsets: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
+    """View a box of a detached tensor; a wrapper tensor is not detached, because some of their classes copy."""
+    return box_view(local if is_wrapper(local) else local.detach(), offsets, sizes, key=fqn)
+
+
+def _properties(tensor: torch.Tensor) -> TensorProperties:
+    if is_wrapper(tensor):  # not every class can tell whether its memory is pinned
+        return TensorProperties(tensor.dtype, tensor.layout, tensor.requires_grad)
+    return TensorProperties.create_from_tensor(tensor)
+
+
+def _of_boxes(fqn: str, local: torch.Tensor, boxes: Sequence[LocalBox]) -> tuple[LocalShard, ...]:
+    return tuple(
+        [
+            LocalShard(
+                torch.Size(box.offsets), torch.Size(box.sizes), partial(_view, fqn, local, box.local_offsets, box.sizes)
+            )
+            for box in boxes
+        ]
     )
-    return LocalTensor(torch.Size(tensor.global_shape), TensorProperties.create_from_tensor(tensor), False, shards)
 
 
 def _of_dtensor(fqn: str, tensor: DTensor, *, allow_meta: bool) -> LocalTensor:
-    placements = sharded_dims(fqn, tensor)
     local = tensor._local_tensor  # noqa: SLF001 - to_local() builds an autograd node
     if hasattr(local, "wait"):
         local = local.wait()
-    if hasattr(local, "__create_chunk_list__"):
-        return _of_hooks(fqn, local, tensor)
+    local = unwrapped(local)
     check_tensor(fqn, local, allow_meta=allow_meta)
-    properties = TensorProperties.create_from_tensor(local)
+    properties = _properties(local)
     properties.requires_grad = tensor.requires_grad
     coordinate = tensor.device_mesh.get_coordinate()
     shards: tuple[LocalShard, ...] = ()
     if coordinate is not None:
         shape = tuple(tensor.shape)
-        local_shape, boxes = local_boxes(shape, tuple(tensor.device_mesh.shape), tuple(coordinate), placements)
-        if tuple(local.shape) != local_shape:
+        local_shape, boxes = dtensor_boxes(fqn, tensor, coordinate)
+        if tuple(local.shape) != local_shape and shard_method(tensor, "__get_tensor_shard__") is None:
             raise UnsupportedValueError(
                 f"{fqn!r} is a DTensor of shape {shape} with placements {tensor.placements}: this rank should hold "
                 f"{local_shape} of it but holds {tuple(local.shape)}; make it with distribute_tensor, or pass the "
                 "right shape to DTensor.from_local"
             )
-        shards = tuple(
-            LocalShard(torch.Size(box.offsets), torch.Size(box.sizes), _local_view(fqn, local, box)) for box in boxes
-        )
+        shards = _of_boxes(fqn, local, boxes)
         if not tensor.numel():
-            # No rank holds a box of it, but it must not vanish from the checkpoint.
+            # No rank holds a box, but the tensor must not be missing from the checkpoint.
             none = torch.Size((0,) * len(shape))
             shards = (LocalShard(none, tensor.size(), lambda: empty_like_part(fqn, local, shape)),)
     return LocalTensor(tensor.size(), properties, False, shards)
 
 
-def _neutral(fqn: str, placement: Placement) -> ShardedDim | None:
-    if placement.is_replicate():
-        return None
-    if placement.is_partial():
-        raise UnsupportedValueError(
-            f"{fqn!r} is a DTensor with the placement {placement}: its value exists only as a sum over ranks; "
-            "redistribute it to Replicate or Shard first"
-        )
-    dim = getattr(placement, "dim", None)
-    if not isinstance(dim, int):
-        raise UnsupportedValueError(f"{fqn!r} is a DTensor with the unknown placement {placement!r}; redistribute it")
-    return ShardedDim(dim, int(getattr(placement, "split_factor", 1)))
-
-
-def _local_view(fqn: str, local: torch.Tensor, box: LocalBox) -> Callable[[], torch.Tensor]:
-    return lambda: box_view(local.detach(), box.local_offsets, box.sizes, key=fqn)
-
-
-def _of_hooks(fqn: str, holder: Any, value: Any) -> LocalTensor:
-    """Return the shards that the hooks of `holder` give; `value` is `holder`, or the DTensor around it."""
-    written = [item.tensor_data for item in hook_items(fqn, holder, value) if item.tensor_data is not None]
+def _of_chunks(fqn: str, value: Any, chunks: Sequence[ChunkStorageMetadata]) -> LocalTensor:
+    if is_dtensor(value):
+        for placement in value.placements:
+            if placement.is_partial():
+                raise partial_error(fqn, placement)
+    written = [item.tensor_data for item in hook_items(fqn, value) if item.tensor_data is not None]
     if written:
         size, properties = written[0].size, written[0].properties
     else:
-        size, properties = value.size(), _properties_of(holder)
-    chunks = [as_chunk(chunk) for chunk in holder.__create_chunk_list__()]
-    shards = tuple(
-        LocalShard(chunk.offsets, chunk.sizes, _from_hook(holder, MetadataIndex(fqn, chunk.offsets, position)))
-        for position, chunk in enumerate(chunks)
-        if written and len(chunk.sizes) == len(size) and (0 not in chunk.sizes or 0 in size)
+        size, properties = value.size(), _properties_of(value)
+    return LocalTensor(
+        size, properties, False, _shards(fqn, value, [chunk for chunk in chunks if _has_elements(chunk, size)])
     )
-    return LocalTensor(size, properties, False, shards)
 
 
-def _properties_of(holder: Any) -> TensorProperties:
-    described = getattr(holder, "storage_metadata", None)
+def _has_elements(chunk: ChunkStorageMetadata, size: Sequence[int]) -> bool:
+    """Return whether a chunk or its whole tensor is non-empty; empty chunks may have another rank."""
+    return len(chunk.sizes) == len(size) and (0 not in chunk.sizes or 0 in size)
+
+
+def _properties_of(value: Any) -> TensorProperties:
+    local = _local(value)
+    described = getattr(local, "storage_metadata", None)
     if described is not None:
         return as_properties(described().properties)
-    return TensorProperties(dtype=holder.dtype)
+    return TensorProperties(dtype=local.dtype)
 
 
-def _from_hook(holder: Any, index: MetadataIndex) -> Callable[[], torch.Tensor]:
+def _shards(fqn: str, value: Any, chunks: Sequence[ChunkStorageMetadata]) -> tuple[LocalShard, ...]:
+    get_shard = shard_method(value, "__get_tensor_shard__")
+    if get_shard is not None:
+        return tuple(
+            LocalShard(
+                chunk.offsets,
+                chunk.sizes,
+                _from_method(value, get_shard, MetadataIndex(fqn, chunk.offsets, position)),
+            )
+            for position, chunk in enumerate(chunks)
+        )
+    local = _local(value)
+    for chunk in chunks:
+        if not isinstance(local, torch.Tensor) or tuple(local.shape) != tuple(chunk.sizes):
+            held = f"of shape {tuple(local.shape)}" if isinstance(local, torch.Tensor) else "not a tensor"
+            raise UnsupportedValueError(
+                f"{fqn!r} describes a shard of sizes {tuple(chunk.sizes)} at {tuple(chunk.offsets)}, and what it holds "
+                f"here is {held}: give it the method __get_tensor_shard__, which returns the shard's data"
+            )
+        check_tensor(fqn, local)
+    return tuple(LocalShard(chunk.offsets, chunk.sizes, local.detach) for chunk in chunks)
+
+
+def _local(value: Any) -> Any:
+    return value._local_tensor if is_dtensor(value) else value  # noqa: SLF001 - to_local() builds an autograd node
+
+
+def _from_method(value: Any, get_shard: Callable[..., Any], index: MetadataIndex) -> Callable[[], torch.Tensor]:
     def get() -> torch.Tensor:
         try:
-            found: torch.Tensor = holder.__get_tensor_shard__(index)
+            found: torch.Tensor = get_shard(index)
         except (LookupError, ValueError) as error:
-            kind = type(holder).__qualname__
-            raise ShardNotFoundError(f"{index.fqn!r}: the {kind} has no shard for {index}: {error}") from error
+            kind = type(_local(value)).__qualname__
+            raise PlanError(f"{index.fqn!r}: the {kind} has no shard for {index}: {error}") from error
         return found.detach()
 
     return get
 
 
 def is_sharded_tensor(value: object) -> bool:
-    """Return whether an object is a ShardedTensor, without calling its methods."""
-    # By name: importing ShardedTensor costs time, and no value can be one before its module is imported.
+    """Return whether a value is a ShardedTensor, without calling its methods."""
+    # Compare names, because importing ShardedTensor is slow.
     return any(
         cls.__name__ == "ShardedTensor" and cls.__module__.startswith("torch.distributed._shard.")
         for cls in type(value).__mro__

@@ -1,12 +1,11 @@
-"""Flattening of nested state dicts into FQNs, as in stock, and unflattening.
+"""Flatten nested state dicts to FQNs as stock does, unflatten them, and rename keys in a load.
 
-An FQN is a path's elements joined by dots. Mappings are always flattened; a list is flattened only if it contains, at
-any depth of lists and mappings, a tensor or a mapping. All other objects are leaves: tensors, tuples, sets, lists of
-plain objects. Empty mappings have no leaf, so they have no FQN (see `empty_mappings`).
+An FQN joins a path's elements with dots. Mappings are always flattened, and lists if they contain a tensor or mapping
+at any depth. Other pytree containers (tuples, deques, registered classes) are flattened only if they contain a sharded
+tensor, which stock would store as rank 0 has it. Everything else is a leaf. Empty mappings have no FQN.
 
-There are two forms of a path: `paths` have the elements that stock records (str for dict keys, int for list indices, a
-`LiteralKey` for a dict key that is another literal); `keys` have the original key objects of the flattened state dict,
-with which loaded objects are assigned to it.
+`paths` contain stock's elements: str for dict keys, int for list indices, `LiteralKey` for other literal keys. `keys`
+contain the original key objects, for assigning loaded objects.
 
 Source: torch 2.13 `torch.distributed.checkpoint.{_nested_dict,_traverse}` (naming rules).
 """
@@ -14,14 +13,17 @@ Source: torch 2.13 `torch.distributed.checkpoint.{_nested_dict,_traverse}` (nami
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, MutableMapping
+import re
+from collections import deque
+from collections.abc import Callable, Container, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from dcp_core.errors import CorruptCheckpointError, DuplicateKeyError, UnsupportedValueError
-from dcp_core.tensors.tensor_like import TensorLike
+from dcp_core.errors import CorruptCheckpointError, UnsupportedValueError
+from dcp_core.shards.shards import holds_shard
+from dcp_core.tensors.kinds import TensorLike, children_of, rebuilt
 from dcp_manifest.index.columns import PathElement
 from dcp_manifest.index.literal_keys import LiteralKey
 
@@ -30,19 +32,27 @@ __all__ = [
     "FLATTEN_MAPPING",
     "STATE_DICT_ITEM",
     "FlatState",
+    "KeyMap",
     "Path",
     "assign",
+    "child_at",
     "flatten",
     "flatten_state_dict",
     "get_element",
     "holds_entry",
+    "is_empty_mapping",
+    "merge_paths",
+    "name_empty_mappings",
+    "print_tensor",
+    "real_key",
+    "restore_empty_mappings",
     "set_element",
+    "traverse_state_dict",
     "unflatten_state_dict",
 ]
 
 Path = tuple[PathElement, ...]
 FLATTEN_MAPPING = dict[str, Path]
-"""Type of the mapping from FQN to path, under the name that stock uses in annotations."""
 CONTAINER_TYPE = MutableMapping[PathElement, Any]
 STATE_DICT_ITEM = object
 _MAX_LIST_INDEX = 1 << 24
@@ -50,61 +60,42 @@ _MAX_LIST_INDEX = 1 << 24
 
 @dataclass(slots=True)
 class FlatState:
-    """A flattened state dict: leaves, paths and original keys, each as a dict in the order of traversal.
-
-    Attributes:
-        values: FQN → leaf.
-        paths: FQN → path, with the elements that stock records.
-        keys: FQN → path, with the original key objects.
-    """
+    """A flattened state dict in order: leaves, stock's paths, and paths of original keys."""
 
     values: dict[str, Any] = field(default_factory=dict)
     paths: dict[str, Path] = field(default_factory=dict)
     keys: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     empty: list[Path] = field(default_factory=list)
-    """Paths of the empty mappings, which have no FQN."""
     text_keys: dict[type, str] = field(default_factory=dict)
-    """Class of dict keys that are no literals → text of such a key, which is used in FQNs and paths."""
+    """Class of non-literal dict keys → example of such a key's text."""
 
 
-def flatten(state_dict: Mapping[Any, Any], *, descend_plain: bool = True) -> FlatState:
-    """Flatten a nested state dict: give each leaf an FQN.
+def flatten(
+    state_dict: Mapping[Any, Any], *, descend_plain: bool = True, opens: Callable[[str], bool] | None = None
+) -> FlatState:
+    """Flatten a nested state dict without copying leaves; UnsupportedValueError if it contains itself or an FQN twice.
 
-    Args:
-        state_dict: State dict, which is not changed; leaves are not copied.
-        descend_plain: Whether mappings without tensors are flattened. With False, as in torch 2.3 and older, a nested
-            mapping without a tensor at any depth is one leaf.
-
-    Returns:
-        The leaves by FQN, with their paths.
-
-    Raises:
-        DuplicateKeyError: Two leaves have the same FQN.
-        UnsupportedValueError: The state dict contains itself.
+    Unless `descend_plain`, a nested mapping without tensors is one leaf, as in torch 2.3 and older. `opens` returns
+    whether to flatten a container because the checkpoint has values below its name.
     """
     flat = FlatState()
     try:
-        _fill(flat, state_dict, "", (), (), descend_plain=descend_plain)
+        _fill(flat, [*state_dict.items()], "", (), (), _Rules(descend_plain, opens))
     except RecursionError:
         raise UnsupportedValueError("the state dict contains itself, or is nested too deeply to be saved") from None
     return flat
 
 
 def flatten_state_dict(state_dict: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, Path]]:
-    """Flatten a nested state dict; returns FQN → leaf and FQN → path. Raises like `flatten`."""
+    """Return FQN → leaf and FQN → path; raises like `flatten`."""
     flat = flatten(state_dict)
     return flat.values, flat.paths
 
 
 def unflatten_state_dict(state_dict: Mapping[str, Any], mapping: Mapping[str, Path]) -> dict[Any, Any]:
-    """Unflatten a state dict into new nested dicts and lists; leaves are not copied.
+    """Build nested dicts and lists from FQN → leaf and FQN → path; CorruptCheckpointError if paths are inconsistent.
 
-    Args:
-        state_dict: FQN → leaf.
-        mapping: FQN → path; a leaf without a path is put at the top level. Missing list elements become None.
-
-    Raises:
-        CorruptCheckpointError: Two paths contradict each other.
+    Leaves without a path go to the top level; missing list elements become None.
     """
     nested: dict[Any, Any] = {}
     for name, value in state_dict.items():
@@ -113,13 +104,7 @@ def unflatten_state_dict(state_dict: Mapping[str, Any], mapping: Mapping[str, Pa
 
 
 def set_element(root_dict: dict[Any, Any], path: Path, value: object) -> None:
-    """Set the leaf at a path of a nested state dict, and create missing containers.
-
-    A missing container becomes a dict if the next path element is a str, or a list if it is an int.
-
-    Raises:
-        CorruptCheckpointError: A path element leads into a leaf instead of a container.
-    """
+    """Set a leaf, creating missing dicts, and lists before int elements."""
     container: Any = root_dict
     for element, following in itertools.pairwise(path):
         below = _lookup(container, element, path)
@@ -131,7 +116,7 @@ def set_element(root_dict: dict[Any, Any], path: Path, value: object) -> None:
 
 
 def get_element(root_dict: Mapping[Any, Any], path: Path, default_value: Any = None) -> Any:
-    """Return the object at a path of a nested state dict, or `default_value` if the path does not exist."""
+    """Return the object at a path, or `default_value`."""
     container: Any = root_dict
     for element in path:
         if type(element) is int:
@@ -141,7 +126,7 @@ def get_element(root_dict: Mapping[Any, Any], path: Path, default_value: Any = N
         else:
             if not isinstance(container, Mapping):
                 return default_value
-            key = _real_key(container, element)
+            key = real_key(container, element)
             if key not in container:
                 return default_value
             container = container[key]
@@ -149,51 +134,70 @@ def get_element(root_dict: Mapping[Any, Any], path: Path, default_value: Any = N
 
 
 def assign(template: Mapping[Any, Any], keys: tuple[Any, ...], value: object) -> None:
-    """Assign a loaded object to its place in a nested template; the containers and their types do not change.
-
-    Args:
-        template: Nested state dict that was flattened.
-        keys: Keys of the path, from `FlatState.keys`.
-        value: Object to assign.
-
-    Raises:
-        UnsupportedValueError: The innermost container on the path cannot be changed.
-    """
-    container: Any = template
+    """Assign a loaded object at a path of `FlatState.keys`; replace immutable containers."""
+    containers: list[Any] = [template]
     for key in keys[:-1]:
-        container = container[key]
-    try:
-        container[keys[-1]] = value
-    except TypeError:
-        raise UnsupportedValueError(
-            f"cannot store the loaded value at {keys!r}: the {type(container).__qualname__} there cannot be changed; "
-            "use a dict or list in the state dict that is loaded into"
-        ) from None
+        containers.append(child_at(containers[-1], key))
+    for container, key in zip(reversed(containers), reversed(keys), strict=True):
+        if isinstance(container, MutableMapping | list | deque):
+            container[key] = value
+            return
+        if isinstance(container, Mapping):
+            break
+        children = children_of(container) or ()
+        value = rebuilt(container, [value if name == key else child for name, child in children])
+    raise UnsupportedValueError(
+        f"cannot store the loaded value at {keys!r}: the {type(containers[-1]).__qualname__} there cannot be changed; "
+        "use a dict or list in the state dict that is loaded into"
+    )
+
+
+def child_at(container: Any, key: Any) -> Any:
+    """Return a child by a key of `FlatState.keys`."""
+    if isinstance(container, Mapping | list | tuple | deque):
+        return container[key]
+    return dict(children_of(container) or ())[key]
+
+
+@dataclass(frozen=True, slots=True)
+class _Rules:
+    descend_plain: bool
+    opens: Callable[[str], bool] | None
+
+    def entries(self, value: Any, name: str) -> tuple[Iterable[tuple[Any, Any]], bool] | None:
+        if isinstance(value, Mapping):
+            return (value.items(), False) if self.descend_plain or _holds_tensor(value) else None
+        if isinstance(value, list) and (holds_entry(value) if self.descend_plain else _holds_tensor(value)):
+            return enumerate(value), True
+        children = children_of(value)
+        if children is None or not (holds_shard(value) or (self.opens is not None and self.opens(name))):
+            return None
+        return children, all(type(key) is int for key, _ in children)
 
 
 def _fill(
     flat: FlatState,
-    container: Mapping[Any, Any] | list[Any],
+    entries: Iterable[tuple[Any, Any]],
     prefix: str,
     path: Path,
     keys: tuple[Any, ...],
+    rules: _Rules,
     *,
-    descend_plain: bool,
+    positions: bool = False,
 ) -> None:
-    """Add the leaves of a container; `prefix` is the container's name with a dot at the end, empty at the top."""
-    is_list = isinstance(container, list)
-    entries: Iterable[tuple[Any, Any]] = enumerate(container) if isinstance(container, list) else container.items()
+    """Add the leaves of a container; `prefix` ends with a dot, or is empty at the top."""
     for key, value in entries:
-        element = key if is_list or type(key) is str else _element(key, flat)
+        element = key if positions or type(key) is str else _element(key, flat)
         name, at, real = f"{prefix}{element}", (*path, element), (*keys, key)
-        # Tensors first: checking each of them for a Mapping would take most of the time.
-        if not isinstance(value, torch.Tensor) and _is_container(value, descend_plain=descend_plain):
+        # Checking every tensor for a Mapping would take most of the time.
+        below = None if isinstance(value, torch.Tensor) else rules.entries(value, name)
+        if below is not None:
             if value:
-                _fill(flat, value, f"{name}.", at, real, descend_plain=descend_plain)
+                _fill(flat, below[0], f"{name}.", at, real, rules, positions=below[1])
             else:
                 flat.empty.append(at)
         elif name in flat.values:
-            raise DuplicateKeyError(
+            raise UnsupportedValueError(
                 f"two values would be saved as {name!r}: the one at {flat.keys[name]!r} and the one at {real!r}; "
                 "rename one of the keys"
             )
@@ -201,16 +205,10 @@ def _fill(
             flat.values[name], flat.paths[name], flat.keys[name] = value, at, real
 
 
-def _is_container(value: object, *, descend_plain: bool) -> bool:
-    if isinstance(value, Mapping):
-        return descend_plain or _holds_tensor(value)
-    return isinstance(value, list) and (holds_entry(value) if descend_plain else _holds_tensor(value))
-
-
 def _element(key: object, flat: FlatState) -> PathElement:
     try:
         literal = LiteralKey.of(key)
-    except ValueError:  # Python refuses to print it
+    except ValueError:  # Python refuses to convert it to str
         raise UnsupportedValueError("a key of the state dict is an integer with too many digits for a name") from None
     if literal is not None:
         return literal
@@ -221,9 +219,10 @@ def _element(key: object, flat: FlatState) -> PathElement:
 
 
 def holds_entry(values: list[Any]) -> bool:
-    """Return whether a list contains a tensor or a mapping, at any depth of lists; `flatten` flattens such lists."""
+    """Return whether `flatten` flattens a list."""
     return any(
-        isinstance(value, Mapping | torch.Tensor | TensorLike) or (isinstance(value, list) and holds_entry(value))
+        isinstance(value, Mapping | torch.Tensor | TensorLike)
+        or (holds_entry(value) if isinstance(value, list) else holds_shard(value))
         for value in values
     )
 
@@ -236,8 +235,8 @@ def _holds_tensor(value: Any) -> bool:
     )
 
 
-def _real_key(container: Mapping[Any, Any], element: PathElement) -> Any:
-    """Return the key of `container` that a path element other than a list index stands for."""
+def real_key(container: Mapping[Any, Any], element: PathElement) -> Any:
+    """Return the mapping's key of a path element."""
     if isinstance(element, LiteralKey):
         key = element.value
         if key in container or element not in container:
@@ -249,7 +248,7 @@ def _lookup(container: Any, element: PathElement, path: Path) -> Any:
     _check(container, element, path)
     if isinstance(container, list):
         return container[element] if element < len(container) else None  # type: ignore[index,operator]
-    return container.get(_real_key(container, element))
+    return container.get(real_key(container, element))
 
 
 def _store(container: Any, element: PathElement, value: object, path: Path) -> None:
@@ -259,7 +258,7 @@ def _store(container: Any, element: PathElement, value: object, path: Path) -> N
         container.extend([None] * (index + 1 - len(container)))
         container[index] = value
     else:
-        container[_real_key(container, element)] = value
+        container[real_key(container, element)] = value
 
 
 def _check(container: Any, element: PathElement, path: Path) -> None:
@@ -271,3 +270,156 @@ def _check(container: Any, element: PathElement, path: Path) -> None:
         )
     if type(element) is int and not 0 <= element <= _MAX_LIST_INDEX:
         raise CorruptCheckpointError(f"path {path!r} has the list index {element}, which no checkpoint of ours has")
+
+
+def name_empty_mappings(flat: FlatState) -> dict[str, Path]:
+    """Return name → path of empty mappings."""
+    named: dict[str, Path] = {}
+    for path in flat.empty:
+        named[_free_name(path, flat.values, named)] = path
+    return named
+
+
+def is_empty_mapping(name: str, path: Path) -> bool:
+    """Return whether this is an empty mapping's entry."""
+    if not name.endswith("."):
+        return False
+    joined = ".".join(map(str, path))
+    return len(name) > len(joined) and name == joined.ljust(len(name), ".")
+
+
+def merge_paths(parts: Iterable[Mapping[str, Path]]) -> dict[str, Path]:
+    """Merge ranks' paths, first per name; rename empty mappings if another rank uses the name."""
+    merged: dict[str, Path] = {}
+    displaced: dict[Path, None] = {}
+    for part in parts:
+        for name, path in part.items():
+            kept = merged.setdefault(name, path)
+            if kept is path or kept == path:
+                continue
+            if is_empty_mapping(name, path):
+                displaced[path] = None
+            elif is_empty_mapping(name, kept):
+                displaced[kept] = None
+                merged[name] = path
+    for path in displaced:
+        merged[_free_name(path, merged)] = path
+    return merged
+
+
+def restore_empty_mappings(
+    nested: dict[Any, Any], paths: Mapping[str, Path], *, include: Callable[[str, Path], bool] | None = None
+) -> None:
+    """Add missing empty mappings in place, if `include` agrees."""
+    for name, path in paths.items():
+        wanted = is_empty_mapping(name, path) and (include is None or include(name, path))
+        if wanted and get_element(nested, path) is None:
+            set_element(nested, path, {})
+
+
+def _free_name(path: Path, *taken: Container[str]) -> str:
+    name = ".".join(map(str, path)) + "."
+    while any(name in names for names in taken):
+        name += "."
+    return name
+
+
+def traverse_state_dict(
+    state_dict: Mapping[str, Any],
+    visitor: Callable[[Path, Any], None],
+    keep_traversing: Callable[[object], bool] | None = None,
+) -> None:
+    """Call `visitor(path, leaf)` for each leaf, with the paths of `flatten`.
+
+    A list is traversed if `keep_traversing` is true for an element, or an element is a mapping or a traversed list.
+    """
+    if keep_traversing is None:
+        flat = flatten(state_dict)
+        for name, value in flat.values.items():
+            visitor(flat.paths[name], value)
+        return
+    for key, value in state_dict.items():
+        _visit((str(key),), value, visitor, keep_traversing)
+
+
+def _visit(
+    path: tuple[PathElement, ...],
+    value: Any,
+    visitor: Callable[[Path, Any], None],
+    keep_traversing: Callable[[object], bool],
+) -> None:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            _visit((*path, str(key)), item, visitor, keep_traversing)
+    elif isinstance(value, list) and _is_traversed(value, keep_traversing):
+        for position, item in enumerate(value):
+            _visit((*path, position), item, visitor, keep_traversing)
+    else:
+        visitor(path, value)
+
+
+def _is_traversed(items: list[Any], keep_traversing: Callable[[object], bool]) -> bool:
+    return any(
+        isinstance(item, Mapping)
+        or (isinstance(item, list) and _is_traversed(item, keep_traversing))
+        or keep_traversing(item)
+        for item in items
+    )
+
+
+def print_tensor(path: Path, value: object, print_fun: Callable[[str], None] = print) -> None:
+    """Print a leaf's path and a tensor's shape and dtype."""
+    if isinstance(value, torch.Tensor):
+        print_fun(f"{path}: {type(value).__name__} {tuple(value.shape)} {value.dtype}")
+    else:
+        print_fun(f"{path}: {type(value).__name__} {value!r}")
+
+
+class KeyMap:
+    """Mapping of template keys to checkpoint keys; `DefaultLoadPlanner` has its arguments.
+
+    The longest matching prefix applies to all keys under it. `{"model": ""}` drops a prefix; `{"": "model"}` adds one
+    to all other keys. Patterns apply in order to keys that `rename` does not match. ValueError: a pattern or its
+    replacement is invalid.
+    """
+
+    def __init__(
+        self, rename: Mapping[str, str] | None = None, patterns: Sequence[tuple[str | re.Pattern[str], str]] = ()
+    ) -> None:
+        self._rename = dict(rename or {})
+        self._patterns = []
+        for pattern, replacement in patterns:
+            try:
+                compiled = re.compile(pattern)
+                compiled.sub(replacement, "")
+            except (re.error, IndexError) as error:
+                raise ValueError(f"rename_regex: {pattern!r} → {replacement!r}: {error}") from error
+            self._patterns.append((compiled, replacement))
+
+    def __bool__(self) -> bool:
+        return bool(self._rename or self._patterns)
+
+    def stored(self, name: str) -> str:
+        """Return a template key's checkpoint key."""
+        path = name
+        while path:
+            new = self._rename.get(path)
+            if new:
+                return new + name[len(path) :]
+            if new == "" and path != name:
+                return name[len(path) + 1 :]
+            path = path.rpartition(".")[0]
+        if self._rename.get(""):
+            return f"{self._rename['']}.{name}"
+        for pattern, replacement in self._patterns:
+            name = pattern.sub(replacement, name)
+        return name
+
+    def unused(self, names: Iterable[str]) -> list[str]:
+        """Return the entries of `rename` that match no template key."""
+        paths = set()
+        for name in names:
+            while name:
+                paths.add(name)
+                name = name.rpartition(".")[0]
+        return [path for path in self._rename if path and path not in paths]

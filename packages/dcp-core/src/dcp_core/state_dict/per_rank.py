@@ -1,7 +1,6 @@
-"""`PerRank`: objects in a state dict that differ between ranks, such as the state of a random generator.
+"""`PerRank`: values that differ between ranks, such as the state of a random generator.
 
-In the checkpoint, a `PerRank` is a mapping with one key for each rank (`rank_0`, `rank_1`, …), which every reader can
-load; each rank writes its own entry.
+The checkpoint stores a mapping with one key per rank (`rank_0`, `rank_1`, …), readable by every reader.
 """
 
 from __future__ import annotations
@@ -18,34 +17,28 @@ __all__ = ["PerRank", "RankValues", "with_rank_values"]
 
 
 class PerRank:
-    """Wrapper for an object or tensor in a state dict that differs between ranks, such as a random generator's state.
+    """Wrapper for a value that differs between ranks. Each rank saves its own and loads the entry with its number.
 
-    Each rank saves its own object, and loads the object that the rank with the same number saved.
+    ```python
+    import torch
+    from dcp_core import PerRank, load, save
+
+    save({"generator": PerRank(torch.get_rng_state())}, checkpoint_id="step-1")
+    state = {"generator": PerRank(torch.get_rng_state(), otherwise="modulo")}
+    load(state, checkpoint_id="step-1")
+    torch.set_rng_state(state["generator"].value)
+    ```
 
     Args:
-        value: Tensor, object or container to save; in the template of a load, it is filled or replaced as without the
-            wrapper. The state of a `Stateful` is saved as one object.
-        otherwise: Rule for another number of ranks than that of the job that saved. A rank without an entry, because
-            that job had fewer ranks: `keep` keeps the object in the template, `modulo` loads the entry of the rank
-            (own rank modulo the number of ranks that saved). `error`: `load` raises a `LoadMismatchError` on every rank
-            if there were fewer ranks or more. None is `keep`, but `modulo` for a `Stateful` that also has a method
-            `load_derived_state(state_dict, rank)`: it is given the other rank's entry to derive a state of its own from
-            it, as `dcp_state.RandomState` does.
+        value: Tensor, object or container, loaded as without the wrapper. A `Stateful`'s state is saved as one object.
+        otherwise: Rule if the number of ranks changed. For a rank without an entry, `keep` keeps the template's value
+            and `modulo` loads the entry of (rank modulo saved ranks). `error` makes `load` raise `LoadMismatchError` on
+            every rank. None means `keep`, or `modulo` for a `Stateful` with a method `load_derived_state(state_dict,
+            rank)`, which derives a state from another rank's entry, as `dcp_state.RandomState` does.
 
-    Except with `error`, `load` ignores entries of ranks beyond its own world size; `load_keys` returns all entries. If
-    the checkpoint has one ordinary object under the key of the `PerRank`, every rank loads this object.
-    `LoadReport.per_rank` names the rank whose entry was loaded, and `LoadReport.derived` the keys with a derived state.
-
-    Example:
-        ```python
-        import torch
-        from dcp_core import PerRank, load, save
-
-        save({"generator": PerRank(torch.get_rng_state())}, checkpoint_id="step-1")
-        state = {"generator": PerRank(torch.get_rng_state(), otherwise="modulo")}
-        load(state, checkpoint_id="step-1")
-        torch.set_rng_state(state["generator"].value)
-        ```
+    Unless `otherwise="error"`, `load` ignores entries of ranks beyond its world size; `load_keys` returns all. If the
+    checkpoint has one ordinary value under the key, every rank loads it. See `LoadReport.per_rank` and
+    `LoadReport.derived`.
     """
 
     __slots__ = ("otherwise", "value")
@@ -63,11 +56,8 @@ class PerRank:
 
 
 def with_rank_values(value: Any, rank: int) -> Any:
-    """Return a state dict for saving in which each `PerRank` is replaced by a mapping with this rank's entry.
-
-    Containers that contain a `PerRank` are copied; all other objects are those of `value`.
-    """
-    if isinstance(value, torch.Tensor):  # thousands of them, and the check for a Mapping is slow
+    """Replace each `PerRank` by this rank's entry, copying only its containers."""
+    if isinstance(value, torch.Tensor):  # the check for a Mapping is slow
         return value
     if isinstance(value, PerRank):
         return {_key(rank): _held(value)}
@@ -83,34 +73,21 @@ def with_rank_values(value: Any, rank: int) -> Any:
 
 @dataclass(slots=True)
 class _Place:
-    """The place of a `PerRank` in a template."""
-
     container: Any
     key: Any
     value: PerRank
     path: tuple[str, ...] | None = None
-    """Path of the loaded values below the place; None if nothing is loaded."""
     derives: bool = False
-    """Whether the loaded state is another rank's, from which this rank derives its own."""
 
 
 class RankValues:
-    """The `PerRank` wrappers of a template, which are replaced by their contents during a load.
-
-    Args:
-        template: Template of the load, which is changed in place until `restore`.
-        names: FQNs of all tensors and objects in the checkpoint.
-        rank: Rank of this process within the group.
-        world_size: Number of ranks in the group.
-    """
+    """Replaces a template's `PerRank` wrappers by their contents, in place, until `restore`."""
 
     def __init__(self, template: dict[str, Any], names: Collection[str], rank: int, world_size: int) -> None:
         self.taken: dict[str, int | None] = {}
-        """FQN of a `PerRank` → rank whose entry is loaded; None if the template's is kept, or all ranks share one."""
+        """FQN → rank of the loaded entry; None without one, or if all ranks share a value."""
         self.refused: dict[str, str] = {}
-        """FQN of a `PerRank` that refuses another number of ranks than saved it → message."""
         self.derived: dict[str, int] = {}
-        """FQN of a `PerRank` whose state is derived from another rank's entry → that rank."""
         self._rank = rank
         self._places: list[_Place] = []
         self._states: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
@@ -139,7 +116,7 @@ class RankValues:
             self._places.append(place)
 
     def restore(self) -> None:
-        """Put each `PerRank` back into the template, with the loaded object in it."""
+        """Restore the wrappers, with their loaded values."""
         for place in self._places:
             if place.path is not None:
                 held = place.container[place.key]
@@ -156,19 +133,18 @@ class RankValues:
         self._places.clear()
 
     def apply(self) -> None:
-        """Call `load_state_dict` of each `Stateful` in a `PerRank` with its loaded state. Call it after `restore`."""
+        """Pass the loaded states to the wrapped `Stateful`s, after `restore`."""
         for method, arguments in self._states:
             method(*arguments)
         self._states.clear()
 
 
 def _held(value: PerRank) -> Any:
-    """Return the value to save; the state of a stateful value as one object, because its form may change."""
+    """Return a `Stateful`'s state as one object, because its structure may change."""
     return (value.value.state_dict(),) if is_stateful(value.value) else value.value
 
 
 def _held_by_all(value: PerRank, *, is_one: bool) -> Any:
-    """Return the template of an object that was saved without a `PerRank`; its state may have been saved in parts."""
     return value.value.state_dict() if is_stateful(value.value) and not is_one else _held(value)
 
 

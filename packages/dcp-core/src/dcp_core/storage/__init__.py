@@ -1,1 +1,1 @@
-"""Base classes of storage readers and writers: they turn items into reads and writes of bytes by a `StoreBackend`."""
+"""Base classes of storage readers and writers, which read and write bytes through a `StoreBackend`."""

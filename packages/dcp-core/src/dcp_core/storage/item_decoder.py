@@ -1,29 +1,46 @@
-"""Decoding of stored items into tensors and bytes of objects.
+"""Decode stored items to tensors and object bytes.
 
-Of tensors stored as plain bytes (also inside an ordinary zip archive) or in encoded blocks, any range can be read. All
-other items are read and decoded as a whole. The tensors to fill are chosen in `read_requests`.
+Tensors stored as encoded blocks or plain bytes, also inside an ordinary zip archive, can be read in ranges. Other items
+are read and decoded whole. A tensor in a large archive is located from the archive's first and last bytes, if the
+archive holds one uncompressed dense row-major tensor. Reading the pickle calls no torch functions.
+
+Source: torch 2.13 `torch.serialization._save`, `torch._utils._rebuild_tensor_v2` and `_v3`.
 """
 
 from __future__ import annotations
 
+import io
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import zipfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import torch
 
-from dcp_core.encoding.block_transforms import block_undo
-from dcp_core.encoding.transforms import ExtensionRegistry, undo
-from dcp_core.errors import CorruptCheckpointError
+from dcp_core.encoding.compression import ExtensionRegistry, block_undo, undo
+from dcp_core.errors import CorruptCheckpointError, UnsafeCheckpointError, UnsupportedValueError
 from dcp_core.objects.object_bytes import load_tensor
-from dcp_core.storage.stock_archive import ArchiveSearch
+from dcp_core.tensors.kinds import unwrapped
+from dcp_io.archives.zip_format import LOCAL, local_lengths
 from dcp_io.requests import BlockDecoder, ReadRequest, ReadStats
-from dcp_manifest.index.items import Framing, ItemKind, StoredItem
+from dcp_manifest.index.columns import Framing, ItemKind, StoredItem
+from dcp_manifest.index.dtypes import TYPED_STORAGES
+from dcp_manifest.index.runs import Runs
+from dcp_manifest.pickles.pickle_table import Function, PickleTable
+from dcp_manifest.pickles.safe_pickle import read_pickle
 
-__all__ = ["ItemDecoder", "PartialItem"]
+__all__ = [
+    "ArchiveSearch",
+    "ArchivedTensor",
+    "ItemDecoder",
+    "PartialItem",
+    "locate_tensor",
+]
 
-# Limit of the decoded size: elements of the largest dtype and the framing of an archive around them
-# (a planner may have stored another dtype than the index says); for objects the size is unknown.
+# Limit of the decoded size: elements of the largest dtype (a planner may store another dtype than the index says) and
+# the archive around them. The size of objects is unknown.
 _MAX_ITEM_BYTES = 16
 _MAX_ARCHIVE_BYTES = 1 << 20
 _MAX_OBJECT_BYTES = 4 << 30
@@ -31,51 +48,32 @@ _MAX_OBJECT_BYTES = 4 << 30
 
 @dataclass(frozen=True, slots=True)
 class PartialItem:
-    """A stored tensor item of which any range of elements can be read."""
+    """A stored tensor that can be read in ranges."""
 
     item: StoredItem
     decoder: BlockDecoder | None = None
-    """Decoder of the item's encoded blocks; None if the item is stored as plain bytes."""
     dtype: torch.dtype | None = None
-    """Dtype of the elements as recorded in the item itself, which may differ from the index; None if not recorded."""
+    """Dtype that the item records, which may differ from the index."""
 
 
 class ItemDecoder:
-    """Decoder of stored items of every kind. Thread-safe after `look_into` has returned.
+    """Decoder of stored items of every kind. Thread-safe after `look_into` returned."""
 
-    Args:
-        registry: Registry of the transforms.
-    """
-
-    def __init__(self, registry: ExtensionRegistry) -> None:
+    def __init__(
+        self, registry: ExtensionRegistry, *, allow_globals: Sequence[Any] = (), trust_objects: bool = False
+    ) -> None:
         self._registry = registry
+        self._allowed = partial(load_tensor, allow_globals=allow_globals, trust_objects=trust_objects)
         self._search = ArchiveSearch()
 
     def look_into(self, items: Iterable[tuple[str, StoredItem]], read: Callable[[list[ReadRequest]], ReadStats]) -> int:
-        """Locate the tensors' bytes in large zip archives, so that ranges of them can be read.
-
-        Args:
-            items: Pairs (FQN, record of the stored item).
-            read: Function that executes read requests.
-
-        Returns:
-            Number of bytes that were read to locate them.
-        """
+        """Locate tensors inside large zip archives; return the bytes read."""
         for key, item in items:
             self._search.add(key, item)
         return read(self._search.requests).bytes_read if self._search.requests else 0
 
     def in_parts(self, key: str, item: StoredItem, sizes: tuple[int, ...]) -> PartialItem | None:
-        """Return a tensor's item for reading ranges of it; None if the item must be read whole and decoded by `tensor`.
-
-        Args:
-            key: FQN of the tensor, for error messages.
-            item: Record of the stored item.
-            sizes: Sizes of the stored chunk, as in the index.
-
-        Raises:
-            UnsupportedFormatError: A transform of the item's blocks is not installed.
-        """
+        """Return an item for reading ranges; None if `tensor` must decode it whole."""
         kind = item.kind
         if kind is ItemKind.RAW:
             return PartialItem(item)
@@ -87,25 +85,15 @@ class ItemDecoder:
     def tensor(
         self, key: str, item: StoredItem, data: memoryview, dtype: torch.dtype | None, sizes: tuple[int, ...]
     ) -> torch.Tensor:
-        """Return the tensor that is decoded from all bytes of an item.
+        """Decode a tensor from its item's bytes, with verified CRCs; dtype None returns plain bytes as uint8.
 
-        Args:
-            key: FQN of the tensor, for error messages.
-            item: Record of the stored item.
-            data: All bytes of the item, whose CRCs have been checked.
-            dtype: Dtype of the stored elements, as in the index; None if this torch version does not have the dtype, in
-                which case plain bytes are returned as a uint8 tensor.
-            sizes: Sizes of the stored chunk, as in the index.
-
-        Raises:
-            CorruptCheckpointError: The bytes do not contain this tensor; the message names file, key and offset.
-            UnsupportedFormatError: A transform is not installed.
+        CorruptCheckpointError: the bytes do not contain this tensor. UnsafeCheckpointError: its class is not allowed.
         """
         elements = math.prod(sizes)
         if item.kind is ItemKind.STREAM:
             data = undo(data, item, key, self._registry, elements * _MAX_ITEM_BYTES + _MAX_ARCHIVE_BYTES)
         if item.framing is not Framing.RAW:
-            return _archived(key, item, data, sizes)
+            return self._archived(key, item, data, sizes)
         flat = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8, device="cpu")
         if dtype is None:
             return flat
@@ -114,20 +102,215 @@ class ItemDecoder:
             raise _damage(key, item, f"the stored tensor {what}")
         return flat.view(dtype).view(sizes)
 
+    def _archived(self, key: str, item: StoredItem, data: memoryview, sizes: tuple[int, ...]) -> torch.Tensor:
+        try:
+            tensor = unwrapped(self._allowed(data, key=key))
+        except (UnsafeCheckpointError, UnsupportedValueError):
+            raise
+        except Exception as error:
+            raise _damage(key, item, f"the stored tensor cannot be read: {error}") from error
+        if tuple(tensor.shape) != sizes:
+            raise _damage(key, item, f"the stored tensor has sizes {tuple(tensor.shape)}, not {sizes} as indexed")
+        return tensor
+
     def object(self, key: str, item: StoredItem, data: memoryview) -> memoryview:
-        """Return the serialized object, as from `dump_object`, from all bytes of its item; raises like `tensor`."""
+        """Decode a serialized object from all bytes of its item."""
         return undo(data, item, key, self._registry, _MAX_OBJECT_BYTES) if item.kind is ItemKind.STREAM else data
-
-
-def _archived(key: str, item: StoredItem, data: memoryview, sizes: tuple[int, ...]) -> torch.Tensor:
-    try:
-        tensor = load_tensor(data)
-    except Exception as error:
-        raise _damage(key, item, f"the stored tensor cannot be read: {error}") from error
-    if tuple(tensor.shape) != sizes:
-        raise _damage(key, item, f"the stored tensor has sizes {tuple(tensor.shape)}, not {sizes} as indexed")
-    return tensor
 
 
 def _damage(key: str, item: StoredItem, what: str) -> CorruptCheckpointError:
     return CorruptCheckpointError(what, file=item.file, key=key, offset=item.offset)
+
+
+# Smaller archives are read whole, in one read instead of two.
+_SEARCH_MIN_BYTES = 1 << 20
+# Bytes that each rank reads at each end; less than 1 KiB precedes or follows the elements.
+_END_BYTES = 2 << 10
+_MAX_DIMS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedTensor:
+    """A tensor stored uncompressed in a zip archive."""
+
+    dtype: torch.dtype
+    sizes: tuple[int, ...]
+    item: StoredItem
+    """Item with only the elements, and the CRC of the archive's record."""
+
+
+class ArchiveSearch:
+    """Locates tensors in archives: call `add` per archive, execute `requests`, then use `found`."""
+
+    def __init__(self) -> None:
+        self.requests: list[ReadRequest] = []
+        self._places: set[tuple[str, int]] = set()
+        self.found: dict[tuple[str, int], ArchivedTensor] = {}
+        """(File, byte offset) of an archive → its tensor."""
+
+    def add(self, key: str, stored: StoredItem) -> None:
+        """Add an archive unless it is small or known."""
+        size = stored.stored_bytes
+        holds_tensor = stored.kind is ItemKind.ARCHIVE and stored.framing is Framing.TORCH_ZIP
+        place = stored.file, stored.offset
+        if size < _SEARCH_MIN_BYTES or not holds_tensor or stored.crc32 is not None or place in self._places:
+            return
+        self._places.add(place)
+        ends = {0: bytearray(_END_BYTES), size - _END_BYTES: bytearray(_END_BYTES)}
+
+        def take(position: int, data: memoryview) -> None:
+            for start, end in ends.items():
+                first, last = max(start, position), min(start + _END_BYTES, position + len(data))
+                if first < last:
+                    end[first - start : last - start] = data[first - position : last - position]
+
+        def locate(_: memoryview) -> None:
+            located = locate_tensor(stored, *map(bytes, ends.values()))
+            if located is not None:
+                self.found[place] = located
+
+        # Read bare bytes: parts of an archive have no CRC. The parts in use are verified later.
+        bare = replace(stored, framing=Framing.RAW)
+        runs = Runs(0, _END_BYTES, (2,), (size - _END_BYTES,))
+        self.requests.append(ReadRequest(key, bare, 0, size, None, locate, take, runs))
+
+
+def locate_tensor(stored: StoredItem, head: bytes, tail: bytes) -> ArchivedTensor | None:
+    """Locate the elements; None if the archive is not ordinary."""
+    try:
+        return _locate(stored, _Ends(head, tail, stored.stored_bytes))
+    except Exception:  # noqa: BLE001 - any error means that the archive is not ordinary
+        return None
+
+
+def _locate(stored: StoredItem, ends: _Ends) -> ArchivedTensor | None:
+    with zipfile.ZipFile(ends) as archive:
+        names = {name.partition("/")[2]: name for name in archive.namelist()}
+        tensor, _ = read_pickle(archive.read(names["data.pkl"]), _TABLE, persistent=_storage)
+        (values,) = (name for name in names if name.startswith("data/"))
+        record = archive.getinfo(names[values])
+        little = "byteorder" not in names or archive.read(names["byteorder"]) == b"little"
+        checked = any(entry.CRC for entry in archive.infolist() if entry.file_size)
+        ordinary = little and len(names) == len(archive.namelist()) and _is_stored(record)
+    if not ordinary or not isinstance(tensor, _Rebuilt) or not tensor.is_ordinary():
+        return None
+    start = _data_start(ends, record)
+    size = math.prod(tensor.sizes) * tensor.dtype.itemsize
+    if values != f"data/{tensor.storage.key}" or record.file_size != size or start + size > stored.stored_bytes:
+        return None
+    item = StoredItem(
+        file=stored.file,
+        offset=stored.offset + stored.lead + start,
+        length=size,
+        lead=0,
+        stored_bytes=size,
+        framing=Framing.RAW,
+        crc32=record.CRC if checked else None,
+    )
+    return ArchivedTensor(tensor.dtype, tensor.sizes, item)
+
+
+def _is_stored(record: zipfile.ZipInfo) -> bool:
+    encrypted = record.flag_bits & 1
+    return record.compress_type == zipfile.ZIP_STORED and record.compress_size == record.file_size and not encrypted
+
+
+def _data_start(ends: _Ends, record: zipfile.ZipInfo) -> int:
+    ends.seek(record.header_offset)
+    lengths = local_lengths(ends.read(LOCAL.size))
+    if lengths is None or ends.read(lengths[0]) != record.orig_filename.encode():
+        raise zipfile.BadZipFile("a record's header is damaged")
+    return record.header_offset + LOCAL.size + sum(lengths)
+
+
+class _Ends(io.RawIOBase):
+    def __init__(self, head: bytes, tail: bytes, size: int) -> None:
+        super().__init__()
+        self._head, self._tail, self._size = head, tail, size
+        self._position = 0
+
+    def seekable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._position = (0, self._position, self._size)[whence] + offset
+        return self._position
+
+    def read(self, size: int = -1) -> bytes:
+        start = self._position
+        stop = self._size if size < 0 else min(self._size, start + size)
+        tail_start = self._size - len(self._tail)
+        if start >= 0 and stop <= len(self._head):
+            found = self._head[start:stop]
+        elif start >= tail_start:
+            found = self._tail[start - tail_start : stop - tail_start]
+        else:
+            raise EOFError("these bytes are not at an end of the archive")
+        self._position = stop
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Storage:
+    dtype: torch.dtype | None
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Rebuilt:
+    storage: _Storage
+    dtype: torch.dtype
+    offset: int
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    plain: bool
+
+    def is_ordinary(self) -> bool:
+        if len(self.sizes) > _MAX_DIMS or not isinstance(self.dtype, torch.dtype):
+            return False
+        step = 1
+        for size, stride in zip(reversed(self.sizes), reversed(self.strides), strict=True):
+            if type(size) is not int or not 0 <= size < 1 << 63 or (size > 1 and stride != step):
+                return False
+            step *= size
+        return self.plain and self.offset == 0
+
+
+def _rebuild_v2(storage: Any, offset: int, sizes: Any, strides: Any, _grad: Any, _hooks: Any, *more: Any) -> _Rebuilt:
+    return _Rebuilt(storage, storage.dtype, offset, tuple(sizes), tuple(strides), not any(more))
+
+
+def _rebuild_v3(
+    storage: Any, offset: int, sizes: Any, strides: Any, _grad: Any, _hooks: Any, dtype: Any, *more: Any
+) -> _Rebuilt:
+    return _Rebuilt(storage, dtype, offset, tuple(sizes), tuple(strides), not any(more))
+
+
+def _no_hooks() -> dict[str, Any]:
+    return {}
+
+
+_UNTYPED = "UntypedStorage"
+_QUANTIZED = ("qint", "quint")
+_NAMES: dict[str, Any] = {
+    "torch._utils._rebuild_tensor_v2": Function("_rebuild_tensor_v2", lambda _, arguments: _rebuild_v2(*arguments)),
+    "torch._utils._rebuild_tensor_v3": Function("_rebuild_tensor_v3", lambda _, arguments: _rebuild_v3(*arguments)),
+    "torch.storage.UntypedStorage": _UNTYPED,
+    "collections.OrderedDict": Function("OrderedDict", lambda _, arguments: _no_hooks(*arguments)),
+    **{f"torch.{cls}": getattr(torch, name) for name, cls in TYPED_STORAGES.items() if not name.startswith(_QUANTIZED)},
+    **{f"torch.{name}": dtype for name, dtype in vars(torch).items() if isinstance(dtype, torch.dtype)},
+}
+_TABLE = PickleTable(find=_NAMES.__getitem__)
+
+
+def _storage(pid: Any) -> _Storage:
+    kind, storage, key, _, _ = pid
+    if kind != "storage" or type(key) is not str:
+        raise ValueError("a persistent id is not a storage")
+    return _Storage(storage if isinstance(storage, torch.dtype) else None, key)

@@ -1,43 +1,102 @@
-"""`ByteStorageReader`: base class of storage readers, which reads items through a `dcp_io.StoreBackend`.
+"""`ByteStorageReader`, the base class of storage readers with a `StoreBackend`, and the contract of dcp-exchange.
 
-The read request for one item, and the copy of its bytes, are in `read_requests`.
+Dcp-exchange lets ranks read each stored byte once and send it to the others.
 """
 
 from __future__ import annotations
 
+import io
+import math
 import secrets
 from collections import defaultdict
-from collections.abc import Collection
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
+from torch.autograd.graph import increment_version
 
-from dcp_core.encoding.transforms import ExtensionRegistry
+from dcp_core.arguments import adopted
+from dcp_core.encoding.compression import ExtensionRegistry
 from dcp_core.errors import CorruptCheckpointError, DcpError
-from dcp_core.records.metadata import Metadata, MetadataIndex, TensorStorageMetadata, note_checkpoint_id, stored_item
-from dcp_core.records.plan import LoadItemType, LoadPlan, ReadItem
-from dcp_core.records.protocols import CheckpointId, LoadPlanner, StorageReader
-from dcp_core.storage.byte_storage import ByteStorage
-from dcp_core.storage.exchange import PreparedRead
-from dcp_core.storage.gc_pause import collector_paused
-from dcp_core.storage.item_decoder import ItemDecoder
-from dcp_core.storage.read_requests import direct_memory, object_request, tensor_request, whole_request
-from dcp_core.storage.whole_reads import split_whole_reads
-from dcp_core.tables.metadata_columns import metadata_from_index
-from dcp_core.tensors.device_copy import DeviceCopies
+from dcp_core.records.foreign_records import as_index
+from dcp_core.records.lazy import LazyDict
+from dcp_core.records.metadata import Metadata, TensorStorageMetadata, note_checkpoint_id, stored_item
+from dcp_core.records.protocols import CheckpointId, LoadItemType, LoadPlan, LoadPlanner, ReadItem, StorageReader
+from dcp_core.shards.shards import box_view
+from dcp_core.storage.byte_storage import ByteStorage, collector_paused
+from dcp_core.storage.item_decoder import ItemDecoder, PartialItem
+from dcp_core.tables.metadata_columns import StorageRecords, metadata_from_index
+from dcp_core.tables.value_table import read_columns_of
+from dcp_core.tensors.kinds import copy_quantized, copy_wrapper, is_wrapper
+from dcp_core.tensors.tensor_memory import BoxCopy, DeviceCopies, copy_elements, tensor_bytes
+from dcp_io.engine import StoreBackend
 from dcp_io.requests import ReadRequest, ReadStats
-from dcp_io.stores.store import Place
-from dcp_manifest.index.columns import CheckpointIndex
-from dcp_manifest.index.items import StoredItem
+from dcp_io.stores.store import Place, place_of
+from dcp_manifest.index.columns import CheckpointIndex, Framing, ItemKind, StoredItem
+from dcp_manifest.index.runs import box_runs
+from dcp_ranks import Coordinator, PeerOptions
 
-__all__ = ["ByteStorageReader"]
+__all__ = [
+    "ByteStorageReader",
+    "Exchange",
+    "Exchanged",
+    "PreparedRead",
+    "direct_memory",
+    "split_whole_reads",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRead:
+    """One rank's read requests, and the backend to read them alone."""
+
+    backend: StoreBackend
+    requests: Sequence[ReadRequest]
+    note_changes: Callable[[Exception], None]
+    """Adds a note about values that may have changed to an error that ended the read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exchanged:
+    """Result of an exchange on one rank."""
+
+    stats: ReadStats
+    alone: str | None = None
+    """Reason why each rank read for itself, as a clause; None if the ranks read together."""
+    replaced: bool = False
+    """Whether a newer save replaced the checkpoint, so that the load must be planned again; equal on all ranks."""
+
+
+class Exchange(Protocol):
+    """Function of dcp-exchange that reads the plans of all ranks together."""
+
+    def __call__(
+        self,
+        coordinator: Coordinator,
+        prepare: Callable[[], PreparedRead],
+        *,
+        timeout_seconds: float,
+        peers: PeerOptions | None,
+    ) -> Exchanged:
+        """Read and deliver the requests of all ranks.
+
+        `prepare` returns this rank's requests; it is called in a phase, and again for another attempt. A rank fails
+        after `timeout_seconds` without a message.
+
+        Raises:
+            CheckpointException: A read failed on some rank; raised on all ranks.
+
+        Ranks: every rank; collective.
+        """
+        ...
+
 
 _SHOWN_KEYS = 20
 
 
 class _Wanted(NamedTuple):
-    """A wanted part of a tensor, and the chunk that holds it as the index describes it."""
-
     item: ReadItem
     stored: StoredItem
     dtype: torch.dtype
@@ -47,29 +106,27 @@ class _Wanted(NamedTuple):
 class ByteStorageReader(ByteStorage, StorageReader):
     """Base class of storage readers for checkpoints of this library, in any layout, and of stock.
 
-    All bytes are checked against the CRCs in the checkpoint, according to the `verify` setting of the backend; keys of
-    bytes without a CRC are listed in `unverified_keys`. A subclass implements `_open`, which returns a
-    `dcp_io.StoreBackend`.
+    ```python
+    import torch
+    from dcp_core import ByteStorageReader, load, save
+    from dcp_io import LocalStore, StoreBackend
+
+
+    class CheckingReader(ByteStorageReader):
+        def _open(self, checkpoint_id):
+            return StoreBackend(LocalStore(checkpoint_id), verify="before")
+
+
+    save({"weight": torch.ones(3)}, checkpoint_id="step-1")
+    load({"weight": torch.zeros(3)}, storage_reader=CheckingReader("step-1"))
+    ```
+
+    Reads are verified against the checkpoint's CRCs, as the backend's `verify` says. A subclass implements `_open`,
+    which returns a `dcp_io.StoreBackend`.
 
     Args:
-        checkpoint_id: Id of the checkpoint to load; `reset` may replace it.
-        extensions: Registry of transforms that decode items; None for the transforms of installed plug-ins.
-
-    Example:
-        ```python
-        import torch
-        from dcp_core import ByteStorageReader, load, save
-        from dcp_io import LocalStore, StoreBackend
-
-
-        class CheckingReader(ByteStorageReader):
-            def _open(self, checkpoint_id):
-                return StoreBackend(LocalStore(checkpoint_id), verify="before")
-
-
-        save({"weight": torch.ones(3)}, checkpoint_id="step-1")
-        load({"weight": torch.zeros(3)}, storage_reader=CheckingReader("step-1"))
-        ```
+        checkpoint_id: Id of the checkpoint; `reset` may replace it.
+        extensions: Registry of transforms; None for those of installed plug-ins.
     """
 
     def __init__(self, checkpoint_id: CheckpointId, *, extensions: ExtensionRegistry | None = None) -> None:
@@ -80,44 +137,37 @@ class ByteStorageReader(ByteStorage, StorageReader):
     def _clear(self) -> None:
         self._metadata: Metadata | None = None
         self.storage_data: Any = {}
-        """Location of each item by `MetadataIndex`, once `set_up_storage_reader` has been called."""
         self.load_id = secrets.token_hex(8)
-        """Id of this load; a new one with each `reset`."""
+        """Id of this load; new with each `reset`."""
         self.unverified_keys: set[str] = set()
-        """Keys that the last `read_data` read without any CRC."""
-        self.bytes_read = 0
-        """Number of bytes that the last `read_data` read from storage."""
+        self.bytes_read: int = 0
 
     def reset(self, checkpoint_id: CheckpointId | None = None) -> None:
-        """Begin a new load; a `checkpoint_id` replaces the one of the constructor."""
+        """See `Storage`."""
         if checkpoint_id is not None:
             self._set_id(checkpoint_id)
         self._reopen()
         self._clear()
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Read and return the metadata of the newest complete checkpoint in the folder.
+        """Return the metadata of the newest complete checkpoint in the directory.
 
-        Rank-local indexes of a save without a coordinator are merged, so every rank sees the whole checkpoint.
+        Rank-local indexes are merged, so every rank sees the whole checkpoint.
 
         Raises:
-            CheckpointNotFoundError: There is no complete checkpoint.
+            CheckpointNotFoundError: No complete checkpoint exists.
             CorruptCheckpointError: The index is damaged.
         """
         del args, kwargs
         return self.use_index(self.read_index())
 
     def read_index(self) -> CheckpointIndex:
-        """Read the index of which `use_index` makes the metadata, on one rank for all. Errors: see `read_metadata`."""
+        """Read the index for `use_index`, on one rank for all; raises like `read_metadata`."""
         self._reopen()
         return self._backend.read_index()
 
     def use_index(self, index: CheckpointIndex) -> Metadata:
-        """Load the checkpoint that an index describes, which this rank or another one has read; returns its metadata.
-
-        Args:
-            index: Index of the checkpoint; must not be changed afterwards.
-        """
+        """Return the metadata of an index that any rank read. The index must not change afterwards."""
         self._backend.use_index(index)
         metadata = metadata_from_index(index)
         note_checkpoint_id(metadata, self.checkpoint_id).load_id = self.load_id
@@ -125,21 +175,21 @@ class ByteStorageReader(ByteStorage, StorageReader):
 
     @property
     def shares_index(self) -> bool:
-        """Whether `read_metadata` is that of `ByteStorageReader`, so that one rank can read the index for others."""
+        """Whether one rank can read the index for others, because `read_metadata` is not overridden."""
         return getattr(self.read_metadata, "__func__", None) is ByteStorageReader.read_metadata
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Set the metadata of the checkpoint to load, whose `storage_data` has the locations of items."""
+        """See `StorageReader`."""
         del is_coordinator, args, kwargs
         self._metadata = metadata
         self.storage_data = metadata.storage_data
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Return this rank's load plan unchanged."""
+        """See `StorageReader`."""
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Return the load plans of all ranks unchanged."""
+        """See `StorageReader`."""
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> torch.futures.Future[None]:
@@ -162,7 +212,8 @@ class ByteStorageReader(ByteStorage, StorageReader):
         return done
 
     def prepare_read(self, plan: LoadPlan, planner: LoadPlanner) -> PreparedRead:
-        """Return the read requests of a plan, for whoever reads them instead of `read_data`: an `Exchange`."""
+        """Return the read requests for an `Exchange`, which replaces `read_data`."""
+        planner = adopted(planner, LoadPlanner)  # stock may call this
         self.bytes_read = 0
         backend = self._backend
         return PreparedRead(
@@ -170,33 +221,37 @@ class ByteStorageReader(ByteStorage, StorageReader):
         )
 
     def finish_read(self, stats: ReadStats) -> None:
-        """Record what was read for the requests of `prepare_read`."""
+        """Record statistics of the requests of `prepare_read`."""
         self.bytes_read += stats.bytes_read
         self.unverified_keys = set(stats.unverified_keys)
 
     @property
     def place(self) -> Place:
-        """Where the checkpoint's files lie, as seen from several ranks; see `dcp_io.Place`."""
-        return self._backend.store.place
+        """Location of the files as several ranks see it; see `dcp_io.Place`."""
+        return place_of(self._backend.store)
 
     @property
     def reads_alone(self) -> str | None:
-        """Reason why other ranks cannot read for this rank, as a clause; None if they can."""
+        """Reason why other ranks cannot read for this rank, as a clause, or None."""
         if self._backend.verify == "before":
             return "verify='before' checks all bytes before it delivers any"
         return None
 
     def _requests(self, plan: LoadPlan, planner: LoadPlanner) -> list[ReadRequest]:
-        decoder = ItemDecoder(self._extensions)
-        requests, items = split_whole_reads(plan, planner, self._known(), direct_memory)
+        decoder = ItemDecoder(
+            self._extensions, allow_globals=planner.allow_globals, trust_objects=planner.trust_objects
+        )
+        if self._metadata is None:
+            raise DcpError("set_up_storage_reader must be called before read_data")
+        requests, items = split_whole_reads(plan, planner, self._metadata, direct_memory)
         tensors: list[_Wanted] = []
         for item in items:
             stored = self._stored(item)
-            if item.type is LoadItemType.BYTE_IO:
+            if item.type == LoadItemType.BYTE_IO:
                 requests.append(object_request(item, stored, planner, decoder))
             else:
-                tensors.append(_Wanted(item, stored, *self._chunk(item)))
-        keyed = ((one.item.storage_index.fqn, one.stored) for one in tensors)
+                tensors.append(_Wanted(item, stored, *_chunk(self._metadata, item)))
+        keyed = [(one.item.storage_index.fqn, one.stored) for one in tensors]
         self.bytes_read += decoder.look_into(keyed, self._backend.read)
         copies = DeviceCopies()
         whole: dict[tuple[str, int, tuple[int, ...]], list[_Wanted]] = defaultdict(list)
@@ -211,14 +266,8 @@ class ByteStorageReader(ByteStorage, StorageReader):
             requests.append(whole_request([one.item for one in several], stored, dtype, sizes, planner, decoder))
         return requests
 
-    def _known(self) -> Metadata:
-        if self._metadata is None:
-            raise DcpError("set_up_storage_reader must be called before read_data")
-        return self._metadata
-
     def _stored(self, item: ReadItem) -> StoredItem:
-        index = item.storage_index
-        self._known()
+        index = as_index(item.storage_index)
         info = None if self.storage_data is None else self.storage_data.get(index)
         if info is None:
             raise CorruptCheckpointError(
@@ -226,24 +275,16 @@ class ByteStorageReader(ByteStorage, StorageReader):
                 "the checkpoint is incomplete, load an earlier one",
                 key=index.fqn,
             )
-        return stored_item(info, is_object=item.type is LoadItemType.BYTE_IO)
-
-    def _chunk(self, item: ReadItem) -> tuple[torch.dtype, tuple[int, ...]]:
-        """Return dtype and sizes of the stored chunk that an item reads from."""
-        entry = self._known().state_dict_metadata[item.storage_index.fqn]
-        if not isinstance(entry, TensorStorageMetadata):
-            raise CorruptCheckpointError("the index lists an object where a tensor is stored", key=item.dest_index.fqn)
-        return entry.properties.dtype, _chunk_sizes(entry, item.storage_index)
+        return stored_item(info, is_object=item.type == LoadItemType.BYTE_IO)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: CheckpointId) -> bool:
-        """Return whether this storage can read a checkpoint with this checkpoint id."""
+        """Return whether this storage can read this id."""
         del checkpoint_id
         return True
 
 
 def _note_changes(error: Exception, keys: Collection[str]) -> None:
-    """Add a note to the error of a failed load: the values that may be partly overwritten, and must not be used."""
     if not keys or not hasattr(error, "add_note"):  # Python 3.11
         return
     names = sorted(keys)
@@ -254,11 +295,185 @@ def _note_changes(error: Exception, keys: Collection[str]) -> None:
     )
 
 
-def _chunk_sizes(entry: TensorStorageMetadata, index: MetadataIndex) -> tuple[int, ...]:
-    chunks = entry.chunks
+def _chunk(metadata: Metadata, item: ReadItem) -> tuple[torch.dtype, tuple[int, ...]]:
+    entry, index = metadata.state_dict_metadata[item.storage_index.fqn], item.storage_index
+    if not isinstance(entry, TensorStorageMetadata):
+        raise CorruptCheckpointError("the index lists an object where a tensor is stored", key=item.dest_index.fqn)
+    chunks, dtype = entry.chunks, entry.properties.dtype
     if index.index is not None and index.index < len(chunks) and chunks[index.index].offsets == index.offset:
-        return tuple(chunks[index.index].sizes)
+        return dtype, tuple(chunks[index.index].sizes)
     for chunk in chunks:
         if chunk.offsets == index.offset:
-            return tuple(chunk.sizes)
+            return dtype, tuple(chunk.sizes)
     raise CorruptCheckpointError(f"the index has no chunk at offset {tuple(index.offset or ())}", key=index.fqn)
+
+
+def tensor_request(
+    item: ReadItem,
+    stored: PartialItem,
+    dtype: torch.dtype,
+    sizes: Sequence[int],
+    planner: LoadPlanner,
+    copies: DeviceCopies,
+) -> ReadRequest:
+    """Return the request for a box of a stored chunk (of `sizes`, in elements)."""
+    dtype, decoder = stored.dtype or dtype, stored.decoder
+    target = filled = _target(item, planner)
+    if is_wrapper(target):  # wrapper classes copy whole boxes only
+        filled = torch.empty(tuple(item.lengths), dtype=dtype, device="cpu")
+    runs = box_runs(sizes, item.storage_offsets, item.lengths, dtype.itemsize)
+    key = item.storage_index.fqn
+    nbytes = math.prod(sizes) * dtype.itemsize
+    into = None if runs.counts else direct_memory(filled, dtype)
+
+    def complete() -> None:
+        if filled is not target:
+            copy_wrapper(item.dest_index.fqn, target, filled)
+        planner.commit_tensor(item, target)
+
+    if into is not None:
+
+        def commit(_: memoryview) -> None:
+            increment_version(filled)
+            complete()
+
+        return ReadRequest(key, stored.item, runs.start, runs.stop, into, commit, decoder=decoder, decoded_bytes=nbytes)
+    device = filled.device
+    copies.prepare(device)
+    box = BoxCopy(sizes, dtype, item.storage_offsets, filled, copies.copy)
+
+    def done(_: memoryview) -> None:
+        copies.finish(device)
+        complete()
+
+    return ReadRequest(key, stored.item, runs.start, runs.stop, None, done, box.piece, runs, decoder, nbytes)
+
+
+def direct_memory(target: torch.Tensor, dtype: torch.dtype) -> memoryview | None:
+    """Return the memory if `dtype` can be read directly into it, else None."""
+    if not (target.is_cpu and target.dtype is dtype and target.is_contiguous() and type(target) is torch.Tensor):
+        return None
+    return None if target.is_conj() or target.is_neg() else tensor_bytes(target)
+
+
+def object_request(item: ReadItem, stored: StoredItem, planner: LoadPlanner, decoder: ItemDecoder) -> ReadRequest:
+    """Return the request for an object."""
+    key = item.storage_index.fqn
+
+    def done(data: memoryview) -> None:
+        try:
+            planner.load_bytes(item, io.BytesIO(decoder.object(key, stored, data)))
+        except CorruptCheckpointError as error:
+            if error.file is not None:
+                raise
+            # The object's decoder does not know file and offset.
+            message = str(error).removesuffix(f" (key {key!r})")
+            raise CorruptCheckpointError(message, file=stored.file, key=key, offset=stored.offset) from error
+
+    return ReadRequest(key, stored, 0, stored.stored_bytes, None, done)
+
+
+def whole_request(
+    items: Sequence[ReadItem],
+    stored: StoredItem,
+    dtype: torch.dtype,
+    sizes: tuple[int, ...],
+    planner: LoadPlanner,
+    decoder: ItemDecoder,
+) -> ReadRequest:
+    """Return one request for all items of a chunk to decode whole."""
+    key = items[0].storage_index.fqn
+
+    def done(data: memoryview) -> None:
+        tensor = decoder.tensor(key, stored, data, dtype, sizes)
+        for item in items:
+            _copy_part(tensor, item, planner)
+
+    return ReadRequest(key, stored, 0, stored.stored_bytes, None, done)
+
+
+def _target(item: ReadItem, planner: LoadPlanner) -> torch.Tensor:
+    target = planner.resolve_tensor(item)
+    # A detached quantized tensor has a separate quantizer; a detached wrapper tensor may be a copy.
+    if not (target.is_quantized or is_wrapper(target)):
+        target = target.detach()
+    if tuple(target.shape) != tuple(item.lengths):
+        raise DcpError(
+            f"the planner resolved {item.dest_index.fqn!r} to a tensor of sizes {tuple(target.shape)}; "
+            f"the read item has {tuple(item.lengths)}"
+        )
+    return target
+
+
+def _copy_part(tensor: torch.Tensor, item: ReadItem, planner: LoadPlanner) -> None:
+    if is_wrapper(tensor) and planner.adopt_tensor(item, tensor):
+        return
+    target = _target(item, planner)
+    part = box_view(tensor, item.storage_offsets, item.lengths, key=item.dest_index.fqn)
+    with torch.inference_mode(target.is_inference()):  # inference tensors can only be changed in inference mode
+        if is_wrapper(target) or is_wrapper(part):
+            copy_wrapper(item.dest_index.fqn, target, part)
+        elif tensor.is_quantized:
+            fqn = item.dest_index.fqn
+            copy_quantized(fqn, target, part, is_whole=target is getattr(planner, "state_dict", {}).get(fqn))
+        else:
+            copy_elements(target, part)
+    planner.commit_tensor(item, target)
+
+
+Memory = Callable[[torch.Tensor, torch.dtype], memoryview | None]
+
+_NO_CRCS = np.zeros(0, np.uint32)
+_RAW = int(ItemKind.RAW)
+
+
+def split_whole_reads(
+    plan: LoadPlan, planner: LoadPlanner, metadata: Metadata, memory_of: Memory
+) -> tuple[list[ReadRequest], list[ReadItem]]:
+    """Return requests for tensors to read whole into `memory_of`, and the other items."""
+    columns = read_columns_of(plan.items)
+    places = metadata.storage_data
+    untouched = isinstance(places, LazyDict) and isinstance(places.source, StorageRecords) and not places.touched
+    # Looked up on the class, so that a planner that forwards missing attributes to another is not bypassed.
+    targets = type(planner).plain_targets(planner)
+    if columns is None or not untouched or targets is None:
+        return [], plan.items
+    records, stored = columns.records, columns.records.index.chunk_items
+    if stored is None:
+        return [], plan.items
+    rows = np.array([records.tensors[name] for name in columns.names], np.int64)
+    chunks = np.array(records.chunk_starts, np.int64)[rows]
+    borders = stored.running_counts()
+    first = np.cumsum(borders) - borders
+    table = zip(
+        columns.names,
+        records.index.tensor_dtype[rows].tolist(),
+        *(
+            column[chunks].tolist()
+            for column in (
+                *(stored.file, stored.offset, stored.length, stored.lead, stored.stored_bytes),
+                *(stored.kinds(), stored.checked, stored.crc32, first, borders),
+            )
+        ),
+        strict=True,
+    )
+    requests: list[ReadRequest] = []
+    filled: list[torch.Tensor] = []
+    others: list[ReadItem] = []
+    files, dtypes = records.index.files, records.dtypes
+    for name, dtype, file, offset, length, lead, size, kind, checked, crc, start, count in table:
+        known, target = dtypes[dtype], targets[name]
+        if target.requires_grad or type(target) is not torch.Tensor:
+            target = target.detach()
+        into = None if kind != _RAW or known is None else memory_of(target, known)
+        if into is None or len(into) != size:
+            others.append(columns.whole(name))
+            continue
+        running = stored.running_crcs[start : start + count] if count else _NO_CRCS
+        item = StoredItem(
+            files[file], offset, length, lead, size, Framing.RAW, crc if checked else None, running if checked else None
+        )
+        requests.append(ReadRequest(name, item, 0, len(into), into))
+        filled.append(target)
+    increment_version(filled)  # autograd must notice that memory was filled without torch
+    return requests, others + columns.others

@@ -1,43 +1,45 @@
-"""`ByteStorageWriter`: base class of storage writers, which writes items through a `dcp_io.StoreBackend`.
-
-A subclass implements `_open`, which returns the backend, and `validate_checkpoint_id`.
-"""
+"""`ByteStorageWriter`, the base class of storage writers with a `StoreBackend`; requests and payloads of items."""
 
 from __future__ import annotations
 
-import copy
+import io
+import math
 import secrets
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, cast
 
 import torch
 
-from dcp_core.encoding.adaptive import AdaptiveChoice, adaptive_requests
-from dcp_core.encoding.compression import CompressedRequest, Compression, CompressionPolicy
+from dcp_core.arguments import adopted
+from dcp_core.encoding.compression import Compression, compression_policy
 from dcp_core.errors import CheckpointNotFoundError, DcpError, UnsupportedValueError
-from dcp_core.records.abilities import SavePlannerAbilities, abilities
 from dcp_core.records.lazy import LazyList
-from dcp_core.records.metadata import Metadata, StorageMeta
-from dcp_core.records.plan import SavePlan
-from dcp_core.records.protocols import CheckpointId, SavePlanner, StorageWriter, WriteResult
-from dcp_core.storage.byte_storage import ByteStorage
-from dcp_core.storage.gc_pause import collector_paused
-from dcp_core.storage.write_requests import column_requests
-from dcp_core.tables.columns_of_items import columns_of
-from dcp_core.tables.metadata_columns import metadata_from_index
-from dcp_core.tables.plan_columns import WrittenColumns
-from dcp_core.tables.written_index import written_index
+from dcp_core.records.metadata import Metadata, StorageMeta, dtype_of
+from dcp_core.records.protocols import CheckpointId, SavePlan, SavePlanner, StorageWriter, WriteItem, WriteResult
+from dcp_core.storage.byte_storage import ByteStorage, collector_paused
+from dcp_core.tables.metadata_columns import metadata_from_index, written_index
+from dcp_core.tables.plan_columns import PlanColumns, WrittenColumns, columns_of, object_item
+from dcp_core.tables.value_table import is_plain
+from dcp_core.tensors.kinds import archive_quantized, archive_wrapper, is_wrapper
+from dcp_core.tensors.tensor_memory import TensorPieces, check_memory, contiguous, small_bytes, tensor_bytes
+from dcp_io import lender_of
 from dcp_io.lent_memory import MemoryLender
-from dcp_io.requests import Writable
+from dcp_io.requests import Payload, Writable, WriteRequest
 from dcp_manifest import METADATA_NAME, ManifestInfo, encode
-from dcp_manifest.folders.file_names import RankIndexName, data_file_prefix
+from dcp_manifest.folders.folder import RankIndexName, data_file_prefix
+from dcp_manifest.index.columns import Framing
 from dcp_manifest.index.stored_items import StoredItems
 from dcp_ranks import check_fence
 
-__all__ = ["ByteStorageWriter", "SavePlacement"]
+__all__ = [
+    "ByteStorageWriter",
+    "SavePlacement",
+    "bytes_payload",
+    "column_requests",
+    "tensor_payload",
+]
 
 _OF_A_SAVE = {
     "_opened",
@@ -53,56 +55,58 @@ _OF_A_SAVE = {
 
 @dataclass(frozen=True, slots=True)
 class SavePlacement:
-    """Message of the coordinator to each rank, sent as `SavePlan.storage_data`: save id, and names of data files.
+    """The coordinator's message to a rank: save id, and names of data files.
 
-    Attributes:
-        save_id: Save id of the save, the same on all ranks.
-        generation: Number of this save among the saves that replaced each other at the checkpoint id.
-        world_size: Number of ranks in the save.
+    `generation` counts the saves that replaced each other at the checkpoint id.
     """
 
     save_id: str
     prefix: str
-    """Prefix of the file names of this rank's data files."""
     generation: int
     world_size: int
 
+    def info(self, created_ns: int, rank: int | None = None) -> ManifestInfo:
+        """Return the index's information; pass `rank` for a rank-local index."""
+        try:
+            writer = f"dcp-core/{version('dcp-core')}"
+        except PackageNotFoundError:  # not installed
+            writer = "dcp-core/unknown"
+        return ManifestInfo(self.save_id, self.world_size, writer, self.generation, rank, created_ns)
+
 
 class ByteStorageWriter(ByteStorage, StorageWriter):
-    """Base class of storage writers, which write items to data files and publish the index in one atomic step.
+    """Base class of storage writers, which write data files and publish the index in one atomic step.
 
-    An existing checkpoint stays complete until the new checkpoint is published. After a failed save, `abort` on every
-    rank removes the files of the save; files of a killed save are removed by the next save to the same checkpoint id.
+    ```python
+    import torch
+    from dcp_core import ByteStorageWriter, save
+    from dcp_io import LocalStore, StoreBackend
+
+
+    class FolderWriter(ByteStorageWriter):
+        def _open(self, checkpoint_id):
+            return StoreBackend(LocalStore(checkpoint_id), threads=4)
+
+        @classmethod
+        def validate_checkpoint_id(cls, checkpoint_id):
+            return True
+
+
+    save({"weight": torch.ones(3)}, storage_writer=FolderWriter("step-1"))
+    ```
+
+    An existing checkpoint stays complete until the new one is published. After a failed save, `abort` on every rank
+    removes its files; the next save to the same id removes the files of a killed save.
 
     Args:
-        checkpoint_id: Id of the checkpoint to write; `reset` may replace it.
+        checkpoint_id: Id of the checkpoint; `reset` may replace it.
         overwrite: Whether an existing checkpoint may be replaced.
-        interop: Whether to write an index that `torch.distributed.checkpoint` can load, too, if the layout of the data
-            files permits that.
-        compression: Transforms of the items; see `CompressionPolicy` for the forms of this setting.
-
-    Example:
-        ```python
-        import torch
-        from dcp_core import ByteStorageWriter, save
-        from dcp_io import LocalStore, StoreBackend
-
-
-        class FolderWriter(ByteStorageWriter):
-            def _open(self, checkpoint_id):
-                return StoreBackend(LocalStore(checkpoint_id), threads=4)
-
-            @classmethod
-            def validate_checkpoint_id(cls, checkpoint_id):
-                return True
-
-
-        save({"weight": torch.ones(3)}, storage_writer=FolderWriter("step-1"))
-        ```
+        interop: Whether to also write an index for `torch.distributed.checkpoint`, if the layout permits it.
+        compression: `adaptive`, or a setting of `CompressionPolicy`.
     """
 
     stores_aliases = True
-    """True: tied tensors are stored once, and `finish` records their names in `Metadata.aliases`."""
+    reads_back = True
 
     def __init__(
         self,
@@ -112,9 +116,8 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
         interop: bool = True,
         compression: Compression = None,
     ) -> None:
-        self._compression = CompressionPolicy(compression)
+        self._compression = compression_policy(compression)
         self.overwrite = overwrite
-        """Whether an existing checkpoint may be replaced; takes effect at the next save."""
         self._interop = interop
         self._set_id(checkpoint_id)
         self._clear()
@@ -124,19 +127,17 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
         self._rank = 0
         self._world_size = 1
         self._rank_local = False
-        self.compression_choice: str | None = None
-        """What `compression="adaptive"` chose on this rank in the last save, and why; None with other settings."""
         self._placement: SavePlacement | None = None
         self._begun = False
         self.save_id = secrets.token_hex(8)
-        """Id of the current or last save, or of the next one if there was none since `reset`."""
+        """Id of the current or last save, or of the next one after `reset`."""
 
     def lender(self) -> MemoryLender | None:
-        """Return the lender of the storage's memory, in which a saver may stage; None if it would be of no use."""
-        return self._backend.store.lender() if self._compression.changes_nothing else None
+        """See `StorageWriter`."""
+        return lender_of(self._backend.store) if self._compression.changes_nothing else None
 
     def __getstate__(self) -> dict[str, Any]:
-        # The state of a running save stays in its process: a copy elsewhere begins without one.
+        # The state of a running save stays in its process.
         return {name: value for name, value in vars(self).items() if name not in _OF_A_SAVE}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -144,42 +145,36 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
         self._clear()
 
     def reset(self, checkpoint_id: CheckpointId | None = None) -> None:
-        """Begin a new save; a `checkpoint_id` replaces the one of the constructor."""
+        """See `Storage`."""
         if checkpoint_id is not None:
             self._set_id(checkpoint_id)
         self._reopen()
         self._clear()
 
     def renew_save_id(self) -> None:
-        """Choose a new save id if a save with the writer's save id has begun."""
+        """See `StorageWriter`."""
         if self._begun:
             self._begun, self.save_id = False, secrets.token_hex(8)
 
     @property
     def rank(self) -> int:
-        """Rank of this process in the group of the current or last save."""
+        """Rank of this process in the save."""
         return self._rank
 
     @property
     def use_collectives(self) -> bool:
-        """Whether the ranks of the current or last save plan together, with a coordinator."""
+        """Whether the save has a coordinator."""
         return not self._rank_local
 
     def storage_meta(self) -> StorageMeta | None:
-        """Return the checkpoint id and the save id; after planning, the save id is the same on all ranks."""
+        """Return the checkpoint id and save id; after planning, the save id is equal on all ranks."""
         return StorageMeta(checkpoint_id=self._checkpoint_id, save_id=self.save_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Prepare the writer for a save on this rank.
-
-        Args:
-            is_coordinator: Whether this rank is the coordinator.
-            args: Not used; subclasses may use them.
-            kwargs: `rank` and `use_collectives`; for a save without a coordinator also `world_size`, and the `save_id`
-                that all ranks use.
-        """
+        """See `StorageWriter`."""
         del args
         self._reopen()
+        self._placement = None
         self._is_coordinator = is_coordinator
         self._rank = kwargs.get("rank", 0)
         self._world_size = kwargs.get("world_size", 1)
@@ -192,7 +187,9 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
             self._take(self._place(save_id, self._rank))
 
     def _place(self, save_id: str, rank: int, prefix: str | None = None) -> SavePlacement:
-        return SavePlacement(save_id, prefix or data_file_prefix(rank), self._backend.generation, self._world_size)
+        return SavePlacement(
+            save_id, prefix or data_file_prefix(rank), self._backend.session.generation, self._world_size
+        )
 
     def _take(self, placement: SavePlacement) -> None:
         self._placement, self.save_id, self._begun = placement, placement.save_id, True
@@ -202,31 +199,29 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Begin the save in storage, and add a `SavePlacement` (save id, file names) to each rank's plan.
+        """Begin the save in storage, and add a `SavePlacement` to each rank's plan.
 
         Raises:
-            SaveInProgressError: Another running save writes to this checkpoint id.
+            SaveInProgressError: Another running save writes to this id.
             CheckpointExistsError: A checkpoint with this id exists, and `overwrite` is False.
         """
         return self._begin(plans, [None] * len(plans))
 
     def placed_plans(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Add a `SavePlacement` to the plans from a subclass's `prepare_global_plan`; begins the save if necessary.
+        """Add missing `SavePlacement`s to a subclass's plans, beginning the save if necessary.
 
-        Needed for subclasses in stock's style, whose `prepare_global_plan` does not call the method of this class, but
-        sets storage data with a `prefix` for the names of a rank's data files.
+        A subclass in stock's style only sets storage data with a `prefix` for file names.
 
         Ranks: the coordinator; every rank in a save without a coordinator.
         """
         kind = type(self)
         if kind.write_data is not ByteStorageWriter.write_data and kind.finish is not ByteStorageWriter.finish:
-            return plans  # it does not write by way of this class
+            return plans  # the subclass does not write through this class
         prefixes = [getattr(plan.storage_data, "prefix", None) for plan in plans]
         placed = [isinstance(plan.storage_data, SavePlacement) for plan in plans]
         return plans if all(placed) or None in prefixes else self._begin(plans, prefixes)
 
     def _begin(self, plans: list[SavePlan], prefixes: Sequence[str | None]) -> list[SavePlan]:
-        """Begin the save, and assign each rank its placement, with the prefix of its file names if given."""
         if not self._rank_local:
             self.renew_save_id()
             self._world_size = len(plans)
@@ -239,7 +234,7 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
         ]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
-        """Write all items of the plan; the data is durable when `write_data` returns."""
+        """Write all items of the plan; they are durable when this returns."""
         placement = plan.storage_data
         if not isinstance(placement, SavePlacement):
             raise DcpError(
@@ -253,47 +248,23 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
         done: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
         columns = columns_of(plan.items)
         with collector_paused():
-            requests = list(column_requests(columns, planner))
-        fed = abilities(planner, SavePlannerAbilities).fed_tensors
-        if fed is not None:
-            fed.feed.expect(sum(getattr(request, "urgent", False) for request in requests))
+            # Stock may call this with its planner.
+            requests = list(column_requests(columns, adopted(planner, SavePlanner)))
         done.set_result(LazyList(WrittenColumns(columns, self._write(requests, placement))))
         return done
 
     def _write(self, requests: Sequence[Writable], placement: SavePlacement) -> StoredItems:
-        self.compression_choice = None
-        if self._compression.adapts:
-            return self._write_adaptively(requests, placement)
-        if not self._compression.changes_nothing:
-            requests = [CompressedRequest(request, self._compression) for request in requests]
-        return self._backend.write(requests, prefix=placement.prefix, save_id=placement.save_id)
-
-    def _write_adaptively(self, requests: Sequence[Writable], placement: SavePlacement) -> StoredItems:
-        nbytes = sum(request.cost_bytes for request in requests)
-        choice = AdaptiveChoice(self._compression, self._backend.url, nbytes, self._backend.threads)
-        begun = time.perf_counter()
-        stored = self._backend.write(
-            adaptive_requests(requests, choice), prefix=placement.prefix, save_id=placement.save_id, gauge=choice
-        )
-        choice.end(int(stored.columns.length.sum()), time.perf_counter() - begun)
-        self.compression_choice = choice.report
-        return stored
+        return self._compression.write(self._backend, requests, prefix=placement.prefix, save_id=placement.save_id)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Publish the index, which makes the checkpoint exist; then remove the files of a replaced checkpoint."""
-        placement = self._placement
-        if placement is None:
-            raise DcpError("finish was called before a plan was prepared")
+        """Publish the index, which creates the checkpoint; then remove a replaced checkpoint's files."""
         index = written_index(metadata, results)
+        placement = self._placement
+        if placement is None:  # a subclass may name its files without prepare_global_plan
+            plan, *_ = self._begin([SavePlan([])] * len(results), [None] * len(results))
+            placement = plan.storage_data
         metadata.storage_meta = StorageMeta(checkpoint_id=self._checkpoint_id, save_id=placement.save_id)
-        index.info = ManifestInfo(
-            save_id=placement.save_id,
-            world_size=placement.world_size,
-            writer=_writer_name(),
-            generation=placement.generation,
-            rank=self._rank if self._rank_local else None,
-            created_ns=time.time_ns(),
-        )
+        index.info = placement.info(self._backend.session.created_ns(), self._rank if self._rank_local else None)
         metadata.storage_data = metadata_from_index(index).storage_data
         data = encode(index, interop=self._interop)
         if self._rank_local:
@@ -305,11 +276,7 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
         self._backend.finish_save(index.files)
 
     def published_metadata(self, save_id: str | None = None) -> Metadata:
-        """Read from storage the metadata of the last saved checkpoint, or of the one with a given save id.
-
-        Raises:
-            CheckpointNotFoundError: The checkpoint was removed, or another save has replaced it.
-        """
+        """See `StorageWriter`. CheckpointNotFoundError if the save was replaced."""
         if save_id is None and self._placement is not None:
             save_id = self._placement.save_id
         index = self._open(self._id_to_open()).read_index()
@@ -322,40 +289,151 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
         metadata.storage_meta = StorageMeta(checkpoint_id=self._checkpoint_id, save_id=save_id)
         return metadata
 
-    def measuring(self) -> ByteStorageWriter:
-        """Return a writer with the same settings that writes and compresses nothing, only measures the files' sizes.
-
-        After a save with the returned writer, its `measured_files` returns the sizes.
-
-        Raises:
-            UnsupportedValueError: The class of this writer overrides the methods that write, so sizes are not known.
-        """
-        own = ("write_data", "_write", "finish")
-        if any(getattr(type(self), name) is not getattr(ByteStorageWriter, name) for name in own):
-            raise UnsupportedValueError(f"{type(self).__qualname__} writes files of its own: their sizes are not known")
-        twin = copy.copy(self)
-        backend = self._open(self._id_to_open()).measuring()
-        vars(twin).update(_compression=CompressionPolicy(None), _open=lambda _: backend)
-        return twin
-
-    def measured_files(self) -> dict[str, int]:
-        """Return the files that this rank would have written: file name → size in bytes. Only after `measuring`."""
-        return {entry.name: entry.bytes for entry in self._backend.store.list()}
-
     @property
     def compresses(self) -> bool:
-        """Whether transforms encode items, so that the items' sizes are known only after writing."""
+        """Whether transforms encode items, so that sizes are unknown before writing."""
         return not self._compression.changes_nothing
 
     def abort(self, error: BaseException) -> None:
-        """Remove the files that this rank has written for a save that failed with `error`."""
+        """Delete this rank's files of a failed save."""
         del error
-        if self._opened is not None:  # else nothing was written, as where the id is not that of a place
+        if self._opened is not None:  # otherwise nothing was written
             self._opened.abort_save()
 
 
-def _writer_name() -> str:
-    try:
-        return f"dcp-core/{version('dcp-core')}"
-    except PackageNotFoundError:  # run from a source folder that is not installed
-        return "dcp-core/unknown"
+# Copying a smaller tensor is cheaper than a view.
+_SMALL_BYTES = 4 << 10
+
+
+def _item_request(item: WriteItem, planner: SavePlanner) -> WriteRequest:
+    def resolve() -> Payload:
+        pieces = planner.resolve_pieces(item)
+        if pieces is not None and item.tensor_data is not None:
+            dtype = str(item.tensor_data.properties.dtype).removeprefix("torch.")
+            return Payload(pieces, Framing.RAW, dtype, tuple(item.tensor_data.chunk.sizes))
+        data = planner.resolve_data(item)
+        if isinstance(data, torch.Tensor):
+            return _tensor_payload(item, data)
+        if isinstance(data, io.BytesIO):
+            return bytes_payload(data)
+        raise UnsupportedValueError(
+            f"the planner gave a {type(data).__qualname__} for {item.index.fqn!r}; it must be a tensor or a BytesIO"
+        )
+
+    return WriteRequest(item.index.fqn, item.chunk_bytes(), resolve)
+
+
+def column_requests(columns: PlanColumns, planner: SavePlanner) -> Iterator[Writable]:
+    """Yield a plan's write requests in order, without `WriteItem`s for `plain_values`."""
+    values: Mapping[str, Any] = planner.plain_values() or {}
+    index = columns.index
+    dtypes = [dtype_of(name) for name in index.dtypes]
+    rows = zip(index.tensor_names, index.tensor_dtype.tolist(), columns.shapes, columns.whole.tolist(), strict=True)
+    kinds: dict[tuple[int, tuple[int, ...]], _SmallTensors] = {}
+    for row, (name, dtype, shape, whole) in enumerate(rows):
+        value = values.get(name) if whole else None
+        if not is_plain(value) or value.is_quantized or value.dtype is not dtypes[dtype]:
+            for item in columns.tensor_items(row):
+                yield _item_request(item, planner)
+            continue
+        nbytes = math.prod(shape) * dtypes[dtype].itemsize
+        alike = kinds.get((dtype, shape)) if 0 < nbytes <= _SMALL_BYTES else None
+        if alike is None and 0 < nbytes <= _SMALL_BYTES:
+            alike = kinds[dtype, shape] = _SmallTensors(index.dtypes[dtype], shape)
+        yield _WholeTensor(name, nbytes, value, index.dtypes[dtype], shape, alike)
+    for name, nbytes in zip(index.object_names, columns.object_bytes.tolist(), strict=True):
+        yield _item_request(object_item(name, nbytes), planner)
+
+
+@dataclass(slots=True, eq=False)
+class _SmallTensors:
+    dtype: str
+    sizes: tuple[int, ...]
+
+    def resolve(self, requests: Sequence[_WholeTensor]) -> bytes | memoryview:
+        tensors = [request.tensor for request in requests]
+        dtype, device = dtype_of(self.dtype), tensors[0].device
+        if all(each.dtype is dtype and each.shape == self.sizes and each.device == device for each in tensors):
+            with torch.no_grad():
+                return tensor_bytes(torch.stack(tensors).cpu())
+        return b"".join([cast("bytes", request.resolve().data) for request in requests])
+
+
+@dataclass(slots=True)
+class _WholeTensor:
+    key: str
+    cost_bytes: int
+    tensor: torch.Tensor
+    dtype: str
+    shape: tuple[int, ...]
+    alike: _SmallTensors | None
+
+    def resolve(self) -> Payload:
+        tensor, nbytes = self.tensor, self.cost_bytes
+        if tensor.shape != self.shape or tensor.nbytes != nbytes:
+            raise UnsupportedValueError(
+                f"{self.key!r} was planned with sizes {self.shape} but has {tuple(tensor.shape)} now"
+            )
+        if nbytes <= _SMALL_BYTES and (data := small_bytes(tensor)) is not None:
+            return Payload(data, Framing.RAW, self.dtype, self.shape)
+        return tensor_payload(self.key, tensor)
+
+
+def _tensor_payload(item: WriteItem, tensor: torch.Tensor) -> Payload:
+    """Return a payload framed to match the index made from the plan."""
+    planned = item.tensor_data
+    if planned is None:
+        raise UnsupportedValueError(f"the planner gave a tensor for {item.index.fqn!r}, which was planned as an object")
+    if tuple(tensor.shape) != tuple(planned.chunk.sizes):
+        raise UnsupportedValueError(
+            f"{item.index.fqn!r} was planned with sizes {tuple(planned.chunk.sizes)} but resolved to "
+            f"{tuple(tensor.shape)}; change the plan's tensor_data together with the data"
+        )
+    # If resolve_data changed the dtype without the plan, the item records its dtype.
+    return tensor_payload(item.index.fqn, tensor, self_describing=tensor.dtype != planned.properties.dtype)
+
+
+# Smaller tensors are copied immediately: pieces would cost more than the memory.
+_COPIED_BYTES = 64 << 10
+
+
+def tensor_payload(key: str, tensor: torch.Tensor, *, self_describing: bool = False) -> Payload:
+    """Return the payload that writes a strided tensor's elements.
+
+    A contiguous CPU tensor is not copied and must not change before it is written. Some tensors become `torch.save`
+    archives: quantized, wrapper, and all with `self_describing`.
+    """
+    if is_wrapper(tensor):
+        return Payload(archive_wrapper(key, tensor).getbuffer(), Framing.TORCH_ZIP)
+    tensor = tensor.detach()
+    if tensor.is_meta:
+        raise UnsupportedValueError(f"{key!r} is a meta tensor: it has no values to save; materialise it first")
+    if tensor.layout is not torch.strided:
+        raise UnsupportedValueError(f"{key!r} has layout {tensor.layout}, not strided: save its `.to_dense()`")
+    check_memory(key, tensor)
+    if tensor.is_quantized or self_describing:
+        return Payload(_archive(key, tensor).getbuffer(), Framing.TORCH_ZIP)
+    if type(tensor) is not torch.Tensor:
+        tensor = tensor.as_subclass(torch.Tensor)
+    data: memoryview | TensorPieces
+    if tensor.is_cpu and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg()):
+        data = tensor_bytes(tensor)
+    elif tensor.nbytes > _COPIED_BYTES:
+        data = TensorPieces(tensor)
+    else:
+        data = tensor_bytes(contiguous(tensor.cpu().resolve_conj().resolve_neg()))
+    return Payload(data, Framing.RAW, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+
+
+def _archive(key: str, tensor: torch.Tensor) -> io.BytesIO:
+    if tensor.is_quantized:
+        return archive_quantized(key, tensor)
+    buffer = io.BytesIO()
+    torch.save(tensor.cpu().clone(), buffer)
+    return buffer
+
+
+def bytes_payload(data: io.BytesIO | bytes | memoryview) -> Payload:
+    """Return the payload of a serialized object."""
+    view = data.getbuffer() if isinstance(data, io.BytesIO) else data
+    return Payload(view, Framing.OBJECT)

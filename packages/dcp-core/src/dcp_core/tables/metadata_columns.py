@@ -1,52 +1,257 @@
-"""Conversion of `Metadata` records into the columns of an index (`dcp_manifest.CheckpointIndex`), and back.
-
-A storage writer publishes the result of `index_from_metadata`, and a storage reader returns `metadata_from_index`.
-Records of an index are created on access: a load of one tensor from a large checkpoint creates only its records.
-"""
+"""Metadata and its index (`dcp_manifest.CheckpointIndex`): lazy records of an index, and a finished save's index."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
+import torch
 
 from dcp_core.errors import PlanError, UnsupportedValueError
+from dcp_core.records.foreign_records import as_index
 from dcp_core.records.lazy import LazyDict
 from dcp_core.records.metadata import (
+    STORAGE_TYPES,
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
     StorageInfo,
     StorageMeta,
     TensorStorageMetadata,
+    properties_of,
     stored_item,
 )
-from dcp_core.tables.column_builder import ColumnBuilder
-from dcp_core.tables.records_of_index import StateRecords, StorageRecords
-from dcp_manifest.index.columns import CheckpointIndex, ManifestInfo, PathElement
-from dcp_manifest.index.items import StoredItem
+from dcp_core.records.protocols import WriteResult
+from dcp_core.tables.plan_columns import ColumnBuilder, PlanColumns, PlannedRows, WrittenColumns, written_of
+from dcp_manifest import needed_bytes
+from dcp_manifest.index.columns import CheckpointIndex, ItemColumns, ManifestInfo, PathElement, StoredItem
 from dcp_manifest.index.stored_items import StoredItems
-from dcp_manifest.stock.stock_class_paths import STOCK_VERSION
+from dcp_manifest.stock.stock_write import STOCK_VERSION
 
 __all__ = [
+    "StateRecords",
+    "StorageRecords",
     "index_from_metadata",
     "metadata_from_index",
-    "paths_of",
+    "planned_rows",
+    "records_of",
+    "written_index",
 ]
+
+Boxes = list[tuple[int, ...]]
+
+
+class StateRecords:
+    """Source of `state_dict_metadata`; with `owner`, also of that rank's own values."""
+
+    def __init__(self, index: CheckpointIndex, owner: int | None) -> None:
+        self.index = index
+        self._shape_starts = index.shape_starts().tolist()
+        self._box_starts = index.box_starts().tolist()
+        self.chunk_starts: list[int] = index.chunk_starts().tolist()
+        self.tensors: dict[str, int] = {}
+        self.objects: dict[str, int] = {}
+        for wanted in (0, owner):
+            if wanted is None:
+                continue
+            for row in np.flatnonzero(index.tensor_owner == wanted).tolist():
+                self.objects.pop(index.tensor_names[row], None)
+                self.tensors[index.tensor_names[row]] = row
+            for row in np.flatnonzero(index.object_owner == wanted).tolist():
+                self.tensors.pop(index.object_names[row], None)
+                self.objects[index.object_names[row]] = row
+        for name, row in zip(index.alias_names, index.alias_targets.tolist(), strict=True):
+            self.tensors[name] = row
+
+    def __len__(self) -> int:
+        return len(self.tensors) + len(self.objects)
+
+    def make(self, key: object) -> STORAGE_TYPES:
+        """See `LazySource`."""
+        if key in self.objects:
+            return BytesStorageMetadata()
+        return self._tensor(self.tensors[cast("str", key)])
+
+    def has(self, key: object) -> bool:
+        """See `LazySource`."""
+        return key in self.tensors or key in self.objects
+
+    @cached_property
+    def single(self) -> list[tuple[int, ...] | None]:
+        """Shape per tensor in one chunk, else None."""
+        index = self.index
+        starts, shapes = self._shape_starts, index.tensor_shape.tolist()
+        found: list[tuple[int, ...] | None] = [None] * len(index.tensor_names)
+        candidates = np.flatnonzero(index.tensor_chunks == 1).tolist()
+        boxes, offsets, sizes = self._box_starts, index.chunk_offsets.tolist(), index.chunk_sizes.tolist()
+        for row in candidates:
+            shape = shapes[starts[row] : starts[row + 1]]
+            box = slice(boxes[row], boxes[row + 1])
+            if sizes[box] == shape and not any(offsets[box]):
+                found[row] = tuple(shape)
+        return found
+
+    @cached_property
+    def dtypes(self) -> list[torch.dtype | None]:
+        """Dtypes of the index; None for those that this torch lacks."""
+        return [getattr(torch, name, None) for name in self.index.dtypes]
+
+    def is_same_data(self, one: str, other: str) -> bool:
+        """Return whether tensors were tied or have equal CRCs."""
+        first, second = self.tensors[one], self.tensors[other]
+        checksum = self._checksum(first)
+        return first == second or (checksum is not None and checksum == self._checksum(second))
+
+    def _checksum(self, row: int) -> tuple[int, ...] | None:
+        stored = self.index.chunk_items
+        if stored is None or self.single[row] is None:
+            return None
+        chunk = self.chunk_starts[row]
+        if not stored.checked[chunk]:
+            return None
+        columns = (stored.crc32, stored.stored_bytes, stored.framing, stored.chain)
+        return int(self.index.tensor_dtype[row]), *(int(column[chunk]) for column in columns)
+
+    def keys(self) -> Iterator[str]:
+        """Yield all FQNs, tensors first."""
+        return itertools.chain(self.tensors, self.objects)
+
+    def items(self) -> Iterator[tuple[str, STORAGE_TYPES]]:
+        """See `LazySource`."""
+        for name, row in self.tensors.items():
+            yield name, self._tensor(row)
+        for name in self.objects:
+            yield name, BytesStorageMetadata()
+
+    def offsets(self, row: int) -> Boxes:
+        """Return a tensor's chunk offsets in elements."""
+        return self._boxes(self.index.chunk_offsets, row)
+
+    def _boxes(self, numbers: np.ndarray[Any, np.dtype[np.int64]], row: int) -> Boxes:
+        count = self.chunk_starts[row + 1] - self.chunk_starts[row]
+        ndim = int(self.index.tensor_ndim[row])
+        if ndim == 0:
+            return [()] * count
+        flat = numbers[self._box_starts[row] : self._box_starts[row + 1]].tolist()
+        return list(zip(*[iter(flat)] * ndim, strict=True))
+
+    def _tensor(self, row: int) -> TensorStorageMetadata:
+        index = self.index
+        shape = index.tensor_shape[self._shape_starts[row] : self._shape_starts[row + 1]].tolist()
+        boxes = zip(self.offsets(row), self._boxes(index.chunk_sizes, row), strict=True)
+        return TensorStorageMetadata(
+            properties=properties_of(index.dtypes[index.tensor_dtype[row]], int(index.tensor_flags[row])),
+            size=torch.Size(shape),
+            chunks=[ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)) for offsets, sizes in boxes],
+        )
+
+
+def records_of(metadata: Metadata) -> StateRecords | None:
+    """Return the `StateRecords` of unchanged metadata from a manifest."""
+    entries = metadata.state_dict_metadata
+    source = entries.source if isinstance(entries, LazyDict) and not entries.touched else None
+    return source if isinstance(source, StateRecords) else None
+
+
+class StorageRecords:
+    """Source of `Metadata.storage_data`."""
+
+    def __init__(self, records: StateRecords) -> None:
+        self._records = records
+        self._index = records.index
+
+    def __len__(self) -> int:
+        return self._length
+
+    @cached_property
+    def _length(self) -> int:
+        starts = self._records.chunk_starts
+        chunks = 0
+        if self._index.chunk_items is not None:
+            chunks = sum(starts[row + 1] - starts[row] for row in self._records.tensors.values())
+        return chunks + (len(self._records.objects) if self._index.object_items is not None else 0)
+
+    def make(self, key: object) -> StorageInfo:
+        """See `LazySource`."""
+        row, columns = self._row(key)
+        return self._chunk(row) if columns is self._index.chunk_items else self._object(row)
+
+    def has(self, key: object) -> bool:
+        """See `LazySource`."""
+        try:
+            return self._row(key)[1] is not None
+        except KeyError:
+            return False
+
+    def file_bytes(self) -> dict[str, int]:
+        """Return the bytes per data file."""
+        return needed_bytes(self._index)
+
+    def keys(self) -> Iterator[MetadataIndex]:
+        """Yield all keys, chunks before objects."""
+        if self._index.chunk_items is not None:
+            for name, row in self._records.tensors.items():
+                for position, offset in enumerate(self._records.offsets(row)):
+                    yield MetadataIndex(name, offset, position)
+        if self._index.object_items is not None:
+            yield from map(MetadataIndex, self._records.objects)
+
+    def _row(self, key: object) -> tuple[int, ItemColumns | None]:
+        if not isinstance(key, MetadataIndex):
+            raise KeyError(key)
+        if key.offset is None:
+            return self._records.objects[key.fqn], self._index.object_items
+        row = self._records.tensors[key.fqn]
+        offsets = self._records.offsets(row)
+        wanted = tuple(key.offset)
+        hint = key.index
+        position = hint if hint is not None and 0 <= hint < len(offsets) and offsets[hint] == wanted else None
+        if position is None:
+            if wanted not in offsets:
+                raise KeyError(key)
+            position = offsets.index(wanted)
+        return self._records.chunk_starts[row] + position, self._index.chunk_items
+
+    def items(self) -> Iterator[tuple[MetadataIndex, StorageInfo]]:
+        """See `LazySource`."""
+        if self._index.chunk_items is not None:
+            for name, row in self._records.tensors.items():
+                start = self._records.chunk_starts[row]
+                for position, offset in enumerate(self._records.offsets(row)):
+                    yield MetadataIndex(name, offset, position), self._chunk(start + position)
+        if self._index.object_items is not None:
+            for name, row in self._records.objects.items():
+                yield MetadataIndex(name), self._object(row)
+
+    @cached_property
+    def _chunk(self) -> Callable[[int], StorageInfo]:
+        return _locations(self._index, self._index.chunk_items)
+
+    @cached_property
+    def _object(self) -> Callable[[int], StorageInfo]:
+        return _locations(self._index, self._index.object_items)
+
+
+def _locations(index: CheckpointIndex, columns: ItemColumns | None) -> Callable[[int], StorageInfo]:
+    if columns is None:
+        raise KeyError("nothing is stored")
+    ragged = index.ragged_starts(columns)
+    return lambda row: StorageInfo.of(index.stored_item(columns, row, ragged))
+
 
 _MODULES = ["dcp-manifest/1"]
 
 
 def metadata_from_index(index: CheckpointIndex, *, rank: int | None = None) -> Metadata:
-    """Return the metadata of a checkpoint, whose records are created from the columns of an index on access.
+    """Return metadata with lazily created records; the index must not change afterwards.
 
-    Args:
-        index: Index of the checkpoint; must not be changed afterwards.
-        rank: Rank whose own tensors and objects are included, in place of those of the whole job with the same FQN;
-            None for no rank.
-
-    Returns:
-        Metadata in stock's form: aliases are entries of their own with the same storage locations as their tensors.
+    With `rank`, that rank's own values replace the job's. Aliases are separate entries, as in stock.
     """
     records = StateRecords(index, None if rank is None else rank + 1)
     return Metadata(
@@ -71,20 +276,7 @@ def index_from_metadata(
     info: ManifestInfo | None = None,
     aliases: Mapping[str, str] | None = None,
 ) -> CheckpointIndex:
-    """Return the index of a checkpoint as columns, from its metadata records.
-
-    Args:
-        metadata: Metadata, whose `storage_data` maps each item to a `StorageInfo`, or is None before items are written.
-        info: Information for the manifest about the whole checkpoint.
-        aliases: Alias → FQN under which the tensor's data is stored. An alias needs no entry in `metadata`.
-
-    Returns:
-        A new index; tensors, chunks and objects in the order of `metadata`.
-
-    Raises:
-        PlanError: An item has no storage location, or an alias refers to no tensor.
-        UnsupportedValueError: `planner_data` or `storage_data` has a form that cannot be stored in a manifest.
-    """
+    """Return a new index, in the records' order; PlanError if an item has no storage location."""
     aliases = aliases or {}
     tensors = [
         (name, record)
@@ -112,17 +304,14 @@ def index_from_metadata(
 
 
 def paths_of(planner_data: Any) -> dict[str, tuple[PathElement, ...]] | None:
-    """Return a planner's data as paths for a manifest: FQN → path in the nested state dict; None for no data.
-
-    Raises:
-        UnsupportedValueError: The planner data has another form.
-    """
+    """Return planner data as FQN → path; UnsupportedValueError for another form."""
     if planner_data is None:
         return None
-    if isinstance(planner_data, Mapping) and all(
-        isinstance(name, str) and isinstance(path, tuple) and all(isinstance(part, str | int) for part in path)
-        for name, path in planner_data.items()
-    ):
+    fits = isinstance(planner_data, Mapping)
+    for name, path in planner_data.items() if fits else ():
+        fits = fits and isinstance(name, str) and isinstance(path, tuple)
+        fits = fits and not [part for part in path if not isinstance(part, str | int)]
+    if fits:
         return dict(planner_data)
     raise UnsupportedValueError(
         f"planner_data of type {type(planner_data).__qualname__} does not fit into a manifest: it must be None or a "
@@ -134,7 +323,7 @@ def _put_aliases(index: CheckpointIndex, aliases: Mapping[str, str]) -> None:
     rows = {name: row for row, name in enumerate(index.tensor_names)}
     for alias, target in aliases.items():
         if target not in rows:
-            raise PlanError(f"alias {alias!r} points to {target!r}, which is no tensor of the checkpoint")
+            raise PlanError(f"alias {alias!r} points to {target!r}, which is not a tensor of the checkpoint")
     index.alias_names = list(aliases)
     index.alias_targets = np.array([rows[target] for target in aliases.values()], np.uint32)
 
@@ -158,3 +347,68 @@ def _stored(key: MetadataIndex, storage_data: Mapping[MetadataIndex, Any]) -> St
             f"storage_data of {key.fqn!r} is a {type(info).__qualname__}; a manifest needs StorageInfo records"
         )
     return stored_item(info, is_object=key.offset is None)
+
+
+I64 = npt.NDArray[np.int64]
+
+
+def written_index(metadata: Metadata, results: Sequence[Sequence[WriteResult]]) -> CheckpointIndex:
+    """Return the index to publish, from results in rank order; PlanError if one is missing."""
+    records = records_of(metadata)
+    known = [one for one in map(written_of, results) if one is not None]
+    rows = None if records is None or len(known) < len(results) else _rows_in_index(records, known)
+    if records is None or rows is None:
+        metadata.storage_data = _storage_data(metadata, results)
+        return index_from_metadata(metadata, aliases=metadata.aliases)
+    index = records.index
+    stored = StoredItems.joined([one.stored for one in known])
+    order = np.argsort(rows, kind="stable")
+    chunks = int(index.tensor_chunks.sum())
+    return replace(
+        index,
+        files=stored.files,
+        chains=stored.chains,
+        chunk_items=stored.take(order[:chunks]).columns,
+        object_items=stored.take(order[chunks:]).columns,
+        paths=paths_of(metadata.planner_data),
+    )
+
+
+def planned_rows(planned: PlanColumns, records: StateRecords) -> PlannedRows | None:
+    """Return a final plan as rows of an index, or None."""
+    if planned.hints is None:
+        return None
+    index = records.index
+    try:
+        tensors = np.array([records.tensors[name] for name in planned.index.tensor_names], np.int64)
+        objects = np.array([records.objects[name] for name in planned.index.object_names], np.int64)
+    except KeyError:
+        return None
+    chunks = index.chunk_starts()[np.repeat(tensors, planned.index.tensor_chunks)] + planned.hints
+    return PlannedRows(index, chunks, objects, planned.whole, planned.object_bytes)
+
+
+def _rows_in_index(source: StateRecords, written: Sequence[WrittenColumns]) -> I64 | None:
+    """Return each written item's row, chunks first; None unless each row occurs once."""
+    index, chunks = source.index, int(source.index.tensor_chunks.sum())
+    parts = []
+    for one in written:
+        found = planned_rows(one.planned, source) if isinstance(one.planned, PlanColumns) else one.planned
+        if not isinstance(found, PlannedRows) or found.index is not index:
+            return None
+        parts += [found.chunks, chunks + found.objects]
+    rows = np.concatenate([np.zeros(0, np.int64), *parts])
+    return rows if np.array_equal(np.sort(rows), np.arange(chunks + len(index.object_names))) else None
+
+
+def _storage_data(metadata: Metadata, results: Sequence[Sequence[WriteResult]]) -> dict[MetadataIndex, Any]:
+    places: dict[MetadataIndex, Any] = {}
+    for rank_results in results:
+        for result in rank_results:
+            places[as_index(result.index)] = result.storage_data
+    for alias, target in (metadata.aliases or {}).items():
+        entry = metadata.state_dict_metadata[target]
+        for position, chunk in enumerate(getattr(entry, "chunks", ())):
+            place = places[MetadataIndex(target, chunk.offsets, position)]
+            places[MetadataIndex(alias, chunk.offsets, position)] = place
+    return places

@@ -1,13 +1,11 @@
-"""The items of a save plan as columns, and write results as columns; records of items are created only on access.
+"""Save plans and write results as columns, without a Python object per item; a *row* is a position in a column.
 
-So a plan of 20,000 tensors, or of 3,000 shards on each of 256 ranks, creates no Python object per item. The number of
-a tensor, chunk or object in its column, counted from 0, is called its row.
-`SavePlan.items` and the write results are `LazyList`s over these columns; iterating over them creates stock's records.
+`SavePlan.items` and write results are `LazyList`s; iterating over them creates stock's records.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -17,26 +15,34 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from dcp_core.errors import PlanError
+from dcp_core.records.foreign_records import as_write_item
 from dcp_core.records.lazy import LazyList
-from dcp_core.records.metadata import ChunkStorageMetadata, MetadataIndex, StorageInfo
-from dcp_core.records.plan import BytesIOWriteData, TensorWriteData, WriteItem, WriteItemType
-from dcp_core.records.protocols import WriteResult
-from dcp_core.tables.records_of_index import properties_of
-from dcp_manifest.index.box_columns import ranges, starts
-from dcp_manifest.index.columns import CheckpointIndex
-from dcp_manifest.index.items import StoredItem
+from dcp_core.records.metadata import (
+    MEMORY_FORMATS,
+    ChunkStorageMetadata,
+    MetadataIndex,
+    StorageInfo,
+    TensorProperties,
+    properties_of,
+)
+from dcp_core.records.protocols import BytesIOWriteData, TensorWriteData, WriteItem, WriteItemType, WriteResult
+from dcp_manifest.index.columns import CheckpointIndex, StoredItem, TensorFlags, ranges, starts
 from dcp_manifest.index.merge_indexes import take_tensors
 from dcp_manifest.index.stored_items import StoredItems
 
 __all__ = [
+    "ColumnBuilder",
     "PlanColumns",
+    "PlannedRows",
     "Selection",
     "WrittenColumns",
+    "columns_of",
+    "dtype_name",
     "object_item",
-    "tensor_facts",
-    "write_result",
     "written_of",
 ]
+
 
 U8 = npt.NDArray[np.uint8]
 I64 = npt.NDArray[np.int64]
@@ -44,19 +50,16 @@ I64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Selection of the items that a rank writes in the final plan, among the items of its local plan."""
+    """Items of a local plan that the rank writes."""
 
     chunks: I64
-    """Rows of the selected chunks, ascending."""
     objects: I64
-    """Rows of the selected objects, ascending."""
     hints: I64
-    """Position of each selected chunk among all chunks of its tensor in the checkpoint."""
     parts: tuple[tuple[int, int, int, int], ...] = ()
     """Parts of cut chunks: (position in `chunks`, dimension, start, end), in elements within the chunk."""
 
     def __reduce__(self) -> tuple[Callable[..., Selection], tuple[Any, ...]]:
-        # Sent between ranks as masks, and in as few bytes as the numbers take.
+        # Ranks exchange selections as masks and narrow integers.
         largest = int(self.hints.max()) if len(self.hints) else 0
         hints = self.hints.astype(np.min_scalar_type(largest))
         return _selection, (_mask(self.chunks), _mask(self.objects), hints, self.parts)
@@ -75,13 +78,9 @@ def _selection(chunks: U8, objects: U8, hints: I64, parts: tuple[tuple[int, int,
 
 
 class PlanColumns:
-    """The write items of one rank as columns: the chunks of each tensor, then the objects.
+    """One rank's write items: the chunks of each tensor, then the objects (bytes: -1 if unknown).
 
-    Args:
-        index: Tensors, chunks and objects of the rank, without storage locations.
-        whole: For each tensor, 1 if it is an ordinary, unsharded tensor, otherwise 0.
-        object_bytes: Size of each object in bytes; -1 for unknown sizes.
-        hints: Position of each chunk among all chunks of its tensor in the checkpoint; None before the global plan.
+    `hints` are chunks' positions in their tensors in the checkpoint; None before the global plan.
     """
 
     travels = True
@@ -92,9 +91,8 @@ class PlanColumns:
         self.object_bytes = object_bytes
         self.hints = hints
         self.chosen: Selection | None = None
-        """Selection by which `select` made these columns from those of the local plan; None otherwise. Not pickled."""
+        """Selection that created these columns. Not pickled."""
         self.order: Sequence[str] | None = None
-        """Order of FQNs in which `items` yields the items; None for tensors before objects. Not pickled."""
 
     def __getstate__(self) -> tuple[CheckpointIndex, U8, I64, I64 | None]:
         return self.index, self.whole, self.object_bytes, self.hints
@@ -113,7 +111,7 @@ class PlanColumns:
             yield object_item(name, nbytes)
 
     def tensor_items(self, row: int) -> list[WriteItem]:
-        """Return the write items of the tensor in one row, in the order of its chunks."""
+        """Return a tensor's write items, in order."""
         index, name, size = self.index, self.index.tensor_names[row], torch.Size(self.shapes[row])
         properties = properties_of(index.dtypes[index.tensor_dtype[row]], int(index.tensor_flags[row]))
         kind = WriteItemType.TENSOR if self.whole[row] else WriteItemType.SHARD
@@ -129,12 +127,12 @@ class PlanColumns:
         return items
 
     def names(self) -> set[str]:
-        """Return the FQNs of all tensors and objects."""
+        """Return all FQNs."""
         return {*self.index.tensor_names, *self.index.object_names}
 
     @cached_property
     def shapes(self) -> list[tuple[int, ...]]:
-        """Global shape of each tensor, in elements."""
+        """Global shape per tensor."""
         numbers = self.index.tensor_shape.tolist()
         return [tuple(numbers[start:stop]) for start, stop in pairwise(self.index.shape_starts().tolist())]
 
@@ -149,22 +147,18 @@ class PlanColumns:
         return first
 
     def chunk_rows(self, tensors: I64) -> I64:
-        """Return the rows, in the columns of chunks, of all chunks of some tensors.
-
-        Args:
-            tensors: Rows of these tensors in the columns of tensors.
-        """
+        """Return the chunk rows of tensor rows."""
         first = self.index.chunk_starts()
         return ranges(first[:-1][tensors], first[1:][tensors])
 
     def take_tensors(self, rows: I64) -> PlanColumns:
-        """Return the columns of the tensors in the given rows, in the order of `rows`, and of all objects."""
+        """Return some tensors, in this order, and all objects."""
         index = take_tensors(self.index, rows)
         index.tensor_names = [self.index.tensor_names[row] for row in rows.tolist()]
         return PlanColumns(index, self.whole[rows], self.object_bytes)
 
     def select(self, chosen: Selection) -> PlanColumns:
-        """Return the columns of the selected chunks and objects; tensors without selected chunks are omitted."""
+        """Return the selected chunks and objects."""
         index = self.index
         owner = np.repeat(np.arange(len(index.tensor_names)), index.tensor_chunks)
         counts = np.bincount(owner[chosen.chunks], minlength=len(index.tensor_names)).astype(np.int64)
@@ -192,7 +186,7 @@ class PlanColumns:
         return made
 
     def items(self) -> LazyList[WriteItem]:
-        """Return the items for `SavePlan.items`: a list whose `WriteItem` records are created on access."""
+        """Return `SavePlan.items`, with records created on access."""
         return LazyList(self, key=None if self.order is None else _by_name(self.order))
 
 
@@ -200,7 +194,7 @@ def _by_name(order: Sequence[str]) -> Callable[[WriteItem], int]:
     positions: dict[str, int] = {}
 
     def position(item: WriteItem) -> int:
-        if not positions:  # most lists are never looked at
+        if not positions:  # most lists are never read
             positions.update((name, number) for number, name in enumerate(order))
         return positions.get(item.index.fqn, len(positions))
 
@@ -208,7 +202,7 @@ def _by_name(order: Sequence[str]) -> Callable[[WriteItem], int]:
 
 
 def tensor_facts(index: CheckpointIndex, tensors: I64) -> CheckpointIndex:
-    """Return an index with names, dtypes and shapes of the tensors in the given rows of `index`, without chunks."""
+    """Return names, dtypes and shapes of tensors as an index."""
     shapes = index.shape_starts()
     return replace(
         index,
@@ -222,12 +216,12 @@ def tensor_facts(index: CheckpointIndex, tensors: I64) -> CheckpointIndex:
 
 
 def object_item(name: str, nbytes: int) -> WriteItem:
-    """Return the write item of an object with this FQN and size in bytes (-1 if the size is not known)."""
+    """Return an object's write item; `nbytes` is -1 if unknown."""
     return WriteItem(MetadataIndex(name), WriteItemType.BYTE_IO, BytesIOWriteData(nbytes) if nbytes >= 0 else None)
 
 
 class PlannedItems(Protocol):
-    """Contract of a sized, iterable source of a plan's write items, whose records are created during iteration."""
+    """Sized source that creates write items during iteration."""
 
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[WriteItem]: ...
@@ -235,11 +229,10 @@ class PlannedItems(Protocol):
 
 @dataclass(frozen=True)
 class WrittenColumns:
-    """Write results of one rank as columns: the items, and the location of each item in the data files."""
+    """One rank's write items and their locations in data files."""
 
     planned: PlannedItems
     stored: StoredItems
-    """Locations and CRCs of the items in the data files, in the order of the items."""
     travels: ClassVar[bool] = True
 
     def __len__(self) -> int:
@@ -250,11 +243,187 @@ class WrittenColumns:
 
 
 def write_result(item: WriteItem, stored: StoredItem) -> WriteResult:
-    """Return the `WriteResult` record for a write item and its location in a data file."""
+    """Return the result for an item and its location."""
     return WriteResult(index=item.index, size_in_bytes=stored.length, storage_data=StorageInfo.of(stored))
 
 
 def written_of(results: Sequence[WriteResult]) -> WrittenColumns | None:
-    """Return the columns from which write results are created; None if the results exist as records already."""
+    """Return results' columns; None if the records exist already."""
     source = results.source if isinstance(results, LazyList) else None
     return source if isinstance(source, WrittenColumns) else None
+
+
+@dataclass(frozen=True, eq=False)
+class PlannedRows:
+    """A rank's final plan as rows of the checkpoint's index."""
+
+    index: CheckpointIndex
+    chunks: I64
+    objects: I64
+    whole: U8
+    """1 per unsharded tensor, else 0."""
+    object_bytes: I64
+
+    def __len__(self) -> int:
+        return len(self.chunks) + len(self.objects)
+
+    def __iter__(self) -> Iterator[WriteItem]:
+        return iter(self.columns())
+
+    def names(self) -> set[str]:
+        """Return all FQNs."""
+        return self.columns().names()
+
+    def columns(self) -> PlanColumns:
+        """Return the original columns."""
+        index = self.index
+        tensor = np.repeat(np.arange(len(index.tensor_chunks)), index.tensor_chunks)
+        own = tensor[self.chunks]
+        begins = np.flatnonzero(np.concatenate([np.ones(min(1, len(own)), bool), own[1:] != own[:-1]]))
+        tensors = own[begins]
+        boxes = starts(index.tensor_ndim[tensor])
+        numbers = ranges(boxes[:-1][self.chunks], boxes[1:][self.chunks])
+        taken = replace(
+            tensor_facts(index, tensors),
+            tensor_chunks=np.diff(np.append(begins, len(own))),
+            chunk_offsets=index.chunk_offsets[numbers],
+            chunk_sizes=index.chunk_sizes[numbers],
+            object_names=[index.object_names[row] for row in self.objects.tolist()],
+            object_owner=index.object_owner[self.objects],
+            alias_names=[],
+            alias_targets=np.zeros(0, np.uint32),
+        )
+        hints = self.chunks - index.chunk_starts()[:-1][own]
+        return PlanColumns(taken, self.whole, self.object_bytes, hints=hints)
+
+
+class ColumnBuilder:
+    """Builds `PlanColumns`: add tensors, then call `columns`."""
+
+    def __init__(self) -> None:
+        self._dtypes: dict[torch.dtype, int] = {}
+        self._names: list[str] = []
+        self._kinds: list[tuple[int, int, int, int, int]] = []  # dtype, flags, dimensions, chunks, whole
+        self._shapes: list[int] = []
+        self._offsets: list[int] = []
+        self._sizes: list[int] = []
+
+    def add_plain(self, fqn: str, tensor: torch.Tensor) -> None:
+        """Add an unsharded tensor as one chunk."""
+        shape = tensor.shape
+        dims = len(shape)
+        self._names.append(fqn)
+        flags = tensor.requires_grad | tensor.is_pinned() << 1
+        self._kinds.append((self._dtypes.setdefault(tensor.dtype, len(self._dtypes)), flags, dims, 1, 1))
+        if dims:
+            self._shapes.extend(shape)
+            self._sizes.extend(shape)
+            self._offsets.extend((0,) * dims)
+
+    def add(
+        self,
+        fqn: str,
+        properties: TensorProperties,
+        size: Sequence[int],
+        chunks: Sequence[ChunkStorageMetadata],
+        *,
+        whole: bool,
+    ) -> None:
+        """Add a tensor of any kind, with this rank's chunks."""
+        self._names.append(fqn)
+        dtype = self._dtypes.setdefault(properties.dtype, len(self._dtypes))
+        if properties.layout is torch.strided and properties.memory_format is torch.contiguous_format:
+            flags = properties.requires_grad | properties.pin_memory << 1
+        else:
+            flags = TensorFlags(
+                requires_grad=properties.requires_grad,
+                pin_memory=properties.pin_memory,
+                memory_format=MEMORY_FORMATS.index(properties.memory_format),
+                layout=str(properties.layout).removeprefix("torch."),
+            ).to_bits()
+        self._kinds.append((dtype, flags, len(size), len(chunks), whole))
+        self._shapes.extend(size)
+        for chunk in chunks:
+            self._offsets.extend(chunk.offsets)
+            self._sizes.extend(chunk.sizes)
+
+    def columns(self, objects: list[str], object_bytes: Sequence[int] | None = None) -> PlanColumns:
+        """Return the columns; sizes of objects are in bytes, None if unknown."""
+        kinds = np.array(self._kinds, np.int64).reshape(-1, 5)
+        index = CheckpointIndex(
+            dtypes=tuple(map(dtype_name, self._dtypes)),
+            tensor_names=self._names,
+            tensor_dtype=kinds[:, 0].astype(np.uint8),
+            tensor_flags=kinds[:, 1].astype(np.uint8),
+            tensor_ndim=kinds[:, 2].astype(np.uint8),
+            tensor_owner=np.zeros(len(kinds), np.uint32),
+            tensor_shape=np.array(self._shapes, np.int64),
+            tensor_chunks=kinds[:, 3].copy(),
+            chunk_offsets=np.array(self._offsets, np.int64),
+            chunk_sizes=np.array(self._sizes, np.int64),
+            object_names=objects,
+            object_owner=np.zeros(len(objects), np.uint32),
+        )
+        sizes = np.full(len(objects), -1, np.int64) if object_bytes is None else np.array(object_bytes, np.int64)
+        return PlanColumns(index, kinds[:, 4].astype(np.uint8), sizes)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return a dtype's name in manifests, such as `float32`."""
+    return str(dtype).removeprefix("torch.")
+
+
+def columns_of(items: Sequence[WriteItem]) -> PlanColumns:
+    """Return items as columns; PlanError if records are inconsistent."""
+    source = items.source if isinstance(items, LazyList) else None
+    if isinstance(source, PlanColumns):
+        return source
+    if isinstance(source, PlannedRows):
+        return source.columns()
+    # Iterating over a lazy list would convert it to an ordinary list.
+    return _of_records(items if source is None else source)
+
+
+def _of_records(items: Iterable[WriteItem]) -> PlanColumns:
+    tensors: dict[str, list[tuple[WriteItem, TensorWriteData]]] = {}
+    objects: dict[str, int] = {}
+    order: dict[str, None] = {}
+    for item in map(as_write_item, items):  # stock's helpers return stock's items
+        fqn, data = item.index.fqn, item.tensor_data
+        order[fqn] = None
+        if item.type == WriteItemType.BYTE_IO:
+            objects[fqn] = -1 if item.bytes_io_data is None else item.bytes_io_data.nbytes
+        elif data is None:
+            raise PlanError(f"the plan's tensor item {fqn!r} has no tensor_data; a planner must fill it in")
+        else:
+            tensors.setdefault(fqn, []).append((item, data))
+    table = ColumnBuilder()
+    hints: list[int | None] = []
+    for fqn, boxes in tensors.items():
+        if fqn in objects:
+            raise PlanError(f"{fqn!r} is planned twice, once as an object; give the values different names")
+        first = boxes[0][1]
+        for _, data in boxes:
+            _check_box(fqn, first, data)
+        whole = all(item.type == WriteItemType.TENSOR for item, _ in boxes)
+        table.add(fqn, first.properties, first.size, [data.chunk for _, data in boxes], whole=whole)
+        hints += [item.index.index for item, _ in boxes]
+    columns = table.columns([*objects], [*objects.values()])
+    columns.order = tuple(order)
+    known = [hint for hint in hints if hint is not None]
+    if len(known) == len(hints):
+        columns.hints = np.array(known, np.int64)
+    return columns
+
+
+def _check_box(fqn: str, first: TensorWriteData, data: TensorWriteData) -> None:
+    if first.size != data.size or first.properties.dtype != data.properties.dtype:
+        raise PlanError(
+            f"shards of {fqn!r} do not belong together: {first.properties.dtype} {tuple(first.size)} and "
+            f"{data.properties.dtype} {tuple(data.size)}"
+        )
+    if not len(data.chunk.offsets) == len(data.chunk.sizes) == len(data.size):
+        raise PlanError(
+            f"{fqn!r} of shape {tuple(data.size)} is planned with offsets {tuple(data.chunk.offsets)} and sizes "
+            f"{tuple(data.chunk.sizes)}, which have another number of dimensions"
+        )

@@ -1,64 +1,66 @@
-"""Table of this rank's tensors and objects in a flat state dict, as columns, and detection of tied tensors."""
+"""Tables of a flat state dict: this rank's write items, and tensors that it reads whole."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+import io
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
 import torch
 
-from dcp_core.records.plan import WriteItem
-from dcp_core.shards.shards import LocalTensor, hook_items, local_tensor
-from dcp_core.shards.tensor_checks import check_memory
-from dcp_core.tables.column_builder import ColumnBuilder
-from dcp_core.tensors.dtensors import is_dtensor
-from dcp_core.tensors.quantized import is_quantized_dtype
+from dcp_core.objects.object_bytes import check_class
+from dcp_core.records.lazy import LazyList
+from dcp_core.records.metadata import MetadataIndex
+from dcp_core.records.protocols import LoadItemType, ReadItem, WriteItem
+from dcp_core.shards.shards import LocalTensor, hook_items, is_ordinary, local_tensor, written_tensor
+from dcp_core.tables.metadata_columns import StateRecords
+from dcp_core.tables.plan_columns import ColumnBuilder
+from dcp_core.tensors.kinds import ArchivedTensor, archive_wrapper, is_dtensor, is_quantized_dtype, is_wrapper
+from dcp_core.tensors.tensor_memory import check_memory, has_memory
 
-__all__ = ["Held", "LocalValues", "find_ties", "is_plain", "local_values"]
+__all__ = [
+    "Held",
+    "ReadColumns",
+    "WholeTensors",
+    "archive_checked",
+    "find_ties",
+    "is_plain",
+    "local_values",
+    "read_columns_of",
+]
+
 
 Held = torch.Tensor | LocalTensor
-"""A tensor on one rank: a plain tensor, or the shards of a sharded tensor as a `LocalTensor`."""
 
 
 @dataclass(slots=True)
 class LocalValues:
-    """The tensors and objects of a flat state dict on this rank, with their write items.
-
-    `objects` lists the FQNs of the objects.
-    """
+    """The tensors and objects (FQNs) of a flat state dict."""
 
     items: list[WriteItem]
-    """Write items for all tensors and objects of this rank, including replicas.
-
-    Records are created on access, except if a tensor class creates write items itself (`__create_write_items__`).
-    """
     held: dict[str, Held] = field(default_factory=dict)
-    """FQN → tensor on this rank, without tensors whose class creates write items itself."""
+    """FQN → tensor, except tensors that create write items themselves."""
     objects: list[str] = field(default_factory=list)
     usual: bool = True
-    """Whether each part of a tensor's box is a slice of the local tensor.
-
-    False if the class of a tensor creates write items itself, or if a tensor is quantized.
+    """Whether each part of a box is a slice of the local tensor; not if a tensor is quantized or creates write items
+    itself.
     """
 
 
 def is_plain(value: object) -> TypeGuard[torch.Tensor]:
-    """Return whether an object is an ordinary strided tensor with data: no subclass, no DTensor, no declared shards."""
-    if type(value) is not torch.Tensor and type(value) is not torch.nn.Parameter:
+    """Return whether a value is a strided tensor with data, without subclass, DTensor or declared shards."""
+    if not isinstance(value, torch.Tensor) or not is_ordinary(value):
         return False
-    return value.layout is torch.strided and not (value.is_meta or value.is_nested or hasattr(value, "global_shape"))
+    return value.layout is torch.strided and not (value.is_meta or value.is_nested)
 
 
 def local_values(state_dict: Mapping[str, Any]) -> LocalValues:
-    """Return the table of this rank's tensors and objects in a flat state dict (FQN → tensor or object).
-
-    Raises:
-        UnsupportedValueError: A tensor or object cannot be saved; the message names the FQN and a remedy.
-    """
+    """Return the table; UnsupportedValueError if a value cannot be saved."""
     values = LocalValues([])
     table = ColumnBuilder()
     own: dict[str, list[WriteItem]] = {}
+    known: set[Hashable] = set()
     for fqn, value in state_dict.items():
         if is_plain(value):
             check_memory(fqn, value)
@@ -66,11 +68,11 @@ def local_values(state_dict: Mapping[str, Any]) -> LocalValues:
             values.usual = values.usual and not value.is_quantized
             values.held[fqn] = value
         elif hasattr(value, "__create_write_items__") and not is_dtensor(value):
-            own[fqn] = hook_items(fqn, value, value)
+            own[fqn] = hook_items(fqn, value)
             values.usual = False
-        elif (held := local_tensor(fqn, value)) is not None:
+        elif (held := written_tensor(fqn, value)) is not None:
             values.held[fqn] = held
-            values.usual = values.usual and not is_quantized_dtype(held.dtype)
+            values.usual = values.usual and not is_quantized_dtype(held.dtype) and not _is_wrapped(fqn, held, known)
             if held.chunks:
                 table.add(fqn, held.properties, held.size, held.chunks, whole=held.whole)
         else:
@@ -86,19 +88,36 @@ def local_values(state_dict: Mapping[str, Any]) -> LocalValues:
     return values
 
 
+def _is_wrapped(fqn: str, held: LocalTensor, known: set[Hashable]) -> bool:
+    tensor = held.shards[0].get() if held.shards else None
+    if tensor is None or not is_wrapper(tensor):
+        return False
+    form = type(tensor), *map(type, vars(tensor).values())
+    if form not in known and not isinstance(tensor, ArchivedTensor):
+        check_class(fqn, tensor)
+    known.add(form)
+    return True
+
+
+def archive_checked(fqn: str, tensor: torch.Tensor) -> io.BytesIO:
+    """Return a wrapper tensor's archive; UnsupportedValueError if a load would refuse it."""
+    check_class(fqn, tensor)
+    return archive_wrapper(fqn, tensor)
+
+
 def find_ties(held: Iterable[tuple[str, Held]]) -> dict[str, str]:
-    """Find tied tensors, whose boxes all share the same memory: alias FQN → FQN of the first of them.
+    """Return alias → first FQN for tensors with boxes that all share memory.
 
-    Args:
-        held: Pairs (FQN, tensor on this rank).
-
-    Ranks: every rank; not collective. Ranks may find different ties; only ties that all ranks find are stored as such.
+    Ranks: every rank; not collective. Only ties that all ranks find are stored as such.
     """
     values = dict(held)
     first_at: dict[int, str] = {}
     sharing: dict[int, list[str]] = {}
     for fqn, value in values.items():
-        address = _address(value)
+        if isinstance(value, LocalTensor):
+            address = value.shards[0].get().data_ptr() if value.shards else 0
+        else:
+            address = value.data_ptr()
         if address and (first := first_at.setdefault(address, fqn)) is not fqn:
             sharing.setdefault(address, [first]).append(fqn)
     ties: dict[str, str] = {}
@@ -112,28 +131,71 @@ def find_ties(held: Iterable[tuple[str, Held]]) -> dict[str, str]:
     return ties
 
 
-def _address(value: Held) -> int:
-    """Return the address of the first box; 0 if there is no memory to compare."""
-    if isinstance(value, LocalTensor):
-        return value.shards[0].get().data_ptr() if value.shards else 0
-    return value.data_ptr()
-
-
 def _signature(fqn: str, value: Held) -> Hashable | None:
-    """Return a key that is equal for tied values; None for values whose memory does not show ties."""
+    """Return a key that is equal for tied values, if memory shows it."""
     held = value if isinstance(value, LocalTensor) else local_tensor(fqn, value)
     if held is None:
         return None
     marks = [(shard.offsets, _memory(shard.get())) for shard in held.shards]
-    # Without memory (no shard here, or only empty ones) two values cannot be compared by address.
+    # Values without memory (no shard here, or only empty shards) cannot be compared by address.
     if not marks or any(memory is None for _, memory in marks):
         return None
     return held.whole, held.size, tuple(marks)
 
 
 def _memory(tensor: torch.Tensor) -> Hashable | None:
-    if tensor.is_quantized or tensor.numel() == 0 or tensor.is_meta:
+    if tensor.is_quantized or tensor.numel() == 0 or tensor.is_meta or is_wrapper(tensor):
         return None
-    # A conjugated or negated view has the memory of its source but other values.
+    # A conjugated or negated view shares memory with its source but has other values.
     bits = (tensor.is_conj(), tensor.is_neg())
     return tensor.data_ptr(), tensor.device, tensor.dtype, tensor.size(), tensor.stride(), bits
+
+
+@dataclass(slots=True)
+class ReadColumns:
+    """Names of tensors to read whole from their only chunk, and records of other read items."""
+
+    records: StateRecords
+    names: list[str] = field(default_factory=list)
+    others: list[ReadItem] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.names) + len(self.others)
+
+    def __iter__(self) -> Iterator[ReadItem]:
+        yield from map(self.whole, self.names)
+        yield from self.others
+
+    def whole(self, name: str) -> ReadItem:
+        """Return the item that reads a tensor whole."""
+        lengths = torch.Size(self.records.single[self.records.tensors[name]] or ())
+        nothing = torch.Size((0,) * len(lengths))
+        index = MetadataIndex(name, nothing, 0)
+        return ReadItem(LoadItemType.TENSOR, index, nothing, index, nothing, lengths)
+
+
+class WholeTensors:
+    """Finds unsharded tensors stored in one equal chunk."""
+
+    def __init__(self, records: StateRecords) -> None:
+        self._rows = records.tensors
+        self._shapes = records.single
+        self._dtypes = records.dtypes
+        self._dtype_rows = records.index.tensor_dtype.tolist()
+
+    def match(self, fqn: str, value: object) -> bool:
+        """Return whether one chunk of equal shape and dtype stores this tensor."""
+        row = self._rows.get(fqn)
+        return (
+            row is not None
+            and is_plain(value)
+            and value.shape == self._shapes[row]
+            and value.dtype == self._dtypes[self._dtype_rows[row]]
+            and has_memory(value)
+        )
+
+
+def read_columns_of(items: Sequence[ReadItem]) -> ReadColumns | None:
+    """Return a plan's columns; None if the records exist already."""
+    source = items.source if isinstance(items, LazyList) else None
+    return source if isinstance(source, ReadColumns) else None

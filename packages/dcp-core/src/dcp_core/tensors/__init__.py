@@ -1,1 +1,1 @@
-"""Operations on tensors: their bytes, copies between devices and dtypes, quantized tensors, blocking staging."""
+"""Operations on tensors: bytes, copies between devices and dtypes, quantized tensors, blocking staging."""

@@ -1,1 +1,1 @@
-"""Test tools: storages in memory, and conformance suites that authors of plug-ins can run on their own storages."""
+"""Storages in memory, and conformance suites for authors of plug-ins."""

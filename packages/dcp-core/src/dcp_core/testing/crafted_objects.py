@@ -1,4 +1,4 @@
-"""Objects whose pickles contain arbitrary calls, and archives of such pickles, for tests of safe loading."""
+"""Objects with arbitrary calls in their pickles, for tests of safe loading."""
 
 from __future__ import annotations
 
@@ -11,13 +11,7 @@ __all__ = ["Call", "Stored", "archived"]
 
 
 class Call:
-    """Object whose pickle calls a given function with given arguments, and optionally sets a state.
-
-    Args:
-        func: Function that unpickling calls.
-        arguments: Arguments of the call.
-        state: State that unpickling sets on the result of the call; None for no state.
-    """
+    """Object that pickles as `func(*arguments)`, with an optional state."""
 
     def __init__(self, func: Any, *arguments: Any, state: Any = None) -> None:
         self.reduced = (func, arguments) if state is None else (func, arguments, state)
@@ -27,7 +21,7 @@ class Call:
 
 
 class Stored:
-    """Object whose pickle is a given persistent id, by which `torch.save` archives refer to tensor storages."""
+    """Object that pickles as a persistent id, like a storage."""
 
     def __init__(self, *pid: Any) -> None:
         self.pid = pid
@@ -39,13 +33,7 @@ class _Pickler(pickle.Pickler):
 
 
 def archived(value: object, *, protocol: int = 2, **records: bytes) -> bytes:
-    """Return the bytes of a `torch.save` archive with a given pickle and records.
-
-    Args:
-        value: Object to pickle, or the bytes of the pickle.
-        protocol: Pickle protocol.
-        records: Name → contents of records in the archive's folder `data/`.
-    """
+    """Return a `torch.save` archive of an object or pickle, with records in `data/`."""
     pickled = io.BytesIO()
     if isinstance(value, bytes):
         pickled.write(value)

@@ -1,7 +1,4 @@
-"""Storages in memory, for tests of planners and of `save` and `load` without files.
-
-Checkpoints in memory are not durable, and ranks in different processes do not share them.
-"""
+"""Storages in memory for tests; not durable, and not shared by processes."""
 
 from __future__ import annotations
 
@@ -15,25 +12,24 @@ __all__ = ["MemoryReader", "MemoryWriter", "files_in"]
 
 
 def files_in(folder: str) -> dict[str, bytes]:
-    """Return the files in a folder in memory: file name → bytes."""
+    """Return file name → bytes in a directory in memory."""
     store = MemoryStore(folder)
     return {entry.name: store.read(entry.name) for entry in store.list()}
 
 
 class MemoryWriter(ByteStorageWriter):
-    """Storage writer that saves to a folder in memory."""
+    """Storage writer to a directory in memory."""
 
     def _open(self, checkpoint_id: CheckpointId) -> StoreBackend:
         return StoreBackend(MemoryStore(str(checkpoint_id)))
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: CheckpointId) -> bool:
-        """Return True, because every checkpoint id is valid for this storage."""
         return bool(str(checkpoint_id))
 
 
 class MemoryReader(ByteStorageReader):
-    """Storage reader that loads from a folder in memory."""
+    """Storage reader from a directory in memory."""
 
     def _open(self, checkpoint_id: CheckpointId) -> StoreBackend:
         return StoreBackend(MemoryStore(str(checkpoint_id)))

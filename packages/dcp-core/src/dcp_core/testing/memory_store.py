@@ -1,25 +1,23 @@
-"""`MemoryStore`: a store whose files are in this process's memory, for tests. Its contents are not durable."""
+"""`MemoryStore`: a store in this process's memory, for tests."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 
-from dcp_io.stores.store import Buffer, Entry, Sink, Store, check_name
+from dcp_io.stores.store import Buffer, Entry, RequestSource, Sink, Source, SupportsFolders, check_name
 from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError
 
 __all__ = ["OBJECTS", "MemoryStore"]
 
 OBJECTS: dict[str, bytes] = {}
-"""Path → bytes of each file in all `MemoryStore`s of this process."""
 
 _lock = threading.Lock()  # for changes: `touch` reads and writes
 
 
 class _Object(bytes):
-    """The bytes of one object, and its modification time."""
-
     mtime: float
 
 
@@ -40,15 +38,13 @@ class _MemorySink(Sink):
     def name(self) -> str:
         return self._name
 
-    def tell(self) -> int:
-        return len(self._data)
-
     def write(self, buffers: Sequence[Buffer]) -> None:
+        if self._ended:
+            raise ValueError(f"{self._name} has been closed")
         for buffer in buffers:
             self._data += buffer
 
-    def close(self, *, sync: bool) -> None:
-        del sync
+    def close(self) -> None:
         if not self._ended:
             OBJECTS[self._path] = _object(self._data)
             self._ended = True
@@ -58,12 +54,8 @@ class _MemorySink(Sink):
         self._ended = True
 
 
-class MemoryStore(Store):
-    """A store whose files are in this process's memory.
-
-    Args:
-        folder: Name of the folder in memory. Stores with the same folder share their files.
-    """
+class MemoryStore(SupportsFolders):
+    """A store in this process's memory, shared by equal `folder`s."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -78,7 +70,8 @@ class MemoryStore(Store):
     def make(self) -> None:
         pass
 
-    def create(self, name: str) -> Sink:
+    def create(self, name: str, *, sync: bool = True) -> Sink:
+        del sync
         path = self._path(name)
         with _lock:
             if path in OBJECTS:
@@ -103,7 +96,11 @@ class MemoryStore(Store):
         except KeyError:
             raise CheckpointNotFoundError(f"{self.url}/{name} is missing") from None
 
-    def read_into(self, name: str, offset: int, buffer: memoryview) -> None:
+    def open(self, name: str) -> Source:
+        check_name(name)
+        return RequestSource(partial(self.size, name), partial(self._read_range, name))
+
+    def _read_range(self, name: str, offset: int, buffer: memoryview) -> None:
         part = memoryview(self.read(name))[offset : offset + len(buffer)]
         if len(part) < len(buffer):
             raise CorruptCheckpointError(f"{self.url}/{name} ends early", file=name, offset=offset)
@@ -134,7 +131,7 @@ class MemoryStore(Store):
     def sync_folder(self) -> None:
         pass
 
-    def child(self, name: str) -> Store:
+    def child(self, name: str) -> MemoryStore:
         return MemoryStore(self._path(name))
 
     def folders(self) -> tuple[str, ...]:

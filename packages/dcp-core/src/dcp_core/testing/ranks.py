@@ -1,4 +1,4 @@
-"""Rank processes for tests of packages that build on `dcp_core`: re-exports of `dcp_ranks.testing.ranks`."""
+"""Rank processes for tests: re-exports of `dcp_ranks.testing.ranks`."""
 
 from dcp_ranks.testing.ranks import RankError, RankFailure, RankPool
 

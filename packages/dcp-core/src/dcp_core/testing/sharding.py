@@ -1,4 +1,4 @@
-"""Sharded DTensors for tests, on any supported version of torch."""
+"""Sharded DTensors for tests."""
 
 from __future__ import annotations
 
@@ -16,13 +16,7 @@ _WITHOUT_MESSAGES = "src_data_rank" in inspect.signature(distribute_tensor).para
 
 
 def distribute(whole: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> DTensor:
-    """Return a DTensor from a whole tensor that is equal on all ranks, without communication.
-
-    Args:
-        whole: Global tensor, equal on all ranks.
-        mesh: Device mesh of the ranks.
-        placements: Placement for each mesh dimension.
-    """
+    """Return a DTensor from a whole tensor that is equal on all ranks, without communication."""
     if _WITHOUT_MESSAGES:
         return distribute_tensor(whole, mesh, placements, src_data_rank=None)
     shape, offsets = compute_local_shape_and_global_offset(whole.shape, mesh, placements)

@@ -1,4 +1,4 @@
-"""Bit-by-bit comparison of nested state dicts in tests."""
+"""Bit-by-bit comparison of nested state dicts."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
-from dcp_core.planning.comparable_bytes import same_value
+from dcp_core.planning.replicas import same_value
 
 __all__ = ["same"]
 
 
 def same(actual: Any, wanted: Any) -> bool:
-    """Return whether nested containers are equal: tensors by dtype, shape and bits, other objects by type and bits."""
+    """Return whether nested containers are equal: tensors by dtype, shape and bits, objects by type and bits."""
     if isinstance(wanted, torch.Tensor):
         return (
             isinstance(actual, torch.Tensor)

@@ -1,1 +1,1 @@
-"""Assignment of bytes to the ranks that read them: pieces, the ranks that want each piece, and its owner."""
+"""Assignment of bytes to the ranks that read them: pieces, the ranks that want them, and their owners."""

@@ -1,4 +1,4 @@
-"""Kinds of pieces: those that the same ranks want and the same ranks can read, and which of these should read them."""
+"""Kinds of pieces: pieces that the same ranks want and can read."""
 
 from __future__ import annotations
 
@@ -9,22 +9,77 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dcp_exchange.assignment.columns import Numbers, Positions, expand
-from dcp_exchange.assignment.levels import IMPOSSIBLE, Tiers
+from dcp_exchange.assignment.rows import Numbers, Positions, expand
 
-__all__ = ["Kinds", "Places", "kinds_of", "places_of"]
+__all__ = ["IMPOSSIBLE", "Kinds", "Places", "kinds_of", "level", "places_of"]
 
 # Kinds that are levelled one by one; the many small ones beyond are gathered by a rank that wants them.
 MOST_KINDS = 512
 
 
+_Tiers = npt.NDArray[np.int8]
+
+IMPOSSIBLE = 4
+"""Tier of a rank that cannot read the kind."""
+
+# A rank of the next tier is taken if it has fewer bytes by this part of the mean.
+TIER_PARTS = 100
+ROUNDS = 4
+
+
+def level(kind_bytes: Positions, tiers: _Tiers, own_bytes: Positions) -> Positions:
+    """Distribute the bytes per kind over the ranks that can read it; return int64[kinds, ranks].
+
+    Each kind, beginning with kinds of the fewest best ranks, is poured over its best ranks like water. Further rounds
+    pour it over all ranks that can read it, until hardly anything moves. A better tier gets a few percent more.
+
+    Args:
+        kind_bytes: int64[kinds].
+        tiers: int8[kinds, ranks], preference: 0 is best, `IMPOSSIBLE` if the rank cannot read the kind.
+        own_bytes: int64[ranks], bytes that a rank reads in any case.
+    """
+    shares = np.zeros(tiers.shape, np.int64)
+    loads = own_bytes.copy()
+    mean = int(kind_bytes.sum() + own_bytes.sum()) // tiers.shape[1]
+    handicaps = np.arange(IMPOSSIBLE, dtype=np.int64) * (mean // TIER_PARTS)
+    order = np.lexsort((np.arange(len(kind_bytes)), (tiers == 0).sum(axis=1)))
+    for turn in range(ROUNDS):
+        before = loads.copy()
+        for kind in order.tolist():
+            loads -= shares[kind]
+            # At first over the best ranks alone, so that kinds do not fill the places that are best for others.
+            of_kind = tiers[kind]
+            able = np.flatnonzero(of_kind < IMPOSSIBLE if turn else of_kind == of_kind.min())
+            poured = _pour(int(kind_bytes[kind]), loads[able] + handicaps[of_kind[able]])
+            shares[kind, able] = poured
+            loads[able] += poured
+        if turn and np.abs(loads - before).max() <= mean // 1000:
+            break
+    return shares
+
+
+def _pour(amount: int, levels: Positions) -> Positions:
+    """Distribute an amount so that the lowest levels rise to the same height."""
+    order = np.argsort(levels, kind="stable")
+    ascending = levels[order]
+    below = np.cumsum(ascending)
+    # What it takes to raise all levels before each to this one; those at which it is less than the amount get some.
+    needed = ascending * np.arange(1, len(ascending) + 1) - below
+    wet = max(1, int(np.searchsorted(needed, amount, "left")))
+    height, rest = divmod(amount + int(below[wet - 1]), wet)
+    poured = np.zeros(len(levels), np.int64)
+    poured[order[:wet]] = height - ascending[:wet]
+    poured[order[:rest]] += 1
+    return poured
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Places:
-    """Who can read which object.
+    """Which ranks can read which objects.
 
     Attributes:
-        hosts: int64[ranks], number of each rank's host, counted from 0.
-        sets: int64[objects], set of holders of each object.
+        hosts: int64[ranks], number of the rank's host, from 0.
+        sets: int64[objects], set of the object's holders.
         can_read: bool[sets, ranks].
     """
 
@@ -34,11 +89,7 @@ class Places:
 
 
 def places_of(names: Sequence[str], hosts: Sequence[int], holders: Mapping[str, Collection[int]] | None) -> Places:
-    """Return who can read which object.
-
-    Raises:
-        ValueError: No rank is on a host that has one of the objects.
-    """
+    """Return which ranks can read which objects; raise ValueError if no rank can read an object."""
     numbers = np.unique(np.asarray(hosts, np.int64), return_inverse=True)[1].reshape(-1)
     if holders is None:
         return Places(numbers, np.zeros(len(names), np.int64), np.ones((1, len(hosts)), bool))
@@ -59,27 +110,27 @@ class Kinds:
     """Kinds of pieces.
 
     Attributes:
-        of_pieces: Kind of each piece, of the smallest unsigned type: two bytes sort much faster than more.
-        tiers: int8[kinds, ranks], which ranks should read the kind: 0 those that want it, on the hosts where most want
-            it; 1 others that want it; 2 others on a host where one wants it; 3 the rest; or `IMPOSSIBLE`.
+        of_pieces: Kind per piece, of the smallest unsigned type, which sorts fastest.
+        tiers: int8[kinds, ranks]: 0 ranks that want the kind, on the hosts where most ranks want it; 1 other ranks that
+            want it; 2 other ranks on a host where a rank wants it; 3 the rest; or `IMPOSSIBLE`.
     """
 
     of_pieces: npt.NDArray[Any]
-    tiers: Tiers
+    tiers: _Tiers
 
 
 def kinds_of(
     classes: Numbers, sizes: Positions, sets: Positions, borders: Positions, readers: Numbers, places: Places
 ) -> Kinds:
-    """Sort pieces by who wants them and who can read them.
+    """Sort pieces by the ranks that want them and the ranks that can read them.
 
     Args:
-        classes: int32[pieces], class of ranks that want each piece.
+        classes: int32[pieces], class of ranks that want the piece.
         sizes: int64[pieces], bytes.
-        sets: int64[pieces], set of holders of each piece's object.
-        borders: int64[classes + 1], where each class begins in `readers`.
-        readers: int32, the ranks of each class.
-        places: Who can read what.
+        sets: int64[pieces], set of holders of the piece's object.
+        borders: int64[classes + 1], start per class in `readers`.
+        readers: int32, ranks of all classes.
+        places: Which ranks can read which objects.
     """
     set_count = len(places.can_read)
     codes, of_pieces = np.arange(len(borders) - 1), classes
@@ -108,14 +159,8 @@ def kinds_of(
     return Kinds(numbers.astype(np.min_scalar_type(len(tiers)))[of_pieces], tiers)
 
 
-def _tiers(wanting: npt.NDArray[Any], able: npt.NDArray[Any], hosts: Positions) -> Tiers:
-    """Return the tier of each rank for each kind.
-
-    Args:
-        wanting: bool[kinds, ranks].
-        able: bool[kinds, ranks], whether the rank can read the kind.
-        hosts: int64[ranks].
-    """
+def _tiers(wanting: npt.NDArray[Any], able: npt.NDArray[Any], hosts: Positions) -> _Tiers:
+    """Return the tiers (see `Kinds`) from bool[kinds, ranks] `wanting` and `able`, and int64[ranks] `hosts`."""
     by_host = np.argsort(hosts, kind="stable")
     begins = np.flatnonzero(np.append(True, np.diff(hosts[by_host]) != 0))
     counts = np.add.reduceat((wanting & able)[:, by_host].astype(np.int32), begins, axis=1)[:, hosts]

@@ -1,4 +1,4 @@
-"""Pieces: stretches of the line in sizes that are good to read and to send; long ones are cut, short ones joined."""
+"""Pieces: stretches of the line in sizes that suit reading and sending."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dcp_exchange.assignment.columns import Numbers, Positions, expand
-from dcp_exchange.assignment.rows import Rows
+from dcp_exchange.assignment.rows import Numbers, Positions, Rows, expand
 from dcp_exchange.assignment.stretches import mixed
 
 __all__ = ["Pieces", "cut_pieces", "join_pieces"]
@@ -23,7 +22,7 @@ class Pieces:
         starts: int64[n], first byte.
         stops: int64[n], end, exclusive.
         classes: int32[n], set of the ranks that want the piece.
-        follows: bool[n], whether no rank wants anything between the piece before and this one.
+        follows: bool[n], whether no rank wants bytes between this piece and the one before.
     """
 
     starts: Positions
@@ -32,15 +31,12 @@ class Pieces:
     follows: npt.NDArray[np.bool_]
 
     def select(self, chosen: npt.NDArray[Any]) -> Pieces:
-        """Return the chosen pieces: a mask or positions."""
+        """Return the pieces that a mask or positions choose."""
         return Pieces(self.starts[chosen], self.stops[chosen], self.classes[chosen], self.follows[chosen])
 
 
 def cut_pieces(pieces: Pieces, rows: Rows, piece_bytes: int) -> Pieces:
-    """Cut pieces that are longer than `piece_bytes`, where all rows around them may be cut.
-
-    The results are about equal parts of each piece, of at most `piece_bytes` or one grain.
-    """
+    """Cut longer pieces into about equal parts of at most `piece_bytes` or one grain, if rows allow it."""
     long = np.flatnonzero(pieces.stops - pieces.starts > piece_bytes)
     if len(long) == 0:
         return pieces
@@ -64,13 +60,7 @@ def cut_pieces(pieces: Pieces, rows: Rows, piece_bytes: int) -> Pieces:
 
 
 def _common_grids(rows: Rows, starts: Positions, stops: Positions) -> tuple[Positions, Positions]:
-    """Return the grain, and the phase on the line, of the grid that all rows over each range share; grain 0 for none.
-
-    Args:
-        rows: Rows of all ranks, none of which ends inside a range.
-        starts: First byte of each range, ascending.
-        stops: End of each range.
-    """
+    """Return grain (0 for none) and phase on the line of the grid that all rows over each range share."""
     low = np.searchsorted(starts, rows.starts, "left")
     high = np.searchsorted(stops, rows.stops, "right")
     over = np.flatnonzero(high > low)
@@ -96,9 +86,9 @@ def _grid_hashes(grains: Positions, phases: Positions) -> npt.NDArray[np.uint64]
 
 
 def join_pieces(pieces: Pieces, *, piece_bytes: int, gap_bytes: int) -> Pieces:
-    """Join neighbours that the same ranks want: those of at most half of `piece_bytes`, up to `piece_bytes`.
+    """Join neighbours of at most half of `piece_bytes` that the same ranks want, up to `piece_bytes`.
 
-    A joined piece also has the gaps between its parts, of at most `gap_bytes`, which no rank wants.
+    A joined piece includes unwanted gaps of at most `gap_bytes`.
     """
     if len(pieces.starts) < 2:
         return pieces

@@ -1,4 +1,4 @@
-"""Rows of all ranks on one line: objects laid one behind the other, so that a byte range is two numbers."""
+"""Rows of all ranks on one line, on which objects follow each other: two numbers are a byte range."""
 
 from __future__ import annotations
 
@@ -9,29 +9,37 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dcp_exchange.assignment.columns import Numbers, Positions
 from dcp_io import Demands
 
-__all__ = ["Group", "Rows", "line_up"]
+__all__ = ["Group", "Numbers", "Positions", "Rows", "expand", "line_up"]
 
 Group = tuple[Demands, Sequence[int]]
-"""Demands, and the ranks that have exactly these."""
+
+Positions = npt.NDArray[np.int64]
+Numbers = npt.NDArray[np.int32]
+
+
+def expand(starts: Positions | Numbers, counts: Positions | Numbers) -> Positions:
+    """Return `counts[0]` numbers from `starts[0]` on, then `counts[1]` from `starts[1]` on, and so on."""
+    ends = np.cumsum(counts, dtype=np.int64)
+    total = int(ends[-1]) if len(ends) else 0
+    found: Positions = np.arange(total) + np.repeat(starts - (ends - counts), counts)
+    return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """The rows of all groups of ranks, as ranges on the line: ascending within a group, one group after the other.
+    """The rows of all groups of ranks, as ranges of the line: group after group, ascending within a group.
 
     Attributes:
         names: Names of all objects, ascending.
-        bases: int64[number of objects], position of each object on the line. Objects are farther apart than any gap
-            that one piece may contain.
-        ranks: The ranks of each group, ascending.
-        groups: int32[n], group of each row.
-        starts: int64[n], first byte of each row, on the line.
-        stops: int64[n], end of each row, exclusive.
-        origins: int64[n], `starts` as the demands have them, from which the positions of allowed cuts are counted.
-        demands: Demands of each group.
+        bases: int64[objects], position per object. Objects are farther apart than any gap within a piece.
+        ranks: The ranks per group, ascending.
+        groups: int32[n], group of the row.
+        starts: int64[n], first byte, on the line.
+        stops: int64[n], end, exclusive.
+        origins: int64[n], the row's original start; allowed cuts are counted from it.
+        demands: Demands per group.
     """
 
     names: tuple[str, ...]
@@ -45,11 +53,11 @@ class Rows:
 
     @property
     def group_sizes(self) -> Positions:
-        """Number of ranks of each group."""
+        """Number of ranks per group."""
         return np.array([len(ranks) for ranks in self.ranks], np.int64)
 
     def grains(self) -> Positions:
-        """Return the distance of the allowed cuts of each row, counted from its origin; 0 for none."""
+        """Distance of a row's allowed cuts, counted from its origin; 0 for none."""
         return _joined([each.grains for each in self.demands], np.int64)
 
     def objects_at(self, positions: Positions) -> Positions:
@@ -57,12 +65,9 @@ class Rows:
         return np.searchsorted(self.bases, positions, "right") - 1
 
     def snapped(self, borders: Positions) -> Rows:
-        """Return rows whose ends are moved outwards to the nearest of `borders`; each byte is in one row of a group.
+        """Return rows with ends moved outwards to `borders`, which are ascending and enclose every row.
 
-        Rows that become empty by this stay as empty rows.
-
-        Args:
-            borders: Ascending positions; the first is at or before every row, the last at or behind every row.
+        A byte is in one row of a group. Rows that become empty stay as empty rows.
         """
         starts = borders[np.searchsorted(borders, self.starts, "right") - 1]
         stops = borders[np.searchsorted(borders, self.stops, "left")]
@@ -72,17 +77,10 @@ class Rows:
 
 
 def line_up(groups: Sequence[Group], world_size: int, gap_bytes: int) -> Rows:
-    """Lay the rows of all groups on one line.
-
-    The result does not depend on the order of the groups.
-
-    Args:
-        groups: Demands, each with the ranks that have exactly these.
-        world_size: Number of ranks.
-        gap_bytes: Distance that objects exceed on the line.
+    """Lay the rows of all groups on one line, with objects more than `gap_bytes` apart.
 
     Raises:
-        ValueError: A rank is in two groups or is no rank of the job, or a group has no rank.
+        ValueError: A rank is in two groups or is not in the job, or a group has no rank.
     """
     _check_ranks(groups, world_size)
     ordered = sorted(groups, key=lambda group: min(group[1]))

@@ -1,7 +1,6 @@
-"""Stretches of the line that are wanted by the same ranks: a sweep over the sorted ends of all rows.
+"""Stretches of the line that the same ranks want: a sweep over the sorted ends of all rows.
 
-A set of ranks is represented by the sum of a 128-bit random number of each of its ranks, so that finding the sets of
-all stretches takes one running sum and no list of ranks, however many ranks want the same bytes.
+The sum of one random 128-bit number per rank represents a set of ranks, without lists of ranks.
 """
 
 from __future__ import annotations
@@ -13,27 +12,26 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dcp_exchange.assignment.columns import Numbers, Positions
-from dcp_exchange.assignment.rows import Rows
+from dcp_exchange.assignment.rows import Numbers, Positions, Rows
 
 __all__ = ["CHUNK", "Hashes", "Stretches", "mixed", "sweep"]
 
 Hashes = npt.NDArray[np.uint64]
 
 CHUNK = 1 << 18
-"""Numbers that are worked on at a time: little memory, and what is read again is still in the processor's cache."""
+"""Numbers per step: they need little memory and stay in the processor's cache."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stretches:
-    """Ranges on the line between neighbouring ends of rows, without those that no rank wants; as columns, ascending.
+    """Ranges between neighbouring ends of rows that some rank wants; as columns, ascending.
 
     Attributes:
         starts: int64[n], first byte.
         stops: int64[n], end, exclusive.
         counts: int32[n], number of ranks that want the stretch.
-        steps: The groups of the rows that begin (group) or end (group + number of groups) at the sorted ends.
-        behind: int32[n], position in `steps` of the last end at each stretch's start.
+        steps: Group of the row that begins, or group + number of groups of the row that ends, at the sorted ends.
+        behind: int32[n], position in `steps` of the last end at the stretch's start.
     """
 
     starts: Positions
@@ -43,12 +41,7 @@ class Stretches:
     behind: Numbers
 
     def totals(self, per_group: npt.NDArray[Any], chosen: Positions | Numbers) -> npt.NDArray[Any]:
-        """Return the sum of a number of each group over the groups that want each of the chosen stretches.
-
-        Args:
-            per_group: A number of each group; sums may wrap around.
-            chosen: Positions of stretches, ascending.
-        """
+        """Return per chosen stretch the sum of `per_group` (which may wrap) over the groups that want it."""
         return _running(self.steps, per_group, self.behind[chosen])
 
 
@@ -79,7 +72,6 @@ def sweep(rows: Rows) -> Stretches:
 
 
 def _running(steps: npt.NDArray[Any], per_group: npt.NDArray[Any], places: Numbers) -> npt.NDArray[Any]:
-    """Return the running sum at ascending places, in parts that stay in the processor's cache."""
     found = np.empty(len(places), per_group.dtype)
     change = np.concatenate((per_group, -per_group))
     borders = np.searchsorted(places, np.arange(0, len(steps) + CHUNK, CHUNK))
@@ -96,7 +88,7 @@ def _running(steps: npt.NDArray[Any], per_group: npt.NDArray[Any], places: Numbe
 
 
 def mixed(numbers: Hashes, seed: int) -> Hashes:
-    """Return a number of 64 bits for each number, which looks random and is the same on every machine.
+    """Return 64-bit hashes, the same on every machine.
 
     Source: the finalizer of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
     """

@@ -1,37 +1,47 @@
 """Conversion of a checkpoint (of this project or stock) to a `Content`, and of a `Content` to a checkpoint folder.
 
+Tensors and objects are read and verified when they are used.
+
 Source: torch 2.13 `torch.distributed.checkpoint.filesystem` (contents of its folders; `dcp_manifest` reads them).
 """
 
 from __future__ import annotations
 
+import functools
 import os
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 
 import numpy as np
 
-from dcp_core.toolkit import CompressedRequest, CompressionPolicy
-from dcp_format.checkpoints.stored_content import stored_content
-from dcp_format.content.content import Content, TensorEntry, ticking
-from dcp_format.content.write_options import WriteOptions
-from dcp_io import LocalStore, Payload, StoreBackend, Writable, WriteRequest, open_store
+from dcp_core.errors import CorruptCheckpointError, UnsupportedValueError
+from dcp_core.toolkit import CompressionPolicy, ItemDecoder
+from dcp_core.transforms import ExtensionRegistry
+from dcp_format.checkpoints.chunk_pieces import ChunkPieces
+from dcp_format.checkpoints.stored_chunks import ChunkReader
+from dcp_format.content.content import Content, TensorEntry, WriteOptions, ticking
+from dcp_io import LocalStore, Payload, ReadRequest, Store, StoreBackend, Writable, WriteRequest, open_store, read_items
 from dcp_manifest import (
     METADATA_NAME,
     CheckpointIndex,
     Framing,
     ManifestInfo,
+    StoredChunk,
+    StoredItem,
     StoredItems,
     TensorFlags,
     TensorForm,
+    coverage_problems,
     encode,
     is_index_name,
+    stored_objects,
+    stored_tensors,
     tensor_columns,
 )
 
-__all__ = ["is_checkpoint", "open_checkpoint", "write_checkpoint"]
+__all__ = ["is_checkpoint", "open_checkpoint", "stored_content", "write_checkpoint"]
+
 
 _THREADS = 2
 
@@ -53,11 +63,7 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Content:
 def write_checkpoint(content: Content, path: str | os.PathLike[str], options: WriteOptions) -> None:
     """Write a `Content` as a checkpoint; an old checkpoint in the folder stays until the new one is published.
 
-    Args:
-        content: The tensors and objects to write.
-        path: Path of the folder, or a URI that an installed storage opens.
-        options: Options for writing. All threads together use `max_inflight_bytes`; `tick` is called with the number of
-            bytes just read from the source.
+    All threads together use `options.max_inflight_bytes`; `options.tick` gets the bytes just read from the source.
     """
     content = ticking(content, options.tick)
     store, memory = open_store(path), options.max_inflight_bytes
@@ -66,19 +72,15 @@ def write_checkpoint(content: Content, path: str | os.PathLike[str], options: Wr
     requests: list[Writable] = [_tensor_request(entry) for entry in tensors]
     requests += [_object_request(name, read) for name, read in content.objects.items()]
     policy = CompressionPolicy(options.compression)
-    if policy.adapts:
-        raise ValueError("compression='adaptive' is for the saves of a training; choose auto or none")
-    if not policy.changes_nothing:
-        requests = [CompressedRequest(request, policy) for request in requests]
     save_id = backend.begin_save(overwrite=options.overwrite)
     try:
-        stored = backend.write(requests, prefix="__0_", save_id=save_id)
+        stored = policy.write(backend, requests, prefix="__0_", save_id=save_id)
         info = ManifestInfo(
             save_id=save_id,
             world_size=1,
             writer=f"dcp-format/{version('dcp-format')}",
-            generation=backend.generation,
-            created_ns=time.time_ns(),
+            generation=backend.session.generation,
+            created_ns=backend.session.created_ns(),
         )
         index = _index(content, tensors, stored, info)
         backend.publish(METADATA_NAME, encode(index))
@@ -120,3 +122,63 @@ def _index(
 def _form(entry: TensorEntry) -> TensorForm:
     flags = TensorFlags(requires_grad=entry.requires_grad).to_bits()
     return TensorForm(entry.name, entry.dtype, entry.shape, [((0,) * len(entry.shape), entry.shape)], flags)
+
+
+def stored_content(store: Store, index: CheckpointIndex) -> Content:
+    """Return the `Content` of a checkpoint, given its index.
+
+    Raises:
+        CorruptCheckpointError: Chunks do not cover their tensor, or have no file.
+        UnsupportedValueError: The checkpoint has values of one rank only, which other formats cannot store.
+    """
+    _check_owners(index, store.url)
+    problems = coverage_problems(index)
+    if problems:
+        name, sentence = problems[0]
+        raise CorruptCheckpointError(f"{sentence}; the checkpoint in {store.url} is incomplete", key=name)
+    reader = ChunkReader(store)
+    tensors = {entry.name: entry for entry in _entries(index, reader)}
+    reader.prepare([chunk for entry in tensors.values() for chunk in _chunks_of(entry)])
+    names = index.tensor_names
+    targets = [names[row] for row in index.alias_targets.tolist()]
+    return Content(
+        url=store.url,
+        tensors=tensors,
+        objects={name: functools.partial(_object, store, name, item) for name, item in stored_objects(index)},
+        aliases=dict(zip(index.alias_names, targets, strict=True)),
+        paths=index.paths,
+    )
+
+
+def _check_owners(index: CheckpointIndex, url: str) -> None:
+    owned = [name for name, owner in zip(index.tensor_names, index.tensor_owner.tolist(), strict=True) if owner]
+    owned += [name for name, owner in zip(index.object_names, index.object_owner.tolist(), strict=True) if owner]
+    if owned:
+        raise UnsupportedValueError(
+            f"{url} holds values of single ranks, such as {sorted(set(owned))[:4]}: other formats have no place for "
+            "one value per rank; load them with dcp_core.PerRank, and save a checkpoint without them to convert"
+        )
+
+
+def _chunks_of(entry: TensorEntry) -> tuple[StoredChunk, ...]:
+    return entry.data.chunks if isinstance(entry.data, ChunkPieces) else ()
+
+
+def _entries(index: CheckpointIndex, reader: ChunkReader) -> Iterator[TensorEntry]:
+    if index.chunk_items is None and index.tensor_names:
+        raise CorruptCheckpointError("the index does not say where values are stored", key=index.tensor_names[0])
+    for each in stored_tensors(index):
+        data = ChunkPieces(reader, each.dtype, each.shape, each.chunks)
+        flags = TensorFlags.from_bits(each.flags)
+        yield TensorEntry(each.name, each.dtype, each.shape, data, flags.requires_grad)
+
+
+def _object(store: Store, name: str, item: StoredItem) -> bytes:
+    """Return the bytes of an object, verified and decoded."""
+    decoder, found = ItemDecoder(ExtensionRegistry()), list[bytes]()
+
+    def done(data: memoryview) -> None:
+        found.append(bytes(decoder.object(name, item, data)))
+
+    read_items(store, [ReadRequest(name, item, 0, item.stored_bytes, None, done)])
+    return found[0]

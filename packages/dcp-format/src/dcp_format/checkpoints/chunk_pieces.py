@@ -14,7 +14,7 @@ import numpy.typing as npt
 from dcp_core.errors import CorruptCheckpointError
 from dcp_format.checkpoints.stored_chunks import ChunkReader
 from dcp_io import crc32
-from dcp_manifest import ITEM_BYTES, StoredChunk, block_bytes, border_count
+from dcp_manifest import ITEM_BYTES, StoredChunk, block_bytes
 
 __all__ = ["ChunkPieces"]
 
@@ -25,14 +25,7 @@ Step = tuple[StoredChunk, int, int]
 
 
 class ChunkPieces:
-    """Stream of a tensor's bytes, read from its chunks; implements `dcp_io.PiecewiseData`.
-
-    Args:
-        reader: Reader of the chunks.
-        dtype: Torch's name of the tensor's dtype.
-        shape: Shape of the tensor, in elements.
-        chunks: Chunks of the tensor, which cover it exactly.
-    """
+    """Stream of a tensor's bytes, read from its chunks; implements `dcp_io.PiecewiseData`."""
 
     __slots__ = ("_item_bytes", "_reader", "_shape", "chunks", "nbytes")
 
@@ -47,11 +40,7 @@ class ChunkPieces:
         self.nbytes: int = math.prod(shape) * self._item_bytes
 
     def pieces(self, max_bytes: int) -> Iterator[memoryview]:
-        """Yield the tensor's bytes in row-major order; a piece is valid until the next piece is requested.
-
-        Args:
-            max_bytes: Size of the buffer in bytes; the buffer is larger if a row of a chunk or a CRC block is.
-        """
+        """Yield the tensor's bytes in row-major order; a piece is valid until the next piece is requested."""
         if not self.nbytes:
             return iter(())
         rows = all(chunk.sizes[1:] == self._shape[1:] and not any(chunk.offsets[1:]) for chunk in self.chunks)
@@ -112,7 +101,8 @@ class ChunkPieces:
         """Yield boxes of the tensor, assembled from its chunks; chunks that have only one CRC are checked first."""
         in_parts = self.nbytes > max_bytes // 2
         for chunk in self.chunks:
-            if in_parts and _has_one_crc(self._reader, chunk):
+            item = self._reader.item(chunk)
+            if in_parts and item is not None and item.has_one_crc:
                 self._check_whole(chunk, max_bytes)
         for offsets, sizes in boxes_of(self._shape, max(1, max_bytes // 2 // self._item_bytes)):
             slab = np.empty((*sizes, self._item_bytes), np.uint8)
@@ -181,22 +171,14 @@ class _WholeCheck:
         Raises CorruptCheckpointError at the end of a damaged chunk.
         """
         chunk, start, size = step
-        if not _has_one_crc(reader, chunk):
-            return
         item = reader.item(chunk)
+        if item is None or not item.has_one_crc:
+            return
         self._value = crc32(piece, self._value if start else 0)
-        if start + size == chunk.nbytes and item is not None and self._value != item.crc32:
+        if start + size == chunk.nbytes and self._value != item.crc32:
             raise CorruptCheckpointError(
                 "the stored bytes do not match their CRC; restore the file from a copy",
                 file=chunk.item.file,
                 key=chunk.name,
                 offset=chunk.item.offset,
             )
-
-
-def _has_one_crc(reader: ChunkReader, chunk: StoredChunk) -> bool:
-    """Whether a chunk has one CRC for many blocks, as PyTorch writes it: such a chunk can only be checked whole."""
-    item = reader.item(chunk)
-    if item is None or item.crc32 is None or item.running_crcs is not None or item.blocks is not None:
-        return False
-    return bool(border_count(item.stored_bytes))

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 
 from dcp_core.errors import CorruptCheckpointError
-from dcp_core.toolkit import ItemDecoder, PartialItem, contiguous, tensor_bytes
+from dcp_core.toolkit import ItemDecoder, PartialItem, contiguous, is_wrapper, plain_values, tensor_bytes
 from dcp_core.transforms import ExtensionRegistry
 from dcp_io import ReadRequest, RecentlyUsed, Store, read_items
 from dcp_manifest import StoredChunk, StoredItem
@@ -34,11 +34,7 @@ _READ_AHEAD_THREADS = 2
 
 
 class ChunkReader:
-    """Reader of the decoded bytes of chunks. Thread-safe.
-
-    Args:
-        store: Store of the folder that contains the chunks' files.
-    """
+    """Reader of the decoded bytes of chunks. Thread-safe."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -59,10 +55,10 @@ class ChunkReader:
         return self._pool.submit(function, *arguments)
 
     def prepare(self, chunks: Sequence[StoredChunk]) -> None:
-        """Prepare for reading the chunks in the given order: reads archive directories, and batches small chunks.
+        """Prepare for reading the chunks in the given order: read archive directories, and batch small chunks.
 
-        A batch contains chunks that are neighbours in the given order, not in a file: if a tensor has a chunk in every
-        file, batches by file would have to be read whole for a single chunk.
+        A batch contains neighbours in the given order, not in a file: if a tensor has a chunk in every file, batches by
+        file would have to be read whole for a single chunk.
         """
         self._decoder.look_into(((chunk.name, chunk.item) for chunk in chunks), partial(read_items, self._store))
         for chunk in chunks:
@@ -85,12 +81,7 @@ class ChunkReader:
         return None if found is None else found.item
 
     def read(self, chunk: StoredChunk, start: int, into: memoryview) -> None:
-        """Fill `into` with the chunk's decoded bytes from byte `start` on.
-
-        Raises:
-            CorruptCheckpointError: The bytes are damaged, or the file is too short; the message names file and key.
-            CheckpointNotFoundError: The file is missing.
-        """
+        """Fill `into` with the chunk's decoded bytes from `start` on. Raises CorruptCheckpointError for damage."""
         if not len(into):
             return
         if chunk not in self._partial:
@@ -152,6 +143,8 @@ class ChunkReader:
         def done(data: memoryview) -> None:
             dtype = _dtype_of(chunk)
             tensor = self._decoder.tensor(chunk.name, item, data, dtype, chunk.sizes)
+            if is_wrapper(tensor):  # files of other formats hold its values
+                tensor = plain_values(chunk.name, tensor)
             if tensor.is_quantized or tensor.dtype is not (dtype or torch.uint8):
                 raise _damage(chunk, f"it is no tensor of dtype {chunk.dtype}")
             found.append(tensor_bytes(contiguous(tensor.resolve_conj().resolve_neg())))

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import torch
 
-from dcp_core.errors import DuplicateKeyError, MissingKeyError
+from dcp_core.errors import MissingKeyError, UnsupportedValueError
 from dcp_core.toolkit import KeyMap, suggest, tensor_bytes
 from dcp_format.content.content import Content, TensorEntry
 from dcp_io import PiecewiseData
@@ -23,12 +23,7 @@ V = TypeVar("V")
 
 
 def select_values(content: Content, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> Content:
-    """Return the content with those values whose names match a pattern in `include` and none in `exclude`.
-
-    Args:
-        content: Tensors and objects, which are not changed.
-        include: Shell patterns of names; empty for all names.
-        exclude: Shell patterns of names.
+    """Return the content with the values that match a pattern in `include` and no pattern in `exclude`.
 
     Raises:
         MissingKeyError: A pattern of `include` matches no name, or `exclude` leaves no value.
@@ -78,13 +73,8 @@ def rename_values(
 ) -> Content:
     """Return the content with new names. A renamed value leaves its nested dict or list: its name is a key by itself.
 
-    Args:
-        content: Tensors and objects to rename.
-        rename: Name, or dotted prefix of several names, in the source → name or prefix in the result; None for none.
-        patterns: Pairs (regular expression, replacement) for names that `rename` lacks.
-
     Raises:
-        DuplicateKeyError: Two values would get the same name.
+        UnsupportedValueError: Two values would get the same name.
         MissingKeyError: `rename` has a name that no value has.
         ValueError: A pattern is not a regular expression.
     """
@@ -101,7 +91,7 @@ def rename_values(
         for name, value in table.items():
             new = names.stored(name)
             if new in taken:
-                raise DuplicateKeyError(f"{taken[new]!r} and {name!r} would both be named {new!r}")
+                raise UnsupportedValueError(f"{taken[new]!r} and {name!r} would both be named {new!r}")
             taken[new] = name
             found[new] = value
         return found
@@ -133,7 +123,7 @@ def cast_tensors(content: Content, dtype: torch.dtype) -> Content:
 
 
 def check_cast(dtype: torch.dtype) -> None:
-    """Raise TypeError if `dtype` is no dtype, and ValueError if floating-point tensors cannot be cast to it."""
+    """Raise TypeError if `dtype` is not a dtype, and ValueError if floating-point tensors cannot be cast to it."""
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"dtype={dtype!r} is no dtype: pass one such as torch.bfloat16")
     if not dtype.is_floating_point or dtype in _PACKED:
@@ -146,13 +136,7 @@ def cast_dtype(old: torch.dtype, new: torch.dtype | None) -> torch.dtype:
 
 
 class CastData:
-    """A tensor's stream of bytes, cast to another dtype.
-
-    Args:
-        data: Bytes of the tensor, in pieces of whole elements.
-        old: Dtype of these bytes.
-        new: Dtype of the bytes to produce.
-    """
+    """A tensor's stream of bytes, cast to another dtype."""
 
     def __init__(self, data: PiecewiseData, old: torch.dtype, new: torch.dtype) -> None:
         self._data = data

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from dcp_core.errors import UnsupportedValueError
-from dcp_io import PiecewiseData
+from dcp_io import Layout, PiecewiseData
 from dcp_manifest import PathElement
 
-__all__ = ["Content", "TensorEntry", "refuse_objects", "ticking"]
+__all__ = ["Content", "TensorEntry", "WriteOptions", "refuse_objects", "ticking"]
 
 Path = tuple[PathElement, ...]
 _REMEDY = (
@@ -64,7 +65,7 @@ class Content:
 
 
 def ticking(content: Content, tick: Callable[[int], None]) -> Content:
-    """Return the same content with progress reports: `tick` is called with the size in bytes of each used piece."""
+    """Return the same content with progress reports: `tick` is called with the size in bytes per used piece."""
     tensors = {name: replace(entry, data=_Ticking(entry.data, tick)) for name, entry in content.tensors.items()}
     return replace(content, tensors=tensors)
 
@@ -84,11 +85,6 @@ class _Ticking:
 def refuse_objects(names: Iterable[str], where: str, *, remedy: str = _REMEDY) -> None:
     """Raise an error if there are objects, for a format that holds only tensors.
 
-    Args:
-        names: Names of the objects.
-        where: The file or format that cannot hold them, for the error message.
-        remedy: Advice for the error message; by default, the options of a conversion.
-
     Raises:
         UnsupportedValueError: There are objects; the message has their names and the remedy.
     """
@@ -99,3 +95,37 @@ def refuse_objects(names: Iterable[str], where: str, *, remedy: str = _REMEDY) -
         raise UnsupportedValueError(
             f"{where} holds tensors only; {', '.join(map(repr, found[:_SHOWN]))}{more} {verb}: {remedy}"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """Options for writing a file or checkpoint; each format uses the options that apply to it.
+
+    Args:
+        max_inflight_bytes: Limit of the memory for pieces of tensors, in bytes.
+        overwrite: Whether an existing destination may be replaced.
+        shard_bytes: Maximum size of one file in bytes, for formats with several files.
+        objects: Treatment of objects by formats that hold tensors only: `refuse` (raise an error), `beside` (write them
+            to a file next to the tensors) or `skip` (leave them out).
+        layout: Layout of a checkpoint's data files.
+        compression: Compression of a checkpoint's data: `auto`, `planes`, `zstd`, or another setting of
+            `FileSystemWriter`.
+        tick: Progress callback: called with the number of bytes just converted.
+
+    Example:
+        ```python
+        import torch
+        from dcp_format import WriteOptions, convert
+
+        torch.save({"weight": torch.ones(1000)}, "model.pt")
+        convert("model.pt", "step-0", options=WriteOptions(layout="raw", compression="auto"))
+        ```
+    """
+
+    max_inflight_bytes: int = 16 << 20
+    overwrite: bool = False
+    shard_bytes: int = 5_000_000_000
+    objects: str = "refuse"
+    layout: Layout = "torch"
+    compression: Any = None
+    tick: Callable[[int], None] = field(default=lambda _: None)

@@ -1,6 +1,7 @@
 """Atomic creation of a file, which appears under its name only when it is complete and durable.
 
-Temporary files of killed processes are removed at the next write of the same file; see `temporary_files`.
+Temporary files of killed processes are removed at the next write of the same file. Saves of checkpoints use markers
+instead (see `dcp_io`).
 """
 
 from __future__ import annotations
@@ -8,56 +9,75 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterator, Sequence
+import re
+import secrets
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
-from dcp_format.content.temporary_files import sweep, temporary_name
-from dcp_io import CheckpointExistsError, LocalStore, Sink
-from dcp_manifest import file_path
+from dcp_base import file_path
+from dcp_core.errors import DcpError
+from dcp_io import TEMPORARY_SUFFIX, CheckpointExistsError, LocalStore, ProcessIdentity, Sink, this_process
 
-__all__ = ["WriteBack", "aborting", "give_name", "new_file", "refuse_existing"]
+__all__ = ["aborting", "begins_as_written", "give_name", "new_file", "refuse_existing", "sweep", "temporary_name"]
 
-# As often as the engine of checkpoints does it: the disk works while the rest is read and written.
-_SYNC_STEP_BYTES = 32 << 20
 # What file systems without hard links answer.
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL, errno.EMLINK)
-Buffer = bytes | bytearray | memoryview
 
 
-class WriteBack(Sink):
-    """A `Sink` that starts write-back to the disk early, which shortens the final fsync.
+_NAME = re.compile(r"\.(.+)\.w([0-9a-f]{8})-([0-9a-f]+)-([0-9a-f]+)-[0-9a-f]{8}" + re.escape(TEMPORARY_SUFFIX))
+# Of processes that cannot be looked for from here: another host, or this one before it was started again.
+_FORGOTTEN_SECONDS = 24 * 3600.0
+_HEAD_BYTES = 512  # a sector: a loss of power takes all of it or nothing
+_MAX_HEADER_BYTES = 100_000_000  # of safetensors, by the format
 
-    Args:
-        sink: The sink that writes the bytes.
+
+def temporary_name(name: str) -> str:
+    """Return a new temporary name, with the identity of this process, for a file with the final name `name`."""
+    me = this_process()
+    owner = f"w{_where(me)}-{me.pid:x}-{me.start_ticks:x}-{secrets.token_hex(4)}"
+    return f".{name}.{owner}{TEMPORARY_SUFFIX}"
+
+
+def sweep(store: LocalStore, ours: Callable[[str], bool]) -> None:
+    """Remove the temporary files of killed processes from the folder of `store`.
+
+    A file is removed if its process has certainly ended; if this is unknown, as for other machines, a day after the
+    last write to it. Kept are files with names that `temporary_name` did not make, files that `begins_as_written` does
+    not recognise, and files whose final name (an argument of `ours`) the caller may not replace.
     """
+    here = this_process()
+    for entry in store.list():
+        found = _NAME.fullmatch(entry.name)
+        if found is None or not ours(found[1]):
+            continue
+        if found[2] == _where(here):
+            dead = replace(here, pid=int(found[3], 16), start_ticks=int(found[4], 16)).is_gone()
+        else:
+            dead = abs(time.time() - entry.mtime) > _FORGOTTEN_SECONDS
+        if dead and begins_as_written(store, entry.name, entry.bytes):
+            with contextlib.suppress(OSError):  # another user's, which harms nothing
+                store.delete(entry.name)
 
-    def __init__(self, sink: Sink) -> None:
-        self._sink = sink
-        self._started = 0
 
-    @property
-    def name(self) -> str:
-        """Name of the object that the sink writes."""
-        return self._sink.name
+def begins_as_written(store: LocalStore, name: str, size: int) -> bool:
+    """Whether a file begins like a zip archive or a safetensors file, or is empty or zeros after a crash."""
+    head = memoryview(bytearray(min(size, _HEAD_BYTES)))
+    try:
+        with contextlib.closing(store.open(name)) as source:
+            source.read_into(0, [head])
+    except (OSError, DcpError):  # gone, a link that leads out, or another user's
+        return False
+    data = bytes(head)
+    is_safetensors = int.from_bytes(data[:8], "little") <= _MAX_HEADER_BYTES and data[8:9] in (b"{", b"")
+    return not any(data) or data.startswith(b"PK\x03\x04"[:size]) or is_safetensors
 
-    def tell(self) -> int:
-        """Return the number of bytes written so far."""
-        return self._sink.tell()
 
-    def write(self, buffers: Sequence[Buffer]) -> None:
-        """Append all bytes of the buffers, in order."""
-        self._sink.write(buffers)
-        if self._sink.tell() - self._started >= _SYNC_STEP_BYTES:
-            self._sink.start_sync()
-            self._started = self._sink.tell()
-
-    def close(self, *, sync: bool) -> None:
-        """Complete the object; with `sync`, durably."""
-        self._sink.close(sync=sync)
-
-    def abort(self) -> None:
-        """Abort the write: remove the object."""
-        self._sink.abort()
+def _where(process: ProcessIdentity) -> str:
+    """Return a short digest of host, boot and pid namespace for a file's name."""
+    return f"{zlib.crc32(repr((process.host, process.boot_id, process.pid_namespace)).encode()):08x}"
 
 
 @contextlib.contextmanager
@@ -77,10 +97,10 @@ def new_file(path: str | os.PathLike[str], *, overwrite: bool) -> Iterator[Sink]
     store.make()
     sweep(store, {place.name}.__contains__)
     temporary = temporary_name(place.name)
-    sink = WriteBack(store.create(temporary))
+    sink = store.create(temporary)
     with aborting(sink):
         yield sink
-        sink.close(sync=True)
+        sink.close()
         give_name(place.parent / temporary, place, overwrite=overwrite)
     store.sync_folder()
 
@@ -89,7 +109,7 @@ def give_name(temporary: Path, place: Path, *, overwrite: bool) -> None:
     """Move a finished file to `place` atomically.
 
     Raises:
-        CheckpointExistsError: Another process has meanwhile made a file at `place`, and `overwrite` is False.
+        CheckpointExistsError: Another process has made a file at `place`, and `overwrite` is False.
     """
     if not overwrite:
         # Unlike a rename, a new link never replaces an existing file.

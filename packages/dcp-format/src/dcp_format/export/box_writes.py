@@ -10,8 +10,7 @@ import torch
 
 from dcp_core import WriteItem
 from dcp_format.content.changes import CastData
-from dcp_format.export.file_map import TensorPlace
-from dcp_format.export.items import checked_payload, form_of, tensor_data_of
+from dcp_format.export.file_map import TensorPlace, checked_payload, form_of, tensor_data_of
 from dcp_io import PiecewiseData, RangeSink
 from dcp_manifest import ITEM_BYTES
 
@@ -23,14 +22,7 @@ _SYNC_STEP_BYTES = 32 << 20
 
 
 class BoxRuns:
-    """The contiguous runs of bytes that a box of a tensor is in the row-major bytes of the whole tensor.
-
-    Args:
-        shape: Sizes of the whole tensor, in elements.
-        offsets: First element of the box in each dimension.
-        sizes: Sizes of the box, in elements.
-        itemsize: Size of an element in bytes.
-    """
+    """The contiguous runs of bytes that a box of a tensor is in the row-major bytes of the whole tensor."""
 
     def __init__(self, shape: Sequence[int], offsets: Sequence[int], sizes: Sequence[int], itemsize: int) -> None:
         outer = len(shape)
@@ -71,15 +63,7 @@ class BoxRuns:
         return (low - 1) * self.run_bytes + min(self.run_bytes, end - self.starts(low - 1, low)[0])
 
     def spans(self, position: int, length: int) -> Iterator[tuple[int, int, int]]:
-        """Yield where bytes of the box lie in the tensor.
-
-        Args:
-            position: Number of the first byte, of the bytes of the box.
-            length: Number of bytes.
-
-        Yields:
-            (offset in the tensor, number of the first byte, counted from `position`, number of bytes).
-        """
+        """Yield where bytes of the box lie in the tensor."""
         first, within = divmod(position, self.run_bytes)
         last = -(-(position + length) // self.run_bytes)
         at = 0
@@ -101,19 +85,6 @@ def write_box(sink: RangeSink, place: TensorPlace, item: WriteItem, data: object
     """Write the box of an item into its tensor's place in a file, cast to the dtype of the file.
 
     Memory: one piece of 4 MiB of the box, and that piece after the cast.
-
-    Args:
-        sink: The file.
-        place: Place of the whole tensor.
-        item: The item, whose chunk is the box.
-        data: What the planner's `resolve_data` returned for the item.
-
-    Returns:
-        Number of bytes written.
-
-    Raises:
-        UnsupportedValueError, DcpError: The data is not what was planned; see `checked_payload`.
-        OSError: The write failed.
     """
     chunk = tensor_data_of(item)
     runs = BoxRuns(chunk.size, chunk.chunk.offsets, chunk.chunk.sizes, ITEM_BYTES[place.dtype])
@@ -135,15 +106,7 @@ def _write_piece(sink: RangeSink, base: int, runs: BoxRuns, position: int, piece
 
 
 def copy_run_bytes(band: memoryview, begin: int, runs: BoxRuns, position: int, piece: memoryview) -> None:
-    """Copy bytes of a box into a range of the tensor's bytes in memory.
-
-    Args:
-        band: The range of the tensor's bytes.
-        begin: Offset of the range in the tensor.
-        runs: The runs of the box.
-        position: Number of the first byte, of the bytes of the box.
-        piece: The bytes, which lie in the range.
-    """
+    """Copy bytes of a box into a range of the tensor's bytes in memory."""
     length = runs.run_bytes
     whole = len(piece) // length
     if position % length == 0 and whole * length == len(piece) and whole > 1:

@@ -1,35 +1,44 @@
-"""Map of an export's files: the file, dtype and byte offset of each tensor, and each file's header and size.
+"""Map of an export's files, made by the coordinator: the file, dtype and offset per tensor, and each file's header.
 
-The coordinator makes it from the plans of all ranks; nothing is written here.
+Stacked tensors, such as the experts of a layer, may be split into named slices. Ranks write items as they were planned.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
-from dcp_core import SavePlan
-from dcp_core.errors import DuplicateKeyError, MissingKeyError
-from dcp_core.toolkit import KeyMap
+from dcp_core import SavePlan, TensorWriteData, WriteItem
+from dcp_core.errors import DcpError, MissingKeyError, UnsupportedValueError
+from dcp_core.toolkit import KeyMap, is_wrapper, plain_values, tensor_payload
 from dcp_format.content.changes import cast_dtype
-from dcp_format.content.temporary_files import temporary_name
-from dcp_format.export.items import tensor_data_of
-from dcp_format.export.split_names import SplitNames
+from dcp_format.content.new_file import temporary_name
 from dcp_format.safetensors.safetensors_header import build_header, code_of
-from dcp_manifest import ITEM_BYTES
+from dcp_io import Payload
+from dcp_manifest import ITEM_BYTES, Framing
 
-__all__ = ["ExportedTensor", "PlannedFile", "TensorPlace", "lay_out", "tensors_of"]
+__all__ = [
+    "ExportedTensor",
+    "PlannedFile",
+    "SplitNames",
+    "TensorPlace",
+    "checked_payload",
+    "form_of",
+    "lay_out",
+    "tensor_data_of",
+    "tensors_of",
+]
 
 
 @dataclass(frozen=True, slots=True)
 class ExportedTensor:
     """A whole tensor to export: its name in the state dict and in the file, its dtype in the file, its sizes.
 
-    With `slices`, the file has a tensor of each of these names instead: the slices along the first dimension, whose
-    bytes follow each other as those of the whole tensor do.
+    With `slices`, the file has one tensor per given name instead: the slices along the first dimension, without gaps.
     """
 
     fqn: str
@@ -67,7 +76,7 @@ class PlannedFile:
         temporary: Name until the export is complete; the final name where objects cannot be renamed.
         header: First bytes of the file, up to the data.
         tensors: The file's tensors, in the order of their data.
-        starts: Offset of each tensor's data in the file, bytes.
+        starts: Offset of a tensor's data in the file, bytes.
     """
 
     name: str
@@ -82,7 +91,7 @@ class PlannedFile:
         return len(self.header) + sum(tensor.nbytes for tensor in self.tensors)
 
     def places(self) -> dict[str, TensorPlace]:
-        """Return FQN → place of each tensor in the file."""
+        """Return FQN → place per tensor in the file."""
         return {
             tensor.fqn: TensorPlace(self.temporary, start, tensor.dtype)
             for tensor, start in zip(self.tensors, self.starts, strict=True)
@@ -98,20 +107,19 @@ def tensors_of(
     aliases: Iterable[str] = (),
     split: SplitNames | None = None,
 ) -> list[ExportedTensor]:
-    """Return the whole tensors that the plans of all ranks write.
+    """Return the whole tensors that the plans of all ranks write, those of `order` first.
 
     Args:
         plans: Final plans of all ranks; boxes of one tensor may be in several plans.
         order: FQNs in the wanted order; other tensors follow in the order of the plans.
         dtype: Dtype to which floating-point tensors are cast; None for none.
         names: Map from FQNs to names in the files; None for the FQNs.
-        aliases: FQNs of tied tensors that are not written, which `names` may rename as well.
+        aliases: FQNs of tied tensors that are not written, which `names` may rename.
         split: Names of the slices of stacked tensors; None to split none.
 
     Raises:
-        UnsupportedValueError: The format cannot hold a tensor's dtype.
-        DuplicateKeyError: Two tensors would get the same name.
-        MissingKeyError: `names` renames an FQN that is not there, or no tensor has a name that `split` wants.
+        UnsupportedValueError: The format lacks a tensor's dtype, or two tensors would get the same name.
+        MissingKeyError: `names` or `split` names a tensor that does not exist.
     """
     found: dict[str, ExportedTensor] = {}
     names, split = names or KeyMap(), split or SplitNames({})
@@ -126,7 +134,9 @@ def tensors_of(
             slices = split.of(name, data.size[0] if data.size else None)
             for one in slices or (name,):
                 if one in taken:
-                    raise DuplicateKeyError(f"{taken[one]!r} and {fqn!r} would both be named {one!r}: change `rename`")
+                    raise UnsupportedValueError(
+                        f"{taken[one]!r} and {fqn!r} would both be named {one!r}: change `rename`"
+                    )
                 taken[one] = fqn
             kept = data.properties.dtype
             target = str(cast_dtype(kept, dtype)).removeprefix("torch.")
@@ -143,11 +153,11 @@ def tensors_of(
 
 
 def _check_aliases(aliases: Iterable[str], names: KeyMap, taken: dict[str, str]) -> None:
-    """Raise DuplicateKeyError if another name of a tied tensor is the name of a tensor in the files."""
+    """Raise UnsupportedValueError if another name of a tied tensor is the name of a tensor in the files."""
     for alias in aliases:
         name = names.stored(alias)
         if taken.setdefault(name, alias) != alias:
-            raise DuplicateKeyError(
+            raise UnsupportedValueError(
                 f"{taken[name]!r} and {alias!r}, another name of a tied tensor, would both be named {name!r}: change "
                 "`rename`"
             )
@@ -158,14 +168,8 @@ def lay_out(
 ) -> PlannedFile:
     """Return a file with its header and offsets; larger element sizes come first, so that all tensors are aligned.
 
-    Args:
-        name: Final name of the file.
-        tensors: The file's tensors.
-        metadata: Pairs of strings for the header's `__metadata__`.
-        renamed: Whether the file has a temporary name until it is complete.
-
-    Raises:
-        UnsupportedValueError: The format cannot hold a tensor's dtype, or the header would be too long.
+    If `renamed`, the file has a temporary name until it is complete. Raises UnsupportedValueError for a dtype that the
+    format lacks, or a header that is too long.
     """
     tensors = sorted(tensors, key=lambda tensor: -ITEM_BYTES.get(tensor.dtype, 0))
     header = build_header(
@@ -176,3 +180,78 @@ def lay_out(
         starts.append(position)
         position += tensor.nbytes
     return PlannedFile(name, temporary_name(name) if renamed else name, header, tensors, starts)
+
+
+class SplitNames:
+    """Names of the slices of stacked tensors along their first dimension.
+
+    Raises:
+        ValueError: A pattern of names of slices lacks `{}`, or has another number of `*` than the tensor's pattern.
+    """
+
+    def __init__(self, split: Mapping[str, str]) -> None:
+        self._rules: list[tuple[str, re.Pattern[str], str]] = []
+        for pattern, names in split.items():
+            if names.count("{}") != 1 or names.count("*") != pattern.count("*"):
+                raise ValueError(
+                    f"split={{{pattern!r}: {names!r}}}: the names of the slices need one {{}} for their number, and as "
+                    "many * as the pattern of the tensor"
+                )
+            self._rules.append((pattern, re.compile(r"([^.]+)".join(map(re.escape, pattern.split("*")))), names))
+        self._used: set[str] = set()
+
+    def of(self, name: str, count: int | None) -> tuple[str, ...]:
+        """Return the names of the `count` slices of a tensor; empty if the tensor stays whole.
+
+        Raises:
+            UnsupportedValueError: A tensor without dimensions (`count` is None) is to be split.
+        """
+        for pattern, expression, names in self._rules:
+            found = expression.fullmatch(name)
+            if found is not None:
+                if count is None:
+                    raise UnsupportedValueError(f"split: {name!r} is one number, without slices: change {pattern!r}")
+                self._used.add(pattern)
+                parts = iter(found.groups())
+                template = re.sub(r"\*", lambda _, parts=parts: next(parts), names)  # type: ignore[misc]
+                return tuple(template.replace("{}", str(number)) for number in range(count))
+        return ()
+
+    @property
+    def unused(self) -> list[str]:
+        """Patterns that no tensor had."""
+        return [pattern for pattern, _, _ in self._rules if pattern not in self._used]
+
+
+def tensor_data_of(item: WriteItem) -> TensorWriteData:
+    """Return an item's chunk and properties. Raises UnsupportedValueError if the item is not a tensor."""
+    if item.tensor_data is None:
+        raise UnsupportedValueError(f"{item.index.fqn!r} is no tensor, and safetensors holds tensors only")
+    return item.tensor_data
+
+
+def form_of(item: WriteItem) -> tuple[str, tuple[int, ...]]:
+    """Return the name of the dtype, and the sizes in elements, of the box that an item writes."""
+    data = tensor_data_of(item)
+    return str(data.properties.dtype).removeprefix("torch."), tuple(data.chunk.sizes)
+
+
+def checked_payload(item: WriteItem, data: object) -> Payload:
+    """Return the bytes of an item's tensor, after checking that they are as planned.
+
+    Raises:
+        UnsupportedValueError: The planner returned bytes instead of a tensor.
+        DcpError: The tensor has another dtype or other sizes than planned.
+    """
+    if not isinstance(data, torch.Tensor):
+        raise UnsupportedValueError(f"the planner gave bytes for {item.index.fqn!r}; safetensors holds tensors")
+    if is_wrapper(data):
+        data = plain_values(item.index.fqn, data)
+    payload = tensor_payload(item.index.fqn, data)
+    dtype, sizes = form_of(item)
+    if payload.framing is not Framing.RAW or (payload.dtype, payload.sizes) != (dtype, sizes):
+        raise DcpError(
+            f"{item.index.fqn!r} was planned as {dtype} of sizes {sizes} and resolved to {payload.dtype} of sizes "
+            f"{payload.sizes}: safetensors needs to know before"
+        )
+    return payload

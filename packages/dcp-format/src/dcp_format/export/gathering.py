@@ -1,7 +1,7 @@
 """`Gathering`: one rank's part in passing bytes of tensors to the ranks that write them, in bounded memory.
 
-Every rank goes through its bands in the order of the plan, both as a sender and as an owner, and an owner takes parts
-of its next few bands only. So the earliest band that is incomplete always makes progress, whatever the ranks' pace.
+Every rank goes through its bands in the order of the plan, as a sender and as an owner, and an owner accepts parts of
+its next few bands only. So the earliest incomplete band always makes progress, whatever the ranks' pace.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from dcp_core import SavePlanner, WriteItem
 from dcp_core.errors import DcpError
 from dcp_format.export.box_writes import BoxRuns, cast_pieces, copy_run_bytes
-from dcp_format.export.gather_plan import Gather
-from dcp_format.export.items import tensor_data_of
+from dcp_format.export.file_map import tensor_data_of
+from dcp_format.export.shared_files import Gather
 from dcp_ranks import NOT_NOW, Dispatcher, NotNow, Stream, StreamError, Streams
 
 __all__ = ["Gathering"]
@@ -45,13 +45,8 @@ class _Band:
 class Gathering:
     """One rank's part in passing bytes of tensors to the ranks that write them; handler of a dispatcher of streams.
 
-    Memory: four bands of 4 MiB, and as much again for what arrives.
-
-    Args:
-        rank: This rank.
-        gathers: Tensors of which this rank sends or writes parts, by ascending numbers.
-        streams: Streams of this rank, connected to all ranks of its tensors; None if it passes nothing on.
-        timeout_seconds: Time in seconds without news from other ranks after which this rank gives up.
+    Memory: four bands of 4 MiB, and as much again for what arrives. `gathers` has ascending numbers. After
+    `timeout_seconds` without news from other ranks, this rank stops.
     """
 
     def __init__(self, rank: int, gathers: Sequence[Gather], streams: Streams | None, timeout_seconds: float) -> None:
@@ -77,19 +72,11 @@ class Gathering:
                     self._bands.append(_Band(gather, begin, stop))
 
     def run(self, items: Sequence[WriteItem], planner: SavePlanner, write: Write) -> dict[str, int]:
-        """Pass on this rank's boxes, and write this rank's bands.
-
-        Args:
-            items: Items of this rank whose tensors are gathered.
-            planner: Save planner, which resolves the tensors.
-            write: Function (tensor, offset in the tensor, bytes) that writes a band; called in the order of the bands.
-
-        Returns:
-            FQN → number of bytes of this rank's boxes, after the cast.
+        """Pass on this rank's boxes, write its bands in order; return FQN → bytes of its boxes after the cast.
 
         Raises:
             StreamError: Another rank failed, or has ended.
-            DcpError: Other ranks gave no sign of life for the timeout, or a tensor is not what was planned.
+            DcpError: Other ranks sent nothing for the timeout, or a tensor is not what was planned.
             OSError: The write failed.
         """
         sent: dict[str, int] = {}
@@ -161,7 +148,7 @@ class Gathering:
         return self._blocks.take(payload_bytes)
 
     def on_payload(self, stream: Stream, message: bytes, buffer: memoryview, /) -> None:
-        """Put a part of a band in its place."""
+        """Put a part of a band instead."""
         del stream
         tensor, number, box, position = _PART.unpack(message)
         self._guarded(lambda: self._put(self._bands[self._order[tensor, number]], box, position, buffer))
@@ -276,14 +263,7 @@ class _Blocks:
 
 
 class _Sending:
-    """The bytes of one box of this rank, which leave in the order of the bands.
-
-    Args:
-        gather: The tensor.
-        item: The item of the box.
-        planner: Save planner, which resolves the tensor.
-        rank: This rank.
-    """
+    """The bytes of one box of this rank, which leave in the order of the bands."""
 
     def __init__(self, gather: Gather, item: WriteItem, planner: SavePlanner, rank: int) -> None:
         chunk = tensor_data_of(item).chunk

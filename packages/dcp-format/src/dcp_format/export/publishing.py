@@ -1,7 +1,8 @@
 """Publishing of an export: final names, then the index, then removal of what it replaced.
 
-At each moment the folder holds the old or the new model, whole: new files take names that are free. One file that
-replaces one file does so by a single rename. Objects of an object store cannot be renamed: they always have new names.
+At each moment the folder holds the old or the new model, whole, because new files take free names. One file that
+replaces one file does so by a single rename. Objects of an object store, which cannot be renamed, always have new
+names.
 """
 
 from __future__ import annotations
@@ -12,10 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dcp_format.export.file_map import ExportedTensor, PlannedFile
-from dcp_format.safetensors.complete_set import SUFFIX, fresh_name, is_writers_name
+from dcp_format.safetensors.complete_set import SUFFIX, fresh_name, index_json, is_writers_name
 from dcp_format.safetensors.safetensors_index import INDEX_NAME, earlier_files
 from dcp_format.safetensors.safetensors_write import remove_earlier
-from dcp_format.safetensors.split_files import index_json
 from dcp_io import LocalStore, Store
 
 __all__ = ["Names", "choose_names", "choose_object_names", "publish_files", "publish_objects"]
@@ -31,14 +31,7 @@ class Names:
 
 
 def choose_names(folder: Path, wanted: Sequence[str], tag: str, *, always_indexed: bool) -> Names:
-    """Return names for the files of an export, none of which is the name of an older save's file.
-
-    Args:
-        folder: Folder of the export.
-        wanted: Wanted names.
-        tag: Id of the save; its first letters become part of names that are taken.
-        always_indexed: Whether an index is written even for a single file.
-    """
+    """Return names for the files of an export that an older save's files do not have."""
     present = {path.name for path in folder.glob(f"*{SUFFIX}")}
     if not always_indexed and len(wanted) == 1 and present <= {*wanted}:
         return Names(wanted, indexed=False)
@@ -48,12 +41,7 @@ def choose_names(folder: Path, wanted: Sequence[str], tag: str, *, always_indexe
 
 
 def publish_files(folder: Path, files: Sequence[PlannedFile], *, indexed: bool) -> None:
-    """Give complete and durable files their names, write the index if there is to be one, remove an older save's files.
-
-    Args:
-        folder: Folder of the export.
-        files: The files.
-        indexed: `Names.indexed` of these files.
+    """Rename complete and durable files, write the index if there is one, and remove an older save's files.
 
     Ranks: the coordinator, after all ranks have written.
     """
@@ -79,7 +67,7 @@ def choose_object_names(store: Store, wanted: Sequence[str], tag: str) -> Names:
 
 
 def publish_objects(store: Store, files: Sequence[PlannedFile], *, indexed: bool) -> None:
-    """Write the index of complete objects if there is to be one, and remove an older save's objects, by their names.
+    """Write the index of complete objects if there is one, and remove an older save's objects.
 
     Ranks: the coordinator, after all ranks have uploaded.
     """

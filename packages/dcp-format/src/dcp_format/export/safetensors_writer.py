@@ -1,6 +1,7 @@
-"""`SafetensorsWriter`: the storage writer of `save_safetensors`, whose ranks write the files of a model together.
+"""`save_safetensors`, and its storage writer `SafetensorsWriter`: the ranks write the files of a model together.
 
-What the files are called and when they count is in `publishing`, which rank writes what in `shared_files`.
+Source: transformers 4 and 5, `transformers.utils` and `vocab_files_names` of the tokenizers (names of configuration and
+tokenizer files, which are copied next to the weights).
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ import json
 import os
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from dcp_core import (
     BlockingAsyncStager,
@@ -26,34 +28,82 @@ from dcp_core import (
     StorageWriter,
     WriteItemType,
     WriteResult,
+    save,
 )
-from dcp_core.errors import DcpError, UnsupportedValueError
+from dcp_core.errors import CheckpointNotFoundError, DcpError, UnsupportedValueError
 from dcp_core.toolkit import CheckpointId, KeyMap, absolute_id
+from dcp_format.content.changes import check_cast
 from dcp_format.content.content import refuse_objects
-from dcp_format.content.temporary_files import sweep
-from dcp_format.export.config_files import config_files, copy_config_files
-from dcp_format.export.export_options import MAX_FILE_BYTES, ExportOptions
-from dcp_format.export.file_map import ExportedTensor, PlannedFile, lay_out, tensors_of
+from dcp_format.content.new_file import sweep
+from dcp_format.export.file_map import ExportedTensor, PlannedFile, SplitNames, lay_out, tensors_of
 from dcp_format.export.publishing import choose_names, choose_object_names, publish_files, publish_objects
 from dcp_format.export.shared_files import RankFacts, RankPart, agreed_aliases, check_settings, share_out
-from dcp_format.export.split_names import SplitNames
 from dcp_format.export.write_files import RankLink, check_complete, create_files
-from dcp_format.safetensors.complete_set import Stamp, is_writers_name
+from dcp_format.safetensors.complete_set import Stamp, is_writers_name, shard_names, split_by_size
 from dcp_format.safetensors.safetensors_index import STORED_ONCE
-from dcp_format.safetensors.split_files import shard_names, split_by_size
-from dcp_io import LocalStore, Store, open_store
+from dcp_io import LocalStore, Store, SupportsRanges, open_store
 from dcp_ranks import DEFAULT_TIMEOUT_SECONDS, Coordinator
 
-__all__ = ["SafetensorsWriter"]
+__all__ = ["SafetensorsWriter", "save_safetensors"]
+
+
+_MAX_FILE_BYTES = 5_000_000_000
+# Two would take turns at the interpreter's lock for each row of a column shard: measured 3 times slower.
+_THREADS = 1
+_RESERVED = "DCP_"
+
+
+@dataclass(frozen=True, slots=True)
+class _ExportOptions:
+    """Options of an export; see `save_safetensors`. `config_from` may be relative to the current directory."""
+
+    max_file_bytes: int = _MAX_FILE_BYTES
+    dtype: torch.dtype | None = None
+    rename: Mapping[str, str] = field(default_factory=dict)
+    split: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    config_from: str | os.PathLike[str] | None = None
+    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
+    peers: PeerOptions | None = None
+    threads: int = _THREADS
+    """Number of boxes that a rank writes at the same time."""
+
+    def __post_init__(self) -> None:
+        if self.max_file_bytes < 1:
+            raise ValueError(f"max_file_bytes={self.max_file_bytes} must be at least 1")
+        if self.dtype is not None:
+            check_cast(self.dtype)
+        for name in ("rename", "split", "metadata"):
+            object.__setattr__(self, name, _strings(name, getattr(self, name)))
+        reserved = sorted(key for key in self.metadata if key.startswith(_RESERVED))
+        if reserved:
+            raise ValueError(f"metadata: keys that begin with {_RESERVED} are reserved: rename {reserved[0]!r}")
+        SplitNames(self.split)
+        if self.config_from is not None:
+            object.__setattr__(self, "config_from", absolute_id(self.config_from))
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """Options that decide about names, sizes and dtypes, as text: they must be the same on all ranks."""
+        found = {"max_file_bytes": self.max_file_bytes, "dtype": self.dtype}
+        sorted_maps = {name: dict(sorted(getattr(self, name).items())) for name in ("rename", "split")}
+        return {name: repr(value) for name, value in (found | sorted_maps).items()}
+
+
+def _strings(name: str, value: Any) -> dict[str, str]:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{name} maps strings to strings, and is a {type(value).__name__}: pass a dict")
+    for pair in value.items():
+        if not all(isinstance(one, str) for one in pair):
+            raise TypeError(f"{name} maps strings to strings, and has {pair[0]!r}: {pair[1]!r}")
+    return dict(value)
 
 
 class SafetensorsWriter(StorageWriter, BlockingAsyncStager):
-    """Storage writer whose ranks write whole safetensors files together, each byte once: an export in the background.
+    """Storage writer that lets the ranks write whole safetensors files together, each byte once: a background export.
 
-    `save_safetensors` exports now; this writer exports with `async_save` and `AsyncSaver`, or with a planner of yours.
-    The files, the arguments and the errors are those of `save_safetensors`. Everything but `folder` is by keyword.
-
-    A relative path means the working folder at the moment when the writer is made, or given another folder.
+    It exports with `async_save`, `AsyncSaver` or a planner of yours. Files, arguments and errors are those of
+    `save_safetensors`. A relative path is resolved when the writer is made.
 
     Ranks: every rank; the coordinator makes the files, chooses their names and publishes them.
 
@@ -80,7 +130,7 @@ class SafetensorsWriter(StorageWriter, BlockingAsyncStager):
         self,
         folder: str | os.PathLike[str],
         *,
-        max_file_bytes: int = MAX_FILE_BYTES,
+        max_file_bytes: int = _MAX_FILE_BYTES,
         dtype: torch.dtype | None = None,
         rename: Mapping[str, str] | None = None,
         split: Mapping[str, str] | None = None,
@@ -90,7 +140,7 @@ class SafetensorsWriter(StorageWriter, BlockingAsyncStager):
         peers: PeerOptions | None = None,
     ) -> None:
         BlockingAsyncStager.__init__(self)
-        self._options = ExportOptions(
+        self._options = _ExportOptions(
             max_file_bytes=max_file_bytes,
             dtype=dtype,
             rename=rename or {},
@@ -134,7 +184,7 @@ class SafetensorsWriter(StorageWriter, BlockingAsyncStager):
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Return the plan with this rank's host and tied tensors. Raises UnsupportedValueError if there are objects."""
         refuse_objects(
-            {item.index.fqn for item in plan.items if item.type is WriteItemType.BYTE_IO},
+            {item.index.fqn for item in plan.items if item.type == WriteItemType.BYTE_IO},
             "safetensors",
             remedy="leave them out of the state dict, or save them to another checkpoint",
         )
@@ -142,16 +192,16 @@ class SafetensorsWriter(StorageWriter, BlockingAsyncStager):
         return replace(plan, storage_data=RankFacts.of_this_rank(plan.aliases, self._options.settings))
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Make the files in full size under temporary names; return the plans with the places of each rank's tensors.
+        """Make the files in full size under temporary names; return the plans with the places of the ranks' tensors.
 
         Raises:
-            UnsupportedValueError: The format lacks a dtype.
-            DuplicateKeyError, MissingKeyError: `rename` does not fit the state dict.
+            UnsupportedValueError: The format lacks a dtype, or two tensors would have one name.
+            MissingKeyError: `rename` or `split` name a tensor that does not exist.
             DcpError: Ranks have different options.
-            OSError: The disk has no space for the export.
+            OSError: The disk is full.
         """
         options, store = self._options, self._store()
-        self._copies = {} if options.config_from is None else config_files(options.config_from)
+        self._copies = {} if options.config_from is None else _config_files(options.config_from)
         facts = [RankFacts.of(plan) for plan in plans]
         check_settings(facts)
         aliases = agreed_aliases(plans, facts)
@@ -172,12 +222,13 @@ class SafetensorsWriter(StorageWriter, BlockingAsyncStager):
             stamp = Stamp(self.save_id, len(groups), 1)
         self._indexed = chosen.indexed
         metadata = {"format": "pt", **options.metadata, **stamp.metadata}
+        ranges = isinstance(store, SupportsRanges)
         files = [
-            lay_out(name, group, {**metadata, **self._ties(group, aliases)}, renamed=store.writes_ranges)
+            lay_out(name, group, {**metadata, **self._ties(group, aliases)}, renamed=ranges)
             for name, group in zip(chosen.files, groups, strict=True)
         ]
-        placed = share_out(plans, files, [one.host for one in facts], ranges=store.writes_ranges)
-        if store.writes_ranges:
+        placed = share_out(plans, files, [one.host for one in facts], ranges=ranges)
+        if isinstance(store, SupportsRanges):
             create_files(store, files)
         self._files = files
         return placed
@@ -207,7 +258,7 @@ class SafetensorsWriter(StorageWriter, BlockingAsyncStager):
         """Publish the export: configuration files, names of the files, index; then remove an older save's files."""
         store = self._store()
         check_complete(self._files, results)
-        copy_config_files(self._copies, store)
+        _copy_config_files(self._copies, store)
         if isinstance(store, LocalStore):
             publish_files(Path(store.path), self._files, indexed=self._indexed)
         else:
@@ -228,3 +279,130 @@ class SafetensorsWriter(StorageWriter, BlockingAsyncStager):
         """Whether a checkpoint id is a path or a URI; True, as `open_store` says which packages open a URI."""
         del checkpoint_id
         return True
+
+
+_NAMES = frozenset(
+    {
+        *("config.json", "generation_config.json"),
+        *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model"),
+        *(
+            "vocab.json",
+            "vocab.txt",
+            "merges.txt",
+            "spiece.model",
+            "sentencepiece.bpe.model",
+            "source.spm",
+            "target.spm",
+        ),
+        *("chat_template.jinja", "chat_template.json"),
+        *("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"),
+    }
+)
+
+
+def _config_files(folder: str | os.PathLike[str]) -> dict[str, Path]:
+    """Return name → path of the configuration and tokenizer files of a model in a folder."""
+    place = Path(folder)
+    if not (place / "config.json").is_file():
+        raise CheckpointNotFoundError(f"there is no config.json in {place}: check config_from")
+    return {name: place / name for name in sorted(_NAMES) if (place / name).is_file()}
+
+
+def _copy_config_files(files: dict[str, Path], store: Store) -> None:
+    """Copy the files into a folder, each atomically and durably; files with the same contents are not touched."""
+    for name, path in files.items():
+        if isinstance(store, LocalStore) and os.path.realpath(path) == os.path.realpath(os.path.join(store.path, name)):
+            continue
+        data = path.read_bytes()
+        if not store.exists(name) or store.read(name) != data:
+            store.publish(name, data)
+
+
+def save_safetensors(
+    state_dict: dict[str, Any],
+    folder: str | os.PathLike[str],
+    *,
+    max_file_bytes: int = _MAX_FILE_BYTES,
+    dtype: torch.dtype | None = None,
+    rename: Mapping[str, str] | None = None,
+    split: Mapping[str, str] | None = None,
+    metadata: Mapping[str, str] | None = None,
+    config_from: str | os.PathLike[str] | None = None,
+    process_group: dist.ProcessGroup | None = None,
+    no_dist: bool = False,
+    timeout_seconds: float | None = None,
+    peers: PeerOptions | None = None,
+) -> None:
+    """Export tensors, sharded or not, as safetensors files of whole tensors, which are durable when this returns.
+
+    All ranks write each byte once, at its final place. Ranks pass parts of tensors that are sharded by columns on to
+    each other, in bounded memory, and write long ranges. One rank uploads an object of an object store, and gets the
+    others' parts.
+
+    The files get their names when all ranks have written, and the index follows: at each moment the folder holds the
+    earlier model, whole, or the new one. If `save_safetensors` raises, the earlier model is unchanged, unless the error
+    came from removing its files.
+
+    One file is named `model.safetensors`; several are `model-00001-of-0000N.safetensors`, with an index. A name that an
+    earlier model uses gets a part of the save's id. A tied tensor is stored once, under the first of its names in the
+    state dict, and the files' metadata names the others, as `safetensors.torch.save_model` does.
+
+    Args:
+        state_dict: Tensors of any kind that `save` accepts, nested or not; names of nested tensors are joined by dots.
+        folder: Folder of the files, made if missing, or a URI that an installed storage handles.
+        max_file_bytes: Largest size of the tensors of one file, bytes. A larger tensor has its own file.
+        dtype: Floating-point dtype to which floating-point tensors are cast; None for their own. Packed
+            `float4_e2m1fn_x2` tensors stay as they are.
+        rename: Name, or dotted prefix of several names, in the state dict → name or prefix in the files. `{"model":
+            ""}` drops a prefix.
+        split: Name of a stacked tensor in the files → names of its slices along the first dimension, instead:
+            `{"layers.*.experts.up": "layers.*.experts.{}.up.weight"}`; `*` is one part of a name, `{}` the number of
+            the slice.
+        metadata: Pairs of strings for the files' metadata, in addition to `{"format": "pt"}`; keys that begin with
+            `DCP_` are reserved.
+        config_from: Folder with a `config.json`, which is copied with the tokenizer's files right before the publish;
+            None to copy nothing.
+        process_group: Process group of the ranks that hold the model; None for all ranks.
+        no_dist: Whether this process exports alone, even if process groups exist.
+        timeout_seconds: Time in seconds that a rank waits for the other ranks in one phase; None as for `save`.
+        peers: Options for how ranks detect the death of other ranks; None for the defaults.
+
+    Raises:
+        CheckpointException: The export failed on at least one of several ranks; raised on every rank.
+        UnsupportedValueError: A value is not a tensor, safetensors lacks its dtype or cannot hold its name, `split`
+            names a tensor without dimensions, or two tensors would have one name.
+        MissingKeyError: `rename` or `split` name a tensor that does not exist.
+        TypeError, ValueError: An option has another form than described.
+        CheckpointNotFoundError: `config_from` lacks `config.json`.
+        OSError: The disk failed, or is full, which is noticed before anything is written.
+
+    Ranks: every rank of the group; collective, without collectives of the trainer's group where it has a store.
+
+    Example:
+        ```python
+        import torch
+        from dcp_format import save_safetensors
+
+        model = torch.nn.Linear(4, 2)
+        save_safetensors(model.state_dict(), "exported", dtype=torch.bfloat16)
+        ```
+    """
+    writer = SafetensorsWriter(
+        folder,
+        max_file_bytes=max_file_bytes,
+        dtype=dtype,
+        rename=rename,
+        split=split,
+        metadata=metadata,
+        config_from=config_from,
+        timeout_seconds=timeout_seconds,
+        peers=peers,
+    )
+    save(
+        state_dict,
+        storage_writer=writer,
+        process_group=process_group,
+        no_dist=no_dist,
+        peers=peers,
+        timeout_seconds=DEFAULT_TIMEOUT_SECONDS if timeout_seconds is None else timeout_seconds,
+    )

@@ -1,25 +1,156 @@
-"""Files that the ranks of one save share: which rank writes what, and what it passes on to others.
+"""Files that the ranks of one save share: the coordinator decides which rank writes what, and what it passes on.
 
-Decided by the coordinator. Not in this module: writing; see `write_files`.
+Ranks pass bytes on to each other so that one rank writes each range of a file. Otherwise, a tensor that is sharded by
+columns would be one small write per row and rank, and an object of an object store has only one writer anyway.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from dcp_core import SavePlan, WriteItem
 from dcp_core.errors import DcpError
 from dcp_format.export.box_writes import BoxRuns
-from dcp_format.export.file_map import PlannedFile, TensorPlace
-from dcp_format.export.gather_plan import Gather, cells_of, gather_all, gather_columns
-from dcp_format.export.items import tensor_data_of
-from dcp_io import SHARED_BLOCK_BYTES, this_process
+from dcp_format.export.file_map import ExportedTensor, PlannedFile, TensorPlace, tensor_data_of
+from dcp_io import RangeSink, this_process
 from dcp_manifest import ITEM_BYTES
 
-__all__ = ["RankFacts", "RankPart", "agreed_aliases", "check_settings", "distribute", "host_conflict", "share_out"]
+__all__ = [
+    "Gather",
+    "OwnerOf",
+    "RankBox",
+    "RankFacts",
+    "RankPart",
+    "agreed_aliases",
+    "cells_of",
+    "check_settings",
+    "distribute",
+    "gather_all",
+    "gather_columns",
+    "host_conflict",
+    "share_out",
+]
+
+
+_BAND_BYTES = 4 << 20
+# A guess: on ext4, runs of 8 KiB took as long to pass on as to write one by one; shorter ones are more system calls.
+_SMALL_RUN_BYTES = 256 << 10
+OwnerOf = Callable[[int, int], int]
+
+
+@dataclass(frozen=True, slots=True)
+class RankBox:
+    """A box of a tensor that one rank holds; offsets and sizes in elements."""
+
+    rank: int
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """A tensor with ranges of bytes, the bands. One rank writes a band and gets the other ranks' parts.
+
+    Attributes:
+        number: Number of the tensor; the tensors of a file have ascending numbers in the order of their data.
+        fqn: FQN of the tensor.
+        place: Place of the tensor.
+        shape: Sizes of the tensor, in elements.
+        boxes: Boxes of all ranks; together they are the tensor.
+        stops: For each band, the offset in the tensor after its last byte; each begins where the last one ended.
+        owners: For each band, the rank that writes it.
+    """
+
+    number: int
+    fqn: str
+    place: TensorPlace
+    shape: tuple[int, ...]
+    boxes: Sequence[RankBox]
+    stops: Sequence[int]
+    owners: Sequence[int]
+
+    @property
+    def ranks(self) -> set[int]:
+        """Ranks that send or write parts of the tensor."""
+        return {box.rank for box in self.boxes} | {*self.owners}
+
+    def runs(self, box: RankBox) -> BoxRuns:
+        """Return the runs of bytes of a box in the tensor."""
+        return BoxRuns(self.shape, box.offsets, box.sizes, ITEM_BYTES[self.place.dtype])
+
+
+def gather_columns(plans: Sequence[SavePlan], files: Iterable[PlannedFile]) -> list[Gather]:
+    """Return the tensors with boxes of short runs on several ranks; these ranks take turns as owners of bands."""
+    boxes = _boxes(plans)
+    found = []
+    for tensor, place, number in _placed(files):
+        holders = sorted({box.rank for box in boxes[tensor.fqn]})
+        if len(holders) > 1 and any(_is_scattered(tensor, box) for box in boxes[tensor.fqn]):
+            found.append(_gather(number, tensor, place, boxes, partial(_take_turns, holders)))
+    return found
+
+
+def _take_turns(ranks: Sequence[int], cell: int) -> int:
+    return ranks[cell % len(ranks)]
+
+
+def gather_all(plans: Sequence[SavePlan], files: Iterable[PlannedFile], owner_of: OwnerOf) -> list[Gather]:
+    """Return all tensors with bytes. `owner_of`: (number of a file, number of its 4 MiB cell) → the writing rank."""
+    files, boxes = list(files), _boxes(plans)
+    numbers = {file.temporary: number for number, file in enumerate(files)}
+    return [
+        _gather(number, tensor, place, boxes, partial(owner_of, numbers[place.file]))
+        for tensor, place, number in _placed(files)
+        if tensor.nbytes
+    ]
+
+
+def cells_of(size: int) -> int:
+    """Return the number of cells of a file: aligned ranges of 4 MiB, each written by one rank."""
+    return max(1, -(-size // _BAND_BYTES))
+
+
+def _placed(files: Iterable[PlannedFile]) -> Iterator[tuple[ExportedTensor, TensorPlace, int]]:
+    """Yield the tensors of all files with their places and their numbers."""
+    number = 0
+    for file in files:
+        places = file.places()
+        for tensor in file.tensors:
+            yield tensor, places[tensor.fqn], number
+            number += 1
+
+
+def _boxes(plans: Sequence[SavePlan]) -> Mapping[str, list[RankBox]]:
+    found: dict[str, list[RankBox]] = defaultdict(list)
+    for rank, plan in enumerate(plans):
+        for item in plan.items:
+            chunk = tensor_data_of(item).chunk
+            found[item.index.fqn].append(RankBox(rank, tuple(chunk.offsets), tuple(chunk.sizes)))
+    return found
+
+
+def _is_scattered(tensor: ExportedTensor, box: RankBox) -> bool:
+    runs = BoxRuns(tensor.shape, box.offsets, box.sizes, ITEM_BYTES[tensor.dtype])
+    return runs.count > 1 and 0 < runs.run_bytes < _SMALL_RUN_BYTES
+
+
+def _gather(
+    number: int,
+    tensor: ExportedTensor,
+    place: TensorPlace,
+    boxes: Mapping[str, list[RankBox]],
+    owner_of: Callable[[int], int],
+) -> Gather:
+    """Cut a tensor where the file has a multiple of 4 MiB."""
+    first = place.offset // _BAND_BYTES
+    last = -(-(place.offset + tensor.nbytes) // _BAND_BYTES)
+    stops = [min((cell + 1) * _BAND_BYTES - place.offset, tensor.nbytes) for cell in range(first, last)]
+    owners = [owner_of(cell) for cell in range(first, last)]
+    return Gather(number, tensor.fqn, place, tensor.shape, tuple(boxes[tensor.fqn]), tuple(stops), tuple(owners))
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +158,9 @@ class RankPart:
     """What the coordinator sends to a rank as `SavePlan.storage_data`.
 
     Attributes:
-        places: FQN of each of the rank's items → place of the tensor.
-        headers: Temporary name → header, of files whose header this rank writes.
-        gathers: Tensors of which this rank sends or writes parts for other ranks, or gets them.
+        places: FQN of a rank's item → place of the tensor.
+        headers: Temporary name → header, of the files with a header that this rank writes.
+        gathers: Tensors that this rank sends or writes parts of for other ranks, or gets.
         secret: Secret by which the ranks connect; empty if no rank has `gathers`.
     """
 
@@ -94,11 +225,8 @@ def distribute(
 ) -> list[SavePlan]:
     """Return the plans with each rank's `RankPart`.
 
-    Args:
-        plans: Final plans of all ranks.
-        files: The files.
-        gathers: Tensors whose parts ranks pass on to each other.
-        owners: Temporary name of a file → rank that writes its header; None for the rank with the file's first bytes.
+    `owners` maps a file's temporary name to the rank that writes its header; None: the rank with the file's first
+    bytes.
     """
     files = list(files)
     places = {fqn: place for file in files for fqn, place in file.places().items()}
@@ -132,14 +260,9 @@ def share_out(
 ) -> list[SavePlan]:
     """Return the plans with each rank's `RankPart`: ranks write what they hold, or pass it on where that is better.
 
-    Ranks pass bytes on if a tensor is sharded by columns; all bytes if the storage does not write ranges, where each
-    file has one writer, or if hosts would write into one aligned block of a file, which network file systems lose.
-
-    Args:
-        plans: Final plans of all ranks.
-        files: The files.
-        hosts: Identity of each rank's host.
-        ranges: `Store.writes_ranges`.
+    Ranks pass bytes on if a tensor is sharded by columns. They pass on all bytes if the storage does not write ranges
+    (`ranges`), so that each file has one writer, or if hosts would write into one aligned block of a file, which
+    network file systems lose.
     """
     world = len(plans)
     if not ranges:
@@ -154,24 +277,21 @@ def share_out(
 
 
 def host_conflict(plans: Sequence[SavePlan], hosts: Sequence[str]) -> str | None:
-    """Return the temporary name of a file of which an aligned block would be written by two hosts; None if none is.
-
-    Args:
-        plans: Plans from `distribute`.
-        hosts: Identity of each rank's host.
-    """
+    """Return the temporary name of a file with an aligned block that two hosts would write; None without one."""
     if len(set(hosts)) < 2:
         return None
     blocks: dict[str, list[tuple[int, int, str]]] = defaultdict(list)
     for plan, host in zip(plans, hosts, strict=True):
         part: RankPart = plan.storage_data
         for name, header in part.headers.items():
-            blocks[name].append((0, -(-len(header) // SHARED_BLOCK_BYTES), host))
+            blocks[name].append((0, -(-len(header) // RangeSink.shared_block_bytes), host))
         for item in plan.items:
             place = part.places[item.index.fqn]
             begin, end = (place.offset + at for at in _runs(item, place).extent)
             if begin < end:
-                blocks[place.file].append((begin // SHARED_BLOCK_BYTES, -(-end // SHARED_BLOCK_BYTES), host))
+                blocks[place.file].append(
+                    (begin // RangeSink.shared_block_bytes, -(-end // RangeSink.shared_block_bytes), host)
+                )
     for name, found in blocks.items():
         reached, writer = 0, ""
         for begin, end, host in sorted(found):

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 
 from dcp_core import PeerOptions, SavePlan, SavePlanner, WriteItem, WriteResult
 from dcp_core.errors import DcpError
 from dcp_format.export.box_writes import write_box
 from dcp_format.export.file_map import PlannedFile, TensorPlace
-from dcp_format.export.gather_plan import Gather
 from dcp_format.export.gathering import Gathering
-from dcp_format.export.open_files import OpenFiles
-from dcp_format.export.shared_files import RankPart
-from dcp_io import Sink, Store
+from dcp_format.export.shared_files import Gather, RankPart
+from dcp_io import RangeSink, Sink, Store, SupportsRanges
 from dcp_ranks import DEFAULT_TIMEOUT_SECONDS, Coordinator, StreamError, Streams, job_secret
 
 __all__ = ["RankLink", "check_complete", "create_files"]
 
 
-def create_files(store: Store, files: Iterable[PlannedFile]) -> None:
+def create_files(store: SupportsRanges, files: Iterable[PlannedFile]) -> None:
     """Create the files under their temporary names, in full size; after an error none of them is left.
 
     Ranks: the coordinator, before any rank writes.
@@ -45,9 +44,7 @@ _CONNECT_SECONDS = 300.0
 class RankLink:
     """This rank's connections to the ranks to which it passes bytes on, and its writing of a part with them.
 
-    Args:
-        timeout_seconds: Time in seconds without news from other ranks after which a rank gives up.
-        peers: Options for connecting to ranks; None for the defaults.
+    A rank stops after `timeout_seconds` without news from other ranks.
     """
 
     def __init__(self, timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS, peers: PeerOptions | None = None) -> None:
@@ -89,7 +86,7 @@ class RankLink:
         part: RankPart = plan.storage_data
         with self._streams or nullcontext() as streams:
             gathering = Gathering(self._rank, part.gathers, streams, self._timeout_seconds)
-            if store.writes_ranges:
+            if isinstance(store, SupportsRanges):
                 return write_part(store, plan, planner, threads, gathering)
             return upload_part(store, plan, planner, gathering)
 
@@ -101,22 +98,12 @@ class RankLink:
 
 
 def write_part(
-    store: Store, plan: SavePlan, planner: SavePlanner, threads: int, gathering: Gathering
+    store: SupportsRanges, plan: SavePlan, planner: SavePlanner, threads: int, gathering: Gathering
 ) -> list[WriteResult]:
-    """Write the boxes and headers of one rank into the shared files, durably.
-
-    Args:
-        store: The folder.
-        plan: Final plan of the rank, from `share_out`.
-        planner: Save planner, which resolves the tensors.
-        threads: Number of boxes that are written at the same time.
-        gathering: This rank's part in passing bytes on.
-
-    Returns:
-        A result for each item.
+    """Write the boxes and headers of one rank into the shared files, durably; `threads` boxes at the same time.
 
     Raises:
-        CheckpointNotFoundError: A file is not there: it was removed, or this rank sees another folder.
+        CheckpointNotFoundError: A file was removed, or this rank sees another folder.
         UnsupportedValueError, DcpError: A tensor is not what was planned.
         StreamError: Another rank failed while it passed bytes on.
         OSError: The write failed; the message names the file.
@@ -129,7 +116,7 @@ def write_part(
     def place_of(item: WriteItem) -> TensorPlace:
         return part.places[item.index.fqn]
 
-    with OpenFiles(store) as files:
+    with _OpenFiles(store) as files:
         for name, header in part.headers.items():
             with files.using(name) as sink:
                 sink.write_at(0, [header])
@@ -158,15 +145,6 @@ def write_part(
 def upload_part(store: Store, plan: SavePlan, planner: SavePlanner, gathering: Gathering) -> list[WriteResult]:
     """Upload the files that this rank owns from first to last byte, each as one object, and pass on what others own.
 
-    Args:
-        store: The folder.
-        plan: Final plan of the rank, from `share_out` for a store that does not write ranges.
-        planner: Save planner, which resolves the tensors.
-        gathering: This rank's part in passing bytes on.
-
-    Returns:
-        A result for each item.
-
     Raises:
         FileExistsError: An object of this name exists, and is not changed.
         UnsupportedValueError, DcpError, StreamError, OSError: As for `write_part`; no object is left.
@@ -177,7 +155,7 @@ def upload_part(store: Store, plan: SavePlan, planner: SavePlanner, gathering: G
     def begin(name: str) -> None:
         """Begin an object, after the one before it is complete."""
         if made:
-            made[-1].close(sync=True)
+            made[-1].close()
         made.append(store.create(name))
         made[-1].write([headers.pop(name)])
 
@@ -192,7 +170,7 @@ def upload_part(store: Store, plan: SavePlan, planner: SavePlanner, gathering: G
         for name in [*headers]:  # of tensors without bytes
             begin(name)
         if made:
-            made[-1].close(sync=True)
+            made[-1].close()
     except BaseException:
         for sink in made:
             sink.abort()
@@ -207,7 +185,7 @@ def _gathered(
     planner: SavePlanner,
     write: Callable[[Gather, int, memoryview], None],
 ) -> list[WriteResult]:
-    """Run a gathering; returns a result for each of the items, whose tensors are gathered or empty."""
+    """Run a gathering; return a result per item, with gathered or empty tensors."""
     sent = gathering.run(items, planner, write)
     places = plan.storage_data.places
     # The first result of a tensor has the bytes of all boxes of the rank, since the sum is what is checked.
@@ -215,7 +193,7 @@ def _gathered(
 
 
 def check_complete(files: Iterable[PlannedFile], results: Iterable[Iterable[WriteResult]]) -> None:
-    """Check that the ranks wrote as many bytes of each tensor as it has, before the files get their names.
+    """Check that the ranks wrote as many bytes per tensor as it has, before the files get their names.
 
     Raises:
         DcpError: A tensor is incomplete, as a planner of the caller's left out a part of it.
@@ -231,3 +209,65 @@ def check_complete(files: Iterable[PlannedFile], results: Iterable[Iterable[Writ
                     f"{tensor.fqn!r} has {tensor.nbytes} bytes, and the ranks wrote {written[tensor.fqn]}: the parts "
                     "of the planner are not the whole tensor"
                 )
+
+
+_MOST_OPEN = 32
+
+
+class _OpenFiles:
+    """Thread-safe cache of open files that a rank writes; the least recently used one is synced and closed first.
+
+    The end of a `with` block closes the files without syncing them: call `sync` before.
+    """
+
+    def __init__(self, store: SupportsRanges) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._open: dict[str, RangeSink] = {}
+        self._users: dict[str, int] = {}
+
+    def __enter__(self) -> _OpenFiles:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        while self._open:
+            self._open.popitem()[1].close(sync=False)
+
+    @contextmanager
+    def using(self, name: str) -> Iterator[RangeSink]:
+        """Open a file if it is not open, and keep it open for the `with` block.
+
+        Raises:
+            CheckpointNotFoundError: The file is not there.
+            OSError: An earlier file cannot be made durable.
+        """
+        with self._lock:
+            sink = self._open.pop(name, None) or self._store.open_sized(name)
+            self._open[name] = sink  # the last one is the most recently used
+            self._users[name] = self._users.get(name, 0) + 1
+        try:
+            self._close_oldest()
+            yield sink
+        finally:
+            with self._lock:
+                self._users[name] -= 1
+
+    def sync(self) -> None:
+        """Make the files durable and close them. Raises OSError if that fails."""
+        while self._open:
+            self._close(next(iter(self._open)))
+
+    def _close_oldest(self) -> None:
+        with self._lock:
+            unused = [name for name in self._open if not self._users[name]]
+            oldest = [self._open.pop(name) for name in unused[: max(0, len(self._open) - _MOST_OPEN)]]
+        for number, sink in enumerate(oldest):
+            try:
+                sink.close(sync=True)
+            except BaseException:
+                for other in oldest[number + 1 :]:
+                    other.close(sync=False)
+                raise
+
+    def _close(self, name: str) -> None:
+        self._open.pop(name).close(sync=True)

@@ -16,17 +16,15 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
+from dcp_base import file_path
 from dcp_core.errors import CheckpointException, MissingKeyError
-from dcp_format.checkpoints.stored_content import stored_content
+from dcp_format.checkpoints.checkpoint import stored_content
 from dcp_format.content.content import TensorEntry
-from dcp_format.content.new_file import WriteBack, aborting, give_name
-from dcp_format.content.temporary_files import sweep, temporary_name
-from dcp_format.safetensors.complete_set import SUFFIX, Stamp, fresh_name, save_id_of
+from dcp_format.content.new_file import aborting, give_name, sweep, temporary_name
+from dcp_format.safetensors.complete_set import SUFFIX, Stamp, fresh_name, index_json, save_id_of
 from dcp_format.safetensors.safetensors_index import INDEX_NAME, earlier_files, open_safetensors
 from dcp_format.safetensors.safetensors_write import remove_earlier, write_tensor_file
-from dcp_format.safetensors.split_files import index_json
 from dcp_io import LocalStore, Sink
-from dcp_manifest import file_path
 
 __all__ = ["consolidate_safetensors_files", "consolidate_safetensors_files_on_every_rank"]
 
@@ -38,12 +36,6 @@ def consolidate_safetensors_files(
     input_dir: str, output_dir: str, fqn_to_index_mapping: dict[str, int], num_threads: int = 1
 ) -> None:
     """Consolidate the shards of `input_dir` into whole tensors in `output_dir`, with a Hugging Face index.
-
-    Args:
-        input_dir: Folder of `.safetensors` files, each of which contains boxes of tensors.
-        output_dir: Folder for the whole files, other than `input_dir`; made if missing.
-        fqn_to_index_mapping: Name of a tensor → number of its output file, from 1 on; other tensors go to file 1.
-        num_threads: Number of files that are written at the same time.
 
     Raises:
         CheckpointNotFoundError, CorruptCheckpointError: A file is missing or damaged, or a region of a tensor is in no
@@ -130,7 +122,7 @@ class _Plan:
         input_dir, output_dir = file_path(input_dir), file_path(output_dir)
         source = open_safetensors(input_dir, ties=False)
         if Path(input_dir).resolve() == Path(output_dir).resolve():
-            raise ValueError(f"{input_dir} cannot be consolidated into itself: choose another folder")
+            raise ValueError(f"{input_dir} cannot be consolidated into itself: choose another directory")
         content = stored_content(source.store, source.index)
         unknown = sorted(set(mapping) - content.tensors.keys())
         if unknown:
@@ -155,12 +147,7 @@ class _Plan:
         return [*range(1, len(self.entries) + 1)]
 
     def write(self, numbers: Sequence[int], threads: int) -> dict[str, str]:
-        """Write some of the files under temporary names, several at a time.
-
-        Returns:
-            Final name → temporary name, for `give_names`. If writing a file fails, the temporary files are removed, and
-            the first error is raised.
-        """
+        """Write some of the files under temporary names, several at a time."""
         if threads < 1:
             raise ValueError(f"num_threads={threads} must be at least 1")
         store = LocalStore(self.folder)
@@ -171,7 +158,7 @@ class _Plan:
 
         def write(pair: tuple[str, str]) -> None:
             name, place = pair
-            self._write_file(WriteBack(store.create(place)), name, _INFLIGHT_BYTES // threads)
+            self._write_file(store.create(place), name, _INFLIGHT_BYTES // threads)
 
         try:
             with ThreadPoolExecutor(threads, thread_name_prefix="dcp-consolidate") as pool:
@@ -184,7 +171,7 @@ class _Plan:
     def _write_file(self, sink: Sink, name: str, max_inflight_bytes: int) -> None:
         with aborting(sink):
             write_tensor_file(sink, self.entries[name], self.metadata, max_inflight_bytes=max_inflight_bytes)
-            sink.close(sync=True)
+            sink.close()
 
     def give_names(self, temporary: Mapping[str, str]) -> None:
         """Rename the temporary files, after all were written: a failed write must leave an older set unchanged."""

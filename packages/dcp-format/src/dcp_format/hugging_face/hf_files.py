@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dcp_core import SavePlanner, WriteItem, WriteResult
-from dcp_format.content.new_file import WriteBack, aborting
-from dcp_format.export.items import checked_payload, form_of, tensor_data_of
+from dcp_format.content.new_file import aborting
+from dcp_format.export.file_map import checked_payload, form_of, tensor_data_of
 from dcp_format.safetensors.complete_set import SUFFIX
 from dcp_format.safetensors.safetensors_header import build_header
 from dcp_format.safetensors.safetensors_index import ALIASES, SHAPES, SHARDING
@@ -49,10 +49,6 @@ def names_of_files(groups: Groups, highest: int) -> list[dict[int, str]]:
     """Return, for each rank, number → name of its files of whole tensors.
 
     Names contain the numbers of the files, or consecutive numbers if several ranks write files of the same number.
-
-    Args:
-        groups: For each rank, number of a file → items of the rank in the file.
-        highest: Highest number of a file.
     """
     pairs = [(number, rank) for rank, numbers in enumerate(groups) for number in numbers]
     if len({number for number, _ in pairs}) == len(pairs):
@@ -82,11 +78,7 @@ def items_by_file(
     """Return file name → items of a rank in the file. Boxes of one tensor go to different files.
 
     A name must be unique within a safetensors file, so further boxes go to files with `-part-2`, … in their names.
-
-    Args:
-        items: Items of the rank.
-        files: Number of each file of the rank → name of the file, for the first box of each tensor.
-        number: Function (name of a tensor) → number of the tensor's file.
+    `files` has the file of the first box per tensor.
     """
     found: dict[str, list[WriteItem]] = defaultdict(list)
     seen: set[tuple[str, str]] = set()
@@ -104,11 +96,6 @@ def items_by_file(
 def write_part(store: Store, job: OneFile, planner: SavePlanner) -> list[WriteResult]:
     """Write one file under its temporary name, durably; tensors are resolved one after another.
 
-    Args:
-        store: The folder.
-        job: The file to write.
-        planner: Save planner that returns the tensor of an item.
-
     Returns:
         A result for each item, in the order of the items in the file; `storage_data` is (final name, temporary name).
 
@@ -119,17 +106,17 @@ def write_part(store: Store, job: OneFile, planner: SavePlanner) -> list[WriteRe
     items = sorted(job.items, key=lambda item: -tensor_data_of(item).properties.dtype.itemsize)
     header = build_header([(item.index.fqn, *form_of(item)) for item in items], _metadata(job))
     results = []
-    sink = WriteBack(store.create(job.temporary))
+    sink = store.create(job.temporary)
     with aborting(sink):
         sink.write([header])
         for item in items:
             payload = checked_payload(item, planner.resolve_data(item))
-            before = sink.tell()
-            value = payload.data
+            value, size = payload.data, 0
             for piece in [value] if isinstance(value, (bytes, memoryview)) else value.pieces(_PIECE_BYTES):
                 sink.write([piece])
-            results.append(WriteResult(item.index, sink.tell() - before, (job.name, job.temporary)))
-        sink.close(sync=True)
+                size += len(piece)
+            results.append(WriteResult(item.index, size, (job.name, job.temporary)))
+        sink.close()
     return results
 
 

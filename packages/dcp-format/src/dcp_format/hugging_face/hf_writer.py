@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from dcp_base import file_path
 from dcp_core import (
     BlockingAsyncStager,
     Metadata,
@@ -33,7 +34,7 @@ from dcp_core import (
 from dcp_core.errors import DcpError, MissingKeyError, UnsupportedValueError
 from dcp_core.toolkit import CheckpointId, absolute_id
 from dcp_format.content.content import refuse_objects
-from dcp_format.content.temporary_files import sweep, temporary_name
+from dcp_format.content.new_file import sweep, temporary_name
 from dcp_format.export.file_map import ExportedTensor, PlannedFile, lay_out, tensors_of
 from dcp_format.export.publishing import choose_names, publish_files
 from dcp_format.export.shared_files import RankFacts, RankPart, share_out
@@ -46,12 +47,10 @@ from dcp_format.hugging_face.hf_files import (
     sharded_files,
     write_part,
 )
-from dcp_format.safetensors.complete_set import SUFFIX, Stamp, fresh_name, is_writers_name
+from dcp_format.safetensors.complete_set import SUFFIX, Stamp, fresh_name, index_json, is_writers_name
 from dcp_format.safetensors.safetensors_index import INDEX_NAME, earlier_files
 from dcp_format.safetensors.safetensors_write import remove_earlier
-from dcp_format.safetensors.split_files import index_json
 from dcp_io import LocalStore
-from dcp_manifest import file_path
 from dcp_ranks import Coordinator
 
 __all__ = ["HuggingFaceStorageWriter"]
@@ -69,9 +68,9 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
         path: Path of the folder; a relative one means the current working folder.
         fqn_to_index_mapping: Name of a tensor → number of its file, from 1 on; None writes one file.
         thread_count: Number of files that a rank writes at the same time.
-        save_distributed: Whether each rank writes its shards of the tensors into files of its own. Otherwise every
+        save_distributed: Whether each rank writes its shards of the tensors into its own files. Otherwise every
             tensor must be whole on the rank that writes it.
-        enable_consolidation: Whether the files have whole tensors, of which each rank writes its shards, each byte
+        enable_consolidation: Whether the files have whole tensors. A rank writes its shards of them, each byte
             once; see `save_safetensors`.
         thread_count_consolidation: Accepted and not used: there is nothing to join.
 
@@ -153,7 +152,7 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
     def fs(self) -> None:
         """File system of the files: always None, since they are written to local folders only.
 
-        Assigning a file system raises an error, since the property has no setter.
+        Assigning a file system raises an error, since the property is read-only.
         """
 
     @property
@@ -183,7 +182,7 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
             UnsupportedValueError: The plan has a value that is not a tensor, or a shard without `save_distributed`.
         """
         refuse_objects(
-            {item.index.fqn for item in plan.items if item.type is WriteItemType.BYTE_IO},
+            {item.index.fqn for item in plan.items if item.type == WriteItemType.BYTE_IO},
             "safetensors",
             remedy="leave them out of the state dict, or save them to another checkpoint",
         )

@@ -1,28 +1,43 @@
 """Sets of safetensors files in a folder: the stamp of a save in its files, and the choice of the current set.
 
-Not every folder of safetensors files has an index. So each file that this project writes has a stamp: the id of its
-save, the number of files of the save, and the save's generation. Of all complete sets, the set with the highest
-generation is used. A new set therefore replaces the old one at once, when its last file gets its name.
+Some folders of safetensors files have no index, so each file of this project has a stamp: its save's id, number of
+files and generation. The complete set with the highest generation is the current one, so a new set replaces the old one
+when its last file gets its name. A set of Hugging Face's has an index, and names that its libraries expect.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from dcp_core.errors import CheckpointNotFoundError, CorruptCheckpointError, DcpError
-from dcp_format.content.temporary_files import begins_as_written
+from dcp_format.content.new_file import begins_as_written
 from dcp_format.safetensors.safetensors_header import Header, read_header
 from dcp_io import LocalStore, Store
 
 __all__ = [
-    "FILES", "GENERATION", "SAVE_ID", "SUFFIX",
-    "Stamp", "chosen_set", "fresh_name", "headers_of", "is_writers_file", "is_writers_name", "one_save",
+    "FILES",
+    "GENERATION",
+    "SAVE_ID",
+    "SUFFIX",
+    "Stamp",
+    "chosen_set",
+    "fresh_name",
+    "headers_of",
+    "index_json",
+    "is_writers_file",
+    "is_writers_name",
+    "one_save",
     "save_id_of",
-]  # fmt: skip
+    "shard_names",
+    "split_by_size",
+]
+
 
 SUFFIX = ".safetensors"
 SAVE_ID = "DCP_SAVE_ID"
@@ -42,24 +57,12 @@ def is_writers_name(name: str) -> bool:
 
 
 def fresh_name(name: str, present: Collection[str], save_id: str) -> str:
-    """Return `name`, or a variant of it if the folder has a file `name`, which stays until the new set is complete.
-
-    Args:
-        name: Wanted name of the new file.
-        present: Names of the files in the folder.
-        save_id: Id of the save; the variant contains some of its letters.
-    """
+    """Return `name`, or a variant of it if the folder has a file `name`, which stays until the new set is complete."""
     return name if name not in present else f"{name.removesuffix(SUFFIX)}-{save_id[:_TAG_LETTERS]}{SUFFIX}"
 
 
 class Stamp:
-    """The stamp that a save writes into the metadata of each of its files.
-
-    Args:
-        save_id: Id of the save.
-        files: Number of files of the save.
-        generation: Number of the save, higher than that of the files that it replaces.
-    """
+    """The stamp that a save writes into the metadata of its files."""
 
     def __init__(self, save_id: str, files: int, generation: int) -> None:
         self.save_id = save_id
@@ -88,13 +91,7 @@ def save_id_of(folder: Path, name: str) -> str | None:
 
 
 def is_writers_file(store: LocalStore, name: str, size: int) -> bool:
-    """Whether a save of a model wrote a file: by its name (see `is_writers_name`) and first bytes, or by its stamp.
-
-    Args:
-        store: Store of the folder.
-        name: Name of the file.
-        size: Size of the file in bytes, from the listing of the folder.
-    """
+    """Whether a save of a model wrote a file: by its name (see `is_writers_name`) and first bytes, or by its stamp."""
     if is_writers_name(name):
         return begins_as_written(store, name, size)
     return save_id_of(Path(store.path), name) is not None
@@ -112,9 +109,8 @@ def headers_of(store: Store, names: Iterable[str]) -> dict[str, Header]:
 def chosen_set(headers: Mapping[str, Header], folder: str) -> dict[str, Header]:
     """Return the current files of a folder without an index: the newest complete set, and all files without a stamp.
 
-    Raises:
-        CheckpointNotFoundError: There are files of saves, but no save has all of its files.
-        CorruptCheckpointError: Two complete sets have the same generation.
+    Raises CheckpointNotFoundError if no save has all of its files, CorruptCheckpointError for two sets of one
+    generation.
     """
     sets = _sets(headers)
     if len(sets) == 1 and not any(_number(headers[name], FILES) for names in sets.values() for name in names):
@@ -135,11 +131,7 @@ def chosen_set(headers: Mapping[str, Header], folder: str) -> dict[str, Header]:
 
 
 def one_save(headers: Mapping[str, Header], folder: str) -> str | None:
-    """Return the id of the save that made the files; None if they have no stamp.
-
-    Args:
-        headers: File name → header.
-        folder: Path or URI of the folder, for the error message.
+    """Return the id of the save that made the files; None if they lack a stamp.
 
     Raises:
         CorruptCheckpointError: Several saves made the files.
@@ -151,7 +143,7 @@ def one_save(headers: Mapping[str, Header], folder: str) -> str | None:
 
 
 def _sets(headers: Mapping[str, Header]) -> dict[str | None, list[str]]:
-    """Group files by save id; files without an id whose names are not those of whole models are left out."""
+    """Group files by save id. Files without an id are skipped, unless they have names of whole models."""
     found: dict[str | None, list[str]] = defaultdict(list)
     for file, header in headers.items():
         save_id = header.metadata.get(SAVE_ID)
@@ -181,3 +173,36 @@ def _two_saves(sets: list[list[str]], folder: str) -> CorruptCheckpointError:
         "other; save again, or restore the files from a copy",
         file=second,
     )
+
+
+T = TypeVar("T")
+
+
+def split_by_size(entries: Iterable[T], shard_bytes: int, nbytes: Callable[[T], int]) -> list[list[T]]:
+    """Split tensors, in order, into groups of at most `shard_bytes` bytes; a larger tensor gets its own group."""
+    if shard_bytes < 1:
+        raise ValueError(f"shard_bytes={shard_bytes} must be at least 1")
+    groups: list[list[T]] = [[]]
+    size = 0
+    for entry in entries:
+        if groups[-1] and size + nbytes(entry) > shard_bytes:
+            groups.append([])
+            size = 0
+        groups[-1].append(entry)
+        size += nbytes(entry)
+    return groups
+
+
+def shard_names(count: int) -> list[str]:
+    """Return the file names that Hugging Face libraries expect for a model in `count` files."""
+    if count == 1:
+        return [f"model{SUFFIX}"]
+    return [f"model-{number:05d}-of-{count:05d}{SUFFIX}" for number in range(1, count + 1)]
+
+
+def index_json(files: Mapping[str, Iterable[tuple[str, int]]]) -> bytes:
+    """Return the index of a Hugging Face folder as JSON."""
+    weight_map = {name: file for file, tensors in files.items() for name, _ in tensors}
+    total = sum(size for tensors in files.values() for _, size in tensors)
+    table = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    return json.dumps(table, indent=2, ensure_ascii=False).encode() + b"\n"

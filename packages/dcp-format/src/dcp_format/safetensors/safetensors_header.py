@@ -81,7 +81,7 @@ def code_of(dtype: str, key: str) -> str:
     """Return the name of a dtype in safetensors files.
 
     Raises:
-        UnsupportedValueError: Safetensors has no such dtype; the message names the key and the remedy.
+        UnsupportedValueError: Safetensors lacks the dtype; the message names the key and the remedy.
     """
     if dtype not in CODES:
         raise UnsupportedValueError(
@@ -95,14 +95,9 @@ def build_header(
 ) -> bytes:
     """Build the beginning of a file: length and text of the header, for data in the same order without gaps.
 
-    Args:
-        tensors: Name, torch's dtype name, and sizes of each tensor. If dtypes with larger elements come first, all
-            tensors are aligned.
-        metadata: Pairs of strings to write as `__metadata__`; None for none.
-
     Raises:
-        UnsupportedValueError: Safetensors has no such dtype, a tensor is named `__metadata__`, or the header is longer
-            than readers accept; or a name or the metadata is no text that UTF-8 can hold.
+        UnsupportedValueError: Safetensors lacks the dtype, cannot hold a name or the metadata, or readers refuse a
+            header of this length.
     """
     table: dict[str, Any] = {_METADATA: dict(metadata)} if metadata else {}
     position = 0
@@ -135,10 +130,6 @@ def _not_text(table: Mapping[str, Any]) -> str:
 
 def read_header(source: Source, *, file: str) -> Header:
     """Read the header of a file, and check that it describes every byte exactly once.
-
-    Args:
-        source: Open file.
-        file: Name of the file, for error messages.
 
     Raises:
         CorruptCheckpointError: The file is not a safetensors file, is truncated, or its header is inconsistent.

@@ -1,6 +1,6 @@
 """Index of a safetensors file or Hugging Face folder: each tensor is a chunk at an offset of a file.
 
-Folders of shards, whose files contain boxes of tensors, are supported too. Only headers are read here.
+Folders of shards, with files that contain boxes of tensors, are supported. Only headers are read here.
 """
 
 from __future__ import annotations
@@ -15,21 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from dcp_base import file_path
 from dcp_core.errors import CheckpointNotFoundError, CorruptCheckpointError
 from dcp_format.safetensors.complete_set import SUFFIX, chosen_set, headers_of, is_writers_name, one_save
-from dcp_format.safetensors.hub_cache import local_store
 from dcp_format.safetensors.safetensors_header import Header, HeaderEntry
-from dcp_io import Store
-from dcp_manifest import (
-    CheckpointIndex,
-    Framing,
-    StoredItem,
-    StoredItems,
-    TensorForm,
-    check_index,
-    file_path,
-    tensor_columns,
-)
+from dcp_io import LocalStore, Store
+from dcp_manifest import CheckpointIndex, Framing, StoredItem, StoredItems, TensorForm, check_index, tensor_columns
 
 __all__ = [
     "ALIASES", "INDEX_NAME", "SHAPES", "SHARDING", "STORED_ONCE",
@@ -64,7 +55,7 @@ class Folder:
 def earlier_files(folder: Path) -> set[str]:
     """Return the names of an earlier save's files in a folder: listed in its index, or named as libraries name them.
 
-    A save must not remove other files, such as those of an adapter (LoRA).
+    A save must not remove other files, such as an adapter's (LoRA).
     """
     try:
         named = {*(read_weight_map(folder) or {}).values()}
@@ -76,12 +67,6 @@ def earlier_files(folder: Path) -> set[str]:
 
 def open_safetensors(path: str | os.PathLike[str], *, ties: bool = True) -> Folder:
     """Open a safetensors file, or all safetensors files of a folder; returns their index and store.
-
-    Args:
-        path: Path of a `.safetensors` file, of an `….index.json`, or of a folder, whose index is
-            `model.safetensors.index.json`.
-        ties: Whether to detect tied tensors (several names of one tensor) that are stored several times, which reads
-            their bytes. Otherwise every name with bytes is a tensor of its own.
 
     Raises:
         CheckpointNotFoundError: There is nothing at `path`, or a file that the index names is missing.
@@ -100,7 +85,7 @@ def open_safetensors(path: str | os.PathLike[str], *, ties: bool = True) -> Fold
         folder = place
         weight_map = read_weight_map(folder, index)
         names = _names(folder, weight_map, index)
-    store = local_store(folder)
+    store = LocalStore(folder)
     headers = headers_of(store, names)
     if weight_map is None and place == folder:  # one file may be read without the others of its set
         headers = chosen_set(headers, str(folder))
@@ -120,7 +105,7 @@ def open_safetensors(path: str | os.PathLike[str], *, ties: bool = True) -> Fold
 
 
 def read_weight_map(folder: Path, index: str = INDEX_NAME) -> dict[str, str] | None:
-    """Read the weight map (tensor → file) from a folder's index; None if there is no index.
+    """Read the weight map (tensor → file) from a folder's index; None if no index exists.
 
     Raises:
         CorruptCheckpointError: The index is damaged.
@@ -153,7 +138,10 @@ def _names(folder: Path, weight_map: Mapping[str, str] | None, index: str) -> li
             )
         return wanted
     if not present:
-        raise CheckpointNotFoundError(f"there is no {SUFFIX} file at {folder}: check the path")
+        how = "check the path"
+        if any(folder.glob("*pytorch_model*.bin")):
+            how = "it has weights that torch.save wrote; convert them: dcp.convert(FOLDER, 'model.safetensors')"
+        raise CheckpointNotFoundError(f"there is no {SUFFIX} file at {folder}: {how}")
     return present
 
 
@@ -178,7 +166,7 @@ def _table(header: Header, key: str, file: str) -> dict[str, Any]:
 
 
 def _boxes(headers: Mapping[str, Header], weight_map: Mapping[str, str] | None, folder: str) -> dict[str, list[Box]]:
-    """Return the name of each tensor → its boxes, with their files and offsets."""
+    """Return the name per tensor → its boxes, with their files and offsets."""
     boxes: dict[str, list[Box]] = {}
     for file, header in headers.items():
         sharding = _table(header, SHARDING, file)
@@ -226,9 +214,9 @@ def _shapes(headers: Mapping[str, Header], boxes: Mapping[str, list[Box]]) -> di
 
 
 def _ties(store: Store, headers: Mapping[str, Header], boxes: Mapping[str, list[Box]]) -> dict[str, str]:
-    """Return the ties: name → the name of the tensor that is stored for it.
+    """Return name → the name of the tensor that is stored for it.
 
-    The bytes are compared, since a program without support for aliases may have changed one of the tensors and kept the
+    The bytes are compared: a program without support for aliases may have changed one of the tensors and kept the
     metadata.
     """
     said = {
@@ -242,7 +230,7 @@ def _ties(store: Store, headers: Mapping[str, Header], boxes: Mapping[str, list[
 
 
 def _stored_once(headers: Mapping[str, Header], boxes: Mapping[str, list[Box]]) -> dict[str, str]:
-    """Return the ties whose alias has no bytes of its own: name → the name of the tensor."""
+    """Return the ties with an alias that lacks its own bytes: name → the name of the tensor."""
     said = {
         name: str(target)
         for file, header in headers.items()

@@ -1,6 +1,6 @@
 """Conversion of a `Content` to safetensors: one file, or a Hugging Face folder of several files with an index.
 
-Files get their final names only after all of them are complete; the index comes last.
+Files get their final names when all of them are complete, and the index follows.
 """
 
 from __future__ import annotations
@@ -16,17 +16,24 @@ from typing import Any
 
 import torch
 
+from dcp_base import file_path, library_logger
 from dcp_core.toolkit import load_object
-from dcp_format.content.content import Content, TensorEntry, refuse_objects, ticking
-from dcp_format.content.new_file import WriteBack, aborting, give_name, new_file, refuse_existing
-from dcp_format.content.temporary_files import sweep, temporary_name
-from dcp_format.content.write_options import WriteOptions
-from dcp_format.safetensors.complete_set import SUFFIX, Stamp, fresh_name, is_writers_file, is_writers_name
+from dcp_format.content.content import Content, TensorEntry, WriteOptions, refuse_objects, ticking
+from dcp_format.content.new_file import aborting, give_name, new_file, refuse_existing, sweep, temporary_name
+from dcp_format.safetensors.complete_set import (
+    SUFFIX,
+    Stamp,
+    fresh_name,
+    index_json,
+    is_writers_file,
+    is_writers_name,
+    shard_names,
+    split_by_size,
+)
 from dcp_format.safetensors.safetensors_header import build_header
 from dcp_format.safetensors.safetensors_index import ALIASES, INDEX_NAME, earlier_files
-from dcp_format.safetensors.split_files import index_json, shard_names, split_by_size
 from dcp_io import LocalStore, Sink
-from dcp_manifest import ITEM_BYTES, file_path, library_logger
+from dcp_manifest import ITEM_BYTES
 
 __all__ = [
     "OBJECTS_NAME",
@@ -52,11 +59,11 @@ def write_safetensors(content: Content, path: str | os.PathLike[str], options: W
         content: Tensors and objects to write.
         path: Path of the file or folder to write.
         options: Options for writing. A file in a folder exceeds `shard_bytes` only if it has a single tensor. The file
-            of objects is `NAME.objects.pt` beside `NAME.safetensors`, or `objects.pt` in a folder. `tick` is called
+            of objects is `NAME.objects.pt` next to `NAME.safetensors`, or `objects.pt` in a folder. `tick` is called
             with the number of bytes just written.
 
     Raises:
-        UnsupportedValueError: There are objects and `options.objects` is `refuse`, or safetensors has no such dtype.
+        UnsupportedValueError: There are objects and `options.objects` is `refuse`, or safetensors lacks the dtype.
         UnsafeCheckpointError: An object to be written names a class or function that is not allowed.
         CheckpointExistsError: The destination exists, and `options.overwrite` is False.
         InvalidPlaceError: `path` is a URI, or names no file or folder.
@@ -107,14 +114,7 @@ def _entries(content: Content) -> list[TensorEntry]:
 def write_tensor_file(
     sink: Sink, entries: Sequence[TensorEntry], metadata: Mapping[str, str], *, max_inflight_bytes: int
 ) -> None:
-    """Write one safetensors file: the header, then each tensor's bytes, larger element sizes first for alignment.
-
-    Args:
-        sink: Sink of the new file, which the caller closes.
-        entries: The tensors to write.
-        metadata: Pairs of strings for the header's `__metadata__`.
-        max_inflight_bytes: Limit of the size of a piece of a tensor in memory, in bytes.
-    """
+    """Write one safetensors file: the header, then each tensor's bytes, larger element sizes first for alignment."""
     ordered = sorted(entries, key=lambda entry: -ITEM_BYTES[entry.dtype])
     sink.write([build_header([(entry.name, entry.dtype, entry.shape) for entry in ordered], metadata)])
     for entry in ordered:
@@ -130,7 +130,7 @@ def _write_folder(
     *,
     overwrite: bool,
 ) -> None:
-    """Write all files of a folder, rename them, publish the index, and then remove those of an older set.
+    """Write all files of a folder, rename them, publish the index, and then remove those from an older set.
 
     At any moment the folder holds the old set or the new one: no new file gets the name of an old one.
     """
@@ -149,10 +149,10 @@ def _write_folder(
     named: list[str] = []
     try:
         for name, entries in files.items():
-            sink = WriteBack(store.create(temporary[name]))
+            sink = store.create(temporary[name])
             with aborting(sink):
                 write_tensor_file(sink, entries, stamped, max_inflight_bytes=max_inflight_bytes)
-                sink.close(sync=True)
+                sink.close()
         for name in files:
             give_name(folder / temporary[name], folder / name, overwrite=overwrite)
             named.append(name)

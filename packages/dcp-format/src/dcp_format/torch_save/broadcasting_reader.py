@@ -1,6 +1,8 @@
 """`BroadcastingTorchSaveReader`: one rank reads a `torch.save` file and broadcasts its tensors to the other ranks.
 
-Source: torch 2.13 `torch.distributed.checkpoint.format_utils.BroadcastingTorchSaveReader` (name, call sequence).
+Such files have no metadata: `DynamicMetaLoadPlanner` makes it from the template.
+
+Source: torch 2.13 `torch.distributed.checkpoint.format_utils` (names, call sequence).
 """
 
 from __future__ import annotations
@@ -13,12 +15,25 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dcp_core import LoadPlan, LoadPlanner, Metadata, ReadItem, StorageMeta, StorageReader
-from dcp_core.errors import CheckpointException, CorruptCheckpointError, DcpError
+from dcp_core import (
+    ChunkStorageMetadata,
+    DefaultLoadPlanner,
+    LoadItemType,
+    LoadPlan,
+    LoadPlanner,
+    Metadata,
+    ReadItem,
+    StorageMeta,
+    StorageReader,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from dcp_core.errors import CheckpointException, CorruptCheckpointError, DcpError, UnsupportedValueError
 from dcp_core.toolkit import copy_elements, flatten
 from dcp_format.torch_save.torch_save_read import map_torch_save
 
-__all__ = ["BroadcastingTorchSaveReader"]
+__all__ = ["BroadcastingTorchSaveReader", "DynamicMetaLoadPlanner"]
+
 
 _BROADCAST_BYTES = 32 << 20
 Forms = dict[str, tuple[torch.dtype, tuple[int, ...]]]
@@ -66,7 +81,7 @@ class BroadcastingTorchSaveReader(StorageReader):
         """Store whether this rank reads the file.
 
         Raises:
-            DcpError: The reader has no path of a file.
+            DcpError: The reader lacks the path of a file.
         """
         del metadata, is_coordinator
         self.is_coordinator = _rank() == self.coordinator_rank
@@ -95,6 +110,7 @@ class BroadcastingTorchSaveReader(StorageReader):
         targets: Targets = {}
         error: BaseException | None = None
         try:
+            _refuse_objects(plan)
             tensors = self._tensors() if self.is_coordinator else {}
             targets = {
                 name: [(item, planner.resolve_tensor(item).detach()) for item in wanted]
@@ -178,6 +194,13 @@ class BroadcastingTorchSaveReader(StorageReader):
         return os.path.isfile(checkpoint_id)
 
 
+def _refuse_objects(plan: LoadPlan) -> None:
+    for item in plan.items:
+        if item.type == LoadItemType.BYTE_IO:
+            fqn = item.storage_index.fqn
+            raise UnsupportedValueError(f"{fqn!r} is an object: this reader only supports loading Tensors")
+
+
 def _wanted(items: Mapping[str, list[ReadItem]], planner: LoadPlanner) -> dict[str, tuple[int, ...]]:
     """Return the names that a rank reads, with shapes of the template or, if unknown, the extent of their parts."""
     metadata = getattr(planner, "metadata", None)
@@ -219,3 +242,45 @@ def _gathered(value: Any) -> list[Any]:
     gathered: list[Any] = [None] * _world_size()
     dist.all_gather_object(gathered, value)
     return gathered
+
+
+class DynamicMetaLoadPlanner(DefaultLoadPlanner):
+    """Load planner that makes the metadata from the template: one chunk per tensor, with the template's dtype and size.
+
+    Example:
+        ```python
+        import torch
+        from dcp_core import load
+        from dcp_format import BroadcastingTorchSaveReader, DynamicMetaLoadPlanner
+
+        torch.save({"weight": torch.ones(3)}, "model.pt")
+        state = {"weight": torch.zeros(3)}
+        load(state, storage_reader=BroadcastingTorchSaveReader("model.pt"), planner=DynamicMetaLoadPlanner())
+        ```
+    """
+
+    def set_up_planner(
+        self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
+    ) -> None:
+        """Make metadata from the template; `metadata` is ignored.
+
+        Raises:
+            UnsupportedValueError: The template holds a value other than a tensor.
+        """
+        del metadata
+        values = flatten(state_dict).values if self.flatten_state_dict else state_dict
+        others = sorted(name for name, value in values.items() if not isinstance(value, torch.Tensor))
+        if others:
+            raise UnsupportedValueError(
+                f"only tensors are loaded this way, not {others[:8]}: take them out of the template, or "
+                "convert the file with torch_save_to_dcp and load the checkpoint"
+            )
+        entries = {name: _entry(value) for name, value in values.items()}
+        super().set_up_planner(state_dict, Metadata(dict(entries)), is_coordinator)
+
+
+def _entry(tensor: torch.Tensor) -> TensorStorageMetadata:
+    """Return metadata with one chunk for the whole tensor; global sizes for a DTensor."""
+    size = tensor.size()
+    chunk = ChunkStorageMetadata(torch.Size([0] * len(size)), size)
+    return TensorStorageMetadata(TensorProperties(dtype=tensor.dtype), size, [chunk])

@@ -1,20 +1,24 @@
-"""`dcp_to_torch_save`, `torch_save_to_dcp`: conversions under stock's names, in bounded memory.
+"""`dcp_to_torch_save`, `torch_save_to_dcp`: conversions under stock's names, in bounded memory; stock's command line.
 
-Source: torch 2.13 `torch.distributed.checkpoint.format_utils` (names and parameters).
+`dcp convert` has more options.
+
+Source: torch 2.13 `torch.distributed.checkpoint.format_utils` (names, parameters, arguments and output of the script).
 """
 
 from __future__ import annotations
 
+import argparse
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dcp_format.checkpoints.checkpoint import open_checkpoint, write_checkpoint
-from dcp_format.content.write_options import WriteOptions
+from dcp_format.content.content import WriteOptions
 from dcp_format.torch_save.torch_save_read import open_torch_save
 from dcp_format.torch_save.torch_save_write import write_torch_save
 
-__all__ = ["dcp_to_torch_save", "torch_save_to_dcp"]
+__all__ = ["dcp_to_torch_save", "main", "torch_save_to_dcp"]
 
 _INFLIGHT_BYTES = 16 << 20
 
@@ -72,3 +76,30 @@ def torch_save_to_dcp(
         write_checkpoint(content, dcp_checkpoint_dir, WriteOptions(max_inflight_bytes, overwrite=True))
     finally:
         content.close()
+
+
+_MODES: dict[str, tuple[Callable[[str], bool], Callable[[str, str], None]]] = {
+    "torch_to_dcp": (os.path.isfile, torch_save_to_dcp),
+    "dcp_to_torch": (os.path.isdir, dcp_to_torch_save),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run stock's `format_utils` command line.
+
+    Raises:
+        DcpError: The source cannot be read, or the destination cannot be written.
+        SystemExit: The arguments are wrong.
+    """
+    parser = argparse.ArgumentParser(prog="python -m dcp_all.format_utils")
+    parser.add_argument("mode", choices=list(_MODES), help="Conversion mode")
+    parser.add_argument("src", help="Path to the source model")
+    parser.add_argument("dst", help="Path to the destination model")
+    chosen = parser.parse_args(arguments)
+    is_there, convert = _MODES[chosen.mode]
+    sys.stdout.write(f"Converting checkpoint from {chosen.src} to {chosen.dst} using method: '{chosen.mode}'\n")
+    if not is_there(chosen.src):
+        sys.stdout.write(f"No checkpoint found at {chosen.src}. Skipping conversion.\n")
+        return 1
+    convert(chosen.src, chosen.dst)
+    return 0

@@ -1,7 +1,7 @@
 """Reader of `torch.save` files as a `Content`: the pickle is read with an allow-list, tensors are read on demand.
 
-The file is memory-mapped, and torch locates each tensor in it. Tensors are read with ordinary file reads when they
-are requested, so only a piece of one tensor is in memory at a time.
+The file is memory-mapped, and torch locates each tensor in it. Ordinary file reads get the tensors piece by piece.
+Folders of such files with an index, as transformers wrote them (`pytorch_model-*.bin`), are read as one `Content`.
 
 Source: torch 2.13 `torch.serialization._load` (effect of `overall_storage`).
 """
@@ -11,13 +11,16 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import stat
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from dcp_base import file_path, open_descriptor
 from dcp_core.errors import (
     CheckpointNotFoundError,
     CorruptCheckpointError,
@@ -38,33 +41,39 @@ from dcp_core.toolkit import (
 from dcp_format.checkpoints.chunk_pieces import ChunkPieces
 from dcp_format.checkpoints.stored_chunks import ChunkReader
 from dcp_format.content.content import Content, TensorEntry
-from dcp_format.torch_save.archive_records import ArchiveRecords
-from dcp_io import LocalStore, PiecewiseData, is_zip
-from dcp_manifest import ForbiddenGlobalError, Framing, StoredChunk, StoredItem, file_path, open_descriptor
+from dcp_format.safetensors.safetensors_index import read_weight_map
+from dcp_io import LocalStore, PiecewiseData, ZipRecord, is_zip, zip_records
+from dcp_manifest import ForbiddenGlobalError, Framing, StoredChunk, StoredItem
 
-__all__ = ["is_torch_save", "map_torch_save", "open_torch_save"]
+__all__ = ["is_torch_save", "is_torch_weights", "map_torch_save", "open_torch_save", "open_torch_weights"]
 
+
+# Protocol 2 and the number that begins what torch.save wrote before it wrote zip archives.
+_LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19"
 _NO_TENSORS = (bool, int, float, complex, str, bytes, type(None))
 
 
 def is_torch_save(path: str | os.PathLike[str]) -> bool:
-    """Whether a file begins like a zip archive, as `torch.save` files do. Only `open_torch_save` checks the rest."""
+    """Whether a file begins as `torch.save` files do: those of torch 1.5 too, which `open_torch_save` refuses."""
+    head = _head(path)
+    return is_zip(head[:4]) or head == _LEGACY
+
+
+def _head(path: str | os.PathLike[str]) -> bytes:
+    """Return the first bytes of a regular file; none of any other."""
     with contextlib.suppress(OSError):
         # Opening a pipe in another way would wait for a writer.
         descriptor = open_descriptor(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            return stat.S_ISREG(os.fstat(descriptor).st_mode) and is_zip(os.pread(descriptor, 4, 0))
+            if stat.S_ISREG(os.fstat(descriptor).st_mode):
+                return os.pread(descriptor, len(_LEGACY), 0)
         finally:
             os.close(descriptor)
-    return False
+    return b""
 
 
 def open_torch_save(path: str | os.PathLike[str], *, allow_globals: Sequence[Any] = ()) -> Content:
     """Open a `torch.save` file as a `Content`: nested mappings are flattened as by `save`, tied tensors become aliases.
-
-    Args:
-        path: Path of the file.
-        allow_globals: Classes and functions that are allowed in addition to the default allow-list.
 
     Raises:
         CheckpointNotFoundError: The file does not exist.
@@ -106,25 +115,29 @@ def open_torch_save(path: str | os.PathLike[str], *, allow_globals: Sequence[Any
     return content
 
 
-def map_torch_save(path: str | os.PathLike[str], *, allow_globals: Sequence[Any] = ()) -> tuple[Any, ArchiveRecords]:
+def map_torch_save(path: str | os.PathLike[str], *, allow_globals: Sequence[Any] = ()) -> tuple[Any, _ArchiveRecords]:
     """Return the value in a `torch.save` file, and the file's records. Arguments and errors: see `open_torch_save`.
 
-    Returns:
-        The saved value, with tensors in a memory map of the file and objects whose CRCs were checked; and the records,
-        with which the caller must check the CRCs of tensors before it uses them.
+    Objects are checked; the caller must check the CRCs of tensors, which lie in a memory map, by the records.
     """
     place = file_path(path)
     try:
         size = os.stat(place).st_size
     except FileNotFoundError as error:
         raise CheckpointNotFoundError(f"there is no file {place}: check the path") from error
-    if not is_torch_save(place):
-        raise CorruptCheckpointError("this is no torch.save archive (files of torch 1.5 and older are not)", file=place)
+    head = _head(place)
+    if head == _LEGACY:
+        raise UnsupportedFormatError(
+            f"{place} was written by torch 1.5 or older, or with _use_new_zipfile_serialization=False: load it with "
+            "torch.load(path, weights_only=True) and save it again with torch.save"
+        )
+    if not is_zip(head[:4]):
+        raise CorruptCheckpointError("this is no torch.save archive", file=place)
     allowed = allowed_globals(allow_globals)
 
     try:
         mapped: Any = torch.UntypedStorage.from_file(place, False, size)
-        records = ArchiveRecords(mapped, file=place)
+        records = _ArchiveRecords(mapped, file=place)
         records.check_small()
 
         def storage(archive: ObjectArchive, key: str, nbytes: int) -> torch.UntypedStorage:
@@ -144,7 +157,7 @@ def map_torch_save(path: str | os.PathLike[str], *, allow_globals: Sequence[Any]
         raise CorruptCheckpointError(f"the file cannot be read: {error}", file=place) from error
 
 
-def _refuse_other_byte_order(records: ArchiveRecords, place: str) -> None:
+def _refuse_other_byte_order(records: _ArchiveRecords, place: str) -> None:
     """Raise for a file of the other byte order: values are read without conversion."""
     if ObjectArchive(records.view).swapped():
         raise UnsupportedFormatError(
@@ -165,10 +178,10 @@ def _is_plain_tensor(value: object) -> bool:
 class _Located:
     """Byte ranges of tensors in a mapped file."""
 
-    def __init__(self, path: Path, records: ArchiveRecords) -> None:
+    def __init__(self, path: Path, records: _ArchiveRecords) -> None:
         self._store = LocalStore(path.parent)
         self._name = path.name
-        self._records: ArchiveRecords | None = records
+        self._records: _ArchiveRecords | None = records
         self._base = records.address
         self._bytes = records.nbytes
         self._reader = ChunkReader(self._store)
@@ -206,3 +219,154 @@ class _Located:
     def prepare(self) -> None:
         """Prepare the reader for all located tensors."""
         self._reader.prepare(self._chunks)
+
+
+# Within the archive's folder; the values of each storage are one record.
+_VALUES = "/data/"
+
+
+class _ArchiveRecords:
+    """Records of an archive: their byte ranges, and which records have been checked against their CRC."""
+
+    def __init__(self, mapped: torch.UntypedStorage, *, file: str) -> None:
+        empty = torch.tensor([], dtype=torch.uint8, device="cpu")
+        self.view = memoryview(empty.set_(mapped).numpy())  # type: ignore[arg-type]
+        """The whole file, mapped."""
+        self._file = file
+        self.address = mapped.data_ptr()
+        """Address of the first byte, in this process."""
+        self.nbytes = mapped.nbytes()
+        """Size of the file in bytes."""
+        try:
+            records = zip_records(self.view)
+        except CorruptCheckpointError as error:
+            raise CorruptCheckpointError(f"the file cannot be read: {error}", file=file) from error
+        # Before their sizes are looked at: a record that compresses well is longer than the file without any damage.
+        if any(record.deflated and _VALUES in record.name for record in records):
+            raise UnsupportedFormatError(f"{file} was compressed by an archiver; torch.load and torch.save it again")
+        if sum(record.bytes for record in records) > self.nbytes:
+            raise CorruptCheckpointError("its records claim more bytes than the file has", file=file)
+        # A writer may leave CRCs out: nothing can be checked then.
+        known = any(record.crc32 for record in records if record.bytes)
+        self._unchecked = [record for record in records if record.bytes] if known else []
+        self.crcs = {
+            (record.start, record.stored_bytes): record.crc32 for record in self._unchecked if not record.deflated
+        }
+        """Start and length of each uncompressed record → its CRC."""
+
+    def check_small(self) -> None:
+        """Check the CRCs of all records except tensor storages. Raises CorruptCheckpointError for a damaged record."""
+        self._check(record for record in self._unchecked if _VALUES not in record.name)
+
+    def check_range(self, start: int, nbytes: int) -> None:
+        """Check the CRCs of records that overlap `nbytes` bytes from `start` on. Raises CorruptCheckpointError."""
+        stop = start + nbytes
+        self._check(
+            record for record in self._unchecked if record.start < stop and start < record.start + record.stored_bytes
+        )
+
+    def check_all(self) -> None:
+        """Check the CRC of all records not checked yet. Raises CorruptCheckpointError for a damaged record."""
+        self._check(self._unchecked)
+
+    def _check(self, records: Iterable[ZipRecord]) -> None:
+        for record in [*records]:
+            try:
+                value = record.find_crc32(self.view)
+            except zlib.error:
+                value = None
+            if value != record.crc32:
+                raise CorruptCheckpointError(
+                    f"the record {record.name!r} does not match its CRC: the file is damaged; restore it from a copy",
+                    file=self._file,
+                    offset=record.start,
+                )
+            self._unchecked.remove(record)
+
+
+_INDEX_SUFFIX = ".bin.index.json"
+# Other files of such folders hold arguments, optimizers or tokenizers.
+_WEIGHTS = re.compile(r"((diffusion_)?pytorch_model|adapter_model)(\.\w+)?\.bin")
+_USUAL = ("pytorch_model", "diffusion_pytorch_model", "adapter_model")
+
+
+def is_torch_weights(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is a `torch.save` file, an index of such files, or a folder with weights in such files."""
+    place = Path(path)
+    if place.is_dir():
+        return bool(_sets(place))
+    return place.name.endswith(_INDEX_SUFFIX) or is_torch_save(path)
+
+
+def open_torch_weights(path: str | os.PathLike[str]) -> Content:
+    """Open a `torch.save` file, or all files of an index or folder, as one `Content`.
+
+    Of several sets in a folder (`pytorch_model.bin`, and its variant `pytorch_model.fp16.bin`), the set without a
+    variant is read. Errors: see `open_torch_save`.
+
+    Raises:
+        CheckpointNotFoundError: A file that the index names is missing.
+        CorruptCheckpointError: Two files hold a value of the same name, or no file holds a value that the index names.
+        UnsupportedFormatError: A folder has several sets, and each is a variant: the message lists them.
+    """
+    place = Path(file_path(path))
+    if place.is_dir():
+        name = _chosen(place)
+        if not name.endswith(_INDEX_SUFFIX):
+            return _open_inside(place, name)
+        place = place / name
+    if not place.name.endswith(_INDEX_SUFFIX):
+        return open_torch_save(place)
+    folder = place.parent
+    wanted = read_weight_map(folder, place.name)
+    if wanted is None:
+        raise CheckpointNotFoundError(f"there is no index {place}: check the path")
+    made = Content(str(place), {}, paths={})
+    with contextlib.ExitStack() as opened:
+        for name in sorted(set(wanted.values())):
+            if not (folder / name).exists():
+                raise CheckpointNotFoundError(
+                    f"{folder / name} is missing, and {place.name} names it: restore or download it"
+                )
+            part = _open_inside(folder, name)
+            opened.callback(part.close)
+            twice = [*part.tensors, *part.objects, *part.aliases]
+            if clash := [key for key in twice if key in made.tensors or key in made.objects or key in made.aliases]:
+                raise CorruptCheckpointError("two files hold a value of this name", key=clash[0], file=name)
+            made.tensors |= part.tensors
+            made.objects |= part.objects
+            made.aliases |= part.aliases
+            made.paths = {**(made.paths or {}), **(part.paths or {})}
+        held = made.tensors.keys() | made.objects.keys() | made.aliases.keys()
+        if lost := sorted(wanted.keys() - held):
+            raise CorruptCheckpointError(
+                "the file that the index names does not hold it", key=lost[0], file=wanted[lost[0]]
+            )
+        made.close = opened.pop_all().close
+    return made
+
+
+def _sets(folder: Path) -> list[str]:
+    """Return the names of the indexes and single files of weights in a folder; files of an index are not listed."""
+    names = sorted(path.name for path in folder.glob("*.bin*"))
+    return [name for name in names if name.endswith(_INDEX_SUFFIX) or _WEIGHTS.fullmatch(name)]
+
+
+def _open_inside(folder: Path, name: str) -> Content:
+    LocalStore(folder).size(name)  # refuses links that lead out of the folder
+    return open_torch_save(folder / name)
+
+
+def _chosen(folder: Path) -> str:
+    found = _sets(folder)
+    usual = [f"{name}{suffix}" for name in _USUAL for suffix in (_INDEX_SUFFIX, ".bin")]
+    for name in usual:
+        if name in found:
+            break
+    else:
+        if len(found) != 1:
+            raise UnsupportedFormatError(
+                f"{folder} holds several sets of weights ({', '.join(found)}): name the one to read"
+            )
+        name = found[0]
+    return name

@@ -1,4 +1,4 @@
-"""Conversion of a `Content` to a `torch.save` file, in one pass: first the pickle, then the bytes of each tensor.
+"""Conversion of a `Content` to a `torch.save` file, in one pass: first the pickle, then the bytes per tensor.
 
 Source: torch 2.13 `torch.serialization._save` (records and their order), `torch._utils._rebuild_tensor_v2`/`_v3`.
 """
@@ -18,9 +18,8 @@ from typing import Any
 import torch
 
 from dcp_core.toolkit import load_object, reduce_exactly, restore_empty_mappings, tensor_bytes, unflatten_state_dict
-from dcp_format.content.content import Content, TensorEntry, ticking
+from dcp_format.content.content import Content, TensorEntry, WriteOptions, ticking
 from dcp_format.content.new_file import new_file
-from dcp_format.content.write_options import WriteOptions
 from dcp_io import Sink, ZipFileWriter
 from dcp_manifest import ITEM_BYTES, TYPED_STORAGES
 
@@ -56,7 +55,7 @@ def write_torch_save(
     """Write a `torch.save` file atomically; `torch.load` opens it with `weights_only=True` and `mmap=True`.
 
     Args:
-        content: Tensors and objects to write; all objects are in memory at once.
+        content: Tensors and objects to write; all objects are in memory at the same time.
         path: Path of the file.
         options: Options for writing; `tick` is called with the number of bytes just written.
         allow_globals: Classes and functions that are allowed in addition to the default allow-list.
@@ -84,7 +83,7 @@ def write_torch_save(
 
 
 def _ordered(values: dict[str, Any], paths: dict[str, Any]) -> Iterator[str]:
-    """Yield names in the order of the nested state dict; names without a place in it come last."""
+    """Yield names in the order of the nested state dict, then names without a place in it."""
     yield from (name for name in paths if name in values)
     yield from (name for name in values if name not in paths)
 

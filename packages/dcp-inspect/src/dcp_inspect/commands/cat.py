@@ -1,4 +1,4 @@
-"""`dcp cat`: print one tensor, a slice of it, or an object. Reads only the requested rows."""
+"""`dcp cat`: print one tensor, a slice of it, or an object."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 import click
 import numpy as np
 
-from dcp_inspect.errors import MissingValueError
+from dcp_base import DcpError
+from dcp_inspect.arguments import PLACE
 from dcp_inspect.examples import examples
-from dcp_inspect.places import PLACE
 from dcp_inspect.printing.output import console, json_option, print_json, say
 from dcp_inspect.printing.suggestions import hint
 from dcp_inspect.reading.values import array_rows, load_value, open_values, whole_array
-from dcp_manifest import DcpError
+from dcp_manifest import CheckpointNotFoundError
 
 __all__ = ["command", "parse_key"]
 
@@ -51,7 +51,7 @@ def command(path: str, key: str, as_json: bool) -> int:
             return 0
         if name not in content.tensors:
             meant = hint(path, name, [*content.tensors, *content.objects])
-            raise MissingValueError(f"{path} holds no value {name!r}{meant}; `dcp show {path}` lists the names")
+            raise CheckpointNotFoundError(f"{path} holds no value {name!r}{meant}; `dcp show {path}` lists the names")
         entry = content.tensors[name]
         array = _part(entry, slices)
     finally:
@@ -66,7 +66,7 @@ def command(path: str, key: str, as_json: bool) -> int:
 
 
 def json_value(value: Any) -> Any:
-    """Return a value that JSON has as it is, and the text of any other."""
+    """Return a value of JSON unchanged, any other as text."""
     try:
         same = json.loads(json.dumps(value)) == value
     except (TypeError, ValueError, RecursionError):
@@ -75,11 +75,7 @@ def json_value(value: Any) -> Any:
 
 
 def parse_key(key: str, names: set[str]) -> tuple[str, Slices]:
-    """Split a key into the name and the slices; a name may itself end in brackets.
-
-    Raises:
-        UsageError: The text in the brackets is not a slice.
-    """
+    """Split a key into name and slices; a name may itself end in brackets. Raises UsageError."""
     found = _SLICED.match(key)
     if key in names or found is None:
         return key, ()
@@ -100,7 +96,6 @@ def _slice(text: str) -> Any:
 
 
 def _rows(entry: Any, slices: Slices) -> Any:
-    """Return the requested part if its first index or slice selects rows."""
     first: Any = slices[0]
     rest = slices[1:]
     rows = range(entry.shape[0])
@@ -118,13 +113,13 @@ def _rows(entry: Any, slices: Slices) -> Any:
 
 
 def _part(entry: Any, slices: Slices) -> Any:
-    """Return the requested part of a tensor; reads no more rows than needed."""
+    """Return the requested part, and read no more rows than needed."""
     shape = entry.shape
     try:
         if slices and slices[0] is not ... and shape:
             return _rows(entry, slices)
         return whole_array(entry)[slices]
-    except DcpError:  # damage is no wrong use
+    except DcpError:  # damage is not wrong use
         raise
     except (IndexError, ValueError) as error:
         raise click.UsageError(f"{entry.name!r} has shape {tuple(shape)}: {error}") from error

@@ -1,11 +1,11 @@
-"""`dcp completion`: shell script for completion of commands and options."""
+"""`dcp completion`: shell script for completion."""
 
 from __future__ import annotations
 
 import click
 from click.shell_completion import get_completion_class
 
-from dcp_inspect.advice import program
+from dcp_inspect.errors import program
 from dcp_inspect.examples import examples
 
 __all__ = ["command"]

@@ -3,37 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
-import re
 from dataclasses import asdict
 from typing import Any
 
 import click
 
-from dcp_inspect.contents import folder_of, open_index
-from dcp_inspect.errors import OtherFormatError
+from dcp_inspect.arguments import PLACE, is_uri, parse_size
+from dcp_inspect.contents import OtherFormatError, folder_of, open_index
 from dcp_inspect.examples import examples
-from dcp_inspect.places import PLACE, is_uri
 from dcp_inspect.printing.output import count_bytes, json_option, print_json, print_line
-from dcp_inspect.reading.other_formats import check_exists, formats
-from dcp_manifest import UnsupportedFormatError
+from dcp_inspect.reading.values import check_exists, formats
+from dcp_manifest import CheckpointNotFoundError, CorruptCheckpointError, UnsupportedFormatError
 
-__all__ = ["command", "parse_size"]
-
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", re.IGNORECASE)
-
-
-def parse_size(text: str) -> int:
-    """Parse a size such as `5GB` (powers of 1000) or `512MiB` (powers of 1024) to bytes.
-
-    Raises:
-        BadParameter: The text is not a size.
-    """
-    found = _SIZE.fullmatch(text)
-    if found is None or float(found[1]) <= 0:
-        raise click.BadParameter(f"{text!r} is no size; write it like 5GB or 512MiB")
-    step = 1024 if found[3] else 1000
-    return int(float(found[1]) * step ** " KMGT".index(found[2].upper() or " "))
+__all__ = ["command"]
 
 
 @click.command(
@@ -56,19 +40,19 @@ def parse_size(text: str) -> int:
               )  # fmt: skip
 @click.option("--rename-regex", multiple=True, nargs=2, metavar="PATTERN NEW", help="As re.sub, for other names.")
 @click.option("--dtype", help="Of floating-point tensors in the result, e.g. bfloat16.")
-@click.option("--shard-size", default="5GB", show_default=True, help="Size of a file of a safetensors folder.")
+@click.option("--shard-size", default="5GB", show_default=True, help="Size of a file of a safetensors directory.")
 @click.option("--objects", type=click.Choice(["refuse", "beside", "skip"]), default="refuse", show_default=True,
               help="Policy for values that are not tensors, where a format holds tensors only.")  # fmt: skip
 @click.option("--layout", type=click.Choice(["torch", "raw"]), default="torch", show_default=True,
               help="Of a checkpoint's data files.")  # fmt: skip
-@click.option("--compression", help="Of a checkpoint's data: auto, planes, zstd, or the name of a transform.")
+@click.option("--compression", help="Of a checkpoint's data: auto, planes, zstd, none, or the name of a transform.")
 @click.option("--overwrite", is_flag=True, help="Replace what is at the destination.")
 @json_option
 def command(source: str, destination: str, as_json: bool, **given: Any) -> int:
     """Convert SOURCE to DESTINATION. The source's format is detected from its content.
 
     The destination's name selects the format: `.pt`, `.pth`, `.bin` a torch.save file, `.safetensors` a file, `.hf` a
-    Hugging Face folder, anything else a checkpoint's folder; --to says otherwise. Both may be URIs, such as
+    Hugging Face directory, anything else a checkpoint's directory; --to says otherwise. Both may be URIs, such as
     s3://bucket/run/step-100; only checkpoints are written to a URI.
     """
     check_exists(source)
@@ -76,7 +60,8 @@ def command(source: str, destination: str, as_json: bool, **given: Any) -> int:
     package = formats("converting")
     _check_source(package, source)
     _check(package, given)
-    done = package.convert(
+    convert = functools.partial(
+        package.convert,
         source,
         destination,
         format=given["to"],
@@ -93,6 +78,11 @@ def command(source: str, destination: str, as_json: bool, **given: Any) -> int:
             compression=given["compression"],
         ),
     )
+    try:
+        done = convert()
+    except (CorruptCheckpointError, CheckpointNotFoundError) as error:
+        error.name_place(source)
+        raise
     if as_json:
         print_json({**asdict(done), "source": source, "destination": destination})
     else:
@@ -102,7 +92,7 @@ def command(source: str, destination: str, as_json: bool, **given: Any) -> int:
 
 
 def _check_source(package: Any, source: str) -> None:
-    """Refuse a folder or file of no known format by the error of `show`, which says what is there instead."""
+    """Refuse an unknown format with the error of `show`, which says what is there."""
     if is_uri(source):
         return
     try:
@@ -114,7 +104,7 @@ def _check_source(package: Any, source: str) -> None:
 
 
 def _pair(text: str) -> tuple[str, str]:
-    """Split OLD=NEW; either may be empty, for the top of all names, and may end with the dot of a prefix."""
+    """Split OLD=NEW; an empty side is the top of all names."""
     old, separator, new = text.partition("=")
     old, new = old.removesuffix("."), new.removesuffix(".")
     if not separator or old == new:
@@ -123,7 +113,6 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _check(package: Any, given: dict[str, Any]) -> None:
-    """Refuse options that cannot be meant, before anything is opened. Raises BadParameter."""
     toolkit = importlib.import_module("dcp_core.toolkit")
     try:
         toolkit.KeyMap({}, given["rename_regex"])

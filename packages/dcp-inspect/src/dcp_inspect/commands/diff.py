@@ -1,7 +1,8 @@
-"""`dcp diff`: compare names, shapes and values of two checkpoints or files of any formats."""
+"""`dcp diff`: compare two checkpoints or files of any formats."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -12,18 +13,18 @@ import click
 import numpy as np
 import numpy.typing as npt
 
-from dcp_hooks import report_operation
+from dcp_base import DcpError, report_operation
+from dcp_inspect.arguments import PLACE
+from dcp_inspect.errors import DIFFERENT, UNREADABLE, first_line, worst
 from dcp_inspect.examples import examples
-from dcp_inspect.exit_codes import DIFFERENT
-from dcp_inspect.places import PLACE
 from dcp_inspect.printing.output import Cell, json_option, print_json, print_line
 from dcp_inspect.printing.table import print_table
-from dcp_inspect.reading.arrays import array_of, is_number
-from dcp_inspect.reading.values import load_value, open_values, same_value, whole_array
-from dcp_manifest import ITEM_BYTES
+from dcp_inspect.reading.values import array_of, is_number, load_value, open_values, same_value, whole_array
+from dcp_manifest import ITEM_BYTES, UnsafeCheckpointError, UnsupportedFormatError
 
 __all__ = ["command"]
 
+_DAMAGED = "damaged"
 _PIECE_BYTES = 8 << 20
 _SHOWN_LETTERS = 60
 _SAME_LETTERS = 20  # before the first that differs
@@ -33,19 +34,19 @@ Bits = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One difference: a name and the property that differs."""
+    """A name and the property that differs."""
 
     name: str
     what: str
-    """Differing property: `only in A`, `only in B`, `dtype`, `shape`, `kind` or `values`."""
+    """`only in A`, `only in B`, `dtype`, `shape`, `kind`, `values`, or `damaged` if unknown."""
     a: str = ""
     b: str = ""
     max_abs: float | None = None
-    """Largest absolute difference of two values; infinite if one is not finite where the other is."""
+    """Infinite if only one of two values is finite."""
     max_rel: float | None = None
-    """Largest relative difference |a - b| / |b|; infinite where b is 0."""
+    """Largest |a - b| / |b|; infinite if b is 0."""
     different: int | None = None
-    """Number of elements that differ: in any bit, unless a tolerance was given."""
+    """Number of elements that differ in a bit, or beyond a given tolerance."""
 
 
 @click.command(
@@ -66,11 +67,15 @@ class Difference:
 )
 @json_option
 def command(a: str, b: str, keys_only: bool, atol: float, rtol: float, as_json: bool) -> int:
-    """Compare two checkpoints or files. Ends with 1 if they differ."""
+    """Compare two checkpoints or files. Ends with 1 if they differ.
+
+    A value that is damaged in one of them is listed as such, and makes the exit code 4; the others are compared.
+    """
     one, other = open_values(a), open_values(b)
     with report_operation("compare", b) as tick:
         tick.expect(0 if keys_only else one.nbytes)
-        found = [*_compare(one, other, keys_only=keys_only, atol=atol, rtol=rtol, tick=tick)]
+        sides = (_Side("A", a, one), _Side("B", b, other))
+        found = [*_compare(*sides, keys_only=keys_only, atol=atol, rtol=rtol, tick=tick)]
     count = len(_names(one) | _names(other))
     one.close()
     other.close()
@@ -80,47 +85,92 @@ def command(a: str, b: str, keys_only: bool, atol: float, rtol: float, as_json: 
         )
     else:
         _print(found, count, keys_only=keys_only)
-    return DIFFERENT if found else 0
+    return worst(UNREADABLE if each.what == _DAMAGED else DIFFERENT for each in found)
 
 
 def _names(content: Any) -> set[str]:
     return {*content.tensors, *content.objects, *content.aliases}
 
 
+class _DamagedError(Exception):
+    """A value of one side cannot be read; the arguments are the side's letter and the message."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """A checkpoint whose read errors name its side."""
+
+    letter: str
+    path: str
+    content: Any
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        try:
+            yield
+        except (DcpError, OSError) as error:
+            if isinstance(error, UnsafeCheckpointError | UnsupportedFormatError):
+                raise
+            raise _DamagedError(self.letter, f"{self.path}: {first_line(error)}") from error
+
+    def tensor(self, name: str) -> Any:
+        return self.content.tensors[self.content.aliases.get(name, name)]
+
+    def object(self, name: str) -> bytes:
+        with self.reading():
+            data: bytes = self.content.objects[name]()
+            return data
+
+    def elements(self, name: str) -> Iterator[Bits]:
+        """Yield the elements of a tensor in pieces, one row of bytes per element."""
+        entry = self.tensor(name)
+        pieces = iter(entry.data.pieces(_PIECE_BYTES))
+        while True:
+            with self.reading():
+                piece = next(pieces, None)
+            if piece is None:
+                return
+            yield np.frombuffer(piece, np.uint8).reshape(-1, ITEM_BYTES[entry.dtype])
+
+
 def _compare(
-    one: Any, other: Any, *, keys_only: bool, atol: float, rtol: float, tick: Callable[[int], None]
+    one: _Side, other: _Side, *, keys_only: bool, atol: float, rtol: float, tick: Callable[[int], None]
 ) -> Iterator[Difference]:
-    mine, theirs = _names(one), _names(other)
+    mine, theirs = _names(one.content), _names(other.content)
     for name in sorted(mine | theirs):
         if name not in theirs or name not in mine:
             yield Difference(name, "only in A" if name in mine else "only in B")
             continue
-        kinds = ["object" if name in content.objects else "tensor" for content in (one, other)]
-        if kinds[0] != kinds[1]:
-            yield Difference(name, "kind", kinds[0], kinds[1])
-        elif kinds[0] == "object":
-            if not keys_only:
-                yield from _objects(name, one.objects[name](), other.objects[name]())
-        else:
-            yield from _tensors(name, _entry(one, name), _entry(other, name), keys_only, atol, rtol, tick)
+        kinds = ["object" if name in side.content.objects else "tensor" for side in (one, other)]
+        try:
+            if kinds[0] != kinds[1]:
+                yield Difference(name, "kind", kinds[0], kinds[1])
+            elif kinds[0] == "object":
+                if not keys_only:
+                    yield from _objects(name, one, other)
+            else:
+                yield from _tensors(name, one, other, keys_only, atol, rtol, tick)
+        except _DamagedError as error:
+            letter, message = error.args
+            yield Difference(name, _DAMAGED, *((message, "") if letter == "A" else ("", message)))
 
 
-def _entry(content: Any, name: str) -> Any:
-    return content.tensors[content.aliases.get(name, name)]
-
-
-def _objects(name: str, a: bytes, b: bytes) -> Iterator[Difference]:
-    """Compare two objects by type and bits: 0.0 is not -0.0, 1 is neither True nor 1.0, NaN equals itself."""
+def _objects(name: str, one: _Side, other: _Side) -> Iterator[Difference]:
+    """Compare two objects as `same_value` does."""
+    a, b = one.object(name), other.object(name)
     if a == b:
         return
-    left, right = load_value(a, name), load_value(b, name)
+    with one.reading():
+        left = load_value(a, name)
+    with other.reading():
+        right = load_value(b, name)
     if not same_value(left, right):
         first, second = _excerpts(repr(left), repr(right))
         yield Difference(name, "values", first, second)
 
 
 def _excerpts(*texts: str) -> Iterator[str]:
-    """Yield the part of each text in which they differ first."""
+    """Yield the first differing part of each text."""
     alike = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*texts, strict=False))
     same = sum(1 for _ in alike)
     start = max(0, same - _SAME_LETTERS) if max(map(len, texts)) > _SHOWN_LETTERS else 0
@@ -130,8 +180,9 @@ def _excerpts(*texts: str) -> Iterator[str]:
 
 
 def _tensors(
-    name: str, a: Any, b: Any, keys_only: bool, atol: float, rtol: float, tick: Callable[[int], None]
+    name: str, one: _Side, other: _Side, keys_only: bool, atol: float, rtol: float, tick: Callable[[int], None]
 ) -> Iterator[Difference]:
+    a, b = one.tensor(name), other.tensor(name)
     if a.shape != b.shape:
         yield Difference(name, "shape", str(a.shape), str(b.shape))
         return
@@ -140,7 +191,7 @@ def _tensors(
     if keys_only:
         return
     measured = _Measured((a.dtype, b.dtype), atol, rtol)
-    for left, right in _aligned(a, b):
+    for left, right in _aligned(one.elements(name), other.elements(name)):
         measured.add(left, right)
         tick(left.nbytes)
     if measured.different:
@@ -149,13 +200,12 @@ def _tensors(
 
 
 def _only_element(entry: Any) -> str:
-    """Return the element of a tensor that has one, as text; an empty text for dtypes that are shown as bits."""
+    """Return a tensor's only element as text, if it is not shown as bits."""
     return str(whole_array(entry).reshape(-1)[0]) if is_number(entry.dtype) else ""
 
 
-def _aligned(a: Any, b: Any) -> Iterator[tuple[Bits, Bits]]:
-    """Yield runs of equal length of the elements of two tensors of the same shape, as bytes of each element."""
-    streams = [_elements(a), _elements(b)]
+def _aligned(*streams: Iterator[Bits]) -> Iterator[tuple[Bits, Bits]]:
+    """Yield equally long runs of two tensors' elements."""
     held: list[Bits | None] = [None, None]
     while True:
         for side in (0, 1):
@@ -170,15 +220,7 @@ def _aligned(a: Any, b: Any) -> Iterator[tuple[Bits, Bits]]:
         held = [one[count:], other[count:]]
 
 
-def _elements(entry: Any) -> Iterator[Bits]:
-    """Yield the elements of a tensor in pieces: a row of bytes for each element."""
-    for piece in entry.data.pieces(_PIECE_BYTES):
-        yield np.frombuffer(piece, np.uint8).reshape(-1, ITEM_BYTES[entry.dtype])
-
-
 class _Measured:
-    """Running totals of the differences between two tensors."""
-
     def __init__(self, dtypes: tuple[str, str], atol: float, rtol: float) -> None:
         self._dtypes = dtypes
         self._atol, self._rtol = atol, rtol
@@ -186,7 +228,7 @@ class _Measured:
         self.max_abs = self.max_rel = 0.0
 
     def add(self, left: Bits, right: Bits) -> None:
-        """Compare two runs of elements: by bits; with a tolerance or between dtypes, by value, where NaN equals NaN."""
+        """Compare bits, or with a tolerance or between dtypes, values, where NaN equals NaN."""
         bits = None
         if self._dtypes[0] == self._dtypes[1]:
             bits = (left != right).any(1)

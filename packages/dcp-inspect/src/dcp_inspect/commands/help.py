@@ -1,4 +1,4 @@
-"""`dcp help`: the help page of the command line, or of one command."""
+"""`dcp help`: print a help page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`dcp plan`: show what each rank of a job would read from a checkpoint and write to one, as a table and a picture."""
+"""`dcp plan`: show what each rank of a job would read and write."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 
 import click
 
+from dcp_inspect.arguments import LOCAL_FILE, PLACE
 from dcp_inspect.contents import open_index
 from dcp_inspect.examples import examples
 from dcp_inspect.layout import RankLoad, plan_reads, plan_writes
-from dcp_inspect.places import LOCAL_FILE, PLACE
 from dcp_inspect.printing.output import Cell, count_bytes, json_option, print_json, print_line
 from dcp_inspect.printing.table import print_table
 from dcp_inspect.visuals.picture import draw, page

@@ -1,4 +1,4 @@
-"""`dcp plugins`: list the plug-ins of installed packages. With `--load`, imports all that they name."""
+"""`dcp plugins`: list the plug-ins of installed packages."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 
 import click
 
-from dcp_hooks import PluginInfo, PluginLoadError, installed
+from dcp_base import PluginInfo, PluginLoadError, installed
+from dcp_inspect.errors import DIFFERENT
 from dcp_inspect.examples import examples
-from dcp_inspect.exit_codes import DIFFERENT
 from dcp_inspect.printing.output import Cell, json_option, print_json
 from dcp_inspect.printing.table import print_table
 
@@ -21,14 +21,14 @@ _SCHEMES = ("storage", "stores")
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """One listed plug-in."""
+    """One plug-in."""
 
     name: str
     distribution: str
     module: str
     hooks: tuple[str, ...]
     offers: tuple[str, ...]
-    """Names that the plug-in's hooks return: schemes, transforms, formats."""
+    """Schemes, transforms or formats that the plug-in's hooks return."""
     problem: str | None
 
 

@@ -1,17 +1,20 @@
-"""`dcp prune`: remove all but the newest checkpoints of each run under a folder."""
+"""`dcp prune`: remove all but the newest sound checkpoints of each run."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import click
 
+from dcp_inspect.arguments import PLACE, is_uri, open_folder
+from dcp_inspect.errors import UNREADABLE, foreseen
 from dcp_inspect.examples import examples
-from dcp_inspect.listing import find, look_at
-from dcp_inspect.places import PLACE, is_uri, open_folder
-from dcp_inspect.printing.output import confirm, count_bytes, json_option, print_json, say
+from dcp_inspect.listing import Listed, find, look_at_all
+from dcp_inspect.printing.output import confirm, count_bytes, json_option, metrics_text, print_json, say
 from dcp_inspect.pruning import Pruning, choose
 from dcp_inspect.removal import Removal, plan_removal, preview_removal, remove
+from dcp_io import open_store, verify_checkpoint
 from dcp_manifest import CheckpointNotFoundError
 
 __all__ = ["command"]
@@ -26,42 +29,72 @@ __all__ = ["command"]
     ),
 )
 @click.argument("path", type=PLACE)
-@click.option("--keep", type=click.IntRange(1), required=True, help="How many of the newest valid ones of a run stay.")
+@click.option("--keep", type=click.IntRange(1), required=True, help="How many of the newest sound ones of a run stay.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
+@click.option("--no-verify", is_flag=True, help="Do not read those that stay: complete ones count as sound.")
 @click.option(
     "--force", is_flag=True, help="Also those that may be newer than one that stays, though their step is lower."
 )
 @json_option
-def command(path: str, keep: int, yes: bool, dry_run: bool, force: bool, as_json: bool) -> int:
-    """Remove the checkpoints in and below PATH whose step is below those of the KEEP newest valid ones of their run.
+def command(path: str, keep: int, yes: bool, dry_run: bool, no_verify: bool, force: bool, as_json: bool) -> int:
+    """Remove the checkpoints in and below PATH whose step is below those of the KEEP newest sound ones of their run.
 
-    A run is the checkpoints in one folder whose names differ in the step only (step-100, step-200). Those without a
-    step stay, whatever their age, and so do damaged ones, which are not counted: `dcp rm` removes them.
+    A run is the checkpoints in one directory whose names differ in the step only (step-100, step-200). Before anything
+    is removed, those that stay are read, as `dcp verify` does; a damaged one stays, too, and is not counted, so that an
+    older one stays for it. The best checkpoints by the manager's KeepBest policy stay.
 
-    One that was saved after one that stays, or whose note names a higher step, stays unless --force is given.
+    Checkpoints without a step stay, whatever their age, and so do incomplete ones: `dcp rm` removes them. One that was
+    saved after one that stays, or whose note names a higher step, stays unless --force is given. The exit code is 4 if
+    something cannot be read.
     """
     found = find(path)
     if not found and is_uri(path):  # an empty prefix and a misspelt one look the same
         raise CheckpointNotFoundError(f"there is no checkpoint in {path} or below: check the address")
-    pruning = choose([(one, look_at(one)) for one in found], keep, force=force)
+    listed = [*look_at_all(found, path)]
+    examiner = _Examiner()
+    pruning = choose(
+        [*zip(found, listed, strict=True)], keep, force=force, examine=None if no_verify else examiner.first_problem
+    )
     plan = preview_removal if dry_run else plan_removal
     removals = [plan(one.path, open_folder(one.path)) for one in pruning.removed]
-    size = sum(removal.bytes for removal in removals)
     if removals and not (yes or dry_run):
-        for removal in removals:
-            say(f"  {removal.path}  {count_bytes(removal.bytes)}", err=True)
-        confirm(f"Remove these {len(removals)} checkpoints, {count_bytes(size)}?")
+        for one, removal in zip(pruning.removed, removals, strict=True):
+            say(f"  {_line(one, removal)}", err=True)
+        for line in _stays(pruning):
+            say(line, err=True)
+        size = count_bytes(sum(removal.bytes for removal in removals))
+        confirm(f"Remove these {len(removals)} checkpoint{'s' * (len(removals) != 1)}, {size}?")
     for removal in [] if dry_run else removals:
         remove(removal)
     if as_json:
         print_json(_as_json(path, pruning, removals, removed=not dry_run))
     else:
-        for removal in removals:
-            say(f"{'would remove' if dry_run else 'removed'} {removal.path}  {count_bytes(removal.bytes)}")
+        for one, removal in zip(pruning.removed, removals, strict=True):
+            say(f"{'would remove' if dry_run else 'removed'} {_line(one, removal)}")
         for line in _summary(pruning, removals):
             say(line)
-    return 0
+    return UNREADABLE if examiner.failed or any(one.unreadable for one in listed) else 0
+
+
+class _Examiner:
+    def __init__(self) -> None:
+        self.failed = False
+
+    def first_problem(self, one: Listed) -> str | None:
+        try:
+            problems = verify_checkpoint(open_store(one.path), threads=len(os.sched_getaffinity(0))).problems
+        except Exception as error:
+            known = foreseen(error)
+            if known is None:
+                raise
+            self.failed = True
+            return f"cannot be read: {known[1]}"
+        return str(problems[0]) if problems else None
+
+
+def _line(one: Listed, removal: Removal) -> str:
+    return f"{removal.path}  {count_bytes(removal.bytes)}{metrics_text(one.notes.metrics, before='  ')}"
 
 
 def _as_json(path: str, pruning: Pruning, removals: list[Removal], *, removed: bool) -> dict[str, object]:
@@ -71,24 +104,38 @@ def _as_json(path: str, pruning: Pruning, removals: list[Removal], *, removed: b
         "checkpoints": [str(removal.path) for removal in removals],
         "bytes": sum(removal.bytes for removal in removals),
         "kept": [one.path for one in pruning.kept],
-        "invalid": [one.path for one in pruning.invalid],
+        "best": {one.path: rules for one, rules in pruning.best},
+        "damaged": {one.path: problem for one, problem in pruning.damaged},
+        "incomplete": {one.path: one.problem for one in pruning.incomplete},
         "doubtful": {one.path: reason for one, reason in pruning.doubtful},
         "without_step": [one.path for one in pruning.without_step],
         "refusals": {removal.path: removal.refusal for removal in removals if removal.refusal is not None},
     }
 
 
+def _stays(pruning: Pruning) -> Iterator[str]:
+    """Yield a line for each old or damaged checkpoint that stays."""
+    for one, problem in pruning.damaged:
+        yield f"stays {one.path}: damaged, so an older one stays for it: {problem}"
+    for one, rules in pruning.best:
+        yield f"stays {one.path}: the best by {rules}{metrics_text(one.notes.metrics, before='; ')}"
+    for one, reason in pruning.doubtful:
+        yield f"stays {one.path}: {reason}; --force removes it"
+    for one in pruning.incomplete:
+        if one.unreadable:
+            yield f"stays {one.path}: {one.problem}"
+
+
 def _summary(pruning: Pruning, removals: list[Removal]) -> Iterator[str]:
     for removal in removals:
         if removal.refusal is not None:
             yield f"refused as it is, and nothing removed: {removal.refusal}"
-    for one, reason in pruning.doubtful:
-        yield f"stays {one.path}: {reason}; --force removes it"
+    yield from _stays(pruning)
     removed = len(pruning.removed)
-    valid = removed + len(pruning.kept) + len(pruning.doubtful)
-    damaged, unnumbered = len(pruning.invalid), len(pruning.without_step)
-    stay = "is not valid stays" if damaged == 1 else "are not valid stay"
-    left = f"; {damaged} that {stay}, see `dcp ls`" if damaged else ""
-    yield f"{removed} of {valid} valid checkpoints, {count_bytes(sum(removal.bytes for removal in removals))}{left}"
+    complete = removed + sum(len(some) for some in (pruning.kept, pruning.best, pruning.damaged, pruning.doubtful))
+    incomplete, unnumbered = len(pruning.incomplete), len(pruning.without_step)
+    stay = "is not complete stays" if incomplete == 1 else "are not complete stay"
+    left = f"; {incomplete} that {stay}, see `dcp ls`" if incomplete else ""
+    yield f"{removed} of {complete} complete checkpoints, {count_bytes(sum(one.bytes for one in removals))}{left}"
     if unnumbered:
         yield f"{unnumbered} without a step {'stays' if unnumbered == 1 else 'stay'}: `dcp rm` removes one"

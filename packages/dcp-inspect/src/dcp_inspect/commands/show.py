@@ -1,28 +1,47 @@
-"""`dcp show`: print the names in a checkpoint as a tree, from its index alone unless statistics are requested."""
+"""`dcp show`: print the names in a checkpoint as a tree."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
 
-from dcp_inspect.contents import Row, open_index, rows_of, select
-from dcp_inspect.errors import MissingValueError
+from dcp_base import DcpError
+from dcp_inspect.arguments import PLACE, is_uri
+from dcp_inspect.contents import Row, folder_of, open_index, rows_of, select
+from dcp_inspect.errors import DIFFERENT, first_line, foreseen, in_options, worst
 from dcp_inspect.examples import examples
-from dcp_inspect.places import PLACE
-from dcp_inspect.printing.output import count_bytes, json_option, print_json, print_line, print_lines
+from dcp_inspect.listing import Notes, notes_on
+from dcp_inspect.printing.output import count_bytes, json_option, metrics_text, print_json, print_line, print_lines, say
 from dcp_inspect.printing.suggestions import hint
 from dcp_inspect.printing.table import print_table
 from dcp_inspect.printing.tree import tree_lines
-from dcp_inspect.reading.arrays import array_of, is_number
-from dcp_inspect.reading.small_objects import with_values
-from dcp_manifest import CheckpointIndex, UnsupportedFormatError
+from dcp_inspect.reading.stored_content import read_objects
+from dcp_inspect.reading.values import array_of, is_number
+from dcp_io import open_store, outline_of_tensor, read_plain_object
+from dcp_manifest import (
+    METADATA_NAME,
+    NOTE,
+    QUARANTINE,
+    CheckpointIndex,
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    FoundCheckpoint,
+    ItemKind,
+    LocalFolder,
+    StoredItem,
+    UnsupportedFormatError,
+    stored_objects,
+    stored_tensors,
+)
 
 __all__ = ["command"]
 
@@ -35,42 +54,110 @@ _SHOWN_LETTERS = 60
         "dcp show runs/step-100",
         "dcp show runs/step-100 --depth 2",
         "dcp show runs/step-100 'model.*' --stats",
+        "dcp show runs/step-100 runs/step-200 --depth 1",
         "dcp show model.safetensors",
         "dcp show s3://bucket/runs/step-100 --json",
     ),
 )
 @click.argument("path", type=PLACE)
-@click.argument("patterns", nargs=-1)
+@click.argument("more", nargs=-1, metavar="[PATH|PATTERN]...")
 @click.option("--flat", is_flag=True, help="One line per value instead of a tree.")
 @click.option("--depth", type=click.IntRange(1), help="Show so many levels of the tree; deeper ones are summed up.")
 @click.option("--stats", is_flag=True, help="Read the values: smallest, largest, mean, deviation, not finite.")
 @json_option
-def command(path: str, patterns: tuple[str, ...], flat: bool, depth: int | None, stats: bool, as_json: bool) -> int:
-    """Show the names, dtypes, shapes and sizes in a checkpoint; PATTERNS (like 'model.*') select among them."""
-    index, rows = _rows(path)
-    chosen = select(rows, patterns)
-    if patterns and not chosen:
-        meant = hint(path, patterns[0], [row.name for row in rows])
-        raise MissingValueError(
-            f"no name in {path} matches {' or '.join(map(repr, patterns))}{meant}; `dcp show {path}` lists all"
-        )
-    if index is not None:
-        chosen = with_values(path, index, chosen)
-    found = statistics(path, chosen) if stats else {}
+def command(path: str, more: tuple[str, ...], flat: bool, depth: int | None, stats: bool, as_json: bool) -> int:
+    """Show the names, dtypes, shapes and sizes in a checkpoint; PATTERNS (like 'model.*') select among them.
+
+    Arguments that name another checkpoint, a file or a URI are shown; all others are patterns.
+    """
+    paths = [path, *filter(_is_place, more)]
+    patterns = tuple(each for each in more if not _is_place(each))
+    shown: list[dict[str, object]] = []
+    codes: list[int] = []
+    for each in dict.fromkeys(paths):
+        try:
+            one = _Shown(each, patterns, stats=stats)
+        except Exception as error:
+            known = None if len(paths) == 1 else foreseen(error)
+            if known is None:
+                raise
+            say(f"dcp: {in_options(known[1])}", err=True)
+            codes.append(known[0])
+            continue
+        codes.append(one.code)
+        if as_json:
+            shown.append(one.as_json())
+        else:
+            one.print(flat=flat or bool(patterns) or stats, depth=depth)
     if as_json:
-        values = [{**row.as_json(), **({"stats": found[row.name]} if row.name in found else {})} for row in chosen]
-        print_json({"path": path, **_facts(index), "values": values})
-        return 0
-    print_line((path, "bold"), f": {_summary(index, rows)}")
-    if flat or patterns or stats:
-        _table(chosen, found)
-    else:
-        print_lines(tree_lines(((row.name, row.bytes, _form(row)) for row in chosen), depth))
-    return 0
+        print_json(shown[0] if len(paths) == 1 else {"checkpoints": shown})
+    return worst(codes)
+
+
+def _is_place(text: str) -> bool:
+    """Whether an argument is a place rather than a pattern of names."""
+    if is_uri(text):
+        return True
+    return (
+        os.path.isfile(text)
+        or os.path.isfile(os.path.join(text, METADATA_NAME))
+        or (os.sep in text and os.path.isdir(text))
+    )
+
+
+class _Shown:
+    def __init__(self, path: str, patterns: tuple[str, ...], *, stats: bool) -> None:
+        self._path = path
+        self._index, self._rows = _rows(path)
+        self._chosen = select(self._rows, patterns)
+        if patterns and not self._chosen:
+            meant = hint(path, patterns[0], [row.name for row in self._rows])
+            raise CheckpointNotFoundError(
+                f"no name in {path} matches {' or '.join(map(repr, patterns))}{meant}; `dcp show {path}` lists all"
+            )
+        self._notes = Notes()
+        if self._index is not None:
+            self._chosen = _with_values(path, self._index, self._chosen)
+            self._notes = _notes(path)
+        self._stats, self._damaged = statistics(path, self._chosen) if stats else ({}, {})
+
+    @property
+    def code(self) -> int:
+        return DIFFERENT if self._damaged else 0
+
+    def as_json(self) -> dict[str, object]:
+        values = []
+        for row in self._chosen:
+            measured = {"stats": self._stats[row.name]} if row.name in self._stats else {}
+            damage = {"damage": self._damaged[row.name]} if row.name in self._damaged else {}
+            values.append({**row.as_json(), **measured, **damage})
+        return {"path": self._path, **_facts(self._index), **self._notes.as_json(), "values": values}
+
+    def print(self, *, flat: bool, depth: int | None) -> None:
+        print_line((self._path, "bold"), f": {_summary(self._index, self._rows)}")
+        if self._notes.quarantine_text is not None:
+            print_line(
+                (self._notes.quarantine_text, "red"), f"; `dcp unquarantine {self._path}` lifts it after a repair"
+            )
+        if self._notes.metrics:
+            print_line(metrics_text(self._notes.metrics, before="metrics: "))
+        if flat:
+            _table(self._chosen, self._stats)
+        else:
+            print_lines(tree_lines(((row.name, row.bytes, _form(row)) for row in self._chosen), depth))
+        for problem in self._damaged.values():
+            print_line(("damaged", "red"), f"  {problem}")
+
+
+def _notes(path: str) -> Notes:
+    folder = folder_of(path)
+    store = open_store(folder) if is_uri(folder) else LocalFolder(folder)
+    names = {entry.name for entry in store.list()}
+    found: FoundCheckpoint[Any] = FoundCheckpoint(store, 0.0, notes=frozenset(names & {NOTE, QUARANTINE}))
+    return notes_on(found)
 
 
 def _rows(path: str) -> tuple[CheckpointIndex | None, list[Row]]:
-    """Return the rows of a checkpoint, or of a file of another format if dcp-format is installed."""
     try:
         index = open_index(path)
     except UnsupportedFormatError:
@@ -99,7 +186,7 @@ def _facts(index: CheckpointIndex | None) -> dict[str, object]:
         "world_size": info.world_size,
         "writer": info.writer,
         "generation": info.generation,
-        "created_ns": info.created_ns,
+        "created_ns": info.created_ns or None,
         "user": dict(info.user),
     }
 
@@ -119,7 +206,6 @@ def _summary(index: CheckpointIndex | None, rows: list[Row]) -> str:
 
 
 def _form(row: Row) -> str:
-    """Format dtype, shape, chunks and size as short text."""
     if row.kind == "alias":
         return f"= {row.target}"
     if row.kind == "object":
@@ -128,7 +214,8 @@ def _form(row: Row) -> str:
     shape = " × ".join(map(str, row.shape or ())) or "scalar"
     chunks = f"  {row.chunks} chunks" if row.chunks != 1 else ""
     rank = f"  of rank {row.rank}" if row.rank is not None else ""
-    return f"{row.dtype}  {shape}{chunks}  {count_bytes(row.bytes)}{rank}"
+    inner = f"  {row.value}" if row.value else ""
+    return f"{row.dtype}  {shape}{chunks}  {count_bytes(row.bytes)}{rank}{inner}"
 
 
 def _short(text: str) -> str:
@@ -153,18 +240,25 @@ def _cells(row: Row, stats: dict[str, float], measures: Sequence[str], values: S
     kind = row.dtype or (f"= {row.target}" if row.kind == "alias" else row.kind)
     facts = (row.name, kind, shape, str(row.chunks or ""), count_bytes(row.bytes))
     measured = (f"{stats[name]:.4g}" if name in stats else "" for name in measures)
-    return (*facts, *measured, *(_short(row.value or "") for _ in values))
+    value = row.value or ""
+    return (*facts, *measured, *(value if row.kind == "tensor" else _short(value) for _ in values))
 
 
-def statistics(path: str, rows: list[Row]) -> dict[str, dict[str, float]]:
-    """Compute statistics of each tensor in pieces: minimum, maximum, mean, standard deviation, non-finite values."""
+def statistics(path: str, rows: list[Row]) -> tuple[dict[str, dict[str, float]], dict[str, str]]:
+    """Compute statistics by tensor name, in pieces; also return a message for each damaged tensor."""
     from dcp_inspect.reading.values import open_values  # noqa: PLC0415 - takes torch
 
     content = open_values(path)
-    wanted = [row.name for row in rows if row.name in content.tensors and is_number(content.tensors[row.name].dtype)]
-    found = {name: _statistics(content.tensors[name]) for name in wanted}
+    found: dict[str, dict[str, float]] = {}
+    damaged: dict[str, str] = {}
+    for name in (row.name for row in rows if row.name in content.tensors):
+        if is_number(content.tensors[name].dtype):
+            try:
+                found[name] = _statistics(content.tensors[name])
+            except CorruptCheckpointError as error:
+                damaged[name] = f"{path}: {first_line(error)}"
     content.close()
-    return found
+    return found, damaged
 
 
 def _statistics(entry: Any) -> dict[str, float]:
@@ -186,3 +280,51 @@ def _statistics(entry: Any) -> dict[str, float]:
     mean = total / count
     deviation = math.sqrt(max(0.0, squares / count - mean * mean))
     return {"min": low, "max": high, "mean": mean, "std": deviation, "nonfinite": nonfinite}
+
+
+_SMALL_OBJECT_BYTES = 4096
+_MAX_VALUES = 1000
+_SMALL_TENSOR_BYTES = 16 << 20
+_MAX_TENSORS = 100
+
+
+def _with_values(path: str | os.PathLike[str], index: CheckpointIndex, rows: Sequence[Row]) -> list[Row]:
+    """Add the values of small objects, unless they are too many, and the classes of tensors."""
+    small = {row.name for row in rows if row.kind == "object" and row.stored_bytes <= _SMALL_OBJECT_BYTES}
+    items = (
+        {name: item for name, item in stored_objects(index) if name in small and item.kind is ItemKind.ARCHIVE}
+        if 0 < len(small) <= _MAX_VALUES
+        else {}
+    )
+    values = {**_plain_values(path, items), **_classes_of_tensors(path, index, rows)}
+    return [replace(row, value=values.get(row.name)) if row.name in values else row for row in rows]
+
+
+def _classes_of_tensors(path: str | os.PathLike[str], index: CheckpointIndex, rows: Sequence[Row]) -> dict[str, str]:
+    if index.info is None and len(rows) > _MAX_TENSORS:  # in PyTorch's checkpoints, every tensor is an archive
+        return {}
+    wanted = {row.name for row in rows if row.kind == "tensor"}
+    firsts = ((each.name, each.chunks[0].item) for each in stored_tensors(index) if each.name in wanted and each.chunks)
+    archives = ((name, item) for name, item in firsts if item.kind is ItemKind.ARCHIVE)
+    items = {name: item for name, item in archives if item.stored_bytes <= _SMALL_TENSOR_BYTES}
+    found: dict[str, str] = {}
+    with contextlib.suppress(DcpError, OSError):
+        for name, data in read_objects(open_store(folder_of(path)), dict(list(items.items())[:_MAX_TENSORS])).items():
+            with contextlib.suppress(ValueError):
+                if (text := outline_of_tensor(data)) is not None:
+                    found[name] = text
+    return found
+
+
+def _plain_values(path: str | os.PathLike[str], items: Mapping[str, StoredItem]) -> dict[str, str]:
+    if not items:
+        return {}
+    found: dict[str, str] = {}
+    try:
+        stored = read_objects(open_store(folder_of(path)), items)
+    except (DcpError, OSError):  # `verify` reports the damage
+        return found
+    for name, data in stored.items():
+        with contextlib.suppress(ValueError):  # of a class, or with a tensor in it
+            found[name] = repr(read_plain_object(data))
+    return found

@@ -1,101 +1,244 @@
-"""`dcp verify`: check every byte of a checkpoint, or of all checkpoints below a folder, against their indexes."""
+"""`dcp verify`: check every byte of checkpoints against their indexes."""
 
 from __future__ import annotations
 
 import os
+import time
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
-from dcp_inspect.contents import open_index
-from dcp_inspect.errors import OtherFormatError
+from dcp_base import DcpError
+from dcp_inspect.arguments import LOCAL_FILE, PLACE, is_uri, parse_rate, parse_seconds
+from dcp_inspect.contents import OtherFormatError, open_index
+from dcp_inspect.errors import DIFFERENT, UNREADABLE, foreseen, worst
 from dcp_inspect.examples import examples
-from dcp_inspect.exit_codes import DIFFERENT
-from dcp_inspect.listing import find
-from dcp_inspect.places import PLACE, is_uri
-from dcp_inspect.printing.output import count_bytes, json_option, print_json, print_line, print_lines
-from dcp_io import Problem, VerifyReport, open_store, verify_checkpoint
-from dcp_manifest import CheckpointNotFoundError, DcpError, UnsupportedFormatError
+from dcp_inspect.listing import Listed, find, look_at
+from dcp_inspect.printing.output import count_bytes, json_option, print_json, print_line
+from dcp_inspect.verified_state import VerifiedState
+from dcp_io import Pace, Problem, VerifyReport, index_digest, open_store, verify_checkpoint
+from dcp_manifest import CheckpointNotFoundError, FoundCheckpoint, UnsupportedFormatError
 
 __all__ = ["command"]
 
 _SHOWN_KEYS = 4
+_COLORS = {"sound": "green", "damaged": "red", "unreadable": "red", "unfinished": "yellow", "skipped": "dim"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    path: str
+    state: str
+    """`sound`, `damaged`, `unreadable`, `unfinished`, or `skipped` (sound earlier)."""
+    report: VerifyReport | None = None
+    problem: str | None = None
+    code: int = 0
+
+    def as_json(self) -> dict[str, object]:
+        report = self.report or VerifyReport((), 0, 0)
+        return {
+            "path": self.path,
+            "state": self.state,
+            "ok": self.state in ("sound", "skipped"),
+            "items": report.items,
+            "bytes": report.bytes,
+            "unverified": sorted(report.unverified_keys),
+            "problems": [asdict(one) for one in report.problems],
+            "problem": self.problem,
+        }
 
 
 @click.command(
     "verify",
     epilog=examples(
         "dcp verify runs/step-100",
-        "dcp verify -r runs                    # all checkpoints below a folder",
+        "dcp verify runs/step-100 runs/step-200",
+        "dcp verify -r runs                    # all checkpoints below a directory",
+        "dcp verify -r runs --since 1d --skip-verified verified.json --rate 200MB/s --json-lines",
         "dcp verify s3://bucket/runs/step-100",
         "dcp verify runs/step-100 --json",
     ),
 )
-@click.argument("path", type=PLACE)
-@click.option("-r", "--recursive", is_flag=True, help="Check every checkpoint in PATH and the folders below it.")
+@click.argument("paths", type=PLACE, nargs=-1, required=True, metavar="PATH...")
+@click.option("-r", "--recursive", is_flag=True, help="Check every checkpoint in PATH and the directories below it.")
 @click.option("--threads", type=click.IntRange(1), help="Files read at the same time; the cores of this process.")
+@click.option("--since", metavar="TIME", help="With -r, check only those saved in the last TIME, such as 12h or 1d.")
+@click.option("--skip-verified", "state_file", type=LOCAL_FILE, metavar="FILE",
+              help="Skip those that an earlier run with the same FILE found sound; FILE is updated.")  # fmt: skip
+@click.option("--rate", metavar="RATE", help="Read no more than RATE, such as 200MB/s.")
+@click.option("--json-lines", is_flag=True, help="Print one line of JSON for each checkpoint as soon as it is checked.")
 @json_option
-def command(path: str, recursive: bool, threads: int | None, as_json: bool) -> int:
+def command(
+    paths: tuple[str, ...],
+    recursive: bool,
+    threads: int | None,
+    since: str | None,
+    state_file: str | None,
+    rate: str | None,
+    json_lines: bool,
+    as_json: bool,
+) -> int:
     """Check all of a checkpoint: index, CRCs of every item, coverage of every tensor, missing files.
 
-    Each byte is read once. The exit code is 1 if anything is damaged.
+    Each byte is read once. The exit code is 1 if anything is damaged, and 4 if anything cannot be read; the rest is
+    checked all the same. With --skip-verified, indexes and file sizes are still checked.
     """
-    if recursive:
-        return _verify_below(path, threads, as_json=as_json)
-    if not is_uri(path):
-        _must_be_a_folder(path)
-    report = _verify(path, threads)
-    if not report.ok and not report.items:
-        _raise_if_missing(path)
-    if as_json:
-        print_json(_as_json(path, report))
+    if since is not None and not recursive:
+        raise click.UsageError("--since chooses among the checkpoints below a directory: add -r")
+    verifier = _Verifier(threads, rate, None if state_file is None else VerifiedState(state_file))
+    if len(paths) == 1 and not recursive:
+        results = iter([verifier.check_given(paths[0])])
     else:
-        _print(path, report)
-        if not report.ok:
-            print_line(
-                f"load an earlier checkpoint (`dcp ls {_parent(path)}` shows them), or restore files from a copy"
-            )
-    return 0 if report.ok else DIFFERENT
+        span = None if since is None else parse_seconds(since)
+        results = _check_all(verifier, dict.fromkeys(paths), recursive=recursive, since=span)
+    done: list[_Result] = []
+    try:
+        for one in results:
+            done.append(one)
+            if json_lines:
+                print_json(one.as_json(), in_one_line=True)
+            elif not as_json:
+                _print(one)
+    finally:
+        if verifier.state is not None:
+            verifier.state.write()
+    _finish(paths, done, recursive=recursive, as_json=as_json, json_lines=json_lines)
+    return worst([one.code for one in done])
 
 
-def _verify(path: str, threads: int | None) -> VerifyReport:
-    return verify_checkpoint(open_store(path), threads=threads or len(os.sched_getaffinity(0)))
+def _finish(paths: tuple[str, ...], done: list[_Result], *, recursive: bool, as_json: bool, json_lines: bool) -> None:
+    checked = [one for one in done if one.state != "unfinished"]
+    single = len(paths) == 1 and not recursive
+    if as_json and single:
+        print_json(done[0].as_json())
+    elif as_json:
+        unfinished = [one.path for one in done if one.state == "unfinished"]
+        checkpoints = [one.as_json() for one in checked]
+        ok = worst([one.code for one in done]) == 0
+        print_json({"paths": [*paths], "ok": ok, "checkpoints": checkpoints, "unfinished": unfinished})
+    elif json_lines:
+        return
+    elif single:
+        if done[0].state == "damaged":
+            above = _parent(paths[0])
+            print_line(f"load an earlier checkpoint (`dcp ls {above}` shows them), or restore files from a copy")
+    else:
+        count = {state: sum(one.state == state for one in checked) for state in _COLORS}
+        read = count_bytes(sum(one.report.bytes for one in checked if one.report is not None))
+        sound = count["sound"] + count["skipped"]
+        skipped = f", {count['skipped']} of them by an earlier run" if count["skipped"] else ""
+        unread = f", {count['unreadable']} cannot be read" if count["unreadable"] else ""
+        print_line(f"{sound} of {len(checked)} checkpoints sound{skipped}{unread}; {read} read")
 
 
-def _verify_below(path: str, threads: int | None, *, as_json: bool) -> int:
-    """Verify every checkpoint in a folder and below it; unfinished saves are only mentioned."""
-    found = find(path, unfinished=True)
-    reports: dict[str, VerifyReport] = {}
-    unfinished = []
-    for one in found:
-        place = one.store.url if is_uri(path) else os.path.normpath(one.store.url)
-        if one.unfinished:
-            unfinished.append(place)
+class _Verifier:
+    def __init__(self, threads: int | None, rate: str | None, state: VerifiedState | None) -> None:
+        self._threads = threads or len(os.sched_getaffinity(0))
+        self._pace = None if rate is None else Pace(parse_rate(rate))
+        self.state = state
+
+    def check_given(self, path: str) -> _Result:
+        """Verify a given path; raise if it has no checkpoint."""
+        if not is_uri(path):
+            if not Path(path).exists():
+                raise CheckpointNotFoundError(f"there is nothing at {path}: check the path")
+            if not Path(path).is_dir():
+                raise UnsupportedFormatError(
+                    f"{path} is a file, not a checkpoint's directory; files of other formats have no CRCs to verify"
+                )
+        result = self.check(path)
+        if result.report is not None and result.state == "damaged" and not result.report.items:
+            _raise_if_missing(path)
+        return result
+
+    def check(self, path: str) -> _Result:
+        """Verify a checkpoint, and again if a save replaced it during the read."""
+        store = open_store(path)
+        before = index_digest(store, [entry.name for entry in store.list()])
+        if self.state is not None and before and self.state.has(path, before):
+            listed = look_at(FoundCheckpoint(store, 0.0))
+            if listed.complete:
+                return _Result(path, "skipped", problem="an earlier run found it sound")
+        report = verify_checkpoint(store, threads=self._threads, on_read=self._pace)
+        after = index_digest(store, [entry.name for entry in store.list()])
+        if after != before and after:
+            report = verify_checkpoint(store, threads=self._threads, on_read=self._pace)
+        elif after != before:
+            return _Result(path, "unfinished", problem="it was removed while its files were read")
+        if self.state is not None:
+            if report.ok:
+                self.state.add(path, after)
+            else:
+                self.state.drop(path)
+        return _Result(path, "sound" if report.ok else "damaged", report, code=0 if report.ok else DIFFERENT)
+
+
+def _check_all(
+    verifier: _Verifier, paths: dict[str, None], *, recursive: bool, since: float | None
+) -> Iterator[_Result]:
+    """Verify checkpoints; an error of one is its result."""
+    for path in paths:
+        if not recursive:
+            yield _or_error(path, lambda path=path: verifier.check_given(path))  # type: ignore[misc]
             continue
-        reports[place] = _verify(place, threads)
-        if not as_json:
-            _print(place, reports[place])
+        try:
+            found = _found(path)
+        except Exception as error:
+            if len(paths) == 1:
+                raise
+            yield _as_result(path, error)
+            continue
+        if verifier.state is not None:
+            verifier.state.drop_missing(path, [one.store.url for one in found])
+        for one in found:
+            place = one.store.url if is_uri(path) else os.path.normpath(one.store.url)
+            if since is None or one.unreadable is not None or _saved_seconds(one) > time.time() - since:
+                yield _check_found(verifier, one, place)
+
+
+def _found(path: str) -> list[FoundCheckpoint[Any]]:
+    found = find(path, unfinished=True)
     if not found:
         raise CheckpointNotFoundError(f"there is no checkpoint in {path} or below: check the path")
-    sound = sum(report.ok for report in reports.values())
-    if as_json:
-        checkpoints = [_as_json(place, report) for place, report in reports.items()]
-        print_json({"path": path, "ok": sound == len(reports), "checkpoints": checkpoints, "unfinished": unfinished})
-    else:
-        print_lines(
-            (("unfinished", "yellow"), "  ", (place, "bold"), ": no .metadata, nothing to check")
-            for place in unfinished
-        )
-        read = count_bytes(sum(report.bytes for report in reports.values()))
-        print_line(f"{sound} of {len(reports)} checkpoints sound; {read} read")
-    return 0 if sound == len(reports) else DIFFERENT
+    return found
+
+
+def _check_found(verifier: _Verifier, found: FoundCheckpoint[Any], place: str) -> _Result:
+    if found.unreadable is not None:
+        return _Result(place, "unreadable", problem=f"cannot be read: {found.unreadable}", code=UNREADABLE)
+    if found.unfinished:
+        return _Result(place, "unfinished", problem="no .metadata, nothing to check")
+    return _or_error(place, lambda: verifier.check(place))
+
+
+def _saved_seconds(found: FoundCheckpoint[Any]) -> float:
+    """Return the seconds since the epoch of the save, or of a later copy."""
+    listed: Listed = look_at(found)
+    return max(found.modified_seconds, (listed.created_ns or 0) / 1e9)
+
+
+def _or_error(path: str, check: Callable[[], _Result]) -> _Result:
+    try:
+        return check()
+    except Exception as error:  # noqa: BLE001 - bugs are raised again
+        return _as_result(path, error)
+
+
+def _as_result(path: str, error: Exception) -> _Result:
+    """Return the result for an error that is not a bug."""
+    known = foreseen(error)
+    if known is None:
+        raise error
+    code, message = known
+    return _Result(path, "unreadable", problem=message, code=code)
 
 
 def _raise_if_missing(path: str) -> None:
-    """Raise if there is no checkpoint, or files of another format; a damaged checkpoint raises nothing here."""
+    """Raise if there is no checkpoint here, sound or damaged."""
     try:
         open_index(path)
     except (CheckpointNotFoundError, OtherFormatError):
@@ -104,17 +247,7 @@ def _raise_if_missing(path: str) -> None:
         return
 
 
-def _must_be_a_folder(path: str) -> None:
-    if not Path(path).exists():
-        raise CheckpointNotFoundError(f"there is nothing at {path}: check the path")
-    if not Path(path).is_dir():
-        raise UnsupportedFormatError(
-            f"{path} is a file, not a checkpoint's folder; files of other formats have no CRCs to verify"
-        )
-
-
 def _parent(path: str) -> str:
-    """Return the folder or prefix above a checkpoint."""
     if is_uri(path):
         return path.rstrip("/").rpartition("/")[0]
     return (
@@ -124,33 +257,24 @@ def _parent(path: str) -> str:
     )
 
 
-def _as_json(path: str, report: VerifyReport) -> dict[str, object]:
-    return {
-        "path": path,
-        "ok": report.ok,
-        "items": report.items,
-        "bytes": report.bytes,
-        "unverified": sorted(report.unverified_keys),
-        "problems": [asdict(one) for one in report.problems],
-    }
-
-
-def _print(path: str, report: VerifyReport) -> None:
-    causes = [*_causes(report.problems)]
-    read = f"{report.items} items, {count_bytes(report.bytes)} read"
-    if report.ok:
-        print_line(("sound", "green"), "    ", (path, "bold"), f": {read}")
-    else:
-        count = f"{len(causes)} problem{'s' if len(causes) != 1 else ''}"
-        print_line(("damaged", "red"), "  ", (path, "bold"), f": {count}; {read}")
-    print_lines([("  " + cause,) for cause in causes])
-    if report.unverified_keys:
-        some = ", ".join(sorted(report.unverified_keys)[:_SHOWN_KEYS])
-        print_line(("  no CRC", "yellow"), f": {len(report.unverified_keys)} values, such as {some}")
+def _print(one: _Result) -> None:
+    state = (f"{one.state:<10}", _COLORS[one.state])
+    if one.report is None:
+        print_line(state, "  ", (one.path, "bold"), f": {one.problem}")
+        return
+    causes = [*_causes(one.report.problems)]
+    read = f"{one.report.items} item{'s' * (one.report.items != 1)}, {count_bytes(one.report.bytes)} read"
+    count = "" if one.report.ok else f"{len(causes)} problem{'s' * (len(causes) != 1)}; "
+    print_line(state, "  ", (one.path, "bold"), f": {count}{read}")
+    for cause in causes:
+        print_line("  " + cause)
+    if one.report.unverified_keys:
+        some = ", ".join(sorted(one.report.unverified_keys)[:_SHOWN_KEYS])
+        print_line(("  no CRC", "yellow"), f": {len(one.report.unverified_keys)} values, such as {some}")
 
 
 def _causes(problems: tuple[Problem, ...]) -> Iterator[str]:
-    """Yield one line for each cause: problems of one file that read alike are one."""
+    """Yield one line per cause: similar problems of one file share it."""
     groups: dict[tuple[str, str | None], list[Problem]] = defaultdict(list)
     for problem in problems:
         groups[problem.message, problem.file].append(problem)

@@ -1,4 +1,4 @@
-"""Tables in aligned columns, for terminals of any width, files and pipes."""
+"""Tables in aligned columns for terminals of any width, files and pipes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["print_table"]
 
 # Longer tables are aligned without wrapping: laying out cells takes a minute for 200,000 rows.
 _WRAPPED_ROWS = 1000
-# A column of text is worth this width before others are left out for it, and not worth wrapping below that one.
+# Columns are dropped to give a text column this width; below it, wrapping is not worthwhile.
 _TEXT_WIDTH, _MIN_TEXT_WIDTH = 24, 12
 _INDENT = 4
 
@@ -24,17 +24,10 @@ def print_table(
     drop: Sequence[str] = (),
     wrap: Sequence[str] = (),
 ) -> None:
-    """Print rows under headings, in aligned columns; no cell is ever cut.
+    """Print rows under headings, in aligned columns, without cutting a cell.
 
-    Files and pipes get one line for each row. On a terminal that is too narrow, columns are left out, then text is
-    wrapped; if that is not enough, each row takes two lines, the first for its name.
-
-    Args:
-        columns: Headings.
-        rows: Cells of each row.
-        right: Columns that are aligned on the right.
-        drop: Columns that a narrow terminal may miss, the first one to go first.
-        wrap: Columns with text, which may take several lines.
+    Files and pipes get one line per row. On a narrow terminal, `drop` columns are left out in order, then `wrap`
+    columns of text are wrapped, then each row takes two lines.
     """
     table: list[Sequence[Cell]] = [[(name, "bold") for name in columns], *rows]
     out = console()
@@ -60,13 +53,11 @@ def print_table(
 def _without(
     columns: Sequence[str], table: Sequence[Sequence[Cell]], dropped: set[str]
 ) -> tuple[list[str], list[list[Cell]]]:
-    """Return headings and cells without some columns."""
     kept = [number for number, name in enumerate(columns) if name not in dropped]
     return [columns[number] for number in kept], [[row[number] for number in kept] for row in table]
 
 
 def _can_wrap(columns: Sequence[str], table: Sequence[Sequence[Cell]], wrap: Sequence[str], width: int) -> bool:
-    """Whether a table that is too wide fits if its columns of text are wrapped."""
     texts = set(wrap) & set(columns)
     widths = dict(zip(columns, _widths(table), strict=True))
     room = width - _total([*widths.values()]) + sum(widths[name] for name in texts)
@@ -74,7 +65,6 @@ def _can_wrap(columns: Sequence[str], table: Sequence[Sequence[Cell]], wrap: Seq
 
 
 def _stacked(table: Sequence[Sequence[Cell]], right: Sequence[bool]) -> Iterator[list[Cell]]:
-    """Yield two lines for each row: the first cell, and below it the others."""
     rest = _aligned([row[1:] for row in table], right)
     for row, line in zip(table, rest, strict=True):
         yield [row[0]]
@@ -82,7 +72,6 @@ def _stacked(table: Sequence[Sequence[Cell]], right: Sequence[bool]) -> Iterator
 
 
 def _total(widths: Sequence[int]) -> int:
-    """Return the width of a line with two blanks between its cells."""
     return sum(widths) + 2 * (len(widths) - 1)
 
 
@@ -91,7 +80,6 @@ def _widths(table: Sequence[Sequence[Cell]]) -> list[int]:
 
 
 def _sizes(table: Sequence[Sequence[Cell]]) -> list[list[int]]:
-    """Return the width of each cell, in columns of the terminal."""
     from rich.cells import cell_len  # noqa: PLC0415
 
     return [[cell_len(cell_text(cell)) for cell in row] for row in table]
@@ -100,7 +88,7 @@ def _sizes(table: Sequence[Sequence[Cell]]) -> list[list[int]]:
 def _dropped(
     columns: Sequence[str], widths: Sequence[int], drop: Sequence[str], wrap: Sequence[str], width: int
 ) -> set[str]:
-    """Return the columns to leave out so that the others fit, where wrapped ones are narrow."""
+    """Return the columns to leave out so that the others fit."""
     least = {name: min(size, _TEXT_WIDTH) if name in wrap else size for name, size in zip(columns, widths, strict=True)}
     dropped: set[str] = set()
     for name in drop:
@@ -123,7 +111,6 @@ def _wrapped(columns: Sequence[str], rows: Sequence[Sequence[Cell]], right: Sequ
 
 
 def _aligned(rows: Sequence[Sequence[Cell]], right: Sequence[bool]) -> Iterator[list[Cell]]:
-    """Yield the lines of a table, without blanks at their ends."""
     sizes = _sizes(rows)
     widths = [max(column) for column in zip(*sizes, strict=True)]
     for row, taken in zip(rows, sizes, strict=True):

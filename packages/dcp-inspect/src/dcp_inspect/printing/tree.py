@@ -1,7 +1,4 @@
-"""Tree of dotted names as lines of text, built without recursion: a name may have any number of parts.
-
-Other modules make the columns after a name, and print the lines.
-"""
+"""Tree of dotted names as lines, without recursion, since a name may have any number of parts."""
 
 from __future__ import annotations
 
@@ -12,22 +9,21 @@ from dcp_inspect.printing.output import Cell, count_bytes
 
 __all__ = ["tree_lines"]
 
-# A name is behind so many guides at most; what is deeper is shown under its whole rest. No screen is wide enough.
+# Most guides before a name: no screen is wide enough for more, so deeper values get their whole remaining name.
 _MAX_LEVELS = 16
 
 
 @dataclass(slots=True, eq=False)
 class _Level:
-    """A level of the tree: names with a common prefix, as sublevels and values."""
+    """Names with a common prefix."""
 
     count: int = 0
     bytes: int = 0
     below: list[tuple[str, _Level | str]] = field(default_factory=list)
     levels: dict[str, _Level] = field(default_factory=dict)
-    """Levels by name; a value may have the same name as a level."""
+    """A value may have the same name as a level."""
 
     def child(self, name: str) -> _Level:
-        """Return the sublevel of that name, made if missing."""
         found = self.levels.get(name)
         if found is None:
             found = self.levels[name] = _Level()
@@ -36,12 +32,7 @@ class _Level:
 
 
 def tree_lines(values: Iterable[tuple[str, int, str]], depth: int | None = None) -> Iterator[list[Cell]]:
-    """Yield the lines of a tree; a level with a single entry is joined with it.
-
-    Args:
-        values: Name, number of bytes, and text shown after the name, for each value.
-        depth: Number of levels to show; deeper levels are summed up. None shows all.
-    """
+    """Yield the lines of a tree: a single entry is joined with its level, levels below `depth` are summed up."""
     waiting = [_entries(_grown(values), "", 0)]
     while waiting:
         entry = next(waiting[-1], None)
@@ -73,7 +64,7 @@ def _grown(values: Iterable[tuple[str, int, str]]) -> _Level:
 
 
 def _entries(level: _Level, guides: str, above: int) -> Iterator[tuple[str, _Level | str, str, str]]:
-    """Yield the entries of a level: name, entry, and the guides (lines) before the entry and before its children."""
+    """Yield name, entry, and the guides before the entry and its children."""
     found = _flat(level) if above >= _MAX_LEVELS else (_joined(*each) for each in level.below)
     following = next(found, None)
     while following is not None:
@@ -91,7 +82,7 @@ def _joined(name: str, value: _Level | str) -> tuple[str, _Level | str]:
 
 
 def _flat(level: _Level) -> Iterator[tuple[str, str]]:
-    """Yield all values below a level under the rest of their names."""
+    """Yield all values below a level."""
     waiting: list[tuple[tuple[str, ...], Iterator[tuple[str, _Level | str]]]] = [((), iter(level.below))]
     while waiting:
         names, entries = waiting[-1]

@@ -1,1 +1,1 @@
-"""Reading of values: numbers as numpy arrays, objects as Python values; without torch where the bytes allow it."""
+"""Reading of values as numpy arrays and Python values, without torch if the bytes allow it."""

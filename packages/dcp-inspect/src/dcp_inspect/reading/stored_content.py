@@ -1,7 +1,7 @@
-"""Content of a checkpoint without torch: raw chunks by rows, and stored objects, read when they are asked for.
+"""Content of a checkpoint without torch: raw chunks by rows, and stored objects, read on demand.
 
-What needs torch (compressed chunks, archives of tensors as PyTorch stores them) comes from dcp-format, which is
-imported for the first such value. The records have the attributes of `dcp_format.Content`: commands take either.
+dcp-format supplies values that need torch (compressed chunks, archives of tensors). Records have the attributes of
+`dcp_format.Content`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -24,58 +24,56 @@ from dcp_manifest import (
     StoredChunk,
     StoredItem,
     StoredTensor,
-    border_count,
     coverage_problems,
     stored_objects,
     stored_tensors,
 )
 
-__all__ = ["StoredContent", "TensorEntry", "read_object", "stored_content"]
+__all__ = ["StoredContent", "SupportsRows", "TensorEntry", "read_object", "stored_content"]
 
-# A single row of more bytes is read in pieces by dcp-format, which can split rows.
+# dcp-format reads larger single rows, because it can split rows.
 _MAX_ROW_BYTES = 256 << 20
 OpenContent = Callable[[], Any]
 
 
+@runtime_checkable
+class SupportsRows(Protocol):
+    """Bytes of a tensor of which parts can be read alone."""
+
+    def rows(self, start: int, stop: int) -> memoryview:
+        """Read rows [start, stop)."""
+
+
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """One tensor: dtype (torch's name), shape in elements, and its bytes, which are read on demand."""
+    """One tensor: torch's dtype name, shape in elements."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     data: Any
-    """Object with `nbytes`, `pieces(max_bytes)` and, where parts can be read alone, `rows(start, stop)`."""
+    """Has `nbytes`, `pieces(max_bytes)`; perhaps `SupportsRows`."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredContent:
-    """Values of a checkpoint by name. Only the index is in memory."""
+    """Values of a checkpoint; only the index is in memory."""
 
     url: str
     tensors: dict[str, TensorEntry]
     objects: dict[str, Callable[[], bytes]]
-    """Name → function that returns the value in the bytes of `torch.save`, verified."""
+    """Name → function that returns verified bytes of `torch.save`."""
     aliases: dict[str, str]
     close: Callable[[], None]
 
     @property
     def nbytes(self) -> int:
-        """Number of bytes of all tensors; tied tensors count once."""
+        """Size of all tensors; tied tensors count once."""
         return sum(entry.data.nbytes for entry in self.tensors.values())
 
 
 def stored_content(store: Store, index: CheckpointIndex, open_other: OpenContent) -> StoredContent:
-    """Return the content of a checkpoint.
-
-    Args:
-        store: Store of the checkpoint's folder.
-        index: Index of the checkpoint.
-        open_other: Function that opens the same checkpoint by dcp-format.
-
-    Raises:
-        CorruptCheckpointError: Chunks do not cover their tensors.
-    """
+    """Return a content; `open_other` opens it by dcp-format. Raises CorruptCheckpointError."""
     problems = coverage_problems(index)
     if problems:
         name, sentence = problems[0]
@@ -104,12 +102,12 @@ def stored_content(store: Store, index: CheckpointIndex, open_other: OpenContent
 
 
 def read_object(store: Store, name: str, item: StoredItem) -> bytes:
-    """Read the bytes of a stored object, verified. Raises like `dcp_io.read_items`."""
+    """Read an object's verified bytes. Raises like `dcp_io.read_items`."""
     return read_objects(store, {name: item})[name]
 
 
 def read_objects(store: Store, items: Mapping[str, StoredItem]) -> dict[str, bytes]:
-    """Read the bytes of stored objects, verified, with few requests. Raises like `dcp_io.read_items`."""
+    """Read objects' verified bytes with few requests. Raises like `dcp_io.read_items`."""
     found: dict[str, bytes] = {}
 
     def keep(name: str) -> Callable[[memoryview], None]:
@@ -142,30 +140,26 @@ def _entry(store: Store, tensor: StoredTensor, other: OpenContent) -> TensorEntr
 
 
 def _is_plain(chunk: StoredChunk) -> bool:
-    """Whether the stored bytes of a chunk are its values, and a part of them can be verified alone."""
-    item = chunk.item
-    checked_by_parts = item.crc32 is None or item.running_crcs is not None or not border_count(item.stored_bytes)
-    return item.kind is ItemKind.RAW and checked_by_parts
+    """Whether a chunk's stored bytes are its values and can be verified in parts."""
+    return chunk.item.kind is ItemKind.RAW and not chunk.item.has_one_crc
 
 
 class _Elsewhere:
-    """Bytes of a tensor from another content, which is opened for the first of them."""
+    """Bytes of a tensor in a content opened on first use."""
 
     def __init__(self, nbytes: int, find: Callable[[], Any]) -> None:
         self.nbytes = nbytes
         self._find = find
 
     def pieces(self, max_bytes: int) -> Iterator[memoryview]:
-        """Yield the bytes in order, in pieces of whole elements."""
         yield from self._find().pieces(max_bytes)
 
     def rows(self, start: int, stop: int) -> Any:
-        """Return the bytes of rows [start, stop)."""
         return self._find().rows(start, stop)
 
 
 class _Rows:
-    """Bytes of a tensor from its raw chunks, by rows of its first dimension; a scalar is one row."""
+    """Bytes of a tensor by rows of its first dimension; a scalar is one row."""
 
     def __init__(self, store: Store, tensor: StoredTensor, item_bytes: int) -> None:
         self._store = store
@@ -176,13 +170,12 @@ class _Rows:
         self.nbytes = self._shape[0] * self.row_bytes
 
     def pieces(self, max_bytes: int) -> Iterator[memoryview]:
-        """Yield the bytes in order, in pieces of whole rows."""
         step = max(1, max_bytes // max(1, self.row_bytes))
         for start in range(0, self._shape[0] if self.nbytes else 0, step):
             yield self.rows(start, min(self._shape[0], start + step))
 
     def rows(self, start: int, stop: int) -> memoryview:
-        """Return the bytes of rows [start, stop); reads other rows only where they share a CRC block."""
+        """Read rows [start, stop), and others only in their CRC blocks."""
         slab = np.empty((stop - start, *self._shape[1:], self._item_bytes), np.uint8)
         parts: list[tuple[tuple[slice, ...], npt.NDArray[np.uint8]]] = []
         requests = []

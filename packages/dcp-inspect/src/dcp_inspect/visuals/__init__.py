@@ -1,1 +1,1 @@
-"""Visuals: progress bars of long operations, and pictures of layouts and of who holds what."""
+"""Progress bars of long operations, and pictures of layouts and of shards' holders."""

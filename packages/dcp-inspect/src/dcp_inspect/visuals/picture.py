@@ -1,7 +1,4 @@
-"""SVG pictures: of a layout, a bar for each data file; of the holders of tensors' shards, a box for each tensor.
-
-Parts have the colours of ranks.
-"""
+"""SVG pictures of a layout (a bar per data file) and of shards' holders (a box per tensor)."""
 
 from __future__ import annotations
 
@@ -11,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape as escape_markup
 
+from dcp_base import printable
 from dcp_inspect.layout import RankLoad, Segment
 from dcp_inspect.printing.output import count_bytes
-from dcp_manifest import printable
 
 __all__ = ["Row", "draw", "draw_holders", "page"]
 
@@ -21,18 +18,10 @@ _WIDTH, _LEFT, _BAR, _GAP = 960, 230, 18, 8
 _MAX_FILES, _MAX_RANKS = 48, 64
 _TENSOR, _NAME_LETTERS = 34, 44
 EACH = "each rank"
-"""Text for boxes that each rank has, each its own."""
 
 
 def draw(title: str, files: Mapping[str, int], segments: Sequence[Segment], ranks: Sequence[RankLoad]) -> str:
-    """Draw a layout as SVG.
-
-    Args:
-        title: Title of the picture.
-        files: Name of a data file → its size in bytes.
-        segments: Parts of the files that ranks read.
-        ranks: Totals of the ranks, for the legend.
-    """
+    """Draw a layout as SVG, with a legend of ranks."""
     by_file: dict[str, list[Segment]] = defaultdict(list)
     for segment in segments:
         by_file[segment.file].append(segment)
@@ -52,7 +41,6 @@ def draw(title: str, files: Mapping[str, int], segments: Sequence[Segment], rank
 
 
 def _framed(lines: Sequence[str], legend: Sequence[str], y: int) -> str:
-    """Return a whole picture: its lines, and from `y` on a text for each rank with its colour."""
     lines = [*lines]
     for rank, text in enumerate(legend[:_MAX_RANKS]):
         x, row = 12 + 235 * (rank % 4), y + 20 * (rank // 4)
@@ -69,29 +57,22 @@ def _framed(lines: Sequence[str], legend: Sequence[str], y: int) -> str:
 
 @dataclass(slots=True)
 class Row:
-    """A tensor to be drawn, which may stand for others that are alike."""
+    """A tensor to draw."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     item_bytes: int
     boxes: Mapping[tuple[tuple[int, ...], tuple[int, ...]], tuple[int, ...]]
-    """Offsets and sizes of a box → ranks that hold it; none if each rank has its own, or no rank is known."""
+    """Offsets and sizes → ranks; none if unknown, or if each rank has its own box."""
     others: int = 0
-    """Number of other tensors that this one stands for."""
+    """Number of similar tensors that it stands for."""
 
 
 def draw_holders(title: str, rows: Sequence[Row], *, alone: str, world_size: int = 1) -> str:
-    """Draw who holds what of each tensor as SVG.
+    """Draw the holders of each tensor as SVG; `alone` is the text for boxes without ranks.
 
-    The first dimension in which a tensor is cut goes to the right, the second one down; ranks that hold the same box
-    share it.
-
-    Args:
-        title: Title of the picture.
-        rows: The tensors.
-        alone: Text for boxes without ranks.
-        world_size: Least number of ranks of the legend.
+    The first dimension in which a tensor is cut goes right, the second one down. Ranks with the same box share it.
     """
     ranks = max((rank + 1 for row in rows for holders in row.boxes.values() for rank in holders), default=0)
     ranks = max(ranks, world_size)
@@ -147,7 +128,7 @@ def _bar(name: str, size: int, segments: Sequence[Segment], y: int, scale: float
     label = f"{name if len(name) <= 24 else name[:21] + '…'}  {count_bytes(size)}"
     lines = [f'<text x="12" y="{y + 13}">{_escape(label)}</text>']
     lines.append(f'<rect x="{_LEFT}" y="{y}" width="{max(1.0, size * scale):.2f}" height="{_BAR}" fill="#e8e8e8"/>')
-    # Several ranks may read the same bytes: each has a lane of its own there.
+    # Several ranks may read the same bytes: each has its own lane there.
     spans: dict[tuple[int, int], list[Segment]] = defaultdict(list)
     for segment in segments:
         spans[segment.start, segment.stop].append(segment)
@@ -164,10 +145,8 @@ def _bar(name: str, size: int, segments: Sequence[Segment], y: int, scale: float
 
 
 def _colour(rank: int, world_size: int) -> str:
-    """Return a rank's colour: hues around the circle, neighbours in alternating lightness."""
     return f"hsl({round(360 * rank / max(world_size, 1))},65%,{45 if rank % 2 else 60}%)"
 
 
 def _escape(text: str) -> str:
-    """Escape text for XML; control characters, which XML forbids, are made printable."""
     return escape_markup(printable(text))

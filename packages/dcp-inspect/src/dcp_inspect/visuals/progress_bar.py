@@ -1,7 +1,7 @@
-"""Progress bar of a long save, load, verification, conversion or comparison, in terminals and notebooks.
+"""Progress bar of a long operation, in terminals and notebooks.
 
-Drawn when progress events come, in one line on stderr: no thread runs for it, and neither the cursor nor the streams of
-the program are changed, so that a killed process leaves the terminal as it should be.
+It is drawn in one line on stderr, without a thread, a hidden cursor or changed streams: a killed process leaves the
+terminal intact.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
 
-from dcp_hooks import CheckpointEvent
+from dcp_base import CheckpointEvent
+from dcp_base.registry import find_screen
 
-__all__ = ["AFTER_SECONDS", "PAUSE_SECONDS", "observe", "progress_columns", "show_progress"]
+__all__ = ["AFTER_SECONDS", "PAUSE_SECONDS", "count_listed", "observe", "progress_columns", "show_progress"]
 
 AFTER_SECONDS = 1.5
-"""Age of an operation from which its progress is shown."""
 PAUSE_SECONDS = 0.5
-"""Least time between two drawings of a bar, each of which takes milliseconds."""
-_OFF = ("0", "off", "no", "false")
+"""Least time between two drawings, which take milliseconds."""
 _RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
 _VERBS = {
     "save": "saving",
@@ -31,32 +31,26 @@ _VERBS = {
     "verify": "verifying",
     "convert": "converting to",
     "compare": "comparing",
+    "list": "listing",
 }
 _ERASE = "\r\x1b[2K"
 _NAME_LETTERS = 24
 
+T = TypeVar("T")
+
 
 class _Screen(Protocol):
-    """What a bar is drawn on."""
-
     def width(self) -> int:
         """Return the number of columns."""
 
     def draw(self, line: Callable[[Any], object]) -> None:
-        """Show what `line` prints to a console, instead of what was shown before."""
+        """Replace the display by what `line` prints to a console."""
 
     def clear(self) -> None:
         """Remove what is shown."""
 
 
 class _Bar:
-    """The bar of one operation.
-
-    Args:
-        event: Event of its start.
-        screen: What it is drawn on.
-    """
-
     def __init__(self, event: CheckpointEvent, screen: _Screen) -> None:
         self.operation_id = event.operation_id
         self._title = _title(event)
@@ -66,7 +60,6 @@ class _Bar:
         self._phase = ""
 
     def update(self, event: CheckpointEvent) -> None:
-        """Draw progress, if it is time to."""
         if time.monotonic() < self._next:
             return
         self._next = time.monotonic() + PAUSE_SECONDS
@@ -74,21 +67,19 @@ class _Bar:
 
         if self._progress is None or event.phase != self._phase:
             self._phase = event.phase
-            self._progress = Progress(*progress_columns(self._screen.width()), auto_refresh=False)
+            columns = progress_columns(self._screen.width(), counts_bytes=event.operation != "list")
+            self._progress = Progress(*columns, auto_refresh=False)
             self._progress.add_task(self._title, total=None)
         (task,) = self._progress.task_ids
         self._progress.update(task, total=event.expected_bytes, completed=event.bytes)
         self._screen.draw(lambda console: console.print(self._progress.get_renderable()))
 
     def end(self) -> None:
-        """Remove the bar."""
         if self._progress is not None:
             self._screen.clear()
 
 
 class _Terminal:
-    """A line of the terminal on stderr."""
-
     def __init__(self) -> None:
         self._console: Any = None
 
@@ -113,8 +104,6 @@ class _Terminal:
 
 
 class _Notebook:
-    """The output of a notebook's cell."""
-
     def __init__(self) -> None:
         self._handle: Any = None
 
@@ -142,8 +131,6 @@ class _Notebook:
 
 
 class _State:
-    """What this process shows."""
-
     enabled = True
     bar: _Bar | None = None
 
@@ -154,8 +141,8 @@ _state = _State()
 def show_progress(enabled: bool = True) -> None:
     """Switch the progress bars of this process on or off; they are on unless `DCP_PROGRESS=0` is set.
 
-    A bar is shown for what takes longer than 1.5 s and is waited for in the main thread: not for saves in the
-    background. It is shown by rank 0 alone, in terminals (on stderr) and notebooks, never in pipes and logs.
+    Rank 0 shows a bar when its main thread waits longer than 1.5 s, so not for background saves. Bars appear in
+    terminals (on stderr) and notebooks, never in pipes and logs.
 
     Args:
         enabled: Whether to show bars from now on.
@@ -173,7 +160,7 @@ def show_progress(enabled: bool = True) -> None:
 
 
 def observe(event: CheckpointEvent) -> None:
-    """Show, move or remove the bar of the operation that an event belongs to."""
+    """Show, move or remove the bar of an event's operation."""
     bar = _state.bar
     if bar is None:
         if event.state == "started" and event.phase == "total" and _is_waited_for(event):
@@ -184,7 +171,7 @@ def observe(event: CheckpointEvent) -> None:
     elif event.state == "progress":
         try:
             bar.update(event)
-        except BaseException:  # a terminal that is gone: said once, by those who call observers
+        except BaseException:  # a terminal that is gone: the caller of observers reports it once
             _state.bar = None
             raise
     elif event.phase == "total" and event.state != "started":
@@ -193,22 +180,16 @@ def observe(event: CheckpointEvent) -> None:
 
 
 def _is_waited_for(event: CheckpointEvent) -> bool:
-    """Whether somebody waits for an operation: it runs in the main thread, of the job's first process."""
+    """Whether the operation runs in the main thread of the job's first process."""
     first = event.rank == 0 and all(os.environ.get(name, "0") == "0" for name in _RANKS)
     return first and event.operation in _VERBS and threading.current_thread() is threading.main_thread()
 
 
 def _screen() -> _Screen | None:
-    """Return what bars are drawn on; None where they would disturb or nobody looks."""
-    if not _state.enabled or os.environ.get("DCP_PROGRESS", "").lower() in _OFF:
+    screen = find_screen() if _state.enabled else None
+    if screen is None:
         return None
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    if type(shell).__name__ == "ZMQInteractiveShell":
-        return _Notebook()
-    stream = sys.stderr
-    if stream is None or not stream.isatty() or os.environ.get("TERM") == "dumb":
-        return None
-    return _Terminal()
+    return _Notebook() if screen == "notebook" else _Terminal()
 
 
 def _title(event: CheckpointEvent) -> str:
@@ -220,12 +201,25 @@ def _title(event: CheckpointEvent) -> str:
     return f"{_VERBS[event.operation]} {name}{others}"
 
 
-def progress_columns(width: int) -> list[Any]:
-    """Return the columns of a bar on a screen of that many columns."""
+def count_listed(items: Sequence[T], place: str) -> Iterator[T]:
+    """Yield the items with a bar; it sends no events."""
+    event = CheckpointEvent("list", "total", "started", 0, place, operation_id="list")
+    observe(event)
+    try:
+        for number, item in enumerate(items):
+            observe(replace(event, state="progress", bytes=number, expected_bytes=len(items)))
+            yield item
+    finally:
+        observe(replace(event, state="finished"))
+
+
+def progress_columns(width: int, *, counts_bytes: bool = True) -> list[Any]:
+    """Return the columns of a bar for a screen."""
     from rich.filesize import pick_unit_and_suffix  # noqa: PLC0415
     from rich.progress import (  # noqa: PLC0415 - only when a bar is shown
         BarColumn,
         DownloadColumn,
+        MofNCompleteColumn,
         ProgressColumn,
         Task,
         TextColumn,
@@ -234,8 +228,6 @@ def progress_columns(width: int) -> list[Any]:
     from rich.text import Text  # noqa: PLC0415
 
     class RateColumn(ProgressColumn):
-        """The rate in binary units, as the bytes beside it."""
-
         def render(self, task: Task) -> Text:
             speed = task.speed or 0.0
             unit, name = pick_unit_and_suffix(int(speed), ["B", "KiB", "MiB", "GiB", "TiB"], 1024)
@@ -245,7 +237,6 @@ def progress_columns(width: int) -> list[Any]:
     return [
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=max(4, min(40, width - 80))),
-        DownloadColumn(binary_units=True),
-        RateColumn(),
+        *((DownloadColumn(binary_units=True), RateColumn()) if counts_bytes else (MofNCompleteColumn(),)),
         TimeRemainingColumn(elapsed_when_finished=False),
     ]

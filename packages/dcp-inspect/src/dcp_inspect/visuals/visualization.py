@@ -1,4 +1,4 @@
-"""`visualize`: a picture of who holds what, of a live state dict or of a checkpoint."""
+"""`visualize`: a picture of the holders of a state dict's or a checkpoint's shards."""
 
 from __future__ import annotations
 
@@ -17,17 +17,14 @@ __all__ = ["Picture", "visualize"]
 
 
 class Picture:
-    """A picture that notebooks show, as SVG.
-
-    Args:
-        title: Title of the picture.
-        svg: The picture.
+    """A picture, shown by notebooks as SVG.
 
     Example:
         ```python
-        from dcp_inspect import Picture
+        import torch
+        from dcp_inspect import visualize
 
-        Picture("a square", "<svg xmlns='http://www.w3.org/2000/svg'><rect width='9' height='9'/></svg>").save("a.svg")
+        visualize({"weight": torch.zeros(8, 4)}).save("weight.svg")
         ```
     """
 
@@ -36,7 +33,7 @@ class Picture:
         self.svg = svg
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the picture to a file: as a page if its name ends in `.html`, else as SVG."""
+        """Write the picture as a page if the name ends in `.html`, else as SVG."""
         text = page(self.title, self.svg) if os.fspath(path).endswith(".html") else self.svg
         Path(path).write_text(text, encoding="utf-8")
 
@@ -48,20 +45,19 @@ class Picture:
 
 
 def visualize(what: Any) -> Picture:
-    """Draw who holds what: each tensor as a box, and in it the shards in the colours of the ranks that hold them.
+    """Draw each tensor as a box with its shards, in the colours of the ranks that hold them.
 
-    Tensors that are alike but for the numbers in their names are drawn once.
+    Similar tensors whose names differ only in numbers are drawn once.
 
     Args:
-        what: State dict, or a model or anything else with a `state_dict()`; or the path or URI of a checkpoint, whose
-            chunks have the colours of the ranks that wrote them.
+        what: State dict; an object with a `state_dict()`; or the path or URI of a checkpoint, whose chunks have the
+            colours of the ranks that wrote them.
 
     Returns:
-        The picture. Of DTensors and ShardedTensors it shows the shards of all ranks; of other tensors those of this
-        rank.
+        The picture: shards of all ranks for DTensors and ShardedTensors, shards of this rank for other tensors.
 
     Raises:
-        CheckpointNotFoundError: There is no checkpoint at the path.
+        CheckpointNotFoundError: The checkpoint does not exist at the path.
         TypeError: `what` is none of these.
         UnsupportedFormatError: A state dict is to be drawn, and dcp-core is not installed.
 

@@ -1,7 +1,4 @@
-"""Reader of zip archives that `torch.save` wrote: lists their records, and checks their CRCs.
-
-Only archives as `torch.save` writes them are supported: one file, no encryption, records stored or deflated.
-"""
+"""Reader of zip archives of `torch.save`: one file, not encrypted, records stored or deflated."""
 
 from __future__ import annotations
 
@@ -29,7 +26,6 @@ __all__ = [
     "archive_problem",
     "inflated",
     "is_zip",
-    "record_crc32",
     "refuse_bomb",
     "verify_zip",
     "zip_records",
@@ -42,7 +38,7 @@ _STEP_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ZipRecord:
-    """One record of a zip archive. Its data are the `stored_bytes` bytes that begin at byte `start` of the archive."""
+    """One record of a zip archive: its data are `stored_bytes` bytes from byte `start` of the archive on."""
 
     name: str
     crc32: int
@@ -50,14 +46,31 @@ class ZipRecord:
     start: int
     stored_bytes: int
     bytes: int
-    """Size of the inflated data, bytes."""
+    """Size of the inflated data."""
+
+    def find_crc32(self, archive: memoryview) -> int | None:
+        """Return the CRC32 of the record's inflated data in its archive; None if their size differs from the directory.
+
+        Raises:
+            zlib.error: The data cannot be inflated.
+        """
+        stored = archive[self.start : self.start + self.stored_bytes]
+        if not self.deflated:
+            return crc32(stored)
+        inflate = zlib.decompressobj(-zlib.MAX_WBITS)
+        value = size = 0
+        pending: bytes | memoryview = stored
+        while not inflate.eof:
+            part = inflate.decompress(pending, _STEP_BYTES)
+            pending = inflate.unconsumed_tail
+            value, size = crc32(part, value), size + len(part)
+            if size > self.bytes or (not part and not pending):
+                break
+        return value if inflate.eof and size == self.bytes else None
 
 
 def verify_zip(data: memoryview | bytes) -> bool | None:
-    """Check the CRC of every record of a zip archive.
-
-    Args:
-        data: The whole archive, without bytes before or after it.
+    """Check the CRC of every record of a whole zip archive.
 
     Returns:
         True if all CRCs match; False if a CRC does not match, or the directory is damaged; None if the archive has no
@@ -74,11 +87,7 @@ def verify_zip(data: memoryview | bytes) -> bool | None:
 
 
 def archive_problem(data: memoryview | bytearray | bytes) -> str | None:
-    """Return a description of the damage in an archive of `torch.save`; None for a sound or uncheckable archive.
-
-    An archive cannot be checked if the bytes do not begin like a zip file, or if the archive has no CRCs. An archive
-    whose records would inflate to more bytes than it has counts as damaged, and is not inflated.
-    """
+    """Describe the damage in an archive of `torch.save`; None if it is sound, has no CRCs or is not a zip file."""
     view = memoryview(data)
     if not is_zip(view):
         return None
@@ -92,26 +101,21 @@ def archive_problem(data: memoryview | bytearray | bytes) -> str | None:
 
 
 def refuse_bomb(records: Sequence[ZipRecord], nbytes: int) -> None:
-    """Raise an error for a zip bomb: an archive of `nbytes` bytes whose records claim a larger total size.
+    """Raise CorruptCheckpointError for a zip bomb, or for overlapping records.
 
-    `torch.save` does not compress, so the records of a sound archive never exceed its size. Records that share bytes
-    (overlapping ones) are detected by the same comparison.
-
-    Raises:
-        CorruptCheckpointError: The total size of the records exceeds `nbytes`.
+    `torch.save` does not compress, so the records of a sound archive do not exceed its `nbytes`.
     """
     if sum(record.bytes for record in records) > nbytes:
         raise CorruptCheckpointError("its records claim more bytes than the archive has")
 
 
 def _has_crcs(records: Sequence[ZipRecord]) -> bool:
-    """Whether the archive contains CRCs."""
     filled = [record for record in records if record.bytes]
     return not filled or any(record.crc32 for record in filled)
 
 
 def _bad_record(view: memoryview, records: Sequence[ZipRecord]) -> ZipRecord | None:
-    return next((one for one in records if one.bytes and record_crc32(view, one) != one.crc32), None)
+    return next((one for one in records if one.bytes and one.find_crc32(view) != one.crc32), None)
 
 
 def zip_records(data: memoryview | bytes) -> list[ZipRecord]:
@@ -134,7 +138,7 @@ def zip_records(data: memoryview | bytes) -> list[ZipRecord]:
 
 
 def _directory(view: memoryview) -> tuple[int, int, int]:
-    """Return start, length and number of records of the directory."""
+    """Return start, length and number of records."""
     tail = bytes(view[-(END.size + _MAX_COMMENT_BYTES) :])
     found = tail.rfind(b"PK\x05\x06")
     if found < 0:
@@ -171,7 +175,6 @@ def _entries(view: memoryview, position: int, end: int) -> Iterator[ZipRecord]:
 
 
 def _wide(extra: bytes, size: int, stored: int, header: int) -> tuple[int, int, int]:
-    """Return the header fields, with those that refer to the zip64 extra field replaced by its values."""
     position = 0
     while position + 4 <= len(extra):
         kind, length = struct.unpack_from("<HH", extra, position)
@@ -194,37 +197,10 @@ def _data_start(view: memoryview, header: int, name: bytes) -> int:
     return start + sum(lengths)
 
 
-def record_crc32(view: memoryview, record: ZipRecord) -> int | None:
-    """Return the CRC32 of a record's inflated data; None if the inflated size differs from the size in the directory.
-
-    Args:
-        view: The whole archive.
-        record: One of its records.
-
-    Raises:
-        zlib.error: The data cannot be inflated.
-    """
-    stored = view[record.start : record.start + record.stored_bytes]
-    if not record.deflated:
-        return crc32(stored)
-    inflate = zlib.decompressobj(-zlib.MAX_WBITS)
-    value = size = 0
-    pending: bytes | memoryview = stored
-    while not inflate.eof:
-        part = inflate.decompress(pending, _STEP_BYTES)
-        pending = inflate.unconsumed_tail
-        value, size = crc32(part, value), size + len(part)
-        if size > record.bytes or (not part and not pending):
-            break
-    return value if inflate.eof and size == record.bytes else None
-
-
 def inflated(view: memoryview, record: ZipRecord) -> bytes:
-    """Return the inflated data of a record. Call `refuse_bomb` first, which bounds the memory for inflated data.
+    """Return the inflated data of a record. Call `refuse_bomb` first, which bounds the memory.
 
-    Raises:
-        CorruptCheckpointError: The data do not have the size or the CRC that the directory states.
-        zlib.error: The data cannot be inflated.
+    Raises CorruptCheckpointError or zlib.error.
     """
     data = bytes(view[record.start : record.start + record.stored_bytes])
     if record.deflated:

@@ -1,7 +1,4 @@
-"""CRC32 checksums of stored bytes: of whole ranges, of concatenated ranges, and of prefixes up to block borders.
-
-The only module that imports isal; it computes the same CRC32 as `zlib` and zip archives, several times faster.
-"""
+"""CRC32 checksums of stored bytes. The only module that imports isal, which is faster than `zlib`."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from isal import isal_zlib
 
-from dcp_manifest.index.items import StoredItem, block_bytes, border_count
+from dcp_manifest.index.columns import StoredItem, block_bytes, border_count
 
 __all__ = ["RunningCrc", "combine", "crc32", "crc_at", "running_crcs"]
 
@@ -22,12 +19,12 @@ _NO_BORDERS.flags.writeable = False
 
 
 def crc32(data: Buffer, value: int = 0) -> int:
-    """Return the CRC32 of `data`, continued from the CRC32 `value` of preceding bytes; long data release the GIL."""
+    """Return the CRC32 of `data`, continued from `value`; long data release the GIL."""
     return isal_zlib.crc32(data, value)
 
 
 def combine(first: int, second: int, second_bytes: int) -> int:
-    """Return the CRC32 of two concatenated byte ranges, given their CRC32s and the second's length in bytes."""
+    """Return the CRC32 of two concatenated byte ranges."""
     return isal_zlib.crc32_combine(first, second, second_bytes)
 
 
@@ -35,11 +32,11 @@ class RunningCrc:
     """CRC32 of a stored range that arrives in pieces, with its value at every interior block border.
 
     Args:
-        stored_bytes: Length of the whole range, bytes; the size of its CRC blocks follows from this length.
+        stored_bytes: Length of the whole range.
 
     Example:
         ```python
-        from dcp_io import RunningCrc, crc32
+        from dcp_io.archives.crc import RunningCrc, crc32
 
         running = RunningCrc(stored_bytes=6)
         running.update(b"abc")
@@ -59,7 +56,7 @@ class RunningCrc:
         """CRC32 of the bytes so far."""
 
     def update(self, data: Buffer) -> None:
-        """Add the next piece of the range. Raises ValueError if the range becomes longer than `stored_bytes`."""
+        """Add the next piece; raises ValueError if the range becomes longer than `stored_bytes`."""
         size = len(data)
         if self._position + size > self._length:
             raise ValueError(f"more bytes than the {self._length} that were announced")
@@ -75,21 +72,14 @@ class RunningCrc:
         self.value, self._position = value, position
 
     def borders(self) -> npt.NDArray[np.uint32]:
-        """Return the CRC32 of the prefix up to each interior block border. Raises ValueError if bytes are missing."""
+        """Return the CRC32 up to each interior block border; raises ValueError if bytes are missing."""
         if self._position != self._length:
             raise ValueError(f"{self._length - self._position} of {self._length} bytes have not arrived")
         return np.array(self._borders, np.uint32) if self._borders else _NO_BORDERS
 
 
 def running_crcs(buffers: Sequence[Buffer]) -> tuple[int, npt.NDArray[np.uint32]]:
-    """Return the CRC32 of concatenated buffers, and the CRC32 of the prefix up to each interior block border.
-
-    Args:
-        buffers: One-dimensional contiguous buffers of bytes.
-
-    Returns:
-        The CRC32 of all bytes, and `border_count(total)` uint32 values as `StoredItem.running_crcs` holds them.
-    """
+    """Return the CRC32 of buffers, and up to each interior block border."""
     running = RunningCrc(sum(map(len, buffers)))
     for buffer in buffers:
         running.update(buffer)
@@ -97,15 +87,7 @@ def running_crcs(buffers: Sequence[Buffer]) -> tuple[int, npt.NDArray[np.uint32]
 
 
 def crc_at(item: StoredItem, position: int) -> int:
-    """Return the CRC32 that is recorded for the first `position` bytes of an item's stored range.
-
-    Args:
-        item: The item; its `crc32` must be set.
-        position: 0, an interior block border or `stored_bytes`.
-
-    Raises:
-        ValueError: No CRC is recorded at this position.
-    """
+    """Return the recorded CRC32 of an item's first `position` bytes; ValueError without one."""
     if position == 0:
         return 0
     if position == item.stored_bytes and item.crc32 is not None:

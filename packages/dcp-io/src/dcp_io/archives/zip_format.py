@@ -1,13 +1,21 @@
-"""Headers of zip archives: packing and parsing. The data between the headers are handled elsewhere.
+"""Zip archives that `torch.load` opens: headers, a writer of records, and the frame around the bytes of one tensor.
 
-Sizes and positions above 32 bits go into zip64 fields; `ZIP64_FROM_BYTES` leaves room for the headers around a payload.
-
-Source: PKWARE APPNOTE 6.3.10, sections 4.3 and 4.5.
+Built without torch. Source: PKWARE APPNOTE 6.3.10, sections 4.3 and 4.5; torch 2.13 `torch.serialization._save` and
+`torch._utils._rebuild_tensor_v2`/`_v3` (what the pickle calls).
 """
 
 from __future__ import annotations
 
+import functools
+import math
 import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from dcp_io.archives.crc import crc32
+from dcp_io.stores.store import Buffer, Sink
+from dcp_manifest.index.dtypes import ITEM_BYTES, TYPED_STORAGES
+from dcp_manifest.stock.stock_write import collected, global_2, integer, text_2
 
 __all__ = [
     "CENTRAL",
@@ -16,22 +24,23 @@ __all__ = [
     "MAX16",
     "MAX32",
     "ZIP64_END",
-    "ZIP64_FROM_BYTES",
     "ZIP64_LOCATOR",
+    "Frame",
+    "ZipFileWriter",
     "central_header",
     "descriptor",
     "directory_end",
-    "is_wide",
     "is_zip",
     "local_header",
     "local_lengths",
+    "tensor_frame",
     "zip64_directory_end",
 ]
 
-Buffer = bytes | bytearray | memoryview
+
 MAX16, MAX32 = 0xFFFF, 0xFFFFFFFF
 ZIP64_FROM_BYTES = MAX32 - 4096
-"""Smallest size or position, in bytes, that is written as a 64-bit field; see `is_wide`."""
+"""Smallest size or position in a 64-bit field; leaves room for headers."""
 LOCAL = struct.Struct("<4sHHHHHIIIHH")
 CENTRAL = struct.Struct("<4sHHHHHHIIIHHHHHII")
 END = struct.Struct("<4sHHHHIIH")
@@ -48,13 +57,8 @@ def is_zip(data: Buffer) -> bool:
     return bytes(data[:4]) == _MAGIC
 
 
-def is_wide(number: int) -> bool:
-    """Whether a size or a position needs a 64-bit field."""
-    return number >= ZIP64_FROM_BYTES
-
-
 def local_lengths(header: Buffer) -> tuple[int, int] | None:
-    """Return the lengths (bytes) of name and extra field in a local header; None if the bytes are no local header."""
+    """Return the lengths of name and extra field; None for other bytes."""
     if len(header) < LOCAL.size or not is_zip(header):
         return None
     *_, name_bytes, extra_bytes = LOCAL.unpack_from(header)
@@ -64,16 +68,8 @@ def local_lengths(header: Buffer) -> tuple[int, int] | None:
 def local_header(
     name: bytes, size: int, *, crc: int | None = None, extra: bytes = b"", says_size: bool = True
 ) -> bytes:
-    """Return the local header, which precedes the stored data of a record.
-
-    Args:
-        name: Name of the record.
-        size: Size of the record's data, bytes.
-        crc: CRC32 of the data; None if the CRC follows the data, in a `descriptor`.
-        extra: Extra fields to append.
-        says_size: Whether the header has the 32-bit size even if a `descriptor` follows.
-    """
-    wide = is_wide(size)
+    """Return the header before a record's data."""
+    wide = size >= ZIP64_FROM_BYTES
     extra = (struct.pack("<HHQQ", 1, 16, size, size) if wide else b"") + extra
     version, field = (_ZIP64_VERSION, MAX32) if wide else (_VERSION, size if says_size else 0)
     flags = _HAS_DESCRIPTOR if crc is None else 0
@@ -82,21 +78,13 @@ def local_header(
 
 
 def descriptor(size: int, crc: int) -> bytes:
-    """Return the data descriptor (CRC and sizes) that follows a record whose header was written before its CRC."""
-    return struct.pack("<4sI" + ("QQ" if is_wide(size) else "II"), b"PK\x07\x08", crc, size, size)
+    """Return the CRC and sizes after a record."""
+    return struct.pack("<4sI" + ("QQ" if size >= ZIP64_FROM_BYTES else "II"), b"PK\x07\x08", crc, size, size)
 
 
 def central_header(name: bytes, size: int, crc: int, start: int, *, described: bool = True) -> bytes:
-    """Return a record's entry in the directory.
-
-    Args:
-        name: Name of the record.
-        size: Size of the record's data, bytes.
-        crc: CRC32 of the data.
-        start: Position of the record's local header in the archive, bytes.
-        described: Whether a `descriptor` follows the data.
-    """
-    wide_size, wide_start = is_wide(size), is_wide(start)
+    """Return a record's entry in the directory."""
+    wide_size, wide_start = size >= ZIP64_FROM_BYTES, start >= ZIP64_FROM_BYTES
     numbers = ([size, size] if wide_size else []) + ([start] if wide_start else [])
     extra = struct.pack(f"<HH{len(numbers)}Q", 1, 8 * len(numbers), *numbers) if numbers else b""
     version = _ZIP64_VERSION if numbers else _VERSION
@@ -107,20 +95,189 @@ def central_header(name: bytes, size: int, crc: int, start: int, *, described: b
 
 
 def directory_end(start: int, size: int, count: int) -> bytes:
-    """Return the end-of-directory record of an archive; a number that does not fit is in the zip64 record before it.
-
-    Args:
-        start: Position of the directory in the archive, bytes.
-        size: Size of the directory, bytes.
-        count: Number of records.
-    """
+    """Return the end-of-directory record; numbers that do not fit are in `zip64_directory_end`."""
     few = min(count, MAX16)
     return END.pack(b"PK\x05\x06", 0, 0, few, few, min(size, MAX32), min(start, MAX32), 0)
 
 
 def zip64_directory_end(start: int, size: int, count: int) -> bytes:
-    """Return the zip64 record before `directory_end`, for 64-bit numbers; it takes the arguments of `directory_end`."""
+    """Return the zip64 record of `directory_end`."""
     version = _ZIP64_VERSION
     return ZIP64_END.pack(b"PK\x06\x06", 44, version, version, 0, 0, count, count, size, start) + ZIP64_LOCATOR.pack(
         b"PK\x06\x07", 0, start + size, 1
     )
+
+
+ALIGNMENT_BYTES = 64
+# Small records are collected up to this size before they are passed to the storage.
+_PACK_BYTES = 1 << 20
+
+
+class ZipFileWriter:
+    """Writer of a zip archive: `add` appends a record to a `Sink`, `finish` writes the archive's directory.
+
+    Record names get the prefix `archive/`, which `torch.load` requires. The caller closes the sink after `finish`.
+
+    Args:
+        sink: A new `Sink`, to which nothing has been written.
+
+    Example:
+        ```python
+        from dcp_io import LocalStore, ZipFileWriter
+
+        store = LocalStore("archives")
+        store.make()
+        sink = store.create("numbers.zip")
+        writer = ZipFileWriter(sink)
+        writer.add("one", 3, [b"123"])
+        writer.finish()
+        sink.close()
+        ```
+    """
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._position = 0
+        self._directory = bytearray()
+        self._count = 0
+        self._pending: list[Buffer] = []
+        self._pending_bytes = 0
+
+    def add(self, name: str, size: int, pieces: Iterable[Buffer]) -> int:
+        """Append a record with data at a multiple of 64 bytes; returns the CRC32 of the data.
+
+        Args:
+            name: Name of the record, within the archive's folder.
+            size: Size of all pieces together.
+            pieces: The record's data; each piece is written before the next one is requested.
+
+        Raises:
+            ValueError: The pieces do not add up to `size`.
+            OSError: The storage failed.
+        """
+        full = f"archive/{name}".encode()
+        start = self._position
+        self._put(self._local(full, size))
+        value = written = 0
+        for piece in pieces:
+            value = crc32(piece, value)
+            written += len(piece)
+            if len(piece) >= _PACK_BYTES:
+                self._flush(piece)
+                self._position += len(piece)
+            else:
+                self._put(bytes(piece))
+        if written != size:
+            raise ValueError(f"record {name!r} has {written} bytes; {size} were announced")
+        self._put(descriptor(size, value))
+        self._directory += central_header(full, size, value, start)
+        self._count += 1
+        return value
+
+    def finish(self) -> None:
+        """Write the archive's directory, and flush the sink."""
+        start, size = self._position, len(self._directory)
+        self._put(bytes(self._directory))
+        self._put(zip64_directory_end(start, size, self._count) + directory_end(start, size, self._count))
+        self._flush()
+
+    def _local(self, name: bytes, size: int) -> bytes:
+        padding = -(self._position + len(local_header(name, size)) + 4) % ALIGNMENT_BYTES
+        return local_header(name, size, extra=struct.pack("<2sH", b"FB", padding) + b"Z" * padding)
+
+    def _put(self, data: Buffer) -> None:
+        self._pending.append(data)
+        self._pending_bytes += len(data)
+        self._position += len(data)
+        if self._pending_bytes >= _PACK_BYTES:
+            self._flush()
+
+    def _flush(self, *more: Buffer) -> None:
+        head = [b"".join(self._pending)] if self._pending else []
+        self._pending.clear()
+        self._pending_bytes = 0
+        if head or more:
+            self._sink.write([*head, *more])
+
+
+_ARCHIVE = b"a"
+_PAYLOAD_NAME = _ARCHIVE + b"/data/0"
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Bytes that make the raw bytes of a tensor a `torch.save` archive."""
+
+    prefix: bytes
+    payload_bytes: int
+    before_crc: bytes
+    between_crcs: bytes
+    after_crc: bytes
+
+    def suffix(self, crc32: int) -> bytes:
+        """Return the bytes after a tensor with the CRC32 `crc32`."""
+        crc = crc32.to_bytes(4, "little")
+        return b"".join((self.before_crc, crc, self.between_crcs, crc, self.after_crc))
+
+    @property
+    def suffix_bytes(self) -> int:
+        """Length of every suffix."""
+        return len(self.before_crc) + len(self.between_crcs) + len(self.after_crc) + 8
+
+
+@functools.lru_cache(maxsize=4096)
+def tensor_frame(dtype: str, sizes: tuple[int, ...], item_bytes: int | None = None) -> Frame:
+    """Return the frame of a contiguous tensor: `prefix + payload + suffix(crc32(payload))` opens with `torch.load`.
+
+    Raises ValueError for an unknown or quantized dtype.
+    """
+    item_bytes = ITEM_BYTES.get(dtype, item_bytes)
+    if item_bytes is None or not dtype.isidentifier() or dtype.startswith(("qint", "quint")):
+        raise ValueError(f"a tensor of dtype {dtype!r} cannot be framed; store it as a torch.save archive")
+    if min(sizes, default=0) < 0:
+        raise ValueError(f"sizes {sizes} of a tensor cannot be negative")
+    payload_bytes = math.prod(sizes) * item_bytes
+    prefix = bytearray()
+    directory = bytearray()
+    for name, data in ((b"/data.pkl", _pickle(dtype, sizes, item_bytes)), (b"/version", b"3\n")):
+        crc = crc32(data)
+        directory += central_header(_ARCHIVE + name, len(data), crc, len(prefix), described=False)
+        prefix += local_header(_ARCHIVE + name, len(data), crc=crc) + data
+    start = len(prefix)
+    prefix += local_header(_PAYLOAD_NAME, payload_bytes, says_size=False)
+    behind = descriptor(payload_bytes, 0)
+    directory_start = len(prefix) + payload_bytes + len(behind)
+    cut = len(directory) + 16  # the CRC's place in the last entry
+    directory += central_header(_PAYLOAD_NAME, payload_bytes, 0, start)
+    end = directory_end(directory_start, len(directory), 3)
+    if payload_bytes >= ZIP64_FROM_BYTES:
+        wide = zip64_directory_end(directory_start, len(directory), 3)
+        end = wide + directory_end(MAX32, len(directory), 3)
+    return Frame(
+        bytes(prefix),
+        payload_bytes,
+        behind[:4],
+        behind[8:] + bytes(directory[:cut]),
+        bytes(directory[cut + 4 :]) + end,
+    )
+
+
+def _pickle(dtype: str, sizes: Sequence[int], item_bytes: int) -> bytes:
+    """Return `data.pkl`: a call that rebuilds the tensor from the record `data/0`."""
+    storage = TYPED_STORAGES.get(dtype)
+    function, module, count = "_rebuild_tensor_v2", "torch", math.prod(sizes)
+    tail = b""
+    if storage is None:
+        function, module, storage = "_rebuild_tensor_v3", "torch.storage", "UntypedStorage"
+        count *= item_bytes
+        tail = global_2("torch", dtype)
+    place = [text_2("storage"), global_2(module, storage), text_2("0"), text_2("cpu"), integer(count)]
+    strides: list[int] = []
+    step = 1
+    for size in reversed(sizes):
+        strides.append(step)
+        step *= max(size, 1)
+    numbers = [collected([*map(integer, each)]) for each in (sizes, strides[::-1])]
+    arguments = [collected(place) + b"Q", integer(0), *numbers]
+    arguments += [b"\x89", global_2("collections", "OrderedDict") + b")R", tail]
+    return b"\x80\x02" + global_2("torch._utils", function) + b"(" + b"".join(arguments) + b"tR."

@@ -1,7 +1,4 @@
-"""Listing of the checkpoints below a root (path, URI, store, or several places), and of the saves running in a folder.
-
-`dcp_manifest.folders.find_checkpoints` implements the search and the order.
-"""
+"""Listing of the checkpoints below a root, and of running saves."""
 
 from __future__ import annotations
 
@@ -11,15 +8,32 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from dcp_io.saves.save_markers import find_markers
+from dcp_base.logs import library_logger
+from dcp_io.checkpoints.verify_checkpoint import verify_checkpoint
+from dcp_io.saves.cleanup import read_current
+from dcp_io.saves.save_files import find_markers
 from dcp_io.stores.root import Root, places_of
-from dcp_io.stores.store import Store
+from dcp_io.stores.store import Entry, Store, SupportsFolders, with_folders
 from dcp_io.timed_call import TimedCall
-from dcp_manifest.errors import CheckpointNotFoundError
-from dcp_manifest.folders.find_checkpoints import FoundCheckpoint, check_files, checkpoints_below, merge_places
-from dcp_manifest.logs import library_logger
+from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError
+from dcp_manifest.folders.find_checkpoints import (
+    FoundCheckpoint,
+    check_files,
+    checkpoints_below,
+    first_valid,
+    merge_places,
+)
 
-__all__ = ["FoundCheckpoint", "ask_places", "check_files", "find_checkpoints", "running_saves"]
+__all__ = [
+    "FoundCheckpoint",
+    "ask_places",
+    "check_checkpoint",
+    "check_files",
+    "find_checkpoints",
+    "latest_valid",
+    "running_saves",
+]
+
 
 _log = library_logger(__name__)
 
@@ -27,23 +41,28 @@ T = TypeVar("T")
 
 
 def find_checkpoints(
-    root: Root | Store | str | os.PathLike[str], *, unfinished: bool = False
-) -> list[FoundCheckpoint[Store]]:
+    root: Root | Store | str | os.PathLike[str], *, unfinished: bool = False, unreadable: bool = False
+) -> list[FoundCheckpoint[SupportsFolders]]:
     """Return the checkpoints of a root and its subfolders, newest first; see `dcp_manifest.checkpoints_below`.
 
-    Of several places that hold copies of a checkpoint, the copy in the nearest one comes first. A place that cannot be
-    read is passed over with a warning, if another place has checkpoints.
+    Of several copies of a checkpoint, the nearest comes first. An unreadable place is skipped with a warning if another
+    place has checkpoints.
 
     Args:
-        root: A path, a URI that an installed storage handles, a store, or a `Root`. The folder may be missing.
-        unfinished: Whether to return also folders with files of a save that has not published an index.
+        root: A path, a URI, a store, or a `Root`. The folder may be missing.
+        unfinished: Whether to include folders with files of a save that has not published an index.
+        unreadable: Whether to include subfolders that cannot be listed, instead of a warning.
 
     Raises:
         StorageError, OSError: The storage failed.
 
     Ranks: one; not collective.
     """
-    return merge_places(ask_places(places_of(root), partial(checkpoints_below, unfinished=unfinished)))
+
+    def ask(place: Store) -> list[FoundCheckpoint[SupportsFolders]]:
+        return checkpoints_below(with_folders(place), unfinished=unfinished, unreadable=unreadable)
+
+    return merge_places(ask_places(places_of(root), ask))
 
 
 def ask_places(
@@ -51,16 +70,13 @@ def ask_places(
 ) -> list[Sequence[T]]:
     """Return each place's answer; an empty one, with a warning, for a place that fails while others have something.
 
-    All are asked at once. A place after the first that does not answer for `SILENT_AFTER_SECONDS` has failed: a slow
-    tier that hangs must not stop a restore that a near one can serve.
-
-    Without any other answer the error is raised, and a place that hangs is waited for: a run must not start from
-    scratch because its only checkpoints cannot be reached.
+    A place after the first that is silent for `TimedCall.SILENT_AFTER_SECONDS` has failed. If no place has anything,
+    silent places are waited for: a run must not start from scratch because its checkpoints cannot be reached.
 
     Args:
         places: The places, nearest first.
         ask: Function that asks one place, perhaps in another thread.
-        optional: Whether the answers only add detail to messages; failures are not reported then.
+        optional: Whether failures are not reported.
 
     Raises:
         OSError: The error of the first place that failed, if no place has anything.
@@ -84,7 +100,7 @@ def ask_places(
 
 
 def _late_answers(calls: Sequence[TimedCall[Sequence[T]]], failed: Sequence[OSError]) -> list[Sequence[T]]:
-    """Wait for calls that hang, since no place has anything; raises the first failure if these have nothing, either."""
+    """Wait for calls that hang; raises the first failure if they return nothing, either."""
     answers: list[Sequence[T]] = []
     failed = list(failed)
     for call in calls:
@@ -101,15 +117,67 @@ def _late_answers(calls: Sequence[TimedCall[Sequence[T]]], failed: Sequence[OSEr
 
 
 def running_saves(store: Store, *, stale_after_seconds: float) -> list[str]:
-    """Return a description of each save in a folder that is running or cannot be proven dead.
-
-    Args:
-        store: The checkpoint's folder.
-        stale_after_seconds: A save of another host counts as dead when its marker has not been renewed for this long.
-    """
+    """Describe the saves in a folder that are running or cannot be proven dead; see `SaveSession.begin`."""
     now = time.time()
     try:
         found = find_markers(store, store.list())
     except CheckpointNotFoundError:
         return []
     return [each.describe(now) for each in found if not each.is_dead(now=now, stale_after_seconds=stale_after_seconds)]
+
+
+def check_checkpoint(store: Store, *, deep: bool = False, entries: Sequence[Entry] | None = None) -> None:
+    """Check that the checkpoint in a folder can be loaded, as far as its index and the lengths of its files show.
+
+    Args:
+        store: The checkpoint's folder.
+        deep: Whether to read all data files as well, and check every CRC.
+        entries: The folder's listing; None lists the folder.
+
+    Raises:
+        CheckpointNotFoundError: The index is incomplete, or a data file is missing.
+        CorruptCheckpointError: The index is damaged, a file is too short, or `deep` found damage.
+        UnsafeCheckpointError, UnsupportedFormatError: The index is hostile, or of an unknown format.
+        StorageError, OSError: The storage failed.
+
+    Ranks: one; not collective.
+    """
+    current = read_current(store, None if entries is None else list(entries))
+    if current.damage is not None:
+        raise current.damage
+    if current.index is None:
+        raise CheckpointNotFoundError(f"there is no checkpoint in {store.url}: it has no complete index")
+    check_files(store, current.index)
+    if deep:
+        problems = verify_checkpoint(store).problems
+        if problems:
+            first = problems[0]
+            raise CorruptCheckpointError(
+                f"the checkpoint in {store.url} is damaged in {len(problems)} places; the first: {first.message}",
+                file=first.file,
+                key=first.key,
+                offset=first.offset,
+            )
+
+
+def latest_valid(
+    root: Root | Store | str | os.PathLike[str], *, deep: bool = False
+) -> FoundCheckpoint[SupportsFolders] | None:
+    """Return the newest complete checkpoint of a root or its subfolders: the first that passes `check_checkpoint`.
+
+    Within a training run, the highest step is the newest. Leftovers of a crash and quarantined checkpoints are skipped,
+    and with a warning, damaged checkpoints and folders without permission.
+
+    Args:
+        root: See `find_checkpoints`.
+        deep: Whether to read the data as well, and check every CRC, which takes as long as loading.
+
+    Returns:
+        The newest complete checkpoint, with `deep` the newest sound one; None if there is none.
+
+    Raises:
+        StorageError, OSError: The folders could not be listed.
+
+    Ranks: one; not collective.
+    """
+    return first_valid(find_checkpoints(root), lambda found: check_checkpoint(found.store, deep=deep))

@@ -2,43 +2,61 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import secrets
 import time
 from collections.abc import Collection
+from types import TracebackType
+from typing import TYPE_CHECKING
 
-from dcp_io.saves.cleanup import remove_dead_saves, remove_own
-from dcp_io.saves.current_checkpoint import read_current
-from dcp_io.saves.own_files import is_own_file, own_name
-from dcp_io.saves.save_markers import find_markers
-from dcp_io.stores.store import Store
-from dcp_manifest.errors import CheckpointNotFoundError, DcpError
-from dcp_manifest.folders.file_names import is_index_name
+from dcp_base.errors import DcpError
+from dcp_io.saves.cleanup import read_current, remove_dead_saves, remove_own
+from dcp_io.saves.save_files import (
+    ProcessIdentity,
+    Renewal,
+    can_be_checked,
+    find_markers,
+    is_own_file,
+    own_name,
+    this_process,
+)
+from dcp_io.stores.store import Entry, Store, SupportsFolders
+from dcp_manifest.errors import CheckpointNotFoundError
+from dcp_manifest.folders.folder import REMOVING, is_index_name
 
-__all__ = ["checkpoint_files", "clear_dead_saves", "remove_checkpoint"]
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = [
+    "READING_PREFIX",
+    "REMOVING",
+    "ReadingSign",
+    "checkpoint_files",
+    "clear_dead_saves",
+    "is_dead_sign",
+    "remove_checkpoint",
+]
 
 
 def checkpoint_files(store: Store, named: Collection[str] = ()) -> dict[str, int]:
-    """Return name → size in bytes of the files that `remove_checkpoint` would remove, in the order of removal.
+    """Return name → size of the files that `remove_checkpoint` would remove, in the order of removal.
 
-    Args:
-        store: The checkpoint's folder.
-        named: Names of the data files that the index lists; they may be in subfolders.
-
-    Raises:
-        OSError: The storage failed.
+    `named` are data files of the index, perhaps in subfolders. Raises OSError.
     """
     sizes = _in_order(store, named)
     return {name: size for name, size in sizes.items() if is_index_name(name) or _is_there(store, name, size)}
 
 
 def remove_checkpoint(store: Store, *, also: frozenset[str] = frozenset()) -> list[str]:
-    """Remove a checkpoint and the leftovers of saves from its folder; returns the names of the files that remain.
+    """Remove a checkpoint and leftovers of saves from its folder; returns the names of the remaining files.
 
-    The index is removed first, then all files whose names and first bytes show that a save made them. After an
-    interruption no loadable checkpoint is left, and a second call completes the removal.
+    The index is removed first, then the files that are a save's by name and first bytes. After an interruption
+    no loadable checkpoint is left, and a second call completes the removal.
 
     Args:
-        store: The checkpoint's folder; nothing happens if it is missing. No process may be saving to it.
-        also: Names of further files to remove, whatever their contents; they are removed last.
+        store: The checkpoint's folder, which may be missing. No process may be saving to it.
+        also: Names of further files to remove last, whatever their contents.
 
     Raises:
         OSError: The storage failed.
@@ -54,23 +72,13 @@ def remove_checkpoint(store: Store, *, also: frozenset[str] = frozenset()) -> li
     left = remove_own(store, {name: size for name, size in sizes.items() if name not in also})
     for name in last:
         store.delete(name)
-    if not left:
+    if not left and isinstance(store, SupportsFolders):
         store.remove_folder()
     return sorted(left)
 
 
 def clear_dead_saves(store: Store, *, stale_after_seconds: float) -> None:
-    """Remove the leftovers of dead saves from a checkpoint's folder.
-
-    The next save to the folder also does this, so it is needed only for folders without a next save.
-
-    Args:
-        store: The checkpoint's folder.
-        stale_after_seconds: A save of another host counts as dead when its marker has not been renewed for this long.
-
-    Raises:
-        OSError: The storage failed.
-    """
+    """Remove the leftovers of dead saves (see `SaveSession.begin`) from a folder. Raises OSError."""
     entries = store.list()
     now = time.time()
     dead, alive = [], set()
@@ -85,7 +93,7 @@ def clear_dead_saves(store: Store, *, stale_after_seconds: float) -> None:
 
 
 def _in_order(store: Store, named: Collection[str]) -> dict[str, int]:
-    """Return names and sizes of the folder's files, and of named files in subfolders: indexes first, notes last."""
+    """Return sizes by name: indexes come first, notes last."""
     sizes = {entry.name: entry.bytes for entry in store.list()}
     for name in {*named} - sizes.keys():
         size = _size_below(store, name)
@@ -107,10 +115,83 @@ def _is_note(name: str) -> bool:
 
 
 def _size_below(store: Store, name: str) -> int | None:
-    """Return the size of a file in a subfolder, bytes; None if it is missing, or a link out of the folder."""
+    """Return the size of a file in a subfolder; None if it is missing, or a link out of the folder."""
     try:
         return store.size(name) if "/" in name else None
     except DcpError as error:
         if isinstance(error, OSError) and not isinstance(error, CheckpointNotFoundError):
             raise
         return None
+
+
+READING_PREFIX = ".dcp-reading-"
+_MAX_BYTES = 1 << 16
+
+
+class ReadingSign:
+    """Lease of this process on a checkpoint, as a context manager: a file that is renewed until the block ends.
+
+    Args:
+        store: The checkpoint's folder.
+        stale_after_seconds: Time without renewal after which other hosts consider the reader dead.
+
+    Raises:
+        OSError: The lease could not be written, on entering the block.
+
+    Example:
+        ```python
+        from dcp_io import LocalStore, ReadingSign
+
+        store = LocalStore("step-1")
+        store.make()
+        store.publish("weights", b"1234")
+        with ReadingSign(store, stale_after_seconds=600):  # `dcp rm` and the manager leave the folder alone
+            store.read("weights")
+        ```
+    """
+
+    @staticmethod
+    def alive(store: Store, *, stale_after_seconds: float) -> list[str]:
+        """Return the file names of the leases with a reader that may be alive."""
+        signs = [entry for entry in store.list() if entry.name.startswith(READING_PREFIX)]
+        return [
+            entry.name for entry in signs if not is_dead_sign(store, entry, stale_after_seconds=stale_after_seconds)
+        ]
+
+    def __init__(self, store: Store, *, stale_after_seconds: float) -> None:
+        self.name = f"{READING_PREFIX}{secrets.token_hex(6)}"
+        self._store = store
+        self._renewal = Renewal(store, self.name, stale_after_seconds)
+
+    def __enter__(self) -> Self:
+        self._store.publish(self.name, json.dumps(this_process().to_dict()).encode(), sync=False)
+        self._renewal.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._renewal.stop()
+        with contextlib.suppress(OSError, DcpError):
+            self._store.delete(self.name)
+
+
+def is_dead_sign(store: Store, entry: Entry, *, stale_after_seconds: float) -> bool:
+    """Whether a reader's lease is gone, or belongs to a dead process. Raises OSError.
+
+    On another host, leases that are old, or dated far in the future, count as dead.
+    """
+    data = b""
+    try:
+        if entry.bytes <= _MAX_BYTES:
+            data = store.read(entry.name)
+    except CheckpointNotFoundError:
+        return True
+    except DcpError as error:
+        if isinstance(error, OSError):
+            raise
+    with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
+        process = ProcessIdentity.from_dict(json.loads(data))
+        if can_be_checked(process):
+            return process.is_gone()
+    return abs(time.time() - entry.mtime) > stale_after_seconds

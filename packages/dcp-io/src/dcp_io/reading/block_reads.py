@@ -1,8 +1,4 @@
-"""Reads of items stored as encoded blocks: the read engine treats each wanted block as a separate item.
-
-So a read touches only the blocks it needs, several threads can read one item, and no byte is decoded before its CRC
-has been checked.
-"""
+"""Reads of items stored as encoded blocks: no byte is decoded before its block's CRC has been checked."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ import numpy as np
 
 from dcp_io.requests import BlockDecoder, ReadRequest
 from dcp_manifest.errors import CorruptCheckpointError
-from dcp_manifest.index.items import CRC_BLOCK_MIN_BYTES, EncodedBlocks, Framing, StoredItem
+from dcp_manifest.index.columns import CRC_BLOCK_MIN_BYTES, EncodedBlocks, Framing, StoredItem
 
 __all__ = ["with_blocks_apart"]
 
@@ -21,15 +17,9 @@ _NO_BORDERS = np.zeros(0, np.uint32)
 
 
 def with_blocks_apart(requests: Iterable[ReadRequest], *, whole: bool) -> list[ReadRequest]:
-    """Replace each request for an item in encoded blocks by one request per block that is needed.
+    """Replace each request for an item in encoded blocks by one request per needed block, or per block with `whole`.
 
-    Args:
-        requests: Requests for items of any kind; those for items without encoded blocks are returned unchanged.
-        whole: Whether to read and check all blocks of an item, including those that are not needed.
-
-    Raises:
-        ValueError: The range or the destination of a request does not fit its item.
-        CorruptCheckpointError: The index gives an item a number of blocks that contradicts its decoded size.
+    Raises ValueError or CorruptCheckpointError if request, item and blocks do not match.
     """
     apart: list[ReadRequest] = []
     for request in requests:
@@ -41,8 +31,6 @@ def with_blocks_apart(requests: Iterable[ReadRequest], *, whole: bool) -> list[R
 
 
 class _BlockRead:
-    """One request for a part of the values in an item's encoded blocks."""
-
     def __init__(self, request: ReadRequest, decoder: BlockDecoder) -> None:
         item = request.item
         if item.blocks is None or not 0 <= request.start <= request.stop <= request.decoded_bytes:
@@ -67,7 +55,7 @@ class _BlockRead:
         self._lock = threading.Lock()
 
     def requests(self, *, whole: bool) -> Iterator[ReadRequest]:
-        """Yield a request for each block; the original request is complete when all of them are."""
+        """Yield a request per block; the original request is complete when all of them are."""
         request, step = self._request, self._blocks.block_bytes
         first, last = request.start // step, -(-request.stop // step)
         wanted = {n for n in range(first, last) if self._has_some(n * step, (n + 1) * step)}

@@ -1,6 +1,4 @@
-"""CRC checks of bytes that were read; errors name file, key and offset of the damage.
-
-Also `make_pages`, for the destinations before they are filled.
+"""CRC checks of bytes that were read, and `make_pages` for the destinations.
 
 Source: Linux `madvise(2)`, `mincore(2)`.
 """
@@ -8,19 +6,23 @@ Source: Linux `madvise(2)`, `mincore(2)`.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import mmap
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
+from dcp_base.descriptors import kernel_call
 from dcp_io.archives.archive_checks import is_zip, verify_zip
 from dcp_io.archives.crc import combine, crc32, crc_at
-from dcp_io.stores.store import Source
-from dcp_manifest.descriptors import kernel_call
+from dcp_io.reading.open_files import OpenFile
 from dcp_manifest.errors import CorruptCheckpointError
-from dcp_manifest.index.items import Framing, StoredItem, block_bytes
+from dcp_manifest.index.columns import Framing, StoredItem, block_bytes, distinct
 
-__all__ = ["check_archive", "check_blocks", "check_whole", "make_pages", "read_with_crc"]
+__all__ = ["Demands", "check_archive", "check_blocks", "check_whole", "make_pages", "read_with_crc"]
+
 
 # A piece of this size is still in the processor's L1 cache when it is read a second time.
 _COPY_BYTES = 256 << 10
@@ -30,12 +32,7 @@ _POPULATE_WRITE = 23
 
 
 def make_pages(buffer: memoryview) -> None:
-    """Make the pages of a large writable buffer that is about to be overwritten, if its first one is missing.
-
-    A process that has just started loads into memory that nothing has touched. Without this, the kernel makes each page
-    in a fault of its own, and these take longer than the copy. The contents do not change. Does nothing where the
-    system cannot do it.
-    """
+    """Create the pages of a large buffer without a first page, which is faster than a fault for each page."""
     if len(buffer) < _LEAST_BYTES:
         return
     mincore = kernel_call("mincore", ctypes.c_void_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_ubyte))
@@ -50,28 +47,20 @@ def make_pages(buffer: memoryview) -> None:
         madvise(start, stop - start, _POPULATE_WRITE)
 
 
-def read_with_crc(source: Source, position: int, buffers: Sequence[memoryview], value: int) -> int:
-    """Fill the buffers from a file, and return the CRC32 `value` continued over the bytes that were read.
-
-    Args:
-        source: The file.
-        position: Offset in the file, bytes.
-        buffers: Destinations, filled one after another.
-        value: CRC32 of the bytes of the item before `position`; 0 for the CRC32 of the read bytes alone.
-    """
+def read_with_crc(file: OpenFile, position: int, buffers: Sequence[memoryview], value: int) -> int:
+    """Fill the buffers from a file, and return the CRC32 `value` continued over the bytes."""
     for buffer in buffers:
         make_pages(buffer)
-    if source.brings_memory:
-        return _copy_with_crc(source.fetch(position, sum(map(len, buffers))), buffers, value)
-    source.read_into(position, buffers)
+    if file.fetch is not None:
+        return _copy_with_crc(file.fetch(position, sum(map(len, buffers))), buffers, value)
+    file.source.read_into(position, buffers)
     for buffer in buffers:
         value = crc32(buffer, value)
     return value
 
 
 def _copy_with_crc(data: memoryview, buffers: Sequence[memoryview], value: int) -> int:
-    """Fill the buffers with `data`, and continue a CRC32 over it."""
-    # Copies of arrays let other threads run, those of memoryviews do not.
+    # Copying arrays lets other threads run, copying memoryviews does not.
     given, start = np.frombuffer(data, np.uint8), 0
     for buffer in buffers:
         taken = np.frombuffer(buffer, np.uint8)
@@ -86,18 +75,9 @@ def _copy_with_crc(data: memoryview, buffers: Sequence[memoryview], value: int) 
 def check_blocks(
     key: str, item: StoredItem, start: int, stop: int, buffers: Sequence[memoryview], value: int | None = None
 ) -> None:
-    """Check bytes [start, stop) of a stored range against the CRCs recorded at its block borders.
+    """Check bytes [start, stop) of a stored range, both of them block borders, against its CRCs.
 
-    Args:
-        key: FQN of the item, for error messages.
-        item: The item that was read.
-        start: First position in the stored range; a CRC must be recorded there.
-        stop: End position in the stored range; a CRC must be recorded there.
-        buffers: The bytes that were read.
-        value: CRC32 of the stored range up to `stop`, if already computed; None computes it.
-
-    Raises:
-        CorruptCheckpointError: A CRC does not match; the message names the first bad block.
+    `value` is the CRC32 up to `stop`, if known. CorruptCheckpointError names the first bad block.
     """
     if value is None:
         value = crc_at(item, start)
@@ -116,16 +96,7 @@ def check_blocks(
 
 
 def check_whole(key: str, item: StoredItem, crcs: Mapping[int, tuple[int, int]]) -> None:
-    """Check a whole stored range against the item's single CRC, given the CRC32s of the pieces that were read.
-
-    Args:
-        key: FQN of the item, for error messages.
-        item: The item that was read.
-        crcs: Position of each piece in the stored range → CRC32 and length (bytes) of the piece.
-
-    Raises:
-        CorruptCheckpointError: The CRC does not match.
-    """
+    """Check a stored range against its single CRC, from the CRC32s of its pieces; raises CorruptCheckpointError."""
     value = 0
     for position in sorted(crcs):
         value = combine(value, *crcs[position])
@@ -134,16 +105,7 @@ def check_whole(key: str, item: StoredItem, crcs: Mapping[int, tuple[int, int]])
 
 
 def check_archive(key: str, item: StoredItem, data: memoryview) -> bool:
-    """Verify an archive by the CRCs inside it; returns False if the archive contains no CRCs.
-
-    Args:
-        key: FQN of the item, for error messages.
-        item: The item that was read.
-        data: The whole archive.
-
-    Raises:
-        CorruptCheckpointError: A CRC does not match, or a tensor's bytes are not an archive.
-    """
+    """Verify an archive by its own CRCs; returns False if there are none. Raises CorruptCheckpointError."""
     verdict = verify_zip(data)
     if verdict is False or (item.framing is Framing.TORCH_ZIP and not is_zip(data)):
         raise CorruptCheckpointError(
@@ -163,3 +125,129 @@ def _damage(key: str, item: StoredItem, start: int, stop: int) -> CorruptCheckpo
         key=key,
         offset=item.offset + item.lead + start,
     )
+
+
+Positions = npt.NDArray[np.int64]
+Numbers = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Demands:
+    """Byte ranges that one rank wants, as columns with a row per range: ascending, without overlaps.
+
+    The form is canonical: two ranks that want the same bytes in the same rows have equal columns.
+
+    Attributes:
+        names: Names of the objects (files of the checkpoint's folder), ascending; each has at least one row.
+        objects: int32[n], position of the row's object in `names`.
+        starts: int64[n], first byte per row in its object.
+        stops: int64[n], end per row, exclusive; no row is empty.
+        grains: int64[n]; a row may be cut at `start + k * grain`, and not at all if 0.
+
+    Raises:
+        ValueError: The columns are not in canonical form.
+    """
+
+    names: tuple[str, ...]
+    objects: Numbers
+    starts: Positions
+    stops: Positions
+    grains: Positions
+
+    def __post_init__(self) -> None:
+        for column, dtype in (("objects", np.int32), ("starts", np.int64), ("stops", np.int64), ("grains", np.int64)):
+            values = getattr(self, column)
+            if values.dtype != dtype or values.shape != self.objects.shape or values.ndim != 1:
+                raise ValueError(
+                    f"column {column!r} of demands must be {np.dtype(dtype)}[{len(self.objects)}], "
+                    f"not {values.dtype}{[*values.shape]}"
+                )
+        self._check_names()
+        self._check_rows()
+
+    @classmethod
+    def of(
+        cls,
+        names: Sequence[str],
+        objects: npt.ArrayLike,
+        starts: npt.ArrayLike,
+        stops: npt.ArrayLike,
+        grains: npt.ArrayLike,
+    ) -> Demands:
+        """Return the canonical form of rows in any order, in which ranges may be empty or overlap.
+
+        Rows that overlap become one row, which may be cut only if their grains and the positions of these are the same.
+        Rows that only touch stay separate. Raises ValueError for rows that contradict `names`.
+        """
+        order = sorted(range(len(names)), key=names.__getitem__)
+        places = np.empty(len(names), np.int64)
+        places[order] = np.arange(len(names))
+        rows = [np.asarray(column, np.int64).reshape(-1) for column in (objects, starts, stops, grains)]
+        if len({len(column) for column in rows}) != 1:
+            raise ValueError(f"columns of demands differ in length: {[len(column) for column in rows]}")
+        if len(rows[0]) and not 0 <= rows[0].min() <= rows[0].max() < len(names):
+            raise ValueError(f"a row of demands names object {rows[0].min()} or {rows[0].max()} of {len(names)}")
+        wanted = rows[1] != rows[2]
+        rows = [column[wanted] for column in (places[rows[0]], *rows[1:])]
+        first = np.lexsort((rows[1], rows[0]))
+        rows = _merge_overlaps(*(column[first] for column in rows))
+        used, objects = np.unique(rows[0], return_inverse=True)
+        found = tuple(names[order[place]] for place in used.tolist())
+        return cls(found, objects.astype(np.int32), *rows[1:])
+
+    @property
+    def total_bytes(self) -> int:
+        """Number of bytes of all rows."""
+        return int((self.stops - self.starts).sum())
+
+    def digest(self) -> bytes:
+        """Return 16 bytes that are equal only for equal demands, for all practical purposes."""
+        made = hashlib.blake2b(digest_size=16)
+        for name in self.names:
+            encoded = name.encode("utf-8", "surrogateescape")
+            made.update(len(encoded).to_bytes(8, "little"))
+            made.update(encoded)
+        made.update(len(self.objects).to_bytes(8, "little"))
+        for column, dtype in ((self.objects, "<i4"), (self.starts, "<i8"), (self.stops, "<i8"), (self.grains, "<i8")):
+            made.update(column.astype(dtype).tobytes())
+        return made.digest()
+
+    def _check_names(self) -> None:
+        for name, following in zip(self.names, self.names[1:], strict=False):
+            if name >= following:
+                raise ValueError(f"names of demanded objects must ascend: {name!r} stands before {following!r}")
+        found = distinct(self.objects)
+        if not np.array_equal(found, np.arange(len(self.names))):
+            raise ValueError(
+                f"rows of demands name the objects {found.tolist()[:8]}…, and must name each of {len(self.names)}"
+            )
+
+    def _check_rows(self) -> None:
+        same = self.objects[1:] == self.objects[:-1]
+        wrong = (self.starts < 0) | (self.stops <= self.starts) | (self.grains < 0)
+        wrong[1:] |= (self.objects[1:] < self.objects[:-1]) | (same & (self.starts[1:] < self.stops[:-1]))
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            raise ValueError(
+                f"demanded range [{self.starts[row]}, {self.stops[row]}) of {self.names[self.objects[row]]!r} "
+                f"(row {row}, grain {self.grains[row]}) is empty or negative, or not behind the row before"
+            )
+
+
+def _merge_overlaps(objects: Positions, starts: Positions, stops: Positions, grains: Positions) -> list[Positions]:
+    """Rows ascend by object and start."""
+    if len(objects) == 0 or (starts > stops).any() or starts.min() < 0:  # the latter is refused by the constructor
+        return [objects, starts, stops, grains]
+    # Objects are placed one after another, so that one running maximum serves all of them.
+    span = stops.max() + 1
+    ends = np.maximum.accumulate(stops + objects * span)
+    begins = starts + objects * span
+    first = np.flatnonzero(np.concatenate(([True], begins[1:] >= ends[:-1])))
+    last = np.append(first[1:], len(objects)) - 1
+    group = np.repeat(np.arange(len(first)), last - first + 1)
+    grain = grains[first][group]
+    off_grid = (grains != grain) | ((starts - starts[first][group]) % np.maximum(grain, 1) != 0)
+    off_grid[first] = False
+    cut = grains[first].copy()
+    cut[group[off_grid]] = 0
+    return [objects[first], starts[first], (ends - objects * span)[last], cut]

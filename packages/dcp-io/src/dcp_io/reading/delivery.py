@@ -1,10 +1,4 @@
-"""`Delivery`: delivers bytes that any process may have read to the read requests of this process.
-
-The counterpart of `read_engine`, which reads for one process alone: here, the ranks of a load agree on who reads which
-bytes. `Delivery` states which bytes this rank wants (`demands`), takes them in pieces as they arrive (`take`), and
-returns requests for the bytes that this rank reads for itself (`left_alone`). Not in this module: reading and moving
-bytes.
-"""
+"""`Delivery`: delivers bytes that any process may have read to the read requests of this process."""
 
 from __future__ import annotations
 
@@ -16,15 +10,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from dcp_base.errors import DcpError
 from dcp_io.archives.crc import crc32
-from dcp_io.layout_choices import Verify
 from dcp_io.reading.block_reads import with_blocks_apart
-from dcp_io.reading.crc_checks import check_archive, check_blocks, check_whole, make_pages
-from dcp_io.reading.demands import Demands
+from dcp_io.reading.crc_checks import Demands, check_archive, check_blocks, check_whole, make_pages
 from dcp_io.reading.read_plan import RUN_GAP_BYTES, Check, Wanted, parts_of, want
-from dcp_io.requests import ReadRequest
-from dcp_manifest.errors import DcpError
-from dcp_manifest.index.items import CRC_BLOCK_MAX_BYTES, block_bytes
+from dcp_io.requests import ReadRequest, Verify
+from dcp_manifest.index.columns import CRC_BLOCK_MAX_BYTES, block_bytes
 
 __all__ = ["Delivery"]
 
@@ -34,15 +26,13 @@ _NO_BYTES = memoryview(b"")
 
 @dataclass(slots=True, eq=False)
 class _Arrival:
-    """One request, and what is still to come of it."""
-
     wanted: Wanted
     parts: list[Range]
-    """Ranges of the file that `take` must deliver; ascending."""
+    """Ranges of the file that `take` must deliver, ascending."""
     left: int
-    """Bytes of these parts that have not arrived, and one for each request for the rest of the bytes."""
+    """Missing bytes of these parts, plus one per request for the rest."""
     memory: memoryview | None = None
-    """Memory for the whole range, if the bytes are needed at once."""
+    """Memory for the whole range, if needed."""
     crcs: dict[int, tuple[int, int]] = field(default_factory=dict)
     """With `Check.WHOLE`: position of each piece → its CRC and length."""
 
@@ -50,15 +40,14 @@ class _Arrival:
 class Delivery:
     """Delivers pieces of files to the read requests of one rank, in any order, from any thread.
 
-    What the callbacks of the requests are guaranteed is said at `read_items`: `done` is called once, after all bytes of
-    the request were checked and delivered.
+    `done` is called once, after all bytes of the request were checked and delivered.
 
     Args:
         requests: Requests for byte ranges, as for `read_items`.
         verify: CRC checks of the data: `blocks`, `full` or False.
         run_gap_bytes: Largest gap between two runs of an item that is read rather than skipped.
-        changed_keys: A set to which each request's key is added before its destination changes; None for none.
-        count: Function that is called with the number of bytes of each delivered part; None for none.
+        changed_keys: A set to which each request's key is added before its destination changes.
+        count: Function that is called with the number of bytes per delivered part.
 
     Raises:
         CorruptCheckpointError, ValueError: See `read_items`.
@@ -107,17 +96,14 @@ class Delivery:
         self.unverified = {one.wanted.request.key for one in self._arrivals if one.wanted.check is Check.NOTHING}
         """Keys of requests for bytes without a CRC."""
         self.demands = _demands(self._arrivals)
-        """The byte ranges of files that the requests want."""
+        """Byte ranges that the requests want."""
         self._expect(self._arrivals)
 
     def left_alone(self, shared: Mapping[str, Sequence[Range]]) -> list[ReadRequest]:
-        """Leave some bytes out of the delivery: return requests for all bytes outside the shared ranges.
+        """Exclude all bytes outside the shared ranges from the delivery, and return requests for them.
 
-        The caller reads these with `read_items`; the requests' callbacks are called when both parts have arrived.
-
-        Args:
-            shared: Name of each file → the ranges that `take` will get, ascending; where they cut a demand, they cut it
-                at a grain.
+        The caller reads these with `read_items`. `shared` has the ascending ranges per file that `take` will get. They
+        cut a demand only at a grain.
         """
         alone: list[ReadRequest] = []
         kept: list[_Arrival] = []
@@ -140,10 +126,9 @@ class Delivery:
 
         Args:
             file: Name of the file.
-            start: Offset of the piece in the file, bytes.
-            data: The bytes of the piece, unchanged until the method returns. If the piece cuts a demand, it cuts at a
-                grain.
-            checked: Whether the bytes have been checked against the CRCs at block borders (see `check`).
+            start: Offset of the piece in the file.
+            data: The bytes of the piece, unchanged until the method returns. It cuts a demand only at a grain.
+            checked: Whether `check`, here or in another process, returned True for the bytes.
 
         Raises:
             CorruptCheckpointError: The bytes do not match their CRC; the message has file, key and offset.
@@ -155,8 +140,8 @@ class Delivery:
         """Check a piece of a file, without delivering it.
 
         Returns:
-            Whether every request that wants bytes of the piece has CRCs at block borders, all of which match. If not,
-            `take` checks what can be checked.
+            True if all wanted bytes of the piece have matching CRCs at block borders; if False, `take` checks what it
+            can.
 
         Raises:
             CorruptCheckpointError: The bytes do not match their CRC; the message has file, key and offset.
@@ -172,7 +157,7 @@ class Delivery:
         return found
 
     def key_at(self, file: str, start: int, stop: int) -> str | None:
-        """Return the key of a request that wants bytes of [start, stop) of a file; None if there is none."""
+        """Return the key of a request that wants bytes of [start, stop) of a file, or None."""
         return next((one.wanted.request.key for one, _, _ in self._overlapping(file, start, stop)), None)
 
     @property
@@ -181,7 +166,7 @@ class Delivery:
         return sum(one.left for one in self._arrivals)
 
     def finish(self) -> None:
-        """End the delivery: call `done` of requests for no bytes. Raises DcpError if some bytes have not arrived."""
+        """Call `done` of requests for no bytes. Raises DcpError if bytes have not arrived."""
         if self._waiting:
             keys = sorted({one.wanted.request.key for one in self._arrivals if one.left})
             raise DcpError(f"{self._waiting} requests did not get all of their bytes, the first for {keys[0]!r}")
@@ -203,7 +188,6 @@ class Delivery:
         return iter(()) if parts is None else parts.overlapping(start, stop)
 
     def _rest(self, one: _Arrival, outside: Sequence[Range]) -> list[ReadRequest]:
-        """Return requests for the bytes of a request that lie outside the shared ranges."""
         wanted, request = one.wanted, one.wanted.request
         rest: list[ReadRequest] = []
         for first, last in outside:
@@ -211,7 +195,7 @@ class Delivery:
             if start >= stop:  # read only for a CRC
                 continue
             if _is_whole(wanted):
-                # Checked together with the shared bytes, when all have arrived.
+                # These bytes are checked together with the shared bytes, when all have arrived.
                 item = replace(request.item, crc32=None, running_crcs=None)
                 rest.append(
                     ReadRequest(request.key, item, start, stop, None, self._rest_done(one), self._rest_piece(one))
@@ -228,7 +212,7 @@ class Delivery:
         return lambda position, data: self._place(one, position, data)
 
     def _deliver(self, one: _Arrival, position: int, data: memoryview, *, checked: bool) -> None:
-        """Check and place bytes of a request; `position` counts from the start of the item's stored range."""
+        """`position` counts from the start of the item's stored range."""
         wanted, request = one.wanted, one.wanted.request
         if wanted.check is Check.BLOCKS and not checked:
             check_blocks(request.key, request.item, position, position + len(data), [data])
@@ -289,7 +273,7 @@ class Delivery:
 
 
 class _PartsOfFile:
-    """The wanted parts of one file, sorted, for finding those that overlap a piece."""
+    """The wanted parts of one file, sorted."""
 
     def __init__(self, parts: list[tuple[int, int, _Arrival]]) -> None:
         parts.sort(key=lambda part: part[0])
@@ -299,7 +283,7 @@ class _PartsOfFile:
         self._furthest = np.maximum.accumulate(np.array([stop for _, stop, _ in parts], np.int64)).tolist()
 
     def overlapping(self, start: int, stop: int) -> Iterator[tuple[_Arrival, int, int]]:
-        """Yield each request with a part that overlaps [start, stop), and the common range."""
+        """Yield requests with parts that overlap [start, stop), and the common range."""
         position = bisect_left(self._starts, stop)
         while position and self._furthest[position - 1] > start:
             position -= 1
@@ -309,7 +293,7 @@ class _PartsOfFile:
 
 
 def _is_whole(wanted: Wanted) -> bool:
-    """Whether the bytes of a request are checked or delivered all at once."""
+    """Whether all bytes are checked or delivered together."""
     return wanted.check >= Check.WHOLE or _is_held(wanted)
 
 
@@ -331,7 +315,7 @@ def _demands(arrivals: Sequence[_Arrival]) -> Demands:
 
 
 def _divide(parts: Sequence[Range], shared: Sequence[Range]) -> tuple[list[Range], list[Range]]:
-    """Divide ascending parts into what lies inside and outside ascending shared ranges."""
+    """Divide ascending parts into those inside and outside ascending shared ranges."""
     inside: list[Range] = []
     outside: list[Range] = []
     for start, stop in parts:
@@ -354,7 +338,7 @@ def _divide(parts: Sequence[Range], shared: Sequence[Range]) -> tuple[list[Range
 
 
 def _copy(target: memoryview, position: int, data: memoryview) -> None:
-    # Copies of arrays let other threads run, those of memoryviews do not.
+    # Copying arrays lets other threads run, copying memoryviews does not.
     place = target[position : position + len(data)]
     make_pages(place)
     np.frombuffer(place, np.uint8)[:] = np.frombuffer(data, np.uint8)

@@ -1,4 +1,4 @@
-"""Open data files: a file is opened when its reads are planned, and closed after the last read."""
+"""Open data files, which close after the last planned read."""
 
 from __future__ import annotations
 
@@ -6,25 +6,16 @@ import threading
 from collections.abc import Sequence
 
 from dcp_io.reading.read_plan import Wanted
-from dcp_io.stores.store import Source, Store
+from dcp_io.stores.store import Source, Store, SupportsFetch, SupportsReadAhead
 from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError
 
 __all__ = ["OpenFile"]
 
 
 class OpenFile:
-    """A data file that closes itself after its last planned read, which keeps the number of open files small.
+    """A data file that closes itself after its last planned read.
 
-    The constructor checks that the file is long enough for every request, before any read is planned.
-
-    Args:
-        store: The checkpoint's folder.
-        name: Name of the file.
-        wanted: All requests for the file; at least one.
-
-    Raises:
-        CheckpointNotFoundError: The file is missing; the message has its name and a key.
-        CorruptCheckpointError: The file is too short; the message has its name, the key and the item's offset.
+    The constructor raises CheckpointNotFoundError if it is missing, CorruptCheckpointError if it is too short.
     """
 
     def __init__(self, store: Store, name: str, wanted: Sequence[Wanted]) -> None:
@@ -34,8 +25,9 @@ class OpenFile:
             size = self.source.size()
         except CheckpointNotFoundError as error:
             raise CheckpointNotFoundError(f"{error}; {wanted[0].request.key!r} is stored in it") from error
+        self.fetch = self.source.fetch if isinstance(self.source, SupportsFetch) else None
+        self._will_need = self.source.will_need if isinstance(self.source, SupportsReadAhead) else None
         self.users = 0
-        """Number of remaining reads."""
         for one in wanted:
             if one.base + one.stop > size:
                 self.source.close()
@@ -46,8 +38,13 @@ class OpenFile:
                     offset=one.request.item.offset,
                 )
 
+    def announce(self, offset: int, size: int) -> None:
+        """Hint that these bytes are read soon."""
+        if self._will_need is not None:
+            self._will_need(offset, size)
+
     def release(self) -> None:
-        """Count one read as done; after the last read, close the file."""
+        """Count one read as done; the last one closes the file."""
         with self._lock:
             self.users -= 1
             if self.users == 0:

@@ -1,8 +1,4 @@
-"""Read engine for byte ranges of items: reads in parallel, verifies CRCs, and writes directly into destinations.
-
-Reads are planned in `read_plan`; reader threads here carry the plan out. The way of the bytes: storage → buffer (or
-destination) → CRC check → the request's callbacks `piece` and `done`.
-"""
+"""Read engine for byte ranges of items: reads in parallel, verifies CRCs, and writes directly into destinations."""
 
 from __future__ import annotations
 
@@ -13,17 +9,15 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from dcp_hooks import find_progress
+from dcp_base import find_progress
 from dcp_io.archives.crc import crc32, crc_at
-from dcp_io.layout_choices import Verify
 from dcp_io.reading.block_reads import with_blocks_apart
 from dcp_io.reading.crc_checks import check_archive, check_blocks, check_whole, read_with_crc
 from dcp_io.reading.open_files import OpenFile
 from dcp_io.reading.read_plan import (
-    RUN_GAP_BYTES,
-    STEP_BYTES,
     Check,
     ItemRead,
+    ReadSizes,
     SharedRead,
     Step,
     Wanted,
@@ -31,12 +25,12 @@ from dcp_io.reading.read_plan import (
     plan_reads,
     want,
 )
-from dcp_io.requests import ReadRequest, ReadStats
+from dcp_io.requests import ReadRequest, ReadStats, Verify
 from dcp_io.stores.store import Store
 from dcp_io.workers import StopSignal, run_together
-from dcp_manifest.index.items import CRC_BLOCK_MAX_BYTES
+from dcp_manifest.index.columns import CRC_BLOCK_MAX_BYTES
 
-__all__ = ["MAX_INFLIGHT_BYTES", "read_items"]
+__all__ = ["read_items"]
 
 MAX_INFLIGHT_BYTES = 64 << 20
 # Number of upcoming reads that are announced to the storage, for prefetching.
@@ -54,19 +48,19 @@ def read_items(
 ) -> ReadStats:
     """Fill every request's destination, and call its `piece` and `done` with verified bytes, or raise an error.
 
-    Unless `verify` is False or the item carries no CRC, `done` is never called for bytes that differ from those
-    written. After an error a destination may hold unverified bytes, except with `verify="before"`. No byte of an item
-    is read twice, even if several requests ask for it (`verify="before"` reads everything once more).
+    Unless `verify` is False or the item has no CRC, `done` is never called for bytes that differ from those written.
+    After an error a destination may hold unverified bytes, except with `verify="before"`, which reads everything twice.
+    Otherwise no byte of an item is read twice.
 
     Args:
         store: The checkpoint's folder.
         requests: Requests for byte ranges; see `ReadRequest` for the callbacks and their threads.
         threads: Limit of the number of reader threads, at least 1.
         verify: CRC checks of the data; see `Verify`.
-        changed_keys: A set to which the function adds, also before it raises, the key of every request whose
-            destination may have changed or whose `piece` or `done` was called; or None.
-        max_inflight_bytes: Limit of the memory for buffers of all threads together, but at least one CRC block (1 MiB).
-            Destinations do not count, nor does the memory for a request that has neither `into` nor `piece`.
+        changed_keys: A set to which the function adds the key of every request with a destination that may have
+            changed, or with a called `piece` or `done`, even before it raises.
+        max_inflight_bytes: Limit of the memory for buffers of all threads together, at least one CRC block (1 MiB),
+            without destinations and requests that have neither `into` nor `piece`.
 
     Returns:
         Number of bytes read, and the keys of items without CRCs.
@@ -82,18 +76,19 @@ def read_items(
     if threads < 1 or max_inflight_bytes < 1:
         raise ValueError(f"threads={threads} and max_inflight_bytes={max_inflight_bytes} must be at least 1")
     threads = max(1, min(threads, max_inflight_bytes // CRC_BLOCK_MAX_BYTES))
-    step_bytes = min(store.read_step_bytes or STEP_BYTES, max(max_inflight_bytes // threads, CRC_BLOCK_MAX_BYTES))
+    sizes = ReadSizes.of(store)
+    step_bytes = min(sizes.step_bytes, max(max_inflight_bytes // threads, CRC_BLOCK_MAX_BYTES))
     apart = with_blocks_apart(requests, whole=verify == "full")
-    wanted = [want(request, verify, run_gap_bytes=_run_gap_bytes(store)) for request in apart]
+    wanted = [want(request, verify, run_gap_bytes=sizes.run_gap_bytes) for request in apart]
     reading = [one for one in wanted if one.start != one.stop]
     bytes_read = 0
     progress = find_progress()
     if progress.wanted:
         progress.expect(sum(one.stop - one.start for one in reading) * (2 if verify == "before" else 1))
     if verify == "before":
-        bytes_read += _Batch(store, reading, step_bytes, progress, rehearse=True).run(threads)
+        bytes_read += _Batch(store, reading, sizes, step_bytes, progress, rehearse=True).run(threads)
     changed = set() if changed_keys is None else changed_keys
-    batch = _Batch(store, reading, step_bytes, progress, rehearse=False, changed=changed)
+    batch = _Batch(store, reading, sizes, step_bytes, progress, rehearse=False, changed=changed)
     bytes_read += batch.run(threads)
     for one in wanted:
         if one.start == one.stop:
@@ -115,12 +110,13 @@ class _Scratch:
 
 
 class _Batch:
-    """The reads of one pass over the requests, and the state that their threads share."""
+    """The reads of one pass over the requests."""
 
     def __init__(
         self,
         store: Store,
         wanted: Sequence[Wanted],
+        sizes: ReadSizes,
         step_bytes: int,
         count: Callable[[int], object],
         *,
@@ -133,7 +129,7 @@ class _Batch:
         self._changed = set() if changed is None else changed
         self._lock = threading.Lock()
         self._wanted = wanted
-        self._step_bytes = step_bytes
+        self._sizes, self._step_bytes = sizes, step_bytes
         self._open: list[OpenFile] = []
         self._queue = self._reads()
         self._ahead: deque[tuple[OpenFile, Step | SharedRead]] = deque()
@@ -141,7 +137,6 @@ class _Batch:
         self.unverified = {one.request.key for one in wanted if one.check is Check.NOTHING}
 
     def run(self, threads: int) -> int:
-        """Execute every read; returns the number of bytes read."""
         try:
             run_together([self._work] * threads)
         finally:
@@ -156,8 +151,9 @@ class _Batch:
         for name, wanted in files.items():
             file = OpenFile(self._store, name, wanted)
             self._open = [other for other in self._open if other.users] + [file]
-            gap_bytes = self._store.read_gap_bytes
-            reads = plan_reads(wanted, rehearse=self._rehearse, step_bytes=self._step_bytes, gap_bytes=gap_bytes)
+            reads = plan_reads(
+                wanted, rehearse=self._rehearse, step_bytes=self._step_bytes, gap_bytes=self._sizes.gap_bytes
+            )
             file.users = len(reads)
             for read in reads:
                 yield file, read
@@ -180,16 +176,16 @@ class _Batch:
             self._count(size)
 
     def _take(self) -> tuple[OpenFile, Step | SharedRead] | None:
-        """Take the next read, and announce the following ones to the storage, which prefetches them during checks."""
+        """Take the next read, and let the storage prefetch the following ones."""
         with self._lock:
             seen = list(itertools.islice(self._queue, _READS_AHEAD + 1 - len(self._ahead)))
             self._ahead += seen
             task = self._ahead.popleft() if self._ahead else None
         for file, read in seen:
             if isinstance(read, SharedRead):
-                file.source.will_need(read.start, read.stop - read.start)
+                file.announce(read.start, read.stop - read.start)
             elif all(one.runs is None for one in read.members):  # a step with runs may skip most of its bytes
-                file.source.will_need(read.whole.base + read.start, read.stop - read.start)
+                file.announce(read.whole.base + read.start, read.stop - read.start)
         return task
 
     def _step(self, file: OpenFile, step: Step, scratch: _Scratch) -> int:
@@ -201,17 +197,17 @@ class _Batch:
         view = self._hold(whole) if whole.held else None if direct else scratch.take(step.stop - step.start)
         origin = whole.start if whole.held else step.start
         size = 0
-        for start, stop in parts_to_read(step, run_gap_bytes=_run_gap_bytes(self._store)):
+        for start, stop in parts_to_read(step, run_gap_bytes=self._sizes.run_gap_bytes):
             if view is None:
                 buffers = _around(step.members[0].request, start, stop, scratch)
             else:
                 buffers = [view[start - origin : stop - origin]]
             size += stop - start
             if whole.check is Check.BLOCKS:
-                value = read_with_crc(file.source, whole.base + start, buffers, crc_at(whole.item, start))
+                value = read_with_crc(file, whole.base + start, buffers, crc_at(whole.item, start))
                 check_blocks(key, whole.item, start, stop, buffers, value)
             elif whole.check is Check.WHOLE:
-                value = read_with_crc(file.source, whole.base + start, buffers, 0)
+                value = read_with_crc(file, whole.base + start, buffers, 0)
                 with self._lock:
                     whole.crcs[start] = value, stop - start
             else:
@@ -226,7 +222,7 @@ class _Batch:
         return size
 
     def _is_direct(self, step: Step) -> bool:
-        """Whether all bytes of the step go to one destination, so that no buffer is needed."""
+        """Whether all bytes of the step go to one destination."""
         single = len(step.members) == 1 and step.members[0].request.into is not None
         return single and not self._rehearse and not step.whole.held
 
@@ -237,7 +233,7 @@ class _Batch:
             return whole.memory
 
     def _deliver(self, members: Sequence[Wanted], view: memoryview, start: int, stop: int) -> None:
-        """Deliver to each member its part of `view`, which holds [start, stop) of the stored range."""
+        """`view` holds [start, stop) of the stored range."""
         if self._rehearse:
             return
         for one in members:
@@ -253,7 +249,6 @@ class _Batch:
                 request.into[first - request.start : last - request.start] = data
 
     def _complete(self, whole: ItemRead) -> None:
-        """Check and deliver an item after its last step."""
         key, memory = whole.members[0].request.key, whole.memory
         if whole.check is Check.WHOLE:
             check_whole(key, whole.item, whole.crcs)
@@ -305,7 +300,6 @@ class _Batch:
 
 
 def _finish(request: ReadRequest, data: memoryview | None) -> None:
-    """Call the `done` callback of a request with its bytes, or with nothing after `piece`."""
     if request.done is None:
         return
     if request.into is not None:
@@ -315,16 +309,12 @@ def _finish(request: ReadRequest, data: memoryview | None) -> None:
     request.done(data)
 
 
-def _run_gap_bytes(store: Store) -> int:
-    return max(RUN_GAP_BYTES, store.read_gap_bytes or 0)
-
-
 def _memory(size: int) -> memoryview:
     return np.empty(size, np.uint8).data
 
 
 def _around(request: ReadRequest, start: int, stop: int, scratch: _Scratch) -> list[memoryview]:
-    """Return buffers for [start, stop) of the stored range: the destination where requested, scratch around it."""
+    """Return buffers for [start, stop): the destination where requested, scratch around it."""
     into = request.into
     first = min(max(start, request.start), stop)
     last = max(min(stop, request.stop), first)

@@ -1,93 +1,103 @@
 """Planning of reads: the range that each request must read to be verified, and which requests share a read.
 
-Pure planning; `read_engine` carries the reads out. Small items that are neighbours in a file share one read. Large
-items are streamed: each is split into steps at borders of CRC blocks, and a step serves every request that overlaps it.
-No block is read twice.
+Small neighbours share one read. A large item is split into steps at borders of CRC blocks. No block is read twice.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
 import numpy as np
+import numpy.typing as npt
 
-from dcp_io.layout_choices import Verify
-from dcp_io.reading.byte_ranges import align_to_blocks, merge_ranges, merge_runs, split_range
-from dcp_io.requests import ReadRequest
+from dcp_io.requests import ReadRequest, Verify
+from dcp_io.stores.store import Store, SupportsReadSizes
 from dcp_manifest.errors import CorruptCheckpointError
-from dcp_manifest.index.items import CRC_BLOCK_MIN_BYTES, ItemKind, StoredItem, block_bytes, border_count
+from dcp_manifest.index.columns import CRC_BLOCK_MIN_BYTES, ItemKind, StoredItem, block_bytes, border_count
 from dcp_manifest.index.runs import Runs
 
-__all__ = ["Check", "ItemRead", "SharedRead", "Step", "Wanted", "parts_of", "parts_to_read", "plan_reads", "want"]
+__all__ = [
+    "Check",
+    "ItemRead",
+    "SharedRead",
+    "Step",
+    "Wanted",
+    "align_to_blocks",
+    "merge_ranges",
+    "merge_runs",
+    "parts_of",
+    "parts_to_read",
+    "plan_reads",
+    "range_of_values",
+    "split_range",
+    "want",
+]
+
 
 # Requests for at least this much of an item are streamed; smaller ones share reads and are copied.
 STREAM_MIN_BYTES = 256 << 10
-# Largest gap between two wanted ranges that is read rather than skipped: between neighbouring items in a file, ...
+# Largest gap between two neighbouring items in a file that is read rather than skipped.
 GAP_BYTES = 16 << 10
-# ... and between runs within an item (less than a page costs the storage nothing).
+# The same gap between two runs within an item: less than a page costs the storage nothing.
 RUN_GAP_BYTES = 4 << 10
 SHARED_LIMIT_BYTES = 4 << 20
-# Limit of one step: small enough to be checked while in the processor's cache, and to spread over the threads. #
-# Measured: with smaller steps, waiting for the GIL costs more than the faster cache saves.
+# A step fits into the processor's cache while it is checked; with smaller steps, waiting for the GIL costs more.
 STEP_BYTES = 2 << 20
 
 
 class Check(IntEnum):
-    """Kind of CRCs that verify a read. If requests for one item need different kinds, the greatest number is used."""
+    """Kind of CRCs that verify a read; of several requests for one item, the greatest counts."""
 
     NOTHING = 0
     BLOCKS = 1
-    """The CRCs recorded at the borders of blocks."""
     WHOLE = 2
-    """The single CRC of an item that has no CRCs at block borders."""
     ARCHIVE = 3
-    """The CRCs of the records in the item, which is a `torch.save` archive."""
+    """CRCs of the records in a `torch.save` archive."""
 
 
 @dataclass(slots=True, eq=False)
 class Wanted:
-    """A read request, with the part [start, stop) of the stored range to read for it, and the CRC check to apply."""
+    """A read request, the part [start, stop) of the stored range to read for it, and its CRC check."""
 
     request: ReadRequest
     start: int
     stop: int
     check: Check
     base: int
-    """Position of the stored range in its file, bytes."""
     runs: Runs | None = None
-    """Byte runs of the range that are needed; None if the whole range is needed."""
+    """Byte runs that are needed; None for the whole range."""
 
 
 @dataclass(slots=True, eq=False)
 class ItemRead:
-    """A large item that is read in steps, with all requests for bytes of the item."""
+    """A large item that is read in steps."""
 
     members: tuple[Wanted, ...]
     item: StoredItem
     check: Check
     held: bool
-    """Whether all bytes stay in memory until the last step, because a request or the check needs them together."""
+    """Whether all bytes stay in memory until the last step."""
     start: int
     stop: int
     steps: int = 0
-    """Number of steps still to be read."""
+    """Number of remaining steps."""
     memory: memoryview | None = None
     """Buffer for [start, stop), if `held`."""
     crcs: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """With `Check.WHOLE`: position of each finished step → its CRC and length."""
+    """With `Check.WHOLE`: position of each step → its CRC and length."""
 
     @property
     def base(self) -> int:
-        """Position of the stored range in its file, bytes."""
+        """Position of the stored range in its file."""
         return self.members[0].base
 
 
 @dataclass(slots=True, eq=False)
 class Step:
-    """The part [start, stop) of an item's stored range, and the requests whose ranges cover it."""
+    """The part [start, stop) of an item's stored range."""
 
     whole: ItemRead
     start: int
@@ -97,24 +107,36 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class SharedRead:
-    """A range [start, stop) of a file that is read into a buffer for small requests, possibly of several items."""
+    """A range [start, stop) of a file for small requests."""
 
     start: int
     stop: int
     members: tuple[Wanted, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class ReadSizes:
+    """Sizes of reads that suit a storage."""
+
+    gap_bytes: int
+    """Largest gap between two small items that is read rather than skipped."""
+    run_gap_bytes: int
+    """Largest gap between two runs of one item that is read rather than skipped."""
+    step_bytes: int
+    """Size of the steps of a large item."""
+
+    @classmethod
+    def of(cls, store: Store) -> ReadSizes:
+        """Return the store's own sizes, or those for disks."""
+        if not isinstance(store, SupportsReadSizes):
+            return cls(GAP_BYTES, RUN_GAP_BYTES, STEP_BYTES)
+        return cls(store.read_gap_bytes, max(RUN_GAP_BYTES, store.read_gap_bytes), store.read_step_bytes)
+
+
 def want(request: ReadRequest, verify: Verify, *, run_gap_bytes: int = RUN_GAP_BYTES) -> Wanted:
-    """Choose the byte range to read for a request, wide enough for the CRC check that `verify` selects.
+    """Choose the range to read for a request, wide enough for the CRC check that `verify` selects.
 
-    Args:
-        request: The request.
-        verify: CRC checks of the data; see `Verify`.
-        run_gap_bytes: Largest gap between two runs of the item that is read rather than skipped.
-
-    Raises:
-        ValueError: The request's range or destination does not fit its item.
-        CorruptCheckpointError: The index gives the item an impossible location or number of CRCs.
+    Raises ValueError or CorruptCheckpointError if request and item do not match.
     """
     item = request.item
     start, stop, size = request.start, request.stop, item.stored_bytes
@@ -160,16 +182,9 @@ def _check_of(request: ReadRequest, verify: Verify) -> Check:
 
 
 def plan_reads(
-    wanted: Sequence[Wanted], *, rehearse: bool, step_bytes: int, gap_bytes: int | None = None
+    wanted: Sequence[Wanted], *, rehearse: bool, step_bytes: int, gap_bytes: int = GAP_BYTES
 ) -> list[Step | SharedRead]:
-    """Plan the reads of one file, in ascending order.
-
-    Args:
-        wanted: Non-empty ranges of items in one file, which is known to be long enough.
-        rehearse: Whether the bytes are only read and checked, without delivery to the requests.
-        step_bytes: Limit of the size of a step (but at least one CRC block), and of a shared read of small items.
-        gap_bytes: Largest gap between two small items that is read rather than skipped; None for the default for disks.
-    """
+    """Plan the reads of one file, in ascending order."""
     # Two contradictory records of one location count as two items: each is checked against its own CRC.
     items: dict[tuple[int, int, int | None], list[Wanted]] = {}
     for one in wanted:
@@ -184,15 +199,13 @@ def plan_reads(
             placed += ((base + step.start, step) for step in _item_steps(members, rehearse, step_bytes))
     ranges = [(one.base + one.start, one.base + one.stop) for one in small]
     limit = min(SHARED_LIMIT_BYTES, step_bytes)
-    gap = GAP_BYTES if gap_bytes is None else gap_bytes
-    for (start, stop), positions in merge_ranges(ranges, gap_bytes=gap, limit_bytes=limit):
+    for (start, stop), positions in merge_ranges(ranges, gap_bytes=gap_bytes, limit_bytes=limit):
         placed.append((start, SharedRead(start, stop, tuple(small[position] for position in positions))))
     placed.sort(key=lambda pair: pair[0])
     return [read for _, read in placed]
 
 
 def _item_steps(members: Sequence[Wanted], rehearse: bool, step_bytes: int) -> list[Step]:
-    """Return the steps of one item; each of its bytes is in at most one step."""
     check = max(one.check for one in members)
     item = next(one.request.item for one in members if one.check is check)
     stored_bytes = item.stored_bytes
@@ -230,11 +243,7 @@ def _item_steps(members: Sequence[Wanted], rehearse: bool, step_bytes: int) -> l
 
 
 def parts_to_read(step: Step, *, run_gap_bytes: int = RUN_GAP_BYTES) -> list[tuple[int, int]]:
-    """Return the parts of a step that must be read, as ascending half-open ranges of positions in the stored range.
-
-    With `Check.BLOCKS` these are whole blocks; without a check, the wanted runs; runs with gaps of less than
-    `run_gap_bytes` between them are joined.
-    """
+    """Return the parts of a step that must be read, as ascending half-open positions in the stored range."""
     check = step.whole.check
     if check >= Check.WHOLE or (check is Check.BLOCKS and any(one.runs is None for one in step.members)):
         return [(step.start, step.stop)]
@@ -253,7 +262,7 @@ def parts_to_read(step: Step, *, run_gap_bytes: int = RUN_GAP_BYTES) -> list[tup
 
 
 def parts_of(one: Wanted, *, run_gap_bytes: int = RUN_GAP_BYTES) -> list[tuple[int, int]]:
-    """Return the parts of a request's range that must be read, like `parts_to_read` for a step of the whole range."""
+    """Return the parts of a request's range that must be read."""
     if one.check >= Check.WHOLE or one.runs is None:
         return [(one.start, one.stop)]
     if one.check is not Check.BLOCKS:
@@ -268,3 +277,73 @@ def parts_of(one: Wanted, *, run_gap_bytes: int = RUN_GAP_BYTES) -> list[tuple[i
 
 def _runs_of(one: Wanted) -> Runs:
     return Runs(one.start, one.stop - one.start) if one.runs is None else one.runs
+
+
+Range = tuple[int, int]
+Positions = npt.NDArray[np.int64]
+
+
+def merge_ranges(ranges: Sequence[Range], *, gap_bytes: int, limit_bytes: int) -> list[tuple[Range, list[int]]]:
+    """Group half-open byte ranges that overlap or are at most `gap_bytes` apart.
+
+    A group exceeds `limit_bytes` only if a single range does. Returns each group's range and its members' positions,
+    ascending.
+    """
+    groups: list[tuple[Range, list[int]]] = []
+    wanted = 0  # end of the wanted bytes of the last group
+    for position in sorted(range(len(ranges)), key=ranges.__getitem__):
+        start, stop = ranges[position]
+        if groups:
+            (first, last), members = groups[-1]
+            end = max(last, stop)
+            if start - wanted <= gap_bytes and end - first <= limit_bytes:
+                members.append(position)
+                groups[-1] = ((first, end), members)
+                wanted = max(wanted, stop) if start < stop else wanted
+                continue
+        groups.append(((start, stop), [position]))
+        wanted = stop
+    return groups
+
+
+def align_to_blocks(item: StoredItem, start: int, stop: int) -> Range:
+    """Return the smallest part of the stored range around [start, stop) that CRCs verify.
+
+    This may be the whole stored range. An empty range is returned unchanged.
+    """
+    if start == stop:
+        return start, stop
+    if item.running_crcs is None and border_count(item.stored_bytes):
+        return 0, item.stored_bytes
+    block = block_bytes(item.stored_bytes)
+    return start // block * block, min(item.stored_bytes, -(-stop // block) * block)
+
+
+def range_of_values(item: StoredItem, start: int, stop: int) -> Range:
+    """Return the half-open part of the stored range to read for decoded bytes [start, stop)."""
+    if item.blocks is not None:
+        first, last = start // item.blocks.block_bytes, -(-stop // item.blocks.block_bytes)
+        before = int(item.blocks.lengths[:first].sum())
+        return before, before + int(item.blocks.lengths[first:last].sum())
+    if item.kind is not ItemKind.RAW:
+        return 0, item.stored_bytes
+    return (start, stop) if item.crc32 is None else align_to_blocks(item, start, stop)
+
+
+def split_range(start: int, stop: int, *, step_bytes: int, align_bytes: int) -> Iterator[Range]:
+    """Split [start, stop) into ranges of about `step_bytes`, at multiples of `align_bytes`."""
+    step = max(1, step_bytes // align_bytes) * align_bytes
+    while start < stop:
+        border = min(stop, (start // align_bytes) * align_bytes + step)
+        yield start, border
+        start = border
+
+
+def merge_runs(starts: Positions, stops: Positions, *, gap_bytes: int) -> tuple[Positions, Positions]:
+    """Merge nonempty byte runs that overlap or are less than `gap_bytes` apart, ascending."""
+    if len(starts) < 2:
+        return starts, stops
+    order = np.argsort(starts, kind="stable")
+    starts, stops = starts[order], np.maximum.accumulate(stops[order])
+    breaks = np.flatnonzero(starts[1:] - stops[:-1] >= gap_bytes) + 1
+    return starts[np.concatenate(([0], breaks))], stops[np.concatenate((breaks - 1, [len(stops) - 1]))]

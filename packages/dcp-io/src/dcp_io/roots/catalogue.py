@@ -1,63 +1,71 @@
 """Catalogue of the checkpoints under one root, over any store: listing, checking, quarantine and removal.
 
-Each checkpoint is a folder `step-<n>`, or with another prefix. Besides the checkpoint's own files the folder may
-contain `.dcp-note.json` (note with metrics and the saving process), `.dcp-note-next.json` (note of a save that has not
-yet replaced the checkpoint), `.dcp-quarantined.json` (the checkpoint is damaged), `.dcp-reading-<id>` (lease of a
-process that reads the checkpoint) and `.dcp-removing` (the checkpoint will be removed).
+Each checkpoint is a folder `step-<n>`, or with another prefix. It may contain `.dcp-note.json` (metrics and the saving
+process), `.dcp-note-next.json` (note of a save that has not yet replaced the checkpoint), `.dcp-quarantined.json` (the
+checkpoint is damaged), `.dcp-reading-<id>` (a reader's lease) and `.dcp-removing` (removal has begun).
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import time
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
 
-from dcp_io.checkpoints.list_checkpoints import running_saves
-from dcp_io.checkpoints.newest_checkpoint import check_checkpoint
-from dcp_io.checkpoints.reader_leases import (
+from dcp_base.errors import DcpError
+from dcp_base.logs import library_logger
+from dcp_io.checkpoints.list_checkpoints import check_checkpoint, running_saves
+from dcp_io.checkpoints.remove_checkpoint import (
     READING_PREFIX,
     REMOVING,
     ReadingSign,
-    announce_removal,
+    clear_dead_saves,
     is_dead_sign,
-    live_readers,
+    remove_checkpoint,
 )
-from dcp_io.checkpoints.remove_checkpoint import clear_dead_saves, remove_checkpoint
-from dcp_io.roots.read_notes import read_if_allowed, read_if_there, read_note
-from dcp_io.roots.records import CheckpointRecord, Note
+from dcp_io.checkpoints.verify_checkpoint import verify_checkpoint
+from dcp_io.roots.copy_notes import NAME, CopyNote
+from dcp_io.roots.keeping_rules import KeepAll, KeepBest, KeepLast, KeepPolicy, parts_of
+from dcp_io.roots.records import CheckpointRecord, Note, read_if_allowed, read_if_there, read_note
 from dcp_io.roots.unfinished import Unfinished, describe_unfinished, ended_journals
-from dcp_io.saves.cleanup import remove_own
-from dcp_io.saves.marker_owner import is_gone, this_process
-from dcp_io.saves.own_files import temporary_of
-from dcp_io.stores.store import Entry, Store
+from dcp_io.saves.cleanup import index_digest, remove_own
+from dcp_io.saves.save_files import temporary_of, this_process
+from dcp_io.stores.host_store import HostStore
+from dcp_io.stores.root import Root
+from dcp_io.stores.store import Entry, Store, SupportsFolders, with_folders
 from dcp_manifest.errors import CheckpointNotFoundError
 from dcp_manifest.folders.checkpoint_order import step_of
-from dcp_manifest.folders.file_names import METADATA_NAME, is_index_name
-from dcp_manifest.folders.folder_notes import NOTE, QUARANTINE, put_aside_reason, quarantine_reason
-from dcp_manifest.logs import library_logger
+from dcp_manifest.folders.folder import (
+    METADATA_NAME,
+    NOTE,
+    QUARANTINE,
+    is_index_name,
+    parse_quarantine,
+    put_aside_reason,
+)
 
-__all__ = ["Catalogue", "StepFolder"]
+__all__ = ["Catalogue", "PromotingRoot", "StepFolder"]
+
 
 _log = library_logger(__name__)
 
 LATEST = "latest"
-# The others are of the tiers of a run, to which this root may belong: their description, and the name of this host.
+# The root may belong to a run with tiers, whose description and host ids are files in it.
 _ROOT_FILES = (LATEST, "run.tiers.toml", ".dcp-host", ".dcp-hosts.json")
 NEXT_NOTE = ".dcp-note-next.json"
-# Publishing a few bytes is over, or its process dead, after so long.
+# After this time, publishing a few bytes has ended, or its process is dead.
 _PUBLISHING_SECONDS = 5.0
-# Between checkpoints made one after the other by hosts whose clocks differ.
+# Least difference of the creation times of two checkpoints, even if the clocks of their hosts differ.
 _TICK_SECONDS = 0.001
-# Of the markers of running saves, and of the notes of promoters between tiers and of copies on other hosts.
+# Prefixes of the markers of running saves, of the notes of promoters between tiers, and of copies on other hosts.
 _SAVING, _PROMOTED, _COPIES = ".dcp-save-", (".dcp-promot", ".dcp-forgone-", ".dcp-refused-"), ".dcp-copies"
 
 
 @dataclass(frozen=True, slots=True)
 class StepFolder:
-    """Listing of one checkpoint folder under the root."""
+    """Listing of one checkpoint folder."""
 
     step: int
     store: Store
@@ -70,7 +78,7 @@ class StepFolder:
 
     @property
     def is_good(self) -> bool:
-        """Whether the folder holds a checkpoint that is not known to be damaged."""
+        """Whether there is a checkpoint that is not known to be damaged."""
         return self.is_checkpoint and put_aside_reason(self.names) is None
 
     @property
@@ -85,8 +93,7 @@ class Catalogue:
 
     Args:
         root: The folder above all checkpoints.
-        stale_after_seconds: A process on another host counts as dead when it has not renewed its save marker or lease
-            for this long.
+        stale_after_seconds: Time without renewal after which a process on another host counts as dead.
         folder_prefix: Prefix of the names of checkpoint folders, before the step.
 
     Raises:
@@ -114,18 +121,20 @@ class Catalogue:
                 "one like 'step-' or 'checkpoint-'"
             )
         self._prefix = folder_prefix
-        self._root = root
+        self._root = with_folders(root)
         self._stale_after_seconds = stale_after_seconds
         self._notes: dict[int, tuple[Entry, Note | None]] = {}
-        """Cache: step → entry of the note in the listing, and the note that was read."""
+        """Cache: step → the note and its entry in the listing."""
+        self._complete: set[int] = set()
+        self._sound: set[int] = set()
 
     @property
-    def store(self) -> Store:
+    def store(self) -> SupportsFolders:
         """The root."""
         return self._root
 
     def folder_name(self, step: int) -> str:
-        """Return the name of a checkpoint's folder in the root."""
+        """Return the name of a checkpoint's folder."""
         return f"{self._prefix}{step}"
 
     def store_of(self, step: int) -> Store:
@@ -135,7 +144,7 @@ class Catalogue:
     def folders(self) -> list[StepFolder]:
         """Return all checkpoint folders by ascending step: complete, damaged, unpublished or half removed.
 
-        Folders that this user may not read are left out, with a warning.
+        Unreadable folders are skipped, with a warning.
         """
         return [folder for step in self._steps() if (folder := self._folder_if_allowed(step)) is not None]
 
@@ -156,7 +165,7 @@ class Catalogue:
         return StepFolder(step, store, tuple(store.list()))
 
     def highest(self) -> CheckpointRecord | None:
-        """Return the checkpoint with the highest step of those not known to be damaged; None if there is none."""
+        """Return the checkpoint with the highest step that is not known to be damaged, or None."""
         folders = map(self._folder_if_allowed, reversed(self._steps()))
         return next((self._record(folder) for folder in folders if folder is not None and folder.is_good), None)
 
@@ -169,10 +178,9 @@ class Catalogue:
         return self._folder(step).is_checkpoint
 
     def records(self, folders: Collection[StepFolder] | None = None) -> list[CheckpointRecord]:
-        """Return the records of checkpoints by ascending step, including quarantined checkpoints; no index is read.
+        """Return the records of checkpoints by ascending step, including quarantined ones; no index is read.
 
-        Args:
-            folders: Result of `folders()`, if the caller has a fresh one; None lists the folders.
+        `folders` is a fresh result of `folders()`.
         """
         listed = self.folders() if folders is None else folders
         steps = {folder.step for folder in listed}
@@ -181,7 +189,7 @@ class Catalogue:
         return [self._record(folder) for folder in listed if folder.is_checkpoint]
 
     def unfinished(self, above: int) -> list[Unfinished]:
-        """Return what there is of saves and copies without an index, of steps above one, the highest first."""
+        """Return the unfinished saves and copies of steps above `above`, the highest first."""
         found = []
         for step in reversed([step for step in self._steps() if step > above]):
             folder = self._folder(step)
@@ -195,13 +203,14 @@ class Catalogue:
         created = max((entry.mtime for entry in folder.entries if is_index_name(entry.name)), default=0.0)
         reason = None
         if QUARANTINE in folder.names:
-            reason = quarantine_reason(read_if_allowed(folder.store, QUARANTINE) or b"")
+            reason, _ = parse_quarantine(read_if_allowed(folder.store, QUARANTINE) or b"")
         if note is None:
             return CheckpointRecord(folder.step, created, quarantined=reason)
-        return CheckpointRecord(folder.step, note.created_seconds, note.metrics, reason)
+        created = created if note.created_seconds is None else note.created_seconds
+        return CheckpointRecord(folder.step, created, note.metrics, reason)
 
     def _note(self, folder: StepFolder) -> Note | None:
-        """Return the note in a folder; cached until the note's entry in the listing changes."""
+        """Return the note in a folder; cached until its entry in the listing changes."""
         entry = next((entry for entry in folder.entries if entry.name == NOTE), None)
         if entry is None:
             return None
@@ -212,27 +221,66 @@ class Catalogue:
         return known[1]
 
     def check(self, step: int) -> None:
-        """Check that a checkpoint is loadable, as far as its index and file sizes show.
-
-        Raises:
-            CheckpointNotFoundError, CorruptCheckpointError, UnsafeCheckpointError, UnsupportedFormatError: The
-                checkpoint is not loadable.
-            OSError: The storage failed.
-        """
+        """Check that a checkpoint is loadable; see `check_checkpoint`."""
         folder = self._folder(step)
         check_checkpoint(folder.store, entries=folder.entries)
 
-    def prepare(self, step: int, metrics: Mapping[str, float], *, after: CheckpointRecord | None = None) -> None:
+    def is_complete(self, step: int) -> bool:
+        """Whether a checkpoint can be loaded as far as its index and file sizes show; the result True is cached.
+
+        Also True for one with parts on several hosts, because no host sees the others' files. False for one that cannot
+        be read now.
+        """
+        if step in self._complete | self._sound or isinstance(self._root, HostStore):
+            return True
+        try:
+            self.check(step)
+        except (DcpError, OSError) as error:
+            _log.warning("step %d does not count as a checkpoint to keep: %s", step, error)
+            return False
+        self._complete.add(step)
+        return True
+
+    def is_sound(self, step: int) -> bool:
+        """Whether this process has written, copied or restored a checkpoint, or else finds all its bytes sound now.
+
+        Also True for one with parts on several hosts.
+        """
+        if step in self._sound or isinstance(self._root, HostStore):
+            return True
+        try:
+            problems = verify_checkpoint(self.store_of(step)).problems
+        except (DcpError, OSError) as error:
+            _log.warning("step %d cannot be read, and does not count as sound: %s", step, error)
+            return False
+        if problems:
+            _log.warning("step %d is damaged, and does not count as a checkpoint to keep: %s", step, problems[0])
+            return False
+        self._sound.add(step)
+        return True
+
+    def note_sound(self, step: int) -> None:
+        """Record that this process has read a whole checkpoint."""
+        self._sound.add(step)
+
+    def prepare(
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        *,
+        after: CheckpointRecord | None = None,
+        best: Sequence[KeepBest] = (),
+    ) -> None:
         """Write the note of the save that this process is about to begin.
 
-        A damaged checkpoint of the same step is removed first. An undamaged checkpoint keeps its note until `published`
-        is called for the save that replaces it.
+        A damaged checkpoint of the same step is removed first. An undamaged one keeps its note until `published` is
+        called.
 
         Args:
             step: The step to be saved.
             metrics: Metrics of the save, by name.
-            after: An existing checkpoint: the creation time in the note is later than that of `after`, even if this
-                host's clock is behind. None uses the clock alone.
+            after: A checkpoint that the note's creation time must follow, even if this host's clock is behind.
+            best: Policies that keep the best checkpoints, for `dcp prune`.
         """
         folder = self._folder(step)
         if QUARANTINE in folder.names or REMOVING in folder.names:
@@ -240,7 +288,8 @@ class Catalogue:
             folder = self._folder(step)
         folder.store.make()
         seconds = time.time() if after is None else max(time.time(), after.created_seconds + _TICK_SECONDS)
-        note = Note.now(step, seconds, metrics, _index_digest(folder))
+        keeps = " | ".join([each.text() for each in best])
+        note = Note.now(step, seconds, metrics, index_digest(folder.store, folder.names), keeps)
         self._write_note(folder, NEXT_NOTE if folder.is_checkpoint else NOTE, note.to_bytes())
 
     def _write_note(self, folder: StepFolder, name: str, data: bytes) -> None:
@@ -248,15 +297,16 @@ class Catalogue:
         folder.store.publish(name, data, sync=False)
 
     def published(self, step: int) -> None:
-        """Write a step's folder name to the root's file `latest`; its checkpoint must be durable.
+        """Write a step's folder name to the root's file `latest`, and settle its note. The checkpoint must be durable.
 
-        If `prepare` wrote a second note, because the save replaced a checkpoint, that note becomes the step's note.
+        If the save replaced a checkpoint, the new note becomes the step's note.
         """
+        self._sound.add(step)
         self._root.publish(LATEST, f"{self.folder_name(step)}\n".encode())
         self._promote(self._folder(step))
 
     def failed(self, step: int) -> None:
-        """Remove the note of a failed save of the step, if the save was to replace a checkpoint."""
+        """Remove the note of a failed save that was to replace a checkpoint."""
         self.store_of(step).delete(NEXT_NOTE)
 
     def _promote(self, folder: StepFolder) -> None:
@@ -266,7 +316,7 @@ class Catalogue:
             folder.store.delete(NEXT_NOTE)
 
     def quarantine(self, step: int, reason: str) -> None:
-        """Quarantine a damaged checkpoint: write a file with the reason, which makes readers skip the checkpoint."""
+        """Write a file with the reason, which makes readers skip the checkpoint."""
         data = json.dumps({"reason": reason, "found": time.time()}, indent=1).encode()
         self.store_of(step).publish(QUARANTINE, data)
 
@@ -281,6 +331,10 @@ class Catalogue:
         with contextlib.ExitStack() as stack:
             try:
                 stack.enter_context(ReadingSign(store, stale_after_seconds=self._stale_after_seconds))
+            except FileNotFoundError as error:
+                raise CheckpointNotFoundError(
+                    f"there is no checkpoint in {store.url}: the directory is missing"
+                ) from error
             except OSError as error:  # a full disk, or a root that may only be read, must not prevent reading
                 _log.warning("%s is read without a sign that keeps it from being removed: %s", store.url, error)
             else:
@@ -289,29 +343,102 @@ class Catalogue:
             yield
 
     def remove(self, step: int) -> bool:
-        """Remove a checkpoint unless a process reads it or saves to it; returns whether it was removed."""
+        """Remove a checkpoint unless a process reads it or saves to it; returns whether it was removed.
+
+        It stays, with a warning, if this user may not remove some of its files.
+        """
+        try:
+            return self._remove_unused(step)
+        except PermissionError as error:
+            _log.warning("step %d stays, which may not be removed: %s", step, error)
+            return False
+
+    def retain(
+        self,
+        policy: KeepPolicy,
+        *,
+        arrived: int | None = None,
+        spares_higher: bool = False,
+        protected: Callable[[Sequence[StepFolder]], Collection[int]],
+    ) -> tuple[list[int], list[StepFolder] | None]:
+        """Remove the checkpoints under a root that its policy does not keep; nothing if all are damaged.
+
+        Rules that hold for every policy:
+
+        1. `KeepLast` and `KeepBest` count only loadable checkpoints, so that an older one replaces each other one.
+        2. The newest loadable checkpoint stays, and so does the last one that copies on other hosts protect.
+        3. A damaged checkpoint stays, for inspection, as long as a good one of its step would.
+        4. Checkpoints that a process reads or saves stay. One that cannot be removed stays, with a warning, until the
+           next call.
+
+        Args:
+            policy: Policy that selects among the complete checkpoints.
+            arrived: The step that was published or copied last (by default, the checkpoint made last); it always
+                stays.
+            spares_higher: Whether undamaged checkpoints of higher steps than `arrived` stay.
+            protected: Function from the listing of the root to further steps that stay.
+
+        Returns:
+            The removed steps, and the listing without them (None if the root need not be listed).
+
+        Raises:
+            OSError: The root cannot be listed.
+        """
+        if any(isinstance(part, KeepAll) for part in parts_of(policy)):
+            return [], None
+        folders = self.folders()
+        records = CheckpointRecord.by_creation(self.records(folders))
+        good = [record for record in records if record.quarantined is None]
+        if not good:
+            return [], folders
+        last = good[-1].step
+        arrived = last if arrived is None else arrived
+        copied = _newest_protected(folders, good)
+        always = {*protected(folders), arrived, last, *(() if copied is None else (copied,))}
+        always |= {record.step for record in good if spares_higher and record.step > arrived}
+        stay = (policy | KeepLast(1)).select(records, always, self.is_complete)
+        removed = [record.step for record in records if record.step not in stay and self._try_to_remove(record.step)]
+        return removed, [folder for folder in folders if folder.step not in removed]
+
+    def _try_to_remove(self, step: int) -> bool:
+        try:
+            return self.remove(step)
+        except OSError as error:
+            _log.warning("step %d could not be removed; it is tried again after the next save: %s", step, error)
+            return False
+
+    def steps_to_resume_from(self, folders: Collection[StepFolder], good: Sequence[CheckpointRecord]) -> set[int]:
+        """Return the steps without which a run could lose its progress. Raises OSError.
+
+        They are the last step that copies on other hosts protect, the newest sound checkpoints, by creation and by step
+        (clocks may be wrong, and a restore takes the highest step), and newer ones that are found not to be sound. A
+        single checkpoint is not read. `good` is not quarantined and in the order of creation.
+        """
+        copied = _newest_protected(folders, good)
+        by_step = [replace(record, created_seconds=record.step) for record in good]
+        read = [KeepLast(1).select(some, (), self.is_sound) for some in (good, by_step)] if len(good) > 1 else []
+        return set().union(() if copied is None else (copied,), *read)
+
+    def _remove_unused(self, step: int) -> bool:
         folder = self._folder(step)
         if running_saves(folder.store, stale_after_seconds=self._stale_after_seconds):
             return False
-        announce_removal(folder.store)
+        folder.store.publish(REMOVING, b"", sync=False)  # empty, which is possible even on a full disk
         if self._has_readers(folder.store):
             folder.store.delete(REMOVING)
             return False
         return self._remove(self._folder(step))
 
     def sweep(self, folders: Collection[StepFolder] | None = None, *, running: Collection[int] = ()) -> list[int]:
-        """Remove leftovers of killed saves and of interrupted removals; returns the steps whose folders were removed.
+        """Remove leftovers of killed saves and interrupted removals; return the steps of the removed folders.
 
-        Args:
-            folders: Result of `folders()`, if the caller has a fresh one; None lists the folders.
-            running: Steps that this process is saving.
+        `folders` is a fresh result of `folders()`. This process is saving the steps in `running`.
         """
         self._remove_temporaries(self._root, self._root.list(), _ROOT_FILES)
         listed = self.folders() if folders is None else folders
         return [folder.step for folder in listed if folder.step not in running and self._sweep_if_allowed(folder)]
 
     def _sweep_if_allowed(self, folder: StepFolder) -> bool:
-        """Sweep a folder; one with files that this user may not read, or remove, stays as it is."""
         try:
             return self._sweep(folder)
         except PermissionError as error:
@@ -328,7 +455,6 @@ class Catalogue:
         return not folder.is_checkpoint and not self._is_being_saved(folder) and self._remove(folder)
 
     def _tidy(self, folder: StepFolder) -> None:
-        """Remove leftovers of killed saves and readers beside a checkpoint."""
         if any(name.startswith(_SAVING) for name in folder.names):
             clear_dead_saves(folder.store, stale_after_seconds=self._stale_after_seconds)
         leases = [entry for entry in folder.entries if entry.name.startswith(READING_PREFIX)]
@@ -346,23 +472,24 @@ class Catalogue:
         self._remove_index_temporaries(folder)
 
     def _remove_index_temporaries(self, folder: StepFolder) -> None:
-        """Remove what promoters that were killed have left of the index, which another one has published since."""
+        """Remove temporary indexes that killed promoters have left."""
         left = [entry for entry in folder.entries if (temporary_of(entry.name) or ("",))[0] == METADATA_NAME]
         if left and not running_saves(folder.store, stale_after_seconds=self._stale_after_seconds):
             self._remove_temporaries(folder.store, left, (METADATA_NAME,))
 
     def _settle_next_note(self, folder: StepFolder) -> None:
-        """Settle the note of a killed save: it becomes current if its checkpoint was published."""
+        """Make the note of a killed save current if its checkpoint was published, or else delete it."""
         if NEXT_NOTE not in folder.names or self._is_being_saved(folder):
             return
-        note = read_note(folder.store, NEXT_NOTE)
-        if note is not None and note.replaces != _index_digest(folder):
+        # A note that this user may not read raises an error: it must not count as missing.
+        note = Note.from_bytes(read_if_there(folder.store, NEXT_NOTE) or b"")
+        if note is not None and note.replaces not in (None, index_digest(folder.store, folder.names)):
             self._promote(folder)
         else:
             folder.store.delete(NEXT_NOTE)
 
     def _remove_temporaries(self, store: Store, entries: Collection[Entry], names: tuple[str, ...]) -> None:
-        """Remove temporary files of the given objects that are so old that their writers must be dead."""
+        """Remove temporary files that are so old that their writers must be dead."""
         for entry in entries:
             becomes = temporary_of(entry.name)
             is_ours = becomes is not None and becomes[0].startswith(names)
@@ -370,28 +497,79 @@ class Catalogue:
                 store.delete(entry.name)
 
     def _is_being_saved(self, folder: StepFolder) -> bool:
-        """Whether a save may be running in a folder, or about to begin there."""
+        """Whether a save may be running, or about to begin."""
         if running_saves(folder.store, stale_after_seconds=self._stale_after_seconds):
             return True
-        note = read_note(folder.store, NEXT_NOTE if NEXT_NOTE in folder.names else NOTE)
-        if note is None or note.process is None or note.process == this_process() or is_gone(note.process):
+        name = NEXT_NOTE if NEXT_NOTE in folder.names else NOTE
+        note = read_note(folder.store, name)
+        if note is None or note.process is None or note.process == this_process() or note.process.is_gone():
             return False
-        return abs(time.time() - note.created_seconds) < self._stale_after_seconds
+        began = note.created_seconds
+        if began is None:
+            began = next((entry.mtime for entry in folder.entries if entry.name == name), 0.0)
+        return abs(time.time() - began) < self._stale_after_seconds
 
     def _has_readers(self, store: Store) -> bool:
-        """Whether a folder has the lease of a reader that is not known to be dead."""
-        return bool(live_readers(store, stale_after_seconds=self._stale_after_seconds))
+        return bool(ReadingSign.alive(store, stale_after_seconds=self._stale_after_seconds))
 
     def _remove(self, folder: StepFolder) -> bool:
+        self._complete.discard(folder.step)
+        self._sound.discard(folder.step)
         left = remove_checkpoint(folder.store, also=frozenset({NOTE, NEXT_NOTE, QUARANTINE, REMOVING}))
         if left:
             _log.warning("%s stays, since it holds files that no save has made: %s", folder.store.url, ", ".join(left))
         return not left
 
 
-def _index_digest(folder: StepFolder) -> str:
-    """Return a digest of all index files in the folder, which identifies the save that wrote them; `""` if none."""
-    digest = hashlib.blake2b(digest_size=16)
-    for name in (names := sorted(filter(is_index_name, folder.names))):
-        digest.update(f"{name}\n".encode() + (read_if_there(folder.store, name) or b""))
-    return digest.hexdigest() if names else ""
+@runtime_checkable
+class PromotingRoot(Root, Protocol):
+    """Protocol of a root of several places with a promoter, which a checkpoint manager starts, wakes and ends.
+
+    Ranks: the coordinator calls the methods; none is collective.
+    """
+
+    @property
+    def folder_prefix(self) -> str:
+        """Prefix of checkpoint folder names."""
+        ...
+
+    @property
+    def keep_policy(self) -> KeepPolicy:
+        """Policy for the first place; it keeps checkpoints that other places still lack."""
+        ...
+
+    def kept_by(self, policy: KeepPolicy) -> KeepPolicy:
+        """Return the manager's policy, extended to keep checkpoints that other places still lack.
+
+        After this call the promoter removes nothing from the first place.
+        """
+        ...
+
+    def make_room(self, step: int, *, hurry: bool) -> bool:
+        """Make room in the first place for a step; returns False if the save should wait and ask again.
+
+        `hurry` means that the save cannot wait.
+        """
+        ...
+
+    def start_promoter(self) -> None:
+        """Start the promoter, unless it runs. A failure is logged."""
+        ...
+
+    def wake_promoter(self) -> None:
+        """Make the promoter look for new checkpoints, or start it."""
+        ...
+
+    def end_promoter(self, seconds: float) -> object:
+        """Wait until the promoter has copied everything; after `seconds`, it continues alone."""
+        ...
+
+
+def _newest_protected(folders: Collection[StepFolder], records: Sequence[CheckpointRecord]) -> int | None:
+    """Return the protected step that was made last, or None; `records` are undamaged and in the order of creation."""
+    by_step = {folder.step: folder for folder in folders if NAME in folder.names}
+    for record in reversed(records):
+        folder = by_step.get(record.step)
+        if folder is not None and CopyNote.read(folder.store, folder.entries).protected:
+            return record.step
+    return None

@@ -1,99 +1,180 @@
-"""`CopyNote`: a file beside a host's part of a checkpoint, which says what is a copy of another host's part.
+"""Notes of hosts: their ids, and the copies that they hold.
 
-A checkpoint is protected if each host's part is on another host, too. The note has a copy's name before the copy is
-complete: so nothing takes a copy for a part of this host.
+A `CopyNote` is a file next to a host's part of a checkpoint, which names the copies of other hosts' parts.
+
+The note names a copy before the copy is complete, so that a copy is never taken for a part of this host.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Collection, Iterable, Mapping
+import re
+import secrets
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
 
-from dcp_io.roots.catalogue import StepFolder
-from dcp_io.roots.host_ids import hosts_of_job
-from dcp_io.roots.records import CheckpointRecord
-from dcp_io.saves.current_checkpoint import read_current
+from dcp_io.saves.cleanup import read_current
 from dcp_io.stores.host_store import HostStore
 from dcp_io.stores.store import Entry, Store
 from dcp_manifest.errors import CheckpointNotFoundError
 
-__all__ = ["CopyNote", "newest_protected", "read_copy_note", "write_copy_note"]
+__all__ = [
+    "CopyNote",
+    "CopyRequest",
+    "HostCopies",
+    "HostsCopied",
+    "JobHosts",
+]
 
 NAME = ".dcp-copies.json"
 
 
 @dataclass(frozen=True, slots=True)
 class CopyNote:
-    """What one host has of other hosts' parts of a checkpoint."""
+    """One host's copies of other hosts' parts of a checkpoint."""
 
     save_id: str = ""
-    """Id of the save."""
     copies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Id of the host that has written them → names of the data files of which this host has, or is getting, copies."""
+    """Id of the writing host → names of its data files that this host has, or is getting."""
     hosts: tuple[str, ...] = ()
-    """Ids of all hosts that have parts of it."""
+    """Hosts that have parts of the checkpoint."""
     protected: bool = False
-    """Whether each host's part is on another host, too."""
+    """Whether each host's part has a copy on another host."""
 
     @property
     def names(self) -> frozenset[str]:
         """Names of all copies."""
         return frozenset(name for names in self.copies.values() for name in names)
 
+    def write(self, store: Store) -> None:
+        """Write the note into the checkpoint's folder. Raises OSError."""
+        copies = {host: list(names) for host, names in self.copies.items()}
+        values = {"save_id": self.save_id, "protected": self.protected, "copies": copies, "hosts": [*self.hosts]}
+        store.publish(NAME, json.dumps(values).encode(), sync=False)
 
-def write_copy_note(store: Store, note: CopyNote) -> None:
-    """Write the note beside the checkpoint in the folder `store`. Raises OSError."""
-    copies = {host: list(names) for host, names in note.copies.items()}
-    values = {"save_id": note.save_id, "protected": note.protected, "copies": copies, "hosts": [*note.hosts]}
-    store.publish(NAME, json.dumps(values).encode(), sync=False)
+    @classmethod
+    def read(cls, store: Store, entries: Iterable[Entry] | None = None) -> CopyNote:
+        """Return the note in a checkpoint's folder; a note without copies if there is none. Raises OSError.
+
+        `protected` is False if the note is of an earlier save, or if the current or last job has lost one of the hosts.
+        """
+        if entries is not None and not any(entry.name == NAME for entry in entries):
+            return cls()
+        try:
+            values = json.loads(store.read(NAME))
+        except (CheckpointNotFoundError, ValueError, RecursionError):
+            return cls()
+        if not isinstance(values, dict):
+            return cls()
+        # Fields are parsed independently: if a copy's name were lost, the copy would be taken for this host's part.
+        save_id, copies, hosts = values.get("save_id"), values.get("copies"), _texts(values.get("hosts"))
+        named = {host: _texts(names) or () for host, names in copies.items()} if isinstance(copies, dict) else {}
+        protected = (
+            values.get("protected") is True
+            and isinstance(save_id, str)
+            and hosts is not None
+            and _has_all(store, hosts)
+            and read_current(store).save_id == save_id
+        )
+        return cls(save_id if isinstance(save_id, str) else "", named, hosts or (), protected)
 
 
-def read_copy_note(store: Store, entries: Iterable[Entry] | None = None) -> CopyNote:
-    """Return the note in a checkpoint's folder; one without copies if there is none.
-
-    `protected` is about what is there now: False if the note is of an earlier save of the step, or if the job that runs
-    now, or ran last, has lost one of the hosts.
-
-    Args:
-        store: The checkpoint's folder.
-        entries: Listing of the folder, if the caller has a fresh one.
-
-    Raises:
-        OSError: The storage failed.
-    """
-    if entries is not None and not any(entry.name == NAME for entry in entries):
-        return CopyNote()
-    try:
-        values = json.loads(store.read(NAME))
-        save_id = str(values["save_id"])
-        copies = {str(host): tuple(map(str, names)) for host, names in values["copies"].items()}
-        hosts = tuple(map(str, values["hosts"]))
-        protected = values["protected"] is True and _has_all(store, hosts) and read_current(store).save_id == save_id
-        return CopyNote(save_id, copies, hosts, protected)
-    except (CheckpointNotFoundError, ValueError, KeyError, TypeError, AttributeError):
-        return CopyNote()
+def _texts(values: Any) -> tuple[str, ...] | None:
+    return tuple(value for value in values if isinstance(value, str)) if isinstance(values, list) else None
 
 
 def _has_all(store: Store, hosts: Collection[str]) -> bool:
-    """Whether the job has all the hosts, as far as it is known in this host's place."""
-    present = hosts_of_job(store.parent()) if isinstance(store, HostStore) else None
+    present = JobHosts(store.parent()).noted() if isinstance(store, HostStore) else None
     return present is None or present.issuperset(hosts)
 
 
-def newest_protected(folders: Collection[StepFolder], records: Iterable[CheckpointRecord]) -> int | None:
-    """Return the step that was made last of those that are protected; None if none is.
+@dataclass(frozen=True, slots=True)
+class CopyRequest:
+    """One rank's view of a checkpoint that is to be copied."""
+
+    store: HostStore
+    leaders: Sequence[int]
+    """For each rank, the rank that manages its host's store."""
+    is_cancelled: Callable[[], bool]
+    """Called repeatedly; returns whether to stop."""
+    peers: Any = None
+    """Options of connections (`dcp_ranks.PeerOptions`), or None."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostsCopied:
+    """Outcome of a copy, the same on all ranks but for the bytes."""
+
+    reason: str | None = None
+    """Why the checkpoint is not protected, as a clause; None if it is."""
+    bytes_sent: int = 0
+    """Bytes that this rank has sent to another host."""
+
+    @property
+    def protected(self) -> bool:
+        """Whether each host's part is on another host."""
+        return self.reason is None
+
+
+@runtime_checkable
+class HostCopies(Protocol):
+    """Protocol of a way to copy each host's part of a checkpoint to other hosts."""
+
+    def copy(self, coordinator: Any, request: CopyRequest) -> HostsCopied:
+        """Copy each host's part of a checkpoint, and write the `CopyNote` next to the checkpoint.
+
+        The caller closes `coordinator` (`dcp_ranks.Coordinator`). If a rank is lost or fails, the copy fails with any
+        Exception.
+
+        Ranks: every rank; collective, in its own thread.
+        """
+        ...
+
+
+_HOST_FILE = ".dcp-host"
+_HOSTS_FILE = ".dcp-hosts.json"
+_ID = re.compile("[0-9a-f]{16}")
+
+
+class JobHosts:
+    """Ids of hosts, as files in each host's place of a run.
+
+    Example:
+        ```python
+        from dcp_io import JobHosts, LocalStore
+
+        hosts = JobHosts(LocalStore("place"))
+        hosts.note([hosts.own_id()])
+        assert hosts.noted() == {hosts.own_id()}
+        ```
 
     Args:
-        folders: Listing of the checkpoints' folders.
-        records: Records of undamaged checkpoints, in the order of their creation.
-
-    Raises:
-        OSError: The storage failed.
+        place: This host's place.
     """
-    by_step = {folder.step: folder for folder in folders if NAME in folder.names}
-    for record in reversed([*records]):
-        folder = by_step.get(record.step)
-        if folder is not None and read_copy_note(folder.store, folder.entries).protected:
-            return record.step
-    return None
+
+    def __init__(self, place: Store) -> None:
+        self._place = place
+
+    def own_id(self) -> str:
+        """Return the id of this host's place, 16 hexadecimal digits, or create it. Raises OSError."""
+        with contextlib.suppress(CheckpointNotFoundError, ValueError, KeyError, TypeError, RecursionError):
+            found = str(json.loads(self._place.read(_HOST_FILE))["host"])
+            if _ID.fullmatch(found):  # it becomes part of file names, and a number
+                return found
+        made = secrets.token_hex(8)
+        self._place.make()
+        self._place.publish(_HOST_FILE, json.dumps({"host": made}).encode())
+        return made
+
+    def note(self, ids: Iterable[str]) -> None:
+        """Write the ids of all hosts of the current job. Raises OSError."""
+        self._place.publish(_HOSTS_FILE, json.dumps({"hosts": sorted(ids)}).encode(), sync=False)
+
+    def noted(self) -> frozenset[str] | None:
+        """Return the ids that the last job noted in this host's place; None without a note."""
+        try:
+            return frozenset(map(str, json.loads(self._place.read(_HOSTS_FILE))["hosts"]))
+        except (CheckpointNotFoundError, ValueError, KeyError, TypeError, RecursionError):
+            return None

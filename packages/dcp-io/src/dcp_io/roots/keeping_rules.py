@@ -1,21 +1,29 @@
-"""Policies for keeping checkpoints (retention), which can be combined with `|`. They select, and remove nothing.
-
-Whatever the policies select, a manager also keeps the undamaged checkpoint that was made last, and checkpoints that a
-process reads.
-"""
+"""Policies for keeping checkpoints, which can be combined with `|`. They select, and remove nothing."""
 
 from __future__ import annotations
 
+import ast
+import dataclasses
 import math
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Literal
+from typing import Any, Literal
 
-from dcp_io.roots.records import CheckpointRecord, by_creation
+from dcp_io.roots.records import CheckpointRecord
 
-__all__ = ["KeepAll", "KeepAny", "KeepBest", "KeepEvery", "KeepFor", "KeepLast", "KeepPolicy", "keeps_all"]
+__all__ = [
+    "KeepAll",
+    "KeepAny",
+    "KeepBest",
+    "KeepEvery",
+    "KeepFor",
+    "KeepLast",
+    "KeepPolicy",
+    "parts_of",
+]
 
 
 class KeepPolicy(ABC):
@@ -26,16 +34,84 @@ class KeepPolicy(ABC):
         """Return the steps of the checkpoints to keep.
 
         Args:
-            records: Records of the checkpoints, in the order of their creation, which differs from the order of steps
-                if training went back to an earlier step.
+            records: Records in the order of creation, which may differ from the order of steps.
             now_seconds: Current time, in seconds since the epoch.
         """
 
+    def select(
+        self, records: Sequence[CheckpointRecord], protected: Collection[int], is_fit: Callable[[int], bool]
+    ) -> set[int]:
+        """Return the steps of the checkpoints that stay: the policy's, the protected ones, and those found to be unfit.
+
+        `is_fit` examines checkpoints that `KeepLast` or `KeepBest` selects. A quarantined checkpoint stays if the
+        policy would keep it, but does not count.
+        """
+        records, now = CheckpointRecord.by_creation(records), time.time()
+        good = [record for record in records if record.quarantined is None]
+        damaged = {record.step for record in records if record.quarantined is not None}
+        unfit: set[int] = set()
+        kept = {*protected, *(damaged & self.keep(records, now))}
+        for part in parts_of(self):
+            chosen = part.keep(good, now)
+            while isinstance(part, KeepLast | KeepBest):
+                found = {step for step in sorted(chosen, reverse=True) if not is_fit(step)}
+                if not found:
+                    break
+                unfit |= found
+                chosen = part.keep([record for record in good if record.step not in unfit], now)
+            kept |= chosen
+        return kept | unfit
+
+    @property
+    def metrics(self) -> frozenset[str]:
+        """Names of the metrics by which the policy selects; none by default."""
+        return frozenset()
+
+    def best(self) -> tuple[KeepBest, ...]:
+        """Return the combined `KeepBest` policies; none by default."""
+        return ()
+
+    def text(self) -> str:
+        """Return the policy as text that `parse` reads. Raises ValueError for a policy of your own class."""
+        if type(self) not in _KINDS.values():
+            raise ValueError(
+                f"{type(self).__name__} cannot be written as text, which another process reads; combine "
+                f"{', '.join(_KINDS)} with |"
+            )
+        values: Any = self  # a dataclass, as all in the table
+        arguments = (_literal(getattr(values, field.name)) for field in dataclasses.fields(values))
+        return f"{type(self).__name__}({', '.join(arguments)})"
+
+    @staticmethod
+    def parse(text: str) -> KeepPolicy:
+        """Parse a policy in Python syntax: calls of this package's classes, combined with `|`. No code is run.
+
+        Raises:
+            ValueError: The text is not such a policy.
+
+        Example:
+            ```python
+            from dcp_io import KeepEvery, KeepLast, KeepPolicy
+
+            assert KeepPolicy.parse("KeepLast(2) | KeepEvery(1000)") == KeepLast(2) | KeepEvery(1000)
+            ```
+        """
+        try:
+            return _policy(ast.parse(text.strip(), mode="eval").body)
+        except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError) as error:
+            raise ValueError(
+                f"{text!r} is not a policy to keep ({error}); write one such as 'KeepLast(2) | KeepEvery(1000)', from "
+                f"{', '.join(_KINDS)}"
+            ) from error
+
     def __or__(self, other: KeepPolicy) -> KeepAny:
-        return KeepAny((*_parts(self), *_parts(other)))
+        if not isinstance(other, KeepPolicy):
+            return NotImplemented
+        return KeepAny((*parts_of(self), *parts_of(other)))
 
 
-def _parts(policy: KeepPolicy) -> tuple[KeepPolicy, ...]:
+def parts_of(policy: KeepPolicy) -> tuple[KeepPolicy, ...]:
+    """Return the combined policies, or the policy itself."""
     return policy.policies if isinstance(policy, KeepAny) else (policy,)
 
 
@@ -55,9 +131,22 @@ class KeepAny(KeepPolicy):
 
     policies: tuple[KeepPolicy, ...]
 
+    @property
+    def metrics(self) -> frozenset[str]:
+        """Metrics of all its policies."""
+        return frozenset[str]().union(*(policy.metrics for policy in self.policies))
+
     def keep(self, records: Sequence[CheckpointRecord], now_seconds: float) -> set[int]:
         """Return the steps that any of the policies keeps."""
         return set().union(*(policy.keep(records, now_seconds) for policy in self.policies))
+
+    def best(self) -> tuple[KeepBest, ...]:
+        """Return its `KeepBest` policies."""
+        return tuple(each for policy in self.policies for each in policy.best())
+
+    def text(self) -> str:
+        """Return the texts of its policies, combined with `|`."""
+        return " | ".join([policy.text() for policy in self.policies])
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,19 +163,14 @@ class KeepAll(KeepPolicy):
     """
 
     def keep(self, records: Sequence[CheckpointRecord], now_seconds: float) -> set[int]:
-        """Return the steps of all checkpoints."""
+        """Return all steps."""
         del now_seconds
         return {record.step for record in records}
 
 
-def keeps_all(policy: KeepPolicy) -> bool:
-    """Whether a policy always keeps every checkpoint, which makes listing them unnecessary."""
-    return any(isinstance(part, KeepAll) for part in _parts(policy))
-
-
 @dataclass(frozen=True, slots=True)
 class KeepLast(KeepPolicy):
-    """Policy that keeps the `count` newest checkpoints by creation time, whatever their steps.
+    """Policy that keeps the `count` newest checkpoints by creation time.
 
     Example:
         ```python
@@ -103,21 +187,21 @@ class KeepLast(KeepPolicy):
         _check(_is_count(self.count), f"KeepLast({self.count!r}): keep a whole number of at least one")
 
     def keep(self, records: Sequence[CheckpointRecord], now_seconds: float) -> set[int]:
-        """Return the steps of the checkpoints that were made last."""
+        """Return the steps of the newest checkpoints."""
         del now_seconds
-        return {record.step for record in by_creation(records)[-self.count :]}
+        return {record.step for record in CheckpointRecord.by_creation(records)[-self.count :]}
 
 
 @dataclass(frozen=True, slots=True)
 class KeepBest(KeepPolicy):
     """Policy that keeps the `count` best checkpoints by a metric; of equally good checkpoints, the newer.
 
-    A checkpoint without the metric, or with NaN as its metric, is not kept.
+    A checkpoint without the metric, or with NaN, is not kept.
 
     Args:
         count: Number of checkpoints to keep.
         metric: Name of the metric in the `metrics` of a save.
-        mode: `min` if a lower metric is better, `max` if a higher metric is better.
+        mode: `min` if lower is better, `max` if higher is better.
 
     Example:
         ```python
@@ -138,8 +222,17 @@ class KeepBest(KeepPolicy):
         _check(isinstance(self.metric, str), f"KeepBest: metric is {self.metric!r}; give the name of a metric")
         _check(self.mode in ("min", "max"), f"KeepBest: mode is {self.mode!r}; choose 'min' or 'max'")
 
+    @property
+    def metrics(self) -> frozenset[str]:
+        """Name of the metric."""
+        return frozenset({self.metric})
+
+    def best(self) -> tuple[KeepBest, ...]:
+        """Return this policy."""
+        return (self,)
+
     def keep(self, records: Sequence[CheckpointRecord], now_seconds: float) -> set[int]:
-        """Return the steps of the checkpoints with the best metric."""
+        """Return the steps of the best checkpoints."""
         del now_seconds
         sign = 1 if self.mode == "min" else -1
         found = [
@@ -152,7 +245,7 @@ class KeepBest(KeepPolicy):
 
 @dataclass(frozen=True, slots=True)
 class KeepEvery(KeepPolicy):
-    """Policy that keeps each checkpoint whose step is a multiple of `steps`.
+    """Policy that keeps steps that are multiples of `steps`.
 
     Example:
         ```python
@@ -169,7 +262,7 @@ class KeepEvery(KeepPolicy):
         _check(_is_count(self.steps), f"KeepEvery({self.steps!r}): a number of steps is a whole number of at least 1")
 
     def keep(self, records: Sequence[CheckpointRecord], now_seconds: float) -> set[int]:
-        """Return the steps of the checkpoints whose step is a multiple of `steps`."""
+        """Return the multiples of `steps`."""
         del now_seconds
         return {record.step for record in records if record.step % self.steps == 0}
 
@@ -193,7 +286,7 @@ class KeepFor(KeepPolicy):
         _check(isinstance(self.seconds, Real) and self.seconds > 0, f"KeepFor({self.seconds!r}): a time is more than 0")
 
     def keep(self, records: Sequence[CheckpointRecord], now_seconds: float) -> set[int]:
-        """Return the steps of the checkpoints that are younger than `seconds` seconds."""
+        """Return the steps of the young checkpoints."""
         return {record.step for record in records if now_seconds - record.created_seconds < self.seconds}
 
 
@@ -204,3 +297,25 @@ def _is_count(value: object) -> bool:
 def _check(right: bool, message: str) -> None:
     if not right:
         raise ValueError(message)
+
+
+_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (KeepAll, KeepBest, KeepEvery, KeepFor, KeepLast)}
+
+
+def _literal(value: Any) -> str:
+    """Return the Python source of a number or text, including infinities and numbers of other libraries."""
+    if isinstance(value, Integral):
+        return repr(int(value))
+    if isinstance(value, Real):
+        return "1e999" if math.isinf(value) else repr(float(value))
+    return repr(str(value))
+
+
+def _policy(node: ast.expr) -> KeepPolicy:
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+        return _policy(node.left) | _policy(node.right)
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.func.id not in _KINDS:
+        raise ValueError("unknown policy")
+    named = {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords if keyword.arg is not None}
+    found: KeepPolicy = _KINDS[node.func.id](*map(ast.literal_eval, node.args), **named)
+    return found

@@ -1,4 +1,4 @@
-"""Record of one checkpoint, and the serialised note on it. This module accesses no storage."""
+"""Record of one checkpoint, and the JSON note on it. Each field of a note is read independently."""
 
 from __future__ import annotations
 
@@ -8,71 +8,130 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dcp_io.saves.marker_owner import ProcessIdentity, this_process
+from dcp_base.logs import library_logger
+from dcp_io.saves.save_files import ProcessIdentity, this_process
+from dcp_io.stores.store import Store
+from dcp_manifest.errors import CheckpointNotFoundError, UnsafeCheckpointError
 
-__all__ = ["CheckpointRecord", "Note", "by_creation"]
+__all__ = ["CheckpointRecord", "Note", "read_if_allowed", "read_if_there", "read_note"]
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRecord:
-    """Record of a checkpoint under a manager's root, for keeping policies."""
+    """Record of a checkpoint under a manager's root."""
 
     step: int
     created_seconds: float
-    """Creation time, seconds since the epoch, on the clock of the saving process; without a note, of the storage."""
+    """Seconds since the epoch, on the clock of the saving process; without a note, of the storage."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     quarantined: str | None = None
-    """Reason why the checkpoint is quarantined; None if it is not."""
+    """Reason of the quarantine, or None."""
 
-
-def by_creation(records: Iterable[CheckpointRecord]) -> list[CheckpointRecord]:
-    """Sort records by creation time, the earliest first; records of the same time by ascending step."""
-    return sorted(records, key=lambda record: (record.created_seconds, record.step))
+    @staticmethod
+    def by_creation(records: Iterable[CheckpointRecord]) -> list[CheckpointRecord]:
+        """Sort records by creation time, then by step."""
+        return sorted(records, key=lambda record: (record.created_seconds, record.step))
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Note on a checkpoint, written before its save: metrics and the saving process, which the index does not have."""
+    """Note on a checkpoint, written before its save."""
 
-    step: int
-    created_seconds: float
+    step: int | None
+    created_seconds: float | None
     metrics: Mapping[str, float]
     process: ProcessIdentity | None
-    replaces: str = ""
-    """Digest of the index that the save will replace; empty if there is no index."""
+    replaces: str | None = ""
+    """Digest of the index that the save will replace; empty without an index, None if unreadable."""
+    keeps_best: str = ""
+    """The run's `KeepBest` policies as text."""
 
     @classmethod
-    def now(cls, step: int, seconds: float, metrics: Mapping[str, float], replaces: str) -> Note:
-        """Return the note for a save that this process will begin; `seconds` is the creation time in it."""
-        return cls(step, seconds, dict(metrics), this_process(), replaces)
+    def now(cls, step: int, seconds: float, metrics: Mapping[str, float], replaces: str, keeps_best: str = "") -> Note:
+        """Return the note for a save; `seconds` is its creation time."""
+        return cls(step, seconds, dict(metrics), this_process(), replaces, keeps_best)
 
     def to_bytes(self) -> bytes:
-        """Serialise the note as JSON."""
+        """Serialise the note as JSON; NaN and infinities become text."""
         process = None if self.process is None else self.process.to_dict()
         values = {
             "step": self.step,
             "created": self.created_seconds,
-            "metrics": dict(self.metrics),
+            "metrics": {name: value if math.isfinite(value) else str(value) for name, value in self.metrics.items()},
             "process": process,
             "replaces": self.replaces,
+            "keeps_best": self.keeps_best,
         }
-        return json.dumps(values, indent=1).encode()
+        return json.dumps(values, indent=1, allow_nan=False).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Note | None:
-        """Parse a note from the bytes of `to_bytes`; None for other bytes: a checkpoint without a note is valid."""
+        """Parse the bytes of `to_bytes`; None for other bytes."""
         try:
-            values: dict[str, Any] = json.loads(data)
-            process = values["process"]
-            created = float(values["created"])
-            if not math.isfinite(created):
-                return None
-            return cls(
-                int(values["step"]),
-                created,
-                {str(name): float(value) for name, value in values["metrics"].items()},
-                None if process is None else ProcessIdentity.from_dict(process),
-                str(values.get("replaces", "")),
-            )
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+            values = json.loads(data)
+        except (ValueError, RecursionError):
             return None
+        if not isinstance(values, dict):
+            return None
+        step, created, replaces = values.get("step"), _number(values.get("created")), values.get("replaces", "")
+        metrics, keeps_best = values.get("metrics"), values.get("keeps_best")
+        if not isinstance(metrics, dict):
+            metrics = {}
+        found = {str(name): number for name, value in metrics.items() if (number := _number(value)) is not None}
+        return cls(
+            step if isinstance(step, int) else None,
+            created if created is not None and math.isfinite(created) else None,
+            found,
+            _process(values.get("process")),
+            replaces if isinstance(replaces, str) else None,
+            keeps_best if isinstance(keeps_best, str) else "",
+        )
+
+
+_NOT_FINITE = ("nan", "inf", "-inf")
+
+
+def _number(value: Any) -> float | None:
+    if value in _NOT_FINITE:
+        return float(value)
+    if not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None
+
+
+def _process(value: Any) -> ProcessIdentity | None:
+    try:
+        return ProcessIdentity.from_dict(value)
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+_log = library_logger(__name__)
+
+
+def read_if_there(store: Store, name: str) -> bytes | None:
+    """Return the bytes of an object; None if it is missing."""
+    try:
+        return store.read(name)
+    except CheckpointNotFoundError:
+        return None
+
+
+def read_if_allowed(store: Store, name: str) -> bytes | None:
+    """Return the bytes of a note; None if it is missing or, with a warning, unreadable for this user.
+
+    Also None for a link out of the folder: one false note must not hide the other checkpoints.
+    """
+    try:
+        return read_if_there(store, name)
+    except (PermissionError, UnsafeCheckpointError) as error:
+        _log.warning("a note is passed over: %s", error)
+        return None
+
+
+def read_note(store: Store, name: str) -> Note | None:
+    """Return a note; None if it is missing or invalid."""
+    return Note.from_bytes(read_if_allowed(store, name) or b"")

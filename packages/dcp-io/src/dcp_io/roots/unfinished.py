@@ -1,4 +1,4 @@
-"""Unfinished checkpoints: what there is of a save or copy that runs or was interrupted, and where it came from."""
+"""Unfinished checkpoints: a save or copy that runs or was interrupted."""
 
 from __future__ import annotations
 
@@ -7,48 +7,35 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from dcp_base.escaping import printable_bytes
 from dcp_io.checkpoints.list_checkpoints import running_saves
-from dcp_io.saves.current_checkpoint import read_current
-from dcp_io.saves.own_files import own_name, temporary_of
+from dcp_io.saves.cleanup import read_current
+from dcp_io.saves.save_files import own_name, temporary_of
 from dcp_io.stores.store import Entry, Store
 from dcp_manifest.errors import CheckpointNotFoundError
-from dcp_manifest.folders.file_names import DATA_SUFFIX
-from dcp_manifest.printable import printable_bytes
+from dcp_manifest.folders.folder import DATA_SUFFIX
 
-__all__ = ["COPY_JOURNAL", "Unfinished", "describe_unfinished", "ended_journals"]
+__all__ = ["Unfinished", "describe_unfinished", "ended_journals"]
 
 COPY_JOURNAL = ".dcp-promoting"
-"""Beginning of the names of journals of copies: JSON with `save_id`, `bytes`, and `from`, the place of the original.
-
-Other files may begin so, too: `own_name` tells them apart.
-"""
+"""Prefix of journals of copies: JSON with `save_id`, `bytes`, and `from`, the place of the original. `own_name` tells
+other files with this prefix apart."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """A step whose files lack an index, so that it cannot be loaded."""
+    """A step with files, but without an index."""
 
     step: int
     text: str
-    """What is there, and where the original was when it was last seen."""
+    """Description of the files, and of the place of the original."""
     is_running: bool
-    """Whether a process may be working at it."""
 
 
 def describe_unfinished(
     step: int, store: Store, entries: tuple[Entry, ...], *, stale_after_seconds: float
 ) -> Unfinished | None:
-    """Describe the files of a step without an index; None if there are no data files.
-
-    Args:
-        step: The step.
-        store: Its folder.
-        entries: Listing of the folder.
-        stale_after_seconds: Age at which a save marker of another host counts as dead.
-
-    Raises:
-        OSError: The storage failed.
-    """
+    """Describe the data files of a step without an index, or return None. Raises OSError."""
     data = [entry for entry in entries if entry.name.endswith(DATA_SUFFIX)]
     if not data:
         return None
@@ -72,13 +59,9 @@ def describe_unfinished(
 
 
 def ended_journals(store: Store, entries: tuple[Entry, ...], *, stale_after_seconds: float) -> list[Entry]:
-    """Return the journals beside a published checkpoint of which no copy will go on.
+    """Return the journals next to a published checkpoint of copies that have ended. Raises OSError.
 
-    They are of the published save itself, whose promoter was killed before it removed them, or have not been written to
-    for `stale_after_seconds`: those of a later save, of which a host may yet bring its part, are spared until then.
-
-    Raises:
-        OSError: The storage failed.
+    Another save's journal must be unchanged for `stale_after_seconds`: a host may still copy its part.
     """
     journals = _journals(entries)
     if not journals or running_saves(store, stale_after_seconds=stale_after_seconds):
@@ -98,16 +81,14 @@ def _journals(entries: tuple[Entry, ...]) -> list[Entry]:
 
 
 def _journal(store: Store, entry: Entry) -> tuple[str, int]:
-    """Return the place of the original, and its size; an empty text and 0 for other contents."""
-    try:
-        values = _read(store, entry)
-        return str(values["from"]), int(values["bytes"])
-    except (ValueError, KeyError, TypeError, OverflowError):
-        return "", 0
+    """Return the place of the original, and its size; an empty text and 0 if unknown."""
+    values = _read(store, entry)
+    place, size = values.get("from"), values.get("bytes")
+    return place if isinstance(place, str) else "", size if isinstance(size, int) else 0
 
 
 def _read(store: Store, entry: Entry) -> dict[str, Any]:
-    """Return what a journal says; nothing if it has gone, or holds something else."""
+    """Return the content of a journal; empty if it is invalid."""
     try:
         values = json.loads(store.read(entry.name))
     except (CheckpointNotFoundError, ValueError, RecursionError):

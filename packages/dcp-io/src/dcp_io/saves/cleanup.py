@@ -1,24 +1,34 @@
 """Cleanup after saves: removal of the files that a save replaced, and of leftovers of dead saves.
 
-A forged marker or index may name any file. So a file is removed only if its own name and contents show that a save
-made it (see `own_files`); other files are kept and logged.
+A forged marker or index may name any file, so only files of saves are removed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 
-from dcp_io.saves.current_checkpoint import Current
-from dcp_io.saves.own_files import is_own_file, own_name
-from dcp_io.saves.save_markers import FoundMarker, Marker, is_marker_temporary
+from dcp_base.errors import DcpError
+from dcp_base.logs import library_logger
+from dcp_io.saves.save_files import FoundMarker, Marker, is_marker_temporary, is_own_file, own_name
 from dcp_io.stores.store import Entry, Store
-from dcp_manifest.errors import CheckpointNotFoundError, DcpError, UnsafeCheckpointError
-from dcp_manifest.file.manifest import read_index
-from dcp_manifest.folders.file_names import METADATA_NAME, is_index_name, rank_index_name
-from dcp_manifest.logs import library_logger
+from dcp_manifest.errors import (
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    UnsafeCheckpointError,
+    UnsupportedFormatError,
+)
+from dcp_manifest.file.manifest_read import read_index
+from dcp_manifest.folders.folder import METADATA_NAME, is_index_name, rank_index_name
+from dcp_manifest.folders.index_choice import current_index
+from dcp_manifest.index.columns import CheckpointIndex
 
 __all__ = [
+    "Current",
+    "index_digest",
+    "read_current",
     "remove_dead_saves",
     "remove_leftovers",
     "remove_orphans",
@@ -27,17 +37,14 @@ __all__ = [
     "replaced_names",
 ]
 
+
 _log = library_logger(__name__)
 
 
 def replaced_names(save_id: str, rank: int | None, current: Current, entries: Iterable[Entry]) -> tuple[str, ...]:
-    """Return the names of the files that become obsolete when a save is published: indexes first, then data files.
+    """Return the names of the files that a new save makes obsolete: indexes first, then data files.
 
-    Args:
-        save_id: Id of the new save.
-        rank: Number of the calling rank in a save without a coordinator; otherwise None.
-        current: The checkpoint that will be replaced.
-        entries: The folder's listing.
+    `rank` is the calling rank in a save without a coordinator.
     """
     indexes: list[str] = []
     for entry in entries:
@@ -50,14 +57,7 @@ def replaced_names(save_id: str, rank: int | None, current: Current, entries: It
 
 
 def remove_replaced(store: Store, marker: Marker, *, keep: Collection[str], world_size: int) -> bool:
-    """Remove the files that a published save replaced; returns True if none of these files is left.
-
-    Args:
-        store: The checkpoint's folder.
-        marker: Marker of the save, whose checkpoint is the current one.
-        keep: Data files in the current index, which are kept even if the marker lists them.
-        world_size: World size of a save without a coordinator; not used for other saves.
-    """
+    """Remove the files that a published save replaced; True if none is left."""
     named = [name for name in marker.replaced if name not in keep and not _is_own(name, marker, world_size=world_size)]
     if not named:
         return True
@@ -67,7 +67,7 @@ def remove_replaced(store: Store, marker: Marker, *, keep: Collection[str], worl
 
 
 def _sizes(store: Store, names: Iterable[str]) -> dict[str, int]:
-    """Return the sizes of those files that exist, in the given order; not every store lists all of its files."""
+    """Return the sizes of existing files, in order; not every store lists all of its files."""
     listed = {entry.name: entry.bytes for entry in store.list()}
     found: dict[str, int] = {}
     for name in names:
@@ -77,14 +77,7 @@ def _sizes(store: Store, names: Iterable[str]) -> dict[str, int]:
 
 
 def remove_leftovers(store: Store, save_id: str, entries: Iterable[Entry], *, keep: Collection[str] = ()) -> bool:
-    """Remove every file of a save that was not published; returns True if none of these files is left.
-
-    Args:
-        store: The checkpoint's folder.
-        save_id: Id of the save.
-        entries: The folder's listing.
-        keep: Names of files to keep.
-    """
+    """Remove the files of an unpublished save; True if none is left."""
     sizes = {entry.name: entry.bytes for entry in entries if entry.name not in keep and _is_of(entry.name, save_id)}
     order = sorted(sizes, key=lambda name: (not is_index_name(name), name))
     return _delete_made(store, {name: sizes[name] for name in order}, f"save id {save_id}")
@@ -93,15 +86,8 @@ def remove_leftovers(store: Store, save_id: str, entries: Iterable[Entry], *, ke
 def remove_dead_saves(store: Store, dead: Iterable[FoundMarker], current: Current, entries: list[Entry]) -> None:
     """Remove the leftovers of dead saves, and then their markers.
 
-    If the dead save published the current index, it was killed after publishing: the files that it replaced are
-    removed. Otherwise the dead save's own files are removed. If the current index cannot be read, the two cases cannot
-    be distinguished, and no file is removed.
-
-    Args:
-        store: The checkpoint's folder.
-        dead: Markers of the dead saves.
-        current: The current checkpoint of the folder.
-        entries: The folder's listing.
+    These are the replaced files if the dead save published the current index, otherwise its own files. If the current
+    index cannot be read, no file is removed.
     """
     if current.damage is not None:
         return
@@ -122,28 +108,13 @@ def remove_dead_saves(store: Store, dead: Iterable[FoundMarker], current: Curren
 
 
 def remove_orphans(store: Store, entries: Iterable[Entry], *, now: float, stale_after_seconds: float) -> None:
-    """Remove old temporary files of save markers, left by saves that were killed before they renamed the marker.
-
-    Args:
-        store: The checkpoint's folder.
-        entries: The folder's listing.
-        now: Current time on the storage's clock, seconds.
-        stale_after_seconds: Age of a temporary file from which on it is removed.
-    """
-    old = (entry for entry in entries if abs(now - entry.mtime) > stale_after_seconds)
+    """Remove old temporary files of markers. `now` is on the storage's clock."""
+    old = [entry for entry in entries if abs(now - entry.mtime) > stale_after_seconds]
     _delete_made(store, {entry.name: entry.bytes for entry in old if is_marker_temporary(entry.name)}, "its name")
 
 
 def remove_own(store: Store, sizes: Mapping[str, int]) -> list[str]:
-    """Remove the files whose names and contents show that saves made them; returns the names of the files kept.
-
-    Args:
-        store: The checkpoint's folder.
-        sizes: Name of each file → size in bytes, from the listing; files are removed in this order.
-
-    Raises:
-        OSError: The storage failed.
-    """
+    """Remove files of saves; returns the names of the other files. Raises OSError."""
     left = []
     for name, size in sizes.items():
         try:
@@ -158,13 +129,13 @@ def remove_own(store: Store, sizes: Mapping[str, int]) -> list[str]:
 
 
 def _is_of(name: str, save_id: str) -> bool:
-    """Whether a file's name is that of a file of this save, other than its marker."""
+    """Whether a file, other than its marker, belongs to this save."""
     own = own_name(name)
     return own is not None and own.save_id == save_id and (own.temporary or own.kind != "note")
 
 
 def _is_own(name: str, marker: Marker, *, world_size: int) -> bool:
-    """Whether a file that the marker lists as replaced belongs to the new checkpoint after all."""
+    """Whether a replaced file belongs to the new checkpoint after all."""
     own = own_name(name)
     if own is not None and own.save_id == marker.save_id:
         return True
@@ -175,7 +146,7 @@ def _is_own(name: str, marker: Marker, *, world_size: int) -> bool:
 
 
 def _is_index_of(store: Store, name: str, save_id: str) -> bool:
-    """Whether an index without a save id in its name was written by this save."""
+    """Whether this save wrote an index without a save id in its name."""
     own = own_name(name)
     if own is None or own.kind != "index" or own.save_id is not None:
         return False
@@ -187,10 +158,7 @@ def _is_index_of(store: Store, name: str, save_id: str) -> bool:
 
 
 def _delete_made(store: Store, sizes: Mapping[str, int], named_by: str) -> bool:
-    """Delete the files in order, except those that no save made; returns whether this succeeded.
-
-    Failures are logged: the next save tries again.
-    """
+    """Delete files of saves; returns whether this succeeded. Failures are logged for the next save."""
     failed = [name for name, size in sizes.items() if not _delete_one(store, name, size, named_by)]
     return not failed
 
@@ -210,3 +178,67 @@ def _delete_one(store: Store, name: str, size: int, named_by: str) -> bool:
             named_by,
         )
     return True
+
+
+@dataclass(frozen=True, slots=True)
+class Current:
+    """State of a checkpoint's folder."""
+
+    index: CheckpointIndex | None = None
+    damage: DcpError | None = None
+    """The error that reading the index raised."""
+    generation: int = 0
+    """Generation of the checkpoint, or else the highest of the readable indexes; 0 without any."""
+    lack: str | None = None
+    """Description of missing rank-local indexes."""
+
+    @property
+    def exists(self) -> bool:
+        """Whether the folder has a checkpoint, readable or not."""
+        return self.index is not None or self.damage is not None
+
+    @property
+    def save_id(self) -> str | None:
+        """Save id of the checkpoint; None without one, or if stock wrote it."""
+        return self.index.info.save_id if self.index is not None and self.index.info is not None else None
+
+
+def read_current(store: Store, entries: list[Entry] | None = None) -> Current:
+    """Read the index of the newest complete checkpoint; an unreadable index is returned as `damage`.
+
+    `entries` is a fresh listing of the folder. Raises OSError if the state of the folder is unknown.
+    """
+    try:
+        index = current_index(store, entries)
+    except CheckpointNotFoundError as error:
+        return Current(lack=str(error))
+    except (CorruptCheckpointError, UnsafeCheckpointError, UnsupportedFormatError) as error:
+        names = (entry.name for entry in store.list() if is_index_name(entry.name))
+        return Current(None, error, _highest_generation(store, names))
+    if index is None:
+        return Current()
+    return Current(index, None, index.info.generation if index.info is not None else 0)
+
+
+def index_digest(store: Store, names: Iterable[str]) -> str:
+    """Return a digest of the index files among `names`, which identifies their save; `""` without any.
+
+    Raises OSError.
+    """
+    indexes = sorted(filter(is_index_name, names))
+    digest = hashlib.blake2b(digest_size=16)
+    for name in indexes:
+        digest.update(f"{name}\n".encode())
+        with contextlib.suppress(CheckpointNotFoundError):
+            digest.update(store.read(name))
+    return digest.hexdigest() if indexes else ""
+
+
+def _highest_generation(store: Store, names: Iterable[str]) -> int:
+    """Return the highest generation: a new save must not look older than any readable index."""
+    highest = 0
+    for name in names:
+        with contextlib.suppress(DcpError):
+            info = read_index(store.read(name), file=name).info
+            highest = max(highest, info.generation if info is not None else 0)
+    return highest

@@ -1,20 +1,19 @@
-"""`LocalStore`: a folder of the local (or a mounted) file system as a store. POSIX only."""
+"""`LocalStore`: a folder of a local or mounted file system as a store. POSIX only."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
 import secrets
+import shlex
 import stat
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
-from dcp_io.errors import NotAFolderError
-from dcp_io.stores.durable_folders import make_folder, sync_folder
-from dcp_io.stores.full_transfers import read_fully, write_fully
-from dcp_io.stores.local_ranges import create_sized, open_sized, start_writeback
-from dcp_io.stores.mounts import is_network_folder
-from dcp_io.stores.naming import naming
+from dcp_base.descriptors import kernel_call, open_descriptor, read_fully, write_fully
 from dcp_io.stores.store import (
     TEMPORARY_SUFFIX,
     Buffer,
@@ -23,32 +22,43 @@ from dcp_io.stores.store import (
     RangeSink,
     Sink,
     Source,
-    Store,
+    SupportsFolders,
+    SupportsRanges,
     check_name,
+    naming,
 )
-from dcp_manifest.descriptors import open_descriptor
 from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError, UnsafeCheckpointError
+from dcp_manifest.folders.folder import check_inside, followed
 
-__all__ = ["LocalStore"]
+__all__ = [
+    "LocalStore",
+    "is_network_folder",
+    "make_folder",
+    "not_a_folder",
+    "start_writeback",
+    "sync_folder",
+]
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 # Without O_NONBLOCK, opening a pipe in place of a file would block for ever.
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _MODE = 0o666
+# Write-back is started each time after this many bytes. Measured: with less, the disk waits for calls; with much more,
+# too much is left to the final fsync.
+_SYNC_STEP_BYTES = 32 << 20
 # Errors of removing a folder that is not empty, is gone already, or is only a link to a folder.
 _NOT_REMOVED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT, errno.ENOTDIR)
 
 
-class LocalStore(Store):
+class LocalStore(SupportsFolders, SupportsRanges):
     """A store in a folder of the local file system.
 
-    Guarantees: those of `Store`. A published object appears by `os.replace` of a complete temporary file; new files are
-    created exclusively and never through a symbolic link; with `sync`, file and folder are fsynced.
+    Guarantees: those of `Store`. A published object appears by `os.replace` of a complete temporary file. New files are
+    created exclusively and never through a symbolic link. With `sync`, file and folder are fsynced.
 
     Args:
-        path: Path of the folder, which need not exist before `make`. Symbolic links in its path are followed; links
-            inside it must not lead out of it.
-        linked: Another folder to which symbolic links in this folder may lead, for reading; None for no other.
+        path: Path of the folder, which need not exist before `make`. Symbolic links in it are followed; inside the
+            folder, see `dcp_manifest.folders.folder.followed`.
 
     Example:
         ```python
@@ -61,11 +71,8 @@ class LocalStore(Store):
         ```
     """
 
-    writes_ranges = True
-
-    def __init__(self, path: str | os.PathLike[str], *, linked: str | os.PathLike[str] | None = None) -> None:
+    def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = os.path.abspath(os.fspath(path))
-        self._linked = None if linked is None else os.path.realpath(linked)
 
     @property
     def url(self) -> str:
@@ -86,37 +93,37 @@ class LocalStore(Store):
         return self._path
 
     def make(self) -> None:
-        """Make the folder and its missing parents, durably."""
+        """Make the folder and its parents, durably."""
         make_folder(self._path)
 
-    def create(self, name: str) -> Sink:
-        """Create a file for writing; folders within the name are made."""
+    def create(self, name: str, *, sync: bool = True) -> Sink:
+        """Create a file."""
         path = self._inside(name)
         if "/" in name:
             make_folder(os.path.dirname(path))
-        return _LocalSink(name, path)
+        return _LocalSink(name, path, sync=sync)
 
     def create_sized(self, name: str, size: int) -> RangeSink:
-        """Create a file of `size` bytes, whose space on the disk is reserved if the file system can do so."""
+        """Create a file, with reserved space if possible."""
         path = self._inside(name)
         if "/" in name:
             make_folder(os.path.dirname(path))
         return create_sized(name, path, size)
 
     def open_sized(self, name: str) -> RangeSink:
-        """Open an existing file for writes of ranges."""
+        """Open an existing file."""
         with self._finding(name):
             return open_sized(name, self._inside(name))
 
     def publish(self, name: str, data: Buffer, *, tag: str = "", sync: bool = True) -> None:
-        """Replace the file atomically, by renaming a temporary file in the same folder; see `Store.publish`."""
+        """Rename a temporary file in the same folder."""
         path = self._inside(name)
         folder, base = os.path.split(path)
         temporary = os.path.join(folder, f".{base}.{tag}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}")
-        sink = _LocalSink(name, temporary)
+        sink = _LocalSink(name, temporary, sync=sync)
         try:
             sink.write([data])
-            sink.close(sync=sync)
+            sink.close()
             with naming(path):
                 os.replace(temporary, path)
         except BaseException:
@@ -126,12 +133,12 @@ class LocalStore(Store):
             sync_folder(folder)
 
     def touch(self, name: str) -> None:
-        """Set the modification time of the file to now, on the clock of the file system's host."""
+        """Set the modification time to now, on the file system's clock."""
         with self._finding(name):
             os.utime(self._readable(name))
 
     def read(self, name: str) -> bytes:
-        """Read all bytes of the file."""
+        """Read the whole file."""
         source = self.open(name)
         try:
             size = source.size()
@@ -146,12 +153,12 @@ class LocalStore(Store):
             source.close()
 
     def open(self, name: str) -> Source:
-        """Open the file for reading."""
+        """Open the file."""
         with self._finding(name):
-            return _LocalSource(self, name, self._readable(name))
+            return _LocalSource(name, self._readable(name))
 
     def size(self, name: str) -> int:
-        """Return the size of the file in bytes."""
+        """Return the file's size in bytes."""
         with self._finding(name):
             return os.stat(self._readable(name), follow_symlinks=False).st_size
 
@@ -160,7 +167,7 @@ class LocalStore(Store):
         return os.path.lexists(self._inside(name))
 
     def list(self) -> list[Entry]:
-        """List the files in the folder; a file that another process replaces during the call is listed."""
+        """List the files, including those that are replaced during the call."""
         entries: dict[str, Entry] = {}
         try:
             # Twice: btrfs shows neither the old file nor the new one if a rename falls between opening and reading the
@@ -170,11 +177,10 @@ class LocalStore(Store):
         except FileNotFoundError:
             return []
         except NotADirectoryError:
-            raise NotAFolderError.of(self._path) from None
+            raise not_a_folder(self._path) from None
         return [*entries.values()]
 
     def _scan_into(self, entries: dict[str, Entry]) -> None:
-        """Add the files in the folder that are not yet in the result."""
         with os.scandir(self._path) as found:
             for item in found:
                 with contextlib.suppress(FileNotFoundError):  # removed during the listing
@@ -183,7 +189,7 @@ class LocalStore(Store):
                         entries[item.name] = Entry(item.name, status.st_size, status.st_mtime_ns / 1e9)
 
     def delete(self, name: str) -> None:
-        """Unlink the file; for a symbolic link, the link itself is removed."""
+        """Unlink the file, or the symbolic link itself."""
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             os.unlink(self._inside(name))
 
@@ -192,21 +198,21 @@ class LocalStore(Store):
         sync_folder(self._path)
 
     def child(self, name: str) -> LocalStore:
-        """Return a store for the subfolder of that name."""
+        """Return a store for a subfolder."""
         return LocalStore(self._inside(name))
 
     def folders(self) -> tuple[str, ...]:
-        """Return the names of the subfolders, including empty ones; links are left out."""
+        """Return the names of the subfolders, including empty ones, without links."""
         try:
             with os.scandir(self._path) as found:
                 return tuple(sorted(item.name for item in found if item.is_dir(follow_symlinks=False)))
         except FileNotFoundError:
             return ()
         except NotADirectoryError:
-            raise NotAFolderError.of(self._path) from None
+            raise not_a_folder(self._path) from None
 
     def remove_folder(self) -> None:
-        """Remove the folder durably if it is empty; if its path is a symbolic link, nothing is removed."""
+        """Remove the folder durably if it is empty and not a symbolic link."""
         try:
             os.rmdir(self._path)
         except OSError as error:
@@ -216,29 +222,14 @@ class LocalStore(Store):
             sync_folder(os.path.dirname(self._path))
 
     def _inside(self, name: str) -> str:
-        """Return the path of a name, after checking that its parent folders do not lead out of the store."""
+        """Check that parent folders do not lead out of the store."""
         path = os.path.join(self._path, check_name(name))
-        if "/" in name:
-            self._check_inside(os.path.dirname(path), name)
+        check_inside(self._path, os.path.dirname(name))
         return path
 
     def _readable(self, name: str) -> str:
-        """Return the path to read: links are resolved if they stay inside the store."""
-        path = self._inside(name)
-        if os.path.islink(path):
-            real = os.path.realpath(path)
-            if self._linked is None or os.path.dirname(real) != self._linked:
-                self._check_inside(path, name)
-            return real
-        return path
-
-    def _check_inside(self, path: str, name: str) -> None:
-        root, real = os.path.realpath(self._path), os.path.realpath(path)
-        if os.path.commonpath([root, real]) != root:
-            raise UnsafeCheckpointError(
-                f"{name!r} in {self._path} leads out of that folder, to {real}; the checkpoint may be hostile: "
-                "do not load it, or copy its files into one folder"
-            )
+        """Return the path to read, with permitted links resolved."""
+        return followed(self._path, check_name(name))
 
     @contextlib.contextmanager
     def _finding(self, name: str) -> Iterator[None]:
@@ -253,11 +244,10 @@ class LocalStore(Store):
 
 
 class _LocalSink(Sink):
-    """A new file; its write position is counted here, and the file descriptor's position is never used."""
-
-    def __init__(self, name: str, path: str) -> None:
+    def __init__(self, name: str, path: str, *, sync: bool) -> None:
         self._name = name
         self._path = path
+        self._sync = sync
         self._position = 0
         self._sync_started = 0
         self._fd = -1
@@ -272,44 +262,31 @@ class _LocalSink(Sink):
 
     @property
     def name(self) -> str:
-        """Name of the object."""
         return self._name
 
-    def tell(self) -> int:
-        """Return the bytes written so far."""
-        return self._position
-
     def write(self, buffers: Sequence[Buffer]) -> None:
-        """Append the buffers to the file."""
+        """With `sync`, the disk begins to write early (see decision 8)."""
+        if self._fd < 0:
+            raise ValueError(f"{self._path} has been closed")
         with naming(self._path):
             self._position += write_fully(self._fd, buffers, self._position)
+        if self._sync and self._position - self._sync_started >= _SYNC_STEP_BYTES:
+            start_writeback(self._fd, self._sync_started, self._position - self._sync_started)
+            self._sync_started = self._position
 
-    def start_sync(self) -> None:
-        """Ask the kernel to begin writing back the bytes since the last call."""
-        start_writeback(self._fd, self._sync_started, self._position - self._sync_started)
-        self._sync_started = self._position
-
-    def wait_sync(self) -> bool:
-        """Make the written bytes durable, and return True."""
-        with naming(self._path):
-            os.fdatasync(self._fd)
-        return True
-
-    def close(self, *, sync: bool) -> None:
-        """Close the file, after an fsync if `sync`."""
+    def close(self) -> None:
         if self._fd < 0:
             return
         with naming(self._path):
             try:
-                if sync:
+                if self._sync:
                     os.fsync(self._fd)
             finally:
                 self._release()
-            if sync and "/" in self._name:
+            if self._sync and "/" in self._name:
                 sync_folder(os.path.dirname(self._path))
 
     def abort(self) -> None:
-        """Close and unlink the file."""
         with contextlib.suppress(OSError):
             self._release()
         if self._exists:
@@ -324,12 +301,10 @@ class _LocalSink(Sink):
 
 
 class _LocalSource(Source):
-    """An open file."""
+    __slots__ = ("_fd", "_name")
 
-    __slots__ = ("_fd",)
-
-    def __init__(self, store: LocalStore, name: str, path: str) -> None:
-        super().__init__(store, name)
+    def __init__(self, name: str, path: str) -> None:
+        self._name = name
         self._fd = -1
         try:
             fd = open_descriptor(path, _READ)
@@ -350,24 +325,21 @@ class _LocalSource(Source):
             raise _no_file(path)
 
     def size(self) -> int:
-        """Return the size of the file in bytes."""
         return os.fstat(self._fd).st_size
 
     def will_need(self, offset: int, size: int) -> None:
-        """Ask the kernel to prefetch bytes that are not in the page cache."""
         with contextlib.suppress(OSError):
             if not self._is_held(offset):  # announcing cached bytes costs a twentieth of reading them
                 os.posix_fadvise(self._fd, offset, size, os.POSIX_FADV_WILLNEED)
 
     def _is_held(self, offset: int) -> bool:
-        """Whether a byte is in the page cache, so that it can be read without waiting for the disk."""
+        """Whether a byte is in the page cache."""
         try:
             return os.preadv(self._fd, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
         except OSError:  # not cached, or unknown to the file system
             return False
 
     def read_into(self, offset: int, buffers: Sequence[memoryview]) -> None:
-        """Fill the buffers from the file."""
         wanted = sum(map(len, buffers))
         with naming(self._name):
             read = read_fully(self._fd, buffers, offset)
@@ -379,14 +351,13 @@ class _LocalSource(Source):
             )
 
     def close(self) -> None:
-        """Close the file."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
 
 
 def _is_folder_entry(item: os.DirEntry[str]) -> bool:
-    """Whether an entry is a folder or a link to one; a link that loops is neither."""
+    """Whether an entry is a folder; a link that loops is not."""
     try:
         return item.is_dir()
     except OSError as error:
@@ -397,3 +368,202 @@ def _is_folder_entry(item: os.DirEntry[str]) -> bool:
 
 def _no_file(path: str) -> UnsafeCheckpointError:
     return UnsafeCheckpointError(f"{path} is not a file; the checkpoint may be hostile: do not load it")
+
+
+# Without O_NONBLOCK, opening a pipe in place of a file would block for ever.
+_WRITE = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_SYNC_FILE_RANGE_WRITE = 2
+# Errors of file systems that cannot reserve space.
+_NO_RESERVATION = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+
+
+def create_sized(name: str, path: str, size: int) -> RangeSink:
+    """Create a file of zeros; see `SupportsRanges.create_sized`."""
+    if size < 0:
+        raise ValueError(f"{path} cannot have {size} bytes")
+    with naming(path):
+        fd = open_descriptor(path, _CREATE, _MODE)
+        try:
+            _reserve(fd, size)
+        except BaseException:
+            os.close(fd)
+            os.unlink(path)
+            raise
+    return _LocalRangeSink(name, path, fd, size)
+
+
+def open_sized(name: str, path: str) -> RangeSink:
+    """Open an existing file; raises UnsafeCheckpointError for a link or a special file."""
+    try:
+        fd = open_descriptor(path, _WRITE)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):
+            raise _missing_file(path) from error
+        raise
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(fd)
+        raise _missing_file(path)
+    return _LocalRangeSink(name, path, fd, status.st_size)
+
+
+class _LocalRangeSink(RangeSink):
+    def __init__(self, name: str, path: str, fd: int, size: int) -> None:
+        self._name = name
+        self._path = path
+        self._fd = fd
+        self._size = size
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    def write_at(self, offset: int, buffers: Sequence[Buffer]) -> None:
+        stop = offset + sum(map(len, buffers))
+        if offset < 0 or stop > self._size:
+            raise ValueError(f"bytes {offset} to {stop} are not within {self._path}, which has {self._size} bytes")
+        with naming(self._path):
+            write_fully(self._fd, buffers, offset)
+
+    def start_sync(self, offset: int, size: int) -> None:
+        start_writeback(self._fd, offset, size)
+
+    def close(self, *, sync: bool) -> None:
+        fd, self._fd = self._fd, -1
+        if fd < 0:
+            return
+        try:
+            if sync:
+                with naming(self._path):
+                    os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def _missing_file(path: str) -> UnsafeCheckpointError:
+    return UnsafeCheckpointError(f"{path} is not a file that a save made; do not write to it")
+
+
+def _reserve(fd: int, size: int) -> None:
+    """Set the size, and reserve space if the file system can."""
+    # `os.posix_fallocate` would write to every block if the file system cannot reserve space.
+    call = _fallocate()
+    if call is None or size == 0:
+        os.ftruncate(fd, size)
+    elif call(fd, 0, 0, size) != 0:
+        code = ctypes.get_errno()
+        if code not in _NO_RESERVATION:
+            raise OSError(code, os.strerror(code))
+        os.ftruncate(fd, size)
+
+
+def _fallocate() -> Callable[..., int] | None:
+    return kernel_call("fallocate", ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+
+
+def start_writeback(fd: int, offset: int, length: int) -> None:
+    """Ask the kernel to begin writing a range of a file to its device, without waiting.
+
+    This is only a hint: the caller must still call fsync, which reports errors.
+    """
+    call = kernel_call("sync_file_range", ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+    if call is not None and length > 0:
+        call(fd, offset, length, _SYNC_FILE_RANGE_WRITE)
+
+
+# Errors of file systems that cannot fsync a folder.
+_NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP)
+# On a shared file system a folder made by another process may become visible late.
+_SECONDS_TO_BE_SEEN = 5.0
+
+
+def not_a_folder(path: str) -> NotADirectoryError:
+    """Return the error for the path of a checkpoint that is a file, or leads through one."""
+    file = path
+    while not os.path.lexists(file) and os.path.dirname(file) != file:
+        file = os.path.dirname(file)
+    if file != path:
+        return NotADirectoryError(
+            f"there can be no checkpoint at {path}: {file} is a file, and a checkpoint is a directory"
+        )
+    return NotADirectoryError(
+        f"{path} is a file, and a checkpoint is a directory: save to another place. To load a torch.save or "
+        f"safetensors file, convert it first: `dcp convert {shlex.quote(path)} FOLDER` in a shell, or "
+        f"dcp_format.convert({path!r}, 'FOLDER') in Python; both come with dcp-all, or dcp-format and dcp-inspect"
+    )
+
+
+def make_folder(path: str) -> None:
+    """Make a folder and its missing parents, durably. Raises NotADirectoryError if one of them is a file."""
+    missing: list[str] = []
+    while not os.path.isdir(path):
+        missing.append(path)
+        path = os.path.dirname(path)
+    for folder in reversed(missing):
+        try:
+            os.mkdir(folder)
+        except FileExistsError:  # another rank made it first, or it is not a folder
+            if not _is_folder(folder):
+                raise not_a_folder(folder) from None
+        with contextlib.suppress(PermissionError):  # a parent that may be entered but not read cannot be fsynced
+            sync_folder(os.path.dirname(folder))
+
+
+def _is_folder(path: str) -> bool:
+    """Wait before answering, since a shared file system may show a new folder late."""
+    deadline = time.monotonic() + _SECONDS_TO_BE_SEEN
+    while not os.path.lexists(path) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return os.path.isdir(path)
+
+
+def sync_folder(path: str) -> None:
+    """Make the names in a folder durable, if the file system supports this."""
+    fd = open_descriptor(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in _NO_FOLDER_SYNC:
+            raise OSError(error.errno, os.strerror(error.errno or 0), path) from error
+    finally:
+        os.close(fd)
+
+
+# Source: Linux `proc_pid_mountinfo(5)`.
+_MOUNTS = Path("/proc/self/mountinfo")
+# Types of file systems whose bytes come over a network. A FUSE file system counts if its name is one of these.
+_NETWORK = (
+    "9p afs beegfs blobfuse2 ceph cifs gcsfuse glusterfs goofys gpfs juicefs lustre mountpoint-s3 nfs nfs4 ocfs2 "
+    "orangefs panfs pvfs2 rclone s3fs smb3 smbfs sshfs virtiofs weka wekafs"
+)
+
+
+def is_network_folder(path: str) -> bool:
+    """Whether an absolute path lies in a network file system; False if the mounts are unknown."""
+    try:
+        lines = _MOUNTS.read_text(errors="surrogateescape").splitlines()
+    except OSError:
+        return False
+    found, longest = "", -1
+    real = os.path.realpath(path)
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        fields, kind = before.split(" "), after.partition(" ")[0]
+        if len(fields) > 4 and _contains(mount := _unescaped(fields[4]), real) and len(mount) >= longest:
+            found, longest = kind, len(mount)  # of two mounts on one folder, the later one hides the other
+    return found.removeprefix("fuse.").lower() in _NETWORK.split()
+
+
+def _contains(mount: str, path: str) -> bool:
+    return mount == "/" or path == mount or path.startswith(mount + "/")
+
+
+def _unescaped(text: str) -> str:
+    """Decode the octal escapes."""
+    for code in ("040", "011", "012", "134"):
+        text = text.replace(f"\\{code}", chr(int(code, 8)))
+    return text

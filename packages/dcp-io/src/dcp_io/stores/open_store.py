@@ -1,7 +1,4 @@
-"""`open_store`: opens the store of a URI by an installed plug-in; plug-ins are discovered on the first call. No torch.
-
-A package with a store registers a function (URI and options → store) for each URI scheme: see `dcp_hooks.StoreSpec`.
-"""
+"""`open_store`: opens the store of a URI by an installed plug-in. No torch."""
 
 from __future__ import annotations
 
@@ -10,14 +7,14 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from dcp_io.errors import StoreNotFoundError
-from dcp_io.stores.host_store import HOST_SCHEME, HostFolder, host_path, split_also
+from dcp_base.errors import PluginNotFoundError
+from dcp_base.schemes import file_path, package_for, scheme_of
+from dcp_io.stores.host_store import HOST_SCHEME, HostFolder, HostStore, host_path
 from dcp_io.stores.local_store import LocalStore
 from dcp_io.stores.store import Store
-from dcp_manifest.schemes import file_path, scheme_of
 
 if TYPE_CHECKING:
-    from dcp_hooks import PluginInfo, StoreSpec
+    from dcp_base import PluginInfo, StoreSpec
 
 __all__ = ["file_at", "open_store", "scheme_of"]
 
@@ -29,11 +26,12 @@ def open_store(uri: str | os.PathLike[str], *, storage_options: Mapping[str, Any
     """Open the store for the folder that a URI names.
 
     Args:
-        uri: A path, `file://…`, `host://…` (see `HostFolder`), or a URI whose scheme an installed package handles.
-        storage_options: Options of the storage, such as an endpoint, which its package documents; None for none.
+        uri: A path, `file://…`, `host://…` (see `HostFolder`), or a URI with a scheme of an installed package.
+        storage_options: Options of the storage, such as an endpoint, which its package documents.
 
     Raises:
-        StoreNotFoundError: No installed package handles the scheme; the message names the package to install.
+        PluginNotFoundError: No installed package handles the scheme; the message names the package to install.
+        DuplicatePluginError: Two installed packages handle the scheme; the message names both.
         ValueError: The options or the URI do not fit the storage.
         InvalidPlaceError: The path is empty, or looks like a URI that lost a slash.
 
@@ -42,17 +40,17 @@ def open_store(uri: str | os.PathLike[str], *, storage_options: Mapping[str, Any
     text, scheme = os.fspath(uri), scheme_of(uri)
     if scheme in ("file", HOST_SCHEME):
         if storage_options:
-            raise ValueError(f"{text}: a folder of the file system takes no storage_options, got {[*storage_options]}")
+            raise ValueError(
+                f"{text}: a directory of the file system takes no storage_options, got {[*storage_options]}"
+            )
         if scheme == "file":
             return LocalStore(file_path(text))
-        own, also = split_also(text)
+        own, also = HostStore.split(text)
         return HostFolder(host_path(own), also=[open_store(one) for one in also])
-    from dcp_hooks import DuplicatePluginError, PluginLoadError, PluginNotFoundError, installed  # noqa: PLC0415 - slow
+    from dcp_base import PluginLoadError, PluginNotFoundError, installed  # noqa: PLC0415 - slow
 
     try:
         spec, plugin = installed.find("stores", scheme)
-    except DuplicatePluginError as error:
-        raise StoreNotFoundError(str(error)) from None
     except PluginNotFoundError:
         return _store_of_any(text, scheme, storage_options, "")
     except PluginLoadError as error:
@@ -62,11 +60,11 @@ def open_store(uri: str | os.PathLike[str], *, storage_options: Mapping[str, Any
 
 
 def _store_of_any(text: str, scheme: str, storage_options: Mapping[str, Any] | None, reasons: str) -> Store:
-    """Open the folder with a fallback package, which handles unregistered schemes; raises StoreNotFoundError."""
-    from dcp_hooks import ANY_SCHEME, installed, package_for  # noqa: PLC0415 - as in `open_store`
+    """Open the folder with a fallback package for unregistered schemes."""
+    from dcp_base import ANY_SCHEME, installed  # noqa: PLC0415 - as in `open_store`
 
     if not _SCHEME.fullmatch(scheme):
-        raise StoreNotFoundError(
+        raise PluginNotFoundError(
             f"{text} is not a URI: {scheme!r} is not a scheme; for a path of that name write ./{text}"
         )
     for spec, plugin in installed.offered("stores", ANY_SCHEME):
@@ -76,21 +74,17 @@ def _store_of_any(text: str, scheme: str, storage_options: Mapping[str, Any] | N
             reasons = f"{reasons}; {error}"
         else:
             return store
-    raise StoreNotFoundError(
+    raise PluginNotFoundError(
         f"{text}: no installed package opens {scheme}:// stores; install {package_for(scheme)}, from "
         f"the source of your other dcp packages{reasons}"
     )
 
 
 def file_at(uri: str | os.PathLike[str]) -> tuple[Store, str] | None:
-    """Open the folder of the file at a URI.
-
-    Returns:
-        The folder's store and the file's name; None if there is no such file.
+    """Open the folder of the file at a URI; returns the store and the file's name, or None without such a file.
 
     Raises:
-        StoreNotFoundError: No installed package handles the scheme.
-        InvalidPlaceError: The path is empty, or looks like a URI that lost a slash.
+        PluginNotFoundError, InvalidPlaceError: See `open_store`.
         StorageError, OSError: The storage failed.
     """
     above, slash, name = os.fspath(uri).rpartition("/")
@@ -101,15 +95,15 @@ def file_at(uri: str | os.PathLike[str]) -> tuple[Store, str] | None:
 
 
 def _opener(spec: StoreSpec, plugin: PluginInfo, uri: str) -> Callable[..., Store]:
-    from dcp_hooks import PluginLoadError, resolve  # noqa: PLC0415 - as in `open_store`
+    from dcp_base import PluginLoadError, resolve  # noqa: PLC0415 - as in `open_store`
 
     try:
         function: Callable[..., Store] = resolve(spec.opener, plugin)
     except PluginLoadError as error:
         missing, owner = error.__cause__, (plugin.distribution or plugin.name).split(" ")[0]
         if not isinstance(missing, ImportError):
-            raise StoreNotFoundError(f"{uri}: {error}") from error
-        raise StoreNotFoundError(
+            raise PluginNotFoundError(f"{uri}: {error}") from error
+        raise PluginNotFoundError(
             f"{uri}: {owner} opens such stores, and needs {missing.name or missing}, which is not installed; pip "
             f"install {owner} installs what it needs"
         ) from error

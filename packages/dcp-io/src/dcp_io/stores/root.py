@@ -1,4 +1,4 @@
-"""Roots of training runs: `Root`, the protocol of a folder of checkpoints, whatever it is made of."""
+"""Roots of training runs: `Root`, the protocol of a folder of checkpoints."""
 
 from __future__ import annotations
 
@@ -11,32 +11,30 @@ from dcp_io.stores.store import Store
 
 __all__ = ["Root", "places_of", "root_at"]
 
-_DESCRIPTION_SUFFIX = ".toml"
+_DESCRIPTION = "run.tiers.toml"
 
 
 @runtime_checkable
 class Root(Protocol):
     """Protocol of a folder of checkpoints that is made of several places, such as a fast and a slow storage.
 
-    Functions and commands that take a root as a path or URI take such an object, too. Each place has a folder for each
-    of its checkpoints; folders of the same name in two places hold copies of one checkpoint, or different saves of one
-    step.
+    Functions and commands accept it instead of a path or URI. Folders of the same name in two places hold copies of one
+    checkpoint, or different saves of one step.
     """
 
     @property
     def places(self) -> Sequence[Store]:
-        """The places, at least one, by ascending distance: checkpoints are saved to the first."""
+        """The places, at least one, nearest first. Checkpoints are saved to the first."""
         ...
 
 
 def places_of(root: Root | Store | str | os.PathLike[str]) -> tuple[Store, ...]:
     """Return the places of a root, nearest first; a path, URI or store is a root of one place.
 
-    A path or URI of a file that describes a root, such as `run.tiers.toml`, stands for that root if the package that
-    reads it is installed: see `dcp_hooks.HookSpecs.dcp_register_roots`.
+    The path or URI of a file `run.tiers.toml` stands for the root that it describes, if dcp-tiers is installed.
 
     Raises:
-        StoreNotFoundError, InvalidPlaceError, ValueError: See `open_store`.
+        PluginNotFoundError, InvalidPlaceError, ValueError: See `open_store`.
 
     Example:
         ```python
@@ -58,18 +56,18 @@ def places_of(root: Root | Store | str | os.PathLike[str]) -> tuple[Store, ...]:
 
 
 def root_at(place: str | os.PathLike[str]) -> Root | None:
-    """Return the root that a file describes; None for the path or URI of anything else.
+    """Return the root that a file describes; None for any other path or URI.
 
     Raises:
-        CheckpointNotFoundError: There is no such file.
+        CheckpointNotFoundError: The file does not exist.
         DcpError, OSError: The file does not describe a root, or cannot be read.
     """
     name = os.fspath(place).rpartition("/")[2]
-    if not name.endswith(_DESCRIPTION_SUFFIX):  # most folders: without looking for plug-ins, which takes time
+    if name != _DESCRIPTION:
         return None
-    from dcp_hooks import installed  # noqa: PLC0415 - slow
+    from dcp_base.imports import import_part, is_installed  # noqa: PLC0415 - as in `open_store`
 
-    if name not in installed.names("roots"):
+    if not is_installed(name):
         return None
-    found: Root = installed.factory("roots", name)(place)
+    found: Root = import_part(name)(place)
     return found

@@ -1,29 +1,36 @@
-"""Sink and source for files of a file system with stock's stream interface (`FileSystemBase`)."""
+"""Sink and source for files of a file system with stock's stream interface."""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import math
 import os
+import random
 import sys
 import threading
+import time
+from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from dcp_io.stores.store import Buffer, Sink, Source, Store
+from dcp_base.logs import library_logger
+from dcp_io.errors import StorageError
+from dcp_io.stores.store import Buffer, Sink, Source
 from dcp_manifest.errors import CorruptCheckpointError
+
+__all__ = ["Attempts", "StreamFileSystem", "StreamSink", "StreamSource", "UploadSink", "read_all"]
+
 
 _KNOWN = (io.BufferedWriter, io.FileIO, io.BytesIO)
 
-__all__ = ["StreamFileSystem", "StreamSink", "StreamSource", "read_all"]
-
 
 class StreamFileSystem(Protocol):
-    """Protocol of a file system: the methods of stock's `FileSystemBase` that `StreamStore` calls."""
+    """Protocol of the methods of stock's `FileSystemBase` that `StreamStore` calls."""
 
     def create_stream(self, path: Any, mode: str) -> AbstractContextManager[Any]:
-        """Context manager that opens a stream on a file, with mode `rb` or `wb`, and closes it."""
+        """Context manager that opens and closes a stream, with mode `rb` or `wb`."""
         ...
 
     def concat_path(self, path: Any, suffix: str) -> Any:
@@ -48,25 +55,19 @@ class StreamFileSystem(Protocol):
 
 
 def read_all(fs: StreamFileSystem, place: Any) -> bytes:
-    """Read all bytes of the file at the path `place`. Raises the errors of the file system `fs`."""
+    """Read the whole file. Raises the errors of the file system."""
     with fs.create_stream(place, "rb") as stream:
         return bytes(stream.read())
 
 
 class StreamSink(Sink):
-    """Sink that writes to a stream. It counts the position itself, since most upload streams do not report a position.
+    """Sink that writes to a stream; with `sync`, `close` fsyncs a stream with a file descriptor."""
 
-    Args:
-        fs: File system of the file.
-        name: Name of the object in its store.
-        place: Path of the file, in the form that `fs` uses.
-    """
-
-    def __init__(self, fs: StreamFileSystem, name: str, place: Any) -> None:
+    def __init__(self, fs: StreamFileSystem, name: str, place: Any, *, sync: bool) -> None:
         self._fs = fs
         self._name = name
         self._place = place
-        self._position = 0
+        self._sync = sync
         self._context = fs.create_stream(place, "wb")
         self._stream: Any = self._context.__enter__()
         self._open = True
@@ -77,12 +78,10 @@ class StreamSink(Sink):
         """Name of the object."""
         return self._name
 
-    def tell(self) -> int:
-        """Return the number of bytes written so far."""
-        return self._position
-
     def write(self, buffers: Sequence[Buffer]) -> None:
-        """Append all bytes of the buffers to the file, in order."""
+        """Append the buffers."""
+        if not self._open:
+            raise ValueError(f"{self._name} has been closed")
         for buffer in buffers:
             rest = memoryview(buffer).cast("B") if len(buffer) else memoryview(b"")
             while rest:
@@ -91,24 +90,20 @@ class StreamSink(Sink):
                 count = len(rest) if written is None else int(written)
                 if count < 1:
                     raise OSError(f"{self._name}: the stream accepted none of {len(rest)} bytes")
-                self._position += count
                 rest = rest[count:]
 
-    def close(self, *, sync: bool) -> None:
-        """Complete the file; with `sync`, fsync it if the stream has a file descriptor."""
+    def close(self) -> None:
+        """Complete the file."""
         if not self._open:
             return
-        if sync:
-            self._sync()
+        if self._sync:
+            flush = getattr(self._stream, "flush", None)
+            if flush is not None:
+                flush()
+            with contextlib.suppress(AttributeError, io.UnsupportedOperation):
+                os.fsync(self._stream.fileno())
         self._open = False
         self._context.__exit__(None, None, None)
-
-    def _sync(self) -> None:
-        flush = getattr(self._stream, "flush", None)
-        if flush is not None:
-            flush()
-        with contextlib.suppress(AttributeError, io.UnsupportedOperation):
-            os.fsync(self._stream.fileno())
 
     def abort(self) -> None:
         """Close the stream as failed, and remove the file."""
@@ -125,25 +120,18 @@ class StreamSink(Sink):
 
 
 class StreamSource(Source):
-    """Source that reads from a stream. A stream has a single position, so reads run one at a time.
+    """Source that reads from a stream. Its single position forces one read at a time."""
 
-    Args:
-        store: Store of the object.
-        fs: File system of the file.
-        name: Name of the object in its store.
-        place: Path of the file, in the form that `fs` uses.
-    """
+    __slots__ = ("_context", "_lock", "_name", "_stream")
 
-    __slots__ = ("_context", "_lock", "_stream")
-
-    def __init__(self, store: Store, fs: StreamFileSystem, name: str, place: Any) -> None:
-        super().__init__(store, name)
+    def __init__(self, fs: StreamFileSystem, name: str, place: Any) -> None:
+        self._name = name
         self._lock = threading.Lock()
         self._context = fs.create_stream(place, "rb")
         self._stream: Any = self._context.__enter__()
 
     def size(self) -> int:
-        """Return the size of the file in bytes; a practically unlimited size if the stream cannot report its size."""
+        """Return the size in bytes; a practically unlimited size if it is unknown."""
         with self._lock:
             try:
                 self._stream.seek(0, os.SEEK_END)
@@ -152,7 +140,7 @@ class StreamSource(Source):
                 return sys.maxsize
 
     def read_into(self, offset: int, buffers: Sequence[memoryview]) -> None:
-        """Fill the buffers in order with the file's bytes from `offset` on."""
+        """Fill the buffers in order."""
         with self._lock:
             self._stream.seek(offset)
             for buffer in buffers:
@@ -179,6 +167,129 @@ class StreamSource(Source):
         return len(data)
 
     def close(self) -> None:
-        """Close the stream. May be called again."""
+        """Close the stream."""
         context, self._context = self._context, contextlib.nullcontext()
         context.__exit__(None, None, None)
+
+
+_log = library_logger(__name__)
+
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 5.0
+
+
+class Attempts:
+    """Retry counter of one request: limits number and time of attempts, and waits random, growing pauses between them.
+
+    Args:
+        what: Description of the request and its object, for messages; must not contain secrets.
+        limit: Limit of the number of attempts.
+        deadline_seconds: Time after which no further attempt is begun.
+
+    Example:
+        ```python
+        from dcp_io import Attempts
+
+        attempts = Attempts("GET settings", limit=4, deadline_seconds=60)
+        while True:
+            try:
+                answer = b"ok"  # the request
+                break
+            except ConnectionError as error:
+                if not attempts.wait(str(error)):
+                    raise attempts.failure(str(error), "check the network") from error
+        ```
+    """
+
+    def __init__(self, what: str, limit: int, *, deadline_seconds: float = math.inf) -> None:
+        self._what = what
+        self._limit = limit
+        self._deadline_seconds = deadline_seconds
+        self._started = time.monotonic()
+        self.number = 1
+
+    def wait(self, message: str) -> bool:
+        """Log a failed attempt, and wait before the next one; returns False immediately if no attempt is left.
+
+        `message` must not contain secrets.
+        """
+        longest = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2**self.number)
+        pause = longest * random.uniform(0.3, 1.0)  # noqa: S311 - spreads clients, no secret
+        if self.number >= self._limit or time.monotonic() - self._started + pause > self._deadline_seconds:
+            return False
+        _log.warning("%s failed (attempt %d of %d), trying again: %s", self._what, self.number, self._limit, message)
+        time.sleep(pause)
+        self.number += 1
+        return True
+
+    def failure(self, message: str, remedy: str) -> StorageError:
+        """Return the error to raise after the last attempt.
+
+        `message` must not contain secrets. `remedy` is a clause: what the user can do.
+        """
+        seconds, plural = time.monotonic() - self._started, "s" * (self.number > 1)
+        return StorageError(
+            f"{self._what}: failed after {self.number} attempt{plural} in {seconds:.1f} s: {message}; {remedy}"
+        )
+
+
+class UploadSink(Sink):
+    """Base class of sinks that upload to a service; a subclass implements `send`, `complete`, `give_up` and `remove`.
+
+    Args:
+        name: Name of the object in its store.
+        place: URI of the object in the service, for messages.
+    """
+
+    def __init__(self, name: str, place: str) -> None:
+        self.place = place
+        self.may_exist = False
+        """Whether `abort` must remove the object from the service."""
+        self.sent_bytes = 0
+        self._name = name
+        self._ended = False
+
+    @property
+    def name(self) -> str:
+        """Name of the object."""
+        return self._name
+
+    def write(self, buffers: Sequence[bytes | bytearray | memoryview]) -> None:
+        """Send the buffers."""
+        if self._ended:
+            raise ValueError(f"{self.place} has been closed")
+        for buffer in buffers:
+            self.send(memoryview(buffer))
+            self.sent_bytes += len(buffer)
+
+    def close(self) -> None:
+        """Complete the upload. The service determines its durability."""
+        if not self._ended:
+            self._ended = True
+            self.complete()
+
+    def abort(self) -> None:
+        """Abort the upload, and remove the object if it is visible."""
+        if not self._ended:
+            self._ended = True
+            with contextlib.suppress(Exception):
+                self.give_up()
+        if self.may_exist:
+            self.may_exist = False
+            with contextlib.suppress(Exception):
+                self.remove()
+
+    @abstractmethod
+    def send(self, view: memoryview) -> None:
+        """Send the next bytes of the object; see `Sink.write`."""
+
+    @abstractmethod
+    def complete(self) -> None:
+        """Make the object from all bytes sent. Called at most once, and not after `give_up`."""
+
+    @abstractmethod
+    def give_up(self) -> None:
+        """Cancel the upload, and release its resources. `abort` ignores errors."""
+
+    @abstractmethod
+    def remove(self) -> None:
+        """Remove the object from the service. `abort` ignores errors."""

@@ -1,8 +1,5 @@
 """`StreamStore`: a store over any file system that implements stock's stream interface (`FileSystemBase`).
 
-This interface cannot list a folder. So the store finds only files that it wrote itself or that an index names. It does
-not notice a concurrent save, and leftovers of a killed save are not removed.
-
 Source: torch 2.13 `torch.distributed.checkpoint.filesystem.FileSystemBase` (methods called, and how).
 """
 
@@ -17,22 +14,24 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from dcp_base.errors import DcpError
 from dcp_io.errors import StorageError
-from dcp_io.stores.durable_folders import sync_folder
+from dcp_io.stores.local_store import sync_folder
 from dcp_io.stores.store import TEMPORARY_SUFFIX, Buffer, Entry, Sink, Source, Store, check_name
 from dcp_io.stores.stream_files import StreamFileSystem, StreamSink, StreamSource, read_all
-from dcp_manifest.errors import CheckpointNotFoundError, DcpError
-from dcp_manifest.folders.file_names import METADATA_NAME, RankIndexName
+from dcp_manifest.errors import CheckpointNotFoundError
+from dcp_manifest.folders.folder import METADATA_NAME, RankIndexName
 
 __all__ = ["StreamStore"]
 
 
 class StreamStore(Store):
-    """Store in a folder of a file system with stock's stream interface.
+    """Store in a folder of a file system with stock's stream interface, which cannot list a folder.
 
-    Guarantees: only those of the file system. An object is published by a rename; if the file system's rename does not
-    replace an existing file, the existing file is removed first, and a crash in between leaves no file. With `sync`,
-    streams with a file descriptor are fsynced, and so is the folder if its path is a `Path`.
+    So the store finds only files that it wrote itself or that an index names, does not notice a concurrent save, and
+    leaves the leftovers of a killed save. If the file system's rename does not replace an existing file, a crash during
+    `publish` may leave no file. With `sync`, streams with a file descriptor are fsynced, and so is the folder if its
+    path is a `Path`.
 
     Args:
         fs: The file system. Its methods are called from several threads (stock calls them so, too).
@@ -50,7 +49,8 @@ class StreamStore(Store):
         ```
     """
 
-    read_gap_bytes: int | None = -1  # a stream may know only the ranges of items: no read spans two
+    read_gap_bytes = -1  # a stream may know only the ranges of items: no read spans two
+    read_step_bytes = 2 << 20  # as for disks
 
     def __init__(self, fs: StreamFileSystem, path: Any) -> None:
         self._fs = fs
@@ -60,33 +60,33 @@ class StreamStore(Store):
 
     @property
     def url(self) -> str:
-        """Path of the folder, in the form that the file system uses."""
+        """Path of the folder."""
         return os.fspath(self._path) if isinstance(self._path, str | os.PathLike) else str(self._path)
 
     def make(self) -> None:
         """Make the folder, if the file system has folders."""
         self._fs.mkdir(self._path)
 
-    def create(self, name: str) -> Sink:
-        """Create a file for writing; folders within the name are made."""
+    def create(self, name: str, *, sync: bool = True) -> Sink:
+        """Create a file."""
         place = self._inside(name)
         if self._fs.exists(place):
             raise FileExistsError(f"{self.url}/{name} exists already")
         self._make_parent(name)
-        sink = StreamSink(self._fs, name, place)
+        sink = StreamSink(self._fs, name, place, sync=sync)
         self._note(name)
         return sink
 
     def publish(self, name: str, data: Buffer, *, tag: str = "", sync: bool = True) -> None:
-        """Replace the file by renaming a temporary file, and check that it was replaced; see `Store.publish`."""
+        """Rename a temporary file, and check that it replaced the file."""
         content, place = bytes(data), self._inside(name)
         folder, slash, base = name.rpartition("/")
         temporary = f"{folder}{slash}.{base}.{tag}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}"
         self._make_parent(name)
-        sink = StreamSink(self._fs, temporary, self._inside(temporary))
+        sink = StreamSink(self._fs, temporary, self._inside(temporary), sync=sync)
         try:
             sink.write([content])
-            sink.close(sync=sync)
+            sink.close()
             self._replace(self._inside(temporary), place, content)
         except BaseException:
             sink.abort()
@@ -114,22 +114,22 @@ class StreamStore(Store):
         return read_all(self._fs, place) if self._fs.exists(place) else None
 
     def touch(self, name: str) -> None:
-        """Check that the file exists; the modification time cannot be set through stock's interface."""
+        """Check that the file exists; its time cannot be set."""
         if not self.exists(name):
             raise self._missing(name)
 
     def read(self, name: str) -> bytes:
-        """Read all bytes of the file."""
+        """Read the whole file."""
         with self._finding(name):
             return read_all(self._fs, self._inside(name))
 
     def open(self, name: str) -> Source:
-        """Open a stream on the file; its reads run one after another."""
+        """Open a stream on the file; reads run one after another."""
         with self._finding(name):
-            return StreamSource(self, self._fs, name, self._inside(name))
+            return StreamSource(self._fs, name, self._inside(name))
 
     def size(self, name: str) -> int:
-        """Return the size of the file in bytes."""
+        """Return the file's size in bytes."""
         with contextlib.closing(self.open(name)) as source:
             return source.size()
 
@@ -138,7 +138,7 @@ class StreamStore(Store):
         return bool(self._fs.exists(self._inside(name)))
 
     def list(self) -> list[Entry]:
-        """List the files made by this store object, and existing indexes; stock's interface cannot list a folder."""
+        """List files of this store object, and existing indexes."""
         with self._lock:
             names = {name for name in self._made if "/" not in name}
         if self.exists(METADATA_NAME):
@@ -162,7 +162,7 @@ class StreamStore(Store):
             self._made.discard(name)
 
     def sync_folder(self) -> None:
-        """Fsync the folder if its path is local (a `Path`); otherwise do nothing."""
+        """Fsync a local folder (a `Path`)."""
         if isinstance(self._path, Path):
             with contextlib.suppress(OSError):
                 sync_folder(str(self._path))
@@ -180,7 +180,7 @@ class StreamStore(Store):
 
     @contextlib.contextmanager
     def _finding(self, name: str) -> Iterator[None]:
-        """Context manager that turns any error of the file system into CheckpointNotFoundError if a file is missing."""
+        """Turn any error into CheckpointNotFoundError if a file is missing."""
         try:
             yield
         except DcpError:

@@ -1,4 +1,4 @@
-"""Damage to files of checkpoints, for tests that verification detects it."""
+"""Damage to files of checkpoints, for tests."""
 
 from __future__ import annotations
 
@@ -14,13 +14,7 @@ def data_files(folder: str | os.PathLike[str]) -> list[Path]:
 
 
 def flip(path: str | os.PathLike[str], offset: int | None = None, mask: int = 1) -> None:
-    """Flip the bits of `mask` in one byte of a file.
-
-    Args:
-        path: Path of the file.
-        offset: Position of the byte, from the end if negative; None for the middle of the file.
-        mask: Bits to flip.
-    """
+    """Flip the bits of `mask` in a byte of a file, by default the middle one; a negative offset counts from the end."""
     with open(path, "r+b") as file:
         size = os.fstat(file.fileno()).st_size
         at = size // 2 if offset is None else offset % size

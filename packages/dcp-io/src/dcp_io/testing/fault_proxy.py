@@ -1,4 +1,4 @@
-"""`FaultProxy`: an HTTP proxy on loopback that injects faults into requests, for tests of storages."""
+"""`FaultProxy`: an HTTP proxy on loopback that injects faults, for tests of storages."""
 
 from __future__ import annotations
 
@@ -26,13 +26,7 @@ _BODY_503 = b"<?xml version='1.0'?><Error><Code>SlowDown</Code><Message>Slow dow
 
 
 def sometimes(faults: tuple[Fault, ...], *, rate: float, seed: int) -> Callable[[str, str], Fault | None]:
-    """Return a `decide` function for `FaultProxy`: random faults, at most two in a row for a method and path.
-
-    Args:
-        faults: Faults to choose from.
-        rate: Probability that a request gets a fault, from 0 to 1; for other requests the function returns None.
-        seed: Seed of the random numbers.
-    """
+    """Return a `decide` function: random faults at a rate from 0 to 1, at most two in a row per method and path."""
     dice, lock = random.Random(seed), threading.Lock()
     in_a_row: Counter[tuple[str, str]] = Counter()
 
@@ -54,11 +48,11 @@ def _never(method: str, path: str) -> Fault | None:
 
 
 class FaultProxy:
-    """HTTP proxy in front of a server that injects faults; a context manager.
+    """HTTP proxy in front of a server; a context manager.
 
     Args:
         upstream: URL of the server.
-        decide: Function (method, path) → the fault to inject into this request, or None. May be replaced at any time.
+        decide: Function (method, path) → the fault to inject, or None. May be replaced at any time.
     """
 
     def __init__(self, upstream: str, decide: Callable[[str, str], Fault | None] | None = None) -> None:
@@ -77,7 +71,6 @@ class FaultProxy:
 
     @property
     def url(self) -> str:
-        """URL of the proxy."""
         return f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def __enter__(self) -> FaultProxy:

@@ -1,7 +1,8 @@
-"""Tests of single objects: exclusive creation, reads of any range, errors for missing objects, names in the folder."""
+"""Tests of single objects."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -9,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from dcp_io.stores.store import Store
-from dcp_io.testing.folder import RawFolder, StoreFixtures, write_object
+from dcp_io.stores.store import Source, Store
+from dcp_io.testing.folder import RawFolder, StoreFixtures, read_range, write_object
 from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError, UnsafeCheckpointError
 
 __all__ = ["ObjectTests"]
@@ -22,13 +23,14 @@ _CALLS: dict[str, Callable[[Store, str], object]] = {
     "publish": lambda store, name: store.publish(name, b""),
     "touch": lambda store, name: store.touch(name),
     "read": lambda store, name: store.read(name),
-    "read_into": lambda store, name: store.read_into(name, 0, memoryview(bytearray(1))),
+    "read_into": lambda store, name: read_range(store, name, 0, memoryview(bytearray(1))),
     "open": lambda store, name: store.open(name).size(),
     "size": lambda store, name: store.size(name),
     "exists": lambda store, name: store.exists(name),
     "delete": lambda store, name: store.delete(name),
 }
 _RACERS = 8
+_ROUNDS = 10
 
 
 class ObjectTests(StoreFixtures):
@@ -49,14 +51,12 @@ class ObjectTests(StoreFixtures):
     def test_what_is_written_is_stored(self, store: Store, raw: RawFolder) -> None:
         sink = store.create("x")
         assert sink.name == "x"
-        assert sink.tell() == 0
         sink.write([b"ab", memoryview(b"-cd-")[1:3], b"", bytearray(b"e")])
-        assert sink.tell() == 5
         sink.write([])
         sink.write([b"f"])
-        sink.close(sync=True)
+        sink.close()
         store.sync_folder()
-        sink.close(sync=True)
+        sink.close()
         assert raw.get("x") == b"abcdef"
         assert store.read("x") == b"abcdef"
 
@@ -67,11 +67,11 @@ class ObjectTests(StoreFixtures):
         assert store.exists("x")
 
     def test_an_empty_object(self, store: Store, raw: RawFolder) -> None:
-        store.create("x").close(sync=True)
+        store.create("x").close()
         assert raw.get("x") == b""
         assert store.read("x") == b""
         assert store.size("x") == 0
-        store.read_into("x", 0, memoryview(bytearray()))
+        read_range(store, "x", 0, memoryview(bytearray()))
 
     def test_buffers_are_not_kept(self, store: Store) -> None:
         buffer = bytearray(b"x" * 100_000)
@@ -80,7 +80,7 @@ class ObjectTests(StoreFixtures):
             buffer[:] = bytes([letter]) * len(buffer)
             sink.write([buffer])
         buffer[:] = b"?" * len(buffer)
-        sink.close(sync=False)
+        sink.close()
         assert store.read("x") == b"".join(bytes([letter]) * len(buffer) for letter in b"abc")
 
     def test_megabytes_in_many_pieces(self, store: Store) -> None:
@@ -88,7 +88,7 @@ class ObjectTests(StoreFixtures):
         sink = store.create("x")
         for start in range(0, len(pieces), 1500):
             sink.write(pieces[start : start + 1500])
-        sink.close(sync=False)
+        sink.close()
         assert store.read("x") == b"".join(pieces)
 
     def test_create_never_replaces(self, store: Store, raw: RawFolder) -> None:
@@ -124,7 +124,7 @@ class ObjectTests(StoreFixtures):
             sink.write([whole[start : start + 64_000]])
             if twin.exists("x"):
                 assert whole.startswith(twin.read("x"))
-        sink.close(sync=False)
+        sink.close()
         assert twin.read("x") == whole
 
     def test_abort_leaves_nothing(self, store: Store, raw: RawFolder) -> None:
@@ -135,10 +135,20 @@ class ObjectTests(StoreFixtures):
         assert raw.names() == []
         sink = store.create("x")
         sink.write([b"2"])
-        sink.close(sync=False)
+        sink.close()
         sink.abort()
         assert raw.names() == []
         assert not store.exists("x")
+
+    def test_a_sink_that_has_ended_takes_no_bytes(self, store: Store, raw: RawFolder) -> None:
+        for end in ("close", "abort"):
+            sink = store.create(end)
+            sink.write([b"1"])
+            getattr(sink, end)()
+            with pytest.raises(ValueError, match=end):
+                sink.write([b"2"])
+        assert raw.names() == ["close"]
+        assert raw.get("close") == b"1"
 
     def test_abort_spares_the_object_of_another(self, store: Store, raw: RawFolder) -> None:
         raw.put("x", b"theirs")
@@ -191,19 +201,38 @@ class ObjectTests(StoreFixtures):
         write_object(store, "x", b"again")
         assert twin.read("x") == b"again"
 
+    def test_a_read_during_a_delete_gives_the_whole_object_or_raises(self, store: Store, twin: Store) -> None:
+        whole = bytes(range(256)) * 400
+        buffer = bytearray(len(whole))
+        for number in range(_ROUNDS):
+            name = f"x{number}"
+            store.publish(name, whole)
+            source = twin.open(name)
+
+            def read(name: str = name, source: Source = source) -> None:
+                with contextlib.suppress(CheckpointNotFoundError):
+                    assert twin.read(name) == whole
+                buffer[:] = bytes(len(buffer))
+                with contextlib.suppress(CheckpointNotFoundError), contextlib.closing(source):
+                    source.read_into(0, [memoryview(buffer)])
+                    assert buffer == whole
+
+            run_together([read, lambda name=name: store.delete(name)])  # type: ignore[misc]
+        assert store.list() == []
+
     @pytest.mark.parametrize(("start", "stop"), [(0, 0), (0, 1), (0, 1000), (1, 999), (999, 1000), (400, 600), (7, 7)])
     def test_ranges(self, store: Store, raw: RawFolder, start: int, stop: int) -> None:
         whole = bytes(number % 253 for number in range(1000))
         raw.put("x", whole)
         buffer = bytearray(b"!" * (stop - start + 2))
-        store.read_into("x", start, memoryview(buffer)[1:-1])
+        read_range(store, "x", start, memoryview(buffer)[1:-1])
         assert buffer == b"!" + whole[start:stop] + b"!"
 
     @pytest.mark.parametrize(("offset", "length"), [(0, 11), (9, 2), (10, 1), (500, 1), (5, 1000)])
     def test_reading_past_the_end_is_refused(self, store: Store, raw: RawFolder, offset: int, length: int) -> None:
         raw.put("x", b"0123456789")
         with pytest.raises(CorruptCheckpointError) as caught:
-            store.read_into("x", offset, memoryview(bytearray(length)))
+            read_range(store, "x", offset, memoryview(bytearray(length)))
         assert (caught.value.file, caught.value.offset) == ("x", offset)
         source = store.open("x")
         try:

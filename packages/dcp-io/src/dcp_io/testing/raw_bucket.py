@@ -1,4 +1,4 @@
-"""`RawBucket`: direct access to a folder of an S3 server, by another client than the one under test. Needs boto3."""
+"""`RawBucket`: direct access to a folder of an S3 server. Needs boto3."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["RawBucket"]
 
 
 class RawBucket:
-    """Direct access to the objects in one folder of the server's bucket; implements `RawFolder`."""
+    """Implements `RawFolder` for one folder of the server's bucket."""
 
     def __init__(self, server: S3Server, folder: str) -> None:
         key, secret, region = CREDENTIALS.values()
@@ -20,20 +20,16 @@ class RawBucket:
         self._folder = f"{folder}/"
 
     def names(self) -> list[str]:
-        """Return the names of the objects in the folder and its subfolders."""
         return [each.key[len(self._folder) :] for each in self._bucket.objects.filter(Prefix=self._folder)]
 
     def get(self, name: str) -> bytes:
-        """Return all bytes of an object."""
         data: bytes = self._bucket.Object(self._folder + name).get()["Body"].read()
         return data
 
     def put(self, name: str, data: bytes) -> None:
-        """Create or replace an object."""
         self._bucket.put_object(Key=self._folder + name, Body=data)
 
     def delete(self, name: str) -> None:
-        """Remove an object."""
         self._bucket.Object(self._folder + name).delete()
 
     def uploads(self) -> list[str]:

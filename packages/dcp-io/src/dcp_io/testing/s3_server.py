@@ -47,11 +47,7 @@ server.serve_forever()
 
 
 class S3Server:
-    """S3 server that runs in a child process; a context manager.
-
-    Args:
-        bucket: Name of the bucket, which is made at the start.
-    """
+    """S3 server in a child process, with a new bucket; a context manager."""
 
     command: ClassVar[Sequence[str]] = (sys.executable, "-W", "ignore", "-c", _SERVE)
     """Command of the server: it prints its port, and exits when its standard input is closed."""
@@ -77,11 +73,10 @@ class S3Server:
 
     @property
     def url(self) -> str:
-        """URL of the server."""
         return f"http://127.0.0.1:{self.port}"
 
     def environment(self, url: str | None = None) -> dict[str, str]:
-        """Return environment variables by which AWS clients find the server, or the proxy at `url` in front of it."""
+        """Return environment variables by which AWS clients find the server, or the proxy at `url`."""
         address = url or self.url
         return {
             **CREDENTIALS,
@@ -92,10 +87,7 @@ class S3Server:
 
     @contextlib.contextmanager
     def in_environment(self) -> Iterator[None]:
-        """Context manager that sets the variables of `environment` in this process.
-
-        Also clears the cache of s3fs, which would return file systems made with other variables.
-        """
+        """Context manager that sets the variables of `environment` in this process, and clears the cache of s3fs."""
         before = {name: os.environ.get(name) for name in self.environment()}
         os.environ.update(self.environment())
         _forget_file_systems()
@@ -110,7 +102,6 @@ class S3Server:
                     os.environ[name] = value
 
     def close(self) -> None:
-        """Stop the server."""
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
                 stream.close()

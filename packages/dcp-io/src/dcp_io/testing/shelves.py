@@ -1,6 +1,6 @@
-"""`ShelfStore`: a store of each host that is no folder with a path, for tests of code for any store of each host.
+"""`ShelfStore`: a store of each host that is not a folder with a path, for tests of code for any such store.
 
-Several hosts are pretended by another `DCP_SHELF_DIR` in each process.
+A different `DCP_SHELF_DIR` in each process simulates several hosts.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dcp_hooks import StorageBackendSpec, StoreSpec, hookimpl
-from dcp_io.stores.host_store import HostStore, split_also
+from dcp_base import StorageBackendSpec, StoreSpec, hookimpl
+from dcp_io.stores.host_store import HostStore
 from dcp_io.stores.local_store import LocalStore
 from dcp_io.stores.open_store import open_store
 from dcp_io.stores.store import Buffer, Entry, Sink, Source, Store
@@ -19,11 +19,11 @@ __all__ = ["FOLDER_VARIABLE", "SHELF_SCHEME", "ShelfPlugin", "ShelfStore", "open
 
 SHELF_SCHEME = "shelf"
 FOLDER_VARIABLE = "DCP_SHELF_DIR"
-"""Name of the environment variable with the folder of this host, which is read when a store is made."""
+"""Environment variable with this host's folder, read when a store is made."""
 
 
 class ShelfStore(HostStore):
-    """A store of each host by the URI `shelf://name/folder`. Its objects are files, but it is no `LocalStore`.
+    """A store of each host by the URI `shelf://name/folder`. Its objects are files, but it is not a `LocalStore`.
 
     Args:
         name: Name of the shelf, and of folders in it.
@@ -49,84 +49,67 @@ class ShelfStore(HostStore):
 
     @property
     def url(self) -> str:
-        """The URI of the folder."""
         return f"{SHELF_SCHEME}://{self._name}"
 
     def child(self, name: str) -> ShelfStore:
-        """Return a store for the subfolder of that name."""
         self._files.child(name)  # which checks the name
-        return ShelfStore(f"{self._name}/{name}", also=[store.child(name) for store in self.also])
+        return ShelfStore(f"{self._name}/{name}", also=self.also_below(name))
 
     def parent(self) -> ShelfStore:
-        """Return the store of the folder above."""
         return ShelfStore(self._name.rpartition("/")[0])
 
     def open_here(self, name: str) -> Source:
-        """Open this host's object."""
         return self._files.open(name)
 
     def size_here(self, name: str) -> int:
-        """Return the size of this host's object."""
         return self._files.size(name)
 
     def make(self) -> None:
-        """Make the folder."""
         self._files.make()
 
-    def create(self, name: str) -> Sink:
-        """Create an object for writing."""
-        return self._files.create(name)
+    def create(self, name: str, *, sync: bool = True) -> Sink:
+        return self._files.create(name, sync=sync)
 
     def publish(self, name: str, data: Buffer, *, tag: str = "", sync: bool = True) -> None:
-        """Create or replace an object atomically."""
         self._files.publish(name, data, tag=tag, sync=sync)
 
     def touch(self, name: str) -> None:
-        """Set the object's modification time to now."""
         self._files.touch(name)
 
     def exists(self, name: str) -> bool:
-        """Whether this host has the object."""
         return self._files.exists(name)
 
     def list(self) -> list[Entry]:
-        """List this host's objects."""
         return self._files.list()
 
     def delete(self, name: str) -> None:
-        """Remove this host's object."""
         self._files.delete(name)
 
     def sync_folder(self) -> None:
-        """Make names and removals durable."""
         self._files.sync_folder()
 
     def folders(self) -> tuple[str, ...]:
-        """Return the names of the subfolders."""
         return self._files.folders()
 
     def remove_folder(self) -> None:
-        """Remove the folder if it is empty."""
         self._files.remove_folder()
 
 
 def open_shelf(uri: str, *, storage_options: Mapping[str, Any] | None = None) -> ShelfStore:
     """Open the store of a URI `shelf://name/folder?also=…`; takes no options."""
     del storage_options
-    own, also = split_also(uri)
+    own, also = HostStore.split(uri)
     return ShelfStore(own.partition("://")[2].rstrip("/"), also=[open_store(one) for one in also])
 
 
 class ShelfPlugin:
-    """Plug-in that opens shelves, and saves and loads there; for `dcp_hooks.installed.register`."""
+    """Plug-in that opens shelves; for `dcp_base.installed.register`."""
 
     @hookimpl
     def dcp_register_stores(self) -> list[StoreSpec]:
-        """Return the specification of the stores."""
         return [StoreSpec(SHELF_SCHEME, "dcp_io.testing.shelves:open_shelf")]
 
     @hookimpl
     def dcp_register_storage(self) -> list[StorageBackendSpec]:
-        """Return the specification of the storage, which dcp-core has for any store of each host."""
         reader, writer = "dcp_core.toolkit:HostStorageReader", "dcp_core.toolkit:HostStorageWriter"
         return [StorageBackendSpec(SHELF_SCHEME, reader, writer)]

@@ -1,4 +1,4 @@
-"""Write engine for the items of one rank: distributes them over threads and files, and handles errors."""
+"""Write engine for the items of one rank: distributes them over threads and files, frames and checksums them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import contextlib
 import functools
 import heapq
 import itertools
+import math
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, get_args
@@ -13,24 +15,43 @@ from typing import Final, get_args
 import numpy as np
 import numpy.typing as npt
 
-from dcp_hooks import find_progress
-from dcp_io.layout_choices import Layout, check_layout
-from dcp_io.requests import Alike, RateGauge, Writable
-from dcp_io.stores.store import Sink, Store
+from dcp_base import find_progress
+from dcp_io.archives.crc import RunningCrc, crc32
+from dcp_io.archives.zip_format import Frame, tensor_frame
+from dcp_io.requests import Alike, BlockEncoder, Layout, Payload, PiecewiseData, Writable, check_choices
+from dcp_io.saves.save_files import MARK_BYTES, data_mark
+from dcp_io.stores.store import Buffer, Sink, Store
 from dcp_io.workers import StopSignal, run_together
-from dcp_io.writing.data_file import DataFile, Place
-from dcp_io.writing.measured_writes import MeasuredFile, MeasuringStore
-from dcp_manifest.folders.file_names import data_file_name
-from dcp_manifest.index.columns import ItemColumns
-from dcp_manifest.index.items import EncodedBlocks
+from dcp_io.writing.encoded_data import encode_payload, write_blocks
+from dcp_manifest.folders.folder import data_file_name
+from dcp_manifest.index.columns import CRC_BLOCK_MIN_BYTES, EncodedBlocks, Framing, ItemColumns, border_count
+from dcp_manifest.index.dtypes import ITEM_BYTES
 from dcp_manifest.index.stored_items import StoredItems, block_columns
 
-__all__ = ["MAX_INFLIGHT_BYTES", "assign_to_threads", "write_items"]
+__all__ = [
+    "ALIGNMENT_BYTES",
+    "MAX_INFLIGHT_BYTES",
+    "DataFile",
+    "Place",
+    "assign_to_threads",
+    "measure_items",
+    "write_items",
+]
+
+ALIGNMENT_BYTES = 64
+# Small pieces are collected up to this size before they are passed to the storage.
+PACK_BYTES = 1 << 20
+# A large payload is checksummed and written in steps of this size, which fit into the processor's cache.
+STEP_BYTES = 4 << 20
+_ZEROS: Final = bytes(ALIGNMENT_BYTES)
+_RAW = int(Framing.RAW)
+_IN_MEMORY = (bytes, bytearray, memoryview)
+
 
 # With less data per file, another file (and its fsync) costs more than another thread gains.
 FILE_MIN_BYTES = 4 << 20
 MAX_INFLIGHT_BYTES = 64 << 20
-# Consecutive alike requests are written as a group: at least and at most this many of them.
+# Least and greatest number of consecutive alike requests that are written as a group.
 _MIN_ALIKE, _MAX_ALIKE = 16, 1024
 _NO_BORDERS: Final = np.zeros(0, np.uint32)
 
@@ -46,13 +67,12 @@ def write_items(
     single_file: bool = True,
     sync: bool = True,
     max_inflight_bytes: int = MAX_INFLIGHT_BYTES,
-    gauge: RateGauge | None = None,
 ) -> StoredItems:
     """Write all items or none: on return all are stored (durably with `sync`); after an error no file is left.
 
-    Each thread writes its own files. Items are balanced by `cost_bytes`, largest first, and resolved just before they
-    are written. The bytes of tensors go from their memory to the storage without a copy, or, where that is impossible,
-    piece by piece through a buffer. A tensor that is changed during the write fails its CRC check when it is loaded.
+    Items are balanced by `cost_bytes`, and resolved just before they are written. Tensors are written without a copy
+    or, if that is impossible, piece by piece. A tensor that is changed during the write fails its CRC check when it is
+    loaded.
 
     Args:
         store: The checkpoint's folder; it must exist.
@@ -64,71 +84,69 @@ def write_items(
         single_file: Whether each thread writes one file for all its items; otherwise one file per item.
         sync: Whether files and folder are durable on return (fsync).
         max_inflight_bytes: Limit of the memory for buffers of all threads together, for payloads in pieces.
-        gauge: Observer of the storage's rate, for the first and last bytes of each file; without `single_file` it
-            learns only the number of threads.
 
     Returns:
-        The location of each item, in the order of `requests`. Without requests no file is made.
+        The location per item, in the order of `requests`. Without requests no file is made.
 
     Raises:
         ValueError: A payload contradicts its dtype and sizes, or an argument is invalid.
         OSError: A write to the storage failed; the message names the file.
-        BaseException: Any error of a `resolve`. If several threads fail, the first error is raised, unchanged.
+        BaseException: Any error of a `resolve`; of several errors, the first.
 
     Ranks: one; not collective.
     """
-    _check_choices(layout, threads, max_inflight_bytes)
+    if threads < 1:
+        raise ValueError(f"threads={threads} must be at least 1")
+    if max_inflight_bytes < 1:
+        raise ValueError(f"max_inflight_bytes={max_inflight_bytes} must be at least 1")
+    check_choices(layout=layout)
     if not requests:
         return StoredItems.of([])
     buckets = assign_to_threads(requests, threads)
+    made: list[str] = []
     progress = find_progress()
     if progress.wanted:
         progress.expect(sum(request.cost_bytes for request in requests))
-    if gauge is not None:
-        gauge.begin(len(buckets))
-    batch = _Batch(
-        store,
-        requests,
-        name_of=lambda number: data_file_name(prefix, number, save_id),
-        single_file=single_file,
-        open_file=functools.partial(
-            MeasuredFile if isinstance(store, MeasuringStore) else DataFile,
+
+    def open_file(number: int) -> tuple[str, DataFile]:
+        sink = store.create(data_file_name(prefix, number, save_id), sync=sync)
+        made.append(sink.name)
+        return sink.name, DataFile(
+            sink,
             save_id=save_id,
             layout=layout,
-            sync=sync,
             max_piece_bytes=max(1, max_inflight_bytes // len(buckets)),
             count=progress,
-            gauge=gauge if single_file else None,
-        ),
-    )
+        )
+
+    batch = Batch(requests, open_file, single_file=single_file)
     try:
         run_together([functools.partial(batch.write_bucket, n, bucket) for n, bucket in enumerate(buckets)])
         if sync:
             store.sync_folder()
     except BaseException:
-        batch.remove_files()
+        for name in made:
+            with contextlib.suppress(OSError):
+                store.delete(name)
         raise
     return batch.items()
 
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """A completed data file, and the locations of its items."""
-
     name: str
     positions: Sequence[int]
     """Positions of its items in the requests."""
     places: list[int]
-    """The numbers of their `Place`s, concatenated."""
+    """Numbers of their `Place`s, concatenated."""
     running_crcs: list[npt.NDArray[np.uint32]]
     chains: tuple[tuple[str, ...], ...]
-    """Chains of transforms, by their number in `Place`."""
+    """Chains of transforms, by number."""
     blocks: dict[int, EncodedBlocks]
-    """Encoded blocks, by offset of the item in the file."""
+    """Encoded blocks, by offset of the item."""
 
 
 def _stored_items(file: _Written) -> StoredItems:
-    """Return the items of one file, in the order in which they were written."""
     rows = np.array(file.places, np.int64).reshape(-1, len(get_args(Place)))
     # An empty item may share its offset with the one after it, but it has no bytes that could be encoded.
     blocks = [file.blocks.get(row[0]) if row[1] else None for row in rows.tolist()] if file.blocks else []
@@ -148,44 +166,25 @@ def _stored_items(file: _Written) -> StoredItems:
     return StoredItems(columns, [file.name], file.chains[1:])
 
 
-class _Batch:
-    """State shared by the writer threads of one `write_items`."""
+class Batch:
+    """State shared by the writer threads of one `write_items`.
+
+    `open_file` creates the data file with a number, and returns its name and its writer.
+    """
 
     def __init__(
-        self,
-        store: Store,
-        requests: Sequence[Writable],
-        *,
-        name_of: Callable[[int], str],
-        single_file: bool,
-        open_file: Callable[[Sink], DataFile],
+        self, requests: Sequence[Writable], open_file: Callable[[int], tuple[str, DataFile]], *, single_file: bool
     ) -> None:
-        self._store = store
         self._requests = requests
-        self._name_of = name_of
-        self._single_file = single_file
         self._open_file = open_file
-        self._made: list[str] = []
+        self._single_file = single_file
         self._written: list[_Written] = []
 
     def items(self) -> StoredItems:
-        """Return the locations of all items, in the order of the requests."""
-        written = sorted(self._written, key=lambda file: file.name)
+        """Return the locations of all items, in order."""
+        written = sorted(self._written, key=operator.attrgetter("name"))
         order = np.argsort(np.concatenate([file.positions for file in written]), kind="stable")
         return StoredItems.joined([*map(_stored_items, written)]).take(order)
-
-    def remove_files(self) -> None:
-        """Delete every file of this call."""
-        for name in self._made:
-            with contextlib.suppress(OSError):
-                self._store.delete(name)
-
-    def _abandon(self) -> None:
-        """Stop the other threads' wait for bytes that may never come."""
-        for request in self._requests:
-            abandon = getattr(request, "abandon", None)
-            if abandon is not None:
-                abandon()
 
     def write_bucket(self, number: int, positions: Sequence[int], stop: StopSignal) -> None:
         """Write the items of one thread."""
@@ -197,9 +196,7 @@ class _Batch:
 
     def _write_file(self, number: int, positions: Sequence[int], stop: StopSignal) -> None:
         stop.check()
-        sink = self._store.create(self._name_of(number))
-        self._made.append(sink.name)
-        file = self._open_file(sink)
+        name, file = self._open_file(number)
         places: list[int] = []
         try:
             for alike, requests in _runs([self._requests[position] for position in positions]):
@@ -214,49 +211,30 @@ class _Batch:
             file.close()
         except BaseException:
             file.abort()
-            self._abandon()
             raise
-        self._written.append(_Written(sink.name, positions, places, file.running_crcs, tuple(file.chains), file.blocks))
+        self._written.append(_Written(name, positions, places, file.running_crcs, tuple(file.chains), file.blocks))
 
 
 def _runs(requests: Sequence[Writable]) -> Iterator[tuple[Alike | None, Sequence[Writable]]]:
-    """Yield the requests in order, grouping runs of alike ones."""
+    """Runs of equal requests become groups."""
     start = 0
-    for alike, run in itertools.groupby(requests, lambda request: getattr(request, "alike", None)):
-        stop = start + sum(1 for _ in run)
+    for alike, run in itertools.groupby(requests, operator.attrgetter("alike")):
+        stop = start + len([*run])
         worth = alike is not None and stop - start >= _MIN_ALIKE
         for first in range(start, stop, _MAX_ALIKE):
             yield alike if worth else None, requests[first : min(stop, first + _MAX_ALIKE)]
         start = stop
 
 
-def _check_choices(layout: Layout, threads: int, max_inflight_bytes: int) -> None:
-    if threads < 1:
-        raise ValueError(f"threads={threads} must be at least 1")
-    if max_inflight_bytes < 1:
-        raise ValueError(f"max_inflight_bytes={max_inflight_bytes} must be at least 1")
-    check_layout(layout)
-
-
 def assign_to_threads(requests: Sequence[Writable], threads: int) -> list[list[int]]:
-    """Assign write requests to threads: the largest first, each to the thread with the fewest bytes.
+    """Assign the largest requests first, each to the thread with the fewest bytes; returns their positions.
 
-    Urgent requests come before all others. Requests that share an `Alike` and a size are kept together.
-
-    Returns:
-        For each thread, the positions of its requests in `requests`.
+    Requests that share an `Alike` and a size stay together.
     """
-    total = sum(request.cost_bytes for request in requests)
+    total = sum([request.cost_bytes for request in requests])
     count = max(1, min(threads, len(requests), -(-total // FILE_MIN_BYTES)))
     kinds: dict[Alike | None, int] = {}
-    ranks = [
-        (
-            not getattr(request, "urgent", False),
-            -request.cost_bytes,
-            kinds.setdefault(getattr(request, "alike", None), len(kinds)),
-        )
-        for request in requests
-    ]
+    ranks = [(-request.cost_bytes, kinds.setdefault(request.alike, len(kinds))) for request in requests]
     order = sorted(range(len(requests)), key=ranks.__getitem__)
     if count == 1:
         return [order]
@@ -267,3 +245,265 @@ def assign_to_threads(requests: Sequence[Writable], threads: int) -> list[list[i
         buckets[number].append(position)
         heapq.heapreplace(loads, (load + requests[position].cost_bytes, number))
     return [bucket for bucket in buckets if bucket]
+
+
+Place = tuple[int, int, int, int, int, int, int]
+"""Offset, length, lead, stored_bytes, framing and crc32 of a `StoredItem`, and the number of its chain of transforms.
+The garbage collector does not track tuples of numbers."""
+
+
+class DataFile:
+    """Writer of one data file: appends items to a `Sink`.
+
+    The file begins with the mark of its save. Payloads are aligned to 64 bytes (small raw ones to their element size);
+    the gaps are zero. `count` gets numbers of payload bytes, before any encoding.
+    """
+
+    def __init__(
+        self,
+        sink: Sink,
+        *,
+        save_id: str,
+        layout: str,
+        max_piece_bytes: int,
+        count: Callable[[int], object] = lambda _: None,
+    ) -> None:
+        self._sink = sink
+        self._count = count
+        self._uncounted = 0
+        self._framed = layout == "torch"
+        self._max_piece_bytes = max_piece_bytes
+        self._pieces: list[Buffer] = [data_mark(save_id)]
+        self._position = MARK_BYTES
+        self._written = 0
+        self.running_crcs: list[npt.NDArray[np.uint32]] = []
+        """Running CRCs, in the order of `add`."""
+        self.blocks: dict[int, EncodedBlocks] = {}
+        """Encoded blocks, by offset of the item."""
+        self.chains: dict[tuple[str, ...], int] = {(): 0}
+        """Chain of transform descriptors → its number in `Place`."""
+        self._forms: dict[tuple[str | None, tuple[int, ...], int], tuple[Frame | None, int, int]] = {}
+
+    def add(self, key: str, payload: Payload) -> Place:
+        """Append one item. Its memory must not change until `close`.
+
+        Raises ValueError if the payload's length contradicts its dtype and sizes, and OSError.
+        """
+        chain = 0
+        if payload.blocks is not None and _size_of(key, payload.data):
+            return self._add_blocks(key, payload, payload.blocks)
+        if payload.encoders:
+            payload, chain = self._encoded(key, payload)
+        data, framing = payload.data, payload.framing
+        size = len(data) if type(data) is bytes else _size_of(key, data)
+        if framing == _RAW and not chain:
+            known = self._forms.get((payload.dtype, payload.sizes, size))
+            frame, lead, aligned = known if known is not None else self._form(key, payload, size)
+        else:
+            frame, lead, aligned = None, 0, alignment(framing, size, 1, framed=self._framed)
+        gap = -(self._position + lead) % aligned
+        if gap:
+            self._pieces.append(_ZEROS[:gap])
+        offset = self._position + gap
+        if frame is not None:
+            self._pieces.append(frame.prefix)
+        self._position = offset + lead
+        if size > CRC_BLOCK_MIN_BYTES:
+            value = self._stream(data, size, counted=not chain)
+        else:
+            small = data if isinstance(data, _IN_MEMORY) else _joined(data, self._max_piece_bytes)
+            value = crc32(small)
+            self._pieces.append(small)
+            self._position += size
+            self._uncounted += 0 if chain else size  # encoding has counted what it took
+        if frame is not None:
+            suffix = frame.suffix(value)
+            self._pieces.append(suffix)
+            self._position += len(suffix)
+        if self._position - self._written >= PACK_BYTES:
+            self._flush()
+        return offset, self._position - offset, lead, size, int(framing), value, chain
+
+    def add_alike(self, key: str, alike: Alike, data: Buffer, count: int) -> list[int]:
+        """Append `count` concatenated raw payloads of one dtype and size; returns their places' numbers."""
+        nbytes = len(data) // count
+        frame, lead, aligned = self._form(key, Payload(b"", Framing.RAW, alike.dtype, alike.sizes), nbytes)
+        view = memoryview(data)
+        self._uncounted += len(view)
+        crcs = np.fromiter((crc32(view[n : n + nbytes]) for n in range(0, len(view), nbytes)), "<u4", count)
+        prefix, suffix = (frame.prefix, frame.suffix(0)) if frame else (b"", b"")
+        length = lead + nbytes + len(suffix)
+        step = -(-length // aligned) * aligned
+        rows = np.zeros((count, step), np.uint8)
+        rows[:, :length] = np.frombuffer(prefix + bytes(nbytes) + suffix, np.uint8)
+        rows[:, lead : lead + nbytes] = np.frombuffer(view, np.uint8).reshape(count, nbytes)
+        if frame is not None:
+            first = lead + nbytes + len(frame.before_crc)
+            for place in (first, first + 4 + len(frame.between_crcs)):
+                rows[:, place : place + 4] = crcs.view(np.uint8).reshape(count, 4)
+        gap = -(self._position + lead) % aligned
+        self._pieces += [_ZEROS[:gap], rows.data.cast("B")[: (count - 1) * step + length]]
+        offset = self._position + gap
+        self._position = offset + (count - 1) * step + length
+        if self._position - self._written >= PACK_BYTES:
+            self._flush()
+        places = np.empty((count, 7), np.int64)
+        places[:] = (0, length, lead, nbytes, _RAW, 0, 0)
+        places[:, 0] = offset + step * np.arange(count)
+        places[:, 5] = crcs
+        numbers: list[int] = places.reshape(-1).tolist()
+        return numbers
+
+    def _add_blocks(self, key: str, payload: Payload, encoder: BlockEncoder) -> Place:
+        _item_bytes(key, payload, _size_of(key, payload.data))
+        gap = -self._position % ALIGNMENT_BYTES
+        if gap:
+            self._pieces.append(_ZEROS[:gap])
+        offset = self._position = self._position + gap
+        blocks, value = write_blocks(payload.data, encoder, self._max_piece_bytes, self._append, self._count)
+        chain = self.chains.setdefault(encoder.descriptors, len(self.chains))
+        self.blocks[offset] = blocks
+        size = self._position - offset
+        return offset, size, 0, size, _RAW, value, chain
+
+    def _append(self, data: Buffer) -> None:
+        """Append bytes that may change afterwards."""
+        self._position += len(data)
+        if len(data) > CRC_BLOCK_MIN_BYTES:
+            self._flush(data)
+        else:
+            self._pieces.append(bytes(data))
+            if self._position - self._written >= PACK_BYTES:
+                self._flush()
+
+    def _form(self, key: str, payload: Payload, size: int) -> tuple[Frame | None, int, int]:
+        """Return frame, lead and alignment; cached, since thousands of payloads may be equal."""
+        item_bytes = _item_bytes(key, payload, size)
+        frame = tensor_frame(payload.dtype or "", payload.sizes, item_bytes) if self._framed else None
+        form = frame, len(frame.prefix) if frame else 0, alignment(Framing.RAW, size, item_bytes, framed=self._framed)
+        self._forms[payload.dtype, payload.sizes, size] = form
+        return form
+
+    def _encoded(self, key: str, payload: Payload) -> tuple[Payload, int]:
+        """Return the encoded bytes, and the number of the chain."""
+        frame = None
+        if payload.framing == _RAW:
+            frame, *_ = self._form(key, payload, _size_of(key, payload.data))
+        names = tuple(encoder.get_descriptor() for encoder in payload.encoders)
+        chain = self.chains.setdefault(names, len(self.chains))
+        data = encode_payload(payload.data, frame, payload.encoders, self._max_piece_bytes, self._count)
+        return Payload(data, payload.framing if frame is None else Framing.TORCH_ZIP), chain
+
+    def close(self) -> None:
+        """Complete the file."""
+        self._flush()
+        self._sink.close()
+
+    def abort(self) -> None:
+        """Remove the data file."""
+        self._pieces.clear()
+        self._sink.abort()
+
+    def _stream(self, data: Buffer | PiecewiseData, size: int, *, counted: bool) -> int:
+        """Write a large payload from its own memory, without a copy; returns its CRC32."""
+        running = RunningCrc(size)
+        # A read-only buffer tells the sink that its bytes stay until `close`; see `Sink.write`.
+        pieces = (
+            (memoryview(data).toreadonly(),) if isinstance(data, _IN_MEMORY) else data.pieces(self._max_piece_bytes)
+        )
+        for piece in pieces:
+            view = memoryview(piece)
+            for start in range(0, len(view), STEP_BYTES):
+                part = view[start : start + STEP_BYTES]
+                running.update(part)
+                self._position += len(part)
+                self._flush(part)
+                if counted:
+                    self._count(len(part))
+        if len(borders := running.borders()):
+            self.running_crcs.append(borders)
+        return running.value
+
+    def _flush(self, *more: Buffer) -> None:
+        if self._pieces or more:
+            small, self._pieces = self._pieces, []
+            self._sink.write([b"".join(small), *more] if small else more)
+            self._written = self._position
+            if self._uncounted:
+                self._count(self._uncounted)
+                self._uncounted = 0
+
+
+def alignment(framing: Framing, size: int, item_bytes: int, *, framed: bool) -> int:
+    """Return the alignment of a payload in its file."""
+    if framing is Framing.OBJECT or (size == 0 and not framed):
+        return 1
+    if framing is Framing.RAW and not framed and size < ALIGNMENT_BYTES:
+        # Future packed dtypes may have other sizes, so this is the largest power of two that divides the size.
+        return item_bytes & -item_bytes
+    return ALIGNMENT_BYTES
+
+
+def _size_of(key: str, data: Buffer | PiecewiseData) -> int:
+    """Return the size in bytes; raises ValueError if the payload is not contiguous."""
+    if isinstance(data, memoryview) and (data.ndim != 1 or data.itemsize != 1 or not data.c_contiguous):
+        raise ValueError(f"the payload of {key!r} must be one-dimensional contiguous bytes, not {data.format!r} data")
+    return len(data) if isinstance(data, _IN_MEMORY) else data.nbytes
+
+
+def _joined(data: PiecewiseData, max_bytes: int) -> bytes:
+    # One copy of each piece: `join` would request all pieces before it copies the first.
+    return b"".join([bytes(piece) for piece in data.pieces(max_bytes)])
+
+
+def _item_bytes(key: str, payload: Payload, size: int) -> int:
+    """Return the bytes per element; for an unknown dtype, derived from the payload's length."""
+    count = math.prod(payload.sizes)
+    if not payload.dtype:
+        raise ValueError(f"the payload of {key!r} is raw but names no dtype")
+    item_bytes = ITEM_BYTES.get(payload.dtype, size // count if count else 1)
+    if size != count * item_bytes:
+        raise ValueError(
+            f"the payload of {key!r} has {size} bytes; {payload.dtype} of sizes {payload.sizes} takes "
+            f"{count * item_bytes}"
+        )
+    return item_bytes
+
+
+def measure_items(
+    requests: Sequence[Writable], *, prefix: str, save_id: str, layout: Layout, threads: int, single_file: bool
+) -> StoredItems:
+    """Return the locations that `write_items` would return, with meaningless CRCs."""
+    if not requests:
+        return StoredItems.of([])
+
+    def open_file(number: int) -> tuple[str, DataFile]:
+        name = data_file_name(prefix, number, save_id)
+        return name, _MeasuredFile(_NoSink(), save_id=save_id, layout=layout, max_piece_bytes=MAX_INFLIGHT_BYTES)
+
+    batch = Batch(requests, open_file, single_file=single_file)
+    for number, bucket in enumerate(assign_to_threads(requests, threads)):
+        batch.write_bucket(number, bucket, StopSignal())
+    return batch.items()
+
+
+class _NoSink(Sink):
+    name = ""
+
+    def write(self, buffers: Sequence[Buffer]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def abort(self) -> None:
+        pass
+
+
+class _MeasuredFile(DataFile):
+    def _stream(self, data: Buffer | PiecewiseData, size: int, *, counted: bool) -> int:
+        del data, counted
+        self._position += size
+        if borders := border_count(size):
+            self.running_crcs.append(np.zeros(borders, np.uint32))
+        return 0

@@ -8,14 +8,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dcp_manifest.container.blob import BLOCK_BYTES, BLOCK_CRCS, WholeBlob, first_blocks, index_crc32
-from dcp_manifest.container.footer import FLAG_STUB_HEAD, Footer
-from dcp_manifest.errors import DcpError
-from dcp_manifest.file.manifest import Buffer, IndexFile
+from dcp_base.errors import DcpError
+from dcp_manifest.errors import CorruptCheckpointError
+from dcp_manifest.file.blob import (
+    BLOCK_BYTES,
+    BLOCK_CRCS,
+    FLAG_STUB_HEAD,
+    Buffer,
+    Footer,
+    first_blocks,
+    index_crc32,
+)
+from dcp_manifest.file.manifest_read import IndexFile
 from dcp_manifest.index.columns import CheckpointIndex
-from dcp_manifest.stock.stub import is_stub
+from dcp_manifest.stock.stock_write import is_stub
 
-__all__ = ["Examined", "Problem", "examine", "verify"]
+__all__ = ["Examined", "Problem", "examine"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +33,11 @@ class Problem:
     message: str
     file: str | None = None
     key: str | None = None
-    """Key of the value that is damaged; of several, the first."""
+    """Key of the damaged value; of several, the first."""
     offset: int | None = None
-    """Offset in the file, bytes; None if the problem has no single offset."""
+    """Offset in the file, bytes; None if there is no single one."""
     lost_keys: tuple[str, ...] = ()
-    """Keys of all values that a missing or truncated file takes with it, in the order of the file."""
+    """Keys of all values that are lost with a missing or truncated file, in file order."""
 
     def __str__(self) -> str:
         facts = {"file": self.file, "key": self.key, "offset": self.offset}
@@ -39,30 +47,20 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """Result of decoding an index file: the index or an error, and all problems of the file's bytes."""
+    """The index or the error, and all problems of a file."""
 
     index: CheckpointIndex | DcpError
     problems: tuple[Problem, ...] = ()
 
     def decoded(self) -> CheckpointIndex:
-        """Return the index, or raise the error that decoding raised."""
+        """Return the index, or raise the error of decoding."""
         if isinstance(self.index, DcpError):
             raise self.index
         return self.index
 
 
-def verify(data: Buffer, *, file: str) -> list[Problem]:
-    """Return all problems of an index file, including problems in bytes that `read_index` ignores; empty if sound.
-
-    Args:
-        data: Bytes of the whole file, of this project or of stock.
-        file: Name of the file, for messages.
-    """
-    return [*examine(data, file=file).problems]
-
-
 def examine(data: Buffer, *, file: str) -> Examined:
-    """Decode an index file once, and find all problems of its bytes; takes the arguments of `verify`."""
+    """Decode an index file once, of this project or of stock; find all problems, also in bytes that readers ignore."""
     found: IndexFile | None = None
     index: CheckpointIndex | DcpError
     try:
@@ -81,7 +79,7 @@ def examine(data: Buffer, *, file: str) -> Examined:
 
 
 def _problem(error: DcpError, file: str) -> Problem:
-    return Problem(str(error), file, offset=getattr(error, "offset", None))
+    return Problem(str(error), file, offset=error.offset if isinstance(error, CorruptCheckpointError) else None)
 
 
 def _head_problems(view: memoryview, footer: Footer, file: str) -> Iterator[Problem]:
@@ -105,19 +103,17 @@ def _manifest_problems(found: IndexFile, footer: Footer) -> Iterator[Problem]:
     if index_crc32(blob.data, blob.header) != footer.index_crc32:
         yield Problem("the manifest's header or its block CRCs are damaged", found.file, offset=footer.manifest_offset)
         return
-    yield from _block_problems(blob, footer, found.file)
-
-
-def _block_problems(blob: WholeBlob, footer: Footer, file: str) -> Iterator[Problem]:
     column = blob.header.columns.get(BLOCK_CRCS)
     crcs = np.zeros(0, np.uint32) if column is None else blob.read(BLOCK_CRCS, 0, column.count)
     first, total = first_blocks(blob.header)
     if total != len(crcs):
-        yield Problem(f"the manifest has {len(crcs)} block CRCs, not {total}", file, offset=footer.manifest_offset)
+        yield Problem(
+            f"the manifest has {len(crcs)} block CRCs, not {total}", found.file, offset=footer.manifest_offset
+        )
         return
     for name, block in first.items():
         raw = blob.raw(name)
         for start in range(0, len(raw), BLOCK_BYTES):
             if zlib.crc32(raw[start : start + BLOCK_BYTES]) != crcs[block + start // BLOCK_BYTES]:
                 place = blob.header.data_start + blob.header.extents[name][0] + start
-                yield Problem(f"the column {name} is damaged", file, offset=footer.manifest_offset + place)
+                yield Problem(f"the column {name} is damaged", found.file, offset=footer.manifest_offset + place)

@@ -1,4 +1,4 @@
-"""`ManifestFile`: reads the index of single tensors from a large manifest, without reading all of the manifest."""
+"""Reader of a manifest in a file, by byte ranges: one tensor of a large checkpoint costs only the blocks it needs."""
 
 from __future__ import annotations
 
@@ -8,14 +8,11 @@ from typing import TypeVar
 
 import numpy as np
 
-from dcp_manifest.container.footer import FOOTER_BYTES, read_footer
-from dcp_manifest.container.lazy_blob import LazyBlob, ReadRange, read_exactly
 from dcp_manifest.errors import CorruptCheckpointError
-from dcp_manifest.file.manifest_read import ManifestReader, TensorTable
-from dcp_manifest.index.box_columns import distinct
-from dcp_manifest.index.columns import CheckpointIndex, ManifestInfo
-from dcp_manifest.index.consistency import check_index
-from dcp_manifest.index.relative_paths import check_relative_path
+from dcp_manifest.file.blob import FOOTER_BYTES, LazyBlob, ReadRange, read_exactly, read_footer
+from dcp_manifest.file.manifest_read import ManifestReader
+from dcp_manifest.index.columns import CheckpointIndex, ManifestInfo, distinct
+from dcp_manifest.index.schema import COLUMNS, check_column, check_index, check_relative_path
 
 __all__ = ["ManifestFile"]
 
@@ -33,8 +30,8 @@ class ManifestFile:
         file: Name of the file, for messages.
 
     Raises:
-        CorruptCheckpointError: The footer or the header is damaged, or there is no manifest (stock's files have none:
-            use `read_index`).
+        CorruptCheckpointError: The footer or the header is damaged, or the manifest is missing, as in stock's files:
+            use `read_index`.
         UnsupportedFormatError: A newer major version wrote the file.
 
     Example:
@@ -59,12 +56,11 @@ class ManifestFile:
         blob = LazyBlob(read, footer, file=file)
         self._reader = self._sound(lambda: ManifestReader(blob))
         self.info: ManifestInfo = self._sound(self._reader.info)
-        """Facts about the checkpoint as a whole."""
 
     def names(self) -> list[str]:
         """Return the names of all tensors, objects and aliases, in this order, without duplicates."""
-        objects = self._sound(lambda: self._reader.strings("object", "object.name"))
-        return list(dict.fromkeys((*self._tensors.names, *objects, *self._aliases)))
+        objects = self._sound(lambda: self._reader.column("object.name"))
+        return list(dict.fromkeys((*self._tensors.tensor_names, *objects, *self._aliases)))
 
     def tensor(self, name: str, *, owner: int = 0) -> CheckpointIndex:
         """Return an index that contains one tensor: its row, its chunks and their items, all checked.
@@ -77,7 +73,7 @@ class ManifestFile:
             An index with the complete tables of dtypes, files and chains, but without paths.
 
         Raises:
-            KeyError: The manifest has no tensor of this name and owner.
+            KeyError: The manifest lacks a tensor with this name and owner.
             CorruptCheckpointError: The bytes that were read are damaged or inconsistent.
         """
         rows = self._rows.get(owner, {})
@@ -103,27 +99,23 @@ class ManifestFile:
         return tables
 
     @cached_property
-    def _tensors(self) -> TensorTable:
+    def _tensors(self) -> CheckpointIndex:
         return self._sound(self._reader.tensors)
 
     @cached_property
     def _rows(self) -> dict[int, dict[str, int]]:
-        """Map from owner and name to the row in the table of tensors."""
         tensors = self._tensors
         rows = {}
-        for owner in distinct(tensors.owner).tolist():
-            own = np.flatnonzero(tensors.owner == owner).tolist()
-            rows[owner] = dict(zip([tensors.names[row] for row in own], own, strict=True))
+        for owner in distinct(tensors.tensor_owner).tolist():
+            own = np.flatnonzero(tensors.tensor_owner == owner).tolist()
+            rows[owner] = dict(zip([tensors.tensor_names[row] for row in own], own, strict=True))
         return rows
 
     @cached_property
     def _aliases(self) -> dict[str, int]:
-        """Map from alias to the row of its tensor."""
-
         def read() -> dict[str, int]:
-            names, targets = self._reader.aliases()
-            if len(targets) and int(targets.max()) >= len(self._tensors.names):
-                raise ValueError("an alias names a tensor that is not in the table")
+            names, targets = self._reader.column("alias.name"), self._reader.column("alias.target")
+            check_column(COLUMNS["alias.target"], targets, {"tensor": len(self._tensors.tensor_names)})
             return dict(zip(names, targets.tolist(), strict=True))
 
         return self._sound(read)

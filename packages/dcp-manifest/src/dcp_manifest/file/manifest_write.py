@@ -1,141 +1,163 @@
-"""Writer of a manifest: makes columns and metadata from an index, as `docs/format.md` describes them."""
+"""Writer of the file `.metadata`: `[head][manifest][footer]`, which `docs/format.md` describes.
+
+The head is for stock (see `stock_write`); our reader starts at the footer and ignores the head.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from itertools import chain
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from dcp_manifest.container.blob import narrow, pack
-from dcp_manifest.container.strings import pack_strings
-from dcp_manifest.errors import InvalidIndexError
-from dcp_manifest.file.path_table import pack_paths
-from dcp_manifest.index.box_columns import BoxLayout, distinct, starts
-from dcp_manifest.index.columns import CheckpointIndex, ItemColumns, ManifestInfo
-from dcp_manifest.index.consistency import MAX_NUMBERS_PER_BYTE, check_index, derived_bytes
+from dcp_manifest.errors import UnsupportedFormatError
+from dcp_manifest.file.blob import FLAG_STUB_HEAD, UTF8, Footer, narrow, pack, pack_strings
+from dcp_manifest.index.columns import BoxLayout, CheckpointIndex, Framing, ItemColumns, PathElement, distinct, starts
 from dcp_manifest.index.dtypes import ITEM_BYTES
-from dcp_manifest.index.items import Framing
-from dcp_manifest.index.relative_paths import check_relative_path
+from dcp_manifest.index.literal_keys import LiteralKey
+from dcp_manifest.index.schema import (
+    ALIASES,
+    BLOCKS,
+    COLUMNS,
+    ITEMS_OF,
+    MAX_NUMBERS_PER_BYTE,
+    OBJECTS,
+    PATH_INDEX_LIMIT,
+    PATH_INT_KEY,
+    PATH_KEY,
+    PATH_LIST_INDEX,
+    PATH_LITERAL_KEY,
+    TABLES,
+    TENSORS,
+    Column,
+    check_index,
+    check_relative_path,
+    derived_bytes,
+)
+from dcp_manifest.stock.stock_write import stock_head, stub_head, unreadable_reason
 
-__all__ = ["path_names", "write_manifest"]
+__all__ = ["encode"]
 
 Numbers = npt.NDArray[Any]
+_ALIGNMENT = 8
 
 
-def write_manifest(index: CheckpointIndex) -> bytes:
-    """Write the manifest of an index; equal indexes give equal bytes.
+def encode(index: CheckpointIndex, *, interop: bool = True, head: bytes | None = None) -> bytes:
+    """Encode an index as the bytes of `.metadata`; `read_index` returns an equal index.
+
+    Args:
+        index: Index with `info`; its item columns are None if no data is stored yet.
+        interop: Whether the head is an index that stock can load, provided that stock can read the data files.
+        head: Bytes to use as the head, whatever `interop` is; None makes the head.
 
     Raises:
-        InvalidIndexError: The index is inconsistent (see `check_index`), or has no `info`.
+        UnsupportedFormatError: The index is inconsistent.
         UnsafeCheckpointError: A data file's name leads out of the checkpoint's folder.
     """
+    manifest, index_crc32 = _write_manifest(index)
+    flags = 0
+    if head is None:
+        reason = unreadable_reason(index) if interop else "it was saved with interop=False"
+        head = stock_head(index) if reason is None else stub_head(reason)
+        flags = 0 if reason is None else FLAG_STUB_HEAD
+    # Aligned, so that readers can map the numbers in place. A pickle marks its own end, so padding may follow it.
+    head += bytes(-len(head) % _ALIGNMENT)
+    footer = Footer(
+        manifest_offset=len(head),
+        manifest_bytes=len(manifest),
+        head_crc32=zlib.crc32(head),
+        manifest_crc32=zlib.crc32(manifest),
+        index_crc32=index_crc32,
+        flags=flags,
+    )
+    return b"".join((head, manifest, footer.to_bytes()))
+
+
+def _write_manifest(index: CheckpointIndex) -> tuple[bytes, int]:
+    """Return the manifest of an index, and its index CRC; equal indexes give equal bytes."""
     if index.info is None:
-        raise InvalidIndexError("an index without info cannot be written: set CheckpointIndex.info to a ManifestInfo")
+        raise UnsupportedFormatError(
+            "an index without info cannot be written: set CheckpointIndex.info to a ManifestInfo"
+        )
     for path in index.files:
         check_relative_path(path, file="the index to be written")
     try:
         check_index(index)
         columns = _Columns()
         _add_tables(columns, index)
-        _add_tensors(columns, index)
         _add_items(columns, index)
         _add_paths(columns, index)
     except (ValueError, IndexError) as error:
-        raise InvalidIndexError(f"the index cannot be written: {error}") from error
+        raise UnsupportedFormatError(f"the index cannot be written: {error}") from error
     tables = {"chunk": index.chunk_items, "object": index.object_items}
     stored = [name for name, items in tables.items() if items is not None]
-    manifest = pack(columns.narrow, {"info": _info(index.info), "rows": columns.rows, "stored": stored})
+    manifest, index_crc32 = pack(columns.stored, {"info": asdict(index.info), "rows": columns.rows, "stored": stored})
     numbers = max(len(index.chunk_offsets), len(index.tensor_shape))
     if max(columns.rows.values()) > len(manifest) or numbers > len(manifest) * MAX_NUMBERS_PER_BYTE:
-        raise InvalidIndexError("the index cannot be written: it has more equal rows than readers accept")
-    return manifest
+        raise UnsupportedFormatError("the index cannot be written: it has more equal rows than readers accept")
+    return manifest, index_crc32
 
 
 class _Columns:
-    """Builder of the columns; counts the rows of each table."""
-
     def __init__(self) -> None:
-        self.narrow: dict[str, Numbers] = {}
+        self.stored: dict[str, Numbers] = {}
         self.rows: dict[str, int] = {}
 
-    def add(self, name: str, values: Numbers, *, collapse: bool = True) -> None:
-        self.narrow[name] = narrow(values, collapse=collapse)
+    def add(self, column: Column, values: Any, *, dim: int = 0) -> None:
+        name = column.name.format(d=dim)
+        if not column.table.startswith("Σ"):
+            self.rows[column.table] = len(values)
+        if column.dtype is str:
+            self.stored[f"{name}.text"], lengths = pack_strings(values)
+            self.stored[f"{name}.bytes"] = narrow(lengths)
+        elif column.is_narrowed:
+            self.stored[name] = narrow(values, collapse=column.is_collapsed)
+        else:
+            self.stored[name] = values.astype(column.dtype)
 
-    def strings(self, name: str, strings: Sequence[str]) -> None:
-        text, lengths = pack_strings(strings)
-        self.narrow[f"{name}.text"] = text
-        self.add(f"{name}.bytes", lengths)
-
-
-def _info(info: ManifestInfo) -> Mapping[str, Any]:
-    return {
-        "created_ns": info.created_ns,
-        "generation": info.generation,
-        "rank": info.rank,
-        "save_id": info.save_id,
-        "user": [list(pair) for pair in info.user],
-        "world_size": info.world_size,
-        "writer": info.writer,
-    }
+    def add_fields(self, columns: Iterable[Column], source: object) -> None:
+        for column in columns:
+            if column.field:
+                self.add(column, getattr(source, column.field))
 
 
 def _add_tables(columns: _Columns, index: CheckpointIndex) -> None:
-    columns.rows.update(dtype=len(index.dtypes), file=len(index.files), chain=len(index.chains))
-    columns.strings("dtype", index.dtypes)
-    columns.add("dtype.item_bytes", np.array([ITEM_BYTES.get(dtype, 0) for dtype in index.dtypes], np.int64))
-    columns.strings("file", index.files)
-    columns.add("chain.links", np.array([len(chain) for chain in index.chains], np.int64))
-    links = [link for chain in index.chains for link in chain]
-    columns.rows["link"] = len(links)
-    columns.strings("link", links)
+    columns.add_fields(TABLES, index)
+    item_bytes = np.array([ITEM_BYTES.get(dtype, 0) for dtype in index.dtypes], np.int64)
+    columns.add(COLUMNS["dtype.item_bytes"], item_bytes)
+    columns.add(COLUMNS["chain.links"], np.array([len(chain) for chain in index.chains], np.int64))
+    columns.add(COLUMNS["link"], [link for chain in index.chains for link in chain])
 
-
-def _add_tensors(columns: _Columns, index: CheckpointIndex) -> None:
-    columns.rows.update(tensor=len(index.tensor_names), chunk=int(index.tensor_chunks.sum()))
-    columns.strings("tensor.name", index.tensor_names)
-    columns.add("tensor.dtype", index.tensor_dtype)
-    columns.add("tensor.flags", index.tensor_flags)
-    columns.add("tensor.ndim", index.tensor_ndim)
-    columns.add("tensor.owner", index.tensor_owner)
-    columns.add("tensor.shape", index.tensor_shape)
-    columns.add("tensor.chunks", index.tensor_chunks)
+    columns.add_fields((*TENSORS, *ALIASES, *OBJECTS), index)
+    columns.rows["chunk"] = int(index.tensor_chunks.sum())
     layout = BoxLayout(np.repeat(index.tensor_ndim, index.tensor_chunks))
     for dim in range(layout.dims):
-        columns.add(f"chunk.offset.{dim}", index.chunk_offsets[layout.places(dim)])
-        columns.add(f"chunk.size.{dim}", index.chunk_sizes[layout.places(dim)])
-    columns.rows["alias"] = len(index.alias_names)
-    columns.strings("alias.name", index.alias_names)
-    columns.add("alias.target", index.alias_targets)
+        columns.add(COLUMNS["chunk.offset.{d}"], index.chunk_offsets[layout.places(dim)], dim=dim)
+        columns.add(COLUMNS["chunk.size.{d}"], index.chunk_sizes[layout.places(dim)], dim=dim)
 
 
 def _add_items(columns: _Columns, index: CheckpointIndex) -> None:
-    columns.rows["object"] = len(index.object_names)
-    columns.strings("object.name", index.object_names)
-    columns.add("object.owner", index.object_owner)
     chunks, objects = index.chunk_items, index.object_items
     tables = [_frames(items) for items in (chunks, objects) if items is not None]
     frames = distinct(np.concatenate([np.zeros(0, np.uint64), *tables]))
-    columns.rows["frame"] = len(frames)
-    columns.add("frame.lead", frames >> np.uint64(32))
-    columns.add("frame.trail", frames & np.uint64(0xFFFFFFFF))
+    columns.add(COLUMNS["frame.lead"], frames >> np.uint64(32))
+    columns.add(COLUMNS["frame.trail"], frames & np.uint64(0xFFFFFFFF))
     if chunks is not None:
-        _add_item_columns(columns, "chunk", chunks, frames)
-        _add_counts(columns, index, "tensor.running", chunks.running_counts())
+        plain = (chunks.framing == Framing.RAW) & (chunks.chain == 0) & (derived_bytes(index) >= 0)
+        stored = [column for column in ITEMS_OF["chunk"] if column.field != "stored_bytes" or not plain.all()]
+        columns.add_fields(stored, chunks)
+        columns.add(COLUMNS["chunk.frame"], np.searchsorted(frames, _frames(chunks)))
+        columns.add(COLUMNS["tensor.running"], _per_tensor(index, chunks.running_counts()))
         if chunks.blocks is not None:
-            _add_counts(columns, index, "tensor.blocks", chunks.blocks.counts)
-            columns.add("chunk.blocks", chunks.blocks.counts)
-            columns.add("chunk.block_bytes", chunks.blocks.block_bytes)
-            columns.add("block.bytes", chunks.blocks.lengths, collapse=False)
-            columns.narrow["block.crc32"] = chunks.blocks.crcs.astype(np.uint32)
-        derived = derived_bytes(index)
-        plain = (chunks.framing == Framing.RAW) & (chunks.chain == 0) & (derived >= 0)
-        if not plain.all():
-            columns.add("chunk.stored_bytes", chunks.stored_bytes)
+            columns.add_fields(BLOCKS, chunks.blocks)
+            columns.add(COLUMNS["tensor.blocks"], _per_tensor(index, chunks.blocks.counts))
     if objects is not None:
-        _add_item_columns(columns, "object", objects, frames)
-        columns.add("object.stored_bytes", objects.stored_bytes)
+        columns.add_fields(ITEMS_OF["object"], objects)
+        columns.add(COLUMNS["object.frame"], np.searchsorted(frames, _frames(objects)))
 
 
 def _frames(items: ItemColumns) -> npt.NDArray[np.uint64]:
@@ -146,42 +168,53 @@ def _frames(items: ItemColumns) -> npt.NDArray[np.uint64]:
     return frames
 
 
-def _add_item_columns(columns: _Columns, table: str, items: ItemColumns, frames: npt.NDArray[np.uint64]) -> None:
-    columns.add(f"{table}.file", items.file)
-    columns.add(f"{table}.position", items.offset)
-    columns.add(f"{table}.frame", np.searchsorted(frames, _frames(items)))
-    columns.add(f"{table}.framing", items.framing)
-    columns.add(f"{table}.chain", items.chain)
-    columns.add(f"{table}.checked", items.checked)
-    columns.add(f"{table}.crc32", items.crc32)
-    columns.narrow[f"{table}.running"] = items.running_crcs.astype(np.uint32)
-
-
-def _add_counts(columns: _Columns, index: CheckpointIndex, name: str, counts: Numbers) -> None:
-    """Add, for each tensor, the sum of its chunks' counts, by which a single tensor is found without the others."""
-    columns.add(name, np.diff(starts(counts)[starts(index.tensor_chunks)]))
+def _per_tensor(index: CheckpointIndex, counts: Numbers) -> Numbers:
+    """Sum the chunks' counts per tensor, so that a reader finds a single tensor's rows."""
+    return np.diff(starts(counts)[starts(index.tensor_chunks)])
 
 
 def _add_paths(columns: _Columns, index: CheckpointIndex) -> None:
-    if index.paths is None:
+    """Add the table of paths; a path is the position of a value in the nested state dict.
+
+    If the joined elements of each path are the value's name, only the bytes of the elements (except the last) and their
+    kinds are stored. Otherwise the text is stored too.
+    """
+    paths = index.paths
+    if paths is None:
         return
-    names = path_names(index.tensor_names, index.object_names, index.alias_names)
-    known = set(names)
-    own_names = not known.issuperset(index.paths) or not all(index.paths.values())
-    if own_names:
-        names = list(index.paths)
-        columns.strings("path.name", names)
-    packed = pack_paths(names, index.paths)
-    columns.rows["path"] = len(names)
-    columns.add("path.elements", packed.elements)
-    columns.rows["separator"] = len(packed.element_bytes)
-    columns.add("path.element_bytes", packed.element_bytes)
-    columns.rows["element"] = len(packed.kinds)
-    columns.add("path.kind", packed.kinds)
-    if packed.texts is not None:
-        columns.strings("path.text", packed.texts)
+    names: Sequence[str] = index.names()
+    if not set(names).issuperset(paths) or not all(paths.values()):
+        names = list(paths)
+        columns.add(COLUMNS["path.name"], names)
+    own = [paths.get(name, ()) for name in names]
+    flat = list(chain.from_iterable(own))
+    elements = np.fromiter(map(len, own), np.int64, len(own))
+    kinds = _kinds(flat)
+    parts = [str(part) for part in flat] if kinds.any() else cast(list[str], flat)
+    is_ascii = "".join(parts).isascii()
+    lengths = np.array([len(part if is_ascii else part.encode(*UTF8)) for part in parts], np.int64)
+    columns.add(COLUMNS["path.elements"], elements)
+    columns.add(COLUMNS["path.element_bytes"], np.delete(lengths, np.cumsum(elements[elements > 0]) - 1))
+    columns.add(COLUMNS["path.kind"], kinds)
+    texts = [".".join(map(str, path)) if path else name for name, path in zip(names, own, strict=True)]
+    if texts != names:
+        columns.add(COLUMNS["path.text"], texts)
 
 
-def path_names(*tables: Sequence[str]) -> list[str]:
-    """Return the names that a path table refers to if it stores none: those in `tables`, in order, without repeats."""
-    return list(dict.fromkeys(name for table in tables for name in table))
+def _kinds(flat: Sequence[PathElement]) -> Numbers:
+    types = set(map(type, flat))
+    if types <= {str}:
+        return np.zeros(len(flat), np.int64)
+    if not types <= {str, int, LiteralKey}:
+        raise ValueError(f"a path may hold str and int, not {sorted(kind.__qualname__ for kind in types)}")
+    return np.fromiter(map(_kind, flat), np.int64, len(flat))
+
+
+def _kind(part: PathElement) -> int:
+    if isinstance(part, LiteralKey):
+        return PATH_INT_KEY if part.removeprefix("-").isdecimal() else PATH_LITERAL_KEY
+    if isinstance(part, str):
+        return PATH_KEY
+    if abs(part) >= PATH_INDEX_LIMIT:
+        raise ValueError(f"a list index in a path is not below {PATH_INDEX_LIMIT}")
+    return PATH_LIST_INDEX

@@ -1,7 +1,6 @@
-"""Order of checkpoints by training step, newest first, for the library, the command `dcp` and the manager.
+"""Order of checkpoints by training step, newest first.
 
-The step is part of a folder's name (`step-500`, `checkpoint-500`, `global_step500`, `epoch=1-step=20.ckpt`).
-Modification times are used only as a last resort, since copying changes them. No storage is accessed here.
+Modification times are a last resort, since copying changes them.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _BARE = re.compile(_DIGITS, re.ASCII)
 
 
 def step_of(name: str) -> int | None:
-    """Return the training step in a folder's name; None if the name has no step.
+    """Return the training step in a folder's name; None without a step.
 
     A step is a number after the word `step` (`global_step`), `iter` (`iteration`), `checkpoint` (`ckpt`) or `epoch`;
     the first word in this list decides. A name of digits alone is also a step. Other numbers (`seed-3`, `rank_0`,
@@ -42,33 +41,27 @@ def step_of(name: str) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Location of a checkpoint below the searched folder, and its training step."""
+    """Location of a checkpoint below the searched folder, and its step."""
 
     parts: tuple[str, ...] = ()
-    """Names of the nested folders from the searched folder (excluded) down to the checkpoint's folder (included)."""
+    """Folders from the searched one (excluded) down to the checkpoint's (included)."""
     step: int | None = None
     run: tuple[str, ...] = ()
-    """Names of the folders above the folder whose name has the step; steps are compared only within such a run."""
+    """Folders above the one with the step; steps are compared only within such a run."""
     series: tuple[str, ...] = ()
-    """`run` and the name of the folder with the step, without its numbers: equal for all steps of a training run."""
+    """`run` and the name of the folder with the step, without its numbers."""
 
     @property
     def folder(self) -> tuple[str, ...]:
-        """Names of the folders down to the folder whose name has the step: the checkpoint's folder or a parent."""
+        """Folders down to the one with the step: the checkpoint's folder or a parent."""
         return self.parts[: len(self.run) + 1]
 
     @classmethod
     def of(cls, parts: tuple[str, ...], noted_step: int | None = None) -> Place:
-        """Return the place of a checkpoint, with the step that its folders' names have.
-
-        Args:
-            parts: Names of the nested folders below the searched folder, down to the checkpoint's folder.
-            noted_step: Step in the checkpoint manager's note; used if no folder's name has a step; None if unknown.
-        """
+        """Return a checkpoint's place, with the step in its folders' names or else `noted_step`."""
         for number in reversed(range(len(parts))):
             own = number == len(parts) - 1
-            # A name of digits alone is a step only for the checkpoint's own folder; parents number jobs and ranks like
-            # that.
+            # Digits alone are a step only in the checkpoint's own folder: parents may number jobs and ranks.
             step = step_of(parts[number]) if own or not _BARE.fullmatch(parts[number]) else None
             if step is not None:
                 return cls(parts, step, parts[:number], (*parts[:number], _without_numbers(parts[number])))
@@ -82,16 +75,11 @@ def _without_numbers(name: str) -> str:
 
 
 def newest_first(found: Iterable[T], place: Callable[[T], Place], made: Callable[[T], Any]) -> list[T]:
-    """Sort checkpoints: within a run by descending step; of equal steps, the checkpoint made later comes first.
+    """Sort checkpoints: within a run by descending step; of equal steps, the later checkpoint first.
 
-    Of several runs, the run nearest to the searched folder comes first; of equally near runs, the run whose newest
-    checkpoint was made later. Checkpoints without a step come last, the latest of them first.
-
-    Args:
-        found: The checkpoints.
-        place: Function that returns the place of a checkpoint.
-        made: Function that returns the creation time of a checkpoint, in any comparable form; called only if steps do
-            not decide.
+    Of several runs, the run nearest to the searched folder precedes; of equally near runs, the run whose newest
+    checkpoint was made later. Checkpoints without a step follow, the latest first. `made` returns a checkpoint's
+    creation time, in any comparable form, and is called only if steps do not decide.
     """
     runs: dict[tuple[str, ...], dict[int, list[T]]] = defaultdict(lambda: defaultdict(list))
     without: list[T] = []

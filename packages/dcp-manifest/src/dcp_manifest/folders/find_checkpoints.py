@@ -1,46 +1,55 @@
-"""Search for checkpoints: all checkpoints below a folder, the newest valid checkpoint, the current index of a folder.
-
-One implementation serves every store and `LocalFolder`, through the `Folder` protocol. `index_choice` chooses between
-index files, `checkpoint_order` orders checkpoints.
-"""
+"""Search for checkpoints below a folder, through the `Folder` protocol."""
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar, cast
+from typing import Generic, TypeVar, cast
 
-import numpy as np
-
-from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError, DcpError
+from dcp_base.errors import DcpError
+from dcp_base.logs import library_logger
+from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError
 from dcp_manifest.folders.checkpoint_order import Place, newest_first
-from dcp_manifest.folders.file_names import DATA_SUFFIX, METADATA_NAME, SAVE_MARKER_PREFIX, is_index_name
-from dcp_manifest.folders.folder import Entry, Folder, LocalFolder
-from dcp_manifest.folders.folder_notes import NOTE, noted_step, put_aside_reason
-from dcp_manifest.folders.index_choice import choose_index
-from dcp_manifest.index.columns import CheckpointIndex
+from dcp_manifest.folders.folder import (
+    DATA_SUFFIX,
+    METADATA_NAME,
+    NOTE,
+    QUARANTINE,
+    SAVE_MARKER_PREFIX,
+    Entry,
+    Folder,
+    FolderTree,
+    LocalFolder,
+    is_index_name,
+    noted_step,
+    put_aside_reason,
+)
+from dcp_manifest.folders.index_choice import current_index
+from dcp_manifest.index.columns import CheckpointIndex, needed_bytes
 
 __all__ = [
     "FoundCheckpoint",
     "check_files",
     "checkpoints_below",
-    "current_index",
     "file_sizes",
     "first_valid",
     "index_of",
     "merge_places",
-    "needed_bytes",
-    "noted_step_of",
+    "some_below",
 ]
 
+_log = library_logger(__name__)
+
 F = TypeVar("F", bound=Folder)
+T = TypeVar("T", bound=FolderTree)
 Path_ = str | os.PathLike[str]
-# An index may be replaced between listing and reading, repeatedly.
-_TRIES = 5
 # A note contains a step, a few metrics and a process; a larger file is not a note.
 _NOTE_BYTES = 1 << 20
+# Folder of ext4 and XFS at the root of a disk, for the administrator alone: it never holds checkpoints.
+_LOST_AND_FOUND = "lost+found"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,65 +57,93 @@ class FoundCheckpoint(Generic[F]):
     """A checkpoint that a search found: a folder with an index; on request, also one with data files and no index."""
 
     store: F
-    """Folder of the checkpoint: a store of `dcp_io`, or a `LocalFolder`."""
+    """A store of `dcp_io`, or a `LocalFolder`."""
     modified_seconds: float
     """Modification time of the latest index, seconds since the epoch on the storage's clock. Copying may change it."""
     place: Place = field(default_factory=Place)
-    """Location of the checkpoint below the searched folder, with its training step."""
     put_aside: str | None = None
-    """Reason why readers should skip the checkpoint although it has an index (quarantined, being removed), or None."""
+    """Why readers should skip the checkpoint although it has an index, or None."""
     unfinished: bool = False
-    """Whether there are files of a save and no index: the save is still running, or it did not finish."""
+    """Whether there are files of a save and no index: the save is still running, or did not finish."""
+    unreadable: str | None = None
+    """Why the folder cannot be listed; None for a checkpoint."""
+    notes: frozenset[str] = frozenset()
+    """Names of the manager's note and the quarantine."""
 
     @property
     def step(self) -> int | None:
         """Training step, from the name of the folder or of a parent, or from the manager's note; None if unknown."""
         return self.place.step
 
+    def noted_step(self) -> int | None:
+        """Read the step in the manager's note; None without a readable note."""
+        return _noted_step(self.store, self.store.list())
+
     @property
     def path(self) -> Path:
-        """Local path of the checkpoint's folder. Raises TypeError if it is on another storage: use `store.url` then."""
+        """Local path of the checkpoint's folder. Raises TypeError on another storage: use `store.url` then."""
         if not isinstance(self.store, os.PathLike):
-            raise TypeError(f"{self.store.url} is not a folder of the file system: use .store, or .store.url as an id")
+            raise TypeError(
+                f"{self.store.url} is not a directory of the file system: use .store, or .store.url as an id"
+            )
         return Path(self.store)
 
 
-def checkpoints_below(root: F, *, unfinished: bool = False) -> list[FoundCheckpoint[F]]:
+def checkpoints_below(root: T, *, unfinished: bool = False, unreadable: bool = False) -> list[FoundCheckpoint[T]]:
     """Return the checkpoints in a folder and its subfolders, newest first; see `checkpoint_order.newest_first`.
 
     Indexes are read only if steps do not decide: for several runs, equal steps, or checkpoints without a step.
 
     Args:
-        root: The folder to search, which may be missing. Symbolic links below it are not followed. Subfolders without
-            permission to list them are skipped.
+        root: Folder to search, which may be missing. Symbolic links below it are not followed.
         unfinished: Whether to return also folders with files of a save that has not published an index.
+        unreadable: Whether to return also subfolders that cannot be listed. Otherwise a subfolder without permission is
+            skipped with a warning, and any other failure is raised.
 
     Raises:
-        OSError: The storage failed, or there is no permission to list `root`.
+        OSError: The storage failed, or this process may not list `root`.
     """
-    return _newest_first([one for one in _walk(root) if unfinished or not one.unfinished])
+    found = []
+    for one in _walk(root, unreadable=unreadable):
+        if one.unreadable is not None and not unreadable:
+            _log.warning("checkpoints in it, if any, are not counted: %s", one.unreadable)
+        elif unfinished or not one.unfinished:
+            found.append(one)
+    return _newest_first(found)
 
 
-def _walk(root: F) -> Iterator[FoundCheckpoint[F]]:
-    """Yield the checkpoints and unfinished saves below a folder, sorted by name."""
-    waiting: list[tuple[tuple[str, ...], F, bool]] = [((), root, False)]
-    while waiting:
+def some_below(root: T, *, most_folders: int = 200) -> list[FoundCheckpoint[T]]:
+    """Return the checkpoints in the first folders of a tree, for error messages."""
+    found = _walk(root, unreadable=True, most_folders=most_folders)
+    return _newest_first([one for one in found if not one.unfinished and one.unreadable is None])
+
+
+def _walk(root: T, *, unreadable: bool, most_folders: float = math.inf) -> Iterator[FoundCheckpoint[T]]:
+    """Yield the checkpoints, unfinished saves and unreadable folders, sorted by name."""
+    waiting: list[tuple[tuple[str, ...], T, bool]] = [((), root, False)]
+    visited = 0
+    while waiting and visited < most_folders:
+        visited += 1
         parts, folder, inside = waiting.pop()
         try:
             entries, below = folder.list(), folder.folders()
-        except PermissionError:
-            if not parts:
+        except Exception as error:  # clients of storages raise errors of all kinds
+            if not parts or not (unreadable or isinstance(error, PermissionError)):
                 raise
+            if parts[-1] != _LOST_AND_FOUND:
+                kind = "" if isinstance(error, DcpError | OSError) else f"{type(error).__name__}: "
+                yield FoundCheckpoint(folder, 0.0, Place.of(parts), unreadable=f"{kind}{error}")
             continue
         times = [entry.mtime for entry in entries if is_index_name(entry.name)]
         # The folders within a checkpoint may hold its data files.
         saved = [] if times or inside else [entry.mtime for entry in entries if _is_of_save(entry.name)]
         if times or saved:
-            put_aside = put_aside_reason({entry.name for entry in entries})
-            place = _place(folder, parts, entries)
-            yield FoundCheckpoint(folder, max(times or saved), place, put_aside, unfinished=not times)
+            names = {entry.name for entry in entries}
+            place, notes = _place(folder, parts, entries), frozenset(names & {NOTE, QUARANTINE})
+            put_aside = put_aside_reason(names)
+            yield FoundCheckpoint(folder, max(times or saved), place, put_aside, unfinished=not times, notes=notes)
         inside = inside or bool(times)
-        waiting += [((*parts, name), cast(F, folder.child(name)), inside) for name in reversed(below)]
+        waiting += [((*parts, name), cast(T, folder.child(name)), inside) for name in reversed(below)]
 
 
 def _is_of_save(name: str) -> bool:
@@ -121,11 +158,6 @@ def _place(folder: Folder, parts: tuple[str, ...], entries: Sequence[Entry]) -> 
     return where if parts else Place(step=where.step)
 
 
-def noted_step_of(found: FoundCheckpoint[Any]) -> int | None:
-    """Return the step in the manager's note on a checkpoint; None if there is no readable note."""
-    return _noted_step(found.store, found.store.list())
-
-
 def _noted_step(folder: Folder, entries: Sequence[Entry]) -> int | None:
     if not any(entry.name == NOTE and entry.bytes <= _NOTE_BYTES for entry in entries):
         return None
@@ -138,10 +170,7 @@ def _noted_step(folder: Folder, entries: Sequence[Entry]) -> int | None:
 def merge_places(places: Sequence[Sequence[FoundCheckpoint[F]]]) -> list[FoundCheckpoint[F]]:
     """Return the checkpoints of several folders, which hold copies of one run's checkpoints, newest first.
 
-    Of copies of one save, that of the earlier folder comes first; of different saves of one step, the later save.
-
-    Args:
-        places: Results of `checkpoints_below`, by descending preference of their folders.
+    Of copies of one save, the copy in the earlier folder precedes; of different saves of one step, the later save.
     """
     number = {one.store.url: number for number, found in enumerate(places) for one in found}
     return _newest_first([one for found in places for one in found], lambda url: -number[url])
@@ -163,7 +192,7 @@ def _newest_first(
 
 
 def _created_ns(folder: Folder) -> int:
-    """Return the start time of a checkpoint's save from its index, in ns; 0 if unknown."""
+    """Return the start time of the save in ns; 0 if unknown."""
     try:
         info = index_of(folder).info
     except (DcpError, OSError):
@@ -174,17 +203,18 @@ def _created_ns(folder: Folder) -> int:
 def first_valid(
     found: Sequence[FoundCheckpoint[F]], check: Callable[[FoundCheckpoint[F]], None]
 ) -> FoundCheckpoint[F] | None:
-    """Return the first checkpoint that is valid; None if none is.
+    """Return the first checkpoint that passes a check; None if none does. Each skipped one is logged.
 
-    Valid is a checkpoint that is not put aside (quarantined, being removed), and for which `check` raises neither
-    DcpError nor OSError.
+    A checkpoint is skipped if it is quarantined or being removed, or if `check` raises DcpError or OSError.
     """
     for one in found:
         if one.put_aside is not None:
+            _log.info("%s is passed over: %s", one.store.url, one.put_aside)
             continue
         try:
             check(one)
-        except (DcpError, OSError):
+        except (DcpError, OSError) as error:
+            _log.warning("%s is passed over: %s", one.store.url, error)
             continue
         return one
     return None
@@ -194,7 +224,7 @@ def index_of(folder: Path_ | Folder) -> CheckpointIndex:
     """Return the newest complete index in a folder; see `choose_index`.
 
     Raises:
-        CheckpointNotFoundError: There is no complete index; the message names the folder.
+        CheckpointNotFoundError: The index is incomplete; the message names the folder.
         CorruptCheckpointError, UnsafeCheckpointError, UnsupportedFormatError: The index is damaged, hostile, or of an
             unknown format; the message names the folder.
     """
@@ -211,37 +241,6 @@ def index_of(folder: Path_ | Folder) -> CheckpointIndex:
             f"there is no checkpoint in {place.url}: it has no {METADATA_NAME}; check the path"
         )
     return index
-
-
-def current_index(folder: Folder, entries: Sequence[Entry] | None = None) -> CheckpointIndex | None:
-    """Return the newest complete index in a folder; None if the folder has no index file.
-
-    Args:
-        folder: The checkpoint's folder.
-        entries: Listing of the folder, if the caller has a fresh one; None lists the folder.
-
-    Raises:
-        CheckpointNotFoundError: There are indexes, but none is complete; the message names the ranks whose indexes are
-            missing.
-        CorruptCheckpointError, UnsafeCheckpointError, UnsupportedFormatError: The newest index cannot be read.
-        OSError: The storage failed.
-    """
-    for _ in range(_TRIES):
-        times = _index_times(folder.list() if entries is None else entries)
-        if not times:
-            return None
-        try:
-            return choose_index(times, folder.read)
-        except CheckpointNotFoundError:
-            # No set is complete, or a file was removed between listing and reading.
-            entries = folder.list()
-            if _index_times(entries).keys() == times.keys():
-                raise
-    return None
-
-
-def _index_times(entries: Sequence[Entry]) -> dict[str, float]:
-    return {entry.name: entry.mtime for entry in entries if is_index_name(entry.name)}
 
 
 def check_files(folder: Path_ | Folder, index: CheckpointIndex) -> None:
@@ -267,35 +266,21 @@ def check_files(folder: Path_ | Folder, index: CheckpointIndex) -> None:
 
 
 def file_sizes(folder: Folder, needed: Mapping[str, int]) -> dict[str, int | None]:
-    """Return the name of each data file → its size in bytes, or None for a missing file.
-
-    Args:
-        folder: The checkpoint's folder.
-        needed: Result of `needed_bytes` for the checkpoint's index.
+    """Return each data file's size in bytes, or None for a missing file; `needed` is the result of `needed_bytes`.
 
     Raises:
-        CorruptCheckpointError, UnsafeCheckpointError: Something other than a file, such as a folder, has the name of a
-            data file.
+        CorruptCheckpointError, UnsafeCheckpointError: Something other than a file has the name of a data file.
         OSError: The storage failed.
     """
     sizes: dict[str, int | None] = {entry.name: entry.bytes for entry in folder.list()}
     for name, wanted in needed.items():
         listed = sizes.get(name)
-        if listed is None or listed < wanted:  # it is in a subfolder, or a link, which is listed with its own length
+        if listed is None or listed < wanted:  # in a subfolder, or a link, whose listed length is its own
             try:
                 sizes[name] = folder.size(name)
             except CheckpointNotFoundError:
                 sizes[name] = None
     return {name: sizes[name] for name in needed}
-
-
-def needed_bytes(index: CheckpointIndex) -> dict[str, int]:
-    """Return the minimum size of each data file in bytes: the end of the last item in the file."""
-    ends = np.zeros(len(index.files), np.uint64)
-    for items in (index.chunk_items, index.object_items):
-        if items is not None:
-            np.maximum.at(ends, items.file, items.offset + items.length)
-    return dict(zip(index.files, ends.tolist(), strict=True))
 
 
 def _opened(folder: Path_ | Folder) -> Folder:

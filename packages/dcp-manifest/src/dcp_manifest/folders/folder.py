@@ -1,31 +1,55 @@
-"""Protocol of a folder for finding checkpoints: list and read files, open subfolders. Read-only.
-
-`Folder` is the protocol, which every `dcp_io.Store` implements; `LocalFolder` implements it for local paths.
-"""
+"""Protocols of a read-only folder for finding checkpoints, which every `dcp_io.Store` implements."""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
+import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
-from dcp_manifest.descriptors import open_descriptor
+from dcp_base.descriptors import open_descriptor
 from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError, UnsafeCheckpointError
-from dcp_manifest.folders.file_names import DATA_SUFFIX, is_index_name
 
-__all__ = ["Entry", "Folder", "LocalFolder"]
+__all__ = [
+    "DATA_SUFFIX",
+    "METADATA_NAME",
+    "NOTE",
+    "QUARANTINE",
+    "REMOVING",
+    "SAVE_MARKER_PREFIX",
+    "Entry",
+    "Folder",
+    "FolderTree",
+    "LocalFolder",
+    "RankIndexName",
+    "check_inside",
+    "data_file_name",
+    "data_file_prefix",
+    "followed",
+    "is_index_name",
+    "noted_step",
+    "parse_quarantine",
+    "put_aside_reason",
+    "rank_index_name",
+    "rank_of_data_file",
+    "rank_prefix",
+]
+
 
 # Prefix of notes, reader leases and save markers.
 _OURS = ".dcp-"
+# Of a file that was removed meanwhile, and of links that lead nowhere.
+_GONE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Entry of a folder's listing: one file or object."""
+    """One file or object in a listing."""
 
     name: str
     bytes: int
@@ -35,30 +59,74 @@ class Entry:
 
 @runtime_checkable
 class Folder(Protocol):
-    """Protocol of a folder with checkpoints: lists and reads files. For the guarantees see `dcp_io.Store`."""
+    """Folder with checkpoints. For the guarantees see `dcp_io.Store`."""
 
     @property
     def url(self) -> str:
-        """Path or URI of the folder, for messages."""
+        """Path or URI, for messages."""
 
     def list(self) -> list[Entry]:
         """List the files directly in the folder; empty if the folder does not exist."""
-
-    def folders(self) -> Sequence[str]:
-        """Return the names of the subfolders."""
-
-    def child(self, name: str) -> Folder:
-        """Open the subfolder of that name."""
 
     def read(self, name: str) -> bytes:
         """Read all bytes of a file. Raises CheckpointNotFoundError if it is missing."""
 
     def size(self, name: str) -> int:
-        """Return the size of a file in bytes. Raises CheckpointNotFoundError if it is missing."""
+        """Return a file's size in bytes. Raises CheckpointNotFoundError if it is missing."""
+
+
+class FolderTree(Folder, Protocol):
+    """Folder with subfolders."""
+
+    def folders(self) -> Sequence[str]:
+        """Return the names of the subfolders."""
+
+    def child(self, name: str) -> FolderTree:
+        """Open a subfolder."""
+
+
+def followed(folder: str, name: str) -> str:
+    """Return the path to read for a file in a folder; a symbolic link is resolved. This is the only rule for links.
+
+    Links are followed to files inside the folder and, from a snapshot of a Hugging Face cache
+    (`models--ORG--NAME/snapshots/REVISION`), to files directly in the `blobs` of the same model. All other links raise
+    UnsafeCheckpointError: a stranger's checkpoint could otherwise put any file of this user into what is loaded or
+    converted. Nothing is written or deleted through a link.
+    """
+    path = os.path.join(folder, name)
+    if not os.path.islink(path):
+        check_inside(folder, os.path.dirname(name))
+        return path
+    real = os.path.realpath(path)
+    if os.path.dirname(real) != _hub_blobs(os.path.realpath(folder)):
+        check_inside(folder, name)
+    return real
+
+
+def check_inside(folder: str, name: str) -> None:
+    """Raise UnsafeCheckpointError if a relative path leads out of a folder by a link."""
+    if not name:
+        return
+    root, real = os.path.realpath(folder), os.path.realpath(os.path.join(folder, name))
+    if os.path.commonpath([root, real]) != root:
+        raise UnsafeCheckpointError(
+            f"{name!r} in {folder} is a link that leads out of that directory, to {real}. Links are followed inside "
+            "the directory, and in a Hugging Face cache. If you made the link (cp -s, dvc, git-annex, Bazel), copy the "
+            "files (cp -rL) and use the copy; otherwise the checkpoint may be hostile: do not load it"
+        )
+
+
+def _hub_blobs(root: str) -> str | None:
+    """Return the folder to which a Hugging Face cache's snapshot may link, or None."""
+    for place in (Path(root), *Path(root).parents):
+        blobs = place.parent.parent / "blobs"
+        if place.parent.name == "snapshots" and blobs.is_dir() and not blobs.is_symlink():
+            return str(blobs)
+    return None
 
 
 class LocalFolder:
-    """Read-only folder of the local file system. Symbolic links in it to other folders are not followed.
+    """Read-only folder of the local file system. Links are followed by the rule of `followed`; linked folders are not.
 
     Args:
         path: Path of the folder, which may be missing.
@@ -84,23 +152,25 @@ class LocalFolder:
 
     @property
     def url(self) -> str:
-        """Path of the folder, as it was passed to the constructor."""
+        """Path of the folder, as it was passed."""
         return self._path
 
     def list(self) -> list[Entry]:
-        """List the checkpoint files, notes and markers in the folder, by their names; other files are left out."""
+        """List the checkpoint files, notes and markers in the folder; other files are left out."""
         found = []
         for item in self._scan():
             if item.name.endswith(DATA_SUFFIX) or item.name.startswith(_OURS) or is_index_name(item.name):
                 try:
                     status = item.stat()
-                except OSError:  # removed meanwhile, or a dangling link
-                    continue
+                except OSError as error:
+                    if error.errno in _GONE:
+                        continue
+                    raise
                 found.append(Entry(item.name, status.st_size, status.st_mtime_ns / 1e9))
         return found
 
     def folders(self) -> tuple[str, ...]:
-        """Return the names of the subfolders, sorted; symbolic links are left out."""
+        """Return the sorted names of the subfolders, without symbolic links."""
         return tuple(sorted(item.name for item in self._scan() if item.is_dir(follow_symlinks=False)))
 
     def _scan(self) -> Sequence[os.DirEntry[str]]:
@@ -111,12 +181,12 @@ class LocalFolder:
             return []
 
     def child(self, name: str) -> LocalFolder:
-        """Open the subfolder of that name."""
+        """Open a subfolder."""
         return LocalFolder(os.path.join(self._path, name))
 
     def read(self, name: str) -> bytes:
-        """Read all bytes of a regular file. Pipes and devices are refused, since reading them need not end."""
-        path = Path(self._path, name)
+        """Read a regular file. Pipes and devices are refused, since reading them need not end."""
+        path = Path(followed(self._path, name))
         try:
             descriptor = open_descriptor(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except (FileNotFoundError, NotADirectoryError) as error:
@@ -137,14 +207,14 @@ class LocalFolder:
             os.close(descriptor)
 
     def size(self, name: str) -> int:
-        """Return the size of a file in bytes; symbolic links are followed."""
-        path = Path(self._path, name)
+        """Return the size of a file in bytes."""
+        path = Path(followed(self._path, name))
         try:
             status = os.stat(path)
         except (FileNotFoundError, NotADirectoryError) as error:
             raise _missing(path) from error
         if not stat.S_ISREG(status.st_mode):
-            raise CorruptCheckpointError("a folder or device has the name of a data file", file=str(path))
+            raise CorruptCheckpointError("a directory or device has the name of a data file", file=str(path))
         return status.st_size
 
 
@@ -154,3 +224,102 @@ def _missing(path: Path) -> CheckpointNotFoundError:
 
 def _no_file(path: Path) -> UnsafeCheckpointError:
     return UnsafeCheckpointError(f"{path} is not a file; the checkpoint may be hostile: do not load it")
+
+
+_MAX_SECONDS = 1e11
+
+NOTE = ".dcp-note.json"
+"""Checkpoint manager's note: training step, metrics, and the process that saved."""
+QUARANTINE = ".dcp-quarantined.json"
+"""Quarantines a checkpoint as damaged, with the reason."""
+REMOVING = ".dcp-removing"
+"""Announces the removal of a checkpoint."""
+
+
+def put_aside_reason(names: Collection[str]) -> str | None:
+    """Return why readers should skip a checkpoint (quarantined, being removed); None if they may use it.
+
+    Args:
+        names: Names of the files in the checkpoint's folder.
+    """
+    if REMOVING in names:
+        return f"it is being removed ({REMOVING})"
+    if QUARANTINE in names:
+        return f"it is quarantined as damaged ({QUARANTINE})"
+    return None
+
+
+def noted_step(data: bytes) -> int | None:
+    """Parse the step from the manager's note, or None."""
+    step = _fact(data, "step")
+    return step if type(step) is int and step >= 0 else None
+
+
+def parse_quarantine(data: bytes) -> tuple[str, float | None]:
+    """Parse a quarantine file: the reason, or `unknown`, and the time in seconds since the epoch, or None."""
+    reason, found = _fact(data, "reason"), _fact(data, "found")
+    is_time = type(found) in (int, float) and abs(found) < _MAX_SECONDS
+    return "unknown" if reason is None else str(reason), float(found) if is_time else None
+
+
+def _fact(data: bytes, name: str) -> Any:
+    try:
+        facts = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return facts.get(name) if isinstance(facts, dict) else None
+
+
+METADATA_NAME = ".metadata"
+"""Index of a whole checkpoint, which exists as soon as this file exists."""
+DATA_SUFFIX = ".distcp"
+"""Suffix of data files."""
+SAVE_MARKER_PREFIX = ".dcp-save-"
+"""Prefix of save markers, which show that a save is running."""
+_RANK_INDEX = re.compile(r"__(?P<rank>\d{1,9})(?:\.(?P<save_id>[A-Za-z0-9_-]+))?\.metadata", re.ASCII)
+_RANK_DATA = re.compile(r"__(\d{1,9})_", re.ASCII)
+
+
+def rank_prefix(rank: int) -> str:
+    """Return the beginning of the names of all files of a rank, such as `__3`."""
+    return f"__{rank}"
+
+
+def data_file_prefix(rank: int) -> str:
+    """Return the beginning of data file names, such as `__3_`."""
+    return f"{rank_prefix(rank)}_"
+
+
+def data_file_name(prefix: str, number: int, save_id: str) -> str:
+    """Return the name of a data file, such as `__3_0.<save id>.distcp`; `number` counts the rank's files from 0."""
+    return f"{prefix}{number}.{save_id}{DATA_SUFFIX}"
+
+
+def rank_of_data_file(name: str) -> int | None:
+    """Return the rank in a data file's name; None for other names."""
+    found = _RANK_DATA.match(name)
+    return int(found[1]) if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class RankIndexName:
+    """Parsed name of a rank-local index."""
+
+    rank: int
+    save_id: str | None
+    """None for `__<rank>.metadata`, which each save overwrites."""
+
+    def __str__(self) -> str:
+        save_id = "" if self.save_id is None else f".{self.save_id}"
+        return f"{rank_prefix(self.rank)}{save_id}{METADATA_NAME}"
+
+
+def rank_index_name(name: str) -> RankIndexName | None:
+    """Parse `__<rank>.metadata` or `__<rank>.<save id>.metadata`; None for any other name."""
+    found = _RANK_INDEX.fullmatch(name)
+    return RankIndexName(int(found["rank"]), found["save_id"]) if found else None
+
+
+def is_index_name(name: str) -> bool:
+    """Return whether a file is an index, of a whole checkpoint or of one rank."""
+    return name == METADATA_NAME or _RANK_INDEX.fullmatch(name) is not None

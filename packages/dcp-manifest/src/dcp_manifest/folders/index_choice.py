@@ -1,65 +1,80 @@
-"""Choice of the current index among the index files in a folder. The caller lists the folder and reads the files.
+"""Choice of the current index among the index files in a folder.
 
-Besides `.metadata` there may be rank-local indexes, written by saves without a coordinator: `__<rank>.metadata`
-(overwritten by each save) and `__<rank>.<save id>.metadata`. They are used only if all ranks of one save have such an
-index.
+Saves without a coordinator write rank-local indexes: `__<rank>.metadata` (overwritten by each save) and
+`__<rank>.<save id>.metadata`. They are used only if all ranks of one save have such an index.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
-from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError, DcpError
-from dcp_manifest.file.manifest import read_index
-from dcp_manifest.folders.file_names import METADATA_NAME, rank_index_name
+from dcp_base.errors import DcpError
+from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError
+from dcp_manifest.file.manifest_read import read_index
+from dcp_manifest.folders.folder import METADATA_NAME, Entry, Folder, is_index_name, rank_index_name
 from dcp_manifest.index.columns import CheckpointIndex, ManifestInfo
 from dcp_manifest.index.merge_indexes import merge_rank_indexes
 
-__all__ = ["choose_index"]
+__all__ = ["choose_index", "current_index"]
 
-T = TypeVar("T")
 Load = Callable[[str], CheckpointIndex]
+# An index may be replaced between listing and reading, repeatedly: after so many tries there is none.
+_TRIES = 5
 
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A complete index: one file, or one file for each rank."""
+    """A complete index: one file, or one per rank."""
 
     mtime: float
     generation: int | None
-    """Generation of the save; None if unknown, because stock wrote the index, or because it is damaged."""
+    """None if stock wrote the index, or if it is damaged."""
     created_ns: int
-    """Start time of the index's save, ns; 0 if unknown."""
+    """0 if unknown."""
     load: Callable[[], CheckpointIndex]
-    """Function that returns the index, or raises the error of reading it."""
 
 
-def choose_index(
-    entries: Mapping[str, float], read: Callable[[str], T], *, decode: Callable[..., CheckpointIndex] = read_index
-) -> CheckpointIndex:
+def current_index(folder: Folder, entries: Sequence[Entry] | None = None) -> CheckpointIndex | None:
+    """Return the newest complete index in a folder; None without an index file. Errors: see `choose_index`."""
+    missing: CheckpointNotFoundError | None = None
+    tried: dict[str, float] = {}
+    for _ in range(_TRIES + 1):
+        listed = folder.list() if entries is None else entries
+        times = {entry.name: entry.mtime for entry in listed if is_index_name(entry.name)}
+        if not times:
+            return None
+        if missing is not None and times.keys() == tried.keys():
+            raise missing
+        try:
+            return choose_index(times, lambda name: read_index(folder.read(name), file=name))
+        except CheckpointNotFoundError as error:
+            # No set is complete, or a file was removed between listing and reading.
+            missing, tried, entries = error, times, None
+    if missing is not None:
+        raise missing
+    return None
+
+
+def choose_index(entries: Mapping[str, float], load: Load) -> CheckpointIndex:
     """Return the newest complete index of a folder.
 
-    The index with the higher generation is newer; of equal generations, the index whose save began later; if either
-    number is unknown, the file with the later modification time. A damaged index is an error: no older index is used
-    instead.
+    The index with the higher generation is newer; of equal generations, the index of the later save; if either number
+    is unknown, the file with the later modification time. A damaged index is an error: no older index is used instead.
 
     Args:
-        entries: Name of each file in the folder → modification time in seconds; only indexes are used.
-        read: Function that reads the bytes of an index, or any other value that `decode` accepts.
-        decode: Function that decodes the result of `read`, and raises the same errors as `read_index`.
+        entries: Name per file in the folder → modification time in seconds; only indexes are used.
+        load: Function that returns the index in a file, and raises the same errors as `read_index`.
 
     Raises:
-        CheckpointNotFoundError: No index is complete; the message names the ranks whose indexes are missing.
+        CheckpointNotFoundError: All indexes are incomplete; the message names the ranks with missing indexes.
         CorruptCheckpointError, UnsafeCheckpointError, UnsupportedFormatError: The newest index cannot be read.
     """
-
-    def load(name: str) -> CheckpointIndex:
-        return decode(read(name), file=name)
-
     missing: list[str] = []
-    candidates = [*_whole(entries, load), *_rank_sets(entries, load, missing)]
+    candidates = []
+    if METADATA_NAME in entries:
+        candidates.append(_candidate(entries[METADATA_NAME], lambda: load(METADATA_NAME)))
+    candidates += _rank_sets(entries, load, missing)
     if not candidates:
         detail = f": {'; '.join(missing)}" if missing else ""
         raise CheckpointNotFoundError(f"there is no complete index among {len(entries)} files{detail}")
@@ -78,13 +93,8 @@ def _is_newer(one: _Candidate, other: _Candidate) -> bool:
     return one.mtime > other.mtime
 
 
-def _whole(entries: Mapping[str, float], load: Load) -> Iterator[_Candidate]:
-    if METADATA_NAME in entries:
-        yield _candidate(entries[METADATA_NAME], lambda: load(METADATA_NAME))
-
-
 def _candidate(mtime: float, load: Callable[[], CheckpointIndex]) -> _Candidate:
-    """Read an index, and return it as a candidate, even if it failed to decode."""
+    """Read an index, even if it fails to decode."""
     try:
         index = load()
     except CheckpointNotFoundError:
@@ -104,7 +114,7 @@ def _raiser(error: DcpError) -> Callable[[], CheckpointIndex]:
 
 
 def _rank_sets(entries: Mapping[str, float], load: Load, missing: list[str]) -> Iterator[_Candidate]:
-    """Yield the complete sets of rank-local indexes; the missing files of incomplete sets go into `missing`."""
+    """Yield the complete sets of rank-local indexes; append missing files to `missing`."""
     named: dict[str, dict[int, str]] = {}
     plain: dict[int, str] = {}
     for name in entries:
@@ -117,7 +127,8 @@ def _rank_sets(entries: Mapping[str, float], load: Load, missing: list[str]) -> 
         for candidate in _named_set(save_id, files, entries, load, missing):
             complete.add(save_id)
             yield candidate
-    yield from _plain_set(plain, entries, load, complete, missing)
+    if plain:
+        yield from _plain_set(plain, entries, load, complete, missing)
 
 
 def _named_set(
@@ -148,7 +159,7 @@ def _is_complete(files: Mapping[int, str], world_size: int, what: str, missing: 
 
 
 def _rank_index(name: str, save_id: str | None, rank: int, load: Load) -> CheckpointIndex:
-    """Load the index of one rank, and check that it belongs to `rank` and to the save `save_id`."""
+    """Load one rank's index, and check its rank and its save's id."""
     index = load(name)
     info = index.info
     if info is not None and (info.rank != rank or (save_id is not None and info.save_id != save_id)):
@@ -170,9 +181,7 @@ def _info(index: CheckpointIndex) -> ManifestInfo:
 def _plain_set(
     files: dict[int, str], entries: Mapping[str, float], load: Load, complete: set[str], missing: list[str]
 ) -> Iterator[_Candidate]:
-    """Yield the set of `__<rank>.metadata`, unless it is a copy of a set with the save id in its names."""
-    if not files:
-        return
+    """Yield the set of `__<rank>.metadata`, unless it is a copy of a set with a save id."""
     mtime = max(entries[name] for name in files.values())
     first = min(files)
     probe = _candidate(mtime, lambda: _rank_index(files[first], None, first, load))

@@ -1,23 +1,35 @@
 """Arithmetic of boxes: overlaps, bounds and holes. Integers only, no tensors.
 
-A box is a pair of sequences: start and extent per dimension, in elements. A box of a 0-dimensional tensor has volume
-1. Boxes of volume 0 overlap no box. Chunks cover a tensor exactly if none is out of bounds, no two overlap, and their
-volumes add up to the volume of the tensor.
+A 0-dimensional box has volume 1. Boxes of volume 0 overlap no box. Chunks cover a tensor exactly if none is out of
+bounds, no two overlap, and their volumes add up.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from dcp_manifest.index.box_columns import distinct
+from dcp_manifest.index.columns import CheckpointIndex, distinct, starts
 
-__all__ = ["Box", "BoxLike", "box_text", "find_hole", "find_overlap", "intersect", "out_of_bounds", "overlaps"]
+__all__ = [
+    "Box",
+    "box_text",
+    "by_dims",
+    "coverage_problems",
+    "find_hole",
+    "find_overlap",
+    "intersect",
+    "is_proper",
+    "out_of_bounds",
+    "overlaps",
+]
+
 
 I64 = npt.NDArray[np.int64]
 BoxLike = tuple[Sequence[int], Sequence[int]]
@@ -33,7 +45,7 @@ class Box(NamedTuple):
 
     @property
     def volume(self) -> int:
-        """Number of elements in the box."""
+        """Number of elements."""
         return math.prod(self.sizes)
 
 
@@ -43,7 +55,7 @@ def box_text(offsets: Sequence[int], sizes: Sequence[int]) -> str:
 
 
 def intersect(first: BoxLike, second: BoxLike) -> Box | None:
-    """Return the intersection of two boxes, or None if they do not overlap."""
+    """Return the intersection, or None if the boxes do not overlap."""
     offsets = []
     sizes = []
     for start, size, other_start, other_size in zip(*first, *second, strict=True):
@@ -57,9 +69,9 @@ def intersect(first: BoxLike, second: BoxLike) -> Box | None:
 
 
 def overlaps(box: BoxLike, chunks: Sequence[BoxLike]) -> list[tuple[int, tuple[int, ...], tuple[int, ...]]]:
-    """Return every chunk that overlaps `box`: its position in `chunks`, and start and extent of the intersection.
+    """Return the chunks that overlap `box`, in order: position in `chunks`, start and extent of the intersection.
 
-    The result has the order of `chunks`. All starts are positions in the tensor to which the boxes belong.
+    All starts are positions in the tensor.
     """
     if len(chunks) <= _FEW:
         return [(row, *shared) for row, chunk in enumerate(chunks) if (shared := intersect(box, chunk)) is not None]
@@ -72,7 +84,7 @@ def overlaps(box: BoxLike, chunks: Sequence[BoxLike]) -> list[tuple[int, tuple[i
 
 
 def out_of_bounds(shape: Sequence[int], offsets: Sequence[int], sizes: Sequence[int]) -> bool:
-    """Whether a box is not inside a tensor of shape `shape`: a negative or too large number, or other dimensions."""
+    """Return whether a box is not inside a tensor, or has other dimensions."""
     if not len(offsets) == len(sizes) == len(shape):
         return True
     return any(
@@ -82,10 +94,9 @@ def out_of_bounds(shape: Sequence[int], offsets: Sequence[int], sizes: Sequence[
 
 
 def find_overlap(chunks: Sequence[BoxLike]) -> tuple[int, int] | None:
-    """Find two chunks that overlap; returns their positions in `chunks`, ascending, or None if no two chunks overlap.
+    """Return the positions of two chunks that overlap, ascending, or None.
 
-    Sorts the chunks along the dimension with the most distinct starts, and splits the set at positions that no chunk
-    crosses. Only sets that cannot be split in any dimension are compared pair by pair. Grids take O(n log n) time.
+    Sets are split where no chunk crosses, and only the rest is compared pair by pair. Grids take O(n log n) time.
     """
     if len(chunks) <= _FEW:
         for row, chunk in enumerate(chunks):
@@ -142,7 +153,7 @@ def _overlap_by_pairs(starts: I64, ends: I64, ordered: I64, dim: int) -> tuple[i
 
 
 def find_hole(box: BoxLike, chunks: Sequence[BoxLike]) -> Box | None:
-    """Find the first region of `box`, in row-major order, that no chunk covers; None if chunks cover the box.
+    """Return the first region of `box`, in row-major order, that no chunk covers; None if chunks cover the box.
 
     The chunks may overlap, and may reach beyond the box.
     """
@@ -162,7 +173,7 @@ def find_hole(box: BoxLike, chunks: Sequence[BoxLike]) -> Box | None:
 
 
 def _hole_from(dim: int, low: list[int], high: list[int], starts: I64, ends: I64) -> list[tuple[int, int]] | None:
-    """Return the first region of [low, high), from dimension `dim` on, that none of the boxes covers."""
+    """Return the first region of [low, high), from dimension `dim` on, that no box covers."""
     if dim == len(low):
         return None if len(starts) else []
     if not len(starts):
@@ -181,3 +192,125 @@ def _arrays(boxes: Sequence[BoxLike], ndim: int | None = None) -> tuple[I64, I64
     starts: I64 = np.array([tuple(box[0]) for box in boxes], np.int64).reshape(len(boxes), width)
     sizes: I64 = np.array([tuple(box[1]) for box in boxes], np.int64).reshape(len(boxes), width)
     return starts, starts + sizes
+
+
+@dataclass(frozen=True, slots=True)
+class SameDims:
+    """Chunks of the same number of dimensions, in table order."""
+
+    rows: I64
+    """Row of each chunk in its table."""
+    tensor: I64
+    """Row of each chunk's tensor, ascending."""
+    offsets: I64
+    """Offsets in elements; an array of (chunks, dimensions)."""
+    sizes: I64
+    shapes: I64
+    """Shape of each chunk's tensor; an array of (chunks, dimensions)."""
+
+
+def by_dims(index: CheckpointIndex) -> Iterator[SameDims]:
+    """Yield the chunks, grouped by number of dimensions."""
+    tensor = np.repeat(np.arange(len(index.tensor_chunks)), index.tensor_chunks)
+    ndim = index.tensor_ndim[tensor]
+    first, shape_first = starts(ndim)[:-1], index.shape_starts()[:-1]
+    for dims in distinct(ndim).tolist():
+        rows = np.flatnonzero(ndim == dims)
+        numbers = first[rows][:, None] + np.arange(dims)
+        shapes = index.tensor_shape[shape_first[tensor[rows]][:, None] + np.arange(dims)]
+        yield SameDims(rows, tensor[rows], index.chunk_offsets[numbers], index.chunk_sizes[numbers], shapes)
+
+
+def is_proper(index: CheckpointIndex, *, complete: bool) -> bool:
+    """Return whether each tensor has chunks, all inside it, no two overlap and, if `complete`, there is no hole."""
+    if not (index.tensor_chunks > 0).all():
+        return False
+    for chunks in by_dims(index):
+        offsets, sizes, shapes = chunks.offsets, chunks.sizes, chunks.shapes
+        if (offsets < 0).any() or (sizes < 0).any() or (offsets + sizes > shapes).any():
+            return False
+        volumes = sizes.prod(axis=1)
+        groups = _group_starts(chunks.tensor)
+        if complete and not np.array_equal(np.add.reduceat(volumes, groups), shapes[groups].prod(axis=1)):
+            return False
+        filled = np.flatnonzero(volumes > 0)
+        if len(filled) and not _are_apart(chunks.tensor[filled], offsets[filled], sizes[filled]):
+            return False
+    return True
+
+
+def coverage_problems(index: CheckpointIndex) -> list[tuple[str, str]]:
+    """Return (name, problem as a sentence) for the tensors that their chunks do not cover exactly."""
+    if is_proper(index, complete=True):
+        return []
+    found: list[tuple[str, str]] = []
+    chunk_starts, box_starts, shape_starts = index.chunk_starts(), index.box_starts(), index.shape_starts()
+    for row, name in enumerate(index.tensor_names):
+        ndim, count = int(index.tensor_ndim[row]), int(chunk_starts[row + 1] - chunk_starts[row])
+        numbers = slice(int(box_starts[row]), int(box_starts[row + 1]))
+        offsets, sizes = (box[numbers].reshape(count, ndim) for box in (index.chunk_offsets, index.chunk_sizes))
+        shape = tuple(index.tensor_shape[shape_starts[row] : shape_starts[row + 1]].tolist())
+        problem = _problem(offsets, sizes, shape)
+        if problem is not None:
+            found.append((name, problem))
+    return found
+
+
+def _problem(offsets: I64, sizes: I64, shape: tuple[int, ...]) -> str | None:
+    boxes = [(tuple(offset), tuple(size)) for offset, size in zip(offsets.tolist(), sizes.tolist(), strict=True)]
+    pair = find_overlap(boxes)
+    if pair is not None:
+        one, two = (f"{offset}+{size}" for offset, size in (boxes[position] for position in pair))
+        return f"the chunks {one} and {two} (offsets+sizes) store the same elements"
+    stored, wanted = sum(math.prod(size) for _, size in boxes), math.prod(shape)
+    return None if stored == wanted else f"chunks hold {stored} of the {wanted} elements of shape {shape}"
+
+
+def _group_starts(tensor: I64) -> I64:
+    return np.flatnonzero(np.concatenate([[True], tensor[1:] != tensor[:-1]]))
+
+
+def _are_apart(tensor: I64, offsets: I64, sizes: I64) -> bool:
+    groups = _group_starts(tensor)
+    counts = np.diff(np.concatenate([groups, [len(tensor)]]))
+    cut = np.maximum.reduceat(offsets, groups, axis=0) != np.minimum.reduceat(offsets, groups, axis=0)
+    cuts = cut.sum(axis=1)
+    if ((cuts == 0) & (counts > 1)).any():
+        return False
+    along_one = np.repeat(cuts == 1, counts)
+    if along_one.any():
+        dim = np.repeat(cut.argmax(axis=1) if cut.shape[1] else np.zeros(len(groups), np.int64), counts)[along_one]
+        rows = np.flatnonzero(along_one)
+        begin, end, owner = offsets[rows, dim], offsets[rows, dim] + sizes[rows, dim], tensor[rows]
+        order = np.lexsort((begin, owner))
+        begin, end, owner = begin[order], end[order], owner[order]
+        if ((owner[1:] == owner[:-1]) & (begin[1:] < end[:-1])).any():
+            return False
+    along_more = np.flatnonzero(np.repeat(cuts > 1, counts))
+    if not len(along_more):
+        return True
+    for group in _not_in_grids(tensor[along_more], offsets[along_more], sizes[along_more]):
+        rows = np.flatnonzero(tensor == group)
+        if find_overlap(list(zip(offsets[rows].tolist(), sizes[rows].tolist(), strict=True))) is not None:
+            return False
+    return True
+
+
+def _not_in_grids(tensor: I64, offsets: I64, sizes: I64) -> list[int]:
+    """Return the tensors with chunks that may not form a grid.
+
+    In a grid, two boxes with different starts in a dimension do not overlap there, and no two have all starts equal.
+    """
+    doubtful = [np.zeros(0, np.int64)]
+    order = np.lexsort((*offsets.T, tensor))
+    alike = (tensor[order][1:] == tensor[order][:-1]) & (offsets[order][1:] == offsets[order][:-1]).all(axis=1)
+    doubtful.append(tensor[order][1:][alike])
+    for begin, size in zip(offsets.T, sizes.T, strict=True):
+        order = np.lexsort((begin, tensor))
+        owner, first, end = tensor[order], begin[order], (begin + size)[order]
+        groups = np.flatnonzero(np.concatenate([[True], (owner[1:] != owner[:-1]) | (first[1:] != first[:-1])]))
+        last = np.maximum.reduceat(end, groups)
+        clash = (owner[groups][1:] == owner[groups][:-1]) & (last[:-1] > first[groups][1:])
+        doubtful.append(owner[groups][1:][clash])
+    found: list[int] = distinct(np.concatenate(doubtful)).tolist()
+    return found

@@ -1,7 +1,4 @@
-"""Columns of a checkpoint's index in memory.
-
-`CheckpointIndex` is the common form of all readers and writers of indexes: manifests, stock's pickle and the planners'
-records are converted to it and from it. No bytes are read or written here, and torch is not needed.
+"""Columns of a checkpoint's index in memory: the common form of manifests, stock's pickle and the planners' records.
 
 Tables: tensors (T rows), chunks (C rows, grouped by tensor in table order), objects (O rows), aliases (A rows). Ragged
 columns (shapes, offsets, sizes) are flat; a row has as many numbers as its tensor has dimensions.
@@ -10,22 +7,37 @@ columns (shapes, offsets, sizes) are flat; a row has as many numbers as its tens
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from dcp_manifest.index.box_columns import starts
-from dcp_manifest.index.items import EncodedBlocks, Framing, ItemKind, StoredItem, border_counts
-
 __all__ = [
+    "CRC_BLOCK_MAX_BYTES",
+    "CRC_BLOCK_MIN_BYTES",
+    "ENCODED_BLOCK_MAX_BYTES",
     "BlockColumns",
+    "BoxLayout",
     "CheckpointIndex",
+    "EncodedBlocks",
+    "Framing",
     "ItemColumns",
+    "ItemKind",
     "ManifestInfo",
     "PathElement",
     "RaggedStarts",
+    "StoredItem",
     "TensorFlags",
+    "block_bytes",
+    "border_count",
+    "border_counts",
+    "distinct",
+    "needed_bytes",
+    "ranges",
+    "starts",
 ]
+
 
 PathElement = str | int
 U8 = npt.NDArray[np.uint8]
@@ -33,15 +45,120 @@ U32 = npt.NDArray[np.uint32]
 I64 = npt.NDArray[np.int64]
 RaggedStarts = tuple[list[int], list[int]]
 
+CRC_BLOCK_MIN_BYTES = 64 * 1024
+CRC_BLOCK_MAX_BYTES = 1024 * 1024
+_BLOCK_STEP_BYTES = 4096
+
+ENCODED_BLOCK_MAX_BYTES = 64 * 1024 * 1024
+"""Largest decoded size of one encoded block in bytes. It bounds the memory for a hostile index."""
+
+
+class Framing(IntEnum):
+    """Framing of an item: raw elements, or a `torch.save` archive."""
+
+    RAW = 0
+    """Elements of the chunk: little-endian, row-major."""
+    TORCH_ZIP = 1
+    """A `torch.save` archive that contains the tensor (from stock, or of a dtype that cannot be framed)."""
+    OBJECT = 2
+    """A `torch.save` archive that contains an object."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedBlocks:
+    """Blocks of an item that can be decoded separately."""
+
+    block_bytes: int
+    """Decoded bytes of each block; the last may be shorter."""
+    lengths: npt.NDArray[np.uint32]
+    """Encoded bytes of each block; together they fill the stored range."""
+    crcs: npt.NDArray[np.uint32]
+
+
+class ItemKind(IntEnum):
+    """Kind of a stored item: `RAW` and `BLOCKS` can be read in parts, others only as a whole."""
+
+    RAW = 0
+    """The stored range is the raw elements."""
+    BLOCKS = 1
+    """The stored range is a sequence of `EncodedBlocks`."""
+    ARCHIVE = 2
+    """The stored range is a `torch.save` archive."""
+    STREAM = 3
+    """A chain of transforms encoded the stored range as a whole, from raw elements or an archive."""
+
+    @classmethod
+    def of(cls, framing: int, *, has_chain: bool, has_blocks: bool) -> ItemKind:
+        """Return the kind that follows from an item's framing and transforms."""
+        if has_blocks:
+            return cls.BLOCKS
+        if has_chain:
+            return cls.STREAM
+        return cls.RAW if framing == Framing.RAW else cls.ARCHIVE
+
+
+@dataclass(frozen=True, slots=True)
+class StoredItem:
+    """Location of one item, and the CRCs that verify its bytes.
+
+    `offset` and `length` span the item; the stored range begins `lead` bytes into it and has `stored_bytes` bytes.
+    `crc32` is the CRC32 of the stored range, or None. `running_crcs` are the CRC32s of the range's prefixes up to each
+    interior border of blocks of `block_bytes(stored_bytes)` bytes: `border_count(stored_bytes)` uint32 numbers, or
+    None. `chain` lists transform descriptors in decoding order. An item with block transforms has `blocks`, and no
+    `running_crcs`.
+    """
+
+    file: str
+    offset: int
+    length: int
+    lead: int
+    stored_bytes: int
+    framing: Framing
+    crc32: int | None = None
+    running_crcs: npt.NDArray[np.uint32] | None = None
+    chain: tuple[str, ...] = ()
+    blocks: EncodedBlocks | None = None
+
+    @property
+    def kind(self) -> ItemKind:
+        """Kind of the item, which determines how it is read."""
+        return ItemKind.of(self.framing, has_chain=bool(self.chain), has_blocks=self.blocks is not None)
+
+    @property
+    def has_one_crc(self) -> bool:
+        """Whether it has one CRC for many blocks, as PyTorch writes it: such an item can only be checked whole."""
+        has_parts = self.running_crcs is not None or self.blocks is not None
+        return self.crc32 is not None and not has_parts and border_count(self.stored_bytes) > 0
+
+
+def block_bytes(stored_bytes: int) -> int:
+    """Return the size of an item's CRC blocks in bytes: 1/32 of the stored range, at least 64 KiB, at most 1 MiB."""
+    step = -(-stored_bytes // (32 * _BLOCK_STEP_BYTES)) * _BLOCK_STEP_BYTES
+    return min(max(step, CRC_BLOCK_MIN_BYTES), CRC_BLOCK_MAX_BYTES)
+
+
+def border_count(stored_bytes: int) -> int:
+    """Return the number of interior block borders of a stored range: its blocks minus one, at least 0."""
+    return max(0, -(-stored_bytes // block_bytes(stored_bytes)) - 1)
+
+
+def border_counts(stored_bytes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+    """Return `border_count` of many stored ranges; none may have 2⁶² bytes or more."""
+    sizes = stored_bytes.astype(np.int64)
+    steps = -(-sizes // (32 * _BLOCK_STEP_BYTES)) * _BLOCK_STEP_BYTES
+    blocks = -(-sizes // np.clip(steps, CRC_BLOCK_MIN_BYTES, CRC_BLOCK_MAX_BYTES))
+    counts: npt.NDArray[np.int64] = np.maximum(blocks - 1, 0)
+    return counts
+
 
 @dataclass(frozen=True, slots=True)
 class TensorFlags:
-    """Properties of a tensor other than its dtype, as stock records them."""
+    """Properties of a tensor other than its dtype."""
 
     requires_grad: bool = False
     pin_memory: bool = False
     memory_format: int = 0
-    """Memory format: 0 contiguous, 1 channels_last, 2 preserve."""
+    """0 contiguous, 1 channels_last, 2 preserve."""
     layout: str = "strided"
 
     # bit 0 requires_grad, bit 1 pin_memory, bits 2-3 memory format, bits 4-7 layout
@@ -51,7 +168,7 @@ class TensorFlags:
 
     @classmethod
     def from_bits(cls, bits: int) -> TensorFlags:
-        """Parse the flags from a byte that `to_bits` returned. Raises ValueError for any other number."""
+        """Parse the byte of `to_bits`. Raises ValueError for any other number."""
         layout = bits >> 4
         memory_format = bits >> 2 & 3
         if not 0 <= bits < 256 or layout >= len(_LAYOUTS) or memory_format > 2:
@@ -70,22 +187,21 @@ _KINDS = np.array(
     ],
     np.uint8,
 )  # fmt: skip
-"""Kind of an item (`ItemKind`) by framing, whether it has a transform chain, and whether it has encoded blocks."""
 
 
 @dataclass(slots=True)
 class BlockColumns:
-    """`EncodedBlocks` of many items as columns: one row per item, and one row per block, grouped by item."""
+    """`EncodedBlocks` as columns: one row per item, and one row per block, grouped by item."""
 
     counts: U32
-    """Number of blocks of each item; 0 for items that are not encoded in blocks."""
+    """Blocks of each item, or 0."""
     block_bytes: U32
-    """Decoded block size of each item, bytes; 0 for items that are not encoded in blocks."""
+    """Decoded block size of each item in bytes, or 0."""
     lengths: U32
     crcs: U32
 
     def starts(self) -> I64:
-        """Return the row of each item's first block, followed by the total number of blocks: items + 1 numbers."""
+        """Return the row of each item's first block, then the number of blocks: items + 1 numbers."""
         return starts(self.counts)
 
 
@@ -103,24 +219,24 @@ class ItemColumns:
     chain: U8
     """Transform chain of each item: 0 for none, n for `chains[n - 1]`."""
     checked: U8
-    """1 for an item with a CRC (and running CRCs), 0 for an item without."""
+    """1 for an item with a CRC (and running CRCs), else 0."""
     crc32: U32
     running_crcs: U32
-    """Running CRCs of all items that have them, concatenated; see `running_counts`."""
+    """Running CRCs of all items, concatenated; see `running_counts`."""
     blocks: BlockColumns | None = None
-    """Encoded blocks of the items; None if no item is encoded in blocks."""
+    """None if no item is encoded in blocks."""
 
     def __len__(self) -> int:
         return len(self.file)
 
     def kinds(self) -> U8:
-        """Return the `ItemKind` of each row."""
+        """Return the `ItemKind` per row."""
         in_blocks = np.zeros(len(self), np.bool_) if self.blocks is None else self.blocks.counts > 0
         kinds: U8 = _KINDS[self.framing, (self.chain > 0).astype(np.uint8), in_blocks.astype(np.uint8)]
         return kinds
 
     def running_counts(self) -> I64:
-        """Return the number of running CRCs of each row: 0 for an item without CRCs or in encoded blocks."""
+        """Return the number of running CRCs per row: 0 for an item without CRCs or in encoded blocks."""
         bordered = self.checked != 0
         if self.blocks is not None:
             bordered &= self.blocks.counts == 0
@@ -137,12 +253,14 @@ class ManifestInfo:
     writer: str
     """Program and version that wrote the checkpoint, e.g. `dcp-core/0.1.0`."""
     generation: int = 1
-    """Number that grows by one with each save to the same checkpoint id; the index with the higher number is newer."""
+    """Number that grows by one with each save to the same checkpoint id: the higher is newer."""
     rank: int | None = None
-    """The rank that wrote a rank-local index (`use_collectives=False`); None for a whole checkpoint."""
+    """Rank that wrote a rank-local index (`use_collectives=False`); None for a whole checkpoint."""
     created_ns: int = 0
-    """Wall-clock time of the save's start, nanoseconds since the epoch; 0 if unknown. Used to order checkpoints only if
-    steps (or, within a folder, generations) do not decide."""
+    """Wall-clock time of the save's start, nanoseconds since the epoch; 0 if unknown.
+
+    It orders checkpoints only if steps (or, within a folder, generations) do not decide.
+    """
     user: tuple[tuple[str, str], ...] = ()
     """User metadata of the save: pairs of key and value."""
 
@@ -153,8 +271,7 @@ class CheckpointIndex:
 
     `chunk_items` and `object_items` are None before any data is stored. `info` is None for an index that stock wrote.
     `tensor_owner` and `object_owner` are 0 for a value of the whole job and r + 1 for a value that only rank r saved;
-    (name, owner) is unique.
-    `paths` maps a name to its path in the nested state dict; None if the state dict was saved flat.
+    (name, owner) is unique. `paths` maps a name to its path in the nested state dict; None if it was saved flat.
     """
 
     dtypes: tuple[str, ...] = ()
@@ -177,9 +294,13 @@ class CheckpointIndex:
     object_items: ItemColumns | None = None
     alias_names: list[str] = field(default_factory=list)
     alias_targets: U32 = field(default_factory=lambda: np.zeros(0, np.uint32))
-    """For each alias, the row of its tensor in the table of tensors."""
+    """Row of each alias's tensor."""
     paths: dict[str, tuple[PathElement, ...]] | None = None
     info: ManifestInfo | None = None
+
+    def names(self) -> list[str]:
+        """Return the names of all tensors, objects and aliases, in this order, without duplicates."""
+        return list(dict.fromkeys((*self.tensor_names, *self.object_names, *self.alias_names)))
 
     def stored_item(self, columns: ItemColumns, row: int, starts: RaggedStarts | None = None) -> StoredItem:
         """Return a row of `columns` as a `StoredItem`.
@@ -219,20 +340,96 @@ class CheckpointIndex:
     def ragged_starts(columns: ItemColumns) -> RaggedStarts:
         """Return two lists: each row's start in `running_crcs`, and each row's first row in the columns of blocks.
 
-        Both lists end with one more number, the end of the last row; the second is empty if no item has blocks.
+        Both end with the end of the last row; the second is empty if no item has blocks.
         """
         return starts(
             columns.running_counts()
         ).tolist(), [] if columns.blocks is None else columns.blocks.starts().tolist()
 
     def chunk_starts(self) -> I64:
-        """Return the row of each tensor's first chunk, followed by the number of chunks: T + 1 numbers."""
+        """Return each tensor's first row of chunks, then the number of chunks: T + 1 numbers."""
         return starts(self.tensor_chunks)
 
     def box_starts(self) -> I64:
-        """Return each tensor's start in `chunk_offsets` and `chunk_sizes`, followed by the end: T + 1 numbers."""
+        """Return each tensor's start in `chunk_offsets` and `chunk_sizes`, then the end: T + 1 numbers."""
         return starts(self.tensor_chunks * self.tensor_ndim.astype(np.int64))
 
     def shape_starts(self) -> I64:
-        """Return each tensor's start in `tensor_shape`, followed by the end: T + 1 numbers."""
+        """Return each tensor's start in `tensor_shape`, then the end: T + 1 numbers."""
         return starts(self.tensor_ndim)
+
+
+def needed_bytes(index: CheckpointIndex) -> dict[str, int]:
+    """Return the minimum size per data file in bytes: the end of the last item in the file."""
+    ends = np.zeros(len(index.files), np.uint64)
+    for items in (index.chunk_items, index.object_items):
+        if items is not None:
+            np.maximum.at(ends, items.file, items.offset + items.length)
+    return dict(zip(index.files, ends.tolist(), strict=True))
+
+
+Bool = npt.NDArray[np.bool_]
+Number = TypeVar("Number", bound=np.integer[Any])
+
+
+def starts(counts: npt.NDArray[np.integer[Any]]) -> I64:
+    """Return the starts of consecutive runs of the lengths `counts`, and the end."""
+    sums = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=sums[1:])
+    return sums
+
+
+def ranges(first: I64, last: I64) -> I64:
+    """Return all integers in the half-open ranges [`first[i]`, `last[i]`), concatenated."""
+    lengths = last - first
+    sums = starts(lengths)
+    numbers: I64 = np.arange(int(sums[-1])) + np.repeat(first - sums[:-1], lengths)
+    return numbers
+
+
+def distinct(numbers: npt.NDArray[Number]) -> npt.NDArray[Number]:
+    """Return the distinct numbers, ascending."""
+    # `np.unique` imports `numpy.ma`, which takes longer than reading a small index.
+    ascending = np.sort(numbers)
+    is_new = np.ones(len(ascending), np.bool_)
+    np.not_equal(ascending[1:], ascending[:-1], out=is_new[1:])
+    return ascending[is_new]
+
+
+class BoxLayout:
+    """Positions of a dimension's numbers in a flat column of boxes of different dimensions."""
+
+    def __init__(self, ndim: npt.NDArray[np.integer[Any]]) -> None:
+        self.boxes = len(ndim)
+        self.dims = int(ndim.max()) if len(ndim) else 0
+        self.numbers = int(ndim.sum(dtype=np.int64))
+        self._uniform = self.numbers == self.dims * self.boxes
+        self._ndim = ndim
+        self._starts = None if self._uniform else starts(ndim)
+
+    def rows(self, dim: int) -> Bool | slice:
+        """Return the rows of the boxes that have a dimension `dim`."""
+        return slice(None) if self._uniform else self._ndim > dim
+
+    def places(self, dim: int) -> I64 | slice:
+        """Return the positions of the numbers for dimension `dim`."""
+        if self._starts is None:
+            return slice(dim, None, self.dims)
+        return self._starts[:-1][self._ndim > dim] + dim
+
+    def volumes(self, sizes: I64) -> I64:
+        """Return the elements per box. Raises ValueError if a box has 2⁶² elements or more."""
+        products = np.ones(self.boxes, np.int64)
+        estimates = np.ones(self.boxes)
+        # An overflowing integer product is wrong, unless one of the sizes is 0.
+        with np.errstate(over="ignore", invalid="ignore"):
+            for dim in range(self.dims):
+                rows, numbers = self.rows(dim), sizes[self.places(dim)]
+                products[rows] *= numbers
+                estimates[rows] *= numbers
+            if (estimates >= 2.0**62).any():
+                raise ValueError("a chunk has more elements than any memory")
+        return products
+
+    def __repr__(self) -> str:
+        return f"BoxLayout({self.boxes} boxes, {self.numbers} numbers)"

@@ -1,7 +1,4 @@
-"""Torch's dtypes by name: bytes per element, and the storage class in torch's pickles.
-
-Names are torch's, without `torch.`. An index may have a dtype that is missing here, since the manifest has the element
-size of every dtype.
+"""Torch's dtypes by name, without `torch.`. An index may have others: the manifest has every dtype's element size.
 
 Source: torch 2.13 `torch.dtype.itemsize` and `torch.storage._dtype_to_storage_type_map`.
 """
@@ -30,7 +27,7 @@ _BY_ITEM_BYTES: dict[int, tuple[str, ...]] = {
 ITEM_BYTES: Mapping[str, int] = MappingProxyType(
     {name: item_bytes for item_bytes, names in _BY_ITEM_BYTES.items() for name in names}
 )
-"""Name of a dtype → bytes per element, as torch's `itemsize`; for packed dtypes, bytes per storage element."""
+"""Dtype → bytes per element, as torch's `itemsize`; for packed dtypes, bytes per storage element."""
 
 TYPED_STORAGES: Mapping[str, str] = MappingProxyType(
     {
@@ -53,4 +50,4 @@ TYPED_STORAGES: Mapping[str, str] = MappingProxyType(
         "quint2x4": "QUInt2x4Storage",
     }
 )
-"""Name of a dtype → name of torch's typed storage class; other dtypes are pickled with `UntypedStorage`."""
+"""Dtype → torch's typed storage class; other dtypes are pickled with `UntypedStorage`."""

@@ -1,7 +1,7 @@
-"""Dict keys other than strings as path elements: conversion between the key and the text that stock writes for it.
+"""Dict keys other than strings as path elements.
 
-Stock names a value by `str(key)` and does not store the key itself. For plain literals (numbers, bool, None, bytes,
-tuples of these and of strings) a load without a template restores the key from this text.
+Stock names a value by `str(key)` and does not store the key. For plain literals (numbers, bool, None, bytes, tuples of
+these and of strings) a load without a template restores the key from this text.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class LiteralKey(str):
 
     Example:
         ```python
-        from dcp_manifest import LiteralKey
+        from dcp_manifest.index.literal_keys import LiteralKey
 
         key = LiteralKey.of((0, "weight"))
         assert key == "(0, 'weight')"  # the text that stock writes

@@ -1,4 +1,4 @@
-"""Merging of the rank-local indexes of one checkpoint into a single index."""
+"""Merging of the rank-local indexes of one checkpoint."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dcp_manifest.errors import CorruptCheckpointError
-from dcp_manifest.index.box_columns import distinct, ranges, starts
-from dcp_manifest.index.columns import CheckpointIndex, ItemColumns
+from dcp_manifest.index.columns import CheckpointIndex, ItemColumns, distinct, ranges, starts
 from dcp_manifest.index.stored_items import take_items
 
 __all__ = ["merge_rank_indexes", "take_tensors"]
@@ -21,19 +20,11 @@ Key = TypeVar("Key")
 
 
 def merge_rank_indexes(indexes: Sequence[CheckpointIndex]) -> CheckpointIndex:
-    """Merge the indexes of all ranks into their union.
+    """Merge the indexes of all ranks, in rank order, into their union; its `info` is the first's, with `rank=None`.
 
-    Tensors get the chunks of all ranks. If several ranks have the same box of a tensor, or an object or alias of the
-    same name, that of the first rank is used. Coverage of the tensors is not checked.
-
-    Args:
-        indexes: Indexes in rank order, at least one; all of them with items, or all without.
-
-    Returns:
-        The merged index. Its `info` is that of the first index, with `rank=None` as for a whole checkpoint.
-
-    Raises:
-        CorruptCheckpointError: The ranks disagree on the dtype, flags or shape of a tensor.
+    Either all indexes have items, or none. Of equal boxes of a tensor, and of objects or aliases of the same name, the
+    first rank's is used. Coverage is not checked. Raises CorruptCheckpointError if ranks disagree on a tensor's dtype,
+    flags or shape.
     """
     dtypes = _table(part.dtypes for part in indexes)
     files = _table(part.files for part in indexes)
@@ -53,13 +44,12 @@ def merge_rank_indexes(indexes: Sequence[CheckpointIndex]) -> CheckpointIndex:
 
 
 def _table(tables: Iterable[Sequence[Key]]) -> dict[Key, int]:
-    """Merge several tables into one without duplicates: value → row."""
     values = dict.fromkeys(value for table in tables for value in table)
     return dict(zip(values, range(len(values)), strict=True))
 
 
 def _clashing_aliases(indexes: Sequence[CheckpointIndex]) -> set[str]:
-    """Return the names that are an alias in one index, but a tensor or an alias of another tensor in a second one."""
+    """Return the names that are an alias in one index, and a tensor or another tensor's alias in a second one."""
     targets: dict[str, set[str]] = {}
     for part in indexes:
         for name, row in zip(part.alias_names, part.alias_targets.tolist(), strict=True):
@@ -69,7 +59,6 @@ def _clashing_aliases(indexes: Sequence[CheckpointIndex]) -> set[str]:
 
 
 def _with_aliases_as_tensors(part: CheckpointIndex, names: Collection[str]) -> CheckpointIndex:
-    """Return a copy of `part` in which the aliases among `names` are tensors of their own."""
     made = [row for row, name in enumerate(part.alias_names) if name in names]
     if not made:
         return part
@@ -83,7 +72,7 @@ def _with_aliases_as_tensors(part: CheckpointIndex, names: Collection[str]) -> C
 
 
 def take_tensors(part: CheckpointIndex, rows: I64) -> CheckpointIndex:
-    """Return an index with the tensors in the given rows of the table of tensors, in that order, and their chunks."""
+    """Return an index with the tensors in the given rows, in that order."""
     shapes, boxes, chunks = part.shape_starts(), part.box_starts(), part.chunk_starts()
     chunk_rows = ranges(chunks[:-1][rows], chunks[1:][rows])
     return replace(
@@ -101,7 +90,7 @@ def take_tensors(part: CheckpointIndex, rows: I64) -> CheckpointIndex:
 
 
 def _merge_tensors(merged: CheckpointIndex, parts: Sequence[CheckpointIndex], dtypes: dict[str, int]) -> list[I64]:
-    """Fill the table of tensors of `merged`; returns, for each part, the new rows of its tensors."""
+    """Fill the table of tensors of `merged`; return each part's new rows."""
     facts: dict[tuple[str, int], tuple[int, int, tuple[int, ...]]] = {}
     order: dict[tuple[str, int], int] = {}
     rows: list[I64] = []
@@ -152,7 +141,6 @@ def _merge_chunks(
 
 
 def _first_of_equal(tensor: I64, ndim: npt.NDArray[np.uint8], offsets: I64, sizes: I64) -> I64:
-    """Return the first of all chunks with the same tensor and box, in order."""
     ends = starts(ndim)
     kept = []
     for dims in distinct(ndim).tolist():
@@ -195,7 +183,6 @@ def _merge_aliases(merged: CheckpointIndex, parts: Sequence[CheckpointIndex], ro
 def _renumbered(
     items: ItemColumns, part: CheckpointIndex, files: dict[str, int], chains: dict[tuple[str, ...], int]
 ) -> ItemColumns:
-    """Return `items` with file and chain numbers of the merged tables."""
     file_rows = np.array([files[name] for name in part.files], np.uint32)
     chain_rows = np.array([0, *(chains[chain] + 1 for chain in part.chains)], np.uint8)
     return replace(items, file=file_rows[items.file], chain=chain_rows[items.chain])

@@ -1,7 +1,4 @@
-"""Runs of bytes on a regular grid: the positions of a box in the bytes of a row-major chunk.
-
-A few numbers describe any number of equal runs; `Runs.within` lists the runs in a range. Nothing is read here.
-"""
+"""Runs of bytes on a regular grid: the positions of a box in the bytes of a row-major chunk."""
 
 from __future__ import annotations
 
@@ -20,9 +17,9 @@ Positions = npt.NDArray[np.int64]
 class Runs:
     """Regular grid of byte runs: each has `run_bytes` bytes, the first begins at byte `start`.
 
-    Along dimension d the runs have `counts[d]` positions at distances of `strides[d]` bytes; the first dimension is the
-    outermost. A stride is at least the span of the inner dimensions, so runs are ascending and never overlap. A grid
-    without dimensions is a single run.
+    Along dimension d, outermost first, the runs have `counts[d]` positions at distances of `strides[d]` bytes. A stride
+    is at least the span of the inner dimensions, so runs are ascending and never overlap. A grid without dimensions is
+    a single run.
     """
 
     start: int
@@ -32,11 +29,11 @@ class Runs:
 
     @property
     def stop(self) -> int:
-        """Position of the end of the last run, bytes."""
+        """End of the last run, bytes."""
         return self.start + _span(self.counts, self.strides, self.run_bytes)
 
     def joined(self, gap_bytes: int) -> Runs:
-        """Return a grid in which inner dimensions with gaps below `gap_bytes` are merged into longer runs."""
+        """Merge inner dimensions with gaps below `gap_bytes` into longer runs."""
         run, depth = self.run_bytes, len(self.counts)
         while depth and self.strides[depth - 1] - run < gap_bytes:
             depth -= 1
@@ -44,7 +41,7 @@ class Runs:
         return Runs(self.start, run, self.counts[:depth], self.strides[:depth])
 
     def within(self, start: int, stop: int) -> tuple[Positions, Positions]:
-        """Return two arrays, starts and ends of the runs in [start, stop), clipped to it; needs memory for each run."""
+        """Return starts and ends of the runs in [start, stop), clipped to it; needs memory for each run."""
         first = _starts(self, start, stop, self.start, 0)
         last = first + self.run_bytes
         inside = (first < stop) & (last > start)
@@ -52,20 +49,7 @@ class Runs:
 
 
 def box_runs(sizes: Sequence[int], offsets: Sequence[int], lengths: Sequence[int], item_bytes: int) -> Runs:
-    """Return the contiguous byte runs of a box in a row-major chunk; a single run has no grid dimensions.
-
-    Args:
-        sizes: Sizes of the chunk, elements.
-        offsets: Start of the box within the chunk, elements.
-        lengths: Sizes of the box, elements.
-        item_bytes: Bytes per element.
-
-    Returns:
-        The runs; a single run of 0 bytes if the box is empty.
-
-    Raises:
-        ValueError: The box is not inside the chunk.
-    """
+    """Return the byte runs of a box in a row-major chunk. Raises ValueError if the box is not inside."""
     if not len(sizes) == len(offsets) == len(lengths):
         raise ValueError(f"box {tuple(offsets)}+{tuple(lengths)} and chunk {tuple(sizes)} differ in dimensions")
     start, run, step = 0, item_bytes, item_bytes
@@ -94,7 +78,7 @@ def _span(counts: Sequence[int], strides: Sequence[int], run_bytes: int) -> int:
 
 
 def _starts(runs: Runs, start: int, stop: int, base: int, depth: int) -> Positions:
-    """Return the starts of all runs that may overlap [start, stop), in the inner grid from `depth` on, at `base`."""
+    """Return the starts of runs that may overlap [start, stop), in the inner grid from `depth` on, at `base`."""
     if depth == len(runs.counts):
         return np.array([base], np.int64)
     stride = runs.strides[depth]

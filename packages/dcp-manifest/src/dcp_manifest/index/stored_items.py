@@ -1,7 +1,4 @@
-"""Sequence of stored items: columns inside, records on access.
-
-The write engine's results go to the index as columns, so a save of 20,000 small tensors makes no record per tensor.
-"""
+"""Sequence of stored items: columns inside, records on access, so that a save makes no record per tensor."""
 
 from __future__ import annotations
 
@@ -13,9 +10,16 @@ from typing import overload
 import numpy as np
 import numpy.typing as npt
 
-from dcp_manifest.index.box_columns import ranges, starts
-from dcp_manifest.index.columns import BlockColumns, CheckpointIndex, ItemColumns, RaggedStarts
-from dcp_manifest.index.items import EncodedBlocks, StoredItem
+from dcp_manifest.index.columns import (
+    BlockColumns,
+    CheckpointIndex,
+    EncodedBlocks,
+    ItemColumns,
+    RaggedStarts,
+    StoredItem,
+    ranges,
+    starts,
+)
 
 __all__ = ["StoredItems", "block_columns", "take_items"]
 
@@ -28,9 +32,9 @@ class StoredItems(Sequence[StoredItem]):
     """Locations of items, in the order of their write requests.
 
     Args:
-        columns: Columns with one row per item; `file` is a position in `files`, `chain` a number as described below.
-        files: Names of the data files.
-        chains: Chains of transforms; the number n > 0 in the column `chain` is `chains[n - 1]`, 0 is no chain.
+        columns: Columns with one row per item.
+        files: Names of the data files, for the column `file`.
+        chains: Chains of transforms; the number n > 0 in the column `chain` is `chains[n - 1]`, 0 means none.
 
     Example:
         ```python
@@ -49,7 +53,7 @@ class StoredItems(Sequence[StoredItem]):
 
     @classmethod
     def of(cls, items: Iterable[StoredItem]) -> StoredItems:
-        """Build a sequence from single `StoredItem` records."""
+        """Build a sequence from single records."""
         items = list(items)
         files: dict[str, int] = {}
         chains: dict[tuple[str, ...], int] = {(): 0}
@@ -71,7 +75,7 @@ class StoredItems(Sequence[StoredItem]):
 
     @classmethod
     def joined(cls, parts: Sequence[StoredItems]) -> StoredItems:
-        """Concatenate several sequences; equal file names and equal chains are stored once."""
+        """Concatenate sequences; equal file names and equal chains are stored once."""
         files: dict[str, int] = {}
         chains: dict[tuple[str, ...], int] = {(): 0}
         pieces: list[ItemColumns] = []
@@ -86,7 +90,7 @@ class StoredItems(Sequence[StoredItem]):
         return cls(take_items(pieces, np.arange(sum(map(len, pieces)))), tuple(files), tuple(chains)[1:])
 
     def take(self, rows: I64) -> StoredItems:
-        """Return the items in the given rows, in the order of `rows`."""
+        """Return the items in the given rows, in that order."""
         return StoredItems(take_items([self.columns], rows), self.files, self.chains)
 
     def __len__(self) -> int:
@@ -112,7 +116,7 @@ class StoredItems(Sequence[StoredItem]):
 
 
 def block_columns(blocks: Sequence[EncodedBlocks | None]) -> BlockColumns | None:
-    """Build columns from the encoded blocks of items; None if no item has encoded blocks."""
+    """Build columns from encoded blocks; None if there are none."""
     if not any(blocks):
         return None
     return BlockColumns(
@@ -124,7 +128,7 @@ def block_columns(blocks: Sequence[EncodedBlocks | None]) -> BlockColumns | None
 
 
 def take_items(parts: Sequence[ItemColumns], rows: I64) -> ItemColumns:
-    """Return the given rows of several concatenated item tables, with their running CRCs and blocks."""
+    """Return the given rows of several concatenated item tables."""
     columns = {
         name: np.concatenate([getattr(part, name) for part in parts])
         for name in ("file", "offset", "length", "lead", "stored_bytes", "framing", "chain", "checked", "crc32")
@@ -140,9 +144,8 @@ def take_items(parts: Sequence[ItemColumns], rows: I64) -> ItemColumns:
 
 
 def _take_blocks(parts: Sequence[ItemColumns], rows: I64) -> BlockColumns | None:
-    if all(part.blocks is None for part in parts):
-        return None
-    tables = [part.blocks or _no_blocks(len(part)) for part in parts]
+    none = [np.zeros(len(part), np.uint32) for part in parts]
+    tables = [part.blocks or BlockColumns(zeros, zeros, _NONE, _NONE) for part, zeros in zip(parts, none, strict=True)]
     counts = np.concatenate([table.counts for table in tables])
     if not counts[rows].any():
         return None
@@ -154,7 +157,3 @@ def _take_blocks(parts: Sequence[ItemColumns], rows: I64) -> BlockColumns | None
         lengths=np.concatenate([table.lengths for table in tables])[places],
         crcs=np.concatenate([table.crcs for table in tables])[places],
     )
-
-
-def _no_blocks(rows: int) -> BlockColumns:
-    return BlockColumns(np.zeros(rows, np.uint32), np.zeros(rows, np.uint32), _NONE, _NONE)

@@ -1,7 +1,4 @@
-"""Records of the tensors and objects in an index, with the location of each chunk, and their conversion to columns.
-
-Plans and checks of whole indexes use the columns directly, which is far faster.
-"""
+"""Records of the tensors and objects in an index. Plans and checks use the columns, which is far faster."""
 
 from __future__ import annotations
 
@@ -12,9 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dcp_manifest.index.columns import CheckpointIndex
+from dcp_manifest.index.columns import CheckpointIndex, StoredItem
 from dcp_manifest.index.dtypes import ITEM_BYTES
-from dcp_manifest.index.items import StoredItem
 
 __all__ = ["StoredChunk", "StoredTensor", "TensorForm", "stored_objects", "stored_tensors", "tensor_columns"]
 
@@ -24,7 +20,6 @@ class StoredChunk:
     """A chunk (box) of a tensor, with the location of its data. Compared by identity; can be a dict key."""
 
     name: str
-    """Name of the tensor."""
     dtype: str
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -44,7 +39,7 @@ class StoredTensor:
     dtype: str
     shape: tuple[int, ...]
     flags: int
-    """Flags of the tensor, as bits; see `TensorFlags.to_bits`."""
+    """Flags of the tensor; see `TensorFlags.to_bits`."""
     chunks: tuple[StoredChunk, ...]
 
 
@@ -66,11 +61,11 @@ class TensorForm(NamedTuple):
     shape: tuple[int, ...]
     boxes: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
     flags: int = 0
-    """Flags of the tensor, as bits; see `TensorFlags.to_bits`."""
+    """Flags of the tensor; see `TensorFlags.to_bits`."""
 
 
 def stored_tensors(index: CheckpointIndex) -> Iterator[StoredTensor]:
-    """Yield each tensor of an index in the index's order, without aliases; none if the index has no stored items."""
+    """Yield the tensors of an index in order, without aliases; none if it lacks stored items."""
     if index.chunk_items is None:
         return
     items, ragged = index.chunk_items, index.ragged_starts(index.chunk_items)
@@ -82,21 +77,20 @@ def stored_tensors(index: CheckpointIndex) -> Iterator[StoredTensor]:
         numbers = slice(box_starts[row], box_starts[row + 1])
         boxes = (last - first, int(index.tensor_ndim[row]))
         offsets, sizes = (part[numbers].reshape(boxes).tolist() for part in (index.chunk_offsets, index.chunk_sizes))
-        places = (index.stored_item(items, at, ragged) for at in range(first, last))
+        chunks = []
+        for at, offset, size in zip(range(first, last), offsets, sizes, strict=True):
+            chunks.append(StoredChunk(name, dtype, tuple(offset), tuple(size), index.stored_item(items, at, ragged)))
         yield StoredTensor(
             name,
             dtype,
             tuple(index.tensor_shape[shape_starts[row] : shape_starts[row + 1]].tolist()),
             int(index.tensor_flags[row]),
-            tuple(
-                StoredChunk(name, dtype, tuple(offset), tuple(size), item)
-                for offset, size, item in zip(offsets, sizes, places, strict=True)
-            ),
+            tuple(chunks),
         )
 
 
 def tensor_columns(tensors: Sequence[TensorForm]) -> CheckpointIndex:
-    """Return an index of tensors that belong to the whole job, without stored items, which the caller adds."""
+    """Return an index of tensors of the whole job, without stored items, which the caller adds."""
     dtypes = {name: number for number, name in enumerate(dict.fromkeys(tensor.dtype for tensor in tensors))}
     boxes = [box for tensor in tensors for box in tensor.boxes]
     return CheckpointIndex(
@@ -114,7 +108,7 @@ def tensor_columns(tensors: Sequence[TensorForm]) -> CheckpointIndex:
 
 
 def stored_objects(index: CheckpointIndex) -> Iterator[tuple[str, StoredItem]]:
-    """Yield the name and the stored item of each object of an index; none if the index has no stored items."""
+    """Yield the name and stored item of each object; none if the index lacks stored items."""
     if index.object_items is None:
         return
     ragged = index.ragged_starts(index.object_items)

@@ -1,13 +1,14 @@
 """Allow-table of the safe pickle reader: allowed names, calls, states and containers, and a work budget.
 
-`safe_pickle` reads a pickle by such a table. A table lists the globals that a pickle may name. For each callable
-global it has a replacement, which checks the arguments and makes the value; the real function is never called.
+For each callable global a table has a replacement. The real function is never called.
 """
 
 from __future__ import annotations
 
 import _compat_pickle
+import codecs
 import collections
+import struct
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -16,18 +17,22 @@ from typing import Any
 import numpy as np
 
 __all__ = [
+    "SCALAR_OPCODES",
     "BrokenPickleError",
     "Budget",
     "Call",
     "ForbiddenGlobalError",
     "Function",
+    "Opaque",
     "PickleTable",
     "Record",
     "RecordClass",
+    "ScalarReader",
     "UnsafePickleError",
     "described",
     "python3_name",
 ]
+
 
 _FREE_WORK = 1 << 20
 # Tuples are hashed by recursion in C. This depth of nesting is still safe.
@@ -41,7 +46,7 @@ _CHEAP = frozenset((str, bytes, bool, type(None)))
 
 
 class BrokenPickleError(ValueError):
-    """The bytes are not a complete pickle. `offset` is the position at which reading stopped."""
+    """The bytes are not a complete pickle; reading stopped at `offset`."""
 
     def __init__(self, message: str, offset: int) -> None:
         super().__init__(message)
@@ -61,13 +66,9 @@ class ForbiddenGlobalError(UnsafePickleError):
 
 
 class Budget:
-    """Work budget of one pickle: the number of elements that its calls may still copy and its keys may still hash.
+    """Work budget of one pickle: the number of elements that its calls may copy and its keys may hash.
 
-    In an ordinary pickle each value is an argument of one call only, so the calls copy no more elements than the pickle
-    has bytes. A hostile pickle may contain `set(range(1 << 40))`, or copy one list a million times.
-
-    Args:
-        total: Limit of copied and hashed elements, in addition to a million that are always allowed.
+    A hostile pickle may contain `set(range(1 << 40))`, or copy one list a million times.
     """
 
     __slots__ = ("_crowds", "_late", "_left", "_levels", "_within")
@@ -82,7 +83,7 @@ class Budget:
         self._crowds: dict[int, tuple[object, dict[int, int]]] = {}
 
     def spend(self, amount: int) -> None:
-        """Charge `amount` elements of work before doing it. Raises UnsafePickleError if the budget is exhausted."""
+        """Charge `amount` elements before the work. Raises UnsafePickleError if the budget is exhausted."""
         self._left -= amount
         if self._left < 0:
             raise UnsafePickleError("needs far more memory or work than its size justifies")
@@ -90,19 +91,15 @@ class Budget:
     def admit_key(self, container: object, key: Any) -> None:
         """Check that a key is cheap to hash and compare, before it goes into a dict or set.
 
-        Python hashes a tuple element by element, which takes exponential time for nested tuples with shared elements,
-        and compares keys with equal hashes pair by pair.
-
-        Raises:
-            UnsafePickleError: Hashing or comparing the key would take too long, or recurse too deeply.
-            TypeError: The key is not hashable.
+        Nested tuples with shared elements take exponential time, and keys with equal hashes are compared pair by pair.
+        Raises UnsafePickleError for such a key, TypeError if the key is not hashable.
         """
         if not _is_cheap(key):
             _, crowds = self._crowds.setdefault(id(container), (container, {}))
             self._admit(key, crowds)
 
     def admit_keys(self, keys: Iterable[Any]) -> None:
-        """Check all keys of a new container like `admit_key`."""
+        """Check all keys of a new container."""
         crowds: dict[int, int] = {}
         for key in keys:
             if not _is_cheap(key):
@@ -118,10 +115,7 @@ class Budget:
     def nest(self, container: object, values: Iterable[Any]) -> None:
         """Limit the nesting of containers that Python frees by recursion; call this after `values` were added.
 
-        Freeing a deeply nested `deque`, or a similar container, overflows the C stack and ends the process.
-
-        Raises:
-            UnsafePickleError: The containers are nested too deeply.
+        Freeing a deeply nested `deque` overflows the C stack and ends the process. Raises UnsafePickleError.
         """
         inner = [value for value in values if type(value) in _FRAGILE] if type(container) in _FRAGILE else []
         if not inner:
@@ -136,7 +130,6 @@ class Budget:
             raise UnsafePickleError(f"nests {described(container)} more than {_MAX_NESTED} deep, which is not allowed")
 
     def _weigh(self, key: Any) -> None:
-        """Charge the work of hashing and comparing a key to the budget."""
         parts, nested = [key], 0
         while parts:
             part = parts.pop()
@@ -154,36 +147,35 @@ class Budget:
 
 
 def _is_cheap(key: Any) -> bool:
-    """Whether a key is hashed quickly, to an almost unique hash."""
     kind = type(key)
     return kind in _CHEAP or (kind is int and -_SMALL < key < _SMALL)
 
 
 Call = Callable[[Budget, tuple[Any, ...]], Any]
-"""Type of functions that replace a call in a pickle: they check the arguments, and return the value or raise."""
+"""Checks the arguments of a call in a pickle, and returns the value or raises."""
 New = Callable[[Budget, tuple[Any, ...], dict[str, Any]], Any]
-"""Type of functions that replace `__new__` of a class: like `Call`, for an instance that is made without `__init__`."""
+"""Replaces a class's `__new__`: like `Call`, for an instance that is made without `__init__`."""
 State = Callable[[Budget, Any, Any], Any]
-"""Type of functions that check and set the state of an instance; they return the instance, or its replacement."""
+"""Checks and sets an instance's state, and returns the instance or its replacement."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordClass:
-    """Stand-in for a class that a pickle names; the pickled instances of the class become `Record`s."""
+    """Stand-in for a class; its pickled instances become `Record`s."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """Stand-in for a function: when the pickle calls it, `call` is called instead."""
+    """Stand-in for a function: `call` is called instead."""
 
     name: str
     call: Call
 
 
 class Record:
-    """A pickled instance of the class for which a `RecordClass` stands: the full name of the class, and its state."""
+    """A pickled instance of a `RecordClass`: class name and state."""
 
     __slots__ = ("name", "state")
 
@@ -193,20 +185,36 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
+class Opaque:
+    """Stand-in for a global that `find` does not know: calls, states and items are dropped, only the name is kept."""
+
+    name: str
+
+    def extend(self, items: Iterable[Any]) -> None:
+        """Drop items."""
+
+    def update(self, items: Iterable[Any]) -> None:
+        """Drop items."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Drop an item of a dict."""
+
+
+@dataclass(frozen=True, slots=True)
 class PickleTable:
     """Allow-table of a pickle. Types and objects are matched by identity; attributes of allowed objects are refused."""
 
     find: Callable[[str], Any]
-    """Function (full Python 3 name of a global) → the global's replacement: a stand-in of this module, or any value.
+    """Function (full Python 3 name of a global) → its replacement: a stand-in of this module, or any value.
 
-    It raises `ForbiddenGlobalError` for a name that is not allowed.
+    It raises `ForbiddenGlobalError` for a name that is not allowed, or returns an `Opaque` for a class that may be
+    ignored.
     """
     calls: Mapping[int, Call] = field(default_factory=dict)
-    """`id` of a value that `find` returned → function that replaces its calls; other values cannot be called."""
+    """`id` of a value that `find` returned → function that replaces its calls; others cannot be called."""
     news: Mapping[int, New] = field(default_factory=dict)
-    """`id` of a class → function that replaces its `__new__`, for classes whose `__new__` differs from a call."""
+    """`id` of a class → function that replaces its `__new__`, if that differs from a call."""
     states: Mapping[type, State] = field(default_factory=dict)
-    """Type of an instance → function that sets the state of the instance."""
     lists: frozenset[type] = frozenset((list,))
     """Types to which a pickle may add items by `extend`."""
     dicts: frozenset[type] = frozenset((dict,))
@@ -214,12 +222,12 @@ class PickleTable:
     sets: frozenset[type] = frozenset((set,))
     """Types to which a pickle may add items by `update`."""
     drafts: frozenset[type] = frozenset()
-    """Types whose instances are replaced by another value when their state is set, since they are immutable."""
+    """Immutable types, whose instances are replaced when their state is set."""
 
 
 def described(value: object) -> str:
-    """Describe a value by its type, for messages; the `repr` of a value from a tiny pickle may be endless."""
-    if isinstance(value, (Record, RecordClass, Function)):
+    """Describe a value by its type, for messages: a hostile value's `repr` may be endless."""
+    if isinstance(value, (Record, RecordClass, Function, Opaque)):
         return value.name
     if isinstance(value, type):
         return f"{value.__module__}.{value.__qualname__}"
@@ -227,9 +235,160 @@ def described(value: object) -> str:
 
 
 def python3_name(module: str, name: str) -> str:
-    """Return the full Python 3 name of a global; pickles of protocol 2 or lower may use its Python 2 name."""
+    """Return the full Python 3 name of a global, which may have its Python 2 name before protocol 3."""
     if (module, name) in _compat_pickle.NAME_MAPPING:
         module, name = _compat_pickle.NAME_MAPPING[(module, name)]
     else:
         module = _compat_pickle.IMPORT_MAPPING.get(module, module)
     return f"{module}.{name}"
+
+
+# Python's own default limit of digits: conversion takes quadratic time.
+_MAX_DIGITS = 4300
+_U32, _I32, _F64 = struct.Struct("<I"), struct.Struct("<i"), struct.Struct(">d")
+
+
+class ScalarReader:
+    """Reader of scalar pickle opcodes, with a position and a stack; each method `do_x` executes one opcode.
+
+    Lengths are checked against the remaining bytes before memory is allocated.
+    """
+
+    __slots__ = ("at", "data", "stack")
+
+    def __init__(self, data: bytes, at: int) -> None:
+        self.data = data
+        self.at = at
+        self.stack: list[Any] = []
+
+    def take(self, count: int) -> bytes:
+        """Read `count` bytes."""
+        end = self.at + count
+        if count < 0 or end > len(self.data):
+            raise ValueError("the pickle is truncated")
+        taken = self.data[self.at : end]
+        self.at = end
+        return taken
+
+    def number(self, width: int) -> int:
+        """Read an unsigned integer of `width` bytes."""
+        return int.from_bytes(self.take(width), "little")
+
+    def line(self) -> bytes:
+        """Read up to the end of the line."""
+        end = self.data.index(b"\n", self.at)
+        taken = self.data[self.at : end]
+        self.at = end + 1
+        return taken
+
+    def decimal(self, base: int = 10) -> int:
+        """Read an integer in digits that ends with the line."""
+        digits = self.line()
+        if len(digits) > _MAX_DIGITS:
+            raise ValueError(f"an int of {len(digits)} digits")
+        return int(digits.removesuffix(b"L"), base)
+
+    def do_binint(self) -> None:
+        """Push an int of 4 bytes."""
+        self.stack.append(_I32.unpack_from(self.data, self.at)[0])
+        self.at += 4
+
+    def do_binint1(self) -> None:
+        """Push an int of 1 byte."""
+        self.stack.append(self.data[self.at])
+        self.at += 1
+
+    def do_binint2(self) -> None:
+        """Push an int of 2 bytes."""
+        self.stack.append(self.number(2))
+
+    def do_long(self, width: int) -> None:
+        """Push an int; its length field has `width` bytes."""
+        self.stack.append(int.from_bytes(self.take(self.number(width)), "little", signed=True))
+
+    def do_text_int(self) -> None:
+        """Push an int or bool in digits."""
+        if self.data[self.at : self.at + 3] in (b"00\n", b"01\n"):
+            self.stack.append(self.line() == b"01")
+        else:
+            self.stack.append(self.decimal(0))
+
+    def do_text_long(self) -> None:
+        """Push an int in digits."""
+        self.stack.append(self.decimal(0))
+
+    def do_text_float(self) -> None:
+        """Push a float in digits."""
+        self.stack.append(float(self.line()))
+
+    def do_binfloat(self) -> None:
+        """Push a float of 8 bytes."""
+        self.stack.append(_F64.unpack_from(self.data, self.at)[0])
+        self.at += 8
+
+    def do_unicode(self, width: int) -> None:
+        """Push a string; its length field has `width` bytes."""
+        self.stack.append(self.take(self.number(width)).decode("utf-8", "surrogatepass"))
+
+    def do_unicode4(self) -> None:
+        """Push a string; its length field has 4 bytes."""
+        start = self.at + 4
+        self.at = start + _U32.unpack_from(self.data, self.at)[0]
+        if self.at > len(self.data):
+            raise ValueError("the pickle is truncated")
+        self.stack.append(self.data[start : self.at].decode("utf-8", "surrogatepass"))
+
+    def do_text_unicode(self) -> None:
+        """Push a string with escape sequences."""
+        self.stack.append(self.line().decode("raw-unicode-escape"))
+
+    def do_python2_string(self, width: int) -> None:
+        """Push a Python 2 string; its length field has `width` bytes."""
+        self.stack.append(self.take(self.number(width)).decode("utf-8"))
+
+    def do_text_string(self) -> None:
+        """Push a quoted Python 2 string."""
+        quoted = self.line()
+        if len(quoted) < 2 or quoted[:1] != quoted[-1:] or quoted[:1] not in (b'"', b"'"):
+            raise ValueError("a string without quotes")
+        unescape: Callable[[bytes], tuple[bytes, int]] = codecs.escape_decode
+        self.stack.append(unescape(quoted[1:-1])[0].decode("utf-8"))
+
+    def do_bytes(self, width: int) -> None:
+        """Push bytes; their length field has `width` bytes."""
+        self.stack.append(self.take(self.number(width)))
+
+    def do_bytearray(self) -> None:
+        """Push a bytearray."""
+        self.stack.append(bytearray(self.take(self.number(8))))
+
+
+SCALAR_OPCODES: Mapping[int, Callable[[Any], None]] = {
+    ord("N"): lambda reader: reader.stack.append(None),
+    0x88: lambda reader: reader.stack.append(True),
+    0x89: lambda reader: reader.stack.append(False),
+    ord(")"): lambda reader: reader.stack.append(()),
+    ord("]"): lambda reader: reader.stack.append([]),
+    ord("}"): lambda reader: reader.stack.append({}),
+    0x8F: lambda reader: reader.stack.append(set()),
+    ord("I"): ScalarReader.do_text_int,
+    ord("L"): ScalarReader.do_text_long,
+    ord("F"): ScalarReader.do_text_float,
+    ord("J"): ScalarReader.do_binint,
+    ord("K"): ScalarReader.do_binint1,
+    ord("M"): ScalarReader.do_binint2,
+    ord("G"): ScalarReader.do_binfloat,
+    0x8A: lambda reader: reader.do_long(1),
+    0x8B: lambda reader: reader.do_long(4),
+    0x8C: lambda reader: reader.do_unicode(1),
+    ord("X"): ScalarReader.do_unicode4,
+    0x8D: lambda reader: reader.do_unicode(8),
+    ord("V"): ScalarReader.do_text_unicode,
+    ord("S"): ScalarReader.do_text_string,
+    ord("U"): lambda reader: reader.do_python2_string(1),
+    ord("T"): lambda reader: reader.do_python2_string(4),
+    ord("C"): lambda reader: reader.do_bytes(1),
+    ord("B"): lambda reader: reader.do_bytes(4),
+    0x8E: lambda reader: reader.do_bytes(8),
+    0x96: ScalarReader.do_bytearray,
+}

@@ -3,30 +3,36 @@
 `pickle.Unpickler` is not used. Names are looked up in the caller's table and never imported; only functions in the
 table are called; state and items are added only to types in the table. Memory and work are bounded by a constant
 multiple of the pickle's length, and a key is hashed only if hashing is known to be quick.
-
-The table for PyTorch's index is in `stock_globals`, the table for objects in `dcp_core`.
 """
 
 from __future__ import annotations
 
+import argparse
+import collections
 import struct
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
-from dcp_manifest.pickles.pickle_scalars import SCALAR_OPCODES, ScalarReader
+import numpy as np
+
 from dcp_manifest.pickles.pickle_table import (
+    SCALAR_OPCODES,
     BrokenPickleError,
     Budget,
     Function,
+    Opaque,
     PickleTable,
     Record,
     RecordClass,
+    ScalarReader,
     UnsafePickleError,
     described,
     python3_name,
 )
 
-__all__ = ["read_pickle"]
+__all__ = ["read_pickle", "refuse_unfolding"]
+
 
 _U32 = struct.Struct("<I")
 
@@ -39,7 +45,7 @@ def read_pickle(
     budget: Budget | None = None,
     persistent: Callable[[Any], Any] | None = None,
 ) -> tuple[Any, int]:
-    """Read the pickle that begins at `start`; returns its value and the offset of its end.
+    """Read the pickle that begins at `start`; return its value and the offset of its end.
 
     Args:
         data: Bytes that contain the pickle; other bytes may follow it.
@@ -47,9 +53,6 @@ def read_pickle(
         start: Offset of the pickle in `data`.
         budget: Limit of the work of the pickle's calls; None allows one element per byte of `data`.
         persistent: Function that returns the value of a persistent id; if None, persistent ids are refused.
-
-    Returns:
-        The value, and the offset of the end of the pickle.
 
     Raises:
         BrokenPickleError: The bytes are not a pickle, or a call in it failed.
@@ -65,7 +68,7 @@ def read_pickle(
 
 
 class _Machine(ScalarReader):
-    """Pickle machine: the state of reading one pickle; each method `do_x` executes one opcode."""
+    """State of reading one pickle; each method `do_x` executes one opcode."""
 
     __slots__ = ("below", "budget", "drafts", "memo", "persistent", "proto", "table")
 
@@ -208,6 +211,8 @@ class _Machine(ScalarReader):
     def do_reduce(self) -> None:
         arguments = self.stack.pop()
         function = self.stack[-1]
+        if type(function) is Opaque:
+            return
         call = function.call if type(function) is Function else self.table.calls.get(id(function))
         if call is None:
             raise UnsafePickleError(f"a call of {described(function)} is not allowed")
@@ -229,13 +234,15 @@ class _Machine(ScalarReader):
     def do_newobj_ex(self) -> None:
         named = self.stack.pop()
         arguments = self.stack.pop()
+        if type(self.stack[-1]) is Opaque:
+            return
         new = self.table.news.get(id(self.stack[-1]))
         if new is None or type(named) is not dict or type(arguments) is not tuple:
             raise UnsafePickleError(f"a call of {described(self.stack[-1])} by NEWOBJ_EX is not allowed")
         self.put_made(new(self.budget, arguments, named))
 
     def put_made(self, made: Any) -> None:
-        """Replace the called value on the stack by the result of the call."""
+        """Replace the called value on the stack by the result."""
         self.stack[-1] = made
         if type(made) in self.table.drafts:
             self.drafts[id(made)] = made, []
@@ -245,6 +252,8 @@ class _Machine(ScalarReader):
         instance = self.stack[-1]
         if type(instance) is Record:
             instance.state = state
+            return
+        if type(instance) is Opaque:
             return
         build = self.table.states.get(type(instance))
         if build is None:
@@ -332,3 +341,63 @@ for _opcode, _handler in {
     ord("g"): lambda machine: machine.stack.append(machine.memo[machine.decimal()]),
 }.items():
     _HANDLERS[_opcode] = _handler
+
+_LEAVES = frozenset((str, int, float, bool, bytes, type(None)))
+_SEQUENCES = frozenset((list, tuple, set, frozenset, collections.deque))
+_MAPPINGS = frozenset((dict, collections.OrderedDict, collections.defaultdict, collections.Counter))
+_NAMESPACES = frozenset((argparse.Namespace, types.SimpleNamespace))
+# Ordinary values are shared up to a thousand times; a doubling value exceeds this after a few dozen bytes.
+_FREE = 50_000_000
+_PER_BYTE = 1000
+
+
+def refuse_unfolding(value: object, nbytes: int) -> None:
+    """Raise UnsafePickleError if a loaded object's unfolded size is far larger than its stored `nbytes`.
+
+    No other thread may use `value` during the call.
+    """
+    if _parts(value):
+        _count(value, _FREE + _PER_BYTE * nbytes)
+
+
+def _count(value: object, most: int) -> int:
+    """Count the parts of a value: shared parts once for each place, cycles once."""
+    sizes: dict[int, int] = {id(value): 1}
+    path: list[tuple[object, Iterator[Any], int]] = []
+    owner, parts, size = value, iter(_parts(value)), 1
+    while True:
+        for part in parts:
+            if type(part) in _LEAVES:
+                size += 1
+                continue
+            known = sizes.get(id(part))
+            below = _parts(part) if known is None else ()
+            if not below:
+                size += known or 1
+                continue
+            sizes[id(part)] = 1
+            path.append((owner, parts, size))
+            owner, parts, size = part, iter(below), 1
+            break
+        else:
+            sizes[id(owner)] = size
+            if size > most:
+                raise UnsafePickleError("a value whose parts are shared too often to be printed is not allowed")
+            if not path:
+                return size
+            below_size = size
+            owner, parts, size = path.pop()
+            size += below_size
+
+
+def _parts(value: object) -> Collection[Any]:
+    kind = type(value)
+    if kind in _SEQUENCES:
+        return value  # type: ignore[return-value]
+    if kind in _MAPPINGS:
+        return [*value.keys(), *value.values()]  # type: ignore[attr-defined]
+    if kind in _NAMESPACES:
+        return list(vars(value).values())
+    if kind is np.ndarray and value.dtype.hasobject:  # type: ignore[attr-defined]
+        return value.ravel().tolist()  # type: ignore[attr-defined, no-any-return]
+    return ()

@@ -1,28 +1,44 @@
-"""Reader of stock's `.metadata`, which converts it to an index. `safe_pickle` reads the pickle: no code in it runs.
+"""Reader of stock's `.metadata`, which converts it to an index; no code in the pickle runs.
 
-Source: torch 2.13 `torch.distributed.checkpoint.metadata` (contents of the records) and `.filesystem._StorageInfo`.
+Source: torch 2.13 `torch.distributed.checkpoint.metadata` (contents of the records) and `.filesystem._StorageInfo`;
+CPython 3.13.0 `pathlib`.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dcp_manifest.errors import CorruptCheckpointError, UnsafeCheckpointError
-from dcp_manifest.index.columns import CheckpointIndex, ItemColumns, PathElement, TensorFlags
-from dcp_manifest.index.consistency import check_index
-from dcp_manifest.index.items import Framing
-from dcp_manifest.index.relative_paths import check_relative_path
+from dcp_manifest.index.columns import CheckpointIndex, Framing, ItemColumns, PathElement, TensorFlags
+from dcp_manifest.index.dtypes import ITEM_BYTES
+from dcp_manifest.index.schema import MAX_NDIM, check_index, check_relative_path
 from dcp_manifest.index.stored_tensors import TensorForm, tensor_columns
-from dcp_manifest.pickles.pickle_table import BrokenPickleError, Record, UnsafePickleError, described
-from dcp_manifest.stock.stock_globals import DtypeName, Layout, Size, read_stock_pickle
+from dcp_manifest.pickles.pickle_table import (
+    BrokenPickleError,
+    Budget,
+    ForbiddenGlobalError,
+    Function,
+    Opaque,
+    PickleTable,
+    Record,
+    RecordClass,
+    UnsafePickleError,
+    described,
+)
+from dcp_manifest.pickles.safe_pickle import read_pickle
+from dcp_manifest.stock.stock_write import FILESYSTEM, GET_LAYOUT, METADATA, TORCH
 
-__all__ = ["read_stock"]
+__all__ = ["Layout", "read_stock"]
+
 
 Buffer = bytes | bytearray | memoryview
 Place = dict[str, Any]
 _MAX_LINKS = 16
+_OLD_METADATA = "torch.distributed._shard.sharded_tensor.metadata"
+"""Module of `TensorProperties` before torch 2.3."""
 
 
 def read_stock(data: Buffer, *, file: str) -> tuple[CheckpointIndex, int, list[str]]:
@@ -64,10 +80,28 @@ def read_stock(data: Buffer, *, file: str) -> tuple[CheckpointIndex, int, list[s
     return index, end, _modules(metadata)
 
 
+def _misplaced(value: object, wanted: str) -> Exception:
+    """Return the error for a value that the index cannot use."""
+    if type(value) is Opaque:
+        return ForbiddenGlobalError(value.name)
+    return TypeError(f"{described(value)} is in the place of {wanted}")
+
+
+def _dict(value: object) -> dict[Any, Any]:
+    if type(value) is not dict:
+        raise _misplaced(value, "a dict")
+    return value
+
+
+def _list(value: object) -> list[Any]:
+    if type(value) is not list:
+        raise _misplaced(value, "a list")
+    return value
+
+
 def _state(value: object, name: str) -> dict[str, Any]:
-    """Return the state of a record of class `name`."""
     if not isinstance(value, Record) or value.name != name:
-        raise TypeError(f"{described(value)} is in the place of a {name}")
+        raise _misplaced(value, f"a {name}")
     state = {} if value.state is None else value.state
     if type(state) is not dict:
         raise TypeError(f"the state of a {name} is not a dict")
@@ -82,15 +116,14 @@ def _modules(metadata: dict[str, Any]) -> list[str]:
 
 def _numbers(value: object) -> tuple[int, ...]:
     if not isinstance(value, Size):
-        raise TypeError(f"{described(value)} is in the place of a size")
+        raise _misplaced(value, "a size")
     return value.numbers
 
 
 class _Reader:
     """Tables of an index while its rows are collected.
 
-    Args:
-        limit: Limit of the rows of a table: a hostile pickle may refer to one list any number of times.
+    `limit` bounds the rows of a table: a hostile pickle may refer to one list any number of times.
     """
 
     def __init__(self, limit: int) -> None:
@@ -99,12 +132,12 @@ class _Reader:
         self.chains: dict[tuple[str, ...], int] = {}
 
     def index(self, metadata: dict[str, Any]) -> CheckpointIndex:
-        values = metadata["state_dict_metadata"]
+        values = _dict(metadata["state_dict_metadata"])
         tensors: dict[str, dict[str, Any]] = {}
         objects: list[str] = []
         for name, value in values.items():
             if type(name) is not str or not isinstance(value, Record):
-                raise TypeError(f"an entry is {described(value)}, not the entry of a tensor or of an object")
+                raise _misplaced(value, "the entry of a tensor or of an object")
             if value.name == "BytesStorageMetadata":
                 objects.append(name)
             else:
@@ -114,7 +147,7 @@ class _Reader:
         index.object_names, index.object_owner = objects, np.zeros(len(objects), np.uint32)
         index.paths = self.paths(metadata.get("planner_data"))
         if metadata.get("storage_data") is not None:
-            places = _places(metadata["storage_data"])
+            places = _places(_dict(metadata["storage_data"]))
             chunks = [_place(places, (form.name, offsets)) for form in forms for offsets, _ in form.boxes]
             index.chunk_items = self.items(chunks, Framing.TORCH_ZIP)
             index.object_items = self.items([_place(places, (name, None)) for name in objects], Framing.OBJECT)
@@ -122,8 +155,7 @@ class _Reader:
         return index
 
     def forms(self, tensors: dict[str, dict[str, Any]]) -> list[TensorForm]:
-        """Return the tensors with the boxes of their chunks."""
-        if sum(len(state["chunks"]) for state in tensors.values()) > self.limit:
+        if sum(len(_list(state["chunks"])) for state in tensors.values()) > self.limit:
             raise ValueError("it has more chunks than bytes")
         forms = []
         for name, state in tensors.items():
@@ -158,7 +190,7 @@ class _Reader:
         )
 
     def paths(self, planner_data: object) -> dict[str, tuple[PathElement, ...]] | None:
-        """Return the paths, if the planner data is that of stock's planner; that of other planners is ignored."""
+        """Return the paths of stock's planner; data of other planners is ignored."""
         if type(planner_data) is not dict or not all(type(path) is tuple for path in planner_data.values()):
             return None
         if sum(map(len, planner_data.values())) > self.limit:
@@ -169,12 +201,14 @@ class _Reader:
 
 
 def _properties(value: object) -> tuple[str, int]:
-    """Return the row of the dtype, and flags. Newer versions append fields to the five that are known."""
+    """Return the row of the dtype, and flags. Newer versions append fields to the five known ones."""
     if not isinstance(value, Record) or value.name != "TensorProperties" or type(value.state) is not tuple:
-        raise TypeError(f"{described(value)} is where a TensorProperties should be")
+        raise _misplaced(value, "a TensorProperties")
     dtype, layout, requires_grad, memory_format, pin_memory = value.state[:5]
-    if not isinstance(dtype, DtypeName) or not isinstance(layout, Layout):
-        raise TypeError("a tensor without dtype or layout")
+    if not isinstance(dtype, DtypeName):
+        raise _misplaced(dtype, "a dtype")
+    if not isinstance(layout, Layout):
+        raise _misplaced(layout, "a layout")
     flags = TensorFlags(
         requires_grad=bool(requires_grad),
         pin_memory=bool(pin_memory),
@@ -186,18 +220,18 @@ def _properties(value: object) -> tuple[str, int]:
 
 def _text(value: object) -> str:
     if type(value) is not str:
-        raise TypeError(f"{described(value)} is in the place of a string")
+        raise _misplaced(value, "a string")
     return value
 
 
 def _number(value: object) -> int:
     if type(value) is not int:
-        raise TypeError(f"{described(value)} is in the place of a number of bytes")
+        raise _misplaced(value, "a number of bytes")
     return value
 
 
 def _chain(value: object) -> tuple[str, ...]:
-    """Return the transforms of an item in decoding order, the reverse of stock's order."""
+    """Return an item's transforms in decoding order, the reverse of stock's."""
     if value is None:
         return ()
     if not isinstance(value, (list, tuple)) or len(value) > _MAX_LINKS or not all(type(link) is str for link in value):
@@ -222,3 +256,124 @@ def _place(places: dict[tuple[str, tuple[int, ...] | None], Place], key: tuple[s
         at = "" if offsets is None else f" at offsets {offsets}"
         raise ValueError(f"it has no location of {name!r}{at}")
     return place
+
+
+_MAX_DEPTH = 4
+# Work budget of calls per byte of the pickle, without which a few bytes could demand any amount of memory.
+_COPIED_PER_BYTE = 8
+_MEMORY_FORMATS = ("TORCH_CONTIGUOUS_FORMAT", "TORCH_CHANNELS_LAST", "TORCH_PRESERVE_FORMAT")
+
+
+class DtypeName(NamedTuple):
+    """Stand-in for a torch dtype in a pickle."""
+
+    name: str
+
+
+class Layout(NamedTuple):
+    """Stand-in for a torch layout in a pickle."""
+
+    name: str
+
+
+class Size(NamedTuple):
+    """Stand-in for a `torch.Size` in a pickle."""
+
+    numbers: tuple[int, ...]
+
+
+def read_stock_pickle(data: bytes) -> tuple[Any, int]:
+    """Return the value of stock's pickle, and the offset of its end."""
+    return read_pickle(data, _table(0), budget=Budget(len(data) * _COPIED_PER_BYTE))
+
+
+@functools.cache
+def _table(depth: int) -> PickleTable:
+    loads = Function("pickle.loads", lambda budget, arguments: _loads(budget, arguments, depth + 1))
+    names = {**_NAMES, "pickle.loads": loads, "_pickle.loads": loads}
+
+    def find(path: str) -> Any:
+        return names.get(path) or Opaque(path)
+
+    return PickleTable(
+        find, lists=frozenset((list, Opaque)), dicts=frozenset((dict, Opaque)), sets=frozenset((set, Opaque))
+    )
+
+
+def _loads(budget: Budget, arguments: tuple[Any, ...], depth: int) -> Any:
+    (data,) = arguments
+    if type(data) is not bytes:
+        raise TypeError("a nested pickle is not bytes")
+    if depth > _MAX_DEPTH:
+        raise UnsafePickleError("nests pickles too deeply")
+    budget.spend(len(data))
+    value, end = read_pickle(data, _table(depth), budget=budget)
+    if end != len(data):
+        raise ValueError("a nested pickle is followed by other bytes")
+    return value
+
+
+def _encode(budget: Budget, arguments: tuple[Any, ...]) -> bytes:
+    """Replace `encode`, by which protocol 2 stores bytes."""
+    text, encoding = arguments
+    if type(text) is not str or encoding != "latin1":
+        raise UnsafePickleError("encodes text in an unexpected way")
+    budget.spend(len(text))
+    return text.encode("latin1")
+
+
+def _size(_: Budget, arguments: tuple[Any, ...]) -> Size:
+    (numbers,) = arguments
+    if type(numbers) is not tuple or len(numbers) > MAX_NDIM or not all(type(number) is int for number in numbers):
+        raise TypeError(f"a size is not a sequence of at most {MAX_NDIM} ints")
+    return Size(numbers)
+
+
+def _layout(_: Budget, arguments: tuple[Any, ...]) -> Layout:
+    (name,) = arguments
+    if type(name) is not str or not name.startswith("torch."):
+        raise TypeError("a layout has no name")
+    return Layout(name.removeprefix("torch."))
+
+
+def _memory_format(_: Budget, arguments: tuple[Any, ...]) -> int:
+    (number,) = arguments
+    if type(number) is not int or not 0 <= number < len(_MEMORY_FORMATS):
+        raise ValueError("a memory format is unknown")
+    return number
+
+
+def _getattr(_: Budget, arguments: tuple[Any, ...]) -> Any:
+    """Return an enum member, which some Python versions pickle as an attribute."""
+    owner, name = arguments
+    if type(owner) is Opaque:
+        return owner
+    if owner is not _MEMORY_FORMAT or name not in _MEMORY_FORMATS:
+        raise UnsafePickleError(f"gets an attribute of {described(owner)}")
+    return _MEMORY_FORMATS.index(name)
+
+
+def _path(_: Budget, __: tuple[Any, ...]) -> None:
+    """Ignore the checkpoint's former path."""
+
+
+_MEMORY_FORMAT = Function("_MEM_FORMAT_ENCODING", _memory_format)
+_RECORDS = ("Metadata", "TensorStorageMetadata", "ChunkStorageMetadata", "BytesStorageMetadata", "MetadataIndex")
+_NAMES: dict[str, Any] = {
+    **{f"{METADATA}.{name}": RecordClass(name) for name in (*_RECORDS, "StorageMeta", "TensorProperties")},
+    f"{_OLD_METADATA}.TensorProperties": RecordClass("TensorProperties"),
+    f"{FILESYSTEM}._StorageInfo": RecordClass("_StorageInfo"),
+    f"{METADATA}._MEM_FORMAT_ENCODING": _MEMORY_FORMAT,
+    f"{METADATA}.MEM_FORMAT_ENCODING": _MEMORY_FORMAT,
+    f"{_OLD_METADATA}.MEM_FORMAT_ENCODING": _MEMORY_FORMAT,
+    f"{TORCH}.Size": Function("torch.Size", _size),
+    ".".join(GET_LAYOUT): Function("torch.serialization._get_layout", _layout),
+    "builtins.getattr": Function("getattr", _getattr),
+    "_codecs.encode": Function("_codecs.encode", _encode),
+    **{f"{TORCH}.{name}": DtypeName(name) for name in ITEM_BYTES},
+    **{
+        f"{module}.{name}": Function("pathlib", _path)
+        for module in ("pathlib", "pathlib._local")
+        for name in ("PosixPath", "PurePosixPath", "PureWindowsPath", "WindowsPath")
+    },
+}

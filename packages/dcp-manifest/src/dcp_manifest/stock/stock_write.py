@@ -1,24 +1,48 @@
-"""Writer of the head of `.metadata`: a pickle that stock reads as its own `Metadata`.
+"""Writer of the head of `.metadata`: a pickle that stock reads as its `Metadata`, written without torch.
 
-The pickle is written opcode by opcode, so torch is not needed. `docs/format.md` describes stock's pickles.
+If stock cannot load the checkpoint, the head is a stub: a pickle that raises an error with the reason.
+
+Source: torch 2.13 `torch.distributed.checkpoint.metadata` and `.filesystem`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from itertools import chain, islice, pairwise, repeat
+import struct
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from dcp_manifest.index.columns import CheckpointIndex, ItemColumns, PathElement, TensorFlags
-from dcp_manifest.index.items import Framing
-from dcp_manifest.pickles.opcodes import MEMOIZE, PickleWriter, collected, global_, integer, text
-from dcp_manifest.stock.stock_class_paths import FILESYSTEM, GET_LAYOUT, METADATA, STOCK_VERSION, TORCH
+from dcp_manifest.index.columns import CheckpointIndex, Framing, ItemColumns, PathElement, TensorFlags
 
-__all__ = ["MARKER_MODULE", "is_stock_readable", "stock_head", "unreadable_reason"]
+__all__ = [
+    "FILESYSTEM",
+    "GET_LAYOUT",
+    "MARKER_MODULE",
+    "METADATA",
+    "STOCK_VERSION",
+    "TORCH",
+    "collected",
+    "global_2",
+    "integer",
+    "is_stub",
+    "stock_head",
+    "stub_head",
+    "text_2",
+    "unreadable_reason",
+]
 
+
+METADATA = "torch.distributed.checkpoint.metadata"
+FILESYSTEM = "torch.distributed.checkpoint.filesystem"
+TORCH = "torch"
+GET_LAYOUT = ("torch.serialization", "_get_layout")
+STOCK_VERSION = "1.0.0"
+"""Value of `Metadata.version` in stock's files."""
 MARKER_MODULE = "dcp-manifest/1"
-"""Marker in `StorageMeta.modules` of every head: our reader then requires a manifest. Stock ignores the marker."""
+"""Marker in `StorageMeta.modules` of every head: our reader then requires a manifest. Stock ignores it."""
 _STOCK_CHAINS = {(), ("stream.zstd/1",)}
 _NEW, _STATE, _DONE = b")\x81", b"}(", b"ub"
 _NONE, _TRUE, _FALSE = b"N", b"\x88", b"\x89"
@@ -26,7 +50,7 @@ Box = tuple[int, ...]
 
 
 def unreadable_reason(index: CheckpointIndex) -> str | None:
-    """Return the reason why stock cannot load a checkpoint with this index, as a clause; None if stock can load it."""
+    """Return why stock cannot load a checkpoint with this index, as a clause; None if it can."""
     if index.tensor_owner.any() or index.object_owner.any():
         return "it holds values that belong to single ranks"
     if index.chunk_items is None or index.object_items is None:
@@ -38,13 +62,8 @@ def unreadable_reason(index: CheckpointIndex) -> str | None:
     return None
 
 
-def is_stock_readable(index: CheckpointIndex) -> bool:
-    """Whether stock can load every value of a checkpoint with this index."""
-    return unreadable_reason(index) is None
-
-
 def _are_archives(items: ItemColumns) -> bool:
-    """Whether every item is a whole `torch.save` archive after decoding."""
+    """Return whether every item decodes to a `torch.save` archive."""
     trail = items.length - items.lead - items.stored_bytes
     framed = (items.framing == Framing.RAW) & (items.chain == 0) & (items.lead > 0) & (trail > 0)
     whole = (items.framing != Framing.RAW) & (items.lead == 0) & (trail == 0)
@@ -54,10 +73,10 @@ def _are_archives(items: ItemColumns) -> bool:
 def stock_head(index: CheckpointIndex) -> bytes:
     """Return the pickle that stock loads as a `Metadata` equal to the index.
 
-    `StorageMeta.modules` in it contains `MARKER_MODULE`, by which this project's readers know that a manifest follows.
+    `StorageMeta.modules` contains `MARKER_MODULE`, by which this project's readers know that a manifest follows.
 
     Args:
-        index: An index for which `is_stock_readable` is True; an alias becomes an entry that shares its tensor's items.
+        index: An index without an `unreadable_reason`; an alias becomes an entry that shares its tensor's items.
     """
     return _Head(index).pickle()
 
@@ -65,13 +84,12 @@ def stock_head(index: CheckpointIndex) -> bytes:
 class _Head:
     """Builder of one head.
 
-    Values that occur more than once are memoized at the beginning, the most frequent first: these get the shortest
-    references, and the rest can be assembled in any order.
+    Repeated values are memoized at the beginning, the most frequent first: these get the shortest references.
     """
 
     def __init__(self, index: CheckpointIndex) -> None:
         self.index = index
-        self.out = out = PickleWriter()
+        self.out = out = _PickleWriter()
         keys = ("properties", "size", "chunks", "offsets", "sizes", "fqn", "index", "offset", "relative_path", "length")
         self.key = {key: out.prepare(text(key)) for key in keys}
         classes = ("TensorStorageMetadata", "TensorProperties", "ChunkStorageMetadata", "BytesStorageMetadata")
@@ -87,30 +105,33 @@ class _Head:
         self.rows.update(zip(index.alias_names, index.alias_targets.tolist(), strict=True))
         self.starts: list[int] = index.chunk_starts().tolist()
         self.sizes: dict[Box, bytes] = {}
-        self.shapes = self.prepared_sizes(_shapes(index))
-        self.chunk_sizes = self.prepared_sizes(_boxes(index, index.chunk_sizes.tolist()))
-        self.chunk_offsets = self.prepared_sizes(_boxes(index, index.chunk_offsets.tolist()))
+        chunk_ndim = np.repeat(index.tensor_ndim, index.tensor_chunks)
+        self.shapes = self.prepared_sizes(_boxes(index.tensor_ndim, index.tensor_shape))
+        self.chunk_sizes = self.prepared_sizes(_boxes(chunk_ndim, index.chunk_sizes))
+        self.chunk_offsets = self.prepared_sizes(_boxes(chunk_ndim, index.chunk_offsets))
         self.parts = dict(self.prepared_parts())
         # Names are memoized where they first occur, as keys of the entries, in this order.
         self.texts = {name: out.reserve() for name in (*self.rows, *index.object_names)}
 
     def pickle(self) -> bytes:
-        """Return the whole head."""
         out, objects = self.out, self.index.object_names
         out.put(global_(METADATA, "Metadata") + _NEW + _STATE + text("state_dict_metadata") + _STATE)
         out.put_all(self.tensors())
-        out.put_all(b"".join((text(name), MEMOIZE, self.new["BytesStorageMetadata"])) for name in objects)
+        for name in objects:
+            out.put(b"".join((text(name), MEMOIZE, self.new["BytesStorageMetadata"])))
         out.put(b"u" + text("planner_data"))
         out.put_all(self.paths())
         out.put(text("storage_data") + _STATE)
         out.put_all(self.stored_chunks())
         out.put_all(self.stored_objects())
-        out.put(b"u" + text("storage_meta") + self.storage_meta() + text("version") + text(STOCK_VERSION) + _DONE)
+        save_id = _NONE if self.index.info is None else text(self.index.info.save_id)
+        ids = text("checkpoint_id") + _NONE + text("save_id") + save_id + text("load_id") + _NONE
+        modules = text("modules") + b"]" + text(MARKER_MODULE) + b"a"
+        out.put(b"u" + text("storage_meta") + global_(METADATA, "StorageMeta") + _NEW + _STATE + ids + modules + _DONE)
+        out.put(text("version") + text(STOCK_VERSION) + _DONE)
         return out.getvalue()
 
-    def prepared_sizes(self, values: Iterable[Box]) -> list[bytes]:
-        """Memoize each size as a `torch.Size`; returns opcodes that push it."""
-        values = list(values)
+    def prepared_sizes(self, values: list[Box]) -> list[bytes]:
         sizes, size_class, prepare = self.sizes, self.size_class, self.out.prepare
         for value in dict.fromkeys(values):
             if value not in sizes:
@@ -133,7 +154,6 @@ class _Head:
             yield (dtype, bits), self.new["TensorProperties"] + self.out.prepare(collected(fields)) + b"b"
 
     def tensors(self) -> Iterator[bytes]:
-        """Yield opcodes that push each name with its `TensorStorageMetadata`."""
         chunk, sizes = self.new["ChunkStorageMetadata"] + _STATE + self.key["offsets"], self.key["sizes"]
         tensor = MEMOIZE + self.new["TensorStorageMetadata"] + _STATE + self.key["properties"]
         size, begin, end = self.key["size"], self.key["chunks"] + b"](", b"e" + _DONE
@@ -150,7 +170,7 @@ class _Head:
             yield text(name) + tail
 
     def prepared_parts(self) -> Iterator[tuple[PathElement, bytes]]:
-        """Yield each path element that is not itself a name, with opcodes that push it."""
+        """Yield each path element that is not a name, with opcodes that push it."""
         paths = self.index.paths or {}
         names = {*self.rows, *self.index.object_names}
         # A `LiteralKey` equals the text that stock writes for the key.
@@ -161,7 +181,6 @@ class _Head:
                 yield part, self.out.prepare(text(part))
 
     def paths(self) -> Iterator[bytes]:
-        """Yield opcodes that push the planner data: names with their paths."""
         if self.index.paths is None:
             yield _NONE
             return
@@ -173,7 +192,6 @@ class _Head:
         yield b"u"
 
     def stored_chunks(self) -> Iterator[bytes]:
-        """Yield opcodes that push each chunk's `MetadataIndex` with its `_StorageInfo`."""
         if self.index.chunk_items is None:
             return
         key, index, offset = self.new["MetadataIndex"] + _STATE + self.key["fqn"], self.key["index"], self.key["offset"]
@@ -186,7 +204,6 @@ class _Head:
                 yield b"".join((start, position, at, place))
 
     def stored_objects(self) -> Iterator[bytes]:
-        """Yield opcodes that push each object's `MetadataIndex` with its `_StorageInfo`."""
         if self.index.object_items is None:
             return
         key, no_index = self.new["MetadataIndex"] + _STATE + self.key["fqn"], self.key["index"] + _NONE
@@ -194,38 +211,121 @@ class _Head:
             yield b"".join((key, self.texts[name], no_index, place))
 
     def places(self, items: ItemColumns) -> Iterator[bytes]:
-        """Yield, for each item, opcodes that complete its key and push its `_StorageInfo`."""
+        """Yield opcodes that complete each item's key and push its `_StorageInfo`."""
         start = _DONE + self.new["_StorageInfo"] + _STATE + self.key["relative_path"]
         offset, length = self.key["offset"], self.key["length"]
         ends = [_DONE, *(_descriptors(links) + _DONE for links in self.index.chains)]
-        columns = (items.file, items.offset, items.length, items.chain)
-        for file, first, size, links in zip(*(column.tolist() for column in columns), strict=True):
+        lists = items.file.tolist(), items.offset.tolist(), items.length.tolist(), items.chain.tolist()
+        for file, first, size, links in zip(*lists, strict=True):
             yield b"".join((start, self.files[file], offset, integer(first), length, integer(size), ends[links]))
-
-    def storage_meta(self) -> bytes:
-        """Return opcodes that push the `StorageMeta`."""
-        save_id = _NONE if self.index.info is None else text(self.index.info.save_id)
-        ids = text("checkpoint_id") + _NONE + text("save_id") + save_id + text("load_id") + _NONE
-        modules = text("modules") + b"]" + text(MARKER_MODULE) + b"a"
-        return global_(METADATA, "StorageMeta") + _NEW + _STATE + ids + modules + _DONE
 
 
 def _descriptors(links: tuple[str, ...]) -> bytes:
-    """Return the transforms of an item in stock's order, the reverse of decoding order."""
+    """Return an item's transforms in stock's order, the reverse of decoding order."""
     return text("transform_descriptors") + b"](" + b"".join(map(text, reversed(links))) + b"e"
 
 
-def _shapes(index: CheckpointIndex) -> Iterator[Box]:
-    numbers = index.tensor_shape.tolist()
-    return (tuple(numbers[start:stop]) for start, stop in pairwise(index.shape_starts().tolist()))
+def _boxes(ndim: npt.NDArray[Any], numbers: npt.NDArray[np.int64]) -> list[Box]:
+    """Return the numbers of boxes with the given dimensions."""
+    following = iter(numbers.tolist())
+    return [tuple(islice(following, dims)) for dims in ndim.tolist()]
 
 
-def _boxes(index: CheckpointIndex, numbers: list[int]) -> Iterator[Box]:
-    """Yield the offsets or sizes of each chunk, from the flat column."""
-    following = iter(numbers)
-    for ndim, chunks in zip(index.tensor_ndim.tolist(), index.tensor_chunks.tolist(), strict=True):
-        if ndim == 0:
-            yield from repeat((), chunks)
-        else:
-            for _ in range(chunks):
-                yield tuple(islice(following, ndim))
+MEMOIZE = b"\x94"
+_U32 = struct.Struct("<I")
+_SMALL = [bytes((75, value)) for value in range(256)]
+_TUPLES = (b")", b"\x85", b"\x86", b"\x87")
+
+
+def integer(value: int) -> bytes:
+    """Return opcodes that push an int."""
+    if 0 <= value < 256:
+        return _SMALL[value]
+    if 0 <= value < 1 << 16:
+        return b"M" + value.to_bytes(2, "little")
+    if -(1 << 31) <= value < 1 << 31:
+        return b"J" + value.to_bytes(4, "little", signed=True)
+    data = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
+    return b"\x8a" + bytes((len(data),)) + data
+
+
+def text(value: str) -> bytes:
+    """Return opcodes that push a str."""
+    data = value.encode("utf-8", "surrogatepass")
+    return b"\x8c" + bytes((len(data),)) + data if len(data) < 256 else text_2(value)
+
+
+def text_2(value: str) -> bytes:
+    """Return opcodes of protocol 2 that push a str."""
+    data = value.encode("utf-8", "surrogatepass")
+    return b"X" + _U32.pack(len(data)) + data
+
+
+def global_(module: str, name: str) -> bytes:
+    """Return opcodes that push the class or function `name` of a module."""
+    return text(module) + text(name) + b"\x93"
+
+
+def global_2(module: str, name: str) -> bytes:
+    """Return opcodes of protocol 2 that push the class or function `name` of a module."""
+    return f"c{module}\n{name}\n".encode()
+
+
+def collected(items: Sequence[bytes]) -> bytes:
+    """Return opcodes that push a tuple of the values that `items` push."""
+    if len(items) <= 3:
+        return b"".join((*items, _TUPLES[len(items)]))
+    return b"".join((b"(", *items, b"t"))
+
+
+class _PickleWriter:
+    """Builder of a pickle from opcodes, with a memo."""
+
+    def __init__(self, start: bytes = b"\x80\x04") -> None:
+        self._parts: list[bytes] = [start]
+        self.put = self._parts.append
+        self.put_all = self._parts.extend
+        self._remembered = 0
+
+    def reserve(self) -> bytes:
+        """Reserve the next memo slot; return opcodes that push its value. The caller must append a `MEMOIZE`."""
+        number = self._remembered
+        self._remembered += 1
+        return b"h" + bytes((number,)) if number < 256 else b"j" + _U32.pack(number)
+
+    def prepare(self, opcodes: bytes) -> bytes:
+        """Append opcodes that push a value, memoize it and pop it; return opcodes that push it."""
+        self._parts.append(opcodes + MEMOIZE + b"0")
+        return self.reserve()
+
+    def getvalue(self) -> bytes:
+        """Return the finished pickle. Exactly one value must be on the stack."""
+        return b"".join((*self._parts, b"."))
+
+
+_START = b"\x80\x04" + text("dcp-manifest stub") + b"0"
+
+
+def is_stub(data: bytes | memoryview) -> bool:
+    """Return whether a `.metadata` file begins with a pickle that fails when stock loads it."""
+    return bytes(data[: len(_START)]) == _START
+
+
+def stub_head(reason: str) -> bytes:
+    """Return a pickle that raises RuntimeError when loaded; the message names the writer, the reason and the remedy.
+
+    `reason` completes a sentence after "because".
+    """
+    sentence = (
+        "this checkpoint was written by dcp (dcp-manifest) and torch.distributed.checkpoint cannot load it, because "
+        f"{reason}; load it with dcp_all.load (pip install dcp-all), or save it again there with layout='torch' and "
+        "interop=True"
+    )
+    # A failed future is the shortest way to raise a chosen message inside any unpickler.
+    futures = "concurrent.futures"
+    writer = _PickleWriter(_START)
+    future = writer.prepare(global_(futures, "Future") + b")R")
+    error = writer.prepare(global_("builtins", "RuntimeError") + text(sentence) + b"\x85R")
+    writer.put(global_(futures, "Future.set_exception") + future + error + b"\x86R0")
+    writer.put(global_(futures, "Future.result") + future + b"\x85R")
+    return writer.getvalue()

@@ -1,100 +1,104 @@
-"""`Link`: the connection of this process to a keeper, shared by its threads; made on demand, and again when lost."""
+"""`Link`: the connection of this process to a keeper, shared by its threads, which starts the keeper if need be."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
+import select
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from dcp_memory.errors import KeeperFullError, KeeperLostError, KeeperRefusedError
+from dcp_io import StorageError
+from dcp_memory.errors import KeeperLostError, KeeperRefusedError
 from dcp_memory.places import FOLDER_VARIABLE, KeeperFolder, peer_of
-from dcp_memory.starting import START_SECONDS, start_process
-from dcp_memory.wire import HEAD, VERSION, FrameError, decode_head, decode_json, encode
+from dcp_memory.wire import HEAD, VERSION, decode_head, decode_json, encode
 
-__all__ = ["Answer", "Link", "NoKeeperError", "connect_to"]
+__all__ = [
+    "START_SECONDS",
+    "Answer",
+    "Link",
+    "NoKeeperError",
+    "check_options",
+    "connect_to",
+    "open_keepers",
+    "start_process",
+]
 
-ANSWER_SECONDS = 60.0
-"""Time within which a keeper must answer; it never waits for anything."""
+START_SECONDS = 60.0
+ANSWER_SECONDS = 20.0
+"""Time limit of an answer, shorter than that of `dcp_io.TimedCall`. A keeper never waits."""
 _RETRY_SECONDS = 0.02
 _STARTS = 3
+_OPTIONS = ("max_bytes", "generations", "idle_seconds", "with_parent")
 
 
 class NoKeeperError(Exception):
-    """No keeper of the run is there; internal."""
+    """The run has no keeper; internal."""
 
 
 class Answer:
-    """Answer of a keeper: its fields, the bytes that follow them, and a file descriptor if it has one."""
+    """Answer of a keeper."""
 
     __slots__ = ("descriptor", "epoch", "fields", "payload", "promised")
 
     def __init__(self, fields: dict[str, Any], payload: memoryview, descriptor: int | None, *, promised: bool) -> None:
         self.fields, self.payload, self.descriptor = fields, payload, descriptor
         self.promised = promised
-        """Whether the keeper has sent a descriptor, which is lost if this process has too many."""
+        """Whether the keeper sent a descriptor. It is lost if this process has too many."""
         self.epoch = 0
-        """Number of the connection on which it came."""
 
 
 class Link:
-    """Connection to the keeper of a run.
+    """Connection to the keeper of a run, opened on demand.
 
-    Args:
-        folder: Folder of keepers.
-        run: Name of the run.
+    After one unanswered request, requests fail immediately until the keeper answers: else each of many would wait.
     """
 
     def __init__(self, folder: str, run: str) -> None:
         self.folder, self.run = folder, run
         self.epoch = 0
-        """Number of the current connection; what belongs to an older one is lost."""
+        """Number of the current connection. Everything of an older connection is lost."""
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
+        self._unanswered: socket.socket | None = None
+        """Connection of an unanswered request; the keeper is silent until something arrives on it."""
         self._keeps_alive = False
         self._later: deque[tuple[int, int]] = deque()
         self.when_lost: list[Callable[[], object]] = []
-        """Functions to call when a connection has ended."""
 
     @property
     def name(self) -> str:
-        """URI of the run, for messages."""
+        """URI of the run."""
         return f"keeper://{self.run}"
 
     def ask(self, fields: Mapping[str, Any], payload: bytes | memoryview = b"", *, epoch: int | None = None) -> Answer:
-        """Send a request and return the answer.
-
-        Args:
-            fields: The request.
-            payload: Bytes that belong to it.
-            epoch: Connection to which the request belongs; None if any will do.
+        """Send a request and return the answer. The request belongs to the connection `epoch`; None means any.
 
         Raises:
-            NoKeeperError: No keeper of the run is there.
+            NoKeeperError: The run has no keeper.
             KeeperLostError: The connection of this epoch is lost, or the keeper does not answer.
-            KeeperFullError: The keeper has no memory left.
-            KeeperRefusedError: The keeper, or the folder of keepers, is another user's.
+            StorageError: The keeper's memory is full; `errno` is ENOSPC.
+            KeeperRefusedError: The keeper or its folder belongs to another user.
         """
         with self._lock:
             for attempt in range(2):
                 if epoch is not None and (epoch != self.epoch or self._socket is None):
                     raise self._lost()
-                fresh = self._socket is None
-                if fresh:
+                if self._socket is None:
                     self._connect()
                 try:
                     self._send_releases()
                     answer = self._exchange(fields, payload)
-                except (ConnectionError, FrameError) as error:
-                    if epoch is not None or fresh or attempt:
+                except (ConnectionError, ValueError) as error:
+                    if epoch is not None or attempt:
                         raise self._lost() from error
-                except TimeoutError as error:
-                    raise self._silent() from error
                 else:
                     answer.epoch = self.epoch
                     break
@@ -103,17 +107,7 @@ class Link:
     def insist(
         self, options: Mapping[str, Any], fields: Mapping[str, Any], payload: bytes | memoryview = b""
     ) -> Answer:
-        """Send a request to a keeper of the run, which is started if there is none; return the answer.
-
-        Args:
-            options: Options of the keeper if it is started.
-            fields: The request.
-            payload: Bytes that belong to it.
-
-        Raises:
-            KeeperStartError: No keeper could be started.
-            OSError: As for `ask`.
-        """
+        """Start a keeper if there is none, and do as `ask` does; raise StorageError if the start fails."""
         for _ in range(_STARTS):
             self.start(options)
             # The keeper to which this process was connected may have ended.
@@ -122,12 +116,10 @@ class Link:
         raise KeeperLostError(f"the keeper of {self.name} ends as soon as it is started")
 
     def start(self, options: Mapping[str, Any], seconds: float = START_SECONDS) -> None:
-        """Make sure that a keeper of the run is there: start one if there is none.
-
-        From now on, the keeper does not count as idle while this process is there.
+        """Start a keeper unless one runs. It is not idle while this process is connected.
 
         Raises:
-            KeeperStartError: It could not be started.
+            StorageError: The keeper could not be started.
         """
         with self._lock:
             if self._socket is not None:
@@ -135,16 +127,15 @@ class Link:
                     if not self._keeps_alive:
                         self._exchange({"do": "stay"}, b"")
                         self._keeps_alive = True
-                except (OSError, FrameError):
+                except KeeperLostError:  # it is silent
+                    raise
+                except (OSError, ValueError):
                     pass  # it has ended
                 else:
                     return
             self._keeps_alive = True
             deadline = time.monotonic() + seconds
-            while True:
-                with contextlib.suppress(NoKeeperError, KeeperLostError):
-                    self._connect()
-                    return
+            while not self._is_there():
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise KeeperLostError(f"the keeper of {self.name} ends as soon as it is started")
@@ -152,26 +143,38 @@ class Link:
                 start_process(self.run, self.folder, options, left)
                 time.sleep(_RETRY_SECONDS)
 
+    def _is_there(self) -> bool:
+        """Connect to the keeper; return False if there is none or it is ending, and raise if it is silent."""
+        try:
+            self._connect()
+        except (NoKeeperError, KeeperLostError):
+            if self._unanswered is not None:
+                raise
+            return False
+        return True
+
     def release_later(self, epoch: int, number: int) -> None:
-        """Note that an open object is not needed any more; for finalizers, which must not wait for a lock."""
+        """Note that an object is no longer needed; for finalizers, which must not wait for a lock."""
         self._later.append((epoch, number))
         if self._lock.acquire(blocking=False):
             try:
-                with contextlib.suppress(OSError, FrameError):
+                with contextlib.suppress(OSError, ValueError):
                     if self._socket is not None:
                         self._send_releases()
             finally:
                 self._lock.release()
 
     def close(self) -> None:
-        """Close the connection; the next request makes another one."""
+        """Close the connection; the next request opens another."""
         with self._lock:
             self._disconnect()
+            self._forget_unanswered()
 
     def abandon(self) -> None:
-        """Close the connection in a forked child: it is the parent's."""
+        """Close the connection in a forked child, because the parent owns it."""
         if self._socket is not None:
             self._socket.close()
+        self._forget_unanswered()
         self._socket, self._lock, self._keeps_alive = None, threading.Lock(), False
         self._later.clear()
         self.epoch += 1
@@ -186,14 +189,18 @@ class Link:
             self._exchange({"do": "release", "ids": numbers}, b"")
 
     def _connect(self) -> None:
+        if self._unanswered is not None:
+            if not _has_come(self._unanswered):
+                raise self._silent()
+            self._forget_unanswered()
         for attempt in range(_STARTS):
             self._socket = connect_to(self.folder, self.run)
             self.epoch += 1
             try:
                 self._exchange({"do": "greet", "version": VERSION, "keeps_alive": self._keeps_alive}, b"")
-            except TimeoutError as error:
-                raise self._silent() from error
-            except (OSError, FrameError) as error:
+            except KeeperLostError:  # it is silent
+                raise
+            except (OSError, ValueError) as error:
                 if attempt == _STARTS - 1:
                     raise KeeperLostError(
                         f"the keeper of {self.name} closes its connections: it is of another version of dcp-memory"
@@ -210,6 +217,10 @@ class Link:
         try:
             _send(connection, [memoryview(frame), memoryview(payload)])
             return self._receive(connection)
+        except TimeoutError as error:
+            self._socket, self._unanswered = None, connection
+            self._report_lost()
+            raise self._silent() from error
         except BaseException:  # also an interrupt: the next answer would be taken for that of another request
             self._disconnect()
             raise
@@ -231,7 +242,7 @@ class Link:
     def _checked(self, answer: Answer) -> Answer:
         error = answer.fields.get("error")
         if error == "full":
-            raise KeeperFullError(errno.ENOSPC, f"{self.name}: {answer.fields.get('message')}")
+            raise StorageError(errno.ENOSPC, f"{self.name}: {answer.fields.get('message')}")
         if error == "system":
             raise OSError(answer.fields.get("number"), f"the keeper of {self.name}: {answer.fields.get('message')}")
         if error == "bad":
@@ -244,8 +255,16 @@ class Link:
         connection, self._socket = self._socket, None
         if connection is not None:
             connection.close()
-            for function in self.when_lost:
-                function()
+            self._report_lost()
+
+    def _report_lost(self) -> None:
+        for function in self.when_lost:
+            function()
+
+    def _forget_unanswered(self) -> None:
+        connection, self._unanswered = self._unanswered, None
+        if connection is not None:
+            connection.close()
 
     def _silent(self) -> KeeperLostError:
         return KeeperLostError(
@@ -259,22 +278,29 @@ class Link:
         )
 
 
-def connect_to(folder: str, run: str, seconds: float = ANSWER_SECONDS) -> socket.socket:
-    """Return a new connection to the keeper of a run.
+def _has_come(connection: socket.socket) -> bool:
+    poller = select.poll()  # unlike `select`, for descriptors of any number
+    poller.register(connection, select.POLLIN)
+    return bool(poller.poll(0))
 
-    Args:
-        folder: Folder of keepers.
-        run: Name of the run.
-        seconds: Limit of each wait on the connection.
 
-    Raises:
-        NoKeeperError: There is none.
-        KeeperLostError: It does not accept connections.
-        KeeperRefusedError: It, or the folder, is another user's.
-    """
+@contextlib.contextmanager
+def open_keepers(folder: str) -> Iterator[KeeperFolder]:
+    """Open the directory of keepers; raise FileNotFoundError or KeeperRefusedError."""
+    try:
+        opened = KeeperFolder(folder)
+    except PermissionError as error:
+        raise KeeperRefusedError(str(error)) from error
+    with opened:
+        yield opened
+
+
+def connect_to(folder: str, run: str, seconds: float | None = None) -> socket.socket:
+    """Return a new connection to the keeper of a run; raise as `Link.ask` does."""
+    seconds = ANSWER_SECONDS if seconds is None else seconds
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        with KeeperFolder(folder) as opened:
+        with open_keepers(folder) as opened:
             _connect(connection, opened.socket_path(run), seconds)
         connection.settimeout(seconds)
         _check_owner(connection, run, folder)
@@ -282,8 +308,6 @@ def connect_to(folder: str, run: str, seconds: float = ANSWER_SECONDS) -> socket
         connection.close()
         if isinstance(error, FileNotFoundError | ConnectionRefusedError):
             raise NoKeeperError from None
-        if isinstance(error, PermissionError):
-            raise KeeperRefusedError(str(error)) from error
         if isinstance(error, TimeoutError):
             raise KeeperLostError(f"the keeper of keeper://{run} does not accept connections") from error
         raise
@@ -293,14 +317,13 @@ def connect_to(folder: str, run: str, seconds: float = ANSWER_SECONDS) -> socket
 def _check_owner(connection: socket.socket, run: str, folder: str) -> None:
     _, uid = peer_of(connection)
     if uid != os.geteuid():
-        raise PermissionError(
+        raise KeeperRefusedError(
             f"the keeper of keeper://{run} in {folder} is a process of user {uid}, and this one of user "
-            f"{os.geteuid()}: start one of your own, in another folder ({FOLDER_VARIABLE})"
+            f"{os.geteuid()}: start one of your own, in another directory ({FOLDER_VARIABLE})"
         )
 
 
 def _connect(connection: socket.socket, path: str, seconds: float) -> None:
-    """Connect to a socket; wait while its queue is full."""
     connection.setblocking(False)
     deadline = time.monotonic() + seconds
     while True:
@@ -324,7 +347,7 @@ def _send(connection: socket.socket, waiting: list[memoryview]) -> None:
 
 
 def _read(connection: socket.socket, size: int, *, begun: bool) -> bytearray:
-    """Read so many bytes; `begun` is False if the connection has ended before the first of the frame."""
+    """Read `size` bytes. Only if not `begun` may the connection end before the first byte."""
     data = bytearray(size)
     view = memoryview(data)
     while view:
@@ -333,3 +356,45 @@ def _read(connection: socket.socket, size: int, *, begun: bool) -> bytearray:
             raise ConnectionResetError("the keeper has closed the connection")
         view = view[count:]
     return data
+
+
+def check_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the options of a new keeper; raise ValueError for an unknown one."""
+    given = dict(options or {})
+    unknown = sorted(given.keys() - {*_OPTIONS})
+    if unknown:
+        raise ValueError(f"a keeper has no option {', '.join(unknown)}; it has {', '.join(_OPTIONS)}")
+    return given
+
+
+def start_process(run: str, folder: str, options: Mapping[str, Any], seconds: float = START_SECONDS) -> None:
+    """Start a keeper in its own session, unless this run has one, and wait until it accepts connections.
+
+    Options that are None have their defaults.
+
+    Raises:
+        StorageError: The keeper has not started within `seconds`; the message has its output.
+    """
+    arguments = [run, "--detach"]
+    for name, value in options.items():
+        if name == "with_parent" and value is True:
+            value = os.getpid()
+        if value is not None and value is not False:
+            arguments.append(f"--{name.replace('_', '-')}={value}")
+    # Unlike `python -m`, this imports nothing from the working folder.
+    code = "import sys; sys.path = [*filter(None, sys.path)]; from dcp_memory.keeper.__main__ import main; "
+    command = [sys.executable, "-c", f"{code}sys.exit(main(sys.argv[1:]))", *arguments]
+    paths = os.pathsep.join(filter(None, sys.path))
+    environment = {**os.environ, "DCP_KEEPER_DIR": folder, "PYTHONPATH": paths}
+    try:
+        done = subprocess.run(  # noqa: S603 - our own module, by this interpreter
+            command, stdin=subprocess.DEVNULL, capture_output=True, env=environment, timeout=seconds, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise StorageError(f"the keeper of {run} was not ready within {seconds:g} s; see {folder}/{run}.log") from error
+    except OSError as error:
+        raise StorageError(f"the keeper of {run} could not be started: {error}") from error
+    if done.returncode:
+        said = (done.stderr or done.stdout).decode(errors="replace").strip()[-2000:]
+        said = said.rpartition("keeper: error: ")[2] if said.startswith("usage: ") else said
+        raise StorageError(f"the keeper of {run} could not be started: {said or done.returncode}")

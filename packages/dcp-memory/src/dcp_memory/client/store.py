@@ -1,22 +1,20 @@
-"""`KeeperStore`: a folder of objects in the keeper of a run on this host; URIs `keeper://RUN/folder`."""
+"""`KeeperStore`: a folder of objects in a keeper."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import quote, unquote
 
-from dcp_io import Entry, HostStore, Sink, Source, Store, check_name, split_also
+from dcp_base import InvalidPlaceError
+from dcp_io import Entry, HostStore, Sink, Source, Store, check_name
 from dcp_io import open_store as open_any
 from dcp_manifest import CheckpointNotFoundError
-from dcp_memory.client.keepers import Connection, connection_to
-from dcp_memory.client.lender import Lender
-from dcp_memory.client.link import Answer, NoKeeperError
-from dcp_memory.client.sink import SMALL_BYTES, KeeperSink, Writing
-from dcp_memory.client.source import BlobSource, KeeperSource
-from dcp_memory.client.uris import keeper_uri, parse_uri
+from dcp_memory.client.connection import Connection, Lender, connection_to
+from dcp_memory.client.link import Answer, NoKeeperError, check_options
+from dcp_memory.client.objects import SMALL_BYTES, BlobSource, KeeperSink, KeeperSource, Writing
 from dcp_memory.places import check_run
-from dcp_memory.starting import check_options
 
 __all__ = ["KeeperStore", "open_store"]
 
@@ -27,18 +25,12 @@ class KeeperStore(HostStore):
     """A store in the memory of a keeper, a process of this host that outlives the processes which save.
 
     Guarantees: those of `Store`, among the processes of one user on one host, as long as the keeper lives. Nothing is
-    durable: `sync` has no effect. Writing starts a keeper if there is none; reading does not.
-
-    Args:
-        run: Name of the run, which has a keeper of its own: letters, digits and `._-`.
-        folder: Folder in the keeper; empty for the top.
-        also: Stores that all hosts share, with copies of objects; what the keeper lacks is read there, nearest first.
-        storage_options: Options of a keeper that is started here: `max_bytes`, `generations`, `idle_seconds`,
-            `with_parent`; see `start_keeper`.
+    durable: `sync` has no effect. Writing starts a keeper if none runs; reading does not.
 
     Example:
         ```python
-        from dcp_memory import KeeperStore, stop_keeper
+        from dcp_memory import stop_keeper
+        from dcp_memory.client.store import KeeperStore
 
         store = KeeperStore("example", "step-40")
         store.make()
@@ -58,27 +50,28 @@ class KeeperStore(HostStore):
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(also=also)
-        self._url = keeper_uri(check_run(run), folder)
-        self._run, self._folder = parse_uri(self._url)
+        self._url = _keeper_uri(check_run(run), folder)
+        self._run, self._folder = _parse_uri(self._url)
         self._options = check_options(storage_options)
 
     @property
     def url(self) -> str:
-        """The URI of the folder, without the other stores."""
+        """URI of the folder, without the other stores."""
         return self._url
 
     def make(self) -> None:
-        """Start a keeper if there is none; folders need not be made."""
+        """Start a keeper if there is none."""
         self._connection().link.insist(self._options, {"do": "stay"})
 
-    def create(self, name: str) -> Sink:
-        """Create an object for writing, which appears when its sink is closed; see `KeeperSink`."""
+    def create(self, name: str, *, sync: bool = True) -> Sink:
+        """Create an object, which appears when its sink is closed."""
+        del sync
         key = self._key(name)
         writing = Writing(self._connection(), self._options, key, f"{self._url}/{name}")
         return KeeperSink(name, writing, lambda: self.delete(name))
 
     def publish(self, name: str, data: Buffer, *, tag: str = "", sync: bool = True) -> None:
-        """Create or replace an object, atomically."""
+        """Create or replace an object atomically."""
         del tag, sync
         key, connection = self._key(name), self._connection()
         if len(data) <= SMALL_BYTES:
@@ -100,22 +93,22 @@ class KeeperStore(HostStore):
         """Open the object; the keeper keeps it until the source is closed, even if it is deleted."""
         answer = self._find({"do": "open", "key": self._key(name)}, name)
         if answer.fields["small"]:
-            return BlobSource(self, name, answer.payload)
+            return BlobSource(name, answer.payload)
         size, number = answer.fields["size"], answer.fields["id"]
-        return KeeperSource(self, name, self._connection(), answer.epoch, number, size, answer.payload)
+        return KeeperSource(name, self._connection(), answer.epoch, number, size, answer.payload)
 
     def size_here(self, name: str) -> int:
-        """Return the size of the object in bytes."""
+        """Return the size in bytes."""
         size: int = self._find({"do": "stat", "key": self._key(name)}, name).fields["size"]
         return size
 
     def exists(self, name: str) -> bool:
-        """Return whether the object exists; one that is being written does not yet."""
+        """Return whether the object exists and is complete."""
         answer = self._ask({"do": "stat", "key": self._key(name)})
         return answer is not None and "error" not in answer.fields
 
     def list(self) -> list[Entry]:
-        """List the objects in the folder; empty if there is no keeper."""
+        """List the objects in the folder; empty without a keeper."""
         answer = self._ask({"do": "list", "folder": self._folder})
         if answer is None:
             return []
@@ -126,19 +119,19 @@ class KeeperStore(HostStore):
         self._ask({"do": "delete", "key": self._key(name)})
 
     def sync_folder(self) -> None:
-        """Do nothing: memory has no way to be durable."""
+        """Do nothing: memory cannot be durable."""
 
     def lender(self) -> Lender:
-        """Return the lender of the keeper's memory: what savers stage there is not copied again."""
+        """Return the lender of the keeper's memory: bytes staged there are not copied again."""
         return self._connection().lender(self._options)
 
     def child(self, name: str) -> KeeperStore:
-        """Return a store for the subfolder of that name, here and in the stores in `also`."""
-        also = [store.child(name) for store in self.also]
+        """Return the store of a subfolder, here and in `also`."""
+        also = self.also_below(name)
         return KeeperStore(self._run, self._key(name), also=also, storage_options=self._options)
 
     def parent(self) -> KeeperStore:
-        """Return the store of the folder above, without other stores; that of the top is itself."""
+        """Return the store of the folder above, without other stores; the top returns itself."""
         return KeeperStore(self._run, self._folder.rpartition("/")[0], storage_options=self._options)
 
     def folders(self) -> tuple[str, ...]:
@@ -154,14 +147,12 @@ class KeeperStore(HostStore):
         return connection_to(self._run)
 
     def _ask(self, fields: Mapping[str, Any]) -> Answer | None:
-        """Ask the keeper; None if there is none."""
         try:
             return self._connection().link.ask(fields)
         except NoKeeperError:
             return None
 
     def _find(self, fields: Mapping[str, Any], name: str) -> Answer:
-        """Ask the keeper about an object that must be there."""
         answer = self._ask(fields)
         if answer is None:
             raise CheckpointNotFoundError(
@@ -174,7 +165,26 @@ class KeeperStore(HostStore):
 
 
 def open_store(uri: str, *, storage_options: Mapping[str, Any] | None = None) -> KeeperStore:
-    """Open the store of a `keeper://` URI; for `dcp_io.open_store`, which finds it by its scheme."""
-    own, also = split_also(uri)
-    run, folder = parse_uri(own)
+    """Open the store of a `keeper://` URI, for `dcp_io.open_store`."""
+    own, also = HostStore.split(uri)
+    run, folder = _parse_uri(own)
     return KeeperStore(run, folder, also=[open_any(one) for one in also], storage_options=storage_options)
+
+
+_SCHEME = "keeper"
+
+
+def _keeper_uri(run: str, folder: str = "") -> str:
+    path = "/" + quote(folder, errors="surrogatepass") if folder else ""
+    return f"{_SCHEME}://{run}{path}"
+
+
+def _parse_uri(uri: str) -> tuple[str, str]:
+    place = uri.partition("://")[2]
+    run, _, folder = place.partition("/")
+    try:
+        check_run(run)
+    except ValueError as error:
+        raise InvalidPlaceError(f"{uri!r} names no run of a keeper: {error}") from None
+    folder = "/".join(part for part in unquote(folder, errors="surrogatepass").split("/") if part)
+    return run, check_name(folder) if folder else ""

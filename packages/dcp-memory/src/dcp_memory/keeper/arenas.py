@@ -1,4 +1,4 @@
-"""`Arenas`: segments that are lent to savers. What savers stage there becomes objects without a copy.
+"""`Arenas`: segments that are lent to savers. Bytes staged there become objects without a copy.
 
 An arena is free if it is neither lent nor reserved, no object or sink refers to it, and no process of a dead borrower
 can still use it.
@@ -11,8 +11,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from dcp_memory.keeper.pool import FullError, Pool, full_text
-from dcp_memory.keeper.segment import Segment
+from dcp_memory.keeper.pool import Pool, Segment, full_text
 
 __all__ = ["Arena", "Arenas", "Borrower"]
 
@@ -29,45 +28,36 @@ class Borrower:
 
     number: int
     recent: deque[int] = field(default_factory=lambda: deque(maxlen=_RECENT))
-    """Sizes of the last loans."""
     asking: bool = False
-    """Whether it waits for a loan of the last of these sizes."""
+    """Whether it waits for a loan of the last size in `recent`."""
     making: int = 0
     """Bytes that are being allocated for it."""
     failed: str | None = None
-    """Why the last allocation for it failed."""
 
     @property
     def most_bytes(self) -> int:
-        """Size of the largest of the last loans."""
+        """Size of the largest recent loan."""
         return max(self.recent, default=0)
 
 
 @dataclass(eq=False, slots=True)
 class Arena:
-    """An arena."""
+    """A segment for loans."""
 
     segment: Segment
     borrower: Borrower | None = None
-    """Connection that has it on loan, or for which it is reserved."""
+    """Connection that has it on loan or reserved."""
     lent: bool = False
-    """Whether it is on loan, rather than reserved for the next one."""
     users: int = 0
     """Number of objects and sinks that refer to it."""
     left: set[int] = field(default_factory=set)
     """Numbers of lost connections whose processes may still use it."""
     known: set[int] = field(default_factory=set)
-    """Numbers of the connections that have got a descriptor of it."""
     free_since: float = field(default_factory=time.monotonic)
 
 
 class Arenas:
-    """Arenas of a keeper.
-
-    Args:
-        pool: Memory of the keeper.
-        generations: Number of checkpoints that are kept; one more is being written.
-    """
+    """Arenas of a keeper."""
 
     def __init__(self, pool: Pool, generations: int) -> None:
         self._pool = pool
@@ -78,7 +68,7 @@ class Arenas:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arenas, also of those that are being allocated."""
+        """Bytes of all arenas, including those that are being allocated."""
         making = sum(borrower.making for borrower in self._borrowers)
         return making + sum(arena.segment.nbytes for arena in self._arenas.values())
 
@@ -87,7 +77,7 @@ class Arenas:
         return self._arenas.values()
 
     def get(self, inode: int) -> Arena | None:
-        """Return the arena with this inode; None for another inode."""
+        """Return the arena with this inode, or None."""
         return self._arenas.get(inode)
 
     def is_free(self, arena: Arena) -> bool:
@@ -98,16 +88,7 @@ class Arenas:
         return not arena.left
 
     def lend(self, borrower: Borrower, nbytes: int, *, force: bool) -> Arena | None:
-        """Lend an arena of at least this size; None while there is none: try again.
-
-        Args:
-            borrower: Connection that asks.
-            nbytes: Least size.
-            force: Whether to allocate more than the allowance, for a borrower that has waited long enough.
-
-        Raises:
-            FullError: There will be none.
-        """
+        """Lend an arena; None means try again. `force` ignores the allowance. Raise MemoryError if none is left."""
         self._borrowers.add(borrower)
         if not borrower.recent or borrower.recent[-1] != nbytes or not borrower.asking:
             borrower.recent.append(nbytes)
@@ -119,11 +100,7 @@ class Arenas:
         return arena
 
     def prepare(self, borrower: Borrower, nbytes: int) -> Arena | None:
-        """Reserve an arena for the next loan of a connection, within the allowance; None: none yet, or none at all.
-
-        Raises:
-            FullError: There will be none.
-        """
+        """Reserve an arena for the next loan, if memory is allocated within the allowance; raise as `lend` does."""
         self._borrowers.add(borrower)
         if not borrower.recent:
             borrower.recent.append(nbytes)
@@ -139,7 +116,7 @@ class Arenas:
         arena.users += 1
 
     def release(self, arena: Arena) -> None:
-        """Count an object or a sink less."""
+        """Drop one such reference."""
         arena.users -= 1
         arena.free_since = time.monotonic()
 
@@ -154,7 +131,7 @@ class Arenas:
                 self.give_back(arena)
 
     def trim(self, seconds: float) -> None:
-        """Destroy arenas that have been free for so long, if no connection has borrowed any."""
+        """Destroy arenas that have been free for `seconds`, if no connection has borrowed any."""
         if self._borrowers:
             return
         before = time.monotonic() - seconds
@@ -169,7 +146,7 @@ class Arenas:
         if arena is None:
             failed, borrower.failed = borrower.failed, None
             if failed is not None:
-                raise FullError(failed)
+                raise MemoryError(failed)
             if not borrower.making:
                 self._grow(borrower, nbytes, force=force, urgent=urgent)
             if not borrower.making:  # rather one that is far too large than none
@@ -188,14 +165,14 @@ class Arenas:
             return
         try:
             self._pool.make(size, lambda made: self._made(borrower, size, made), zeroed=True)
-        except FullError:
+        except MemoryError:
             if force or not urgent:
                 raise
         else:
             borrower.making = size
 
     def _keep_to_allowance(self, size: int) -> bool:
-        """Return whether the allowance has room for another arena, after destroying those that are of no more use."""
+        """Destroy useless arenas; return whether the allowance has room for another one."""
         allowance = (self._generations + 1) * sum(_rounded(each.most_bytes) for each in self._borrowers)
         for arena in self._useless():
             if self.nbytes + size <= allowance:
@@ -204,7 +181,7 @@ class Arenas:
         return self.nbytes + size <= allowance
 
     def _useless(self) -> list[Arena]:
-        """Return free arenas that no borrower would get for what it has borrowed last, the smallest first."""
+        """Return free arenas that fit no borrower's last loans, the smallest first."""
         wanted = [nbytes for each in self._borrowers for nbytes in each.recent]
         useless = (
             arena
@@ -250,14 +227,7 @@ _OF_SIZE = -1
 
 
 def _best(arenas: Iterable[Arena], nbytes: int, borrower: Borrower, most_bytes: int | None = _OF_SIZE) -> Arena | None:
-    """Return the smallest arena that fits; of equal ones, one that the borrower has mapped already.
-
-    Args:
-        arenas: Arenas to choose from.
-        nbytes: Least size.
-        borrower: Connection that gets it.
-        most_bytes: Largest size; None for any. By default, twice the least size.
-    """
+    """Return the smallest arena of `nbytes` to `most_bytes` (None: any); of equal ones, one that is mapped already."""
     most = _most_bytes(nbytes) if most_bytes == _OF_SIZE else most_bytes
     fitting = [arena for arena in arenas if _fits(arena, nbytes, most)]
     return min(

@@ -1,4 +1,4 @@
-"""`Catalogue`: the objects of a keeper by folder and name, those that are being written, and those that are open."""
+"""`Catalogue`: a keeper's objects by folder and name."""
 
 from __future__ import annotations
 
@@ -23,37 +23,30 @@ class StoredObject:
     size: int
     mtime: float
     blob: bytes | None
-    """Bytes of a small object; None for one that lies in segments."""
+    """Bytes of a small object."""
     extents: bytes = b""
-    """Records of `wire.EXTENT`, in the order of the object's bytes."""
+    """Records of `wire.EXTENT`, in the order of the bytes."""
     ranges: tuple[SlabRange, ...] = ()
     arenas: tuple[Arena, ...] = ()
     holders: int = 1
-    """Its name, and how many times it is open."""
+    """Number of references: its name, and one for each time that it is open."""
     left: set[int] = field(default_factory=set)
     """Numbers of lost connections whose processes may still read it."""
 
 
 @dataclass(eq=False, slots=True)
 class Reservation:
-    """An object that is being written: its memory and, until it is complete, its name."""
+    """An object that is being written."""
 
     key: str | None
-    """Name that no other object can get meanwhile; None if the object will replace another one."""
+    """Reserved name; None if the object will replace another one."""
     number: int
-    """Number of the connection that writes it."""
     ranges: list[SlabRange] = field(default_factory=list)
     arenas: list[Arena] = field(default_factory=list)
 
 
 class Catalogue:
-    """Objects of a keeper. Keys are paths, `folder/name`; the folder of a key without a slash is empty.
-
-    Args:
-        pool: Memory of the keeper, which counts the small objects.
-        slabs: Memory into which clients copy.
-        arenas: Memory that is lent to clients.
-    """
+    """Objects of a keeper. Keys are paths, `folder/name`, or names in the top folder."""
 
     def __init__(self, pool: Pool, slabs: Slabs, arenas: Arenas) -> None:
         self._pool, self._slabs, self._arenas = pool, slabs, arenas
@@ -61,12 +54,12 @@ class Catalogue:
         self._reserved: dict[str, Reservation] = {}
 
     def find(self, key: str) -> StoredObject | None:
-        """Return the object of a key; None if there is none."""
+        """Return the object of a key, or None."""
         folder, name = split_key(key)
         return self._folders.get(folder, {}).get(name)
 
     def listing(self, folder: str) -> list[tuple[str, int, float]]:
-        """Return names, sizes and times of the objects in a folder, without subfolders."""
+        """Return names, sizes and times of a folder's objects."""
         return [(name, each.size, each.mtime) for name, each in self._folders.get(folder, {}).items()]
 
     def folders(self, folder: str) -> list[str]:
@@ -90,13 +83,13 @@ class Catalogue:
         return made
 
     def publish(self, key: str, blob: bytes) -> None:
-        """Create or replace a small object. Raises FullError."""
+        """Create or replace a small object; raise MemoryError if there is no memory."""
         made = StoredObject(len(blob), time.time(), blob)
         self._pool.reserve(_cost(made))
         self._put(key, made)
 
     def commit_blob(self, reservation: Reservation, blob: bytes) -> None:
-        """Complete an object that turned out to be small. Raises FullError."""
+        """Complete a small object; raise MemoryError as `publish` does."""
         made = StoredObject(len(blob), time.time(), blob)
         self._pool.reserve(_cost(made))
         key = self._leave(reservation)
@@ -107,18 +100,7 @@ class Catalogue:
             self._put(key, made)
 
     def commit(self, reservation: Reservation, size: int, extents: bytes, left: int, key: str | None) -> None:
-        """Complete an object in segments.
-
-        Args:
-            reservation: The object; its memory becomes that of the object.
-            size: Its size in bytes.
-            extents: Records of `wire.EXTENT`.
-            left: Bytes at the end of the last range that are not needed; whole pages.
-            key: Key under which it is to replace whatever is there; None for the reserved one.
-
-        Raises:
-            FullError: The budget has no room for the extents.
-        """
+        """Complete an object in segments; raise MemoryError as `publish` does."""
         made = StoredObject(size, time.time(), None, extents)
         self._pool.reserve(_cost(made))
         if left:
@@ -136,12 +118,7 @@ class Catalogue:
             self._put(place, made)
 
     def drop(self, reservation: Reservation, *, lost: bool = False) -> None:
-        """End an object that is not completed.
-
-        Args:
-            reservation: The object.
-            lost: Whether its connection was lost, so that its process may still write to the memory.
-        """
+        """End an incomplete object. The process of a `lost` connection may still write to its memory."""
         self._leave(reservation)
         for piece in reservation.ranges:
             if lost:
@@ -153,7 +130,7 @@ class Catalogue:
         reservation.ranges, reservation.arenas = [], []
 
     def delete(self, key: str) -> None:
-        """Remove an object, also one that is being written: it will not appear. Nothing happens if there is none."""
+        """Remove an object, if it exists, also one that is being written."""
         self._reserved.pop(key, None)
         folder, name = split_key(key)
         names = self._folders.get(folder, {})
@@ -164,15 +141,15 @@ class Catalogue:
             self.release(removed)
 
     def release(self, stored: StoredObject) -> None:
-        """Count a holder of an object less; after the last one its memory is free."""
+        """Drop one reference to an object. The last one frees the memory."""
         stored.holders -= 1
         if not stored.holders:
             self._free(stored)
 
     def leave(self, stored: StoredObject, number: int) -> None:
-        """Count a holder less whose connection was lost: its process may still read the memory, which is not reused.
+        """Drop the reference of a closed connection, but keep memory that its process may still read.
 
-        A load, say, goes on with what it has mapped after an interrupt has closed the connection of its process.
+        For example, a load goes on after an interrupt has closed the connection.
         """
         for arena in stored.arenas:
             arena.left.add(number)
@@ -180,12 +157,11 @@ class Catalogue:
         self.release(stored)
 
     def objects(self) -> Iterator[StoredObject]:
-        """Yield all objects that have a name."""
+        """Yield all named objects."""
         for names in self._folders.values():
             yield from names.values()
 
     def _leave(self, reservation: Reservation) -> str | None:
-        """Give up a reserved name; returns it, or None if the reservation does not have it any more."""
         key = reservation.key
         if key is None or self._reserved.get(key) is not reservation:
             return None
@@ -210,7 +186,6 @@ class Catalogue:
 
 
 def _cost(stored: StoredObject) -> int:
-    """Return the bytes that an object takes besides its ranges of segments."""
     return _OBJECT_BYTES + len(stored.extents) + (0 if stored.blob is None else len(stored.blob))
 
 

@@ -1,4 +1,4 @@
-"""Options of a keeper: from the command line, the environment, or the process that starts it."""
+"""Options of a keeper, from the command line, the environment, or the process that starts it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dcp_memory.keeper.room import available_bytes
+from dcp_memory.keeper.pool import available_bytes
 from dcp_memory.places import check_run
 
 __all__ = ["KeeperOptions", "parse_arguments"]
@@ -17,15 +17,7 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 @dataclass(frozen=True, slots=True)
 class KeeperOptions:
-    """Options of a keeper.
-
-    Args:
-        run: Name of the run.
-        max_bytes: Limit of the memory that it takes.
-        generations: Number of checkpoints that a run keeps in it, for the memory that is lent.
-        idle_seconds: Time after which it ends without clients that write.
-        parent: Process with which it ends; None for no such process.
-    """
+    """Options of a keeper; see `dcp_memory.start_keeper`. It ends with the process `parent`, if there is one."""
 
     run: str
     max_bytes: int
@@ -35,7 +27,7 @@ class KeeperOptions:
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> tuple[KeeperOptions, bool]:
-    """Return the options in the arguments of a command line, and whether the keeper is to detach itself."""
+    """Return the options, and whether the keeper is to detach itself."""
     parser = argparse.ArgumentParser("python -m dcp_memory.keeper", description="Hold checkpoints of a run in memory.")
     parser.add_argument("run", type=_run, help="name of the run; its checkpoints are at keeper://RUN")
     parser.add_argument(

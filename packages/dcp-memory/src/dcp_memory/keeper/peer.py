@@ -1,4 +1,4 @@
-"""`Peer`: a client's connection as the keeper sees it: frames are read and written without waiting for the client."""
+"""`Peer`: a client's connection in the keeper, which never waits for the client."""
 
 from __future__ import annotations
 
@@ -12,20 +12,13 @@ from dcp_memory.keeper.arenas import Borrower
 from dcp_memory.keeper.catalogue import Reservation, StoredObject
 from dcp_memory.wire import GREETING_BYTES, HEAD, decode_head, decode_json, encode
 
-__all__ = ["Peer", "Request"]
+__all__ = ["Peer"]
 
-Request = tuple[dict[str, Any], bytes]
 _READ_BYTES = 1 << 20
 
 
 class Peer:
-    """A connection, and what its client has: loans, objects that it writes, and objects that it has open.
-
-    Args:
-        connection: The socket, which never blocks.
-        number: Number of the connection, never used again.
-        pid: Process of the client.
-    """
+    """A connection, and all that its client has. `connection` never blocks, and `number` is never used again."""
 
     def __init__(self, connection: socket.socket, number: int, pid: int) -> None:
         self.socket = connection
@@ -34,7 +27,7 @@ class Peer:
         self.greeted = False
         """Whether the client has said what it is."""
         self.keeps_alive = False
-        """Whether the client writes or borrows: the keeper does not end for being idle while it is there."""
+        """Whether the client writes or borrows; if so, the keeper is not idle."""
         self.since = time.monotonic()
         self.reservations: dict[int, Reservation] = {}
         self.opened: dict[int, StoredObject] = {}
@@ -52,19 +45,19 @@ class Peer:
 
     @property
     def has_output(self) -> bool:
-        """Whether an answer waits for the client to read it."""
+        """Whether part of an answer is unsent."""
         return bool(self._outgoing)
 
     def new_number(self) -> int:
-        """Return a number for something of this client, not used before."""
+        """Return an unused number."""
         self._next += 1
         return self._next
 
-    def receive(self) -> Request | None:
-        """Read what has arrived; returns a request once it is complete.
+    def receive(self) -> dict[str, Any] | None:
+        """Read arrived bytes; return the fields of a complete request, with its `payload`, or None.
 
         Raises:
-            FrameError: The bytes are no request.
+            ValueError: The bytes are not a request.
             ConnectionError: The client has closed the connection.
         """
         while True:
@@ -87,17 +80,14 @@ class Peer:
             (json_bytes, _), received = self._sizes, self._incoming
             self._sizes, self._incoming, self._wanted = None, bytearray(), HEAD.size
             view = memoryview(received)
-            return decode_json(view[:json_bytes]), bytes(view[json_bytes:])
+            return {**decode_json(view[:json_bytes]), "payload": bytes(view[json_bytes:])}
 
     def answer(
         self, fields: Mapping[str, Any], payload: bytes | memoryview = b"", *, descriptor: int | None = None
     ) -> None:
-        """Queue an answer, and send what the client takes at once.
+        """Queue an answer, and send what the client takes immediately.
 
-        Args:
-            fields: Content of the answer.
-            payload: Bytes that follow it; not copied.
-            descriptor: File descriptor for the client, which is closed here once it has been sent.
+        The payload is not copied. The descriptor is closed here once it has been sent.
         """
         self._descriptor = descriptor
         self._outgoing = [memoryview(encode(fields, len(payload), descriptor=descriptor is not None))]
@@ -106,7 +96,7 @@ class Peer:
         self.send()
 
     def send(self) -> None:
-        """Send as much of the answer as the client takes. Raises ConnectionError if it is gone."""
+        """Send as much of the answer as the client takes; raise ConnectionError if the client is gone."""
         while self._outgoing:
             try:
                 if self._descriptor is not None:

@@ -1,6 +1,6 @@
-"""The requests that a keeper answers: one function each. They only look up and count: none of them waits.
+"""The requests that a keeper answers, one function each. They only look up and count: none of them waits.
 
-What needs memory that is not there yet is answered with `{"wait": true}`; the client asks again.
+The answer `{"wait": true}` means that memory is not there yet; the client asks again.
 """
 
 from __future__ import annotations
@@ -16,24 +16,15 @@ from dcp_memory.keeper.arenas import Arenas
 from dcp_memory.keeper.catalogue import Catalogue, Reservation, StoredObject
 from dcp_memory.keeper.options import KeeperOptions
 from dcp_memory.keeper.peer import Peer
-from dcp_memory.keeper.pool import FullError, Pool
+from dcp_memory.keeper.pool import Pool
 from dcp_memory.keeper.slabs import Slabs
 from dcp_memory.wire import EXTENT, PAGE_BYTES
 
 __all__ = ["Keeper", "answer"]
 
 
-class BadRequestError(Exception):
-    """A request lacks a field, or a field has a value that it cannot have."""
-
-
 class Keeper:
-    """What a keeper has.
-
-    Args:
-        options: Options of the keeper.
-        pool: Its memory.
-    """
+    """State of a keeper."""
 
     def __init__(self, options: KeeperOptions, pool: Pool) -> None:
         self.options = options
@@ -43,12 +34,11 @@ class Keeper:
         self.catalogue = Catalogue(pool, self.slabs, self.arenas)
         self.began = time.time()
         self.stopping = False
-        """Whether a client has asked for the end."""
         self.clients: Callable[[], int] = int
         """Function that returns the number of clients."""
 
     def forget(self, peer: Peer) -> None:
-        """Free what a client had whose connection has ended."""
+        """Free everything of a client with a closed connection."""
         for stored in peer.opened.values():
             self.catalogue.leave(stored, peer.number)
         for reservation in peer.reservations.values():
@@ -58,13 +48,12 @@ class Keeper:
         self.arenas.lose(peer.borrower)
 
 
-def answer(keeper: Keeper, peer: Peer, fields: dict[str, Any], payload: bytes) -> None:
-    """Answer one request of a client. What cannot be done is an answer, too, with the key `error`."""
+def answer(keeper: Keeper, peer: Peer, fields: dict[str, Any]) -> None:
+    """Answer one request of a client. A failure is an answer with the key `error`."""
     try:
-        function = _REQUESTS[fields["do"]]
-        function(keeper, peer, fields, payload)
-    except FullError as error:
-        peer.answer({"error": "full", "message": str(error)})
+        _REQUESTS[fields["do"]](keeper, peer, fields)
+    except MemoryError as error:
+        peer.answer({"error": "full", "message": str(error) or "no memory"})
     except ConnectionError:
         raise
     except OSError as error:
@@ -73,8 +62,7 @@ def answer(keeper: Keeper, peer: Peer, fields: dict[str, Any], payload: bytes) -
         peer.answer({"error": "bad", "message": f"{type(error).__name__}: {error}"})
 
 
-def _create(keeper: Keeper, peer: Peer, fields: dict[str, Any], payload: bytes) -> None:
-    del payload
+def _create(keeper: Keeper, peer: Peer, fields: dict[str, Any]) -> None:
     key = None if fields["key"] is None else str(fields["key"])
     made = keeper.catalogue.reserve(key, peer.number)
     if made is None:
@@ -85,12 +73,11 @@ def _create(keeper: Keeper, peer: Peer, fields: dict[str, Any], payload: bytes) 
     peer.answer({"id": number})
 
 
-def _extend(keeper: Keeper, peer: Peer, fields: dict[str, Any], payload: bytes) -> None:
-    del payload
+def _extend(keeper: Keeper, peer: Peer, fields: dict[str, Any]) -> None:
     reservation = peer.reservations[fields["id"]]
     nbytes = int(fields["nbytes"])
     if nbytes < 1:
-        raise BadRequestError("a range has at least one byte")
+        raise ValueError("a range has at least one byte")
     piece = keeper.slabs.take(nbytes)
     if piece is None:
         peer.answer({"wait": True})
@@ -99,9 +86,7 @@ def _extend(keeper: Keeper, peer: Peer, fields: dict[str, Any], payload: bytes) 
     peer.answer({"segment": piece.inode, "offset": piece.offset, "nbytes": piece.nbytes})
 
 
-def _refer(keeper: Keeper, peer: Peer, fields: dict[str, Any], payload: bytes) -> None:
-    """Let an object that is being written refer to an arena, if the memory file is one that is in use."""
-    del payload
+def _refer(keeper: Keeper, peer: Peer, fields: dict[str, Any]) -> None:
     reservation = peer.reservations[fields["id"]]
     arena = keeper.arenas.get(fields["inode"])
     if arena is None or arena.segment.device != fields["device"] or keeper.arenas.is_free(arena):
@@ -113,64 +98,61 @@ def _refer(keeper: Keeper, peer: Peer, fields: dict[str, Any], payload: bytes) -
     peer.answer({"refers": True})
 
 
-def _commit(keeper: Keeper, peer: Peer, fields: dict[str, Any], payload: bytes) -> None:
+def _commit(keeper: Keeper, peer: Peer, fields: dict[str, Any]) -> None:
     reservation = peer.reservations[fields["id"]]
     if fields["small"]:
-        keeper.catalogue.commit_blob(reservation, payload)
+        keeper.catalogue.commit_blob(reservation, fields["payload"])
     else:
         size, left, key = int(fields["size"]), int(fields["left"]), fields.get("key")
-        _check_extents(reservation, payload, size, left)
-        keeper.catalogue.commit(reservation, size, payload, left, None if key is None else str(key))
+        extents = fields["payload"]
+        _check_extents(reservation, extents, size, left)
+        keeper.catalogue.commit(reservation, size, extents, left, None if key is None else str(key))
     del peer.reservations[fields["id"]]
     peer.answer({})
 
 
 def _check_extents(reservation: Reservation, payload: bytes, size: int, left: int) -> None:
-    """Raise BadRequestError unless extents lie in memory of the object, and have its size."""
+    """Raise ValueError unless extents lie in memory of the object, and have its size."""
     ends = {arena.segment.inode: arena.segment.nbytes for arena in reservation.arenas}
     for piece in reservation.ranges:
         ends[piece.inode] = max(ends.get(piece.inode, 0), piece.offset + piece.nbytes)
     total = 0
     for inode, offset, length in EXTENT.iter_unpack(payload):
         if offset + length > ends.get(inode, -1):
-            raise BadRequestError("an extent is not in memory of the object")
+            raise ValueError("an extent is not in memory of the object")
         total += length
     last = reservation.ranges[-1].nbytes if reservation.ranges else 0
     if total != size or not 0 <= left <= last or left % PAGE_BYTES:
-        raise BadRequestError(f"extents of {total} bytes, with {left} of {last} left, for an object of {size}")
+        raise ValueError(f"extents of {total} bytes, with {left} of {last} left, for an object of {size}")
 
 
-def _drop(keeper: Keeper, peer: Peer, fields: dict[str, Any], payload: bytes) -> None:
-    del payload
+def _drop(keeper: Keeper, peer: Peer, fields: dict[str, Any]) -> None:
     reservation = peer.reservations.pop(fields["id"], None)
     if reservation is not None:
         keeper.catalogue.drop(reservation)
     peer.answer({})
 
 
-def _publish(keeper: Keeper, peer: Peer, fields: dict[str, Any], payload: bytes) -> None:
-    keeper.catalogue.publish(str(fields["key"]), payload)
+def _publish(keeper: Keeper, peer: Peer, fields: dict[str, Any]) -> None:
+    keeper.catalogue.publish(str(fields["key"]), fields["payload"])
     peer.answer({})
 
 
-def _touch(keeper: Keeper, peer: Peer, fields: dict[str, Any], payload: bytes) -> None:
-    del payload
+def _touch(keeper: Keeper, peer: Peer, fields: dict[str, Any]) -> None:
     stored = _found(keeper, peer, fields)
     if stored is not None:
         stored.mtime = time.time()
         peer.answer({})
 
 
-def _stat(keeper: Keeper, peer: Peer, fields: dict[str, Any], payload: bytes) -> None:
-    del payload
+def _stat(keeper: Keeper, peer: Peer, fields: dict[str, Any]) -> None:
     stored = _found(keeper, peer, fields)
     if stored is not None:
         peer.answer({"size": stored.size, "mtime": stored.mtime})
 
 
-def _open(keeper: Keeper, peer: Peer, fields: dict[str, Any], payload: bytes) -> None:
-    """Open an object: a small one comes with the answer; memory of another one stays until `release`."""
-    del payload
+def _open(keeper: Keeper, peer: Peer, fields: dict[str, Any]) -> None:
+    """Open an object. A small one comes with the answer; the memory of others stays until `release`."""
     stored = _found(keeper, peer, fields)
     if stored is None:
         return
@@ -183,8 +165,7 @@ def _open(keeper: Keeper, peer: Peer, fields: dict[str, Any], payload: bytes) ->
     peer.answer({"small": False, "id": number, "size": stored.size}, stored.extents)
 
 
-def _release(keeper: Keeper, peer: Peer, fields: dict[str, Any], payload: bytes) -> None:
-    del payload
+def _release(keeper: Keeper, peer: Peer, fields: dict[str, Any]) -> None:
     for number in fields["ids"]:
         stored = peer.opened.pop(number, None)
         if stored is not None:
@@ -192,24 +173,20 @@ def _release(keeper: Keeper, peer: Peer, fields: dict[str, Any], payload: bytes)
     peer.answer({})
 
 
-def _list(keeper: Keeper, peer: Peer, fields: dict[str, Any], payload: bytes) -> None:
-    del payload
+def _list(keeper: Keeper, peer: Peer, fields: dict[str, Any]) -> None:
     peer.answer({}, json.dumps(keeper.catalogue.listing(str(fields["folder"]))).encode())
 
 
-def _folders(keeper: Keeper, peer: Peer, fields: dict[str, Any], payload: bytes) -> None:
-    del payload
+def _folders(keeper: Keeper, peer: Peer, fields: dict[str, Any]) -> None:
     peer.answer({}, json.dumps(keeper.catalogue.folders(str(fields["folder"]))).encode())
 
 
-def _delete(keeper: Keeper, peer: Peer, fields: dict[str, Any], payload: bytes) -> None:
-    del payload
+def _delete(keeper: Keeper, peer: Peer, fields: dict[str, Any]) -> None:
     keeper.catalogue.delete(str(fields["key"]))
     peer.answer({})
 
 
-def _descriptor(keeper: Keeper, peer: Peer, fields: dict[str, Any], payload: bytes) -> None:
-    del payload
+def _descriptor(keeper: Keeper, peer: Peer, fields: dict[str, Any]) -> None:
     segment = keeper.pool.segments[fields["segment"]]
     arena = keeper.arenas.get(segment.inode)
     if arena is not None:
@@ -217,11 +194,10 @@ def _descriptor(keeper: Keeper, peer: Peer, fields: dict[str, Any], payload: byt
     peer.answer({"nbytes": segment.nbytes, "lent": arena is not None}, descriptor=segment.open_for(peer.number))
 
 
-def _lend(keeper: Keeper, peer: Peer, fields: dict[str, Any], payload: bytes) -> None:
-    del payload
+def _lend(keeper: Keeper, peer: Peer, fields: dict[str, Any]) -> None:
     nbytes = int(fields["nbytes"])
     if nbytes < 1:
-        raise BadRequestError("a loan has at least one byte")
+        raise ValueError("a loan has at least one byte")
     if fields["prepare"]:
         arena = keeper.arenas.prepare(peer.borrower, nbytes)
     else:
@@ -233,29 +209,25 @@ def _lend(keeper: Keeper, peer: Peer, fields: dict[str, Any], payload: bytes) ->
         peer.answer({"segment": arena.segment.inode, "nbytes": arena.segment.nbytes, "destroyed": destroyed})
 
 
-def _give_back(keeper: Keeper, peer: Peer, fields: dict[str, Any], payload: bytes) -> None:
-    del payload
+def _give_back(keeper: Keeper, peer: Peer, fields: dict[str, Any]) -> None:
     arena = keeper.arenas.get(fields["segment"])
     if arena is not None and arena.borrower is peer.borrower:
         keeper.arenas.give_back(arena)
     peer.answer({})
 
 
-def _gone(keeper: Keeper, peer: Peer, fields: dict[str, Any], payload: bytes) -> None:
-    """Say which of some segments have been destroyed."""
-    del payload
+def _gone(keeper: Keeper, peer: Peer, fields: dict[str, Any]) -> None:
     peer.answer({"gone": [inode for inode in fields["segments"] if inode not in keeper.pool.segments]})
 
 
-def _stay(keeper: Keeper, peer: Peer, fields: dict[str, Any], payload: bytes) -> None:
-    """Keep the keeper from ending for being idle, while this client is there."""
-    del keeper, fields, payload
+def _stay(keeper: Keeper, peer: Peer, fields: dict[str, Any]) -> None:
+    del keeper, fields
     peer.keeps_alive = True
     peer.answer({})
 
 
-def _status(keeper: Keeper, peer: Peer, fields: dict[str, Any], payload: bytes) -> None:
-    del fields, payload
+def _status(keeper: Keeper, peer: Peer, fields: dict[str, Any]) -> None:
+    del fields
     arenas = [*keeper.arenas.all()]
     free = sum(each.segment.nbytes for each in arenas if keeper.arenas.is_free(each))
     count, stored = keeper.catalogue.totals()
@@ -281,21 +253,20 @@ def _status(keeper: Keeper, peer: Peer, fields: dict[str, Any], payload: bytes) 
     )
 
 
-def _stop(keeper: Keeper, peer: Peer, fields: dict[str, Any], payload: bytes) -> None:
-    del fields, payload
+def _stop(keeper: Keeper, peer: Peer, fields: dict[str, Any]) -> None:
+    del fields
     keeper.stopping = True
     peer.answer({"pid": os.getpid()})
 
 
 def _found(keeper: Keeper, peer: Peer, fields: dict[str, Any]) -> StoredObject | None:
-    """Return the object of a request; if there is none, say so."""
     stored = keeper.catalogue.find(str(fields["key"]))
     if stored is None:
         peer.answer({"error": "missing"})
     return stored
 
 
-_REQUESTS: Mapping[str, Callable[[Keeper, Peer, dict[str, Any], bytes], None]] = MappingProxyType(
+_REQUESTS: Mapping[str, Callable[[Keeper, Peer, dict[str, Any]], None]] = MappingProxyType(
     {
         "create": _create,
         "extend": _extend,

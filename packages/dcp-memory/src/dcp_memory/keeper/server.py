@@ -1,4 +1,4 @@
-"""`Server`: the main thread of a keeper. It waits for all clients at once, and never for one of them."""
+"""`Server`: the main thread of a keeper, which never waits for one client."""
 
 from __future__ import annotations
 
@@ -13,34 +13,27 @@ from collections.abc import Callable
 
 from dcp_memory.keeper.options import KeeperOptions
 from dcp_memory.keeper.peer import Peer
-from dcp_memory.keeper.pool import Pool
+from dcp_memory.keeper.pool import Pool, available_bytes
 from dcp_memory.keeper.requests import Keeper, answer
-from dcp_memory.keeper.room import available_bytes
 from dcp_memory.places import peer_of
-from dcp_memory.wire import VERSION, FrameError
+from dcp_memory.wire import VERSION
 
 __all__ = ["Server"]
 
 GREETING_SECONDS = 10.0
-"""Time within which a connection must have said what it is."""
+"""Time within which a client must say what it is."""
 _TICK_SECONDS = 1.0
 _KEEP_FREE_SECONDS = 600.0
 _FIRST_CLIENT_SECONDS = 60.0
 _MAX_STRANGERS = 64
 _MOST_REQUESTS = 64
-"""Limit of requests of a client in a row, so that one that sends them without waiting holds up nobody."""
+"""Limit of requests of a client in a row, so that no client holds up the others."""
 _REFRESH_SECONDS = 3600.0
 _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 
 
 class Server:
-    """A keeper that serves until it is stopped.
-
-    Args:
-        options: Options of the keeper.
-        listener: Socket that listens for clients.
-        refresh: Function that is called every hour, so that nobody takes the files of this keeper for left ones.
-    """
+    """A keeper that serves until it is stopped. Hourly `refresh` keeps its files from being removed as abandoned."""
 
     def __init__(self, options: KeeperOptions, listener: socket.socket, refresh: Callable[[], object]) -> None:
         self._options = options
@@ -61,7 +54,7 @@ class Server:
         self._parent = self._watch_parent()
 
     def wake(self) -> None:
-        """Make the main thread look at what has been allocated; may be called in any thread, and in signal handlers."""
+        """Make the main thread look at what has been allocated; callable in any thread, and in signal handlers."""
         with contextlib.suppress(OSError):
             self._waker.send(b"w")
 
@@ -104,7 +97,7 @@ class Server:
             os.close(self._parent)
 
     def _watch_parent(self) -> int | None:
-        """Return a descriptor that becomes readable when the parent ends; None if there is none to watch."""
+        """Return a descriptor that becomes readable when the parent ends, or None."""
         if self._options.parent is None:
             return None
         try:
@@ -134,7 +127,7 @@ class Server:
             self._admit(connection)
 
     def _admit(self, connection: socket.socket) -> None:
-        """Take a connection of the keeper's own user; any other is closed at once."""
+        """Accept a connection of the keeper's own user; close any other immediately."""
         connection.setblocking(False)
         try:
             pid, uid = peer_of(connection)
@@ -157,24 +150,23 @@ class Server:
             if peer.has_output:
                 peer.send()
             for _ in range(_MOST_REQUESTS):
-                if peer.has_output or (request := peer.receive()) is None:
+                if peer.has_output or (fields := peer.receive()) is None:
                     break
-                fields, payload = request
                 if peer.greeted:
-                    answer(self._keeper, peer, fields, payload)
+                    answer(self._keeper, peer, fields)
                 else:
                     self._greet(peer, fields)
                 self._busy_at = time.monotonic()
             waiting = selectors.EVENT_WRITE if peer.has_output else selectors.EVENT_READ
             if self._selector.get_key(peer.socket).events != waiting:
                 self._selector.modify(peer.socket, waiting, peer)
-        except (FrameError, OSError):
+        except (ValueError, OSError):
             self._forget(peer)
         self._stop = self._stop or self._keeper.stopping
 
     def _greet(self, peer: Peer, fields: dict[str, object]) -> None:
         if fields.get("do") != "greet" or fields.get("version") != VERSION:
-            raise FrameError("the first request of a client says what it is")
+            raise ValueError("the first request of a client says what it is")
         peer.greeted = True
         peer.keeps_alive = bool(fields.get("keeps_alive"))
         peer.answer({"pid": os.getpid(), "run": self._options.run, "began": self._keeper.began})

@@ -1,4 +1,4 @@
-"""`Slabs`: memory for bytes that clients copy into the keeper: segments of which each object gets ranges of pages."""
+"""`Slabs`: segments for bytes that clients copy into the keeper."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dcp_memory.keeper.pool import FullError, Pool, full_text
-from dcp_memory.keeper.segment import Segment
+from dcp_memory.keeper.pool import Pool, Segment, full_text
 from dcp_memory.wire import PAGE_BYTES
 
 __all__ = ["SlabRange", "Slabs"]
@@ -39,11 +38,7 @@ class _Slab:
 
 
 class Slabs:
-    """Slabs of a keeper.
-
-    Args:
-        pool: Memory of the keeper.
-    """
+    """Slabs of a keeper."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -66,11 +61,7 @@ class Slabs:
         return inode in self._slabs
 
     def take(self, nbytes: int) -> SlabRange | None:
-        """Take a range of at most `nbytes`, rounded to pages; None while memory is being allocated: try again.
-
-        Raises:
-            FullError: There is no room for more.
-        """
+        """Take a range of at most `nbytes`, rounded to pages; None means try again. Raise MemoryError without room."""
         nbytes = -(-nbytes // PAGE_BYTES) * PAGE_BYTES
         found = self._find(nbytes)
         if found is None and any(slab.left for slab in self._slabs.values()):
@@ -80,7 +71,7 @@ class Slabs:
             return found
         try:
             self._grow_for(nbytes)
-        except FullError:
+        except MemoryError:
             found = self._find(nbytes, PAGE_BYTES)
             if found is None:
                 raise
@@ -104,7 +95,7 @@ class Slabs:
             slab.free_since = time.monotonic()
 
     def leave(self, piece: SlabRange, numbers: set[int]) -> None:
-        """Free a range, once no process of these lost connections can use it any more."""
+        """Free a range once no process of these lost connections can use it any more."""
         if not numbers:
             self.give_back(piece)
             return
@@ -112,12 +103,12 @@ class Slabs:
         self._settle()
 
     def readers(self, pieces: Sequence[SlabRange], numbers: set[int]) -> set[int]:
-        """Return those of lost connections whose processes can still use one of some ranges."""
+        """Return lost connections with processes that can still use one of the ranges."""
         segments = {self._slabs[piece.inode].segment for piece in pieces}
         return {number for number in numbers if any(segment.is_open_for(number) for segment in segments)}
 
     def trim(self, seconds: float) -> None:
-        """Destroy slabs that have been free for so long."""
+        """Destroy slabs that have been free for `seconds`."""
         self._settle()
         before = time.monotonic() - seconds
         for slab in [*self._slabs.values()]:
@@ -134,7 +125,7 @@ class Slabs:
                     self.give_back(piece)
 
     def _find(self, nbytes: int, least_bytes: int = _LEAST_BYTES) -> SlabRange | None:
-        """Find a range: the first that is large enough, else the largest if it has the least size."""
+        """Return the first range that is large enough, else the largest of at least `least_bytes`."""
         best: tuple[int, _Slab, int] | None = None
         for slab in self._slabs.values():
             for at, (start, stop) in enumerate(slab.free):
@@ -155,10 +146,10 @@ class Slabs:
         return SlabRange(slab.segment.inode, start, size)
 
     def _grow_for(self, nbytes: int) -> None:
-        """Allocate another slab, unless one is being allocated. Raises FullError, also for the last one."""
+        """Allocate another slab unless one is being allocated; raise MemoryError, also for the last allocation."""
         failed, self._failed = self._failed, None
         if failed is not None:
-            raise FullError(failed)
+            raise MemoryError(failed)
         if not self._making:
             self._grow(nbytes)
 
@@ -169,7 +160,7 @@ class Slabs:
         while True:
             try:
                 self._pool.make(size, self._made, zeroed=False)
-            except FullError:
+            except MemoryError:
                 if size == _LEAST_BYTES:
                     raise
                 size //= 2

@@ -1,7 +1,4 @@
-"""`copy_to_partners`: the phases of a copy of each host's part of a checkpoint to its partner.
-
-Not in this module: which bytes go where (`courier`), when a checkpoint is copied (the manager).
-"""
+"""Copies of the hosts' parts of a checkpoint on their partners: the phases of a copy."""
 
 from __future__ import annotations
 
@@ -12,15 +9,14 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dcp_hooks import Progress, report_operation
-from dcp_io import CopyNote, CopyRequest, HostsCopied, Pace, host_id, read_copy_note, write_copy_note
-from dcp_manifest import METADATA_NAME, CheckpointIndex, DcpError, needed_bytes, read_index
-from dcp_memory.partners.courier import Courier
-from dcp_memory.partners.messages import MOST_FILES, Offer
-from dcp_memory.partners.ring import partners_of
+from dcp_base import DcpError, Progress, report_operation
+from dcp_io import CopyNote, CopyRequest, HostsCopied, JobHosts, Pace
+from dcp_manifest import METADATA_NAME, CheckpointIndex, needed_bytes, read_index
+from dcp_memory.partners.courier import MOST_FILES, Courier, Offer
 from dcp_ranks import Coordinator, PeerOptions, Stream, StreamCard, StreamError, Streams, group_by_host, job_secret
 
-__all__ = ["copy_to_partners"]
+__all__ = ["copy_to_partners", "partners_of"]
+
 
 _CONNECT_SECONDS = 15.0
 _LOOK_SECONDS = 2.0
@@ -28,42 +24,31 @@ _NICE = 10
 
 
 class _NotProtectedError(Exception):
-    """The copy has come to nothing, for the reason that all ranks know."""
+    """The copy failed, for a reason that all ranks know."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What one host reports of the checkpoint."""
-
     problem: str | None
-    """Why it cannot be copied; None if it can."""
     save_id: str = ""
     host: str = ""
-    """Id of the host's place."""
     needed: frozenset[str] = frozenset()
     """Names of all files of the index."""
     own: frozenset[str] = frozenset()
-    """Those that the host has, without copies of others."""
+    """Names of those that the host has, without copies of others."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What one host has written."""
-
     index: CheckpointIndex
     offer: Offer
 
 
 def copy_to_partners(coordinator: Coordinator, request: CopyRequest, *, rate: float | None = None) -> HostsCopied:
-    """Copy what each host has written of a checkpoint to the host that is its partner; see `dcp_io.HostCopies`.
+    """Copy the part of a checkpoint that each host has written to its partner host; see `dcp_io.HostCopies`.
 
     Guarantees: a copy has its full size only after its bytes have passed all CRCs. The checkpoint is noted as protected
     only after all hosts' parts are with their partners, durably.
-
-    Args:
-        coordinator: Coordinator of this copy.
-        request: What is to be copied.
-        rate: Limit of the rate at which each host sends, bytes per second; None for no limit.
 
     Raises:
         CheckpointException: A rank failed or was lost.
@@ -84,7 +69,7 @@ def copy_to_partners(coordinator: Coordinator, request: CopyRequest, *, rate: fl
 
 
 class _Copy:
-    """One copy on one rank, phase by phase. Arguments: see `copy_to_partners`."""
+    """One copy on one rank, phase by phase."""
 
     def __init__(self, coordinator: Coordinator, request: CopyRequest, rate: float | None) -> None:
         self._coordinator = coordinator
@@ -99,11 +84,10 @@ class _Copy:
 
     @property
     def bytes_sent(self) -> int:
-        """Number of bytes that this rank has sent."""
         return 0 if self._courier is None else self._courier.bytes_sent
 
     def carry_out(self, progress: Progress) -> None:
-        """Run all phases; raises _NotProtectedError, with the same text on all ranks, if it comes to nothing."""
+        """Run all phases; raise _NotProtectedError, with the same text on all ranks, if the copy fails."""
         secret, hosts, reason = self._coordinator.all_reduce("parts", self._look, _agree)
         if reason is not None:
             raise _NotProtectedError(reason)
@@ -128,7 +112,7 @@ class _Copy:
         try:
             index = read_index(store.read(METADATA_NAME), file=METADATA_NAME)
             entries = store.list()
-            copies = read_copy_note(store, entries).names
+            copies = CopyNote.read(store, entries).names
             sizes = {entry.name: entry.bytes for entry in entries}
             files = needed_bytes(index)
             own = {
@@ -140,7 +124,7 @@ class _Copy:
                 return _Found(f"{store.url} has an index of PyTorch")
             if len(own) > MOST_FILES:
                 return _Found(f"{store.url} has more than {MOST_FILES} files")
-            self._part = _Part(index, Offer(host_id(store.parent()), index.info.save_id, own))
+            self._part = _Part(index, Offer(JobHosts(store.parent()).own_id(), index.info.save_id, own))
         except (OSError, DcpError) as error:
             return _Found(self._said(f"{type(error).__name__}: {error}"))
         return _Found(None, self._part.offer.save_id, self._part.offer.host, frozenset(files), frozenset(own))
@@ -160,7 +144,7 @@ class _Copy:
         return made.card
 
     def _find_neighbours(self, cards: Sequence[StreamCard | None]) -> list[int]:
-        """Return the leaders of other stores on this machine, as far as they have proved it."""
+        """Return the leaders of other stores that have proved to be on this machine."""
         streams = self._streams
         if streams is None:
             return []
@@ -172,7 +156,7 @@ class _Copy:
         return [rank for rank, stream in found.items() if isinstance(stream, Stream) and stream.same_host]
 
     def _connect(self, stack: contextlib.ExitStack, partners: dict[int, int], progress: Progress) -> str | None:
-        """Connect to the partner, and to those whose partner this one is, and begin; returns as `_wait` does."""
+        """Connect to the partner, and to the hosts with this one as partner, and begin; return as `_wait` does."""
         streams, part, rank = self._streams, self._part, self._coordinator.rank
         if streams is None or part is None:
             return None
@@ -200,7 +184,7 @@ class _Copy:
         return ""
 
     def _wait(self) -> str | None:
-        """Wait a while until this host's part is with its partner; returns None, `""` if it is not yet, or why not."""
+        """Wait a while for this host's part to arrive; return None if it has, `""` if not yet, or a problem."""
         courier = self._courier
         if courier is None or courier.finished.wait(_LOOK_SECONDS):
             return None if courier is None or courier.problem is None else self._said(courier.problem)
@@ -221,9 +205,9 @@ class _Copy:
     def _note(self, hosts: tuple[str, ...]) -> None:
         if self._part is not None:
             store, save_id = self._request.store, self._part.offer.save_id
-            note = read_copy_note(store)
+            note = CopyNote.read(store)
             copies = note.copies if note.save_id == save_id else {}
-            write_copy_note(store, CopyNote(save_id, copies, hosts, protected=True))
+            CopyNote(save_id, copies, hosts, protected=True).write(store)
 
 
 def _agree(found: list[_Found | None]) -> tuple[bytes, tuple[str, ...], str | None]:
@@ -241,18 +225,40 @@ def _agree(found: list[_Found | None]) -> tuple[bytes, tuple[str, ...], str | No
 
 
 def _is_over(states: Sequence[str | None]) -> bool:
-    """Whether all hosts' parts are with their partners; raises _NotProtectedError if one has a problem."""
+    """Return whether all parts are with their partners; raise _NotProtectedError if a host has a problem."""
     if problem := next(filter(None, states), None):
         raise _NotProtectedError(problem)
     return all(state is None for state in states)
 
 
 def _choose(found: list[list[int]], leaders: Sequence[int]) -> dict[int, int]:
-    """Return the partner of each leader, from what leaders have proved to be of one machine; coordinator only."""
+    """Return the partner per leader, given which leaders share a machine; coordinator only."""
     return partners_of(group_by_host({leader: found[leader] for leader in sorted({*leaders})}))
 
 
 def _lower_priority() -> None:
-    """Lower the priority of this thread, and of those that it starts, below that of training."""
+    """Lower the priority of this thread, and of threads that it starts, below that of training."""
     with contextlib.suppress(OSError, AttributeError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+
+
+def partners_of(machines: Sequence[Sequence[int]]) -> dict[int, int]:
+    """Return the partner of each store's leader: the leader of a store on the next machine.
+
+    Stores on one machine (such as of two containers) never back each other up.
+
+    Example:
+        ```python
+        from dcp_memory.partners.copying import partners_of
+
+        assert partners_of([[0], [2], [4]]) == {0: 2, 2: 4, 4: 0}
+        ```
+    """
+    if len(machines) < 2:
+        return {}
+    return {
+        leader: following[place % len(following)]
+        for number, machine in enumerate(machines)
+        for following in [machines[(number + 1) % len(machines)]]
+        for place, leader in enumerate(machine)
+    }

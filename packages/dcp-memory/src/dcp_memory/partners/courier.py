@@ -1,22 +1,238 @@
-"""`Courier`: one host's leader in a copy: sends its host's part to its partner, and takes the parts of others.
+"""`Courier`: one host's leader in a copy, which sends its host's part to its partner and takes the parts of others.
 
-Not in this module: the choice of partners (`ring`), the phases of a copy (`copying`), storing what arrives (`intake`).
+The leaders exchange an offer of files, the wanted ones, their pieces, and the end. `Intake` is the copy of another
+host's part: verified files in the own store, and a note of them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import json
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
 
-from dcp_io import HostStore, crc32
-from dcp_manifest import CheckpointIndex, CorruptCheckpointError
-from dcp_memory.partners.intake import Intake, is_full
-from dcp_memory.partners.messages import Kind, Message, Offer, decode, encode, pack_numbers, unpack_numbers
+from dcp_base import DcpError
+from dcp_io import CopyNote, HostStore, PassingCrcs, Sink, SupportsFetch, crc32
+from dcp_manifest import CheckpointIndex, CorruptCheckpointError, needed_bytes
 from dcp_ranks import NOT_NOW, NotNow, OperationError, Stream, StreamError
 
-__all__ = ["PIECE_BYTES", "Courier"]
+__all__ = [
+    "MOST_FILES",
+    "PIECE_BYTES",
+    "Courier",
+    "Intake",
+    "Kind",
+    "Message",
+    "Offer",
+    "decode",
+    "encode",
+    "is_full",
+    "pack_numbers",
+    "unpack_numbers",
+]
+
+MOST_FILES = 1 << 17
+"""Largest number of files of an offer, so that the numbers of wanted ones fit into a message."""
+
+
+class Kind(IntEnum):
+    """Kind of a message."""
+
+    OFFER = 1
+    """The sender's files, in the payload."""
+    WANTED = 2
+    """The numbers of the files that the receiver lacks."""
+    PIECE = 3
+    """Bytes of a file, in the payload."""
+    DONE = 4
+    """The receiver has all wanted files."""
+    REFUSED = 5
+    """The receiver takes no more; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message."""
+
+    kind: Kind
+    number: int = 0
+    """Number of the file in the offer."""
+    offset: int = 0
+    crc: int = 0
+    """CRC32 of the piece."""
+    text: str = ""
+    """Numbers of wanted files, or a reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """The part of a checkpoint that a host has written."""
+
+    host: str
+    save_id: str
+    sizes: Mapping[str, int]
+    """Data file → size in bytes; files are numbered in this order."""
+
+    def to_bytes(self) -> bytes:
+        """Return the payload of a message."""
+        return json.dumps([self.host, self.save_id, [*self.sizes.items()]]).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Offer:
+        """Return the offer in a payload; raise ValueError if it is malformed."""
+        try:
+            host, save_id, sizes = json.loads(data)
+            return cls(str(host), str(save_id), {str(name): int(size) for name, size in sizes})
+        except TypeError as error:
+            raise ValueError(f"an offer is malformed: {error}") from error
+
+
+def encode(message: Message) -> bytes:
+    """Return a message as bytes."""
+    return json.dumps([message.kind, message.number, message.offset, message.crc, message.text]).encode()
+
+
+def decode(data: bytes) -> Message:
+    """Return the message in bytes; raise ValueError if it is malformed."""
+    try:
+        kind, number, offset, crc, text = json.loads(data)
+        return Message(Kind(kind), int(number), int(offset), int(crc), str(text))
+    except TypeError as error:
+        raise ValueError(f"a message is malformed: {error}") from error
+
+
+def pack_numbers(numbers: Collection[int], count: int) -> str:
+    """Return numbers below `count` as the hexadecimal digits of a set of bits."""
+    bits = bytearray((count + 7) // 8)
+    for number in numbers:
+        bits[number // 8] |= 1 << number % 8
+    return bits.hex()
+
+
+def unpack_numbers(text: str) -> Sequence[int]:
+    """Return the numbers from `pack_numbers`, ascending; raise ValueError for malformed text."""
+    return [
+        8 * place + bit for place, byte in enumerate(bytes.fromhex(text)) if byte for bit in range(8) if byte >> bit & 1
+    ]
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def is_full(error: BaseException) -> bool:
+    """Return whether an error says that a store is full."""
+    return isinstance(error, OSError) and error.errno in _FULL
+
+
+class Intake:
+    """The files of one other host that this host's store is getting, in order. Used by one thread.
+
+    A file has its full size only after its bytes have passed all CRCs.
+    """
+
+    def __init__(self, store: HostStore, index: CheckpointIndex, offer: Offer) -> None:
+        save_id = None if index.info is None else index.info.save_id
+        needed = needed_bytes(index)
+        strange = [name for name, size in offer.sizes.items() if size < needed.get(name, size + 1)]
+        if offer.save_id != save_id or strange:
+            raise CorruptCheckpointError(
+                f"host {offer.host} offers {min(strange, default='files')} of save {offer.save_id}, which the index of "
+                f"save {save_id} in {store.url} does not name"
+            )
+        self._store = store
+        self._offer = offer
+        self._names = [*offer.sizes]
+        self._spans: Mapping[str, list[tuple[int, int, int]]] = PassingCrcs.spans_by_file(index)
+        self._sink: Sink | None = None
+        self._crcs: PassingCrcs | None = None
+        self._number = -1
+        self._position = 0
+        self.wanted: tuple[int, ...] = ()
+        """Numbers of the files that this host lacks; set by `begin`."""
+        self._left: list[int] = []
+        self._made: list[str] = []
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all wanted files are complete."""
+        return not self._left
+
+    def begin(self) -> None:
+        """Note the names of the offered files, and determine which ones are missing."""
+        sizes = {entry.name: entry.bytes for entry in self._store.list()}
+        self.wanted = tuple(
+            number for number, name in enumerate(self._names) if sizes.get(name, -1) < self._offer.sizes[name]
+        )
+        self._left = [*self.wanted]
+        self._note_copies({**self._copies(), self._offer.host: tuple(self._names)})
+        for number in [number for number in self.wanted if not self._offer.sizes[self._names[number]]]:
+            self._open(number)
+            self._complete()
+
+    def take(self, message: Message, piece: memoryview) -> None:
+        """Take the next bytes of a file.
+
+        Raises:
+            CorruptCheckpointError: The bytes were changed, or are not the next ones.
+            OSError: The store failed, or is full.
+        """
+        name = self._names[message.number]
+        if crc32(piece) != message.crc:
+            raise CorruptCheckpointError("a piece was changed on its way", file=name, offset=message.offset)
+        if self._sink is None:
+            self._open(message.number)
+        sink, crcs = self._sink, self._crcs
+        if sink is None or crcs is None or message.number != self._number or message.offset != self._position:
+            raise CorruptCheckpointError("a piece is not the next one", file=name, offset=message.offset)
+        crcs.take(message.offset, piece)
+        sink.write([piece])
+        self._position += len(piece)
+        if self._position >= self._offer.sizes[name]:
+            self._complete()
+
+    def _open(self, number: int) -> None:
+        if number not in self._left:
+            raise CorruptCheckpointError("a piece of a file came that was not wanted", file=self._names[number])
+        name = self._names[number]
+        self._store.delete(name)  # what an interrupted copy has left of it
+        self._sink, self._crcs = self._store.create(name), PassingCrcs(name, self._spans.get(name, []))
+        self._number, self._position = number, 0
+
+    def _complete(self) -> None:
+        if self._sink is not None:
+            self._sink.close()
+            self._made.append(self._names[self._number])
+            self._left.remove(self._number)
+        self._sink = self._crcs = None
+
+    def end(self) -> None:
+        """Make the names of the files durable, after the last one."""
+        self._store.sync_folder()
+
+    def abort(self, *, discard: bool) -> None:
+        """Remove the incomplete file; with `discard`, also the complete ones. Errors are not raised."""
+        sink, self._sink = self._sink, None
+        with contextlib.suppress(OSError, DcpError):
+            if sink is not None:
+                sink.abort()
+        if discard:
+            made, self._made = self._made, []
+            with contextlib.suppress(OSError, DcpError):
+                for name in made:
+                    self._store.delete(name)
+                self._note_copies({host: names for host, names in self._copies().items() if host != self._offer.host})
+
+    def _copies(self) -> Mapping[str, tuple[str, ...]]:
+        note = CopyNote.read(self._store)
+        return note.copies if note.save_id == self._offer.save_id else {}
+
+    def _note_copies(self, copies: Mapping[str, tuple[str, ...]]) -> None:
+        CopyNote(self._offer.save_id, copies).write(self._store)
+
 
 PIECE_BYTES = 2 << 20
 _BUFFERS = 2
@@ -25,16 +241,9 @@ _LOOK_SECONDS = 0.5
 
 
 class Courier:
-    """The leader of one host, which sends and takes at the same time. Handler of a dispatcher of streams.
+    """The leader of one host, which sends and takes at the same time; a `dcp_ranks.StreamHandler`.
 
-    Memory: three pieces of 2 MiB beside what the store takes.
-
-    Args:
-        store: This host's folder of the checkpoint.
-        index: Index of the checkpoint.
-        offer: This host's own part.
-        pace: Limit of the rate at which this host sends.
-        is_cancelled: Function that says whether to give up; called before each piece.
+    Memory: three pieces of 2 MiB, in addition to the store's own. `is_cancelled` is called before each piece.
     """
 
     def __init__(
@@ -55,7 +264,6 @@ class Courier:
         )
         self._intakes: dict[int, Intake] = {}
         self._closed_to: set[int] = set()
-        """Ranks from which nothing more is taken."""
         self._in_use: dict[int, bytearray] = {}
         self._answers: queue.SimpleQueue[Message | BaseException] = queue.SimpleQueue()
         self._partner: int | None = None
@@ -64,7 +272,6 @@ class Courier:
         self.resume: Callable[[Stream], object] = lambda _: None
         """Function of the dispatcher, which receives again from a stream."""
         self.bytes_sent = 0
-        """Number of bytes of files that this host has sent."""
         self.problem: str | None = None
         """Why this host's part is not with its partner, as a clause."""
         self.finished = threading.Event()
@@ -89,7 +296,7 @@ class Courier:
             thread.start()
 
     def close(self, *, succeeded: bool) -> None:
-        """End the threads; files that are incomplete are removed. Later calls do nothing."""
+        """End the threads and remove incomplete files. Later calls do nothing."""
         if self._stop.is_set():
             return
         self._stop.set()
@@ -107,7 +314,7 @@ class Courier:
     def on_message(
         self, stream: Stream, data: bytes, payload_bytes: int, descriptor: int | None
     ) -> memoryview | NotNow | None:
-        """Handle a message of another leader; see `dcp_ranks.StreamHandler`."""
+        """Handle a message of another leader."""
         del descriptor
         try:
             message = decode(data)
@@ -139,10 +346,10 @@ class Courier:
         self._tasks.put((stream, message, buffer, room))
 
     def on_goodbye(self, stream: Stream) -> None:
-        """Do nothing: a rank says goodbye when all ranks have finished."""
+        """Do nothing: all ranks have finished."""
 
     def on_lost(self, stream: Stream, reason: str) -> None:
-        """Note the loss of the partner: what this host sends may not arrive."""
+        """Note the loss of the partner."""
         if stream.rank == self._partner:
             self._answers.put(StreamError(stream.rank, stream.address, reason))
 
@@ -175,7 +382,7 @@ class Courier:
             stream.post(encode(Message(Kind.DONE)))
 
     def _refuse(self, stream: Stream, error: BaseException) -> None:
-        """Take nothing more from a rank, and say why; a full store is given back its room."""
+        """Take nothing more from a rank, and say why; free the room in a full store."""
         with self._lock:
             self._closed_to.add(stream.rank)
         if stream.rank in self._intakes:
@@ -213,7 +420,7 @@ class Courier:
             for offset in range(0, size, PIECE_BYTES):
                 self._check()
                 count = min(PIECE_BYTES, size - offset)
-                if source.brings_memory:
+                if isinstance(source, SupportsFetch):
                     piece = source.fetch(offset, count)
                 else:
                     piece = memory[:count]
@@ -223,14 +430,13 @@ class Courier:
                 self._pace(count)
 
     def _check(self) -> None:
-        """Raise if the copy is to end, or the partner has refused it."""
         if self._stop.is_set() or self._is_cancelled():
             raise OperationError("the copy was given up")
         with contextlib.suppress(queue.Empty):
             self._judge(self._answers.get_nowait(), Kind.DONE)
 
     def _answer(self, kind: Kind) -> Message:
-        """Wait for a message of the partner; its loss, and the end of the copy, end the wait, too."""
+        """Wait for a message of the partner; raise if the partner is lost or the copy ends."""
         while True:
             with contextlib.suppress(queue.Empty):
                 return self._judge(self._answers.get(timeout=_LOOK_SECONDS), kind)

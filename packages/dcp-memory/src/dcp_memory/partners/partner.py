@@ -1,4 +1,4 @@
-"""`partner`: the record by which a tier of each host has its parts copied to the next host."""
+"""`partner`: the record by which a tier per host has its parts copied to the next host. Imports no torch."""
 
 from __future__ import annotations
 
@@ -15,17 +15,11 @@ __all__ = ["Partner", "partner"]
 
 @dataclass(frozen=True, slots=True)
 class Partner:
-    """Copies of each host's part of a checkpoint on the next host, for `dcp_tiers.Tier(copies=)`; `partner` makes it.
-
-    Raises:
-        ValueError: The rate is not positive.
-    """
+    """Copies of hosts' parts of a checkpoint on the next host, for `dcp_tiers.Tier(copies=)`; see `partner`."""
 
     rate_bytes_per_second: float | None = None
-    """Limit of the rate at which each host sends; None for no limit."""
 
     def __post_init__(self) -> None:
-        """Check the rate."""
         rate = self.rate_bytes_per_second
         is_number = isinstance(rate, (int, float)) and not isinstance(rate, bool)
         if rate is not None and not (is_number and rate > 0):
@@ -44,9 +38,9 @@ class Partner:
 def partner(rate_bytes_per_second: float | None = None) -> Partner:
     """Return the record that has each host's part of a checkpoint copied to the next host, in the background.
 
-    After each save of a `CheckpointManager`, each host sends what its ranks have written to one other host, over
-    connections between the ranks. A host that is lost then costs nothing: its part is read from its partner. Needs
-    dcp-ranks (the extra `partners` of dcp-memory).
+    After each save of a `CheckpointManager`, each host sends the files of its ranks to one other host, over connections
+    between the ranks. If a host is lost, its part is read from its partner. Needs dcp-ranks (the extra `partners` of
+    dcp-memory).
 
     Args:
         rate_bytes_per_second: Limit of the rate at which each host sends; None for no limit.

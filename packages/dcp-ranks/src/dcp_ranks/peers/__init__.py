@@ -1,1 +1,1 @@
-"""Peers, the other ranks of a group: detection of dead ranks, and connections between ranks."""
+"""Detect dead ranks and connect ranks."""

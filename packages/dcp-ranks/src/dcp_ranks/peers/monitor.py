@@ -1,66 +1,112 @@
-"""Monitor of the other ranks: watches processes on the same host, and connections to the ranks above and below.
+"""Watch the other ranks: processes on the same host, and connections to the ranks above and below.
 
-The ranks form a tree with the coordinator at the top. Every rank watches the processes of its host through the kernel
-(pidfd). A rank that cannot watch the rank above it in this way holds a TCP connection to that rank, and the kernels
-check with TCP keepalive that both hosts answer. So the monitor needs no thread, and a process that is suspended for
-minutes does not count as dead. In large groups the leader of each host is between the other ranks of the host and the
-coordinator, and the connections also carry the messages (frames) of operations, which are sequences of phases. Not in
-this module: phases.
+The ranks form a tree with the coordinator at the top. A rank watches its host's processes through the kernel (pidfd),
+and holds a TCP connection to a rank above on another host. TCP keepalive checks both hosts, so the monitor needs no
+thread, and a suspended process does not count as dead.
 """
 
 from __future__ import annotations
 
-import logging
+import ipaddress
 import os
 import select
 import socket
+import threading
 import time
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 
-from dcp_ranks.errors import ERROR_TYPES, ErrorTypes
-from dcp_ranks.interrupts import UninterruptedLock
-from dcp_ranks.peers.handles import PeerHandles
-from dcp_ranks.peers.options import PeerOptions
-from dcp_ranks.peers.process_identity import ProcessIdentity, own_identity, watch_process
-from dcp_ranks.peers.roster import Card, CardBox
-from dcp_ranks.transport.chunked_store import KeyValueStore, StoreWire
+from dcp_base import library_logger
+from dcp_ranks.interrupts import interrupts_deferred
+from dcp_ranks.peers.roster import Card, CardBox, ProcessIdentity, own_identity, watch_process
 from dcp_ranks.transport.connection import Frame, Link
-from dcp_ranks.transport.handshake import Call, Listener
-from dcp_ranks.transport.listening import addresses_to_announce, open_doors
-from dcp_ranks.transport.mailbox import Key, Mail
-from dcp_ranks.transport.newcomers import Guests
+from dcp_ranks.transport.listening import Call, Guests, Listener, addresses_to_announce, open_doors
+from dcp_ranks.transport.store_wire import KeyValueStore, StoreWire
 
-__all__ = ["DOWN", "UP", "Peers"]
+__all__ = ["SLEEP_BELOW_SECONDS", "PeerOptions", "Peers"]
 
-UP, DOWN, _HELLO, _WELCOME, _READING = range(5)
+_HELLO, _WELCOME = 2, 3
 
 _CONNECT_SECONDS = 3.0  # for each address
 _GREET_SECONDS = 1.0  # so that a rank that is busy afterwards has identified itself
 _CALLS_AGAIN = 5
+_SEARCH_SECONDS = 1.0  # before all ranks have met, a waiting rank looks for ranks that arrived and may have died
 _ENDED = "its process has ended"
 _GONE = "its process has ended, or its host is gone"
 _LOOPBACK = "127.0.0.1"
-_SLEEP_BELOW_SECONDS = 0.002  # `epoll` counts in milliseconds
+SLEEP_BELOW_SECONDS = 0.002  # `epoll` counts in milliseconds
 
-_log = logging.getLogger(__name__)  # records hold numbers alone: nothing that a terminal would obey
+_LONGEST_SECONDS = 1_000_000
+
+_log = library_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PeerOptions:
+    """Options for how ranks watch each other and connect to each other; the same on all ranks.
+
+    Attributes:
+        peer_timeout_seconds: Seconds after which a host that does not answer counts as lost.
+        leaders_above: Largest world size in which every rank communicates directly with the coordinator. In larger
+            groups, one leader per host does so for its ranks.
+        fan_out: Largest number of leaders directly below one leader or the coordinator.
+        network: IP network, such as `10.0.0.0/8`, in which ranks accept connections from each other. None for the
+            network through which the ranks reach the store.
+        ports: First and last TCP port for these connections, such as `(29500, 29599)`: at least two for each rank of a
+            host. None for any free ports.
+
+    Raises:
+        ValueError: A number is not above 0, `network` is not a valid network, or `ports` are not two ports in ascending
+            order.
+
+    Example:
+        ```python
+        from dcp_core import PeerOptions, save
+
+        peers = PeerOptions(peer_timeout_seconds=60, network="10.0.0.0/8")
+        save({"step": 1}, checkpoint_id="step-1", peers=peers)
+        ```
+    """
+
+    peer_timeout_seconds: float = 120.0
+    leaders_above: int = 256
+    fan_out: int = 16
+    network: str | None = None
+    ports: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        seconds = self.peer_timeout_seconds
+        if not 0 < seconds <= _LONGEST_SECONDS:  # NaN, too; TCP_USER_TIMEOUT is in ms, of 31 bits
+            raise ValueError(
+                f"peer_timeout_seconds={seconds!r}: pass seconds, more than 0 and at most {_LONGEST_SECONDS:,}"
+            )
+        for name, count, least in (("leaders_above", self.leaders_above, 0), ("fan_out", self.fan_out, 1)):
+            if count < least:
+                raise ValueError(f"{name}={count!r}: pass a number of at least {least}")
+        if self.network is not None:
+            ipaddress.ip_network(self.network, strict=False)
+        if self.ports is not None and not (len(self.ports) == 2 and 1 <= self.ports[0] <= self.ports[1] < 1 << 16):
+            raise ValueError(
+                f"ports={self.ports!r}: pass the first and the last TCP port, from 1 to 65535, such as (29500, 29599)"
+            )
 
 
 class Peers:
-    """Monitor of the other ranks of a process group: detects lost ranks, and connects this rank to others in the tree.
+    """Monitor that detects lost ranks of a process group, and connects this rank to others in the tree.
 
     One instance serves all operations of a group with the same coordinator rank, in all threads of this process.
 
     Args:
-        store: Connection to the group's store, in which this rank publishes its process identity and addresses.
-        number: Number that distinguishes this monitor from others in the same store; the same on all ranks.
+        store: Connection to the group's store, where this rank publishes its process identity and addresses.
+        number: Number of this monitor in the store; the same on all ranks.
         rank: Rank of this process within the group.
         world_size: Number of ranks in the group.
         coordinator_rank: Rank within the group at the top of the tree.
-        options: Options for watching and connecting to ranks, the same on all ranks.
+        options: The same on all ranks.
         process: Identity of this rank's process; None for the calling process.
-        errors: Exception classes to raise.
+        fan_out: Largest number of leaders below one rank; None if all ranks are directly below the coordinator.
     """
 
     def __init__(
@@ -73,20 +119,18 @@ class Peers:
         *,
         options: PeerOptions | None = None,
         process: ProcessIdentity | None = None,
-        errors: ErrorTypes = ERROR_TYPES,
+        fan_out: int | None = None,
     ) -> None:
         self._options = options or PeerOptions()
-        self.relays = world_size > self._options.leaders_above
-        """Whether the messages of phases are sent over connections between ranks, instead of through the store."""
         self._prefix = f"dcp/peers/{number}/"
         self._rank = rank
         self._world_size = world_size
         self._leads = rank == coordinator_rank
         self._process = process or own_identity()
-        self._lock = UninterruptedLock()
-        self._held = PeerHandles()
+        self._lock = threading.RLock()
+        self._held = _PeerHandles()
         self.close = weakref.finalize(self, self._held.close)
-        """Function that closes all connections, listening sockets and descriptors of processes."""
+        """Close all connections, listening sockets and process descriptors."""
         self._met = False
         self._above: Link | None = None
         self._above_card: Card | None = None
@@ -96,177 +140,106 @@ class Peers:
         self._guests = Guests(partial(Link, peer_timeout_seconds=self._options.peer_timeout_seconds))
         self._give_up_at = 0.0
         self._below: dict[int, Link] = {}
-        self._lost: dict[int, str] = {}  # never changed, but replaced: other threads read it
+        self.lost: dict[int, str] = {}
+        """Lost rank → how, such as "its process has ended". Never changed, but replaced: other threads read it."""
         self._looked_at: set[int] = set()
-        self._mail = Mail()
-        self._errors = errors
+        self._next_search = time.monotonic() + _SEARCH_SECONDS
         wire = self._wire(store)
-        self._cards = CardBox(wire, self._process, self._options.fan_out if self.relays else None)
-        self._listener = Listener(self._cards.secret, self._cards.challenge)
-        self._cards.leave(wire, rank, leads=self._leads, open_door=lambda: self._open_door(store))
+        self._cards = CardBox(wire, self._process, fan_out)
+        self._listener = Listener(self._cards.secret)
+        open_door = partial(self._open_door, store)
+        self._cards.leave(wire, rank, self._listener.challenge, leads=self._leads, open_door=open_door)
         _alive.add(self)
 
-    @property
-    def lost(self) -> dict[int, str]:
-        """Lost rank → description of its loss, such as "its process has ended"."""
-        return self._lost
-
-    @property
-    def below(self) -> list[int]:
-        """The connected ranks directly below this rank in the tree."""
-        return list(self._below)
-
-    @property
-    def above_rank(self) -> int:
-        """The rank directly above this rank in the tree; -1 on the coordinator, and before `meet`."""
-        return -1 if self._above_card is None else self._above_card.rank
-
-    @property
-    def cut_off(self) -> bool:
-        """Whether this rank has no connection to the rank above, although that rank may be alive."""
-        above = self._above_card
-        return above is not None and self._above is None and above.rank not in self._lost
-
-    @property
-    def above_closed(self) -> bool:
-        """Whether there is no connection to the rank above: what that rank has sent has been received."""
-        return self._above is None
-
-    @property
-    def sending_down(self) -> bool:
-        """Whether frames (messages) to ranks below have not been sent completely."""
-        return any(link.sending for link in list(self._below.values()))
-
     def meet(self, store: KeyValueStore) -> None:
-        """Find the other ranks in the store, watch them, and connect to the rank above; a second call does nothing.
-
-        Every rank must have published its process identity in the store before (see `CardBox.leave`).
-        """
-        with self._lock:
+        """Find and watch the other ranks once each has left its card, and connect to the rank above."""
+        with interrupts_deferred(self._lock):
             if self._met:
                 return
             wire = self._wire(store)
             self._watch_host(self._cards.of_host(wire, self._looked_at))
             above = None if self._leads else self._cards.above(wire)
             self._met = True
-            seen = {*self._held.watched.values(), *self._lost}
-            if above is not None and (self.relays or above.rank not in seen):
+            seen = {*self._held.watched.values(), *self.lost}
+            if above is not None and self._calls(above, seen):
                 self._above_card = above
                 self._addresses = self._in_order(above)
                 self._connect()
             self._shut_doors_if_all_came()
 
     def look_around(self, store: KeyValueStore) -> None:
-        """Watch the ranks of this host whose process identities are already in the store; no effect after `meet`."""
+        """Watch ranks of this host that are already in the store; no effect after `meet`."""
         if self._met:
             return
         cards = self._cards.of_host(self._wire(store), frozenset(self._looked_at))  # unlocked: the store may be slow
-        with self._lock:
+        with interrupts_deferred(self._lock):
             if not self._met:
                 self._watch_host(cards)
 
-    def pause(self, seconds: float) -> None:
-        """Wait at most `seconds` for events of connections and processes, and handle them."""
-        if seconds < _SLEEP_BELOW_SECONDS and not self.relays:
+    def pause(self, seconds: float, store: KeyValueStore | None = None) -> None:
+        """Wait at most `seconds` for events, and handle them; look around in `store` once a second."""
+        if store is not None and not self._met and time.monotonic() > self._next_search:
+            self._next_search = time.monotonic() + _SEARCH_SECONDS
+            self.look_around(store)
+        if seconds < SLEEP_BELOW_SECONDS:
             time.sleep(max(0.0, seconds))
             seconds = 0.0
-        for descriptor, events in self._held.poller.poll(max(0.0, seconds)):
-            with self._lock:
+        for descriptor, events in self._held.poller.poll(seconds):
+            with interrupts_deferred(self._lock):
                 self._attend(descriptor, events)
-        with self._lock:
+        with interrupts_deferred(self._lock):
             above = self._above
             if above is not None and above.rank is None and not above.reached and time.monotonic() > self._give_up_at:
                 above.broken = "it does not answer"
                 self._drop(above)
             self._see_out(self._guests.unwelcome())
 
-    def begin(self, sequence: int) -> None:
-        """Begin the operation with this sequence number: keep its incoming frames (messages) until `take` or `end`."""
-        with self._lock:
-            self._mail.begin(sequence)
-
-    def end(self, sequence: int) -> None:
-        """End the operation with this sequence number: discard its frames that were not taken or sent."""
-        with self._lock:
-            self._mail.end(sequence)
-
-    def read(self, key: Key) -> None:
-        """Allow the ranks below to send large frames of a phase from now on; small frames need no permission.
-
-        Args:
-            key: Key of the phase: (sequence number of the operation, number of the phase).
-        """
-        with self._lock:
-            self._mail.reading.add(key)
-            for link in list(self._below.values()):
-                self._send(link, Frame(_READING, *key, self._rank, b""))
-
-    def take(self, key: Key) -> list[tuple[int, Frame]]:
-        """Return and remove the frames received for a phase, as pairs (rank that sent the frame, frame)."""
-        with self._lock:
-            return self._mail.take(key)
-
-    def send_up(self, frame: Frame) -> None:
-        """Send a frame to the rank above, or queue it until that rank is connected and ready to receive."""
-        with self._lock:
-            self._mail.keep_for_above(frame)
-            self._send_waiting()
-
-    def take_back(self, key: Key) -> list[Frame]:
-        """Return and remove the frames (messages) of a phase that are queued for the rank above."""
-        with self._lock:
-            return self._mail.take_back(key)
-
-    def send_down(self, rank: int, frame: Frame) -> None:
-        """Send a frame to a rank directly below; does nothing if that rank is not connected."""
-        with self._lock:
-            if rank in self._below:
-                self._send(self._below[rank], frame)
+    def _calls(self, above: Card, seen: Container[int]) -> bool:
+        """Return whether this rank connects to the rank above; `seen` are the ranks that it watches."""
+        return above.rank not in seen
 
     def _wire(self, store: KeyValueStore) -> StoreWire:
-        return StoreWire(store, self._prefix, self._world_size, errors=self._errors)
+        return StoreWire(store, self._prefix, self._world_size)
 
     def _open_door(self, store: KeyValueStore) -> tuple[tuple[str, ...], int]:
         doors, addresses, port = open_doors(addresses_to_announce(store, self._options.network), self._options.ports)
-        self._held.add_doors(doors)
+        for door in doors:
+            self._held.doors[door.fileno()] = door
+            self._held.poller.register(door.fileno(), select.EPOLLIN)
         return addresses, port
 
     def _shut_doors_if_all_came(self) -> None:
-        came = {*self._held.watched.values(), *self._lost, *self._below}
-        if self._leads and not self.relays and self._met and len(came) == self._world_size - 1:
-            self._held.shut_doors()
-            self._see_out(self._guests.waiting)  # none of the remaining connections is a rank
+        came = {*self._held.watched.values(), *self.lost, *self._below}
+        if self._leads and self._met and len(came) == self._world_size - 1:
+            for descriptor, door in self._held.doors.items():
+                self._held.poller.unregister(descriptor)
+                door.close()
+            self._held.doors.clear()
+            self._see_out([*self._guests.waiting])  # none of the remaining connections is a rank
 
     def _watch_host(self, cards: Mapping[int, Card]) -> None:
         for number, card in cards.items():
-            known = {self._rank, *self._held.watched.values(), *self._lost}
-            if card.rank in known or self._watch(card):
-                self._looked_at.add(number)
-
-    def _watch(self, card: Card) -> bool:
-        """Watch a process; returns False if that is not possible, or not now."""
-        try:
-            descriptor = watch_process(card.process, self._process.host)
-        except ProcessLookupError:
-            self._lost = {**self._lost, card.rank: _ENDED}
-            return True
-        if descriptor is not None:
-            self._held.add_process(descriptor, card.rank)
-        return descriptor is not None
+            if card.rank not in {self._rank, *self._held.watched.values(), *self.lost}:
+                try:
+                    descriptor = watch_process(card.process, self._process.host)
+                except ProcessLookupError:
+                    self.lost = {**self.lost, card.rank: _ENDED}
+                else:
+                    if descriptor is None:  # it cannot be watched now
+                        continue
+                    self._held.watched[descriptor] = card.rank
+                    self._held.poller.register(descriptor, select.EPOLLIN)
+            self._looked_at.add(number)
 
     def _lose(self, rank: int, how: str) -> None:
-        self._lost = {rank: how, **self._lost}
+        self.lost = {rank: how, **self.lost}
 
     def _in_order(self, card: Card) -> list[str]:
         near = card.process.host == self._process.host
         return sorted(card.addresses, key=lambda address: (address == _LOOPBACK) != near)
 
     def _connect(self, *, refused: bool = False) -> None:
-        """Try the next address of the rank above.
-
-        Args:
-            refused: Whether the rank above was reached before, and cannot be reached any more.
-        """
+        """Try the next address of the rank above; `refused` if the rank was reached before."""
         self._above, card = None, self._above_card
         if card is None:
             return
@@ -287,7 +260,7 @@ class Peers:
             self._connect(refused=refused)
             return
         self._above = link = Link(made, self._options.peer_timeout_seconds)
-        made.connect_ex((address, card.port))  # what goes wrong shows when something is sent
+        made.connect_ex((address, card.port))  # a later send reports an error
         self._give_up_at = time.monotonic() + _CONNECT_SECONDS
         self._held.add_link(link)
         self._call = Call(self._cards.secret, card.challenge, self._rank)
@@ -303,8 +276,12 @@ class Peers:
         if (door := self._held.doors.get(descriptor)) is not None:
             self._accept(door)
         elif descriptor in self._held.watched:
-            if self._held.has_ended(descriptor):  # not if another thread has closed it, and watches with its number
-                self._lost = {**self._lost, self._held.drop_process(descriptor): _ENDED}
+            readable = select.poll()
+            readable.register(descriptor, select.POLLIN)
+            if readable.poll(0):  # another thread may have closed and reused the descriptor
+                self._held.poller.unregister(descriptor)
+                os.close(descriptor)
+                self.lost = {**self.lost, self._held.watched.pop(descriptor): _ENDED}
         elif (link := self._held.links.get(descriptor)) is not None:
             if events & select.EPOLLOUT:
                 link.flush()
@@ -313,7 +290,7 @@ class Peers:
     def _accept(self, door: socket.socket) -> None:
         for link in self._guests.accept(door):
             self._held.add_link(link)
-            self._receive(link)  # of a rank the proof is there already, most likely
+            self._receive(link)  # a rank's proof has probably arrived already
             self._see_out(self._guests.unwelcome())
 
     def _see_out(self, guests: Iterable[Link]) -> None:
@@ -329,17 +306,11 @@ class Peers:
     def _sort(self, link: Link, frame: Frame) -> None:
         if link.rank is None:
             self._greet(link, frame)
-        elif frame.kind == _READING:
-            self._mail.asked((frame.sequence, frame.step))
-            self._send_waiting()
-        else:
-            self._mail.put(link.rank, frame)
 
     def _greet(self, link: Link, frame: Frame) -> None:
         if link is self._above:
             if frame.kind == _WELCOME and self._call is not None and self._call.is_answered_by(frame.body):
                 link.rank = frame.rank
-                self._send_waiting()
             else:
                 link.broken = "it does not belong to this job"
             return
@@ -352,20 +323,12 @@ class Peers:
         self._below[frame.rank] = link
         self._shut_doors_if_all_came()
         self._send(link, Frame(_WELCOME, 0, 0, self._rank, welcome))
-        for key in self._mail.reading:
-            self._send(link, Frame(_READING, *key, self._rank, b""))
-
-    def _send_waiting(self) -> None:
-        if self._above is not None and self._above.rank is not None:
-            for frame in self._mail.ready_for_above():
-                self._send(self._above, frame)
 
     def _send(self, link: Link, frame: Frame) -> None:
         link.send(frame)
         self._settle(link)
 
     def _settle(self, link: Link) -> None:
-        """Close a link if it is broken, else register the events that it waits for; called after each use of it."""
         if link.broken is not None:
             self._drop(link)
         elif link.fileno() in self._held.links:
@@ -380,7 +343,7 @@ class Peers:
             self._below.pop(link.rank, None)
             self._above = None if link is self._above else self._above
         elif link is self._above and self._above_card is not None:
-            # It may have ended before it answered, or had too many strangers: a living rank can be reached again.
+            # The rank may have ended, or closed the connection because of too many guests: try to reach it again.
             if link.reached and self._called_again < _CALLS_AGAIN:
                 self._called_again += 1
                 self._addresses = self._in_order(self._above_card)
@@ -391,9 +354,42 @@ _alive: weakref.WeakSet[Peers] = weakref.WeakSet()
 
 
 def _close_in_child() -> None:
-    """Close connections in a forked child: kept open, they would show other ranks that its parent lives."""
+    """Close connections in a forked child, where they would make the parent look alive."""
     for peers in list(_alive):
         peers.close()
 
 
 os.register_at_fork(after_in_child=_close_in_child)
+
+
+@dataclass(slots=True)
+class _PeerHandles:
+    poller: select.epoll = field(default_factory=select.epoll)
+    doors: dict[int, socket.socket] = field(default_factory=dict)
+    links: dict[int, Link] = field(default_factory=dict)
+    watched: dict[int, int] = field(default_factory=dict)
+    """Process's file descriptor → rank."""
+
+    def add_link(self, link: Link) -> None:
+        self.links[link.fileno()] = link
+        self.poller.register(link.fileno(), select.EPOLLIN)
+
+    def drop_link(self, link: Link) -> bool:
+        """Return False if the connection is not registered."""
+        if self.links.pop(link.fileno(), None) is None:
+            return False
+        self.poller.unregister(link.fileno())
+        link.close()
+        return True
+
+    def close(self) -> None:
+        for link in self.links.values():
+            link.close()
+        for door in self.doors.values():
+            door.close()
+        for descriptor in self.watched:
+            os.close(descriptor)
+        self.links.clear()
+        self.doors.clear()
+        self.watched.clear()
+        self.poller.close()

@@ -1,48 +1,100 @@
-"""Roster of ranks in the store: a card (process identity and addresses) of each rank, and the tree of all ranks.
+"""Identities of the ranks' processes, and their roster in the store: a card per rank, and the tree of all ranks.
 
-Keys under `dcp/peers/<sequence>/`, which stay as long as the store: `token` (the secret of the job), `root` (the
-coordinator's card), `host/<host>` (number of cards of a host), `hosts` (number of hosts), `host/<host>/<n>` (the cards
-of a host's ranks), `hosts/<n>` (the cards of the leaders). Not in this module: connections.
+Keys under `dcp/peers/<sequence>/`, never deleted: `token` (the job's secret), `root` (the coordinator's card),
+`host/<host>` (number of a host's cards), `hosts` (number of hosts), `host/<host>/<n>` (its cards), `hosts/<n>` (cards
+of leaders).
+
+Source: Linux `pidfd_open(2)`, `proc_pid_stat(5)` (starttime), `random(4)` (boot_id), `pid_namespaces(7)`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
 import secrets
+import uuid
 from collections.abc import Callable, Container
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from dcp_ranks.peers.process_identity import ProcessIdentity
-from dcp_ranks.transport.chunked_store import StoreWire
-from dcp_ranks.transport.handshake import new_challenge
-from dcp_ranks.transport.pickled import decode, encode
+from dcp_ranks.transport.store_wire import StoreWire, decode, encode
 
-__all__ = ["Card", "CardBox"]
+__all__ = ["Card", "CardBox", "ProcessIdentity", "own_identity", "watch_process"]
+
+_START_FIELD = 19  # field of /proc/<pid>/stat, counted after the process's name
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessIdentity:
+    """Unique identity of a process in a cluster.
+
+    `host` is the boot id and pid namespace: processes with the same `host` see each other's pids. `started` is the
+    start time in clock ticks since the boot, which tells apart later processes with the same pid.
+    """
+
+    host: str
+    pid: int
+    started: int
+
+
+def own_identity() -> ProcessIdentity:
+    """Return the identity of this process; also correct after a fork.
+
+    If this process cannot watch others, as in some sandboxes, its host is unlike all others: they connect to it instead
+    of watching it.
+    """
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            host = f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+        identity = ProcessIdentity(host, os.getpid(), _start_of(os.getpid()))
+    except (OSError, ValueError, IndexError):  # not Linux: counts as the only rank on its machine
+        return ProcessIdentity(f"unknown {uuid.uuid4().hex}", os.getpid(), 0)
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (AttributeError, OSError):
+        return replace(identity, host=f"{host} {uuid.uuid4().hex}")
+    return identity
+
+
+def watch_process(process: ProcessIdentity, own_host: str) -> int | None:
+    """Open a file descriptor (pidfd) that becomes readable when a process ends; the caller must close it.
+
+    Return None if the process is on another machine or in another container than `own_host`, or the kernel lacks pidfd.
+    Raise ProcessLookupError if the process has ended.
+    """
+    if process.host != own_host or not hasattr(os, "pidfd_open"):
+        return None
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        raise
+    except OSError:  # a sandbox refuses the call, or no descriptor is left
+        return None
+    # The descriptor holds the process that has the pid now; only then can its identity be checked.
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        if _start_of(process.pid) == process.started:
+            return descriptor
+    os.close(descriptor)
+    raise ProcessLookupError(process.pid)
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """Record of one rank in the store: process identity, and the addresses on which the rank accepts connections."""
+    """One rank's process, and the addresses on which it accepts connections."""
 
     rank: int
     process: ProcessIdentity
     addresses: tuple[str, ...] = ()
     port: int = 0
     challenge: bytes = b""
-    """Random bytes that a connecting rank must authenticate with the secret of the job; see `handshake`."""
+    """Random bytes that a connecting rank must authenticate; see `Listener`."""
 
 
 class CardBox:
-    """Reader and writer of the cards (process identity and addresses) of a group's ranks in the store.
+    """Read and write the cards of a group's ranks in the store.
 
-    In a tree with leaders, a rank is below the leader of its host, and a leader is below another leader or the
-    coordinator, each of which has at most `fan_out` leaders directly below. Without leaders, all ranks are directly
-    below the coordinator.
-
-    Args:
-        wire: Access to the store's keys under the prefix of the cards.
-        process: Identity of this rank's process.
-        fan_out: Largest number of leaders directly below one leader; None for a tree without leaders.
+    With `fan_out`, each rank is below its host's leader, and each leader below another leader or the coordinator, at
+    most `fan_out` of them below each. With None, all ranks are directly below the coordinator.
     """
 
     def __init__(self, wire: StoreWire, process: ProcessIdentity, fan_out: int | None) -> None:
@@ -51,25 +103,21 @@ class CardBox:
         self._host = f"host/{hashlib.sha256(process.host.encode()).hexdigest()[:16]}"
         self._leader_number: int | None = None
         self.secret = wire.claim("token", secrets.token_hex(32)).encode()
-        """Secret of the job; it is never sent over a connection."""
-        self.challenge = new_challenge()
-        """Challenge of this rank for ranks that connect to it; see `handshake`."""
+        """Secret of the job; never sent over a connection."""
 
     def leave(
-        self, wire: StoreWire, rank: int, *, leads: bool, open_door: Callable[[], tuple[tuple[str, ...], int]]
+        self,
+        wire: StoreWire,
+        rank: int,
+        challenge: bytes,
+        *,
+        leads: bool,
+        open_door: Callable[[], tuple[tuple[str, ...], int]],
     ) -> None:
-        """Write this rank's card to the store; does not wait for other ranks.
-
-        Args:
-            wire: Access to the store's keys under the prefix of the cards.
-            rank: Rank of this process within the group.
-            leads: Whether this rank is the coordinator, the top of the tree.
-            open_door: Function that opens listening sockets and returns their addresses and port; called only if other
-                ranks are to connect to this rank.
-        """
+        """Write this rank's card to the store; `open_door` opens listening sockets if other ranks are to connect."""
         number = wire.add(self._host)
         first = self._fan_out is not None and number == 1
-        card = Card(rank, self._process, *(open_door() if leads or first else ((), 0)), self.challenge)
+        card = Card(rank, self._process, *(open_door() if leads or first else ((), 0)), challenge)
         if leads:
             wire.put("root", encode(card))
         if first:
@@ -78,27 +126,25 @@ class CardBox:
         wire.put(f"{self._host}/{number}", encode(card))
 
     def of_host(self, wire: StoreWire, known: Container[int] = ()) -> dict[int, Card]:
-        """Return the cards of this host's ranks that are in the store so far, including this rank's card.
-
-        Args:
-            wire: Access to the store's keys under the prefix of the cards.
-            known: Numbers of the cards that are not wanted again: ranks ask from time to time.
-
-        Returns:
-            Number of the card → card.
-        """
-        numbers = [number for number in range(1, wire.count(self._host) + 1) if number not in known]
+        """Return number → card of this host's ranks so far, without the `known` numbers."""
+        numbers = [number for number in range(1, wire.add(self._host, 0) + 1) if number not in known]
         keys = {number: f"{self._host}/{number}" for number in numbers}
         return {number: _read(wire, key) for number, key in keys.items() if wire.has(key)}
 
     def above(self, wire: StoreWire) -> Card:
-        """Return the card of the rank directly above this rank in the tree. Not for the coordinator."""
+        """Return the card of the rank directly above. Not for the coordinator."""
         if self._fan_out is None:
             return _read(wire, "root")
         if self._leader_number is None:
             return _read(wire, f"{self._host}/1")
         above = 0 if self._leader_number <= self._fan_out else (self._leader_number - 1) // self._fan_out
         return _read(wire, f"hosts/{above}" if above else "root")
+
+
+def _start_of(pid: int) -> int:
+    with open(f"/proc/{pid}/stat") as file:
+        # The name, in parentheses, may hold spaces and parentheses.
+        return int(file.read().rpartition(")")[2].split()[_START_FIELD])
 
 
 def _read(wire: StoreWire, key: str) -> Card:

@@ -1,1 +1,1 @@
-"""Phases of an operation: each rank runs a function, ranks exchange outcomes, the coordinator decides the result."""
+"""Phases: each rank runs a function, ranks exchange outcomes, the coordinator decides."""

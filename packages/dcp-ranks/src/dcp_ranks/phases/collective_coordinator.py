@@ -1,8 +1,8 @@
-"""Coordinator over object collectives, for process groups whose store cannot be used. Phases are defined in `phases`.
+"""Coordinator over object collectives, for process groups with an unusable store.
 
-An operation, such as a save, is a sequence of phases with one coordinator on each rank. The deadline of a phase is the
-timeout of the group (`init_process_group(timeout=...)`). Collectives of one group are matched by their order, so
-operations run one at a time: an operation waits on every rank until all earlier operations have ended.
+A phase's deadline is the group's timeout (`init_process_group(timeout=...)`). Collectives are matched by their order,
+so a group's operations run one after the other. They use `own_group`, apart from the trainer's collectives, because a
+rank that fails alone leaves the others waiting.
 """
 
 from __future__ import annotations
@@ -11,21 +11,22 @@ import secrets
 import threading
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
-from dcp_ranks.errors import ERROR_TYPES, ErrorTypes
+from dcp_ranks.errors import CoordinatorLostError, CoordinatorTimeoutError
 from dcp_ranks.phases.coordinator import DEFAULT_TIMEOUT_SECONDS
-from dcp_ranks.phases.outcomes import Failure, Outcome, Step, Verdict
-from dcp_ranks.phases.phases import Answer, PhasedCoordinator
-from dcp_ranks.transport.pickled import decode, encode
+from dcp_ranks.phases.phases import Answer, Failure, Outcome, PhasedCoordinator, Verdict
+from dcp_ranks.transport.store_wire import decode, encode
 
-__all__ = ["CollectiveCoordinator"]
+__all__ = ["CollectiveCoordinator", "own_group"]
 
 
 class _Turns:
-    """Queue of operations on one group: they run one after the other, in the order in which they were started."""
+    """Run the operations of one group in the order in which they were started."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -55,18 +56,33 @@ _turns: weakref.WeakKeyDictionary[dist.ProcessGroup, _Turns] = weakref.WeakKeyDi
 _turns_lock = threading.Lock()
 
 
+_own_groups: weakref.WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = weakref.WeakKeyDictionary()
+
+
+def own_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """Return a gloo group of the same ranks for our operations alone; its first call creates it and is collective.
+
+    Fake groups and groups without a store, such as MPI, are returned unchanged.
+    """
+    if dist.get_backend(group) == "fake" or distributed_c10d._get_process_group_store(group) is None:  # noqa: SLF001 - old torch too
+        return group
+    with _turns_lock:
+        if group not in _own_groups:
+            members = dist.get_process_group_ranks(group)
+            _own_groups[group] = dist.new_group(members, backend="gloo", use_local_synchronization=True)
+        return _own_groups[group]
+
+
 class CollectiveCoordinator(PhasedCoordinator):
     """Coordinator of ranks that communicate by object collectives of a process group.
 
-    Close it after the operation: the group's next operation waits for `close`. A missing rank is detected only by the
-    group's own timeout, whose error names no rank. While an operation runs in another thread, the trainer must not use
-    the same group.
+    The group's next operation waits for `close`. Only the group's timeout detects a missing rank, and its error names
+    no rank. While an operation runs in another thread, the trainer must not use the same group.
 
     Args:
         group: Process group of the ranks.
         coordinator_rank: Rank within the group that runs each `reduce_fn`.
-        timeout_seconds: Time in seconds that an operation waits for this rank's earlier operations on the group.
-        errors: Exception classes that the coordinator raises.
+        timeout_seconds: Seconds that an operation waits for this rank's earlier operations.
 
     Example:
         ```python
@@ -88,9 +104,8 @@ class CollectiveCoordinator(PhasedCoordinator):
         *,
         coordinator_rank: int = 0,
         timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
-        errors: ErrorTypes = ERROR_TYPES,
     ) -> None:
-        super().__init__(dist.get_rank(group), dist.get_world_size(group), coordinator_rank, errors=errors)
+        super().__init__(dist.get_rank(group), dist.get_world_size(group), coordinator_rank)
         with _turns_lock:
             self._turns = _turns.setdefault(group, _Turns())
         self.sequence = self._turns.draw()
@@ -101,25 +116,23 @@ class CollectiveCoordinator(PhasedCoordinator):
         self._closed = False
 
     def save_nonce(self) -> str:
-        """Return a random string, equal on all ranks; see `Coordinator.save_nonce`.
-
-        Ranks: every rank must call it; the first call is a phase of its own.
-        """
+        """Return a random string, equal on all ranks. Every rank must call it: the first call is a phase."""
         if self._nonce is None:
             self._nonce = self.broadcast("save nonce", lambda: secrets.token_hex(8))
         return self._nonce
 
     def _exchange(
-        self, step: Step, outcome: Outcome, conclude: Callable[[list[Outcome]], Answer]
+        self, number: int, phase: str, outcome: Outcome, conclude: Callable[[list[Outcome]], Answer]
     ) -> tuple[Verdict, bytes | None]:
+        del number  # collectives come in order
         if not self._turns.wait(self.sequence, self._timeout_seconds):
-            raise self.errors.coordinator_timeout(step.phase, (self.rank,), self._timeout_seconds)
+            raise CoordinatorTimeoutError(phase, (self.rank,), self._timeout_seconds)
         try:
             return self._gather_and_tell(outcome, conclude)
         except RuntimeError as error:
             text = str(error).partition("\n")[0]
-            raise self.errors.coordinator_lost(
-                f"phase {step.phase!r}: the process group over which the ranks coordinate failed ({text}); a rank has "
+            raise CoordinatorLostError(
+                f"phase {phase!r}: the process group over which the ranks coordinate failed ({text}); a rank has "
                 "most likely ended or stayed away"
             ) from error
 
@@ -127,8 +140,8 @@ class CollectiveCoordinator(PhasedCoordinator):
         self, outcome: Outcome, conclude: Callable[[list[Outcome]], Answer]
     ) -> tuple[Verdict, bytes | None]:
         gathered: list[Any] | None = [None] * self.world_size if self.is_coordinator else None
-        dist.gather_object(encode(outcome), gathered, dst=self._source, group=self._group)
-        answer = conclude([decode(data) for data in gathered]) if gathered is not None else None
+        dist.gather_object(encode((self.sequence, outcome)), gathered, dst=self._source, group=self._group)
+        answer = conclude(_of_one_operation([decode(data) for data in gathered])) if gathered is not None else None
         verdicts = [None if answer is None else encode(answer.verdict)]
         dist.broadcast_object_list(verdicts, src=self._source, group=self._group)
         verdict: Verdict = answer.verdict if answer is not None else decode(verdicts[0] or b"")
@@ -140,10 +153,17 @@ class CollectiveCoordinator(PhasedCoordinator):
         return verdict, own[0]
 
     def _withdraw(self, number: int, failure: Failure) -> None:
-        """Do nothing: telling other ranks needs a collective, which would wait for every rank, and may wait forever."""
+        """Do nothing: a collective that notifies other ranks might wait forever."""
 
     def close(self) -> None:
-        """End the operation on this rank; see `Coordinator.close`."""
+        """End the operation on this rank."""
         if not self._closed:
             self._closed = True
             self._turns.end(self.sequence)
+
+
+def _of_one_operation(sent: list[tuple[int, Outcome]]) -> list[Outcome]:
+    """Return the outcomes, relabelled if a rank that failed alone is already in a later operation."""
+    if len({sequence for sequence, _ in sent}) == 1:
+        return [outcome for _, outcome in sent]
+    return [replace(outcome, label=f"{outcome.label} of operation {sequence}") for sequence, outcome in sent]

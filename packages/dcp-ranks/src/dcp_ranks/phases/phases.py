@@ -1,37 +1,101 @@
-"""`PhasedCoordinator`: base class with the rules of phases, independent of how messages between ranks are sent.
+"""`PhasedCoordinator`: the rules and messages of phases, independent of how ranks send them.
 
-A subclass sends the outcome of each rank to the coordinator, and the verdict (the result of the phase) back to all
-ranks. Not in this module: the subclasses, `StoreCoordinator` and `CollectiveCoordinator`.
+Each rank has an `Outcome`, from which the coordinator makes the `Verdict` for all ranks.
 """
 
 from __future__ import annotations
 
+import pickle
 import time
+import traceback
 from abc import abstractmethod
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from functools import partial
 from types import TracebackType
 from typing import Any, NoReturn, TypeVar, cast
 
-from dcp_ranks.errors import ERROR_TYPES, ErrorTypes, RanksError
-from dcp_ranks.phases.coordinator import Coordinator
-from dcp_ranks.phases.fence import fenced
-from dcp_ranks.phases.outcomes import Failure, Outcome, Step, Verdict, failure_of, format_ranks, shorten
-from dcp_ranks.transport.pickled import decode, encode
+from dcp_ranks.errors import (
+    CheckpointException,
+    CoordinatorTimeoutError,
+    OperationError,
+    PeerLostError,
+    RanksError,
+    format_ranks,
+)
+from dcp_ranks.phases.coordinator import Coordinator, list_by_ranks
+from dcp_ranks.transport.store_wire import decode, encode
 
-__all__ = ["Answer", "PhasedCoordinator"]
+__all__ = ["Answer", "Failure", "Outcome", "PhasedCoordinator", "Verdict", "check_fence", "failure_of", "shorten"]
+
+_MAX_TEXT = 64 << 10
+_MAX_EXCEPTION_BYTES = 64 << 10
+_MAX_FULL_TRACEBACKS = 32
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An exception on one rank: traceback as text, and the pickled exception or None."""
+
+    rank: int
+    text: str
+    exception: bytes | None
+
+    def revive(self) -> BaseException | None:
+        """Unpickle the exception; return None if that fails in this process."""
+        if self.exception is None:
+            return None
+        try:
+            error = pickle.loads(self.exception)
+        except Exception:  # noqa: BLE001 - a class of the failing rank's own code may do anything
+            return None
+        return error if isinstance(error, BaseException) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A rank's outcome: pickled result or failure, label, seconds."""
+
+    label: str
+    value: bytes | None = None
+    failure: Failure | None = None
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Result of a phase, the same on every rank.
+
+    `missing` ranks did not arrive within `waited_seconds`; `lost` ranks have died; `unheard` ranks were busy when a
+    failure was reported. `common` is the pickled value for all ranks; if `scattered`, each rank's value is sent
+    separately.
+    """
+
+    failures: tuple[Failure, ...] = ()
+    missing: tuple[int, ...] = ()
+    lost: tuple[tuple[int, str], ...] = ()
+    unheard: tuple[int, ...] = ()
+    waited_seconds: float = 0.0
+    disagreement: str | None = None
+    common: bytes | None = None
+    scattered: bool = False
+    slowest: tuple[int, float] | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether the phase succeeded."""
+        return not self.failures and not self.missing and not self.lost and self.disagreement is None
+
+
 @dataclass(slots=True)
 class Answer:
-    """The coordinator's decision about a phase: the verdict, and the return values for the ranks.
+    """The coordinator's decision about a phase.
 
-    `each` holds the pickled return value for each rank if the verdict is `scattered`; `own` is the coordinator's own
-    return value, not pickled; `error` is the exception of its `reduce_fn`.
+    `each` holds a `scattered` verdict's pickled value per rank; `own` is the coordinator's own, not pickled.
     """
 
     verdict: Verdict
@@ -41,65 +105,45 @@ class Answer:
 
 
 class PhasedCoordinator(Coordinator):
-    """Base of coordinators that send each rank's outcome to the coordinator, and one verdict back to every rank.
-
-    Args:
-        rank: Rank of this process within the group.
-        world_size: Number of ranks in the group.
-        coordinator_rank: Rank within the group that runs each `reduce_fn`.
-        errors: Exception classes that the coordinator raises.
-    """
+    """Base of coordinators that collect all outcomes and return one verdict."""
 
     _sends_own_value = False
-    """Whether the coordinator pickles the result of its own `map_fn` too, which only fake process groups need."""
+    """Whether the coordinator also pickles its own `map_fn` result, for fake process groups."""
 
-    def __init__(self, rank: int, world_size: int, coordinator_rank: int, *, errors: ErrorTypes = ERROR_TYPES) -> None:
-        super().__init__(rank, world_size, coordinator_rank, errors=errors)
-        self._steps = 0
-        self._passed = 0
-        """The first phase whose success this rank does not know yet."""
-        self._ended = False
+    _steps = 0
+    _passed = 0
+    _ended = False
 
     @abstractmethod
     def _exchange(
-        self, step: Step, outcome: Outcome, conclude: Callable[[list[Outcome]], Answer]
+        self, number: int, phase: str, outcome: Outcome, conclude: Callable[[list[Outcome]], Answer]
     ) -> tuple[Verdict, bytes | None]:
-        """Exchange one phase's outcomes and verdict.
+        """Exchange one phase's outcomes; return the verdict, and this rank's answer if it is scattered.
 
-        Args:
-            step: Phase to exchange.
-            outcome: Outcome of this rank.
-            conclude: Function that decides the verdict; called once, on the coordinator, with every rank's outcome in
-                rank order; never raises.
-
-        Returns:
-            The verdict, and this rank's own answer if the verdict is `scattered` and this rank is not the coordinator.
+        `conclude` runs once, on the coordinator, with the outcomes in rank order, and never raises.
         """
 
     @abstractmethod
     def _withdraw(self, number: int, failure: Failure) -> None:
-        """Make phase `number` fail on the other ranks; if it has already succeeded, make the next phase fail.
+        """Make phase `number` fail on other ranks, or the next one if it has succeeded. Raise no `Exception`."""
 
-        This rank may be inside the phase, or may never enter it. Never raises an `Exception`.
-        """
-
-    def _check_waited_for(self, step: Step) -> None:
-        """Raise if the other ranks have ended the phase that this rank, the coordinator, is about to decide."""
+    def _check_waited_for(self, number: int, phase: str) -> None:
+        """Raise if the other ranks have ended the phase that this coordinator is about to decide."""
 
     def reduce_scatter(self, phase: str, map_fn: Callable[[], T], reduce_fn: Callable[[list[T]], Sequence[R]]) -> R:
-        """Return each rank's own element of the result of `reduce_fn`; see `Coordinator.reduce_scatter`."""
+        """See `Coordinator.reduce_scatter`."""
 
         def answer(values: list[T]) -> Answer:
             answers = reduce_fn(values)
             if len(answers) != self.world_size:
-                raise self.errors.operation(f"phase {phase!r}: {len(answers)} results for {self.world_size} ranks")
+                raise OperationError(f"phase {phase!r}: {len(answers)} results for {self.world_size} ranks")
             each = [b"" if rank == self.rank else encode(one) for rank, one in enumerate(answers)]
             return Answer(Verdict(scattered=True), each, own=answers[self.rank])
 
         return cast("R", self._run("reduce_scatter", phase, map_fn, answer))
 
     def all_reduce(self, phase: str, map_fn: Callable[[], T], reduce_fn: Callable[[list[T]], R]) -> R:
-        """Return the result of `reduce_fn` to every rank; see `Coordinator.all_reduce`."""
+        """See `Coordinator.all_reduce`."""
 
         def answer(values: list[T]) -> Answer:
             result = reduce_fn(values)
@@ -108,7 +152,7 @@ class PhasedCoordinator(Coordinator):
         return cast("R", self._run("all_reduce", phase, map_fn, answer))
 
     def all_gather(self, phase: str, map_fn: Callable[[], T]) -> list[T]:
-        """Return the results of all ranks to every rank; see `Coordinator.all_gather`."""
+        """See `Coordinator.all_gather`."""
 
         def answer(values: list[T]) -> Answer:
             return Answer(Verdict(common=encode(values)), own=values)
@@ -116,7 +160,7 @@ class PhasedCoordinator(Coordinator):
         return cast("list[T]", self._run("all_gather", phase, map_fn, answer))
 
     def broadcast(self, phase: str, fn: Callable[[], T]) -> T:
-        """Return the coordinator's result of `fn` to every rank; see `Coordinator.broadcast`."""
+        """See `Coordinator.broadcast`."""
 
         def answer(values: list[T | None]) -> Answer:
             value = values[self.rank]
@@ -125,25 +169,23 @@ class PhasedCoordinator(Coordinator):
         return cast("T", self._run("broadcast", phase, fn if self.is_coordinator else lambda: None, answer))
 
     def barrier(self, phase: str) -> None:
-        """Wait until every rank has called this method; see `Coordinator.barrier`."""
+        """See `Coordinator.barrier`."""
         self._run("barrier", phase, lambda: None, lambda _: Answer(Verdict()))
 
     def _run(self, kind: str, phase: str, map_fn: Callable[[], Any], answer: Callable[[list[Any]], Answer]) -> Any:
         if self._ended:
-            raise self.errors.operation(
-                f"phase {phase!r}: this operation has ended; make a new coordinator for each one"
-            )
-        step = Step(self._steps, kind, phase)
+            raise OperationError(f"phase {phase!r}: this operation has ended; make a new coordinator for each one")
+        number = self._steps  # `map_fn` may run phases of its own
         self._steps += 1
-        value, outcome, error = self._attempt(step, map_fn)
+        value, outcome, error = self._attempt(f"{kind} {phase!r}", map_fn)
         decided: list[Answer] = []
 
         def conclude(outcomes: list[Outcome]) -> Answer:
-            decided.append(self._conclude(step, outcomes, value, answer))
+            decided.append(self._conclude(number, phase, outcomes, value, answer))
             return decided[0]
 
         try:
-            verdict, own = self._exchange(step, outcome, conclude)
+            verdict, own = self._exchange(number, phase, outcome, conclude)
         except RanksError as lost:
             self._ended = True
             decided.clear()
@@ -158,9 +200,9 @@ class PhasedCoordinator(Coordinator):
                 self._ended = True
                 local = decided[0].error if decided and error is None else error
                 decided.clear()
-                _fail(local, self._error(step, verdict, local))
+                _fail(local, self._error(phase, verdict, local))
         finally:
-            # The traceback of an error leads to this frame: what it holds would live until a garbage collection.
+            # An error's traceback holds this frame, so its values would live until a garbage collection.
             error = local = None
         self._passed = self._steps
         self.slowest = verdict.slowest
@@ -169,8 +211,7 @@ class PhasedCoordinator(Coordinator):
         data = own if verdict.scattered else verdict.common
         return None if data is None else decode(data)
 
-    def _attempt(self, step: Step, map_fn: Callable[[], T]) -> tuple[T | None, Outcome, BaseException | None]:
-        """Call `map_fn`; returns its value, the outcome for the coordinator, and its error."""
+    def _attempt(self, label: str, map_fn: Callable[[], T]) -> tuple[T | None, Outcome, BaseException | None]:
         start = time.monotonic()
         try:
             value = map_fn()
@@ -178,44 +219,49 @@ class PhasedCoordinator(Coordinator):
             stays_here = self.is_coordinator and not self._sends_own_value
             data = None if stays_here or value is None else encode(value)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the other ranks must hear of it
-            return None, Outcome(step.label, failure=failure_of(self.rank, error)), error
-        return value, Outcome(step.label, value=data, seconds=seconds), None
+            return None, Outcome(label, failure=failure_of(self.rank, error)), error
+        return value, Outcome(label, value=data, seconds=seconds), None
 
-    def _conclude(self, step: Step, outcomes: list[Outcome], own: Any, answer: Callable[[list[Any]], Answer]) -> Answer:
-        """Decide the verdict of a phase. Coordinator only; never raises."""
+    def _conclude(
+        self, number: int, phase: str, outcomes: list[Outcome], own: Any, answer: Callable[[list[Any]], Answer]
+    ) -> Answer:
+        """Decide the verdict of a phase, on the coordinator; never raise."""
         failures = [outcome.failure for outcome in outcomes if outcome.failure is not None]
         if failures:
             return Answer(Verdict(failures=shorten(failures)))
-        disagreement = _different_steps(step, outcomes)
-        if disagreement is not None:
-            return Answer(Verdict(disagreement=disagreement))
+        labels = [outcome.label for outcome in outcomes]
+        if labels.count(labels[0]) < len(labels):
+            steps = f"the ranks are in different steps ({number} of their operations): {list_by_ranks(labels)}"
+            return Answer(Verdict(disagreement=steps))
+        token = _check.set(partial(self._check_waited_for, number, phase))
         try:
             values = [
                 own if rank == self.rank else None if outcome.value is None else decode(outcome.value)
                 for rank, outcome in enumerate(outcomes)
             ]
-            with fenced(lambda: None if self._ended else self._check_waited_for(step)):  # an interrupt may leave it
-                found = answer(values)
+            found = answer(values)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the other ranks must hear of it
             verdict = Verdict(failures=(failure_of(self.rank, error),))
             return Answer(verdict, error=error)
-        slowest = max(range(len(outcomes)), key=lambda rank: outcomes[rank].seconds)
-        return replace(found, verdict=replace(found.verdict, slowest=(slowest, outcomes[slowest].seconds)))
+        finally:
+            _check.reset(token)
+        seconds = [outcome.seconds for outcome in outcomes]
+        slowest = max(seconds)
+        return replace(found, verdict=replace(found.verdict, slowest=(seconds.index(slowest), slowest)))
 
-    def _error(self, step: Step, verdict: Verdict, local: BaseException | None) -> RanksError:
-        """Return the error that every rank raises for a verdict that is not ok."""
+    def _error(self, phase: str, verdict: Verdict, local: BaseException | None) -> RanksError:
         if verdict.failures:
             busy = f"; {format_ranks(verdict.unheard)} had not finished" if verdict.unheard else ""
             busy += "".join(f"; rank {rank} is gone ({how})" for rank, how in verdict.lost)
             failures = {failure.rank: (failure.revive(), failure.text) for failure in verdict.failures}
             if local is not None and self.rank in failures:
                 failures[self.rank] = (local, failures[self.rank][1])
-            return self.errors.phase_failed(f"phase {step.phase!r} did not succeed{busy}", failures)
+            return CheckpointException(f"phase {phase!r} did not succeed{busy}", failures)
         if verdict.lost:
-            return self.errors.peer_lost(step.phase, *zip(*verdict.lost, strict=True))
+            return PeerLostError(phase, *zip(*verdict.lost, strict=True))
         if verdict.missing:
-            return self.errors.coordinator_timeout(step.phase, verdict.missing, verdict.waited_seconds)
-        return self.errors.rank_disagreement(f"phase {step.phase!r}: {verdict.disagreement}")
+            return CoordinatorTimeoutError(phase, verdict.missing, verdict.waited_seconds)
+        return OperationError(f"phase {phase!r}: {verdict.disagreement}")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -225,7 +271,7 @@ class PhasedCoordinator(Coordinator):
         self.close()
 
     def _abandon(self, error: BaseException) -> None:
-        """End the operation for all ranks: an interrupt may come at any moment, between two phases or inside one."""
+        """End the operation for all ranks: an interrupt may come between or inside phases."""
         if not self._ended:
             self._ended = True
             self._withdraw(self._passed, failure_of(self.rank, error))
@@ -238,14 +284,55 @@ def _fail(local: BaseException | None, shared: RanksError) -> NoReturn:
             raise local
         raise shared from local
     finally:
-        del local, shared  # in this frame they would keep all that their tracebacks hold until a garbage collection
+        del local, shared  # this frame would keep their tracebacks alive until a garbage collection
 
 
-def _different_steps(step: Step, outcomes: list[Outcome]) -> str | None:
-    by_label: dict[str, list[int]] = defaultdict(list)
-    for rank, outcome in enumerate(outcomes):
-        by_label[outcome.label].append(rank)
-    if len(by_label) == 1:
+_check: ContextVar[Callable[[], None] | None] = ContextVar("_check", default=None)
+
+
+def check_fence() -> None:
+    """Raise if the other ranks have ended the current phase without the coordinator; do nothing outside phases.
+
+    Call it in a `reduce_fn` right before an irreversible step, as `finish` of a storage writer does before publishing.
+
+    Raises:
+        OperationError: The other ranks have ended the phase, or can no longer be reached.
+
+    Ranks: the coordinator.
+    """
+    check = _check.get()
+    if check is not None:
+        check()
+
+
+def failure_of(rank: int, error: BaseException) -> Failure:
+    """Return a `Failure`, which can be sent even if the exception cannot be pickled."""
+    # The outermost frame is the coordinator's own call of the user's function.
+    inner = error.__traceback__.tb_next if error.__traceback__ is not None else None
+    try:
+        text = "".join(traceback.format_exception(type(error), error, inner or error.__traceback__))
+    except Exception:  # noqa: BLE001 - an exception's own methods may fail while it is described
+        text = f"{type(error).__qualname__} (it cannot be described)\n"
+    return Failure(rank, _clip(text), _portable(error))
+
+
+def shorten(failures: Iterable[Failure]) -> tuple[Failure, ...]:
+    """Sort failures by rank, and shorten tracebacks after the first few."""
+    ordered = sorted(failures, key=lambda failure: failure.rank)
+    whole, rest = ordered[:_MAX_FULL_TRACEBACKS], ordered[_MAX_FULL_TRACEBACKS:]
+    return (*whole, *(Failure(each.rank, each.text.rstrip().rpartition("\n")[2], None) for each in rest))
+
+
+def _portable(error: BaseException) -> bytes | None:
+    try:
+        data = pickle.dumps(error)
+    except Exception:  # noqa: BLE001 - pickling runs the exception's own code
         return None
-    steps = "; ".join(f"{format_ranks(ranks)}: {label}" for label, ranks in by_label.items())
-    return f"the ranks are in different steps ({step.number} of their operations): {steps}"
+    return data if len(data) <= _MAX_EXCEPTION_BYTES else None
+
+
+def _clip(text: str) -> str:
+    if len(text) <= _MAX_TEXT:
+        return text
+    half = _MAX_TEXT // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"

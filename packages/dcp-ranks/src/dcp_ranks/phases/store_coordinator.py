@@ -1,13 +1,9 @@
 """Coordinator over a process group's store: no collectives, concurrent operations, any backend.
 
-An operation, such as a save, is a sequence of phases, for which each rank makes one `StoreCoordinator`.
-
-Keys under the group's prefix: `dcp/drawn/<rank>` counts operations; under `dcp/<sequence>/` are `nonce`, `closed`,
-`ticket/<queue>` (number of tickets taken), and for each phase under `<number>/`: `up/<rank>` (outcome of a rank),
-`arrived` (number of ranks that have arrived), `ready` (set when all ranks have arrived or one has failed), `verdict`
-(result of the phase), `each/<rank>` (return values of `scattered` phases). Each rank deletes the keys that it wrote and
-those that it alone reads; the coordinator deletes keys that all ranks have read; the last rank that closes its
-coordinator deletes the rest. (Keys of peers: see `roster`.)
+`dcp/drawn/<rank>` counts operations. Under `dcp/<sequence>/` are `nonce`, `closed`, `ticket/<queue>` (tickets taken),
+and for each phase under `<number>/`: `up/<rank>` (a rank's outcome), `arrived` (number of ranks), `ready` (all have
+arrived or one has failed), `verdict`, `each/<rank>` (values of `scattered` phases). Each rank deletes keys that only it
+wrote or reads, the coordinator deletes keys that all have read, and the last rank to close deletes the rest.
 """
 
 from __future__ import annotations
@@ -17,17 +13,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any
 
-from dcp_ranks.errors import ERROR_TYPES, CoordinatorLostError, ErrorTypes
+from dcp_ranks.errors import CoordinatorLostError, OperationError
 from dcp_ranks.peers.monitor import Peers
 from dcp_ranks.phases.coordinator import DEFAULT_TIMEOUT_SECONDS
-from dcp_ranks.phases.outcomes import Failure, Outcome, Step, Verdict
-from dcp_ranks.phases.phases import Answer, PhasedCoordinator
-from dcp_ranks.phases.store_phase import Seat, StoreRound, shared_keys
-from dcp_ranks.phases.tree_phase import RelayRound
-from dcp_ranks.transport.chunked_store import KeyValueStore, StoreWire
-from dcp_ranks.transport.mailbox import series_number
+from dcp_ranks.phases.leaders import RelayRound, Relays
+from dcp_ranks.phases.phases import Answer, Failure, Outcome, PhasedCoordinator, Verdict
+from dcp_ranks.phases.store_phase import Seat, StoreRound
+from dcp_ranks.transport.store_wire import KeyValueStore, StoreWire, TimedStore
 
 __all__ = ["StoreCoordinator"]
 
@@ -39,26 +32,20 @@ _SEE_SECONDS = 0.5
 class StoreCoordinator(PhasedCoordinator):
     """Coordinator of ranks that communicate through a store. A rank may use several at the same time, in any threads.
 
-    The constructor draws the operation's sequence number, so all ranks must construct their coordinators in the same
-    order, before any user code runs. The constructor does not wait for other ranks.
+    The constructor draws the operation's sequence number without waiting. All ranks must construct their coordinators
+    in the same order, before any user code runs. `rank`, `world_size` and `coordinator_rank` are as for `Coordinator`.
 
     Args:
         store: Connection to the store; no other coordinator may use it meanwhile (see `borrow_store`).
-        rank: Rank of this process within the group.
-        world_size: Number of ranks in the group.
-        coordinator_rank: Rank within the group that runs each `reduce_fn`.
-        sequence: Sequence number of the operation, from an earlier call of `draw`; None to draw one.
-        timeout_seconds: Time in seconds that a rank waits for the other ranks in one phase, counted from its own
-            arrival.
-        hosts_store: Whether this process may be the server of the store, which ends with the process: `close` then
-            waits a few seconds at most until every rank has read the result of the last phase.
-        release: Function that `close` calls if the connection still works and can be reused.
+        sequence: Sequence number from `draw`; None to draw one.
+        timeout_seconds: Seconds that a rank waits for the others in one phase, from its own arrival.
+        hosts_store: Whether this process may be the store's server: `close` then waits seconds at most until every rank
+            has read the last phase's result.
+        release: Called by `close` if the connection can be reused.
         peers: Monitor that detects lost ranks and, in large groups, sends the messages; with None, lost ranks are
             detected only at the deadline.
-        peers_store: Connection to the store under the prefix with which `peers` was made; None if `store` has it.
-        series: Number of the series of operations to which this one belongs, if several series share one monitor; 0 for
-            the operations of the process group itself.
-        errors: Exception classes that the coordinator raises.
+        peers_store: Connection under the prefix of `peers`; None if `store` has that prefix.
+        series: Number of the series of operations, if several share one monitor; 0 for the process group's own.
 
     Example:
         ```python
@@ -85,18 +72,16 @@ class StoreCoordinator(PhasedCoordinator):
         peers: Peers | None = None,
         peers_store: KeyValueStore | None = None,
         series: int = 0,
-        errors: ErrorTypes = ERROR_TYPES,
     ) -> None:
-        super().__init__(rank, world_size, coordinator_rank, errors=errors)
-        self.sequence = self.draw(store, rank, errors) if sequence is None else sequence
-        self._wire = StoreWire(store, f"dcp/{self.sequence}/", world_size, errors=errors)
+        super().__init__(rank, world_size, coordinator_rank)
+        self.sequence = self.draw(store, rank) if sequence is None else sequence
+        self._wire = StoreWire(store, f"dcp/{self.sequence}/", world_size)
         self._seat = Seat(rank, world_size, coordinator_rank, timeout_seconds)
-        self._store = store
+        self.store = store
         self._peers = peers
         self._peers_store = store if peers_store is None else peers_store
-        self._number = series_number(series, self.sequence)
-        if peers is not None:
-            peers.begin(self._number)
+        self._relays = peers if isinstance(peers, Relays) else None
+        self._operation = 0 if self._relays is None else self._relays.begin(series, self.sequence)
         self._hosts_store = hosts_store
         self._release = release
         # Until the next phase is complete, some rank may still have to read the verdict of the one before.
@@ -108,41 +93,30 @@ class StoreCoordinator(PhasedCoordinator):
         self._ticket_lock = threading.Lock()
 
     @staticmethod
-    def draw(store: KeyValueStore, rank: int, errors: ErrorTypes = ERROR_TYPES) -> int:
-        """Return the sequence number of this rank's next operation, and count it in the store.
-
-        A rank that draws a number must run that operation: the other ranks wait for this rank in it.
-        """
-        return StoreWire(store, "dcp/", 1, errors=errors).add(f"drawn/{rank}")
-
-    @property
-    def store(self) -> Any:
-        """Connection to the store of the process group; see `Coordinator.store`."""
-        return self._store
+    def draw(store: KeyValueStore, rank: int) -> int:
+        """Draw and return the sequence number of this rank's next operation, which the other ranks then wait for."""
+        return StoreWire(store, "dcp/", 1).add(f"drawn/{rank}")
 
     def lost_ranks(self) -> Mapping[int, str]:
-        """Return the ranks of which this one knows that they are lost; see `Coordinator.lost_ranks`."""
+        """See `Coordinator.lost_ranks`."""
         if self._peers is None:
             return {}
         self._peers.pause(0.0)
         return self._peers.lost
 
     def give_up_on(self, lost: Mapping[int, str]) -> None:
-        """Make the first phase fail on all ranks, because ranks are lost; no effect if that phase has ended.
+        """Make the first phase fail on all ranks, unless it has ended, because ranks (rank → description) are lost.
 
-        For a process that does not run the operation itself, but watches the processes without which it cannot begin.
-
-        Args:
-            lost: Lost rank → description of its loss.
+        For a process that does not run the operation, but watches the processes that it needs.
         """
-        self._round(Step(0, "", "")).give_up_on(lost)
+        self._round(0).give_up_on(lost)
 
     def save_nonce(self) -> str:
-        """Return a random string, equal on all ranks; see `Coordinator.save_nonce`. Does not wait for other ranks."""
+        """Return a random string, equal on all ranks, without waiting for them."""
         return self._wire.claim("nonce", secrets.token_hex(8))
 
     def tickets(self, queues: int) -> Callable[[int], int]:
-        """Return a function that takes the next ticket of a queue; see `Coordinator.tickets`."""
+        """See `Coordinator.tickets`."""
         first = self._queues
         self._queues += queues
 
@@ -153,11 +127,11 @@ class StoreCoordinator(PhasedCoordinator):
         return take
 
     def _exchange(
-        self, step: Step, outcome: Outcome, conclude: Callable[[list[Outcome]], Answer]
+        self, number: int, phase: str, outcome: Outcome, conclude: Callable[[list[Outcome]], Answer]
     ) -> tuple[Verdict, bytes | None]:
-        phase = self._phase = self._round(step)
+        current = self._phase = self._round(number)
         try:
-            verdict, answer = phase.run(outcome, conclude)
+            verdict, answer = current.run(outcome, conclude)
             if verdict.ok and self.is_coordinator:
                 while self._unread:
                     self._wire.delete(self._unread.popleft())
@@ -165,35 +139,33 @@ class StoreCoordinator(PhasedCoordinator):
                 self._peers.meet(self._peers_store)
         except CoordinatorLostError as error:
             self._lost = True
-            raise self.errors.coordinator_lost(f"phase {step.phase!r}: {error}{self._who_is_gone()}") from error
+            raise CoordinatorLostError(f"phase {phase!r}: {error}{self._who_is_gone()}") from error
         finally:
-            self._unread.append(phase.shared)
+            self._unread.append(current.shared)
         return verdict, answer
 
-    def _check_waited_for(self, step: Step) -> None:
-        if self._wire.has(f"{step.number}/verdict"):
-            raise self.errors.operation(
-                f"phase {step.phase!r}: the other ranks have given up waiting for rank {self.rank}"
-            )
+    def _check_waited_for(self, number: int, phase: str) -> None:
+        if not self._ended and self._wire.has(f"{number}/verdict"):
+            raise OperationError(f"phase {phase!r}: the other ranks have given up waiting for rank {self.rank}")
 
     def _withdraw(self, number: int, failure: Failure) -> None:
         phase = self._phase
         if phase is None or phase.number != number:
-            phase = self._round(Step(number, "", ""))
+            phase = self._round(number)
         try:
-            if phase.leave(failure).ok:  # it had gone well before: the other ranks are on their way into the next one
-                self._round(Step(number + 1, "", "")).leave(failure)
+            if phase.leave(failure).ok:  # the phase succeeded earlier: the other ranks enter the next one
+                self._round(number + 1).leave(failure)
         except CoordinatorLostError:
             self._lost = True
 
-    def _round(self, step: Step) -> StoreRound:
-        """Return the phase to run: the first one over the store (at its end all ranks have left their cards)."""
-        if self._peers is not None and self._peers.relays and step.number > 0:
-            return RelayRound(self._wire, step, self._seat, self._peers, self._number)
-        return StoreRound(self._wire, step, self._seat, self._peers, self._peers_store)
+    def _round(self, number: int) -> StoreRound:
+        """Return the phase to run; the first one uses the store, so that all ranks have left their cards."""
+        if self._relays is not None and number > 0:
+            return RelayRound(self._wire, number, self._seat, self._relays, self._operation)
+        return StoreRound(self._wire, number, self._seat, self._peers, self._peers_store)
 
     def _who_is_gone(self) -> str:
-        """Return the peers' evidence of lost ranks (ends of processes and connections show at different times)."""
+        """Name lost ranks after a short wait: ends of processes and connections show at different times."""
         if self._peers is None:
             return ""
         end = time.monotonic() + _SEE_SECONDS
@@ -202,29 +174,25 @@ class StoreCoordinator(PhasedCoordinator):
         return "".join(f"; rank {rank} is gone ({how})" for rank, how in self._peers.lost.items())
 
     def close(self) -> None:
-        """End the operation on this rank; see `Coordinator.close`.
-
-        Errors of the store are not raised. If `hosts_store` is set, `close` may wait for a few seconds.
-        """
+        """End the operation on this rank without store errors; may wait seconds if `hosts_store` is set."""
         if self._closed:
             return
         self._closed = True
-        if self._peers is not None:
-            self._peers.end(self._number)
-        if self._lost:
-            return
+        if self._relays is not None:
+            self._relays.end(self._operation)
         try:
-            self._close()
+            if not self._lost and self._wire.add("closed") == self.world_size:
+                unread = [key for keys in self._unread for key in keys]
+                tickets = [f"ticket/{queue}" for queue in range(self._queues)]
+                self._wire.delete([*unread, *self._round(self._steps).shared, *tickets, "nonce", "closed"])
+            elif not self._lost and self._steps and (self._hosts_store or self.is_coordinator):
+                patience_seconds = _LINGER_AFTER_FAILURE_SECONDS if self._ended else _LINGER_SECONDS
+                self._wire.wait(lambda: not self._wire.has("closed"), time.monotonic() + patience_seconds)
         except CoordinatorLostError:
-            return
-        if self._release is not None:
+            self._lost = True
+        finally:
+            for store in (self.store, self._peers_store):
+                if isinstance(store, TimedStore):
+                    store.rest()  # an operation leaves no thread behind
+        if self._release is not None and not self._lost:
             self._release()
-
-    def _close(self) -> None:
-        if self._wire.add("closed") == self.world_size:
-            unread = [key for keys in self._unread for key in keys]
-            tickets = [f"ticket/{queue}" for queue in range(self._queues)]
-            self._wire.delete([*unread, *shared_keys(self._steps), *tickets, "nonce", "closed"])
-        elif self._steps and (self._hosts_store or self.is_coordinator):
-            patience_seconds = _LINGER_AFTER_FAILURE_SECONDS if self._ended else _LINGER_SECONDS
-            self._wire.wait(lambda: not self._wire.has("closed"), time.monotonic() + patience_seconds)

@@ -1,1 +1,1 @@
-"""Streams of bytes between the ranks of one operation: connections made on demand, and descriptors within a host."""
+"""Streams of bytes between the ranks of one operation, and descriptors within a host."""

@@ -1,7 +1,4 @@
-"""`Attempt`: this rank's side of connecting to one other rank, at one of its places after the other.
-
-Not in this module: waiting for several attempts at once (see `meeting`).
-"""
+"""Connect to one other rank, trying its addresses in order."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ from dcp_ranks.streams.greetings import (
     send_proof,
     write_greeting,
 )
-from dcp_ranks.transport.handshake import Call
+from dcp_ranks.transport.listening import Call
 
 __all__ = ["Attempt", "name_place"]
 
@@ -33,7 +30,7 @@ _BUSY: Final = (errno.EAGAIN, errno.EWOULDBLOCK)
 
 
 def name_place(place: Place) -> str:
-    """Return a place as text for messages."""
+    """Return an address as text."""
     address, port = place
     if port == LOCAL_PORT:
         return "its Unix socket"
@@ -41,26 +38,17 @@ def name_place(place: Place) -> str:
 
 
 class Attempt:
-    """Attempt to connect to one rank; call `step` when the socket is ready for `events`, or the time `until` has come.
-
-    Args:
-        card: Card of the other rank.
-        rank: Rank of this process.
-        host: `host_hint` of this rank.
-        secret: Secret of the job.
-        now: Time of the monotonic clock in seconds.
-    """
+    """Attempt to connect to one rank. Call `step` when the socket is ready for `events`, or at the time `until`."""
 
     def __init__(self, card: StreamCard, rank: int, host: str, secret: bytes, now: float) -> None:
         self.rank = card.rank
         self.connection: socket.socket | None = None
         self.events = 0
         self.until = now
-        """Time of the monotonic clock in seconds at which `step` must be called."""
+        """Time of the monotonic clock, in seconds."""
         self.is_done = False
-        """Whether `connection` is authenticated, and for the caller to use."""
+        """Whether `connection` is authenticated and belongs to the caller."""
         self.failed: list[str] = []
-        """Why the connection could not be made, for each place that was tried."""
         self._card = card
         self._own_rank = rank
         self._secret = secret
@@ -72,16 +60,16 @@ class Attempt:
 
     @property
     def where(self) -> str:
-        """The place that is tried, as text; empty if none is left."""
+        """The address that is tried; empty if none is left."""
         return name_place(self._places[0]) if self._places else ""
 
     @property
     def has_failed(self) -> bool:
-        """Whether no place is left to try."""
+        """Whether no address is left."""
         return not self._places
 
     def step(self, now: float) -> None:
-        """Go on as far as possible without blocking."""
+        """Continue as far as possible without blocking."""
         if self.connection is None:
             self._connect(now)
         elif not self._greeted and now >= self.until:
@@ -98,7 +86,7 @@ class Attempt:
                 self._fail(error, now)
 
     def give_up(self, waited_seconds: float) -> str:
-        """Close the socket; return why there is no connection, after waiting for this long."""
+        """Close the socket; return why the connection failed."""
         reasons = self.failed
         if self._places and self._greeted:
             reasons = [
@@ -125,7 +113,10 @@ class Attempt:
             return
         address, port = self._places[0]
         try:
-            made = _socket_for(self._places[0])
+            if port == LOCAL_PORT:
+                made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            else:
+                made = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
         except OSError as error:
             self._fail(error, now)
             return
@@ -171,7 +162,7 @@ class Attempt:
             self.is_done, self.events = True, 0
 
     def _fail(self, error: OSError, now: float) -> None:
-        """Try again if the other rank was reached, as it may have had too many guests; else leave the place."""
+        """Retry if the rank was reached, as it may have had too many guests; else try the next address."""
         if self._greeted and self._again < _AGAIN:
             self._try_again(now)
         else:
@@ -188,10 +179,3 @@ class Attempt:
         self._places.pop(0)
         self._again = 0
         self.until = now
-
-
-def _socket_for(place: Place) -> socket.socket:
-    address, port = place
-    if port == LOCAL_PORT:
-        return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    return socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)

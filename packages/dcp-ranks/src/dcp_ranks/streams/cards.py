@@ -1,32 +1,32 @@
-"""`StreamCard`, the record by which other ranks find a rank's listening sockets, and the order in which to try them."""
+"""`StreamCard`: addresses of a rank's listening sockets; and grouping of ranks by host."""
 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dcp_ranks.peers.process_identity import own_identity
+from dcp_ranks.peers.roster import own_identity
 
-__all__ = ["Place", "StreamCard", "host_hint", "places_of"]
+__all__ = ["Place", "StreamCard", "group_by_host", "host_hint", "places_of"]
 
 Place = tuple[str, int]
-"""Address to connect to: (name, -1) of an abstract Unix socket, or (IP address, port)."""
+"""(name, -1) of an abstract Unix socket, or (IP address, port)."""
 
 LOCAL_PORT = -1
 
 
 @dataclass(frozen=True, slots=True)
 class StreamCard:
-    """Record of one rank's listening sockets, for the other ranks of an operation; small, and supports pickling.
+    """A rank's listening sockets, for the other ranks of an operation; small, and supports pickling.
 
     Attributes:
         rank: Rank within the group.
-        host: Text that is equal on ranks of one host, and may be equal on others: a hint, which proves nothing.
+        host: Text that is equal on ranks of one host, and may be equal on others: a hint only.
         local: Name of an abstract Unix socket; empty if there is none.
         addresses: IP addresses, the most probable first.
-        port: TCP port at all of these addresses.
-        challenge: Random bytes that a connecting rank must authenticate with the secret of the job.
+        port: TCP port at all addresses.
+        challenge: Random bytes that a connecting rank authenticates with the job's secret.
     """
 
     rank: int
@@ -38,18 +38,45 @@ class StreamCard:
 
 
 def host_hint() -> str:
-    """Return the boot id of this machine: a hint that two ranks may be of one host, never a proof."""
+    """Return this machine's boot id: a hint that two ranks share a host, not a proof."""
     return own_identity().host.partition(" ")[0]
 
 
 def places_of(card: StreamCard, own_host: str) -> Sequence[Place]:
-    """Return where to connect to a rank, the most probable place first: its Unix socket if it may be of this host.
-
-    Args:
-        card: Card of the other rank.
-        own_host: `host_hint` of this rank.
-    """
+    """Return a rank's addresses, the most probable first: its Unix socket if it may be on this host."""
     near = card.host == own_host
     addresses = sorted(card.addresses, key=lambda address: ipaddress.ip_address(address).is_loopback != near)
     local = [(card.local, LOCAL_PORT)] if near and card.local else []
     return [*local, *((address, card.port) for address in addresses)]
+
+
+def group_by_host(proved: Mapping[int, Collection[int]]) -> tuple[tuple[int, ...], ...]:
+    """Group ranks into hosts: within a group, all ranks have proved to each other that they share a host.
+
+    Both ranks must report a proof. If proofs are not transitive (0 with 1, 1 with 2, not 0 with 2), a rank joins the
+    first group in which it has a proof with every rank, or starts a new one.
+
+    Args:
+        proved: Rank → ranks that proved to be on its host (`Stream.same_host`), with or without itself; all ranks are
+            keys.
+
+    Returns:
+        The groups in the order of their lowest ranks, with ascending ranks; each rank is in one group.
+
+    Example:
+        ```python
+        from dcp_ranks import group_by_host
+
+        assert group_by_host({0: [1], 1: [0], 2: [3], 3: [2], 4: [3]}) == ((0, 1), (2, 3), (4,))
+        ```
+    """
+    sets = {rank: frozenset(others) for rank, others in proved.items()}
+    hosts: list[list[int]] = []
+    for rank in sorted(sets):
+        for host in hosts:
+            if all(other in sets[rank] and rank in sets[other] for other in host):
+                host.append(rank)
+                break
+        else:
+            hosts.append([rank])
+    return tuple(tuple(host) for host in hosts)

@@ -1,7 +1,4 @@
-"""`Dispatcher`: receives from all streams of this rank in one thread, and calls a handler.
-
-Not in this module: the bytes of one stream (see `reception`).
-"""
+"""`Dispatcher`: receives from all of this rank's streams in one thread, and calls a handler."""
 
 from __future__ import annotations
 
@@ -28,11 +25,10 @@ _CUT_OFF: Final = "its connection ended while this rank did not receive from it:
 
 
 class Dispatcher:
-    """Receiver of the messages of all streams of one rank; `Streams.dispatch` makes it.
+    """Receiver of all streams of one rank; `Streams.dispatch` returns it.
 
-    It runs in a thread of its own as a context manager, or in the caller's thread with `run`. A killed rank is noticed
-    at once; a suspended one (SIGSTOP) or one that is busy looks like one that has nothing to say, and is noticed by the
-    deadline of the caller alone.
+    As a context manager it starts a thread; `run` uses the caller's thread. It detects a killed rank immediately. A
+    suspended or busy rank looks idle: only the caller's deadline detects it.
 
     Args:
         handler: Functions to call.
@@ -66,15 +62,14 @@ class Dispatcher:
         self._resumed: deque[Stream] = deque()
         self._running = threading.Lock()
         self._runner: int | None = None
-        """Thread that is in `run`."""
         self._thread: threading.Thread | None = None
         self._stopping = False
         self._closed = False
         self.error: BaseException | None = None
-        """Exception of a handler that has ended the dispatcher's own thread."""
+        """Handler's exception that has ended the dispatcher's own thread."""
 
     def add(self, stream: Stream) -> None:
-        """Receive from this stream from now on."""
+        """Receive from this stream, too."""
         with self._lock:
             if self._closed:
                 return
@@ -85,7 +80,7 @@ class Dispatcher:
             self._set_events(descriptor)
 
     def resume(self, stream: Stream) -> None:
-        """Receive again from a stream whose last message the handler has refused with `NOT_NOW`. Thread-safe."""
+        """Receive again from a stream after its handler returned `NOT_NOW`. Thread-safe."""
         self._resumed.append(stream)
         self.wake()
 
@@ -96,10 +91,9 @@ class Dispatcher:
                 os.eventfd_write(self._waker, 1)
 
     def run(self, stop: Callable[[], bool]) -> None:
-        """Receive, and call the handler, until `stop` returns true; an exception of the handler is raised.
+        """Receive, and call the handler, until `stop` returns true; raise exceptions of the handler.
 
-        Args:
-            stop: Function that is called after each round of handlers, after `wake`, and 20 times per second.
+        `stop` is called after each round of handlers, after `wake`, and 20 times per second.
 
         Raises:
             OperationError: The dispatcher is closed, or runs in another thread.
@@ -115,16 +109,17 @@ class Dispatcher:
             self._running.release()
 
     def start(self) -> None:
-        """Run in a thread of its own until `close`."""
+        """Run in a new thread until `close`."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="dcp-streams", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._work, name="dcp-streams", daemon=True)
+            thread.start()
+            self._thread = thread
 
     def close(self) -> None:
-        """Stop receiving: end `run`, in whichever thread it is; later calls do nothing. Not for handlers.
+        """Stop receiving and end `run`, in any thread; later calls do nothing. Not for handlers.
 
         Raises:
-            BaseException: What a handler raised in the dispatcher's own thread.
+            BaseException: A handler raised it in the dispatcher's own thread.
             OperationError: A handler calls this.
         """
         self.check_caller()
@@ -139,12 +134,12 @@ class Dispatcher:
             raise error
 
     def check_caller(self) -> None:
-        """Raise OperationError if a handler of this dispatcher calls this."""
+        """Raise OperationError in a handler of this dispatcher."""
         if self._runner == threading.get_ident():
             raise OperationError("a handler cannot close its own dispatcher: make `stop` true, or close it elsewhere")
 
     def drop(self) -> None:
-        """Close the descriptors of the dispatcher, not those of the streams; for a forked child, too."""
+        """Close the dispatcher's descriptors, not the streams'; also for a forked child."""
         if not self._closed:
             self._closed = True
             for reception in self._receptions.values():
@@ -173,7 +168,6 @@ class Dispatcher:
             self.error = error
 
     def _turn(self, seconds: float) -> None:
-        """Wait for events at most this long, and handle them."""
         for descriptor, events in self._poller.poll(seconds):
             if descriptor == self._waker:
                 with contextlib.suppress(BlockingIOError):
@@ -214,7 +208,7 @@ class Dispatcher:
             self._handler.on_lost(reception.stream, reception.end)
 
     def _set_events(self, descriptor: int) -> None:
-        """Register the events of a stream as its state is now; any thread may call this."""
+        """Register the events that a stream waits for now; any thread may call this."""
         with self._lock:
             reception = self._receptions.get(descriptor)
             if reception is not None and not self._closed:

@@ -1,20 +1,24 @@
-"""First bytes of both ends of a connection between two ranks: they authenticate each other, and prove one host.
+"""First bytes on a connection between two ranks: they authenticate each other, and prove that they share a host.
 
-The connecting rank sends a greeting, and the listening rank an answer; over a Unix socket each comes with a memory file
-that holds the same bytes (see `host_proof`). Not in this module: when and where ranks connect.
+Over a Unix socket, greeting and answer come with a memory file of the same bytes: a socket can be forwarded, and boot
+ids can be equal on different hosts, but a descriptor can only be passed within one kernel.
+
+Source: Linux `memfd_create(2)`, `unix(7)` (SCM_RIGHTS).
 """
 
 from __future__ import annotations
 
 import contextlib
+import hmac
 import os
 import socket
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Final
 
-from dcp_ranks.streams.host_proof import holds, lend
-from dcp_ranks.transport.handshake import Listener
+from dcp_ranks.transport.listening import Listener
 
 __all__ = [
     "ANSWER_BYTES",
@@ -23,7 +27,10 @@ __all__ = [
     "FirstBytes",
     "Guest",
     "descriptors_in",
+    "holds",
     "is_local",
+    "job_secret",
+    "lend",
     "send_proof",
     "write_greeting",
 ]
@@ -36,25 +43,21 @@ ANSWER_BYTES: Final = 32
 REFUSAL: Final = bytes(ANSWER_BYTES)
 """Answer to a greeting that is not authentic."""
 NO_MEMORY: Final = bytes(range(ANSWER_BYTES))
-"""Answer to an authentic greeting over a Unix socket that came without the memory file."""
+"""Answer to an authentic greeting over a Unix socket without its memory file."""
 
 
 def is_local(connection: socket.socket) -> bool:
-    """Return whether a socket is a Unix socket, over which descriptors can be passed."""
+    """Return whether a socket is a Unix socket, which can pass descriptors."""
     return connection.family == socket.AF_UNIX
 
 
 def write_greeting(rank: int, hello: bytes) -> bytes:
-    """Return the first bytes of the connecting rank: its rank, and the `hello` of the handshake."""
+    """Return the connecting rank's first bytes."""
     return _GREETING.pack(_MAGIC, rank, hello)
 
 
 def send_proof(connection: socket.socket, data: bytes) -> None:
-    """Send a greeting or an answer; over a Unix socket with a memory file that holds the same bytes.
-
-    Raises:
-        OSError: The connection does not take the bytes, or no memory file can be made.
-    """
+    """Send a greeting or answer, over a Unix socket with a memory file of the same bytes. Raises OSError."""
     if not is_local(connection):
         connection.sendall(data)
         return
@@ -63,12 +66,7 @@ def send_proof(connection: socket.socket, data: bytes) -> None:
 
 
 class FirstBytes:
-    """The first bytes that arrive over a connection, a greeting or an answer, and the descriptors that come with them.
-
-    Args:
-        connection: Socket in non-blocking mode, which this object does not close.
-        size: Number of bytes to receive.
-    """
+    """A greeting or answer that arrives over a non-blocking socket."""
 
     def __init__(self, connection: socket.socket, size: int) -> None:
         self._connection = connection
@@ -77,11 +75,7 @@ class FirstBytes:
         self._descriptors: list[int] = []
 
     def receive(self) -> bytes | None:
-        """Receive what has arrived; returns all bytes once they are complete, and None before.
-
-        Raises:
-            OSError: The connection is closed or broken.
-        """
+        """Return all bytes once complete, None before. Raises OSError."""
         missing = self._size - len(self._data)
         try:
             if is_local(self._connection):
@@ -98,23 +92,19 @@ class FirstBytes:
         return self._data if len(self._data) == self._size else None
 
     def prove_host(self) -> bool:
-        """Return whether the bytes came with one memory file that holds the same; only for authenticated ones."""
+        """Return whether one memory file with the same bytes came along; only for authenticated bytes."""
         proved = len(self._descriptors) == 1 and holds(self._descriptors[0], self._data)
         self.close()
         return proved
 
     def close(self) -> None:
-        """Close the descriptors that came with the bytes."""
+        """Close the received descriptors."""
         while self._descriptors:
             os.close(self._descriptors.pop())
 
 
 class Guest:
-    """An incoming connection that is not yet authenticated; no method blocks.
-
-    Args:
-        connection: Accepted socket, which the guest closes unless it is taken over.
-    """
+    """An accepted connection that is not yet authenticated; no method blocks."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -122,15 +112,11 @@ class Guest:
         self._greeting = FirstBytes(connection, _GREETING.size)
 
     def fileno(self) -> int:
-        """Return the socket's file descriptor."""
+        """Return the socket's descriptor."""
         return self.connection.fileno()
 
     def greet(self, listener: Listener) -> int | None:
-        """Receive the greeting, and answer it; returns the authenticated rank, or None if more bytes must arrive.
-
-        Raises:
-            OSError: The connection was closed, or has not proved that it belongs to this job; the text says which.
-        """
+        """Answer the greeting; return the authenticated rank, or None if bytes are missing. Raises OSError."""
         data = self._greeting.receive()
         if data is None:
             return None
@@ -152,16 +138,94 @@ class Guest:
             self.connection.send(answer)
 
     def close(self) -> None:
-        """Close the socket, and all descriptors that came over it."""
+        """Close the socket and its received descriptors."""
         self._greeting.close()
         self.connection.close()
 
 
 def descriptors_in(ancillary: Iterable[tuple[int, int, bytes]]) -> list[int]:
-    """Return the file descriptors in the ancillary data of a received message; the caller must close them."""
+    """Return the file descriptors in received ancillary data; the caller must close them."""
     found: list[int] = []
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             count = len(data) // _ONE
             found += struct.unpack(f"{count}i", data[: count * _ONE])
     return found
+
+
+@contextmanager
+def lend(content: bytes) -> Iterator[int]:
+    """Yield the descriptor of a memory file with these bytes. Raises OSError."""
+    descriptor = os.memfd_create("dcp-host-proof")
+    try:
+        os.write(descriptor, content)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def holds(descriptor: int, content: bytes) -> bool:
+    """Return whether a memory file from an authenticated rank holds these bytes; other files might block."""
+    try:
+        return hmac.compare_digest(os.pread(descriptor, len(content) + 1, 0), content)
+    except OSError:
+        return False
+
+
+_VALUE: Final = "DCP_JOB_SECRET"
+_FILE: Final = "DCP_JOB_SECRET_FILE"
+_LEAST_BYTES: Final = 16
+
+
+def job_secret(default: bytes) -> bytes:
+    """Return the secret of the job: the environment's if set, else `default`; the same on all ranks.
+
+    `DCP_JOB_SECRET` holds the secret, `DCP_JOB_SECRET_FILE` the path of a file with it (a final line break is ignored).
+    Readers of the process group's store know a `default` that was sent through it, but not the environment's secret.
+
+    Args:
+        default: Secret to use if the environment has none, such as one that the coordinator drew.
+
+    Raises:
+        ValueError: Both variables are set, the file cannot be read, or the secret has fewer than 16 bytes.
+
+    Example:
+        ```python
+        import os, secrets
+        from dcp_ranks import job_secret
+
+        drawn = secrets.token_bytes(32)
+        assert job_secret(drawn) == drawn
+        os.environ["DCP_JOB_SECRET"] = "6f1c0e0d9a4b4c6c"
+        assert job_secret(drawn) == b"6f1c0e0d9a4b4c6c"
+        del os.environ["DCP_JOB_SECRET"]
+        ```
+    """
+    value, path = os.environ.get(_VALUE), os.environ.get(_FILE)
+    if value is not None and path is not None:
+        raise ValueError(f"{_VALUE} and {_FILE} are both set; unset one of them, the same on all ranks")
+    if value is not None:
+        return _checked(os.fsencode(value), _VALUE)
+    if path is not None:
+        return _checked(_content(path), f"the file {path} that {_FILE} names")
+    return default
+
+
+def _content(path: str) -> bytes:
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise ValueError(
+            f"the secret of the job cannot be read: {path}: {error.strerror or error}; make the file that "
+            f"{_FILE} names readable for this process, or unset the variable on all ranks"
+        ) from error
+    return data.removesuffix(b"\n").removesuffix(b"\r")
+
+
+def _checked(secret: bytes, source: str) -> bytes:
+    if len(secret) < _LEAST_BYTES:
+        raise ValueError(
+            f"{source} holds a secret of {len(secret)} bytes; at least {_LEAST_BYTES} are needed, of random ones: "
+            "`openssl rand -hex 32` makes some"
+        )
+    return secret

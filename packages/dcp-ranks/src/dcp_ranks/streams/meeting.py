@@ -1,7 +1,6 @@
-"""Connecting to several ranks at once: one loop that calls lower ranks and answers higher ranks.
+"""Connect to several ranks in one loop: of two ranks, the lower listens and the higher connects.
 
-Of two ranks the lower one listens and the higher one connects. Whoever waits here answers everybody, so that the order
-in which ranks connect to each other does not matter. Not in this module: a single attempt, the use of streams.
+A waiting rank answers every caller, so ranks may connect in any order.
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ from typing import Final
 
 from dcp_ranks.streams.attempt import Attempt
 from dcp_ranks.streams.greetings import Guest
-from dcp_ranks.transport.handshake import Listener
-from dcp_ranks.transport.newcomers import Guests
+from dcp_ranks.transport.listening import Guests, Listener
 
 __all__ = ["Doorway", "meet_ranks"]
 
@@ -24,72 +22,66 @@ _LOOK_SECONDS: Final = 1.0
 
 
 class Doorway:
-    """The listening sockets of one rank, and the connections that have come in.
-
-    Args:
-        doors: Listening sockets in non-blocking mode; this object closes them.
-        listener: Listening side of the handshake.
-    """
+    """Non-blocking listening sockets of one rank, and their incoming connections."""
 
     def __init__(self, doors: Iterable[socket.socket], listener: Listener) -> None:
         self.doors = {door.fileno(): door for door in doors}
         self.arrived: dict[int, socket.socket] = {}
         """Rank → authenticated connection that nobody has taken yet."""
         self.refused = ""
-        """What was wrong with the last connection that was refused; empty if none was."""
+        """Why the last refused connection was refused; empty if none was."""
         self._listener = listener
-        self._guests: Guests[Guest] = Guests(Guest)
-
-    @property
-    def guests(self) -> list[Guest]:
-        """The connections that are not yet authenticated."""
-        return self._guests.waiting
+        self.guests: Guests[Guest] = Guests(Guest)
 
     def accept(self, door: socket.socket) -> None:
-        """Accept the pending connections of a listening socket, and answer those that have sent a greeting."""
-        for guest in self._guests.accept(door):
+        """Accept a listening socket's pending connections, and answer their greetings."""
+        for guest in self.guests.accept(door):
             self.greet(guest)
 
     def greet(self, guest: Guest) -> None:
-        """Answer a connection whose greeting has arrived; close it if it does not belong to this job."""
+        """Answer a complete greeting; close a connection of another job."""
         try:
             rank = guest.greet(self._listener)
         except OSError as error:
             self.refused = str(error)
-            self._guests.forget(guest)
+            self.guests.forget(guest)
             guest.close()
             return
         if rank is not None:
-            self._guests.forget(guest)
-            if rank in self.arrived:  # which the other rank has given up
+            self.guests.forget(guest)
+            if rank in self.arrived:  # the other rank has abandoned the earlier connection
                 self.arrived[rank].close()
             self.arrived[rank] = guest.connection
 
     def has(self, rank: int) -> bool:
-        """Return whether a rank has connected, and has not given up since."""
+        """Return whether a rank is connected."""
         connection = self.arrived.get(rank)
         if connection is None:
             return False
-        with contextlib.suppress(BlockingIOError, InterruptedError):  # nothing was sent yet: it lives
-            if not _peek(connection):
+        with contextlib.suppress(BlockingIOError, InterruptedError):  # no bytes wait: the connection is alive
+            try:
+                is_alive = bool(connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+            except ConnectionError:
+                is_alive = False
+            if not is_alive:
                 self.arrived.pop(rank).close()
                 return False
         return True
 
     def see_out(self) -> None:
-        """Close the connections that have taken too long to authenticate, or are too many."""
-        for guest in self._guests.unwelcome():
-            self._guests.forget(guest)
+        """Close connections that authenticate too slowly, or exceed the limit."""
+        for guest in self.guests.unwelcome():
+            self.guests.forget(guest)
             guest.close()
 
     def close(self) -> None:
-        """Close all listening sockets, and all connections that nobody has taken."""
+        """Close all listening sockets, and connections that nobody took."""
         for connection in (*self.doors.values(), *self.arrived.values()):
             connection.close()
         self.doors.clear()
         self.arrived.clear()
-        for guest in self.guests:
-            self._guests.forget(guest)
+        for guest in [*self.guests.waiting]:
+            self.guests.forget(guest)
             guest.close()
 
 
@@ -100,17 +92,7 @@ def meet_ranks(
     deadline: float,
     lost: Callable[[], Collection[int]],
 ) -> None:
-    """Wait until all attempts have ended and all awaited ranks have connected, at most until the deadline.
-
-    Nobody is waited for once a rank is lost: the others may have ended the operation because of that.
-
-    Args:
-        doorway: Listening sockets of this rank; its `arrived` gets the ranks that connect.
-        attempts: Attempts to connect to lower ranks, not yet begun.
-        awaited: Higher ranks, which connect to this one.
-        deadline: Time of the monotonic clock in seconds.
-        lost: Function that returns the ranks that are known to be lost.
-    """
+    """Wait until attempts have ended and `awaited` ranks have come, the deadline passes, or a rank is lost."""
     while True:
         now = time.monotonic()
         for attempt in attempts:
@@ -123,19 +105,11 @@ def meet_ranks(
         _wait(doorway, pending, max(0.0, until - now))
 
 
-def _peek(connection: socket.socket) -> bytes:
-    try:
-        return connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-    except ConnectionError:
-        return b""
-
-
 def _is_open(attempt: Attempt) -> bool:
     return not (attempt.is_done or attempt.has_failed)
 
 
 def _wait(doorway: Doorway, pending: Iterable[Attempt], seconds: float) -> None:
-    """Wait for the first events, and handle all that have come."""
     poller = select.poll()
     handlers: dict[int, Callable[[], None]] = {}
 
@@ -145,7 +119,7 @@ def _wait(doorway: Doorway, pending: Iterable[Attempt], seconds: float) -> None:
 
     for descriptor, door in doorway.doors.items():
         watch(descriptor, select.POLLIN, lambda door=door: doorway.accept(door))  # type: ignore[misc]
-    for guest in doorway.guests:
+    for guest in doorway.guests.waiting:
         watch(guest.fileno(), select.POLLIN, lambda guest=guest: doorway.greet(guest))  # type: ignore[misc]
     for attempt in pending:
         if attempt.connection is not None:

@@ -1,7 +1,4 @@
-"""`Reception`: the receiving side of one stream, which puts payloads straight into the memory that a handler returns.
-
-Not in this module: waiting for bytes of several streams (see `dispatcher`).
-"""
+"""Receive one stream, with payloads placed directly into the handler's memory."""
 
 from __future__ import annotations
 
@@ -10,13 +7,12 @@ import os
 import socket
 from typing import Final, Protocol
 
-from dcp_ranks.streams.frames import GOODBYE, HEAD, MAX_MESSAGE_BYTES, MESSAGE
 from dcp_ranks.streams.greetings import descriptors_in
-from dcp_ranks.streams.stream import Stream
+from dcp_ranks.streams.stream import GOODBYE, HEAD, MAX_MESSAGE_BYTES, MESSAGE, Stream
 
 __all__ = ["NOT_NOW", "NotNow", "Reception", "StreamHandler"]
 
-_TURN_BYTES: Final = 8 << 20  # of one stream at a time, lest the others wait
+_TURN_BYTES: Final = 8 << 20  # per turn of one stream, so that other streams do not wait
 _SCRATCH_BYTES: Final = 256 << 10
 _ROOM: Final = socket.CMSG_SPACE(4)
 
@@ -32,51 +28,44 @@ class NotNow(enum.Enum):
 
 
 NOT_NOW: Final = NotNow.NOT_NOW
-"""What `StreamHandler.on_message` returns to be called again with the same message, after `Dispatcher.resume`.
+"""Result of `on_message` to get the same message again after `Dispatcher.resume`.
 
-Over TCP the kernel of the other rank gives a connection up whose bytes are not taken for
-`PeerOptions.peer_timeout_seconds`: resume sooner.
+Over TCP, resume within `PeerOptions.peer_timeout_seconds`, or the other kernel ends the connection.
 """
 
 
 class StreamHandler(Protocol):
-    """Functions that a dispatcher calls in its thread: none may block, or call `Stream.send` (see `Stream.post`)."""
+    """Functions that a dispatcher calls in its thread. They must not block; they send with `Stream.post`."""
 
     def on_message(
         self, stream: Stream, message: bytes, payload_bytes: int, descriptor: int | None, /
     ) -> memoryview | NotNow | None:
-        """Handle a message; the descriptor is the handler's to close, unless the handler returns `NOT_NOW`.
+        """Handle a message. The handler closes the descriptor, unless it returns `NOT_NOW`.
 
         Returns:
-            With a payload: the contiguous writable buffer of `payload_bytes` bytes into which it is received, which
-            must not be used before `on_payload`; None to discard it. Without one: None. `NOT_NOW`: nothing is received
-            from this rank until `Dispatcher.resume`, and its sends block once the buffers of the connection are full.
+            With a payload, a contiguous writable buffer of `payload_bytes` bytes, not to be used before `on_payload`,
+            or None to discard the payload. Without one, None. `NOT_NOW` pauses the stream until `Dispatcher.resume`;
+            its sender blocks once the connection's buffers are full.
         """
 
     def on_payload(self, stream: Stream, message: bytes, buffer: memoryview, /) -> None:
-        """Handle a payload that has been received completely into the buffer that `on_message` returned."""
+        """Handle a payload, complete in the buffer that `on_message` returned."""
 
     def on_goodbye(self, stream: Stream, /) -> None:
-        """Handle the orderly end of a stream: the other rank sends nothing more, and takes nothing more."""
+        """Handle the orderly end of a stream: the other rank neither sends nor receives any more."""
 
     def on_lost(self, stream: Stream, reason: str, /) -> None:
-        """Handle the loss of a stream, once; an incomplete payload's buffer is not written to any more."""
+        """Handle the loss of a stream, once; an incomplete payload's buffer is no longer written to."""
 
 
 class Reception:
-    """Receiving side of one stream; no method blocks. Only for the dispatcher's thread.
-
-    Args:
-        stream: Stream to receive from.
-        handler: Functions to call.
-    """
+    """Receiving side of one stream, for the dispatcher's thread; no method blocks."""
 
     def __init__(self, stream: Stream, handler: StreamHandler) -> None:
         self.stream = stream
         self.is_paused = False
-        """Whether the handler has said `NOT_NOW`, and was not asked again."""
         self.end: str | None = None
-        """Why nothing can be received any more; empty after a goodbye, and None while the stream works."""
+        """Why the stream has ended; empty after a goodbye, and None while it works."""
         self._handler = handler
         self._connection = stream.connection
         self._head = memoryview(bytearray(HEAD.size))
@@ -84,7 +73,6 @@ class Reception:
         self._filled = 0
         self._kind = 0
         self._counted = 0
-        """Descriptors that come with the frame."""
         self._payload_bytes = 0
         self._message: bytes | None = None
         self._payload: memoryview | None = None
@@ -92,7 +80,7 @@ class Reception:
         self._descriptors: list[int] = []
 
     def receive(self) -> None:
-        """Receive what has arrived, at most 8 MiB, and call the handler; sets `is_paused` or `end`."""
+        """Receive at most 8 MiB, and call the handler; sets `is_paused` or `end`."""
         left = _TURN_BYTES
         while left > 0 and not self.is_paused and self.end is None:
             try:
@@ -111,24 +99,24 @@ class Reception:
                 self._complete()
 
     def resume(self) -> None:
-        """Call the handler again with the message for which it said `NOT_NOW`."""
+        """Call the handler again with the message for which it returned `NOT_NOW`."""
         if self.is_paused and self.end is None:
             self.is_paused = False
             self._hand_over()
 
     def close(self) -> None:
-        """Close the descriptors that no handler has got, and leave the buffer of an incomplete payload alone."""
+        """Close descriptors that no handler took, and stop writing to an incomplete payload's buffer."""
         self._payload = None
         self._target = self._head
         while self._descriptors:
             os.close(self._descriptors.pop())
 
     def _end(self, reason: str) -> None:
-        """Note that nothing can be received any more; after a goodbye, no way in which a connection ends is a loss."""
+        """Mark the end; after a goodbye, the end of a connection is not a loss."""
         self.end = "" if self.stream.has_left and reason != _MALFORMED else self.stream.lost or reason
 
     def _fill(self) -> int:
-        """Receive into the target; returns the number of bytes, 0 at the end of the connection."""
+        """Receive into the target; return the number of bytes."""
         room = self._target[self._filled :]
         if self._target is self._head and self.stream.same_host:
             flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
@@ -138,7 +126,6 @@ class Reception:
         return self._connection.recv_into(room, len(room), socket.MSG_DONTWAIT)
 
     def _complete(self) -> None:
-        """Handle the part of a frame (head, message or payload) that is complete now."""
         if self._target is self._head:
             self._take_head()
         elif self._message is None:
@@ -171,7 +158,6 @@ class Reception:
             self._target, self._filled = memoryview(bytearray(message_bytes)), 0
 
     def _hand_over(self) -> None:
-        """Call the handler with the message, and prepare for the payload."""
         descriptor = self._descriptors[0] if self._descriptors else None
         message = self._message or b""
         buffer = self._handler.on_message(self.stream, message, self._payload_bytes, descriptor)

@@ -1,7 +1,4 @@
-"""`Streams`: the connections between the ranks of one operation, made on demand.
-
-Not in this module: how ranks exchange their cards, what is sent.
-"""
+"""`Streams`: connections between the ranks of one operation, opened on demand."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from dcp_ranks.errors import OperationError, StreamError
-from dcp_ranks.peers.options import PeerOptions
+from dcp_ranks.peers.monitor import PeerOptions
 from dcp_ranks.streams.attempt import Attempt
 from dcp_ranks.streams.cards import StreamCard, host_hint
 from dcp_ranks.streams.dispatcher import Dispatcher
@@ -25,8 +22,7 @@ from dcp_ranks.streams.greetings import is_local
 from dcp_ranks.streams.meeting import Doorway, meet_ranks
 from dcp_ranks.streams.reception import StreamHandler
 from dcp_ranks.streams.stream import Stream
-from dcp_ranks.transport.handshake import Listener, new_challenge
-from dcp_ranks.transport.listening import addresses_to_announce, open_doors
+from dcp_ranks.transport.listening import Listener, addresses_to_announce, open_doors
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -40,24 +36,21 @@ _SILENT: Final = (
 
 
 class Streams:
-    """The connections of one rank to the other ranks of one operation, made on demand; a context manager.
+    """Connections of one rank to the other ranks of one operation, opened on demand; a context manager.
 
-    Of two ranks that connect to each other, each proves to the other that it knows the secret of the job; what is sent
-    afterwards is not encrypted, nor protected against a network that changes it. Connections are made over a Unix
-    socket within a host, and else over TCP on the addresses of `PeerOptions.network`. Leaving the block closes all
-    sockets, threads and descriptors; there are no files. Leaving it without an exception says goodbye to all ranks.
-    A forked child has no streams.
+    Two connecting ranks prove to each other that they know the job's secret. Later data is neither encrypted nor
+    protected against changes in the network. Ranks use a Unix socket within a host, else TCP on the addresses of
+    `PeerOptions.network`. Leaving the block closes all sockets, threads and descriptors, and without an exception says
+    goodbye to all ranks. A forked child has no streams.
 
     Args:
         rank: Rank of this process within the group.
         secret: Secret of the job, the same on all ranks; see `job_secret`.
-        options: Options for connecting to ranks, the same on all ranks; None for the defaults.
-        store: Store of the process group, by which the network is chosen that the ranks share; None for all addresses
-            of this host.
-        timeout_seconds: Time in seconds after which a rank that takes no bytes is given up. Not longer than
-            `PeerOptions.peer_timeout_seconds` over TCP, where the kernel gives up then.
-        lost: Function that returns the lost ranks and how they were lost; once there are any,
-            connecting waits for nobody.
+        options: Options for connecting, the same on all ranks; None for the defaults.
+        store: Store of the process group, used to find the ranks' network; None for all addresses of this host.
+        timeout_seconds: Seconds after which a rank that takes no bytes counts as lost; over TCP at most
+            `PeerOptions.peer_timeout_seconds`.
+        lost: Returns lost rank → description; if any rank is lost, connecting stops waiting.
 
     Example:
         ```python
@@ -96,38 +89,37 @@ class Streams:
         self._dispatcher: Dispatcher | None = None
         self._connecting = threading.Lock()
         self._closed = False
-        challenge = new_challenge()
+        listener = Listener(secret)
         doors, addresses, port = open_doors(addresses_to_announce(store, self._options.network), self._options.ports)
         local, name = _open_local_door()
-        self._doorway = Doorway([*doors, *local], Listener(secret, challenge))
-        self.card = StreamCard(rank, host_hint(), name, addresses, port, challenge)
-        """Record of this rank's listening sockets, for `meet` of the other ranks."""
+        self._doorway = Doorway([*doors, *local], listener)
+        self.card = StreamCard(rank, host_hint(), name, addresses, port, listener.challenge)
+        """This rank's card, for `meet` of the other ranks."""
         _alive.add(self)
 
     @property
     def sockets(self) -> int:
-        """Number of sockets that are open: those that listen, and connections."""
+        """Number of open sockets: listening ones and connections."""
         doorway = self._doorway
-        made = [*self._streams.values(), *self._replaced]
-        return len(doorway.doors) + len(doorway.guests) + len(doorway.arrived) + (0 if self._closed else len(made))
+        made = 0 if self._closed else len(self._streams) + len(self._replaced)
+        return len(doorway.doors) + len(doorway.guests.waiting) + len(doorway.arrived) + made
 
     @property
     def made(self) -> dict[int, Stream]:
-        """Rank → stream, for all that were made, including lost ones."""
+        """Rank → stream, including lost ones."""
         return dict(self._streams)
 
     def meet(self, cards: Iterable[StreamCard]) -> None:
-        """Get to know the other ranks by their cards; connects to none of them."""
+        """Take the other ranks' cards; opens no connection."""
         self._cards = {card.rank: card for card in cards}
 
     def connect(self, rank: int, timeout_seconds: float) -> Stream:
-        """Return the stream to a rank, which must connect to this rank, too; a live stream is returned at once.
+        """Return the stream to a rank, which must also connect to this rank, in any order.
 
-        Both ranks call this, in any order; a rank that waits here answers all others. A firewall that drops packets
-        costs 3 s for each address of the other rank.
+        A live stream is returned immediately. A firewall that drops packets costs 3 s per address of the other rank.
 
         Raises:
-            StreamError: There is no connection within the timeout, or it cannot be made.
+            StreamError: The connection cannot be made within the timeout.
             OperationError: The rank is unknown (see `meet`) or this rank, or the streams are closed.
         """
         found = self.connect_many([rank], timeout_seconds)[rank]
@@ -136,7 +128,7 @@ class Streams:
         return found
 
     def connect_many(self, ranks: Collection[int], timeout_seconds: float) -> dict[int, Stream | StreamError]:
-        """Connect to several ranks at once, as `connect` does; returns a stream, or what went wrong, for each of them.
+        """Connect to several ranks in parallel; return rank → stream or error.
 
         Raises:
             OperationError: A rank is unknown (see `meet`) or this rank, or the streams are closed.
@@ -152,10 +144,10 @@ class Streams:
             self._connecting.release()
 
     def dispatch(self, handler: StreamHandler) -> Dispatcher:
-        """Return the dispatcher that receives from all streams, present and future; there is one at a time.
+        """Return the dispatcher that receives from all present and future streams; one at a time.
 
         Raises:
-            OperationError: There is one already, or the streams are closed.
+            OperationError: A dispatcher exists already, or the streams are closed.
         """
         if self._closed or self._dispatcher is not None:
             raise OperationError("these streams are closed, or have a dispatcher already")
@@ -169,7 +161,7 @@ class Streams:
         """Close all sockets and the dispatcher; later calls do nothing. Not for handlers.
 
         Raises:
-            BaseException: What a handler raised in the dispatcher's own thread.
+            BaseException: A handler raised it in the dispatcher's own thread.
             OperationError: A handler calls this.
         """
         if self._closed:
@@ -262,7 +254,7 @@ class Streams:
         return made
 
     def drop(self) -> None:
-        """Close all descriptors of this process without a word to other ranks: for a forked child."""
+        """Close all descriptors without notifying other ranks: for a forked child."""
         self._closed = True
         if self._dispatcher is not None:
             self._dispatcher.drop()
@@ -272,7 +264,7 @@ class Streams:
 
 
 def _open_local_door() -> tuple[list[socket.socket], str]:
-    """Open a listening Unix socket without a file; returns no socket where that is not possible."""
+    """Open a listening Unix socket without a file, if possible."""
     name = f"dcp-streams-{secrets.token_hex(16)}"
     with contextlib.suppress(OSError), contextlib.ExitStack() as stack:  # not Linux, or a sandbox
         door = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
@@ -296,7 +288,7 @@ _alive: weakref.WeakSet[Streams] = weakref.WeakSet()
 
 
 def _close_in_child() -> None:
-    """Close connections in a forked child: kept open, they would show other ranks that its parent lives."""
+    """Close connections in a forked child, where they would make the parent look alive."""
     for streams in list(_alive):
         streams.drop()
 

@@ -1,4 +1,4 @@
-"""Coordinators of each kind for tests on several ranks, and signals between ranks that use no coordinator."""
+"""Coordinators of each kind for tests, and signals between ranks without a coordinator."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from unittest import mock
 import torch.distributed as dist
 
 from dcp_ranks.choose_coordinator import make_coordinator
-from dcp_ranks.peers.options import PeerOptions
-from dcp_ranks.peers.process_identity import own_identity
+from dcp_ranks.peers.monitor import PeerOptions
+from dcp_ranks.peers.roster import own_identity
 from dcp_ranks.phases.collective_coordinator import CollectiveCoordinator
 from dcp_ranks.phases.coordinator import Coordinator
 from dcp_ranks.phases.store_coordinator import StoreCoordinator
+from dcp_ranks.store_connections import borrow_store
 from dcp_ranks.streams.cards import host_hint
-from dcp_ranks.testing.group_store import group_store, keys_of_group
 
 __all__ = [
     "KINDS",
@@ -26,7 +26,9 @@ __all__ = [
     "caught",
     "coordinator",
     "every_failure_is_heard",
+    "group_store",
     "hear",
+    "keys_of_group",
     "leftover_keys",
     "pretended_host",
     "say",
@@ -34,8 +36,7 @@ __all__ = [
 
 STORE_KINDS: Final = ("store", "relay")
 KINDS: Final = (*STORE_KINDS, "collective")
-"""Kinds of coordinators for tests: `store`; `relay`, whose leaders relay messages, with two ranks per pretended host;
-`collective`."""
+"""Kinds of coordinators; `relay` has leaders that relay messages, and two ranks per pretended host."""
 
 _RELAYING = PeerOptions(leaders_above=1, fan_out=1)
 _HEAR_SECONDS = 40.0
@@ -43,13 +44,9 @@ _LASTING = ("dcp/drawn/", "dcp/usable", "dcp/peers/")
 
 
 def coordinator(kind: str, **options: Any) -> Coordinator:
-    """Return a coordinator of the default process group, for a test.
+    """Return a coordinator of the default process group; `kind` is one of `KINDS`. Collective.
 
-    Args:
-        kind: `store`; `relay`, whose leaders relay messages, with two ranks per pretended host; or `collective`.
-        options: Keyword arguments of `make_coordinator`; for `collective`, of `CollectiveCoordinator`.
-
-    Ranks: every rank must call this function.
+    `options` are keyword arguments of `make_coordinator`, or of `CollectiveCoordinator` for `collective`.
     """
     if kind == "collective":
         return CollectiveCoordinator(**{"group": dist.group.WORLD, **options})
@@ -65,7 +62,7 @@ def coordinator(kind: str, **options: Any) -> Coordinator:
 
 @contextlib.contextmanager
 def pretended_host(name: object) -> Iterator[None]:
-    """Context manager: this rank acts as if it ran on another host; ranks with the same `name` share a host."""
+    """Act as if this rank ran on another host; ranks with the same `name` share a host."""
     own, hint = own_identity(), host_hint()
     with (
         mock.patch("dcp_ranks.peers.monitor.own_identity", return_value=replace(own, host=f"{own.host}{name}")),
@@ -76,21 +73,15 @@ def pretended_host(name: object) -> Iterator[None]:
 
 @contextlib.contextmanager
 def every_failure_is_heard() -> Iterator[None]:
-    """Context manager: errors of phases also name ranks that fail up to 60 s after the first rank, on every rank.
-
-    Ranks: every rank must enter the block.
-    """
+    """Make errors of phases name later failures, too, up to 60 s after the first. Every rank must enter the block."""
     with contextlib.ExitStack() as stack:
-        for module in ("store_phase", "tree_phase"):
+        for module in ("store_phase", "leaders"):
             stack.enter_context(mock.patch(f"dcp_ranks.phases.{module}.GRACE_SECONDS", 60.0))
         yield
 
 
 def leftover_keys() -> list[str]:
-    """Return the keys that ended operations have left in the default group's store, which should be none.
-
-    Ranks: every rank; collective.
-    """
+    """Return keys that ended operations left in the default group's store (expected: none). Collective."""
     dist.barrier()
     left = [key for key in keys_of_group() if "dcp/" in key]
     dist.barrier()
@@ -98,7 +89,7 @@ def leftover_keys() -> list[str]:
 
 
 def caught(call: Callable[[], object]) -> BaseException | None:
-    """Call the function `call`, and return the exception that it raises; None if it raises none."""
+    """Return the exception that `call` raises; None if it raises none."""
     try:
         call()
     except BaseException as error:  # noqa: BLE001 - an interrupt is looked at, too
@@ -107,14 +98,28 @@ def caught(call: Callable[[], object]) -> BaseException | None:
 
 
 def say(word: object) -> None:
-    """Send the signal named `word` to the ranks that wait for this signal in `hear`."""
+    """Send the signal `word` to the ranks that wait in `hear`."""
     group_store().set(f"said {word}", "yes")
 
 
 def hear(word: object) -> None:
-    """Wait until another rank has sent the signal named `word` with `say`; fails after 40 s."""
+    """Wait for the signal `word`; fail after 40 s."""
     store = group_store()
     deadline = time.monotonic() + _HEAR_SECONDS
     while not store.check([f"said {word}"]):
         assert time.monotonic() < deadline, "no other rank came so far while this one was busy"
         time.sleep(0.01)
+
+
+def group_store() -> Any:
+    """Open a new connection to the default group's store; deleting the object closes it."""
+    group = dist.group.WORLD
+    found = None if group is None else borrow_store(group)
+    assert found is not None, "these ranks have no store"
+    return found[0].underlying_store
+
+
+def keys_of_group() -> list[str]:
+    """Return all keys in the default group's store; none before torch 2.8, which cannot list keys."""
+    store = group_store()
+    return list(store.list_keys()) if hasattr(store, "list_keys") else []

@@ -1,6 +1,6 @@
-"""Network namespaces as pretended hosts for tests: each has its own interfaces, and several networks between them.
+"""Network namespaces as pretended hosts for tests, with interfaces and networks between them.
 
-Needs root, the commands `ip`, `tc`, `unshare` and `nsenter`, and a kernel with veth. Not for use outside tests.
+Needs root, the commands `ip`, `tc`, `unshare` and `nsenter`, and a kernel with veth.
 
 Source: Linux `network_namespaces(7)`, `setns(2)`, `veth(4)`, `tc-blackhole`.
 """
@@ -25,23 +25,14 @@ _START_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class NetworkHost:
-    """A pretended host: the network namespace of a process that does nothing else.
-
-    Attributes:
-        pid: Process id of that process; its namespace ends with it.
-        addresses: IPv4 address in each network.
-    """
+    """A pretended host: the network namespace of the idle process `pid`, with an IPv4 address per network."""
 
     pid: int
     addresses: tuple[str, ...]
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """Context manager: sockets that this thread makes inside are of the pretended host.
-
-        For the main thread, whose `/proc/self/net` then shows the interfaces of that host, too; threads that are
-        started inside are of that host for good.
-        """
+        """Sockets that the main thread opens inside belong to the pretended host. Threads started inside keep it."""
         own = os.open(f"/proc/self/task/{threading.get_native_id()}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         other = os.open(f"/proc/{self.pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -55,15 +46,14 @@ class NetworkHost:
             os.close(other)
 
     def run(self, *arguments: str) -> None:
-        """Run a command on the pretended host, and wait for it. Raises RuntimeError with its output if it fails."""
+        """Run a command on the pretended host. Raises RuntimeError with its output."""
         _run("nsenter", "--target", str(self.pid), "--net", *arguments)
 
     def block(self, network: int = 0) -> None:
-        """Drop all packets that this host sends into a network, without a word, as a firewall does."""
+        """Silently drop all packets that this host sends into a network."""
         self.run("tc", "qdisc", "replace", "dev", f"net{network}", "root", "blackhole")
 
     def unblock(self, network: int = 0) -> None:
-        """Send packets into a network again."""
         self.run("tc", "qdisc", "del", "dev", f"net{network}", "root")
 
     def limit(self, rate: str, network: int = 0) -> None:
@@ -74,7 +64,7 @@ class NetworkHost:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """Network between pretended hosts, as an IP network such as `10.77.0.0/24`, with the interface `net<number>`."""
+    """IP network between pretended hosts, such as `10.77.0.0/24`, on the interface `net<number>`."""
 
     number: int
     text: str
@@ -82,11 +72,9 @@ class Network:
 
 @contextlib.contextmanager
 def network_hosts(hosts: int, networks: int = 1) -> Iterator[tuple[list[NetworkHost], list[Network]]]:
-    """Context manager: pretended hosts that share one or more networks, and no other; all ends with the block.
+    """Pretended hosts that share one or more networks; all end with the block.
 
-    Args:
-        hosts: Number of hosts; host i has the address 10.77.<network>.<i + 1>.
-        networks: Number of networks, each with an interface `net<network>` on each host.
+    Host i has the address 10.77.<network>.<i + 1>, on the interface `net<network>`.
     """
     with contextlib.ExitStack() as stack:
         pids = [stack.enter_context(_namespace()) for _ in range(hosts + 1)]
@@ -123,7 +111,7 @@ def networks_missing() -> str:
 
 @contextlib.contextmanager
 def _namespace() -> Iterator[int]:
-    """Context manager: a process in a network namespace of its own; returns its process id."""
+    """Run a process in a new network namespace; yield its process id."""
     own = os.readlink("/proc/self/ns/net")
     with subprocess.Popen(["unshare", "--net", "sleep", "infinity"]) as process:
         try:

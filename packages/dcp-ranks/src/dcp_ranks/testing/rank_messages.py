@@ -1,4 +1,4 @@
-"""Messages between a `RankPool` and its rank processes, and their transport over a socket. Imports no torch."""
+"""Messages between a `RankPool` and its rank processes. Imports no torch."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ _LENGTH = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Request to leave the current default process group and to join a new one; with `backend` None, only to leave.
+    """Request to join a new default process group after leaving the old one; with `backend` None, only to leave.
 
-    `port` is None for the rank that hosts the group's store; that rank replies twice: with the port, and when it has
-    joined.
+    `port` is None for the rank that hosts the store; it replies twice: with the port, and after joining.
     """
 
     rank: int
@@ -30,11 +29,9 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Request to call a function in a rank process.
+    """Request to call a pickled pair (function, arguments), with pickled warning filters.
 
-    `function` is the pickled pair (function, arguments), `filters` the caller's pickled warning filters. `sys_path` is
-    the caller's `sys.path`. `modules` maps names of modules to their files, for modules that the rank process cannot
-    import by name.
+    `modules` maps modules that the rank cannot import by name to their files.
     """
 
     function: bytes
@@ -45,14 +42,14 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Reply of a rank process whose `Call` or `Join` succeeded; `result` is the pickled return value."""
+    """Reply of a successful request, with the pickled return value."""
 
     result: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """Reply of a rank process whose `Call` or `Join` raised: traceback, and pickled exception (None if that fails)."""
+    """Reply of a failed request: traceback, and pickled exception or None."""
 
     text: str
     exception: bytes | None
@@ -60,23 +57,19 @@ class Raised:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """Record that a rank process ended without replying; the pool uses it in place of a reply. Never sent."""
+    """Record that a rank process ended without replying."""
 
     text: str
 
 
 def send_message(connection: socket.socket, message: object) -> None:
-    """Pickle a message, and send all of it over a socket."""
+    """Pickle and send a message."""
     data = pickle.dumps(message, protocol=5)
     connection.sendall(_LENGTH.pack(len(data)) + data)
 
 
 def read_message(connection: socket.socket) -> Any:
-    """Receive one complete message from a socket, and unpickle it.
-
-    Raises:
-        EOFError: The peer has closed its connection.
-    """
+    """Receive and unpickle one message. Raises EOFError if the peer has closed its connection."""
     (length,) = _LENGTH.unpack(_read(connection, _LENGTH.size))
     return pickle.loads(_read(connection, length))
 

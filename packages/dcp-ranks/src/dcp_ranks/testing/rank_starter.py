@@ -1,7 +1,4 @@
-"""`RankStarter`: a process that has imported PyTorch once, and forks rank processes, each within milliseconds.
-
-Importing PyTorch takes seconds of a core, and tests end many ranks. Not in this module: what a rank process does.
-"""
+"""`RankStarter`: a process that imports PyTorch once, and forks rank processes within milliseconds."""
 
 from __future__ import annotations
 
@@ -41,18 +38,12 @@ _ENVIRONMENT = {
 
 
 class StartedRank:
-    """Handle of a forked process, with the methods of `subprocess.Popen` that tests need.
-
-    Args:
-        starter: The starter, whose child the process is.
-        pid: Id of the process.
-    """
+    """Handle of a forked process, with methods as in `subprocess.Popen`."""
 
     def __init__(self, starter: RankStarter, pid: int) -> None:
         self._starter = starter
         self._code: int | None = None
         self.pid = pid
-        """Id of the process."""
 
     def poll(self) -> int | None:
         """Return the exit code, negative for a signal; None while the process runs."""
@@ -64,11 +55,7 @@ class StartedRank:
         return self._code
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end of the process; returns the exit code.
-
-        Raises:
-            subprocess.TimeoutExpired: It has not ended in time, in seconds.
-        """
+        """Wait for the end; return the exit code. Raises subprocess.TimeoutExpired."""
         end = None if timeout is None else time.monotonic() + timeout
         while (code := self.poll()) is None:
             if end is not None and time.monotonic() >= end:
@@ -77,18 +64,16 @@ class StartedRank:
         return code
 
     def send_signal(self, number: int) -> None:
-        """Send a signal to the process; does nothing if it has ended."""
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """Kill the process (SIGKILL); does nothing if it has ended."""
         self.send_signal(signal.SIGKILL)
 
 
 class RankStarter:
-    """A child process that forks rank processes. It ends with this process, and the rank processes end with it."""
+    """A child process that forks rank processes. It ends with this process, and its rank processes with it."""
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -105,17 +90,12 @@ class RankStarter:
         atexit.register(self.close)
 
     def start(self, connection: int, output: int) -> StartedRank:
-        """Fork a rank process, in this process's environment and working folder.
-
-        Args:
-            connection: File descriptor of the rank's end of the socket to its pool.
-            output: File descriptor for stdout and stderr of the process.
-        """
+        """Fork a rank process with descriptors of its socket and its output."""
         environment = {**os.environ, **_ENVIRONMENT}
         return StartedRank(self, self.ask("start", environment, os.getcwd(), descriptors=[connection, output]))
 
     def ask(self, *request: Any, descriptors: Sequence[int] = ()) -> Any:
-        """Send a request, and return the answer. Raises EOFError if the starter has ended."""
+        """Send a request; return the answer. Raises EOFError if the starter has ended."""
         with self._lock:
             socket.send_fds(self._socket, [pickle.dumps(request)], descriptors)
             answer = self._socket.recv(_MESSAGE_BYTES)
@@ -125,11 +105,9 @@ class RankStarter:
 
     @property
     def is_usable(self) -> bool:
-        """Whether the process runs, and is this process's own."""
         return self._owner == os.getpid() and self._process.poll() is None
 
     def close(self) -> None:
-        """End the process, and with it all that it has started."""
         if self._owner == os.getpid():
             self._socket.close()
             self._process.kill()
@@ -141,7 +119,7 @@ _shared_lock = threading.Lock()
 
 
 def shared_starter() -> RankStarter:
-    """Return the starter of this process, which is started by the first call."""
+    """Return this process's starter; the first call starts it."""
     with _shared_lock:
         if not (_shared and _shared[-1].is_usable):
             _shared.append(RankStarter())
@@ -149,11 +127,7 @@ def shared_starter() -> RankStarter:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the starter until its parent ends.
-
-    Args:
-        arguments: The socket's file descriptor and the parent's process id.
-    """
+    """Run the starter with `arguments` (socket's descriptor, parent's process id) until its parent ends."""
     descriptor, parent = map(int, arguments)
     die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent
@@ -192,7 +166,7 @@ def _become_rank(descriptors: Sequence[int], environment: Mapping[str, str], fol
 
 
 def _code_of(pid: int, codes: dict[int, int]) -> int | None:
-    """Return a process's exit code, as `subprocess` counts; None while it runs."""
+    """Return an exit code as `subprocess` counts; None while the process runs."""
     if pid not in codes:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if not ended:

@@ -1,6 +1,4 @@
-"""Main program of a rank process of `RankPool`: runs the functions that the pool sends, until the parent process ends.
-
-Forked by `rank_starter`, which calls `main` with a socket's descriptor and the parent's process id.
+"""Main program of a `RankPool` rank process: runs functions for the pool until the parent process ends.
 
 Source: Linux `prctl(2)`, PR_SET_PDEATHSIG.
 """
@@ -43,11 +41,7 @@ _Filter: TypeAlias = "tuple[Any, re.Pattern[str] | str | None, type[Warning], re
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the functions that the pool sends over a socket, until the pool closes the socket.
-
-    Args:
-        arguments: The socket's file descriptor and the process id of the pool's process.
-    """
+    """Run functions until the pool closes the socket; `arguments`: descriptor, process id of the pool."""
     descriptor, parent = map(int, arguments)
     die_with(parent)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -67,7 +61,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent process, with this id, ends."""
+    """Have the kernel kill this process when its parent, with this id, ends."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # the parent ended before the call
         os._exit(1)
@@ -88,7 +82,6 @@ class _Worker:
         sys.meta_path.append(self._finder)
 
     def reply_to(self, message: Join | Call) -> Done | Raised:
-        """Carry out the request in a message, and return the reply."""
         try:
             if isinstance(message, Join):
                 self._join(message)
@@ -124,7 +117,7 @@ class _Worker:
 
 
 class _FileFinder(importlib.abc.MetaPathFinder):
-    """Finder of modules in the files where the pool's process found them: test modules may not be on the path."""
+    """Find modules in the pool's files: test modules may not be on the path."""
 
     def __init__(self) -> None:
         self.files: dict[str, str] = {}
@@ -135,7 +128,6 @@ class _FileFinder(importlib.abc.MetaPathFinder):
         path: Sequence[str] | None,  # noqa: ARG002
         target: ModuleType | None = None,  # noqa: ARG002
     ) -> importlib.machinery.ModuleSpec | None:
-        """See `importlib.abc.MetaPathFinder`."""
         if fullname in self.files:
             return importlib.util.spec_from_file_location(fullname, self.files[fullname])
         if any(name.startswith(f"{fullname}.") for name in self.files):
@@ -147,7 +139,7 @@ class _FileFinder(importlib.abc.MetaPathFinder):
 
 @contextlib.contextmanager
 def _clean_slate() -> Iterator[None]:
-    """Context manager that resets seed, environment and other global state around each call."""
+    """Reset seed, environment and other global state around each call."""
     environment, folder, dtype = dict(os.environ), os.getcwd(), torch.get_default_dtype()
     torch.manual_seed(0)
     try:

@@ -1,16 +1,18 @@
-"""`RankPool`: real rank processes for tests, kept between tests because starting torch takes seconds.
-
-Not for use outside tests. The program of a rank process is `dcp_ranks.testing.rank_worker`.
-"""
+"""`RankPool`: real rank processes for tests, kept between tests because starting torch takes seconds."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import selectors
+import signal
 import site
+import socket
+import subprocess
 import sys
 import sysconfig
+import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -20,8 +22,8 @@ from typing import Any, TypeAlias, TypeVar
 import cloudpickle
 
 from dcp_ranks.errors import RanksError
-from dcp_ranks.testing.rank_messages import Call, Done, Gone, Join, Raised
-from dcp_ranks.testing.rank_process import RankProcess
+from dcp_ranks.testing.rank_messages import Call, Done, Gone, Join, Raised, read_message, send_message
+from dcp_ranks.testing.rank_starter import shared_starter
 
 __all__ = ["RankError", "RankFailure", "RankPool"]
 
@@ -30,11 +32,13 @@ R = TypeVar("R")
 Reply: TypeAlias = Done | Raised | Gone
 
 _START_SECONDS = 120.0
+_SHOWN_BYTES = 16 << 10
+_ABORT_SECONDS = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class RankFailure:
-    """Failure of one rank: description, exception (None if it could not be pickled), and stdout and stderr."""
+    """One rank's failure: description, exception (None if not picklable), output."""
 
     text: str
     exception: BaseException | None
@@ -44,10 +48,7 @@ class RankFailure:
 class RankError(RanksError, RuntimeError):
     """A function that `RankPool.run` called failed on at least one rank.
 
-    Args:
-        what: Description of the call that failed.
-        failures: Failed rank → its failure.
-        outputs: Rank → stdout and stderr, for the ranks that did not fail.
+    `failures` maps failed ranks to their failures, `outputs` the other ranks to their stdout and stderr.
     """
 
     def __init__(self, what: str, failures: Mapping[int, RankFailure], outputs: Mapping[int, str]) -> None:
@@ -62,24 +63,23 @@ class RankError(RanksError, RuntimeError):
 
 
 class RankPool:
-    """Pool of real rank processes on this machine that runs functions on every rank of a process group.
+    """Pool of rank processes on this machine that runs functions on every rank of a process group.
 
-    Processes start when they are first needed, and are kept; a process that dies or gets stuck is replaced. Each call
-    starts with torch's seed 0, the caller's warning filters, and the initial environment and working directory of the
-    process. The process group is the default group, over loopback, with its store on rank 0; it is kept between calls
-    with the same world size and backend, and replaced after a failed call.
+    Processes are kept between calls; a dead or stuck one is replaced. Each call starts with torch's seed 0, the
+    caller's warning filters, and the initial environment and directory. The process group is kept for calls with the
+    same world size and backend, and replaced after a failed call.
 
     Args:
         max_ranks: Largest world size.
-        timeout_seconds: Default timeout of a call in seconds.
-        grace_seconds: Time in seconds that the other ranks have to finish after one rank has failed.
+        timeout_seconds: Default timeout of a call.
+        grace_seconds: Seconds that the other ranks have to finish after one rank has failed.
     """
 
     def __init__(self, max_ranks: int = 4, *, timeout_seconds: float = 60.0, grace_seconds: float = 10.0) -> None:
         self._max_ranks = max_ranks
         self._timeout_seconds = timeout_seconds
         self._grace_seconds = grace_seconds
-        self._processes: dict[int, RankProcess] = {}
+        self._processes: dict[int, _RankProcess] = {}
         self._group: tuple[int, str | None] | None = None
 
     def run(
@@ -92,17 +92,16 @@ class RankPool:
         expect_death: Collection[int] = (),
         backend: str | None = "gloo",
     ) -> list[R]:
-        """Call `function(*args)` on each rank of the default process group; returns the results in rank order.
+        """Call `function(*args)` on each rank of the default process group; return the results in rank order.
 
         Args:
-            world_size: Number of ranks; the function gets its rank from `torch.distributed.get_rank()`.
-            function: Function that cloudpickle can pickle, including functions of test modules, lambdas and closures.
-            args: Arguments of the function, the same on each rank.
-            timeout: Seconds after which unfinished ranks are ended, and reported with their stacks; None for the
-                `timeout_seconds` of the pool.
-            kill_after: Rank → seconds after which the process of that rank is killed (SIGKILL); None to kill none.
-            expect_death: Ranks whose processes must end before `function` returns; their results are None.
-            backend: Backend of the group, such as `gloo`, `nccl` or `cpu:gloo,cuda:nccl`; None for no group at all.
+            world_size: Number of ranks.
+            function: Any function that cloudpickle can pickle.
+            args: Arguments of the function.
+            timeout: Seconds after which unfinished ranks are ended and reported with their stacks; None for the pool's.
+            kill_after: Rank → seconds after which its process is killed (SIGKILL).
+            expect_death: Ranks that must end before `function` returns; their results are None.
+            backend: Backend such as `gloo` or `cpu:gloo,cuda:nccl`; None for no group.
 
         Raises:
             RankError: The function raised on some rank, took too long, or a process ended unexpectedly.
@@ -130,7 +129,6 @@ class RankPool:
     __call__ = run
 
     def close(self) -> None:
-        """End all rank processes."""
         for process in self._processes.values():
             process.close()
         self._processes.clear()
@@ -150,7 +148,7 @@ class RankPool:
                 process = None
                 self._group = None
             if process is None:
-                self._processes[rank] = RankProcess()
+                self._processes[rank] = _RankProcess()
 
     def _join(self, world_size: int, backend: str | None) -> None:
         if self._group == (world_size, backend):
@@ -172,15 +170,14 @@ class RankPool:
             self._processes[message.rank].send(message)
 
     def _collect(self, world_size: int, limit_seconds: float, *, expected: Collection[int]) -> dict[int, Reply]:
-        """Return the replies of the ranks; ends processes that do not reply in time."""
+        """Return the replies; end processes that do not reply in time."""
         replies: dict[int, Reply] = {}
         deadline = time.monotonic() + limit_seconds
         with selectors.DefaultSelector() as selector:
             for rank in range(world_size):
                 selector.register(self._processes[rank].connection, selectors.EVENT_READ, rank)
             while len(replies) < world_size:
-                # Poll once more after the deadline: replies that have arrived count, however late this process gets to
-                # run.
+                # Poll once more after the deadline: replies that arrived in time count even if this process runs late.
                 found = selector.select(max(0.0, deadline - time.monotonic()))
                 if not found and time.monotonic() >= deadline:
                     break
@@ -237,6 +234,76 @@ class RankPool:
         return None, RankFailure(reply.text, exception, process.output())
 
 
+class _RankProcess:
+    """Handle of a process that runs `rank_worker`, with stdout and stderr in a file."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        self.connection = ours
+        self._output = tempfile.TemporaryFile(prefix="dcp-rank-")  # noqa: SIM115 - open as long as the process
+        self._shown_from = 0
+        with theirs:
+            self._process = shared_starter().start(theirs.fileno(), self._output.fileno())
+        self._kill_timer: threading.Timer | None = None
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def send(self, message: object) -> None:
+        """Send a message; if the process has ended, the next `read` raises EOFError."""
+        with contextlib.suppress(ConnectionError):
+            send_message(self.connection, message)
+
+    def read(self) -> Any:
+        """Wait for the next message. Raises EOFError if the process has ended."""
+        return read_message(self.connection)
+
+    def mark_output(self) -> None:
+        self._shown_from = os.fstat(self._output.fileno()).st_size
+
+    def output(self) -> str:
+        """Return the process's output since `mark_output`, or its end if it is long."""
+        size = os.fstat(self._output.fileno()).st_size
+        start = max(self._shown_from, size - _SHOWN_BYTES)
+        return os.pread(self._output.fileno(), size - start, start).decode(errors="replace")
+
+    def kill_after(self, seconds: float) -> None:
+        """Kill the process (SIGKILL) after `seconds`, unless `keep` is called first."""
+        self._kill_timer = threading.Timer(seconds, self._process.kill)
+        self._kill_timer.start()
+
+    def keep(self) -> None:
+        if self._kill_timer is not None:
+            self._kill_timer.cancel()
+            self._kill_timer = None
+
+    def how_it_ended(self) -> str:
+        """Wait briefly; return a text such as `exited with status 1`."""
+        try:
+            code = self._process.wait(_ABORT_SECONDS)
+        except subprocess.TimeoutExpired:
+            return "closed its connection, but is still running"
+        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
+
+    def abort(self) -> None:
+        """End a stuck process with SIGABRT, on which it prints its stacks."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGCONT)
+            self._process.send_signal(signal.SIGABRT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_ABORT_SECONDS)
+        self._process.kill()
+        self._process.wait()
+
+    def close(self) -> None:
+        self.keep()
+        self.connection.close()
+        self._process.kill()
+        self._process.wait()
+        self._output.close()
+
+
 def _call(function: Callable[..., Any], args: Sequence[Any]) -> Call:
     return Call(
         cloudpickle.dumps((function, args)),
@@ -247,7 +314,7 @@ def _call(function: Callable[..., Any], args: Sequence[Any]) -> Call:
 
 
 def _own_modules() -> dict[str, str]:
-    """Return the files of loaded modules that belong neither to Python nor to an installed package."""
+    """Return the files of loaded modules outside Python and installed packages."""
     paths = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), *site.getsitepackages()]
     installed = tuple(f"{path}{os.sep}" for path in paths)
     found = {}

@@ -1,4 +1,4 @@
-"""Streams of several ranks in one process for tests, and a handler that keeps everything it gets."""
+"""Streams of several ranks in one process, and a recording handler."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ SECRET = b"secret of the job, for tests alone"
 
 @dataclass
 class Inbox:
-    """Handler of a dispatcher that keeps all messages, payloads, descriptors, goodbyes and losses.
+    """Handler that keeps all messages, payloads, descriptors, goodbyes and losses.
 
     Attributes:
-        may_take: Function that returns whether a message is taken now; else the handler returns `NOT_NOW`.
-        buffer_for: Function that returns the buffer for a payload of a size; None to discard it.
+        may_take: Returns whether to take a message now; else the handler returns `NOT_NOW`.
+        buffer_for: Returns the buffer for a payload of a size; None to discard it.
     """
 
     may_take: Callable[[bytes], bool] = lambda _: True
@@ -41,7 +41,6 @@ class Inbox:
     def on_message(
         self, stream: Stream, message: bytes, payload_bytes: int, descriptor: int | None
     ) -> memoryview | NotNow | None:
-        """Keep a message, and return a buffer for its payload."""
         with self.changed:
             self.changed.notify_all()
             if not self.may_take(message):
@@ -54,38 +53,29 @@ class Inbox:
             return None if buffer is None else memoryview(buffer)
 
     def on_payload(self, stream: Stream, message: bytes, buffer: memoryview) -> None:
-        """Keep a payload."""
         with self.changed:
             self.payloads.append((stream.rank, message, buffer))
             self.changed.notify_all()
 
     def on_goodbye(self, stream: Stream) -> None:
-        """Keep a goodbye."""
         with self.changed:
             self.left.append(stream.rank)
             self.changed.notify_all()
 
     def on_lost(self, stream: Stream, reason: str) -> None:
-        """Keep a loss."""
         with self.changed:
             self.lost.append((stream.rank, reason))
             self.changed.notify_all()
 
     def wait(self, ready: Callable[[], object]) -> None:
-        """Wait until `ready` returns true; it is called after each event. Fails after 60 s."""
+        """Wait until `ready`, called after each event, returns true. Fails after 60 s."""
         with self.changed:
             assert self.changed.wait_for(ready, _PATIENCE_SECONDS), f"nothing more came than {self}"
 
 
 @contextlib.contextmanager
 def opened(count: int, *, local: bool = True, **options: Any) -> Iterator[list[Streams]]:
-    """Context manager: the streams of `count` ranks in this process, which know each other's cards.
-
-    Args:
-        count: Number of ranks.
-        local: Whether they connect over Unix sockets, and so are of one host; else over TCP.
-        options: Keyword arguments of `Streams`.
-    """
+    """Open the streams of `count` ranks in this process, over Unix sockets if `local`, else over TCP."""
     with contextlib.ExitStack() as stack:
         made = [stack.enter_context(Streams(rank, SECRET, **options)) for rank in range(count)]
         cards = [each.card if local else replace(each.card, local="") for each in made]
@@ -95,7 +85,7 @@ def opened(count: int, *, local: bool = True, **options: Any) -> Iterator[list[S
 
 
 def connect_all(made: list[Streams], seconds: float = _PATIENCE_SECONDS) -> list[dict[int, Stream]]:
-    """Connect all ranks of one process to all others; returns rank → stream for each rank."""
+    """Connect all ranks of one process to each other; return rank → stream for each rank."""
 
     def connect(own: int) -> dict[int, Stream]:
         others = [rank for rank in range(len(made)) if rank != own]

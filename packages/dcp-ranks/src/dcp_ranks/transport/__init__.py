@@ -1,1 +1,1 @@
-"""Transport of bytes between ranks: through the keys of a `torch.distributed` store, and over TCP connections."""
+"""Bytes between ranks, through a `torch.distributed` store and over TCP."""

@@ -1,43 +1,42 @@
-"""One TCP connection between two ranks: non-blocking exchange of frames, with TCP keepalive by the kernel.
+"""One TCP connection between two ranks: non-blocking exchange of frames, with TCP keepalive; and mail, kept frames.
 
-The kernel answers the keepalive probes of the other host even if the process is busy, and closes the connection when
-the process ends or the other host does not answer; so no thread has to send heartbeats. Not in this module: which
-ranks connect, and why.
+The kernel answers keepalive probes for a busy process, so no thread sends heartbeats.
+
+Received frames wait in a `Mail` for their phase, outgoing frames until they can be sent. The process group and each
+asynchronous saver number their operations separately, as one series each.
 
 Source: Linux `tcp(7)`: TCP_KEEPIDLE, TCP_KEEPINTVL, TCP_KEEPCNT, TCP_USER_TIMEOUT.
 """
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import struct
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
-__all__ = ["Frame", "Link", "keep_lease", "listen", "own_addresses"]
+__all__ = ["Frame", "Key", "Link", "Mail", "keep_lease", "series_number"]
+
+Key = tuple[int, int]
+"""Numbers of an operation and of its phase."""
 
 _HEAD = struct.Struct("<BQIIQ")
 _MAX_BODY_BYTES = 1 << 40
 _MAX_STRANGE_BYTES = 256
-_READ_BYTES = 8 << 20  # of one link at a time, lest the others wait
+_READ_BYTES = 8 << 20  # per turn of one link, so that other links do not wait
 _PROBES = 4
 _MOST_SECONDS = 32767  # Linux takes no more for a keep-alive timer
+_SERIES_BITS = 32
+
+# This size fits into a connection's buffers. Larger frames are sent only to a rank that is reading, because the kernel
+# closes a connection that takes no bytes for the peer timeout.
+_UNASKED_BYTES = 16 << 10
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One message between ranks.
-
-    Attributes:
-        kind: Number of the kind of message, as the sending module defines it.
-        sequence: Sequence number of the operation.
-        step: Number of the phase within the operation.
-        rank: Rank that the message is about, not always the sender.
-        body: Contents of the message.
-    """
+    """One message between ranks; `rank` is the rank that it is about, not always the sender."""
 
     kind: int
     sequence: int
@@ -47,12 +46,7 @@ class Frame:
 
 
 class Link:
-    """A TCP connection to another rank, established or being established. Not thread-safe; no method blocks.
-
-    Args:
-        connection: Socket; the link closes it.
-        peer_timeout_seconds: Time in seconds without an answer of the other host after which the connection is broken.
-    """
+    """TCP connection to another rank, perhaps not yet established; owns the socket. Not thread-safe; never blocks."""
 
     def __init__(self, connection: socket.socket, peer_timeout_seconds: float) -> None:
         self._socket = connection
@@ -61,31 +55,30 @@ class Link:
         self._body: bytearray | None = None
         self._filled = 0
         self.reached = False
-        """Whether the TCP connection has been established."""
         self.broken: str | None = None
-        """Reason why the connection cannot send or receive any more; None while it works."""
+        """Why the connection cannot be used any more; None while it works."""
         self.rank: int | None = None
         """Rank at the other end; None before authentication, when only small messages are accepted."""
         connection.setblocking(False)
         keep_lease(connection, peer_timeout_seconds)
 
     def fileno(self) -> int:
-        """Return the socket's file descriptor."""
+        """Return the socket's descriptor."""
         return self._socket.fileno()
 
     @property
     def sending(self) -> bool:
-        """Whether there are frames that have not been sent completely."""
+        """Whether frames are still being sent."""
         return bool(self._out)
 
     def send(self, frame: Frame) -> None:
-        """Send as much of a frame as possible without blocking, and queue the rest for `flush`."""
+        """Send what the connection takes of a frame; queue the rest for `flush`."""
         self._out.append(memoryview(_HEAD.pack(frame.kind, frame.sequence, frame.step, frame.rank, len(frame.body))))
         self._out.append(memoryview(frame.body))
         self.flush()
 
     def flush(self) -> None:
-        """Send as much of the queued frames as possible without blocking."""
+        """Send what the connection takes of the queue."""
         while self._out and self.broken is None:
             try:
                 sent = self._socket.send(self._out[0])
@@ -101,7 +94,7 @@ class Link:
                 self._out.popleft()
 
     def receive(self) -> Iterator[Frame]:
-        """Yield the frames that have arrived completely; sets `broken` if the other rank has closed the connection."""
+        """Yield complete frames; set `broken` if the other rank has closed the connection."""
         taken = 0
         while taken < _READ_BYTES and self.broken is None:
             try:
@@ -154,10 +147,7 @@ class Link:
 
 
 def keep_lease(connection: socket.socket, peer_timeout_seconds: float) -> None:
-    """Set TCP options by which the kernel ends a connection whose other host has not answered for this many seconds.
-
-    This works both while data is being sent and while the connection is idle.
-    """
+    """Make the kernel end a connection, busy or idle, whose other host does not answer for this long."""
     wait_seconds = max(1, round(peer_timeout_seconds / (_PROBES + 2)))
     idle_seconds = max(1, round(peer_timeout_seconds) - _PROBES * wait_seconds)
     options = {
@@ -173,46 +163,68 @@ def keep_lease(connection: socket.socket, peer_timeout_seconds: float) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-def listen(address: str = "127.0.0.1", port: int = 0) -> socket.socket:
-    """Return a non-blocking listening TCP socket on one address of this host.
-
-    Args:
-        address: IPv4 or IPv6 address; connections to other addresses of the host are not accepted.
-        port: Port number; 0 for any free port.
-
-    Raises:
-        OSError: The address is not one of this host, or the port is in use.
-    """
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    made = socket.create_server((address, port), family=family, backlog=4096, reuse_port=False)
-    made.setblocking(False)
-    return made
+def series_number(series: int, sequence: int) -> int:
+    """Return an operation's number, unique over all series; `sequence` is below 2**32."""
+    return series << _SERIES_BITS | sequence
 
 
-def own_addresses() -> list[str]:
-    """Return the IP addresses of this host, loopback last. Makes no name look-up, which is slow on some hosts."""
-    return [*_own_v4(), *_own_v6(), "127.0.0.1"]
+class Mail:
+    """Inbox and outbox of one rank's frames, by phase. Callers must hold a lock."""
 
+    def __init__(self) -> None:
+        self._inbox: defaultdict[Key, list[tuple[int, Frame]]] = defaultdict(list)
+        self._outbox: dict[Key, list[Frame]] = {}
+        self._unasked_bytes: defaultdict[Key, int] = defaultdict(int)
+        self._asked: set[Key] = set()
+        self._operations: set[int] = set()
+        self._newest: defaultdict[int, int] = defaultdict(int)
+        """Series → newest operation that has begun."""
+        self.reading: set[Key] = set()
+        """Phases in which this rank is ready to receive large frames."""
 
-def _own_v4() -> list[str]:
-    """Return the IPv4 addresses in `/proc/net/fib_trie`, where a line after each marks the local ones."""
-    found: dict[str, None] = {}
-    last = ""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/net/fib_trie").read_text().splitlines():
-            if "|--" in line:
-                last = line.split()[-1]
-            elif "/32 host LOCAL" in line and not last.startswith("127."):
-                found[last] = None
-    return list(found)
+    def begin(self, sequence: int) -> None:
+        """Keep an operation's messages from now on."""
+        self._operations.add(sequence)
+        series = sequence >> _SERIES_BITS
+        self._newest[series] = max(self._newest[series], sequence)
 
+    def end(self, sequence: int) -> None:
+        """Discard an operation's messages."""
+        self._operations.discard(sequence)
+        for kept in (self._inbox, self._outbox, self._unasked_bytes):
+            for key in [key for key in kept if key[0] == sequence]:
+                kept.pop(key)
+        self._asked = {key for key in self._asked if key[0] != sequence}
+        self.reading = {key for key in self.reading if key[0] != sequence}
 
-def _own_v6() -> list[str]:
-    """Return the IPv6 addresses in `/proc/net/if_inet6`: address, index, prefix length, scope, flags, name."""
-    found = []
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/net/if_inet6").read_text().splitlines():
-            digits, _, _, scope, *_ = line.split()
-            if scope == "00":
-                found.append(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits)))
-    return found
+    def put(self, sender: int, frame: Frame) -> None:
+        """Keep a received frame, unless its operation has ended."""
+        if frame.sequence in self._operations or frame.sequence > self._newest[frame.sequence >> _SERIES_BITS]:
+            self._inbox[frame.sequence, frame.step].append((sender, frame))
+
+    def take(self, key: Key) -> list[tuple[int, Frame]]:
+        """Remove and return a phase's received frames, as pairs (sending rank, frame)."""
+        return self._inbox.pop(key, [])
+
+    def keep_for_above(self, frame: Frame) -> None:
+        """Queue a frame for the rank above."""
+        self._outbox.setdefault((frame.sequence, frame.step), []).append(frame)
+
+    def take_back(self, key: Key) -> list[Frame]:
+        """Remove and return a phase's unsent frames."""
+        return self._outbox.pop(key, [])
+
+    def asked(self, key: Key) -> None:
+        """Note that the rank above is ready to receive this phase's large frames."""
+        self._asked.add(key)
+
+    def ready_for_above(self) -> list[Frame]:
+        """Remove and return frames that may be sent now: small ones, and phases that the rank above asked for."""
+        ready: list[Frame] = []
+        for key, frames in list(self._outbox.items()):
+            if key not in self._asked:
+                self._unasked_bytes[key] += sum(len(frame.body) for frame in frames)
+                if self._unasked_bytes[key] > _UNASKED_BYTES:
+                    continue
+            ready += self._outbox.pop(key)
+        return ready

@@ -1,105 +1,181 @@
-"""Listening sockets of a rank, on addresses in the network of the store or in a given network.
+"""Listening sockets of a rank, and how two ranks of one job authenticate each other over a new TCP connection.
 
-Not in this module: the connections themselves.
+Connections carry only HMACs of random numbers under a shared secret. The listener publishes a challenge in the store.
+The caller sends a random number with an HMAC of both numbers, and the listener answers with another HMAC. Later
+messages are not encrypted.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hmac
 import ipaddress
+import os
 import socket
-from collections.abc import Iterable, Sequence
-from typing import Any
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Generic, TypeVar
 
-from dcp_ranks.transport.connection import listen, own_addresses
-from dcp_ranks.transport.store_address import innermost_store
+from dcp_ranks.transport.store_wire import innermost_store
 
-__all__ = ["addresses_to_announce", "open_doors"]
+__all__ = ["Call", "Guests", "Listener", "addresses_to_announce", "listen", "open_doors", "own_addresses"]
 
 _LOOPBACK = "127.0.0.1"
 _MAX_DOORS = 16
+_NONCE_BYTES = 32
+
+MAX_GUESTS = 32
+"""Most unauthenticated connections; beyond it the oldest is closed, and its rank may connect again."""
+GUEST_SECONDS = 10.0
+_ACCEPTED_AT_ONCE = 64
+
+Guest = TypeVar("Guest")
 
 
 def addresses_to_announce(store: Any, network: str | None) -> list[str]:
-    """Return the addresses of this host at which other ranks can probably connect, the most probable first.
+    """Return this host's addresses at which other ranks can probably connect, the most probable first.
 
-    Args:
-        store: Store of the process group.
-        network: IP network such as `10.0.0.0/8`; None for the network of the store.
-
-    Returns:
-        With `network`, the addresses of this host in that network; empty if there is none, in which case no rank can
-        connect to this rank. Without it, the address from which this host reaches the store; all addresses of this host
-        if the store has no server or the server's name resolves to a loopback address.
+    With `network`, only addresses in it, possibly none. Otherwise the address from which this host reaches the store,
+    or all addresses if the store has no server or its name resolves to loopback.
     """
     own = own_addresses()
     if network is not None:
         wanted = ipaddress.ip_network(network, strict=False)
         return [address for address in own if ipaddress.ip_address(address) in wanted]
-    host, port = _server(store)
-    source = _source_towards(host, port) if host else None
-    if source is None or (_is_loopback(source) and not _says_loopback(host)):
+    server = innermost_store(store)
+    try:
+        host, port = str(server.host), int(server.port)
+    except (AttributeError, RuntimeError, TypeError, ValueError):  # a file, memory or custom store
+        return own
+    source = _source_towards(host, port)
+    is_own_name = host in ("localhost", "::1") or host.startswith("127.")  # for each host itself
+    if source is None or (ipaddress.ip_address(source).is_loopback and not is_own_name):
         return own
     return [source]
+
+
+def own_addresses() -> list[str]:
+    """Return this host's IP addresses, loopback last, without slow name look-ups."""
+    found: dict[str, None] = {}
+    last = ""
+    with contextlib.suppress(OSError):  # a line after each address marks the local ones
+        for line in Path("/proc/net/fib_trie").read_text().splitlines():
+            if "|--" in line:
+                last = line.split()[-1]
+            elif "/32 host LOCAL" in line and not last.startswith("127."):
+                found[last] = None
+    with contextlib.suppress(OSError):  # address, index, prefix length, scope, flags, name
+        for line in Path("/proc/net/if_inet6").read_text().splitlines():
+            digits, _, _, scope, *_ = line.split()
+            if scope == "00":
+                found[socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))] = None
+    return [*found, _LOOPBACK]
 
 
 def open_doors(
     addresses: Iterable[str], ports: tuple[int, int] | None = None
 ) -> tuple[list[socket.socket], tuple[str, ...], int]:
-    """Open a listening socket on each address, all on the same free port.
-
-    Args:
-        addresses: IP addresses.
-        ports: First and last port to choose from; None for all.
-
-    Returns:
-        The sockets that could be opened, their addresses, and the port (0 if no socket could be opened).
-    """
+    """Open listening sockets on one free port; return sockets, addresses and port (0 if none opened)."""
     doors: list[socket.socket] = []
     announced: list[str] = []
     choices: Sequence[int] = (0,) if ports is None else range(ports[0], ports[1] + 1)
     for address in addresses:
-        if len(doors) < _MAX_DOORS and (door := _listen_on_one(address, choices)) is not None:
+        if len(doors) < _MAX_DOORS and (door := listen(address, choices)) is not None:
             doors.append(door)
             announced.append(address)
             choices = (doors[0].getsockname()[1],)
     return doors, tuple(announced), choices[0] if doors else 0
 
 
-def _listen_on_one(address: str, ports: Sequence[int]) -> socket.socket | None:
-    """Listen on the first of some ports that is free; returns None if none is, or the address is not of this host."""
+def listen(address: str = _LOOPBACK, ports: Sequence[int] = (0,)) -> socket.socket | None:
+    """Return a non-blocking listening TCP socket on the first free port (0: any); None if there is none."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
     for port in ports:
         with contextlib.suppress(OSError):
-            return listen(address, port)
+            made = socket.create_server((address, port), family=family, backlog=4096, reuse_port=False)
+            made.setblocking(False)
+            return made
     return None
 
 
-def _server(store: Any) -> tuple[str, int]:
-    """Return host and port of the server of a store; an empty host if it has none."""
-    inner = innermost_store(store)
-    try:
-        return str(inner.host), int(inner.port)
-    except (AttributeError, RuntimeError, TypeError, ValueError):  # files, memory, stores of others
-        return "", 0
+class Call:
+    """The connecting rank's side of one handshake."""
+
+    def __init__(self, secret: bytes, challenge: bytes, rank: int) -> None:
+        self._secret = secret
+        self._parts = (challenge, os.urandom(_NONCE_BYTES), rank)
+
+    @property
+    def hello(self) -> bytes:
+        """First bytes of the connecting rank."""
+        return self._parts[1] + _code(self._secret, b"call", *self._parts)
+
+    def is_answered_by(self, welcome: bytes | bytearray) -> bool:
+        """Return whether the listener has proved that it knows the secret."""
+        return hmac.compare_digest(welcome, _code(self._secret, b"answer", *self._parts))
+
+
+class Listener:
+    """The listening rank's side, for all its connections."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+        self.challenge = os.urandom(_NONCE_BYTES)
+        """To be published."""
+        self._used: set[bytes] = set()
+
+    def answer(self, hello: bytes | bytearray, rank: int) -> bytes | None:
+        """Return the answer for a caller that claims `rank`; None if `hello` is not authentic or is a replay."""
+        nonce, code = bytes(hello[:_NONCE_BYTES]), hello[_NONCE_BYTES:]
+        parts = (self.challenge, nonce, rank)
+        if not hmac.compare_digest(code, _code(self._secret, b"call", *parts)) or nonce in self._used:
+            return None
+        self._used.add(nonce)  # only callers that know the secret get here, so the set stays small
+        return _code(self._secret, b"answer", *parts)
+
+
+class Guests(Generic[Guest]):
+    """Incoming unauthenticated connections; `receive` wraps each new socket."""
+
+    def __init__(self, receive: Callable[[socket.socket], Guest]) -> None:
+        self._receive = receive
+        self.waiting: dict[Guest, float] = {}
+        """Unauthenticated connections, the oldest first → time of arrival."""
+
+    def accept(self, door: socket.socket) -> Iterator[Guest]:
+        """Accept and yield pending connections, at most 64 per call."""
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                connection, _ = door.accept()
+            except OSError:  # no connection waits, or it is gone again, or no descriptor left
+                return
+            guest = self._receive(connection)
+            self.waiting[guest] = time.monotonic()
+            yield guest
+
+    def forget(self, guest: Guest) -> None:
+        """Remove an authenticated or closed connection."""
+        self.waiting.pop(guest, None)
+
+    def unwelcome(self) -> list[Guest]:
+        """Return the connections to close: unauthenticated for 10 s, or the oldest beyond the limit."""
+        before = time.monotonic() - GUEST_SECONDS
+        late = [guest for guest, came in self.waiting.items() if came < before]
+        return late or [*self.waiting][: max(0, len(self.waiting) - MAX_GUESTS)]
+
+
+def _code(secret: bytes, role: bytes, challenge: bytes, nonce: bytes, rank: int) -> bytes:
+    parts = (b"dcp rank", role, challenge, nonce, str(rank).encode())
+    return hmac.digest(secret, b"".join(len(part).to_bytes(4, "little") + part for part in parts), "sha256")
 
 
 def _source_towards(host: str, port: int) -> str | None:
-    """Return this host's source address towards another host; sends nothing. None if there is no route."""
+    """Return this host's source address towards a host without sending; None without a route."""
     with contextlib.suppress(OSError):
         for family, kind, _, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
             with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
                 probe.connect(place)
                 found = str(probe.getsockname()[0]).partition("%")[0]
-                return _LOOPBACK if _is_loopback(found) else found
+                return _LOOPBACK if ipaddress.ip_address(found).is_loopback else found
     return None
-
-
-def _is_loopback(address: str) -> bool:
-    return ipaddress.ip_address(address).is_loopback
-
-
-def _says_loopback(host: str) -> bool:
-    """Whether a host name means each host itself, wherever it is looked up."""
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return host == "localhost"

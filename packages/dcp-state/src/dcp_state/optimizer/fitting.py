@@ -1,25 +1,147 @@
-"""Matching of saved optimizer state to the parameters and groups of one optimizer; finds all mismatches."""
+"""Saved optimizer state: parsed by FQN, and matched to one optimizer's parameters and groups; finds all mismatches.
+
+Nested: `{"state": {fqn: {name: value}}, "param_groups": [{…, "params": [fqn, …]}]}`.
+Flat: keys `state.<fqn>.<name>` and `param_groups.<fqn>.<hyperparameter>`; groups without parameters are left out.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from dcp_core.toolkit import is_dtensor, same_value, suggest
-from dcp_state.errors import StateMismatchError
+from dcp_state.canonical_names import OptimizerNames
 from dcp_state.optimizer.copying import copy_value
 from dcp_state.optimizer.initial import InitialStates
 from dcp_state.optimizer.inner_optimizers import holds_its_own_state
-from dcp_state.optimizer.optimizer_names import OptimizerNames
-from dcp_state.optimizer.saved import GROUPS, PARAMS, STATE, SavedOptimizer, rename
 from dcp_state.options import StateDictOptions
-from dcp_state.report import StateReport
-from dcp_state.sharding.placing import place
+from dcp_state.report import StateMismatchError, StateReport
+from dcp_state.sharding import place
 
-__all__ = ["FittedState", "fit"]
+__all__ = [
+    "GROUPS",
+    "PARAMS",
+    "PARAM_NAMES",
+    "STATE",
+    "FittedState",
+    "SavedOptimizer",
+    "fit",
+    "flatten_optimizer_state",
+    "is_flat",
+    "is_text",
+    "read_saved",
+    "rename",
+]
+
+STATE = "state"
+GROUPS = "param_groups"
+PARAMS = "params"
+PARAM_NAMES = "param_names"
+"""Names of a group's parameters (`named_parameters()`), never restored, as groups may differ."""
+
+
+@dataclass(slots=True)
+class SavedOptimizer:
+    """Optimizer state and hyperparameters by FQN."""
+
+    state: dict[str, dict[str, Any]] = field(default_factory=dict)
+    hyperparameters: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    """FQN → hyperparameters; a group's parameters may share a mapping."""
+    empty_groups: list[Mapping[str, Any]] = field(default_factory=list)
+    unsaved: frozenset[str] = frozenset()
+    """FQNs whose hyperparameters may be missing."""
+
+
+def is_text(value: object) -> bool:
+    """Return whether an entry is a string, or a list or tuple of strings."""
+    return isinstance(value, str) or (isinstance(value, list | tuple) and all(isinstance(one, str) for one in value))
+
+
+def is_flat(state_dict: Mapping[str, Any]) -> bool:
+    """Return whether a state dict has the flat form."""
+    return bool(state_dict) and STATE not in state_dict and GROUPS not in state_dict
+
+
+def read_saved(state_dict: Mapping[str, Any], known: Collection[str]) -> SavedOptimizer:
+    """Parse an optimizer state dict, without copying tensors; raise StateMismatchError if it has neither form."""
+    if is_flat(state_dict):
+        return _read_flat(state_dict, known)
+    saved = SavedOptimizer(dict(state_dict.get(STATE, {})))
+    for group in state_dict.get(GROUPS, []):
+        hyperparameters = {name: value for name, value in group.items() if name != PARAMS}
+        if not group.get(PARAMS):
+            saved.empty_groups.append(hyperparameters)
+        for fqn in group.get(PARAMS) or ():
+            saved.hyperparameters[fqn] = hyperparameters
+    return saved
+
+
+def _read_flat(state_dict: Mapping[str, Any], known: Collection[str]) -> SavedOptimizer:
+    saved = SavedOptimizer()
+    foreign = [key for key in state_dict if not key.startswith((f"{STATE}.", f"{GROUPS}."))]
+    if foreign:
+        raise StateMismatchError(
+            "optimizer state", [f"{key!r} belongs neither to {STATE!r} nor to {GROUPS!r}" for key in foreign]
+        )
+    for key, value in state_dict.items():
+        kind, _, rest = key.partition(".")
+        fqn, path = _fqn_and_path(rest, known)
+        if kind == STATE:
+            entry = saved.state.setdefault(fqn, {})
+            for name in path[:-1]:
+                entry = entry.setdefault(name, {})
+            entry[path[-1]] = value
+        else:
+            hyperparameters = saved.hyperparameters.setdefault(fqn, {})
+            assert isinstance(hyperparameters, dict)
+            hyperparameters[".".join(path)] = value
+    return saved
+
+
+def _fqn_and_path(rest: str, known: Collection[str]) -> tuple[str, list[str]]:
+    """Split `<fqn>.<path>` at the longest known FQN; before the last element if none is known."""
+    parts = rest.split(".")
+    for length in range(len(parts) - 1, 0, -1):
+        fqn = ".".join(parts[:length])
+        if fqn in known:
+            return fqn, parts[length:]
+    return ".".join(parts[:-1]), parts[-1:]
+
+
+def flatten_optimizer_state(state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    """Flatten a nested optimizer state dict, without copying tensors."""
+    flat: dict[str, Any] = {}
+
+    def add(prefix: str, values: Mapping[str, Any]) -> None:
+        for name, value in values.items():
+            if isinstance(value, Mapping):
+                add(f"{prefix}.{name}", value)
+            else:
+                flat[f"{prefix}.{name}"] = value
+
+    for fqn, values in state_dict[STATE].items():
+        add(f"{STATE}.{fqn}", values)
+    for group in state_dict[GROUPS]:
+        for fqn in group[PARAMS]:
+            flat.update({f"{GROUPS}.{fqn}.{name}": value for name, value in group.items() if name != PARAMS})
+    return flat
+
+
+def rename(state_dict: Mapping[str, Any], function: Callable[[str], str]) -> dict[str, Any]:
+    """Rename the parameters in a nested optimizer state dict, without copying tensors. An empty dict stays empty."""
+    if not state_dict:
+        return {STATE: {}, GROUPS: []}
+    return {
+        STATE: {function(fqn): values for fqn, values in state_dict[STATE].items()},
+        GROUPS: [{**group, PARAMS: list(map(function, group[PARAMS]))} for group in state_dict[GROUPS]],
+    }
+
+
+_NAME = "name"
+_IMPLEMENTATIONS = ("foreach", "fused")
 
 
 @dataclass(slots=True)
@@ -33,7 +155,7 @@ class FittedState:
     state: dict[Any, dict[str, Any]] = field(default_factory=dict)
     groups: list[dict[str, Any]] = field(default_factory=list)
     parameters: list[tuple[int, torch.Tensor]] = field(default_factory=list)
-    """List over the optimizer's parameter indices: number of the parameter's group, and the parameter."""
+    """Parameter index → number of its group, and the parameter."""
     dtypes: dict[Any, dict[str, torch.dtype]] = field(default_factory=dict)
     """Parameter index → name → dtype that the state tensor keeps; torch would cast it to the parameter's dtype."""
     problems: list[str] = field(default_factory=list)
@@ -41,10 +163,7 @@ class FittedState:
     report: StateReport = field(default_factory=StateReport)
 
     def apply(self) -> None:
-        """Load the state into the optimizer. Tensors get the dtype that the optimizer uses for its state.
-
-        Torch's `load_state_dict` would cast them to the parameter's dtype, and would garble strings in the state.
-        """
+        """Load the state, without the casts to the parameter's dtype of torch's `load_state_dict`."""
         if self.names.owner is not None:
             owner, root, model_names = self.names.owner
             named = rename({STATE: self.state, GROUPS: self.groups}, model_names.raw_key)
@@ -105,23 +224,16 @@ def fit(
     *,
     adopt: bool,
 ) -> FittedState:
-    """Match saved state to an optimizer; returns the state dict to load, and changes nothing.
+    """Match saved state to an optimizer, whose groups may differ; return the state dict to load, and change nothing.
 
-    Args:
-        optimizer: The optimizer, whose grouping of parameters may differ from that of the save.
-        initial: Initial states of the parameters, for the shapes and dtypes of this optimizer's state.
-        names: Names of the optimizer's parameters.
-        saved: The saved state, which is not changed.
-        empty_groups: Hyperparameters of saved groups without parameters, assigned in order to this optimizer's empty
-            groups.
-        options: Options; only `strict` is used.
-        adopt: Whether the optimizer may take the saved tensors themselves, without a copy.
+    `empty_groups` has hyperparameters for groups without parameters, in order. With `adopt`, the optimizer may take the
+    saved tensors themselves. Of the options, only `strict` is used.
     """
     fitted = FittedState(optimizer, initial, names, options)
     for number, group in enumerate(optimizer.param_groups):
         members = [names.fqns(parameter, number, position) for position, parameter in enumerate(group[PARAMS])]
         fqns = [fqn for each in members for fqn in each]
-        hyperparameters = _hyperparameters(fitted, number, fqns, saved, empty_groups)
+        hyperparameters = _hyperparameters(fitted, number, group, fqns, saved, empty_groups)
         start = len(fitted.parameters)
         fitted.groups.append(
             {
@@ -138,7 +250,6 @@ def fit(
 
 
 def _fit_parameter(fitted: FittedState, fqn: str, saved: SavedOptimizer, *, adopt: bool) -> None:
-    """Fit the state of the parameter that was added last."""
     index = len(fitted.parameters) - 1
     number, parameter = fitted.parameters[index]
     found = next((name for name in fitted.names.candidates(fqn) if saved.state.get(name)), None)
@@ -185,11 +296,10 @@ def _take(fitted: FittedState, fqn: str, name: str, value: Any, *, adopt: bool) 
     if value.dtype != parameter.dtype and _keeps_dtype(fitted.initial.like(number, parameter), name, value.dtype):
         fitted.dtypes.setdefault(index, {})[name] = value.dtype
     placed = place(fqn, value, like) if value.dim() or is_dtensor(value) else value
-    return placed if adopt and placed is value else placed.detach().clone()
+    return placed if adopt and placed is value else copy_value(placed)
 
 
 def _keeps_dtype(like: Mapping[str, Any] | None, name: str, dtype: torch.dtype) -> bool:
-    """Whether the optimizer's initial state has this dtype for a value; True if the initial state is unknown."""
     if like is None:
         return True
     own = like.get(name)
@@ -199,16 +309,21 @@ def _keeps_dtype(like: Mapping[str, Any] | None, name: str, dtype: torch.dtype) 
 def _hyperparameters(
     fitted: FittedState,
     number: int,
+    group: Mapping[str, Any],
     fqns: list[str],
     saved: SavedOptimizer,
     empty_groups: Iterator[Mapping[str, Any]],
 ) -> Mapping[str, Any]:
-    """Return the saved hyperparameters for a group; an empty mapping if there are none."""
+    """Return the saved hyperparameters for a group, possibly none.
+
+    The group keeps its names, and its bookkeeping if its parameters were saved with different ones.
+    """
+    own_names = {PARAM_NAMES, *({_NAME} & group.keys())}
     if not fqns:
         own = next(empty_groups, {})
         if not own:
             fitted.report.initialised[f"{GROUPS}.{number}"] = "an empty group, of which nothing was saved"
-        return own
+        return _without(own, own_names)
     chosen: Mapping[str, Any] | None = None
     chosen_by = ""
     for fqn in fqns:
@@ -217,17 +332,32 @@ def _hyperparameters(
             None,
         )
         if found is None:
-            if fitted.options.strict and saved.hyperparameters:
+            if fitted.options.strict and saved.hyperparameters and fqn not in saved.unsaved:
                 fitted.problems.append(f"{fqn!r} is in no saved group{suggest(fqn, saved.hyperparameters)}")
             fitted.report.initialised[f"{GROUPS}.{fqn}"] = "no saved hyperparameters"
         elif chosen is None:
             chosen, chosen_by = found, fqn
-        elif found is not chosen and (differing := _differing(chosen, found)):
+        elif found is not chosen and (differing := set(_differing(chosen, found)) - own_names):
+            own_names |= {
+                name for name in differing if _is_bookkeeping(fitted, name, chosen.get(name), found.get(name))
+            }
+            if not (differing := differing - own_names):
+                continue
             fitted.problems.append(
                 f"{chosen_by!r} and {fqn!r} share group {number}, but were saved with different "
-                f"{', '.join(differing)}; make an optimizer with groups like the saved ones"
+                f"{', '.join(sorted(differing))}; make an optimizer with groups like the saved ones"
             )
-    return chosen or {}
+    return _without(chosen or {}, own_names)
+
+
+def _without(hyperparameters: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    return {name: value for name, value in hyperparameters.items() if name not in names}
+
+
+def _is_bookkeeping(fitted: FittedState, name: str, *values: Any) -> bool:
+    """Return whether an entry identifies a group, or says how to compute a step rather than which values."""
+    texts = all(value is None or is_text(value) for value in values)
+    return name in _IMPLEMENTATIONS or (texts and name not in fitted.optimizer.defaults)
 
 
 def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
@@ -235,7 +365,7 @@ def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
 
 
 def _equal(one: Any, other: Any) -> bool:
-    """Whether two hyperparameters are equal: bitwise, or a number and a tensor of the same value."""
+    """Return whether two hyperparameters are bitwise equal, or a number and a tensor of the same value."""
     if isinstance(one, torch.Tensor) is not isinstance(other, torch.Tensor):
         return bool(torch.equal(torch.as_tensor(one, device="cpu"), torch.as_tensor(other, device="cpu")))
     return same_value(one, other)
@@ -244,7 +374,7 @@ def _equal(one: Any, other: Any) -> bool:
 def _like(name: str, value: Any, current: Any) -> Any:
     """Convert a saved hyperparameter to its current type: a tensor stays a tensor, as schedulers and graphs use it.
 
-    A saved tensor becomes a number only for the learning rate: the optimizer may need other ones as tensors.
+    Only for the learning rate does a tensor become a number: the optimizer may need other ones as tensors.
     """
     if isinstance(current, torch.Tensor) and isinstance(value, int | float):
         return torch.full_like(current, value)

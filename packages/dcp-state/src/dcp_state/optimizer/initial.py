@@ -1,32 +1,250 @@
 """Initial state of a parameter that was never stepped, found by a trial step on a stand-in optimizer.
 
-The template for a load needs this state. Training from a checkpoint with initial state continues as if the optimizer
-had no state yet. Stock takes a real step with lr=0 instead, which sets step counters to 1 and runs hooks.
+The template for a load needs this state. Stock takes a real step with lr=0 instead, which sets step counters to 1 and
+runs hooks.
 
 Method: a stand-in of the optimizer takes a trial step with a parameter and a gradient of zeros, and the first value
 under each name of the state is recorded. A second trial with another gradient finds names that zeros do not create.
-Trials with another parameter find state that depends on the parameter's numbers, such as a copy of the weights; such
-state is found by a trial step for each parameter, with its own numbers. The optimizers of `torch.optim` make their
-state before the update, from shapes and dtypes alone: one trial that ends there finds the state of a whole group.
+Trials with another parameter find state that depends on the parameter's numbers, such as a copy of the weights: it
+needs a trial step for each parameter. The optimizers of `torch.optim` make their state before the update, from shapes
+and dtypes alone: one trial that ends there finds the state of a whole group.
+
+The stand-in has the same class, copies of the optimizer's plain data, and a trial parameter. It lacks hooks, replaced
+methods (as schedulers and profilers make) and data that cannot be copied. A trial step that needs them fails, without
+changing the optimizer.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+import contextlib
+import threading
+import warnings
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
+from torch.optim import optimizer as torch_optimizer
 
-from dcp_core.toolkit import is_dtensor
+from dcp_core.toolkit import dtensor_layout, is_dtensor
 from dcp_state.adapters import OptimizerAdapter
-from dcp_state.errors import UnsupportedOptimizerError, class_name, nameless_state
-from dcp_state.optimizer.copying import copy_value, same_value
-from dcp_state.optimizer.stand_in import Recorded, make_stand_in, prepares_state, step_stand_in
+from dcp_state.optimizer.copying import IsolatedCopies, copy_value, same_value
+from dcp_state.optimizer.inner_optimizers import holds_its_own_state
+from dcp_state.random_state import random_state_kept
+from dcp_state.report import UnsupportedOptimizerError, class_name, nameless_state
 
-__all__ = ["InitialStates"]
+__all__ = ["InitialStates", "Recorded", "make_stand_in", "prepares_state", "step_stand_in"]
+
+_HOOKS_LOCK = threading.Lock()
+
+
+class _StopHereError(Exception):
+    """Stops a trial step where the update would begin."""
+
+
+class Recorded(dict[str, Any]):
+    """State dict of the trial parameter, which records the first value under each name."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__()
+        self.first: dict[str, Any] = {}
+        self.update(*args, **kwargs)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.first.setdefault(name, copy_value(value))
+        super().__setitem__(name, value)
+
+    def setdefault(self, name: str, default: Any = None) -> Any:
+        """Set a default, and record the value."""
+        if name not in self:
+            self[name] = default
+        return self[name]
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        """Update, and record the values."""
+        for name, value in dict(*args, **kwargs).items():
+            self[name] = value
+
+    def __ior__(self, other: Any) -> Recorded:  # type: ignore[override,misc]
+        self.update(other)
+        return self
+
+    def initial(self) -> dict[str, Any]:
+        """Return name → first recorded value, from before the first update."""
+        return {name: _before(name, self.first[name], value) for name, value in self.items()}
+
+
+def _before(name: str, first: Any, last: Any) -> Any:
+    """Return the first value, or the last one if its type, dtype or shape differs."""
+    if not _alike(first, last):
+        return last
+    if name == "step" and _is_number(first) and float(first) == float(last) != 0:
+        return first - first  # made and counted at once
+    return first
+
+
+def _alike(one: Any, other: Any) -> bool:
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        return bool(one.shape == other.shape and one.dtype == other.dtype)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_alike(one[name], other[name]) for name in one)
+    if isinstance(one, list | tuple | deque):
+        return len(one) == len(other) and all(map(_alike, one, other))
+    return True
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) or (isinstance(value, torch.Tensor) and value.numel() == 1)
+
+
+class _StandInState(defaultdict[Any, Any]):
+    def __init__(self) -> None:
+        super().__init__(Recorded)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        plain = isinstance(value, dict) and not isinstance(value, Recorded)
+        super().__setitem__(key, Recorded(value) if plain else value)
+
+    def setdefault(self, key: Any, default: Any = None) -> Any:
+        if key not in self:
+            self[key] = {} if default is None else default
+        return self[key]
+
+
+@contextlib.contextmanager
+def make_stand_in(
+    optimizer: torch.optim.Optimizer, group: Mapping[str, Any], *parameters: torch.Tensor
+) -> Iterator[tuple[torch.optim.Optimizer, list[str]]]:
+    """Make a stand-in that trains the trial parameters (at least one) with the hyperparameters of `group`.
+
+    The optimizer is not changed, and no code of its class is called. At the end, the stand-in's attributes are cleared,
+    because references to itself would keep its tensors.
+
+    Raises:
+        UnsupportedOptimizerError: `param_groups` and `state` are properties, so they may belong to another object.
+    """
+    kind = type(optimizer)
+    if not holds_its_own_state(optimizer):
+        raise UnsupportedOptimizerError(f"{class_name(optimizer)} shows groups and state that are not its own")
+    stand_in: torch.optim.Optimizer = object.__new__(kind)
+    known: list[tuple[Any, Any]] = [(optimizer, stand_in)]
+    known += [(each, parameters[0]) for every in optimizer.param_groups for each in every["params"]]
+    copies = IsolatedCopies(known)
+    missing: list[str] = []
+    attributes = vars(stand_in)
+    for name, value in vars(optimizer).items():
+        if name.endswith("_hooks"):
+            attributes[name] = OrderedDict()
+        elif name not in ("param_groups", "state") and not callable(getattr(kind, name, None)):
+            _copy_into(attributes, name, value, copies, missing)
+    _shadow_class_attributes(kind, attributes, copies)
+    own: dict[str, Any] = {}
+    for name, value in group.items():
+        if name != "params":
+            _copy_into(own, name, value, copies, missing)
+    for each in (own, attributes.get("defaults", {})):
+        if "differentiable" in each:  # a trial parameter is a leaf, and what state there is does not depend on it
+            each["differentiable"] = False
+    attributes["param_groups"] = [{**own, "params": [*parameters]}]
+    attributes["state"] = _StandInState()
+    try:
+        yield stand_in, missing
+    finally:
+        attributes.clear()
+
+
+def _copy_into(into: dict[str, Any], name: str, value: Any, copies: IsolatedCopies, missing: list[str]) -> None:
+    try:
+        into[name] = copies.copy(value)
+    except TypeError:
+        missing.append(f"{name!r}, a {type(value).__name__}")
+
+
+def _shadow_class_attributes(kind: type, attributes: dict[str, Any], copies: IsolatedCopies) -> None:
+    """Copy the mutable class attributes that the stand-in's step could change."""
+    for each in kind.__mro__[: kind.__mro__.index(torch.optim.Optimizer)]:
+        for name, value in vars(each).items():
+            changeable = isinstance(value, dict | list | set | deque | torch.Tensor) and not name.startswith("__")
+            if changeable and name not in attributes:
+                try:
+                    attributes[name] = copies.copy(value)
+                except TypeError:
+                    raise UnsupportedOptimizerError(
+                        f"the class attribute {name!r} of {each.__qualname__} holds a value that cannot be copied"
+                    ) from None
+
+
+def step_stand_in(
+    stand_in: torch.optim.Optimizer, closure: Callable[[], Any] | None, *, only_prepare: bool = False
+) -> None:
+    """Take one step of a stand-in without side effects: generators of random numbers, hooks and modes are restored.
+
+    A step of a torch class ends when state is made, before the update; with `only_prepare`, which requires
+    `prepares_state`, even if none was made.
+    """
+    function = _step_of(type(stand_in))
+    trial = stand_in.param_groups[0]["params"][0]
+    with contextlib.ExitStack() as stack:
+        if prepares_state(stand_in):
+            vars(stand_in)["_init_group"] = _stopping(stand_in, always=only_prepare)
+        stack.enter_context(random_state_kept(trial.device))
+        stack.enter_context(_no_global_hooks())
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        stack.enter_context(torch.autocast(trial.device.type, enabled=False))
+        stack.enter_context(contextlib.suppress(_StopHereError))
+        function(stand_in) if closure is None else function(stand_in, closure)
+
+
+def prepares_state(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether `step` is torch's implementation and makes all state before the first update."""
+    return _is_of_torch(_step_of(type(optimizer)), type(optimizer))
+
+
+def _step_of(kind: type[torch.optim.Optimizer]) -> Callable[..., Any]:
+    """Return the class's `step` without the decorator that runs hooks."""
+    function: Any = kind.step
+    while getattr(function, "hooked", False):
+        function = function.__wrapped__
+    return function  # type: ignore[no-any-return]
+
+
+def _is_of_torch(step: Callable[..., Any], kind: type[torch.optim.Optimizer]) -> bool:
+    makes_state: Any = getattr(kind, "_init_group", None)
+    return step.__module__.startswith("torch.optim.") and getattr(makes_state, "__module__", "") == step.__module__
+
+
+def _stopping(stand_in: Any, *, always: bool) -> Callable[..., Any]:
+    def initialise(*args: Any, **kwargs: Any) -> Any:
+        result = type(stand_in)._init_group(stand_in, *args, **kwargs)  # noqa: SLF001 - where torch makes state
+        if always or any(stand_in.state.values()):
+            raise _StopHereError
+        return result
+
+    return initialise
+
+
+@contextlib.contextmanager
+def _no_global_hooks() -> Iterator[None]:
+    """Disable hooks registered for all optimizers: a step may call a base class's step, which runs them."""
+    registries: list[Any] = [
+        torch_optimizer._global_optimizer_pre_hooks,  # noqa: SLF001 - there is no public way
+        torch_optimizer._global_optimizer_post_hooks,  # noqa: SLF001 - as above
+    ]
+    with _HOOKS_LOCK:
+        kept = [dict(each) for each in registries]
+        for each in registries:
+            each.clear()
+        try:
+            yield
+        finally:
+            for each, hooks in zip(registries, kept, strict=True):
+                each.update(hooks)
+
 
 _OTHER_VALUE = 0.375  # exact in every floating dtype of at least four bits
 _WEIGHT_DECAY = "weight_decay"
@@ -36,7 +254,7 @@ Fill = Callable[[torch.Tensor], Any]
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """Cache entry: the initial state of one kind of parameters."""
+    """Initial state of one kind of parameters."""
 
     state: dict[str, Any]
     counted: frozenset[str] = frozenset()
@@ -46,11 +264,9 @@ class _Known:
 
 
 class InitialStates:
-    """Initial optimizer states of one optimizer's parameters; parameters of one kind share a trial step.
+    """Initial states of one optimizer's parameters; the optimizer is never changed.
 
-    Args:
-        optimizer: The optimizer, which is never changed.
-        adapter: Adapter whose `initial_state` is asked first; None for trial steps only.
+    The adapter is asked before a trial step, which parameters of one kind share.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, adapter: OptimizerAdapter | None) -> None:
@@ -58,18 +274,13 @@ class InitialStates:
         self._adapter = adapter
         self._known: dict[Hashable, _Known] = {}
         self._value_free: dict[int, bool] = {}
-        """Number of a group → whether the initial state of its parameters depends on no values."""
 
     @torch.inference_mode(mode=False)  # the tensors are trained with later
     def of(self, group_index: int, parameters: Sequence[torch.Tensor]) -> list[dict[str, Any]]:
-        """Return the initial state (name → value) of each parameter, in new tensors; empty if there is no state.
-
-        Args:
-            group_index: Position of the parameters' group in `param_groups`.
-            parameters: Parameters of the group.
+        """Return the initial state (name → value) per parameter, in new tensors.
 
         Raises:
-            UnsupportedOptimizerError: The trial step on the stand-in failed; the optimizer itself was not changed.
+            UnsupportedOptimizerError: The trial step failed.
         """
         is_packed = type(self._optimizer).state_dict is not torch.optim.Optimizer.state_dict
         if parameters and self._adapter is None and not is_packed and self._is_value_free(group_index, parameters[0]):
@@ -90,7 +301,7 @@ class InitialStates:
         return {name: copy_value(value) for name, value in known.state.items()}
 
     def like(self, group_index: int, parameter: torch.Tensor) -> Mapping[str, Any] | None:
-        """Return read-only state with the initial state's names, shapes and dtypes; None if the trial step fails."""
+        """Return read-only state with the initial names, shapes and dtypes; None if the trial step fails."""
         named = self._of_adapter(group_index, parameter)
         if named is not None:
             return named
@@ -100,16 +311,16 @@ class InitialStates:
             return None
 
     def prepare(self) -> None:
-        """Find and cache the initial state of every parameter for which trial steps succeed."""
+        """Cache the initial states for which trial steps succeed."""
         for number, group in enumerate(self._optimizer.param_groups):
             for parameter in group["params"]:
                 self.like(number, parameter)
 
     def is_untouched(self, group_index: int, parameter: torch.Tensor, values: Mapping[str, Any]) -> bool:
-        """Whether the state `values` of a parameter equals its initial state: the optimizer took no step for it.
+        """Return whether the optimizer took no step for a parameter: its state equals its initial state.
 
-        Such state need not be loaded, since the optimizer makes it in its first step. Some optimizers make state from
-        the first gradient, or treat parameters without state differently: for them it must not be loaded.
+        Such state need not be loaded. It must not be loaded if the optimizer makes state from the first gradient, or
+        treats parameters without state differently.
         """
         if self._of_adapter(group_index, parameter) is not None or self._is_value_free(group_index, parameter):
             return False
@@ -140,7 +351,7 @@ class InitialStates:
         return self._known[kind]
 
     def _is_value_free(self, group_index: int, parameter: torch.Tensor) -> bool:
-        """Whether initial state in a group depends on hyperparameters, shapes and dtypes alone, not on any values."""
+        """Return whether a group's initial state depends on hyperparameters, shapes and dtypes alone."""
         if group_index not in self._value_free:
             small = torch.zeros((1, 1), dtype=parameter.dtype, device=parameter.device)
             group = self._optimizer.param_groups[group_index]
@@ -148,9 +359,9 @@ class InitialStates:
         return self._value_free[group_index]
 
     def _prepared(self, group: Mapping[str, Any], parameters: Sequence[torch.Tensor]) -> list[dict[str, Any]]:
-        """Return the state that torch's own code makes for parameters before any update; empty if it makes none.
+        """Return the state that torch's own code makes for parameters before any update, perhaps none.
 
-        That code uses no values, so that the trial parameters and their gradients can share the parameters' memory.
+        That code uses no values, so the trial parameters and their gradients share the parameters' memory.
         """
         try:
             trials = [parameter.detach().requires_grad_() for parameter in parameters]
@@ -164,7 +375,7 @@ class InitialStates:
             return []
 
     def _packed(self, group: Mapping[str, Any], parameter: torch.Tensor, known: _Known) -> _Known:
-        """Convert state to the form of the optimizer's `state_dict()`: some classes rename state there, or nest it."""
+        """Convert state to the form of the optimizer's `state_dict()`: some classes rename or nest it there."""
         kind: Any = type(self._optimizer)
         if kind.state_dict is torch.optim.Optimizer.state_dict or not known.state:
             return known
@@ -196,7 +407,7 @@ class InitialStates:
         return replace(of_zeros, state=state, by_value=frozenset(differing))
 
     def _probe(self, group: Mapping[str, Any], parameter: torch.Tensor, fill: Fill) -> _Known:
-        """Find the state of a trial parameter, and the names whose values a step with a non-zero gradient changes."""
+        """Find the state of a trial parameter, and the names of values that a non-zero gradient changes."""
         tried: list[Recorded] = []
         errors: list[UnsupportedOptimizerError] = []
         for gradient, its_group in ((0.0, group), (_OTHER_VALUE, _without_decay(group))):
@@ -212,12 +423,12 @@ class InitialStates:
         return _Known({name: copy_value(value) for name, value in state.items()}, counted)
 
     def _try(self, group: Mapping[str, Any], parameter: torch.Tensor, fill: Fill, gradient: float) -> Recorded:
-        """Record a trial step with a constant gradient; tries without a closure, with one, then a sparse gradient."""
+        """Record a trial step with a constant gradient: without a closure, else with one, else with a sparse one."""
         first_error: Exception | None = None
         missing: list[str] = []
         for sparse, closure in ((False, None), (False, _closure), (True, None)):
-            trial = _trial(parameter, fill, gradient, sparse=sparse)
             try:
+                trial = _trial(parameter, fill, gradient, sparse=sparse)  # a DTensor has no sparse gradient
                 with make_stand_in(self._optimizer, group, trial) as (stand_in, missing):
                     step_stand_in(stand_in, closure)
                     state = dict(stand_in.state)
@@ -245,7 +456,7 @@ class InitialStates:
 
 
 def _size(state: Mapping[str, Any], name: str) -> int:
-    """Return a value's number of elements, so that small values (step counts) are compared before large tensors."""
+    """Return a value's number of elements: small values (step counts) are compared first."""
     value = state[name]
     return value.numel() if isinstance(value, torch.Tensor) else 0
 
@@ -255,7 +466,6 @@ def _closure() -> torch.Tensor:
 
 
 def _trial(parameter: torch.Tensor, fill: Fill, value: float, *, sparse: bool) -> torch.Tensor:
-    """Return a new parameter of the same shape, dtype and device, with a constant gradient."""
     with torch.no_grad():
         trial = torch.zeros_like(parameter.detach())
         fill(trial)
@@ -266,7 +476,6 @@ def _trial(parameter: torch.Tensor, fill: Fill, value: float, *, sparse: bool) -
 
 
 def _no_entries(gradient: torch.Tensor) -> torch.Tensor:
-    """Return an empty sparse gradient, like that of an embedding."""
     rows = torch.empty((1, 0), dtype=torch.int64, device=gradient.device)
     return torch.sparse_coo_tensor(rows, gradient[:0], gradient.shape, check_invariants=True)
 
@@ -278,5 +487,5 @@ def _without_decay(group: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _kind(parameter: torch.Tensor) -> Hashable:
     """Return a key that is equal for parameters of the same shape, dtype, device, strides and sharding."""
-    spec: Hashable = (parameter.device_mesh, parameter.placements) if is_dtensor(parameter) else None
+    spec: Hashable = dtensor_layout(parameter) if is_dtensor(parameter) else None
     return tuple(parameter.shape), parameter.dtype, parameter.device, parameter.stride(), spec

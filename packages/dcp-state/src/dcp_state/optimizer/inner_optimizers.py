@@ -1,8 +1,7 @@
-"""Search for the inner optimizers of wrappers and containers (accelerate, Lightning, torchtitan, …), which hold state.
+"""Search for the optimizers that hold the state in wrappers and containers (accelerate, Lightning, torchtitan, …).
 
-A wrapper is recognised without importing these libraries: its groups and its state are the same objects as those of
-the optimizer inside it. Other objects that contain optimizers are refused before any state is changed, unless an
-adapter returns the inner optimizers.
+A wrapper is recognised without importing these libraries: its groups and its state are the objects of the optimizer
+inside it. Others that contain optimizers are refused, unless an adapter returns the inner ones.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 
 from dcp_state.adapters import installed_adapters
-from dcp_state.errors import UnsupportedOptimizerError, class_name
+from dcp_state.report import UnsupportedOptimizerError, class_name
 
 __all__ = ["Optimizers", "as_optimizers", "holds_its_own_state"]
 
@@ -24,11 +23,10 @@ _DEPTH = 3
 
 
 def as_optimizers(optimizers: Optimizers) -> tuple[torch.optim.Optimizer, ...]:
-    """Return the inner optimizers, which hold the state, of one or several optimizers; each inner optimizer once.
+    """Return the inner optimizers, which hold the state, each once.
 
     Raises:
-        UnsupportedOptimizerError: An object is no `torch.optim.Optimizer`, or contains other optimizers in an unknown
-            way.
+        UnsupportedOptimizerError: An object is not a `torch.optim.Optimizer`, or contains others in an unknown way.
     """
     given: Any = optimizers
     if isinstance(given, torch.optim.Optimizer) or not isinstance(given, Iterable):
@@ -40,7 +38,7 @@ def as_optimizers(optimizers: Optimizers) -> tuple[torch.optim.Optimizer, ...]:
 
 
 def holds_its_own_state(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether `param_groups` and `state` are plain attributes of the optimizer, not properties."""
+    """Return whether `param_groups` and `state` are attributes, not properties."""
     attributes = _attributes(optimizer)
     kind = type(optimizer)
     plain = all(name in attributes and not hasattr(_static(kind, name), "__get__") for name in _OWN[:2])
@@ -93,7 +91,6 @@ def _held_optimizers(optimizer: Any, attributes: Mapping[str, Any]) -> list[torc
 
 
 def _found(value: Any) -> list[torch.optim.Optimizer]:
-    """Return the optimizers in nested containers, each once."""
     found: dict[int, torch.optim.Optimizer] = {}
 
     def look(each: Any, depth: int) -> None:
@@ -111,19 +108,17 @@ def _found(value: Any) -> list[torch.optim.Optimizer]:
 
 
 def _shows_what_one_holds(optimizer: Any, held: Sequence[Any]) -> bool:
-    """Whether groups and state are the same objects as those of the one inner optimizer."""
     return len(held) == 1 and optimizer.param_groups is held[0].param_groups and optimizer.state is held[0].state
 
 
 def _joins_groups(optimizer: Any, held: Sequence[Any]) -> bool:
-    """Whether the groups are the same objects as those of the inner optimizers, with no state besides theirs."""
     own = {id(group) for group in optimizer.param_groups}
     inner = {id(group) for each in held for group in each.param_groups}
     return own == inner and len(held) > 1 and not _adds_state(optimizer, held)
 
 
 def _is_container(optimizer: Any, attributes: Mapping[str, Any], held: Sequence[Any]) -> bool:
-    """Whether the attribute `optimizers` holds all trained parameters, with no state besides theirs."""
+    """Return whether the attribute `optimizers` holds all trained parameters and all state."""
     if len(_found(attributes.get("optimizers", ()))) != len(held) or _adds_state(optimizer, held):
         return False
     own = {id(parameter): parameter for group in optimizer.param_groups for parameter in group["params"]}
@@ -133,7 +128,6 @@ def _is_container(optimizer: Any, attributes: Mapping[str, Any], held: Sequence[
 
 
 def _adds_state(optimizer: Any, held: Sequence[Any]) -> bool:
-    """Whether there is state besides that of the inner optimizers."""
     return any(not any(each.state.get(key) is value for each in held) for key, value in optimizer.state.items())
 
 

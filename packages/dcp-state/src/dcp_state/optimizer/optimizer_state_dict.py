@@ -1,33 +1,49 @@
-"""Optimizer state dicts under canonical names: get and set. `fitting` fits state to an optimizer.
+"""Optimizer state dicts under canonical names: get, set, and load for an FSDP1 model without an optimizer.
 
 Source: torch 2.13 `torch.distributed.checkpoint.state_dict` (signatures, meanings, both layouts).
 """
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from dcp_core.toolkit import collector_paused
+from dcp_core import DefaultLoadPlanner, LoadPlanner, Metadata, StorageReader, TensorStorageMetadata, load
+from dcp_core.errors import MissingKeyError
+from dcp_core.toolkit import adopted, collector_paused, unflatten_state_dict
 from dcp_state.adapters import OptimizerAdapter, installed_adapters
-from dcp_state.canonical_names import ModelNames, name_model
-from dcp_state.errors import StateMismatchError, class_name, nameless_state
+from dcp_state.canonical_names import ModelNames, OptimizerNames, name_model, optimizer_names
 from dcp_state.model import submodule_prefixes, take_submodules
-from dcp_state.optimizer.fitting import FittedState, fit
+from dcp_state.optimizer.fitting import (
+    GROUPS,
+    PARAMS,
+    STATE,
+    FittedState,
+    SavedOptimizer,
+    fit,
+    flatten_optimizer_state,
+    read_saved,
+    rename,
+)
 from dcp_state.optimizer.initial import InitialStates
 from dcp_state.optimizer.inner_optimizers import Optimizers, as_optimizers
-from dcp_state.optimizer.optimizer_names import OptimizerNames, optimizer_names
-from dcp_state.optimizer.saved import GROUPS, PARAMS, STATE, SavedOptimizer, flatten_optimizer_state, read_saved, rename
 from dcp_state.options import StateDictOptions, check_options
-from dcp_state.report import StateReport
-from dcp_state.sharding.broadcast import broadcast_tensors
-from dcp_state.sharding.gather_whole import convert_tensors
+from dcp_state.report import StateMismatchError, StateReport, class_name, nameless_state
+from dcp_state.sharding import broadcast_tensors, convert_tensors
 
-__all__ = ["get_optimizer_state_dict", "optimizer_state", "restore_optimizers", "set_optimizer_state_dict"]
+__all__ = [
+    "get_optimizer_state_dict",
+    "load_sharded_optimizer_state_dict",
+    "optimizer_state",
+    "restore_optimizers",
+    "set_optimizer_state_dict",
+]
 
 
 def get_optimizer_state_dict(
@@ -40,10 +56,10 @@ def get_optimizer_state_dict(
     """Return the state of optimizers by canonical names of parameters; model and optimizers are not changed.
 
     Args:
-        model: The model whose parameters the optimizers hold; see `get_model_state_dict`.
+        model: The model with the optimizers' parameters; see `get_model_state_dict`.
         optimizers: One or several optimizers; the result has their groups one after another.
-        submodules: Modules to whose parameters the state is limited; None for all parameters (deprecated).
-        options: Options; None for the defaults of `StateDictOptions`.
+        submodules: Modules to limit the state to; None for all parameters (deprecated).
+        options: Options; None for the defaults.
 
     Returns:
         `{"state": {FQN: {name: value}}, "param_groups": […]}` with FQNs as `params`, or the flat form; see
@@ -51,7 +67,7 @@ def get_optimizer_state_dict(
         without state has its initial state here, so the result can also be the template for a load.
 
     Raises:
-        UnknownParameterError: An optimizer has a parameter that is not in the model.
+        StateMismatchError: An optimizer has a parameter that is not in the model.
         UnsupportedOptimizerError: The state cannot be stored by parameter name (LBFGS).
         CheckpointException: With `full_state_dict`, a rank failed while tensors were gathered; raised on all ranks.
 
@@ -74,18 +90,16 @@ def set_optimizer_state_dict(
     """Load a state dict of `get_optimizer_state_dict` into optimizers, which may have other groups and wrappers.
 
     Args:
-        model: The model whose parameters the optimizers hold.
+        model: The model with the optimizers' parameters.
         optimizers: One or several optimizers.
-        optim_state_dict: Optimizer state, nested or flat, or the `optimizer.state_dict()` of a single optimizer; not
-            changed.
-        options: Options; None for the defaults of `StateDictOptions`.
+        optim_state_dict: State, nested or flat, or the `optimizer.state_dict()` of a single optimizer; not changed.
+        options: Options; None for the defaults.
 
     Returns:
         A report of the names of state that was restored, initialised and dropped (None in stock).
 
     Raises:
-        StateMismatchError: The state dict does not fit the optimizers, which were not changed; the message has every
-            reason.
+        StateMismatchError: The state dict does not fit; no optimizer was changed, and the message has every reason.
         CheckpointException: With `broadcast_from_rank0`, a rank failed; raised on all ranks.
 
     Ranks: every rank that holds a part of the model; collective for FSDP1 and for `broadcast_from_rank0`.
@@ -103,7 +117,7 @@ def optimizer_state(
     options: StateDictOptions,
     submodules: set[nn.Module] | None = None,
 ) -> dict[str, Any]:
-    """Return the result of `get_optimizer_state_dict`, which has the other arguments, for modules with known names."""
+    """Do the work of `get_optimizer_state_dict` for modules with known names."""
     names = optimizer_names(parts)
     state: dict[str, Any] = {}
     groups: list[dict[str, Any]] = []
@@ -126,7 +140,6 @@ def optimizer_state(
 
 
 def _name(optimizer: torch.optim.Optimizer, names: OptimizerNames, options: StateDictOptions) -> dict[str, Any]:
-    """Return `optimizer.state_dict()`, complete and with names instead of indices."""
     packed = _complete(optimizer, InitialStates(optimizer, _adapter_of(optimizer)), whole=names.owner is None)
     if names.owner is not None:
         owner, root, own = names.owner
@@ -146,7 +159,7 @@ def _name(optimizer: torch.optim.Optimizer, names: OptimizerNames, options: Stat
 def _complete(optimizer: torch.optim.Optimizer, initial: InitialStates, *, whole: bool) -> dict[str, Any]:
     """Return `optimizer.state_dict()` with initial state for trainable parameters that have none.
 
-    If parameters are not `whole`, a parameter without elements on this rank may have its state on another rank.
+    Unless parameters are `whole`, a parameter without elements here may have its state on another rank.
     """
     packed = optimizer.state_dict()
     _check_nameable(optimizer, packed)
@@ -185,7 +198,7 @@ def restore_optimizers(
     state_dict: Mapping[str, Any],
     options: StateDictOptions,
 ) -> StateReport:
-    """Do the work of `set_optimizer_state_dict` for modules with known names of one model, and return its result."""
+    """Do the work of `set_optimizer_state_dict` for modules with known names of one model."""
     optimizers = as_optimizers(optimizers)
     names = optimizer_names(parts)
     initial = [InitialStates(optimizer, _adapter_of(optimizer)) for optimizer in optimizers]
@@ -218,15 +231,9 @@ def restore_saved(
     adopt: bool,
     initial: Sequence[InitialStates] | None = None,
 ) -> StateReport:
-    """Match saved state to each optimizer, and load it; if it does not fit one of them, no optimizer is changed.
+    """Load saved state into each optimizer; if it does not fit one of them, no optimizer is changed.
 
-    Args:
-        optimizers: The optimizers.
-        names: Names of their parameters.
-        saved: The saved state, which is not changed.
-        options: Options; only `strict` is used.
-        adopt: Whether optimizers may take the saved tensors themselves, without a copy.
-        initial: Initial states of the parameters of each optimizer; None finds them.
+    With `adopt`, optimizers may take the saved tensors themselves. `initial` has the known initial states.
     """
     if initial is None:
         initial = [InitialStates(optimizer, _adapter_of(optimizer)) for optimizer in optimizers]
@@ -254,7 +261,7 @@ def restore_saved(
 def _with_names(
     state_dict: Mapping[str, Any], optimizers: Sequence[torch.optim.Optimizer], names: OptimizerNames
 ) -> Mapping[str, Any]:
-    """Replace the indices of a plain `optimizer.state_dict()` by names; any other state dict is returned unchanged."""
+    """Replace the indices of a plain `optimizer.state_dict()` by names; return any other state dict unchanged."""
     groups = state_dict.get(GROUPS, [])
     if not any(isinstance(index, int) for group in groups for index in group.get(PARAMS, ())):
         return state_dict
@@ -278,7 +285,7 @@ def _with_names(
 def _broadcast(
     optimizers: Sequence[torch.optim.Optimizer], names: OptimizerNames, state_dict: Mapping[str, Any]
 ) -> SavedOptimizer:
-    """Return rank 0's state, sharded like this rank's parameters."""
+    """Return rank 0's state, sharded like this rank's parameters; collective."""
     parameters = {
         names.fqn_of[parameter]: parameter
         for optimizer in optimizers
@@ -315,3 +322,58 @@ def _broadcast(
         fqn, _, name = key.partition("\0")
         saved.state.setdefault(fqn, {})[name] = value
     return saved
+
+
+def load_sharded_optimizer_state_dict(
+    model_state_dict: dict[str, Any],
+    optimizer_key: str,
+    storage_reader: StorageReader,
+    planner: LoadPlanner | None = None,
+) -> dict[str, Any]:
+    """Load the optimizer state under a key of a checkpoint for an FSDP1 model, without an optimizer.
+
+    Args:
+        model_state_dict: Sharded state dict of the model, by FQN. State with its parameter's shape is sharded like it.
+        optimizer_key: Key of the optimizer state in the saved state dict.
+        storage_reader: Storage reader of the checkpoint.
+        planner: Load planner; None for `DefaultLoadPlanner`.
+
+    Returns:
+        `{optimizer_key: state}`, nested like the saved state dict, with sharded tensors, whole tensors and objects.
+
+    Raises:
+        MissingKeyError: The checkpoint lacks values below `optimizer_key`.
+        CheckpointException: Reading failed on one of several ranks; raised on all of them.
+
+    Ranks: every rank of the default group; collective.
+    Source: torch 2.13 `optimizer.load_sharded_optimizer_state_dict`.
+    """
+    storage_reader = adopted(storage_reader, StorageReader)
+    metadata = storage_reader.read_metadata()
+    paths = metadata.planner_data if isinstance(metadata.planner_data, Mapping) else {}
+    wanted = [
+        name
+        for name in metadata.state_dict_metadata
+        if (paths[name][0] if name in paths else name.partition(".")[0]) == optimizer_key
+    ]
+    if not wanted:
+        raise MissingKeyError(
+            f"the checkpoint has nothing under {optimizer_key!r}; pass the key that it was saved under"
+        )
+    template = {name: _allocate(name, paths.get(name, ()), metadata, model_state_dict) for name in wanted}
+    load(template, storage_reader=storage_reader, planner=planner or DefaultLoadPlanner())
+    return dict(unflatten_state_dict(template, {name: paths[name] for name in wanted if name in paths}))
+
+
+def _allocate(name: str, path: tuple[Any, ...], metadata: Metadata, model: Mapping[str, Any]) -> Any:
+    stored = metadata.state_dict_metadata[name]
+    if not isinstance(stored, TensorStorageMetadata):
+        return None
+    parameter = next((model[element] for element in path if element in model), None)
+    dtype = stored.properties.dtype
+    if parameter is not None and tuple(parameter.shape) == tuple(stored.size) and stored.size:
+        # A copy has the sharding; its dtype may differ from that of the state.
+        made = copy.deepcopy(parameter) if hasattr(parameter, "local_shards") else torch.empty_like(parameter)
+        return made if made.dtype == dtype else made.to(dtype)
+    device = torch.device("cuda") if dist.is_initialized() and dist.get_backend() == "nccl" else torch.device("cpu")
+    return torch.empty(stored.size, dtype=dtype, device=device)

@@ -1,6 +1,6 @@
-"""Conformance test suites for storages (reader and writer) and for transforms. They need pytest.
+"""Conformance test suites for storages and transforms. They need pytest.
 
-The suite for stores, on which most storages are built, is in `dcp_io.testing`.
+`dcp_io.testing` has the suite for stores.
 """
 
 import pytest

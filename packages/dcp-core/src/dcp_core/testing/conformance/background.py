@@ -1,4 +1,4 @@
-"""Background threads that repeat functions, such as loads, during a test."""
+"""Threads that repeat functions, such as loads, during a test."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ __all__ = ["Background"]
 
 
 class Background:
-    """Context manager that repeatedly calls each action (a function) in its own thread until the block ends.
+    """Context manager that repeats each action in a thread.
 
-    If an action raises, all threads stop, and the end of the block raises the error.
+    An action's error stops all threads and is raised at the end of the block.
     """
 
     def __init__(self, *actions: Callable[[], None]) -> None:
@@ -22,7 +22,6 @@ class Background:
         self._threads = [threading.Thread(target=self._repeat, args=(action,)) for action in actions]
 
     def wait_for(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
-        """Wait until `condition()` is true, an action raises, or `seconds` have passed."""
         deadline = time.monotonic() + seconds
         while not condition() and not self._done.is_set() and time.monotonic() < deadline:
             time.sleep(0.001)
@@ -45,6 +44,6 @@ class Background:
         try:
             while not self._done.is_set():
                 action()
-        except BaseException as error:  # noqa: BLE001 - raised at the end of the block, in the test's own thread
+        except BaseException as error:  # noqa: BLE001 - raised at the end of the block, in the test's thread
             self._errors.append(error)
             self._done.set()

@@ -1,4 +1,4 @@
-"""Conformance tests with damaged and malicious checkpoints: loads are correct or raise, and run no code."""
+"""Tests with damaged and malicious checkpoints: loads are correct or raise, and run no code."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ from dcp_core.testing.trees import same
 __all__ = ["DamageTests"]
 
 _PLACES = 24
-"""Number of positions, evenly spread over a file, at which one byte is flipped."""
 
 
 class DamageTests(StorageFixtures):
-    """Conformance tests of loads after bytes in a checkpoint's files were changed."""
+    """Tests of loads after a checkpoint's files were changed."""
 
     def test_missing_data_is_named(self, storage: Door, raw: RawFolder) -> None:
         storage.save(random_state())
@@ -60,7 +59,7 @@ class DamageTests(StorageFixtures):
         for error in errors:
             if error is not None:
                 assert_refused(error, name, keys)
-        # Nearly all of these bytes are values; few or none belong to headers, which a load may ignore.
+        # Nearly all of these bytes are values; a load may ignore the few bytes of headers.
         assert sum(error is not None for error in errors) > _PLACES * 3 // 4
         assert attempt(storage) is None
 
@@ -122,14 +121,13 @@ class DamageTests(StorageFixtures):
         assert not (tmp_path / "ran").exists()
 
     def largest_data_file(self, storage: Door, raw: RawFolder) -> tuple[str, set[str]]:
-        """Return the name of the largest data file, and the FQNs of the tensors and objects in this file."""
         files = self.data_files(storage.checkpoint_id)
         name = max(files, key=lambda name: len(raw.get(name)))
         return name, files[name]
 
 
 class Hostile:
-    """Object whose unpickling creates a folder, by which tests detect that code was run."""
+    """Creates a directory when unpickled, to detect that code ran."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -139,7 +137,7 @@ class Hostile:
 
 
 def attempt(storage: Door) -> DcpError | None:
-    """Load a checkpoint of `random_state()`; returns the exception, or None if all loaded tensors are correct."""
+    """Return the exception of a load, or None if all values are correct."""
     template = blank(random_state())
     try:
         storage.load(template)
@@ -150,7 +148,7 @@ def attempt(storage: Door) -> DcpError | None:
 
 
 def assert_refused(error: DcpError | None, name: str, keys: set[str]) -> None:
-    """Assert that an exception's message names the damaged file, and one of the FQNs in it."""
+    """Assert that a message names the damaged file and one of its FQNs."""
     assert isinstance(error, CorruptCheckpointError)
     assert error.file == name
     assert error.key in keys
@@ -158,7 +156,7 @@ def assert_refused(error: DcpError | None, name: str, keys: set[str]) -> None:
 
 
 def flips(raw: RawFolder, name: str) -> Iterator[int]:
-    """Flip one byte of a file at a time, and yield the byte's position after each flip; restore the file at the end."""
+    """Flip one byte at a time, yield its position, and restore the file at the end."""
     content = raw.get(name)
     for number in range(_PLACES):
         place = len(content) * number // _PLACES + len(content) // (2 * _PLACES)

@@ -1,6 +1,6 @@
-"""Conformance tests on two rank processes: sharded checkpoints, failures, and replacement of checkpoints.
+"""Tests on two ranks: sharded checkpoints, failures, and replacement of checkpoints.
 
-The functions at the end of the module run in the rank processes; the tests check their results.
+The functions at the end run in the rank processes.
 """
 
 from __future__ import annotations
@@ -27,13 +27,12 @@ __all__ = ["RankTests"]
 
 _ROWS, _COLUMNS = 1001, 600
 _SLACK_BYTES = 1 << 20
-"""Number of bytes allowed in addition to a shard's: for the index, and for CRC blocks that are read as a whole."""
 
 State: TypeAlias = dict[str, Any]
 
 
 class RankTests(StorageFixtures):
-    """Conformance tests of saves and loads on two ranks."""
+    """Tests of saves and loads on two ranks."""
 
     def test_ranks_load_what_ranks_saved(self, ranks: Any, door: Door) -> None:
         ranks.run(2, save_on_ranks, door, 1.0, (Shard(0),))
@@ -126,7 +125,7 @@ class RankTests(StorageFixtures):
 
 
 def whole(value: float) -> State:
-    """Return the global state dict that the ranks save together, filled with `value`."""
+    """Return the global state dict."""
     rows = torch.arange(float(_ROWS)).unsqueeze(1)
     return {
         "sharded": rows * _COLUMNS + torch.arange(float(_COLUMNS)) + value,
@@ -137,7 +136,7 @@ def whole(value: float) -> State:
 
 
 def part(value: float, placements: tuple[Placement, ...]) -> State:
-    """Return this rank's part of `whole(value)`: its shard by `placements`, its object, and the replicated tensor."""
+    """Return this rank's part of `whole(value)`."""
     full = whole(value)
     rank = dist.get_rank()
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
@@ -149,12 +148,12 @@ def part(value: float, placements: tuple[Placement, ...]) -> State:
 
 
 def save_on_ranks(door: Door, value: float, placements: tuple[Placement, ...], use_collectives: bool = True) -> None:
-    """Save this rank's `part(value, placements)`. Called on every rank."""
+    """Save this rank's part."""
     door.save(part(value, placements), use_collectives=use_collectives)
 
 
 def refuse_without_collectives(door: Door) -> str:
-    """Save without collectives, and return the error message. Called on every rank."""
+    """Save without collectives; return the error message."""
     try:
         save_on_ranks(door, 1.0, (Shard(0),), False)
     except DcpError as error:
@@ -163,7 +162,7 @@ def refuse_without_collectives(door: Door) -> str:
 
 
 def load_on_ranks(door: Door, value: float, placements: tuple[Placement, ...]) -> bool:
-    """Load this rank's state dict, and return whether it equals `part(value, placements)`. Called on every rank."""
+    """Load this rank's part; return whether it is correct."""
     template, wanted = part(0.0, placements), part(value, placements)
     template[f"object{dist.get_rank()}"] = None
     door.load(template)
@@ -172,11 +171,7 @@ def load_on_ranks(door: Door, value: float, placements: tuple[Placement, ...]) -
 
 
 def load_part(door: Door, value: float, placements: tuple[Placement, ...]) -> int:
-    """Load only this rank's shard. Called on every rank.
-
-    Returns:
-        Number of bytes that this rank read or received from other ranks, or -1 if a value is wrong.
-    """
+    """Load this rank's shard; return the bytes read or received, -1 for a wrong value."""
     template = {"sharded": part(0.0, placements)["sharded"]}
     report = door.load(template)
     right = same(template["sharded"].to_local(), part(value, placements)["sharded"].to_local())
@@ -184,7 +179,7 @@ def load_part(door: Door, value: float, placements: tuple[Placement, ...]) -> in
 
 
 def fail_on_ranks(door: Door, value: float, failing_rank: int) -> list[int]:
-    """Save with a failure on one rank, and return the ranks that the error names. Called on every rank."""
+    """Save with a failure on one rank; return the error's ranks."""
     planner = FailingPlanner(f"object{failing_rank}")
     try:
         door.save(part(value, (Shard(0),)), planner=planner)
@@ -194,11 +189,11 @@ def fail_on_ranks(door: Door, value: float, failing_rank: int) -> list[int]:
 
 
 def die_on_ranks(door: Door, value: float) -> None:
-    """Save, and kill this rank's process during the writes. Called on every rank."""
+    """Save, and kill this process during the writes."""
 
     def die() -> None:
         try:
-            dist.barrier()  # otherwise the death of one rank could end the save of another before it writes
+            dist.barrier()  # otherwise one rank's death could end another's save before it writes
         finally:
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -206,7 +201,7 @@ def die_on_ranks(door: Door, value: float) -> None:
 
 
 def refuse_on_ranks(door: Door) -> str:
-    """Load a damaged checkpoint, and return the error message. Called on every rank."""
+    """Load a damaged checkpoint; return the error message."""
     try:
         door.load(part(0.0, (Shard(0),)))
     except DcpError as error:

@@ -1,4 +1,4 @@
-"""Conformance tests of loads: missing checkpoints, partial reads, and loads during a save."""
+"""Tests of loads: missing checkpoints, partial reads, and loads during a save."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ __all__ = ["ReadingTests"]
 
 _SAVES = 12
 _SLACK_BYTES = 256 << 10
-"""Number of bytes that a partial load may read in addition to the data, for the index and headers."""
 
 
 class ReadingTests(StorageFixtures):
-    """Conformance tests of loads in one process."""
+    """Tests of loads in one process."""
 
     def test_a_missing_checkpoint_is_named(self, door: Door, raw: RawFolder) -> None:
         folder = door.checkpoint_id.rstrip("/").rpartition("/")[2]
@@ -63,7 +62,7 @@ class ReadingTests(StorageFixtures):
             for number in range(1, _SAVES):
                 loads = len(seen)
                 storage.save(state(float(number)))
-                # A load starts over when its checkpoint is replaced, but not indefinitely.
+                # A load retries if its checkpoint was replaced, but not indefinitely.
                 readers.wait_for(lambda loads=loads: len(seen) > loads)  # type: ignore[misc]
         assert seen == sorted(seen)
         assert len(set(seen)) >= _SAVES // 2

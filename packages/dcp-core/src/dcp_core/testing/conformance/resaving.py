@@ -1,4 +1,4 @@
-"""Conformance tests of replacing a checkpoint: the replacement is atomic, and no leftover files remain."""
+"""Tests of replacing a checkpoint: atomic, and without leftover files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WAIT_SECONDS = 60.0
 
 
 class ResavingTests(StorageFixtures):
-    """Conformance tests of saves to the checkpoint id of an existing checkpoint, in one process."""
+    """Tests of saves to an existing checkpoint's id."""
 
     def test_saving_again_replaces(self, door: Door, raw: RawFolder) -> None:
         door.save(state(1.0))
@@ -76,7 +76,7 @@ class ResavingTests(StorageFixtures):
         def first_save() -> None:
             try:
                 storage.save(state(2.0), planner=FailingPlanner(action=pause))
-            except BaseException as error:  # noqa: BLE001 - raised below, in the test's own thread
+            except BaseException as error:  # noqa: BLE001 - raised below, in the test's thread
                 errors.append(error)
 
         first = threading.Thread(target=first_save)
@@ -107,7 +107,6 @@ class ResavingTests(StorageFixtures):
         assert self.index_files(storage.checkpoint_id, raw) == index
 
     def assert_holds(self, door: Door, wanted: dict[str, Any]) -> None:
-        """Load the whole checkpoint, and assert that it equals the state dict `wanted`."""
         template = blank(wanted)
         door.load(template)
         assert same(template, wanted)

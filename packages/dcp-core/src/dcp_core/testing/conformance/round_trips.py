@@ -1,4 +1,4 @@
-"""Conformance tests of round trips: loaded tensors and objects equal the saved ones."""
+"""Tests that loaded values equal saved values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["RoundTripTests"]
 
 
 class RoundTripTests(StorageFixtures):
-    """Conformance tests of a save followed by a load, in one process."""
+    """Tests of a save and a load in one process."""
 
     @pytest.mark.parametrize("kind", VALUES)
     def test_a_value_comes_back(self, door: Door, raw: RawFolder, kind: str) -> None:

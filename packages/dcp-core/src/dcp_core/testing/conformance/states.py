@@ -1,4 +1,4 @@
-"""State dicts that the conformance suite saves, and templates to load into; they are compared bit by bit."""
+"""State dicts and templates of the conformance suite, compared bit by bit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from dcp_core.errors import DcpError
 from dcp_core.planning.save_planner import DefaultSavePlanner
-from dcp_core.records.plan import WriteItem
+from dcp_core.records.protocols import WriteItem
 
 __all__ = ["VALUES", "FailingPlanner", "blank", "random_state", "state"]
 
@@ -21,7 +21,6 @@ _DTYPES = (
 
 
 def _filled(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
-    """Return a tensor of arbitrary bit patterns, including NaNs."""
     count = torch.Size(shape).numel()
     draw = torch.randint(0, 256, (count * dtype.itemsize,), dtype=torch.uint8, generator=_generator(seed))
     return draw.gt(127).reshape(shape) if dtype is torch.bool else draw.view(dtype).reshape(shape)
@@ -50,11 +49,10 @@ VALUES: dict[str, Callable[[], Any]] = {
     "plain-objects": lambda: {"step": 7, "name": "größe", "none": None, "list": [1, (2.5, True)], "blob": b"\0\xff"},
     "only-an-object": lambda: "text",
 }
-"""Name → function that returns a tensor or object to save: a new one at each call, but always equal."""
 
 
 def blank(value: Any) -> Any:
-    """Return a template for a tensor, object or container: the same structure with different contents."""
+    """Return a template of the same structure."""
     if isinstance(value, torch.Tensor):
         return torch.zeros(value.shape, dtype=value.dtype)
     if isinstance(value, dict):
@@ -65,7 +63,7 @@ def blank(value: Any) -> Any:
 
 
 def state(value: float) -> dict[str, Any]:
-    """Return a small state dict whose tensors and objects are filled with `value`."""
+    """Return a small state dict filled with `value`."""
     return {
         "large": torch.full((300, 1000), value),
         "small": torch.tensor(value),
@@ -75,17 +73,12 @@ def state(value: float) -> dict[str, Any]:
 
 
 def random_state(seed: int = 0) -> dict[str, Any]:
-    """Return a state dict of random bytes, in which no two ranges of bytes are equal."""
+    """Return a state dict of random bytes without repeated ranges."""
     return {"large": _filled(300, 1000, seed=seed), "small": _filled(9, 7, seed=seed + 1), "object": {"seed": seed}}
 
 
 class FailingPlanner(DefaultSavePlanner):
-    """Save planner that raises, or calls a function, when the data of one FQN is to be written.
-
-    Args:
-        key: FQN at which the planner raises.
-        action: Function to call instead of raising; None to raise.
-    """
+    """Save planner that raises, or calls `action`, at the data of FQN `key`."""
 
     def __init__(self, key: str = "small", action: Callable[[], object] | None = None) -> None:
         super().__init__()
@@ -93,7 +86,6 @@ class FailingPlanner(DefaultSavePlanner):
         self._action = action
 
     def resolve_data(self, write_item: WriteItem) -> Any:
-        """Return the data of an item; raise, or call `action`, for the FQN `key`."""
         if write_item.index.fqn == self._key:
             if self._action is None:
                 raise DcpError("this save is meant to fail")

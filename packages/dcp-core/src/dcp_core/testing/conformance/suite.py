@@ -1,4 +1,4 @@
-"""`StorageConformance`: the conformance suite of storages, a test class to derive from."""
+"""`StorageConformance`: the conformance suite of storages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["StorageConformance"]
 
 
 class StorageConformance(RoundTripTests, ReadingTests, ResavingTests, DamageTests, RankTests):
-    """Conformance suite of a storage. Derive a class that makes reader and writer, and gives raw access to the files.
+    """Conformance suite of a storage, to derive from.
 
     ```python
     class TestMyStorage(StorageConformance):
@@ -40,5 +40,5 @@ class StorageConformance(RoundTripTests, ReadingTests, ResavingTests, DamageTest
             yield pool
     ```
 
-    The class is pickled by name for the ranks, so it must be defined at the top level of its module.
+    Ranks unpickle the class by name, so define it at the top level of its module.
     """

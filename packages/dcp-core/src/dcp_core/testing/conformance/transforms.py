@@ -1,4 +1,4 @@
-"""Conformance test suites for transforms of streams and of blocks: round trips, descriptors, damaged input."""
+"""Conformance suites for stream and block transforms: round trips, descriptors, damaged input."""
 
 from __future__ import annotations
 
@@ -9,8 +9,15 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from dcp_core.encoding.block_transforms import BlockChain, BlockTransformExtension, BlockUndo, block_bytes
-from dcp_core.encoding.transforms import Extension, ExtensionRegistry, StreamTransformExtension
+from dcp_core.encoding.compression import (
+    BlockChain,
+    BlockTransformExtension,
+    BlockUndo,
+    Extension,
+    ExtensionRegistry,
+    StreamTransformExtension,
+    block_bytes,
+)
 
 __all__ = ["BlockTransformConformance", "StreamTransformConformance"]
 
@@ -28,10 +35,7 @@ DTYPES = ("uint8", "bool", "bfloat16", "float16", "float32", "float64", "int64",
 
 
 class _ExtensionTests:
-    """Tests common to all kinds of transforms."""
-
     def make(self) -> Extension:
-        """Return the transform under test, with its settings."""
         raise NotImplementedError
 
     def test_its_descriptor_finds_it(self) -> None:
@@ -49,10 +53,10 @@ class _ExtensionTests:
 
 
 class StreamTransformConformance(_ExtensionTests):
-    """Conformance suite of a stream transform. Derive a test class that overrides `make`."""
+    """Suite of a stream transform: derive a class that overrides `make`."""
 
     def make(self) -> StreamTransformExtension:
-        """Return the transform under test, with its settings. To be overridden."""
+        """Return the transform under test. To be overridden."""
         raise NotImplementedError
 
     def _encoded(self, data: bytes, step: int) -> bytes:
@@ -82,10 +86,10 @@ class StreamTransformConformance(_ExtensionTests):
 
 
 class BlockTransformConformance(_ExtensionTests):
-    """Conformance suite of a block transform. Derive a test class that overrides `make`."""
+    """Suite of a block transform: derive a class that overrides `make`."""
 
     def make(self) -> BlockTransformExtension:
-        """Return the transform under test, with its settings. To be overridden."""
+        """Return the transform under test. To be overridden."""
         raise NotImplementedError
 
     def _reader(self) -> BlockUndo:
@@ -112,7 +116,7 @@ class BlockTransformConformance(_ExtensionTests):
         for data in PAYLOADS.values():
             encoded = bytes(self.make().encode_block(memoryview(data), "uint8"))
             assert self.make().decoded_bytes(memoryview(encoded)) == len(data)
-            with pytest.raises(ValueError, match="it becomes"):
+            with pytest.raises(ValueError, match="it declares"):
                 self._reader().decode(memoryview(encoded), memoryview(bytearray(len(data) + 16)))
 
     @pytest.mark.parametrize("payload", ["weights", "zeros"])

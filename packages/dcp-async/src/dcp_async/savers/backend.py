@@ -1,0 +1,105 @@
+"""Backends of asynchronous savers: their contract, and the thread backend, which competes with training for the GIL."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Protocol
+
+from dcp_async.options import SaverOptions
+from dcp_async.queue.job_staging import JobStager
+from dcp_async.queue.jobs import SaveJob
+from dcp_async.queue.save_agreement import GroupLink
+from dcp_async.staging.copy_state import Staged
+from dcp_async.staging.waves import WaveFeed, WavePlanner, reserve_addresses
+from dcp_core import Metadata
+from dcp_core.toolkit import save_with
+
+__all__ = ["Backend", "BackendRun", "ThreadBackend"]
+
+
+class Backend(Protocol):
+    """Contract of the thread or process that runs the saves of an `AsyncSaver`."""
+
+    shares_memory: bool
+    """Whether staged copies must be in memory that another process can map."""
+
+    def warm_up(self, link: GroupLink, staged: Staged | None) -> None:
+        """Prepare for a group's first save; `staged` is a copy of a similar state dict, or None."""
+        ...
+
+    def before_save(self) -> None:
+        """Prepare for a save, before the copy, in the thread that calls `save`. Must not wait."""
+        ...
+
+    def run(self, job: SaveJob) -> Metadata:
+        """Run one save, and return the checkpoint's metadata. All calls come from one thread."""
+        ...
+
+    def close(self) -> None:
+        """Release all resources, such as processes. Garbage collection of the backend must release them too."""
+        ...
+
+
+class BackendRun:
+    """Callback that runs a save in the queue's thread."""
+
+    copies: JobStager
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    def __call__(self, job: SaveJob) -> Metadata:
+        """Save once the copy is complete; report an error of staging to the other ranks."""
+        try:
+            self.copies.await_copy(job)
+            if job.staged is None and self._backend.shares_memory:
+                self.copies.plan_and_copy(job)
+        except BaseException as error:
+            job.link.withdraw(job.ticket, error)
+            raise
+        try:
+            return self._backend.run(job)
+        finally:
+            self.copies.await_waves(job)
+
+
+class ThreadBackend:
+    """Backend that runs saves in the saver's thread."""
+
+    shares_memory = False
+
+    def __init__(self, options: SaverOptions) -> None:
+        del options
+
+    def warm_up(self, link: GroupLink, staged: Staged | None) -> None:
+        """Do nothing: saves run in this process."""
+
+    def before_save(self) -> None:
+        """Do nothing: saves run in this process."""
+
+    def run(self, job: SaveJob) -> Metadata:
+        """Save the staged copy in the calling thread, without collectives on the trainer's process group."""
+        with contextlib.ExitStack() as ends:
+            planner, state = job.planner, job.staged_state or {}
+            if job.staged is not None:
+                structure, waves, addresses = job.staged.structure, job.staged.waves, None
+                if waves is not None:
+                    addresses = reserve_addresses(structure.wave_bytes)
+                    feed = WaveFeed(
+                        waves.saver_end, job.staged.arena.view(), structure.resident_bytes, waves.piece_bytes, addresses
+                    )
+                    ends.callback(feed.close)
+                    planner = WavePlanner.of(planner, feed)
+                state = job.staged.state_dict(addresses)
+            return save_with(
+                job.link.coordinator(job.ticket),
+                state,
+                checkpoint_id=job.checkpoint_id,
+                storage_writer=job.storage_writer,
+                planner=planner,
+                use_collectives=job.use_collectives,
+                group=job.link.seat.key,
+            )
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to release."""

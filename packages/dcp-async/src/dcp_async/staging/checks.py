@@ -1,0 +1,143 @@
+"""Checks of a copy: a wrong description would save wrong tensors with valid checksums.
+
+`check_placed` and `check_described` check the layout and each description. The mutation guard compares sampled bytes;
+it detects an optimizer step, but maybe not the change of a few elements.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dcp_async.errors import StagingMismatchError
+from dcp_async.staging.placement import I64, Placement, Sources
+from dcp_async.staging.skeleton import Contents, leaves_of
+from dcp_core.toolkit import check_memory
+
+__all__ = ["MutationGuard", "Samples", "check_described", "check_placed"]
+
+Flags = npt.NDArray[np.bool_]
+
+
+def check_described(contents: Contents, sources: Sources) -> None:
+    """Raise StagingMismatchError if a tensor does not match its skeleton, or moved from its address."""
+    leaves = [*leaves_of(contents.skeleton)]
+    if len(leaves) != len(contents.tensors):
+        raise StagingMismatchError(f"{len(contents.tensors)} tensors were staged, {len(leaves)} described; {_REMEDY}")
+    rows = zip(leaves, contents.tensors, sources.addresses.tolist(), strict=True)
+    for row, ((dtype, shape, strides), tensor, address) in enumerate(rows):
+        same = tensor.dtype is dtype and tensor.shape == shape and tensor.stride() == strides
+        if not (same and tensor.data_ptr() == address):
+            raise StagingMismatchError(
+                f"{contents.names[row]!r} is described as {_text(dtype, shape, strides)} at {address:#x}, but the "
+                f"copy is {_text(tensor.dtype, tensor.shape, tensor.stride())} at {tensor.data_ptr():#x}; {_REMEDY}"
+            )
+
+
+def check_placed(contents: Contents, sources: Sources, placement: Placement) -> None:
+    """Check a layout: each copy lies inside the arena, is aligned, and includes all bytes of its tensor.
+
+    Raises:
+        UnsupportedValueError: The storage of a tensor is smaller than its shape and strides require.
+        StagingMismatchError: The layout is wrong.
+    """
+    for row in sources.without_memory():
+        check_memory(contents.names[row], contents.tensors[row])
+    ends = placement.offsets + np.where(placement.compact, sources.element_bytes, sources.extents)
+    wrong = (placement.offsets % sources.item_bytes != 0) | (ends > placement.nbytes)
+    copied = (sources.extents > 0) & (placement.offsets < placement.resident_bytes)
+    wrong |= copied & (ends > placement.resident_bytes)
+    by_piece = copied.copy()
+    by_piece[placement.by_tensor] = False
+    wrong |= (placement.compact == by_piece) & copied & (sources.devices == 0)
+    rows = np.flatnonzero(by_piece)
+    wrong[rows] |= ~_in_pieces(sources.addresses[rows], placement.offsets[rows], ends[rows], placement)
+    wrong |= _in_others(placement, ends)
+    if wrong.any():
+        name = contents.names[int(np.flatnonzero(wrong)[0])]
+        raise StagingMismatchError(f"{name!r} would be copied to a wrong location; {_REMEDY}")
+
+
+def _in_pieces(addresses: I64, offsets: I64, ends: I64, placement: Placement) -> Flags:
+    begins, places, lengths = placement.pieces
+    if not len(places):
+        return np.zeros(len(offsets), bool)
+    piece = np.searchsorted(places, offsets, "right") - 1
+    own = offsets - places[piece] == addresses - begins[piece]
+    found: Flags = (piece >= 0) & own & (ends <= (places + lengths)[piece])
+    return found
+
+
+def _in_others(placement: Placement, ends: I64) -> Flags:
+    compact = np.flatnonzero(placement.compact & (placement.offsets < placement.resident_bytes))
+    begins = np.concatenate([placement.pieces[1], placement.offsets[compact]])
+    until = np.concatenate([placement.pieces[1] + placement.pieces[2], ends[compact]])
+    order = np.argsort(begins, kind="stable")
+    clash = begins[order][1:] < until[order][:-1]
+    found: Flags = np.isin(placement.offsets, begins[order][1:][clash])
+    return found
+
+
+_REMEDY = (
+    "nothing was saved. A tensor may be given other memory (`param.data = …`, offloading) only once its copy is "
+    "complete; if it was not, this is a defect of dcp-async: use `dcp_core.save` and report it"
+)
+
+
+def _text(dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]) -> str:
+    return f"{str(dtype).removeprefix('torch.')} {tuple(shape)} with strides {tuple(strides)}"
+
+
+_SAMPLE_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Sampled bytes of tensors, taken before they were copied."""
+
+    taken: list[tuple[str, int, int, bytes]]
+    """Name of the tensor, memory address, byte offset in the arena, sampled bytes."""
+
+    def check(self, memory: torch.Tensor, resident_bytes: int) -> None:
+        """Raise StagingMismatchError if a tensor, or its copy before `resident_bytes`, differs from its sample."""
+        begin = memory.data_ptr()
+        for name, source, offset, before in self.taken:
+            places = (source, begin + offset if offset < resident_bytes else source)
+            now, copied = (ctypes.string_at(at, len(before)) for at in places)
+            if not now == copied == before:
+                raise StagingMismatchError(
+                    f"{name!r} was changed while it was copied for an asynchronous save, so the copy is not used: wait "
+                    "for staging before you change values (`with saver.lock(): optimizer.step()`, or the response's "
+                    "staging_completion.result())"
+                )
+
+
+class MutationGuard:
+    """Guard with a `sample` before the copy, and `Samples.check` after it.
+
+    Each save samples up to 64 bytes at random positions of at most `samples` contiguous tensors in host memory.
+    """
+
+    def __init__(self, samples: int = 64) -> None:
+        self._samples = samples
+        self._random = random.Random(0)  # noqa: S311 - which places are looked at is no secret
+
+    def sample(self, contents: Contents, placement: Placement) -> Samples:
+        """Sample the current bytes of some tensors."""
+        tensors = contents.tensors
+        rows = self._random.sample(range(len(tensors)), min(self._samples, len(tensors)))
+        taken = []
+        for row in rows:
+            tensor = tensors[row]
+            if not (tensor.is_cpu and tensor.is_contiguous() and tensor.nbytes):
+                continue
+            at = self._random.randrange(max(1, tensor.nbytes - _SAMPLE_BYTES + 1))
+            address = tensor.data_ptr() + at
+            data = ctypes.string_at(address, min(_SAMPLE_BYTES, tensor.nbytes - at))
+            taken.append((contents.names[row], address, int(placement.offsets[row]) + at, data))
+        return Samples(taken)

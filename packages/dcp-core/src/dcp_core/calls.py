@@ -1,0 +1,87 @@
+"""Decorators for public functions, and the command line of a child interpreter."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from typing import ParamSpec, TypeVar
+
+__all__ = ["module_command", "outside_compile", "refuse_path", "with_positional_storage", "without_positional_path"]
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def refuse_path(function: str, value: object, parameter: str | None = None) -> None:
+    """Raise TypeError for a path, a habit from `torch.save(state, path)`."""
+    if isinstance(value, str | os.PathLike):
+        path = os.fspath(value)
+        problem = "needs its name" if parameter is None else f"is not a {parameter}"
+        raise TypeError(f"{function}(): {path!r} {problem}: pass checkpoint_id={path!r}")
+
+
+def without_positional_path(function: Callable[P, R]) -> Callable[P, R]:
+    """Let a positional path raise a clear TypeError."""
+    names = [
+        each.name for each in inspect.signature(function).parameters.values() if each.kind is each.POSITIONAL_OR_KEYWORD
+    ]
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        if len(args) > len(names):
+            refuse_path(function.__name__, args[len(names)])
+        return function(*args, **kwargs)
+
+    return call
+
+
+def with_positional_storage(parameter: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Return a decorator that accepts `parameter` as second argument, with a warning."""
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        name = function.__name__
+
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            if len(args) != 2:
+                return function(*args, **kwargs)
+            if parameter in kwargs:
+                raise TypeError(f"{name}() got its {parameter} twice: as a positional argument and by name")
+            if isinstance(args[1], Mapping):
+                raise TypeError(
+                    f"{name}(): a state dict is not a {parameter}: pass it first, and the path as checkpoint_id="
+                )
+            refuse_path(name, args[1], parameter)
+            warnings.warn(
+                f"the argument order of {name} has changed: pass {parameter}= by name", UserWarning, stacklevel=2
+            )
+            kwargs[parameter] = args[1]
+            return function(*args[:1], **kwargs)  # type: ignore[arg-type]
+
+        return call
+
+    return decorate
+
+
+def outside_compile(function: Callable[P, R]) -> Callable[P, R]:
+    """Like `torch.compiler.disable`, but without importing the compiler."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        disable = getattr(sys.modules.get("torch._dynamo"), "disable", None)
+        run: Callable[P, R] = function if disable is None else disable(function)
+        return run(*args, **kwargs)
+
+    call._torchdynamo_disable = True  # type: ignore[attr-defined]  # noqa: SLF001 - where the compiler looks
+    return call
+
+
+def module_command(module: str, *arguments: str) -> list[str]:
+    """Return a command line for `main(arguments)`; unlike `python -m`, it ignores the working directory's modules."""
+    code = f"import sys; sys.path = [*filter(None, sys.path)]; from {module} import main; main(sys.argv[1:])"
+    return [sys.executable, "-c", code, *arguments]

@@ -1,0 +1,240 @@
+"""Replicas of a value on several ranks: digests, and errors if ranks disagree."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import pickle
+import warnings
+import zlib
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from dcp_core.errors import PlanError
+from dcp_core.planning.global_plan import plan_columns
+from dcp_core.planning.stock_global_plan import check_coverage, create_default_global_save_plan
+from dcp_core.records.metadata import MetadataIndex
+from dcp_core.records.protocols import SavePlan, WriteItem
+from dcp_core.tables.plan_columns import columns_of
+from dcp_core.tensors.kinds import is_wrapper
+from dcp_core.tensors.tensor_memory import contiguous, tensor_bytes
+
+__all__ = [
+    "DivergentReplicaWarning",
+    "Replicas",
+    "agreed_aliases",
+    "dedup_save_plans",
+    "divergent_keys",
+    "explain_contradiction",
+    "replica_digest",
+    "report_divergence",
+    "same_value",
+    "value_bytes",
+    "value_digest",
+]
+
+
+_SMALL_BYTES = 64 * 1024
+_SAMPLES = 16
+_LARGEST_SAMPLE_BYTES = 4096
+
+_COMPARABLE = {int, bool, str, bytes, type(None)}
+
+
+def same_value(one: Any, other: Any) -> bool:
+    """Return whether types and bits are equal: 0.0 differs from -0.0, 1 from 1.0; NaN equals NaN.
+
+    An object that cannot be pickled, or contains itself, equals only itself.
+    """
+    if one is other or type(one) is not type(other):
+        return one is other
+    if type(one) in _COMPARABLE:
+        return bool(one == other)
+    try:
+        return value_bytes(one) == value_bytes(other)
+    except Exception:  # noqa: BLE001 - pickling may raise anything
+        return False
+
+
+def value_bytes(value: Any) -> bytes:
+    """Return bytes that identify type and bits, or raise if an object cannot be pickled."""
+    data = b""
+    for kind in (_Pickler, _SetPickler):
+        into = io.BytesIO()
+        pickler = kind(into, protocol=5)
+        pickler.fast = True  # repeats shared parts
+        pickler.dump(value)
+        data = into.getvalue()
+        # A false match of the opcode is harmless: the slow pickler also identifies the value.
+        if pickle.EMPTY_SET not in data and pickle.FROZENSET not in data:
+            break
+    return data
+
+
+def value_digest(value: Any) -> bytes:
+    """Return a digest; empty if an object cannot be pickled."""
+    try:
+        return hashlib.blake2b(value_bytes(value), digest_size=16).digest()
+    except Exception:  # noqa: BLE001 - pickling may raise anything
+        return b""
+
+
+def replica_digest(tensor: torch.Tensor, *, everything: bool) -> int | None:
+    """Return a checksum for comparing replicas; None if it would be expensive.
+
+    Unless `everything` is set, only tensors in this process's memory get one: over all bytes up to 64 KiB, otherwise
+    over 16 evenly spaced samples, 1/1024 of the bytes.
+    """
+    if tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or is_wrapper(tensor):
+        return None  # the memory does not contain the values
+    if everything or (tensor.is_cpu and tensor.nbytes <= _SMALL_BYTES):
+        return zlib.crc32(tensor_bytes(contiguous(tensor.cpu())))
+    if not tensor.is_cpu or not tensor.is_contiguous():
+        return None
+    data = np.frombuffer(tensor_bytes(tensor), np.uint8)
+    size = max(64, min(_LARGEST_SAMPLE_BYTES, len(data) // (1024 * _SAMPLES)))
+    # The samples include the tensor's first and last bytes.
+    starts = np.linspace(0, len(data) - size, _SAMPLES, dtype=np.int64)
+    return zlib.crc32(np.concatenate([data[start : start + size] for start in starts.tolist()]).data)
+
+
+class _Elements:
+    """Stand-in in a pickle for a value that its elements identify."""
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles elements of tensors and arrays instead of storages."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is np.ndarray and not obj.dtype.hasobject:
+            return _Elements, (obj.dtype, obj.shape, obj.tobytes())
+        if not isinstance(obj, torch.Tensor) or obj.layout is not torch.strided or obj.is_quantized:
+            return NotImplemented
+        plain = contiguous(obj.detach().resolve_conj().resolve_neg().cpu())
+        return _Elements, (type(obj).__name__, str(obj.dtype), tuple(obj.shape), bytes(tensor_bytes(plain)))
+
+
+class _SetPickler(_Pickler):
+    """Sorts the elements of sets equally in every process."""
+
+    def persistent_id(self, obj: Any) -> Any:
+        if type(obj) in (set, frozenset):
+            return type(obj).__name__, sorted(value_bytes(element) for element in obj)
+        return None
+
+
+Replicas = Literal["check", "raise", "ignore"]
+_SHOWN_KEYS = 10
+
+
+class DivergentReplicaWarning(UserWarning):
+    """Replicas of a value differ between ranks; only the lowest rank's is saved."""
+
+
+def dedup_save_plans(
+    all_plans: Sequence[SavePlan],
+    save_to_lowest_rank: bool = False,
+    *,
+    pinned_to_lowest: Iterable[str] = (),
+) -> list[SavePlan]:
+    """Return save plans in which exactly one rank writes each item.
+
+    Items go to the rank with the fewest bytes, largest first; ties, FQNs in `pinned_to_lowest`, and all items with
+    `save_to_lowest_rank` go to the lowest rank. Items are cut if `splittable` is True in all their plans.
+
+    Source: torch 2.13 `_dedup_save_plans.dedup_save_plans` (stock weighs a shard by its global tensor).
+    """
+    planned = plan_columns(
+        all_plans, {}, complete=None, to_lowest_rank=save_to_lowest_rank, pinned_to_lowest=[*pinned_to_lowest]
+    )
+    if planned is None:
+        raise explain_contradiction(all_plans, {}, complete=False)
+    return planned[0]
+
+
+def explain_contradiction(all_plans: Sequence[SavePlan], aliases: Collection[str], *, complete: bool) -> PlanError:
+    """Return the error for inconsistent plans."""
+    items: dict[MetadataIndex, tuple[int, WriteItem]] = {}
+    kinds: dict[str, tuple[int, bool]] = {}
+    try:
+        for rank, plan in enumerate(all_plans):
+            for item in columns_of(plan.items):
+                if item.index.fqn not in aliases:
+                    _check_kind(kinds, item, rank)
+                    _check_same(*items.setdefault(item.index, (rank, item)), item, rank)
+        _, metadata = create_default_global_save_plan([SavePlan([item for _, item in items.values()])])
+        check_coverage(metadata.state_dict_metadata, complete=complete)
+    except PlanError as error:
+        return error
+    return PlanError("the ranks' plans contradict each other")
+
+
+def _check_kind(kinds: dict[str, tuple[int, bool]], item: WriteItem, rank: int) -> None:
+    first_rank, is_tensor = kinds.setdefault(item.index.fqn, (rank, item.tensor_data is not None))
+    if is_tensor != (item.tensor_data is not None):
+        raise PlanError(
+            f"{item.index.fqn!r} is a tensor on one rank and an object on another (ranks {first_rank}, {rank}); "
+            "give them different names"
+        )
+
+
+def _check_same(first_rank: int, first: WriteItem, other: WriteItem, other_rank: int) -> None:
+    if first is other or first.tensor_data == other.tensor_data:
+        return
+    mine, theirs = first.tensor_data, other.tensor_data
+    if mine is None or theirs is None:
+        return  # both are objects: see `_check_kind`
+    if (mine.size, mine.chunk, mine.properties.dtype) != (theirs.size, theirs.chunk, theirs.properties.dtype):
+        raise PlanError(
+            f"{first.index.fqn!r} differs between ranks: {mine.properties.dtype} {tuple(mine.size)} on rank "
+            f"{first_rank}, {theirs.properties.dtype} {tuple(theirs.size)} on rank {other_rank}; "
+            "wrap values that belong to one rank in PerRank"
+        )
+
+
+def agreed_aliases(all_plans: Sequence[SavePlan]) -> dict[str, str]:
+    """Return alias → written FQN for ties that all holders agree on."""
+    proposed: dict[str, set[str]] = defaultdict(set)
+    for plan in all_plans:
+        for alias, target in (plan.aliases or {}).items():
+            proposed[alias].add(target)
+    pairs = {alias: targets.pop() for alias, targets in proposed.items() if len(targets) == 1}
+    if not pairs:
+        return {}
+    for plan in all_plans:
+        names = plan.names()
+        tied = plan.aliases or {}
+        for alias, target in list(pairs.items()):
+            if (alias in names or target in names) and (tied.get(alias) != target or target not in names):
+                del pairs[alias]
+    return {alias: target for alias, target in pairs.items() if target not in pairs}
+
+
+def divergent_keys(all_plans: Sequence[SavePlan]) -> dict[str, list[int]]:
+    """Return FQN → ranks that differ from the lowest."""
+    first: dict[str, int] = {}
+    divergent: dict[str, list[int]] = defaultdict(list)
+    for rank, plan in enumerate(all_plans):
+        for key, digest in (plan.digests or {}).items():
+            if first.setdefault(key, digest) != digest:
+                divergent[key].append(rank)
+    return dict(divergent)
+
+
+def report_divergence(divergent: dict[str, list[int]], replicas: Replicas) -> None:
+    """Warn (`check`), raise PlanError, or ignore, if replicas differ."""
+    if not divergent or replicas == "ignore":
+        return
+    shown = "; ".join(f"{key!r} on ranks {ranks}" for key, ranks in list(divergent.items())[:_SHOWN_KEYS])
+    more = f"; and {len(divergent) - _SHOWN_KEYS} more" if len(divergent) > _SHOWN_KEYS else ""
+    text = (
+        f"{len(divergent)} value(s) differ between ranks under one name, and only the lowest rank's is saved: "
+        f"{shown}{more}. Wrap values that belong to one rank in PerRank, and make DTensors of the shards of a tensor"
+    )
+    if replicas == "raise":
+        raise PlanError(text)
+    warnings.warn(text, DivergentReplicaWarning, stacklevel=3)

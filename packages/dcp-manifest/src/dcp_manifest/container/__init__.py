@@ -1,1 +1,0 @@
-"""Container of a manifest: named columns of numbers in a safetensors blob, with CRCs."""

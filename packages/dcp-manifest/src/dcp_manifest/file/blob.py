@@ -1,0 +1,363 @@
+"""Container of a manifest: named columns of unsigned numbers in a safetensors blob, and the footer.
+
+A table of strings is two columns: the UTF-8 text, and each string's bytes. The footer is the last 64 bytes of
+`.metadata`. `WholeBlob` reads columns from memory, `LazyBlob` reads rows of columns from a file.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from safetensors.numpy import save
+
+from dcp_manifest.errors import CorruptCheckpointError, UnsupportedFormatError
+
+__all__ = [
+    "BLOCK_BYTES",
+    "BLOCK_CRCS",
+    "FLAG_STUB_HEAD",
+    "FOOTER_BYTES",
+    "MAJOR",
+    "UTF8",
+    "Blob",
+    "Footer",
+    "LazyBlob",
+    "ReadRange",
+    "WholeBlob",
+    "first_blocks",
+    "index_crc32",
+    "narrow",
+    "pack",
+    "pack_strings",
+    "read_exactly",
+    "read_footer",
+    "unpack_strings",
+]
+
+
+BLOCK_BYTES = 64 * 1024
+BLOCK_CRCS = "block_crcs"
+"""Column with the CRC32 of each 64 KiB block of all other columns, which are sorted by name."""
+_PREFIX_BYTES = 8
+"""Length of a safetensors blob's prefix: the header's length as a little-endian u64."""
+_METADATA_KEY = "dcp-manifest"
+"""The only key of the safetensors metadata, because the order of several is not stable."""
+
+Unsigned = npt.NDArray[np.unsignedinteger[Any]]
+_DTYPES = {"U8": "<u1", "U16": "<u2", "U32": "<u4", "U64": "<u8"}
+ReadRange = Callable[[int, int], bytes]
+"""Reads bytes of a file: (offset, length) → bytes."""
+_FIRST_READ_BYTES = 16 * 1024
+UTF8 = ("utf-8", "surrogatepass")
+"""Encoding of strings, and its handling of errors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """Location of one column in a manifest's blob."""
+
+    dtype: str
+    """Numpy's name, such as `<u4` (little-endian)."""
+    start: int
+    """Offset in the data after the header."""
+    stop: int
+    count: int
+    """1 if all rows are equal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """Parsed header of a manifest's blob."""
+
+    metadata: Mapping[str, Any]
+    columns: Mapping[str, Column]
+    """Name → column of unsigned numbers."""
+    extents: Mapping[str, tuple[int, int]]
+    """Column name → start and end in the blob's data, for all dtypes."""
+    data_start: int
+    """Offset in the blob, bytes, of the columns' data."""
+    data_bytes: int
+
+
+class Blob(Protocol):
+    """A manifest's blob, from which some rows of columns can be read."""
+
+    file: str
+
+    @property
+    def header(self) -> Header:
+        """Parsed header of the blob."""
+        ...
+
+    def read(self, name: str, start: int, stop: int) -> Unsigned:
+        """Read rows [start, stop), verified by CRCs, in the stored dtype."""
+        ...
+
+
+class WholeBlob:
+    """A manifest's blob in memory, with a checked CRC. Raises CorruptCheckpointError for an invalid header."""
+
+    def __init__(self, data: memoryview, *, file: str) -> None:
+        self.file = file
+        self.data = data
+        length = _header_length(data[:_PREFIX_BYTES], size=len(data), file=file)
+        self.header = _parse_header(bytes(data[_PREFIX_BYTES : _PREFIX_BYTES + length]), size=len(data), file=file)
+
+    def raw(self, name: str) -> memoryview:
+        """Return the bytes of a column."""
+        start, stop = self.header.extents[name]
+        return self.data[self.header.data_start + start : self.header.data_start + stop]
+
+    def read(self, name: str, start: int, stop: int) -> Unsigned:
+        """Read rows [start, stop), in the stored dtype."""
+        numbers: Unsigned = np.frombuffer(self.raw(name), self.header.columns[name].dtype)[start:stop]
+        return numbers
+
+
+class LazyBlob:
+    """A manifest's blob in a file. Raises CorruptCheckpointError if header or block CRCs are damaged."""
+
+    def __init__(self, read: ReadRange, footer: Footer, *, file: str) -> None:
+        self.file = file
+        self._read = read
+        self._start = footer.manifest_offset
+        beginning = self._beginning(footer.manifest_bytes)
+        self.header = _parse_header(beginning[_PREFIX_BYTES:], size=footer.manifest_bytes, file=file)
+        column = self.header.columns.get(BLOCK_CRCS)
+        if column is not None and column.dtype != "<u4":
+            raise CorruptCheckpointError("the manifest's block CRCs are not 32-bit numbers", file=file)
+        crcs = b"" if column is None else self._bytes(column, 0, column.stop - column.start)
+        if zlib.crc32(crcs, zlib.crc32(beginning)) != footer.index_crc32:
+            raise CorruptCheckpointError("the manifest's header is damaged", file=file, offset=self._start)
+        self._crcs: npt.NDArray[np.uint32] = np.frombuffer(crcs, "<u4")
+        self._first, total = first_blocks(self.header)
+        if total != len(self._crcs):
+            raise CorruptCheckpointError(f"the manifest has {len(self._crcs)} block CRCs, not {total}", file=file)
+
+    def read(self, name: str, start: int, stop: int) -> Unsigned:
+        """Read rows [start, stop), verified by CRCs, in the stored dtype."""
+        column = self.header.columns[name]
+        if start >= stop:
+            return np.zeros(0, np.uint8)
+        width = np.dtype(column.dtype).itemsize
+        first, last = start * width // BLOCK_BYTES, -(-stop * width // BLOCK_BYTES)
+        data = self._bytes(column, first * BLOCK_BYTES, min(last * BLOCK_BYTES, column.stop - column.start))
+        for block in range(first, last):
+            place = (block - first) * BLOCK_BYTES
+            if zlib.crc32(data[place : place + BLOCK_BYTES]) != self._crcs[self._first[name] + block]:
+                offset = self._start + self.header.data_start + column.start + block * BLOCK_BYTES
+                raise CorruptCheckpointError(f"the column {name} is damaged", file=self.file, offset=offset)
+        skipped = start - first * BLOCK_BYTES // width
+        numbers: Unsigned = np.frombuffer(data, column.dtype)[skipped : skipped + stop - start]
+        return numbers
+
+    def _beginning(self, size: int) -> bytes:
+        data = read_exactly(self._read, self._start, min(size, _FIRST_READ_BYTES), file=self.file)
+        needed = _PREFIX_BYTES + _header_length(data[:_PREFIX_BYTES], size=size, file=self.file)
+        if needed > len(data):
+            data += read_exactly(self._read, self._start + len(data), needed - len(data), file=self.file)
+        return data[:needed]
+
+    def _bytes(self, column: Column, start: int, stop: int) -> bytes:
+        offset = self._start + self.header.data_start + column.start
+        return read_exactly(self._read, offset + start, stop - start, file=self.file)
+
+
+def read_exactly(read: ReadRange, offset: int, length: int, *, file: str) -> bytes:
+    """Read exactly `length` bytes. Raises CorruptCheckpointError if the file is too short."""
+    data = read(offset, length)
+    if len(data) != length:
+        raise CorruptCheckpointError(f"the file ends after {len(data)} of {length} bytes", file=file, offset=offset)
+    return data
+
+
+def narrow(values: npt.NDArray[Any], *, collapse: bool = True) -> Unsigned:
+    """Convert non-negative numbers to the narrowest unsigned dtype; `collapse` makes equal numbers a single one."""
+    if len(values) == 0:
+        return np.zeros(0, np.uint8)
+    top = int(values.max())
+    if collapse and len(values) > 1 and top == int(values.min()):
+        values = values[:1]
+    return values.astype(np.min_scalar_type(top))
+
+
+def pack(columns: Mapping[str, Unsigned], metadata: Mapping[str, Any]) -> tuple[bytes, int]:
+    """Pack columns, their block CRCs, and `metadata` (as JSON) into a blob; return it and its `index_crc32`.
+
+    Equal input gives equal bytes.
+    """
+    ordered = {name: np.ascontiguousarray(columns[name]) for name in sorted(columns)}
+    crcs = []
+    for column in ordered.values():
+        raw = column.view(np.uint8).data
+        crcs += [zlib.crc32(raw[start : start + BLOCK_BYTES]) for start in range(0, len(raw), BLOCK_BYTES)]
+    ordered[BLOCK_CRCS] = np.array(crcs, np.uint32)
+    text = json.dumps(dict(metadata), sort_keys=True, separators=(",", ":"))
+    blob: bytes = save(ordered, {_METADATA_KEY: text})
+    header_end = _PREFIX_BYTES + int.from_bytes(blob[:_PREFIX_BYTES], "little")
+    return blob, zlib.crc32(ordered[BLOCK_CRCS].data, zlib.crc32(blob[:header_end]))
+
+
+def first_blocks(header: Header) -> tuple[dict[str, int], int]:
+    """Return each column's first row in `block_crcs`, and the number of rows of `block_crcs`."""
+    first: dict[str, int] = {}
+    total = 0
+    for name in sorted(header.extents):
+        if name != BLOCK_CRCS:
+            start, stop = header.extents[name]
+            first[name] = total
+            total += -(-(stop - start) // BLOCK_BYTES)
+    return first, total
+
+
+def index_crc32(blob: memoryview, header: Header) -> int:
+    """Return the CRC32 of length prefix, header and block CRCs."""
+    crc = zlib.crc32(blob[: header.data_start])
+    column = header.columns.get(BLOCK_CRCS)
+    if column is not None:
+        crc = zlib.crc32(blob[header.data_start + column.start : header.data_start + column.stop], crc)
+    return crc
+
+
+def _header_length(prefix: bytes | memoryview, *, size: int, file: str) -> int:
+    """Parse the header's length in bytes from the prefix of a blob of `size` bytes. Raises CorruptCheckpointError."""
+    length = int.from_bytes(prefix, "little")
+    if len(prefix) < _PREFIX_BYTES or length > size - _PREFIX_BYTES:
+        raise CorruptCheckpointError(f"the manifest of {size} bytes has no room for its header", file=file)
+    return length
+
+
+def _parse_header(text: bytes, *, size: int, file: str) -> Header:
+    """Parse the header of a blob of `size` bytes, and check every number in it. Raises CorruptCheckpointError."""
+    data_start = _PREFIX_BYTES + len(text)
+    try:
+        entries = json.loads(text)
+        metadata = json.loads(entries.pop("__metadata__")[_METADATA_KEY])
+        found = {name: _column(entry, size - data_start) for name, entry in entries.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CorruptCheckpointError(f"the manifest's header is damaged: {error!r}", file=file) from error
+    if not isinstance(metadata, dict):
+        raise CorruptCheckpointError("the manifest's metadata is not a JSON object", file=file)
+    columns = {name: column for name, column in found.items() if column.dtype}
+    extents = {name: (column.start, column.stop) for name, column in found.items()}
+    return Header(metadata, columns, extents, data_start, size - data_start)
+
+
+def _column(entry: Mapping[str, Any], data_bytes: int) -> Column:
+    """Parse an entry of the header; the dtype is empty if it is not one of unsigned numbers."""
+    start, stop = entry["data_offsets"]
+    if type(start) is not int or type(stop) is not int or not 0 <= start <= stop <= data_bytes:
+        raise ValueError(f"a column is stored at {start}–{stop} of {data_bytes} bytes")
+    dtype = _DTYPES.get(entry["dtype"])
+    if dtype is None:
+        return Column("", start, stop, 0)
+    (count,) = entry["shape"]
+    if type(count) is not int or count * np.dtype(dtype).itemsize != stop - start:
+        raise ValueError(f"a column of {count} numbers has {stop - start} bytes")
+    return Column(dtype, start, stop, count)
+
+
+U8 = npt.NDArray[np.uint8]
+U64 = npt.NDArray[np.uint64]
+
+
+def pack_strings(strings: Iterable[str]) -> tuple[U8, U64]:
+    """Pack strings into two columns, text and lengths."""
+    encoded = [text.encode(*UTF8) for text in strings]
+    lengths = np.fromiter(map(len, encoded), np.uint64, len(encoded))
+    return np.frombuffer(b"".join(encoded), np.uint8), lengths
+
+
+def unpack_strings(text: U8, lengths: npt.NDArray[np.int64]) -> list[str]:
+    """Unpack a table of strings. Raises ValueError for lengths that do not fit, and for bytes that are not UTF-8."""
+    if len(lengths) and int(lengths.max()) > len(text):
+        raise ValueError(f"a string is longer than the text of {len(text)} bytes")
+    if int(lengths.sum()) != len(text):
+        raise ValueError(f"the strings have {int(lengths.sum())} bytes and the text has {len(text)}")
+    data = text.tobytes()
+    ends = np.cumsum(lengths)
+    pairs = zip((ends - lengths).tolist(), ends.tolist(), strict=True)
+    if data.isascii():
+        whole = data.decode("ascii")
+        return [whole[start:end] for start, end in pairs]
+    return [data[start:end].decode(*UTF8) for start, end in pairs]
+
+
+FOOTER_BYTES = 64
+MAJOR = 1
+MINOR = 0
+FLAG_STUB_HEAD = 1
+"""Footer flag: when stock loads the head, it raises an error."""
+
+_MAGIC = b"\x93DCPMAN\n"
+_END_MAGIC = b"DCP\x93"
+# The CRC of the footer covers all bytes before it. A new major version may change all but magics, version and this CRC.
+_FIELDS = struct.Struct("<8sHHIQQIII12x")
+_TAIL = struct.Struct("<I4s")
+Buffer = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Footer:
+    """Footer of a `.metadata` file; see `docs/format.md`."""
+
+    manifest_offset: int
+    """Offset of the manifest in the file, bytes: the length of the head."""
+    manifest_bytes: int
+    head_crc32: int
+    manifest_crc32: int
+    index_crc32: int
+    """See the function `index_crc32`."""
+    flags: int = 0
+    major: int = MAJOR
+    minor: int = MINOR
+
+    def to_bytes(self) -> bytes:
+        """Return the 64 bytes of the footer."""
+        fields = _FIELDS.pack(
+            _MAGIC,
+            self.major,
+            self.minor,
+            self.flags,
+            self.manifest_offset,
+            self.manifest_bytes,
+            self.head_crc32,
+            self.manifest_crc32,
+            self.index_crc32,
+        )
+        return fields + _TAIL.pack(zlib.crc32(fields), _END_MAGIC)
+
+
+def read_footer(tail: Buffer, *, size: int, file: str) -> Footer | None:
+    """Read a file's footer, and verify CRC and size; None if `tail` does not begin like a footer.
+
+    Raises CorruptCheckpointError, or UnsupportedFormatError for a newer major version.
+    """
+    if len(tail) < FOOTER_BYTES:
+        return None
+    crc, end_magic = _TAIL.unpack_from(tail, _FIELDS.size)
+    magic, major, minor, flags, offset, length, head_crc, manifest_crc, index_crc = _FIELDS.unpack_from(tail)
+    if magic != _MAGIC and end_magic != _END_MAGIC:
+        return None
+    where = size - FOOTER_BYTES
+    if magic != _MAGIC or end_magic != _END_MAGIC or crc != zlib.crc32(tail[: _FIELDS.size]):
+        raise CorruptCheckpointError("the footer is damaged; restore the file from a copy", file=file, offset=where)
+    if major > MAJOR:
+        raise UnsupportedFormatError(
+            f"{file} was written in manifest format {major}.{minor}, and this version of dcp-manifest reads formats up "
+            f"to {MAJOR}.x: install a newer dcp-manifest"
+        )
+    if offset + length != where:
+        raise CorruptCheckpointError(
+            f"the footer expects {offset + length + FOOTER_BYTES} bytes and the file has {size}: bytes are missing or "
+            "were inserted",
+            file=file,
+        )
+    return Footer(offset, length, head_crc, manifest_crc, index_crc, flags, major, minor)

@@ -1,0 +1,216 @@
+"""`prove_resume`: trains without an interruption, then with a kill and a resume, and compares both."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from dcp_prove.judging.describe import describe, matching_names
+from dcp_prove.judging.other_sizes import compare_other_size, default_tolerance
+from dcp_prove.judging.report import ResumeReport
+from dcp_prove.judging.same_size import Runs, compare_same_size, find_unsteady
+from dcp_prove.observing.records import RunRecord, read_record
+from dcp_prove.processes import run_ranks
+from dcp_prove.trainer import Trainer
+
+__all__ = ["Proof", "Runner", "pickled_factory", "prove_resume"]
+
+
+class Runner(Protocol):
+    """Function that runs a command as the ranks of a job; see `run_ranks`."""
+
+    def __call__(
+        self,
+        command: Sequence[str],
+        world_size: int,
+        folder: Path,
+        *,
+        what: str,
+        killed: bool = False,
+        timeout_seconds: float,
+    ) -> None: ...
+
+
+def prove_resume(
+    make_trainer: Callable[[str], Trainer],
+    steps: int,
+    kill_at: int | Iterable[int],
+    world_sizes: int | Iterable[int] = (1,),
+    *,
+    check: bool = True,
+    tolerance: float | None = None,
+    ignore: Iterable[str] = (),
+    backend: str = "gloo",
+    folder: str | None = None,
+    timeout_seconds: float = 600.0,
+) -> ResumeReport:
+    """Prove that a training continues after a kill as if it had never been interrupted, or say what is missing.
+
+    Train `steps` steps without an interruption; train `kill_at` steps, save, and kill by SIGKILL; resume in new
+    processes. Everything reachable from the trainer is compared, and the global random states, and what data loaders
+    and models read: bit by bit on as many ranks, as far as possible on other numbers of ranks.
+
+    Args:
+        make_trainer: Function (directory) → `Trainer`, of a module, or a `functools.partial` of one. It is called on
+            each rank of each run, in a new process, with an initialised process group if there are several ranks. The
+            directory is for checkpoints, empty at first, and the same for all ranks and for the resume.
+        steps: Number of steps of the uninterrupted run.
+        kill_at: Number of steps before the kill, from 1 to `steps` - 1, or several to try. The uninterrupted run saves
+            after the same steps.
+        world_sizes: Numbers of ranks. The uninterrupted and the killed run use the first one; the resume is tried on
+            each.
+        check: Whether to raise an error if a resumed run differs.
+        tolerance: Largest relative difference of losses on other numbers of ranks; None for 1e-8 (parameters in
+            float64), 1e-4 (float32) or 1e-2 (float16, bfloat16).
+        ignore: Names of parts of the state that need not be equal, with `*` for any text: `trainer.history*`.
+        backend: Backend of the process group, if there are several ranks.
+        folder: Directory for checkpoints, records and output, which is kept; None for a temporary one.
+        timeout_seconds: Time after which one run is ended as failed.
+
+    Returns:
+        The report. `print` shows it; `report.ok` and `report.omissions` are for programs.
+
+    Raises:
+        ResumeError: With `check`: a resumed run differs, or the training is not deterministic.
+        DcpError: A run failed by itself; with the output of the rank.
+        TypeError: `make_trainer` cannot be called in another process.
+        ValueError: `steps`, `kill_at` or `world_sizes` do not fit together.
+
+    Ranks: called in one process, which starts the processes of the ranks.
+
+    `docs/prove-a-resume.md` has a test to copy.
+    """
+    kills = sorted({kill_at} if isinstance(kill_at, int) else {*kill_at})
+    sizes = [world_sizes] if isinstance(world_sizes, int) else [*dict.fromkeys(world_sizes)]
+    if not kills or not all(0 < kill < steps for kill in kills):
+        raise ValueError(f"kill_at is {kill_at!r}; it must be at least 1 and less than steps ({steps})")
+    if not sizes or min(sizes) < 1:
+        raise ValueError(f"world_sizes is {world_sizes!r}; it must be one or more numbers of ranks, at least 1")
+    job = {**pickled_factory(make_trainer), "steps": steps, "backend": backend}
+    with Proof(job, kills, run_ranks, timeout_seconds, folder) as proof:
+        report = proof.run(sizes, tolerance, tuple(ignore))
+    if check:
+        report.raise_if_different()
+    return report
+
+
+@dataclass(slots=True)
+class Proof:
+    """One proof, whose directory exists within a `with` block; `job` has the settings of all runs."""
+
+    job: dict[str, Any]
+    kills: Sequence[int]
+    runner: Runner
+    timeout_seconds: float
+    folder: str | None
+    _place: Path = Path()
+
+    def __enter__(self) -> Proof:
+        if self.folder is not None:
+            Path(self.folder).mkdir(parents=True, exist_ok=True)
+        self._place = Path(self.folder or tempfile.mkdtemp(prefix="dcp-prove-")).resolve()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.folder is None:
+            shutil.rmtree(self._place, ignore_errors=True)
+
+    def run(self, sizes: Sequence[int], tolerance: float | None, ignore: Sequence[str]) -> ResumeReport:
+        """Run everything, and return the report; the arguments are those of `prove_resume`."""
+        steps, size = self.job["steps"], sizes[0]
+        report = ResumeReport(steps, size)
+        expected = self._train("uninterrupted", size)
+        for kill in self.kills:
+            name = f"killed-{kill}"
+            killed = self._train(name, size, kill=kill)
+            report.unsteady, unsteady = find_unsteady(expected, killed, kill)
+            if report.unsteady:
+                return report
+            unsteady |= matching_names(expected, ignore)
+            for other in sizes:
+                found = self._train(f"resumed-{kill}-{other}", other, resume_from=name, first_step=kill)
+                runs = Runs(expected, found, kill, steps, frozenset(unsteady))
+                if other == size:
+                    result = compare_same_size(runs)
+                else:
+                    result = compare_other_size(runs, default_tolerance(expected) if tolerance is None else tolerance)
+                describe(result, runs)
+                report.results.append(result)
+        return report
+
+    def _train(
+        self,
+        name: str,
+        world_size: int,
+        *,
+        kill: int | None = None,
+        resume_from: str | None = None,
+        first_step: int = 0,
+    ) -> list[RunRecord]:
+        folder = self._place / name
+        shutil.rmtree(folder, ignore_errors=True)
+        root = folder / "checkpoints"
+        if resume_from is None:
+            root.mkdir(parents=True)
+        else:
+            shutil.copytree(self._place / resume_from / "checkpoints", root, symlinks=True)
+        steps = self.job["steps"]
+        job = {
+            **self.job,
+            "root": str(root),
+            "records": str(folder),
+            "first_step": first_step,
+            "kill_at": kill,
+            "save_at": [each for each in self.kills if each > first_step and (kill is None or each <= kill)],
+            "full_at": [*self.kills, *(each + 1 for each in self.kills), steps],
+        }
+        command = [sys.executable, "-c", _PROGRAM, json.dumps(job)]
+        what = f"the {'uninterrupted' if kill is None else 'killed'} run" if resume_from is None else "the resumed run"
+        self.runner(
+            command, world_size, folder, what=what, killed=kill is not None, timeout_seconds=self.timeout_seconds
+        )
+        return [read_record(folder / f"rank{rank}.jsonl") for rank in range(world_size)]
+
+
+# Not `python -m`, which would search the working directory for every module first.
+_PROGRAM = (
+    "import sys; from dcp_prove.processes import end_with_parent; end_with_parent(); "
+    "from dcp_prove.rank import run_rank; run_rank(sys.argv[1])"
+)
+
+
+def pickled_factory(make_trainer: Any) -> dict[str, Any]:
+    """Return the data with which another process finds `make_trainer`, or raise TypeError if it is not in a module."""
+    if not callable(make_trainer):
+        raise TypeError(f"make_trainer is {make_trainer!r}; it must be a function (directory) → trainer")
+    function = make_trainer
+    while isinstance(function, partial):
+        function = function.func
+    name = getattr(function, "__module__", None) or type(function).__module__
+    file = getattr(sys.modules.get(name), "__file__", None)
+    try:
+        data = pickle.dumps(make_trainer)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise TypeError(
+            f"make_trainer is {make_trainer!r}, which new processes cannot import ({error}); it must be a function or "
+            "class at the top level of a module, or functools.partial of one with plain arguments"
+        ) from error
+    if file is None and name != "builtins":
+        raise TypeError(
+            f"make_trainer is in {name}, which has no file; write it to a module, which processes can import"
+        )
+    modules = {name: str(Path(file).resolve())} if file is not None else {}
+    return {
+        "make_trainer": base64.b64encode(data).decode(),
+        "modules": modules,
+        "sys_path": [str(Path(entry or ".").resolve()) for entry in sys.path],
+    }

@@ -1,1 +1,0 @@
-"""Sharding: conversion of whole tensors to shards and back, across ranks."""

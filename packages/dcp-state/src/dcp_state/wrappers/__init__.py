@@ -1,1 +1,0 @@
-"""Adapters of PyTorch's wrappers and optimizers, one file per kind; see `dcp_state.adapters`."""
