@@ -23,7 +23,7 @@ def stock():
 
 folder, rank, port = sys.argv[1], *map(int, sys.argv[2:4])
 assert stock() == [], "torch imports it by itself; then nothing can be said here"
-store = dist.TCPStore("127.0.0.1", port, None, False, timedelta(seconds=60))
+store = dist.TCPStore("127.0.0.1", port, None, False, timedelta(seconds=240))
 import dcp_all as dcp, dcp_core.testing, dcp_fs.plugin
 assert stock() == [], "importing dcp_all imports it"
 full = torch.arange(24.0).reshape(6, 4)

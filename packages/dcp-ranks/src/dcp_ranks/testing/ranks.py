@@ -34,6 +34,8 @@ Reply: TypeAlias = Done | Raised | Gone
 _START_SECONDS = 120.0
 _SHOWN_BYTES = 16 << 10
 _ABORT_SECONDS = 20.0
+# Threads of groups that PyTorch's caches keep wake 100 times a second each.
+_MAX_THREADS = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +67,10 @@ class RankError(RanksError, RuntimeError):
 class RankPool:
     """Pool of rank processes on this machine that runs functions on every rank of a process group.
 
-    Processes are kept between calls; a dead or stuck one is replaced. Each call starts with torch's seed 0, the
-    caller's warning filters, and the initial environment and directory. The process group is kept for calls with the
-    same world size and backend, and replaced after a failed call.
+    Processes are kept between calls, stopped (SIGSTOP) until the next one; a dead or stuck one is replaced. Each call
+    starts with torch's seed 0, the caller's warning filters, and the initial environment and directory. The process
+    group is kept for calls with the same world size and backend, and replaced after a failed call; groups that a call
+    made are destroyed at its end.
 
     Args:
         max_ranks: Largest world size.
@@ -109,21 +112,22 @@ class RankPool:
         """
         if not 1 <= world_size <= self._max_ranks:
             raise ValueError(f"world_size is {world_size}; this pool has 1 to {self._max_ranks} ranks")
-        self._start(world_size)
-        self._join(world_size, backend)
+        self._start(world_size, is_new_group=self._group != (world_size, backend))
         processes = [self._processes[rank] for rank in range(world_size)]
-        call = _call(function, args)
-        for rank, process in enumerate(processes):
-            process.mark_output()
-            process.send(call)
-            if kill_after is not None and rank in kill_after:
-                process.kill_after(kill_after[rank])
         limit_seconds = self._timeout_seconds if timeout is None else timeout
         try:
+            self._join(world_size, backend)
+            call = _call(function, args)
+            for rank, process in enumerate(processes):
+                process.mark_output()
+                process.send(call)
+                if kill_after is not None and rank in kill_after:
+                    process.kill_after(kill_after[rank])
             replies = self._collect(world_size, limit_seconds, expected=frozenset(expect_death))
         finally:
             for process in processes:
                 process.keep()
+                process.send_signal(signal.SIGSTOP)
         return self._results(getattr(function, "__qualname__", repr(function)), replies, expect_death)
 
     __call__ = run
@@ -140,15 +144,17 @@ class RankPool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _start(self, world_size: int) -> None:
+    def _start(self, world_size: int, *, is_new_group: bool) -> None:
         for rank in range(world_size):
             process = self._processes.get(rank)
-            if process is not None and not process.alive:
+            if process is not None and not (process.alive and (not is_new_group or process.has_few_threads)):
                 process.close()
                 process = None
                 self._group = None
             if process is None:
                 self._processes[rank] = _RankProcess()
+            else:
+                process.send_signal(signal.SIGCONT)
 
     def _join(self, world_size: int, backend: str | None) -> None:
         if self._group == (world_size, backend):
@@ -250,6 +256,16 @@ class _RankProcess:
     def alive(self) -> bool:
         return self._process.poll() is None
 
+    @property
+    def has_few_threads(self) -> bool:
+        try:
+            return len(os.listdir(f"/proc/{self._process.pid}/task")) <= _MAX_THREADS
+        except FileNotFoundError:  # it has just ended
+            return False
+
+    def send_signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
     def send(self, message: object) -> None:
         """Send a message; if the process has ended, the next `read` raises EOFError."""
         with contextlib.suppress(ConnectionError):
@@ -288,9 +304,8 @@ class _RankProcess:
 
     def abort(self) -> None:
         """End a stuck process with SIGABRT, on which it prints its stacks."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGCONT)
-            self._process.send_signal(signal.SIGABRT)
+        self.send_signal(signal.SIGCONT)
+        self.send_signal(signal.SIGABRT)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_ABORT_SECONDS)
         self._process.kill()
