@@ -105,7 +105,7 @@ _STREAMS = {
     "group_by_host": "cards",
     "job_secret": "greetings",
 }
-"""Public name → module that is imported on first use, because plain saves and loads need no streams."""
+"""Public name → module that is imported on first use."""
 
 
 def __getattr__(name: str) -> Any:

@@ -32,8 +32,7 @@ def make_coordinator(
 ) -> Coordinator:
     """Return the coordinator of one operation of a process group: a context manager that ends the operation on exit.
 
-    Ranks communicate through the group's store if its class allows that, otherwise by object collectives. If one rank
-    fails, all ranks raise.
+    Ranks communicate through the group's store if its class allows that, otherwise by object collectives.
 
     Args:
         process_group: Process group of the ranks that take part; None for all ranks.
@@ -42,9 +41,6 @@ def make_coordinator(
         timeout_seconds: Seconds that a rank waits for the others in one phase, from its own arrival. Object collectives
             use the timeout of the process group instead.
         peers: Options for watching and connecting, the same on all ranks; unused with object collectives.
-
-    Returns:
-        The coordinator. Operations of a group are numbered in the order of these calls.
 
     Raises:
         ValueError: This process is not in the group, the group lacks the coordinator rank, or `timeout_seconds` is not
@@ -98,10 +94,7 @@ def _prepare(
     timeout_seconds: float,
     peers: PeerOptions,
 ) -> Callable[[], Coordinator]:
-    """Acquire all resources now, because other ranks would see a later failure only at their deadline.
-
-    On failure, make the operation fail on the other ranks.
-    """
+    """Acquire all resources, or make the operation fail on all ranks now instead of at their deadline."""
     rank = dist.get_rank(group)
     borrowed = None
     try:
@@ -145,7 +138,7 @@ def _withdraw(
     timeout_seconds: float,
     error: Exception,
 ) -> None:
-    """Make the new operation fail on other ranks, over torch's own connection if that answers."""
+    """Make the new operation fail on other ranks, if torch's own connection answers."""
     store = shared_store(group, timeout_seconds)
     if store is None:
         return
@@ -169,7 +162,7 @@ def job_size() -> int:
 
 @contextmanager
 def assume_job_size(size: int) -> Iterator[None]:
-    """Context manager in which `job_size` returns `size` in this thread. For worker processes."""
+    """Make `job_size` return `size` in this thread; for worker processes."""
     token = _assumed.set(size)
     try:
         yield

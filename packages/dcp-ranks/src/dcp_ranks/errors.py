@@ -36,9 +36,9 @@ class CheckpointException(RanksError, RuntimeError):  # noqa: N818 - stock's nam
     The first line of the text has the cause. Equal failures of several ranks are grouped under one traceback.
 
     Args:
-        msg: Description of the failure; `str(error)` begins with this text.
-        failures: Failing rank → (exception, or None if it could not be pickled; traceback as text). A
-            `traceback.StackSummary` becomes text; None becomes an empty text.
+        msg: First words of `str(error)`.
+        failures: Failing rank → (exception, or None if it could not be pickled; traceback as text, a
+            `traceback.StackSummary` or None).
 
     Source: torch 2.13 `torch.distributed.checkpoint.api.CheckpointException`, there a BaseException.
     """
@@ -75,13 +75,7 @@ class CoordinatorLostError(RanksError, ConnectionError):
 
 
 class CoordinatorTimeoutError(RanksError, TimeoutError):
-    """Some ranks did not arrive at a phase before the other ranks' deadline.
-
-    Args:
-        phase: Name of the phase.
-        ranks: Ranks (within the process group) that did not arrive.
-        waited_seconds: Seconds that the other ranks waited.
-    """
+    """Some ranks (within the process group) did not arrive at a phase in the `waited_seconds` of the other ranks."""
 
     def __init__(self, phase: str, ranks: Sequence[int], waited_seconds: float) -> None:
         self.phase = phase
@@ -103,7 +97,7 @@ class PeerLostError(RanksError, ConnectionError):
     Args:
         phase: Name of the phase.
         ranks: Lost ranks (within the process group).
-        how: How each rank was lost, such as "its process has ended", in the order of `ranks`.
+        how: How each of `ranks` was lost, such as "its process has ended".
     """
 
     def __init__(self, phase: str, ranks: Sequence[int], how: Sequence[str]) -> None:
@@ -125,7 +119,7 @@ class StreamError(RanksError, ConnectionError):
 
     Args:
         rank: Rank at the other end.
-        address: Addresses that were tried; empty if none was.
+        address: Addresses that were tried; may be empty.
         reason: Cause and remedy.
     """
 
@@ -144,7 +138,7 @@ class OperationError(RanksError, RuntimeError, ValueError):
 
 
 def format_ranks(ranks: Sequence[int]) -> str:
-    """Return the ranks as text, such as `rank 3` or `ranks 0-2, 5`."""
+    """Return text such as `rank 3` or `ranks 0-2, 5`."""
     runs: list[list[int]] = []
     for rank in sorted(ranks):
         if runs and rank == runs[-1][1] + 1:
@@ -156,7 +150,7 @@ def format_ranks(ranks: Sequence[int]) -> str:
 
 
 _Group = tuple[list[int], str, str]
-"""Ranks that failed in the same way, the cause in one line, and the first rank's text."""
+"""Ranks that failed equally, the cause in one line, and the first rank's text."""
 
 
 def _as_text(error: BaseException | None, trace: str | traceback.StackSummary | None) -> str:
@@ -183,7 +177,6 @@ def _causes(groups: list[_Group]) -> str:
 
 
 def _cause(error: BaseException | None, text: str) -> str:
-    """Return a failure's cause in one line, from the exception or else from its traceback."""
     if isinstance(error, CheckpointException) and error.failures:
         return error.summary
     if error is not None:

@@ -19,7 +19,7 @@ class interrupts_deferred:  # noqa: N801 - reads as `with interrupts_deferred():
     Outside the main thread, where Python runs no signal handlers, it only holds the lock.
 
     Args:
-        lock: Lock to hold in the block; None for none.
+        lock: Lock to hold in the block, or None.
 
     Example:
         ```python

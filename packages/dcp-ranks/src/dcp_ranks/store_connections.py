@@ -1,7 +1,7 @@
 """Pool connections to the stores of process groups, and share one monitor of peers per group.
 
-torchrun's agent keeps one store across restarts, so all keys have a prefix: an id of this start of the job. A restart
-count does not work because each host's agent counts separately. The ranks agree on the id with keys under `dcp/start/`:
+torchrun's agent keeps one store across restarts, and counts restarts per host. So the ranks agree on an id of this
+start, the prefix of all keys, with keys under `dcp/start/`:
 
 1. `hello/<rank>`: each rank writes a random value.
 2. `offer`: the coordinator writes the id and all ranks' hellos.
@@ -50,7 +50,7 @@ class _Clones:
     """None before the ranks have agreed on it."""
     agreement: StartAgreement | None = None
     first: tuple[TimedStore, Callable[[], KeyValueStore]] | None = None
-    """A connection to check that the store is alive, and a function that opens more with this start's prefix."""
+    """A connection to check the store with, and a function that opens more."""
     idle: list[TimedStore] = field(default_factory=list)
     peers: dict[tuple[int, PeerOptions], Peers] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -83,7 +83,7 @@ def borrow_store(
         CoordinatorTimeoutError: In a group's first call, a rank did not arrive in time.
         CoordinatorLostError: The store does not answer, or this process cannot connect to it.
 
-    Ranks: every rank gets a connection or an error, or every rank gets None. Only a group's first call is collective.
+    Ranks: all get a connection or an error, or all get None. Only a group's first call is collective.
     """
     clones = _clones_of(group)
     with clones.lock:
@@ -100,8 +100,7 @@ def borrow_store(
 def shared_store(group: dist.ProcessGroup, timeout_seconds: float) -> TimedStore | None:
     """Return torch's own connection, with the keys of `borrow_store`; None if there is no such store.
 
-    Requests must be answered within seconds, because torch may wait on it. `timeout_seconds` limits the first
-    agreement.
+    Requests must be answered within seconds, because torch may wait on it.
     """
     if not _has_usable_store(group):
         return None
@@ -115,7 +114,7 @@ def shared_store(group: dist.ProcessGroup, timeout_seconds: float) -> TimedStore
 def start_prefix(group: dist.ProcessGroup) -> str:
     """Return the prefix of this start's keys, which `borrow_store` adds; empty if the store cannot have older keys.
 
-    Ranks: the same on every rank of the group, after `borrow_store` or `shared_store`.
+    Ranks: any, after `borrow_store` or `shared_store`; equal on all.
     """
     return _clones_of(group).prefix or ""
 
@@ -141,7 +140,7 @@ def shared_peers(
         group: Process group of the ranks.
         store: Connection from `borrow_store`.
         coordinator_rank: Rank within the group at the top of the tree.
-        options: Options, the same on all ranks.
+        options: The same on all ranks.
 
     Example:
         ```python
@@ -177,7 +176,7 @@ def make_peers(
     options: PeerOptions,
     process: ProcessIdentity | None = None,
 ) -> Peers:
-    """Return the monitor for a group's size: with leaders above `options.leaders_above` ranks."""
+    """Return a monitor, with leaders above `options.leaders_above` ranks."""
     kind = Relays if world_size > options.leaders_above else Peers
     return kind(store, number, rank, world_size, coordinator_rank, options=options, process=process)
 
@@ -210,7 +209,6 @@ def _connect_first(
 
 
 def _agree_on_prefix(clones: _Clones, group: dist.ProcessGroup, store: TimedStore, timeout_seconds: float) -> str:
-    """Return this start's prefix; wait for the other ranks if the launcher serves the store."""
     if clones.prefix is None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":  # the same on every rank
         clones.prefix = ""
     if clones.prefix is None:
@@ -224,7 +222,7 @@ def _agree_on_prefix(clones: _Clones, group: dist.ProcessGroup, store: TimedStor
 
 
 def _has_usable_store(group: dist.ProcessGroup) -> bool:
-    """Decide by the classes of store and backend alone: they are equal on all ranks, a request's result may not be."""
+    """Decide by classes alone, which are equal on all ranks; a request's result may differ."""
     if dist.get_backend(group) == "fake":  # its other ranks do not exist
         return False
     store = store_of(group)
@@ -239,10 +237,7 @@ def _has_usable_store(group: dist.ProcessGroup) -> bool:
 
 
 def _views(group: dist.ProcessGroup, timeout_seconds: float) -> tuple[TimedStore, Callable[[], KeyValueStore]]:
-    """Return torch's own connection, and a function that opens others with the same keys.
-
-    Before torch 2.8, stores lack `clone` and their prefix: `TCPStore` connections then use a prefix per group.
-    """
+    """Return torch's own connection, and a function that opens others with the same keys."""
     given = cast("KeyValueStore", store_of(group))
     if hasattr(given, "clone"):
         return TimedStore(given, timeout_seconds), given.clone
@@ -260,7 +255,7 @@ def _below(prefix: str, connect: Callable[[], KeyValueStore]) -> Callable[[], Ke
 
 
 def _clone(store: TimedStore, make: Callable[[], KeyValueStore]) -> TimedStore:
-    """Open a connection after a check, because connecting to a lost store takes minutes."""
+    """Open a connection after a check: connecting to a lost store takes minutes."""
     making = TimedStore(store.underlying_store, STORE_TIMEOUT.total_seconds())  # its thread may stay busy with it
     try:
         with guard_store("(connecting)"):
@@ -287,7 +282,7 @@ _PHASE = "agree on this start of the job"
 
 
 class StartAgreement:
-    """One rank's part in the agreement. Call `reach` again after an error or interrupt."""
+    """One rank's part in the agreement; `reach` may be called again after an error."""
 
     def __init__(self, rank: int, world_size: int) -> None:
         self._rank = rank
@@ -308,7 +303,7 @@ class StartAgreement:
         return self._id
 
     def _lead(self, wire: StoreWire) -> bool:
-        """Offer an id; return whether all ranks have taken it."""
+        """Offer an id; return whether all have taken it."""
         keys = [f"hello/{rank}" for rank in range(self._world_size)]
         if not wire.has(*keys):
             return False
@@ -322,7 +317,7 @@ class StartAgreement:
         return True
 
     def _follow(self, wire: StoreWire) -> bool:
-        """Take an offer that includes this rank; return whether all ranks have taken it."""
+        """Take an offer that includes this rank; return whether all have taken it."""
         if not wire.has("offer"):
             return False
         offered, drawn = json.loads(wire.get("offer")[0])
@@ -337,7 +332,7 @@ class StartAgreement:
         return wire.get(f"taken/{rank}")[0].decode() if wire.has(f"taken/{rank}") else ""
 
     def _missing(self, wire: StoreWire) -> list[int]:
-        """Return the ranks that this rank waits for; an earlier start's keys can hide some."""
+        """Return the ranks that this rank waits for."""
         everybody = range(self._world_size)
         if self._rank == 0 and self._id:
             return [rank for rank in everybody if rank and self._taken(wire, rank) != self._id]

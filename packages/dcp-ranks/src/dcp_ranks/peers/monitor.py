@@ -1,8 +1,6 @@
-"""Watch the other ranks: processes on the same host, and connections to the ranks above and below.
+"""Watch the other ranks of a tree: processes of this host by pidfd, the rank above on another host by a connection.
 
-The ranks form a tree with the coordinator at the top. A rank watches its host's processes through the kernel (pidfd),
-and holds a TCP connection to a rank above on another host. TCP keepalive checks both hosts, so the monitor needs no
-thread, and a suspended process does not count as dead.
+TCP keepalive checks both hosts, so the monitor needs no thread, and a suspended process does not count as dead.
 """
 
 from __future__ import annotations
@@ -58,8 +56,7 @@ class PeerOptions:
             host. None for any free ports.
 
     Raises:
-        ValueError: A number is not above 0, `network` is not a valid network, or `ports` are not two ports in ascending
-            order.
+        ValueError: A number is not above 0, `network` is invalid, or `ports` are not ascending.
 
     Example:
         ```python
@@ -106,7 +103,7 @@ class Peers:
         coordinator_rank: Rank within the group at the top of the tree.
         options: The same on all ranks.
         process: Identity of this rank's process; None for the calling process.
-        fan_out: Largest number of leaders below one rank; None if all ranks are directly below the coordinator.
+        fan_out: Largest number of leaders below one rank; None for a tree without leaders.
     """
 
     def __init__(
@@ -130,7 +127,7 @@ class Peers:
         self._lock = threading.RLock()
         self._held = _PeerHandles()
         self.close = weakref.finalize(self, self._held.close)
-        """Close all connections, listening sockets and process descriptors."""
+        """Close all descriptors."""
         self._met = False
         self._above: Link | None = None
         self._above_card: Card | None = None
@@ -141,7 +138,7 @@ class Peers:
         self._give_up_at = 0.0
         self._below: dict[int, Link] = {}
         self.lost: dict[int, str] = {}
-        """Lost rank → how, such as "its process has ended". Never changed, but replaced: other threads read it."""
+        """Lost rank → how, such as "its process has ended". Replaced, never changed: other threads read it."""
         self._looked_at: set[int] = set()
         self._next_search = time.monotonic() + _SEARCH_SECONDS
         wire = self._wire(store)
@@ -152,7 +149,7 @@ class Peers:
         _alive.add(self)
 
     def meet(self, store: KeyValueStore) -> None:
-        """Find and watch the other ranks once each has left its card, and connect to the rank above."""
+        """Find and watch the other ranks once each has left its card; connect to the rank above."""
         with interrupts_deferred(self._lock):
             if self._met:
                 return
@@ -195,7 +192,7 @@ class Peers:
             self._see_out(self._guests.unwelcome())
 
     def _calls(self, above: Card, seen: Container[int]) -> bool:
-        """Return whether this rank connects to the rank above; `seen` are the ranks that it watches."""
+        """Return whether this rank connects to the rank above; it watches the `seen` ones."""
         return above.rank not in seen
 
     def _wire(self, store: KeyValueStore) -> StoreWire:
@@ -239,7 +236,7 @@ class Peers:
         return sorted(card.addresses, key=lambda address: (address == _LOOPBACK) != near)
 
     def _connect(self, *, refused: bool = False) -> None:
-        """Try the next address of the rank above; `refused` if the rank was reached before."""
+        """Try the next address of the rank above."""
         self._above, card = None, self._above_card
         if card is None:
             return
@@ -354,7 +351,7 @@ _alive: weakref.WeakSet[Peers] = weakref.WeakSet()
 
 
 def _close_in_child() -> None:
-    """Close connections in a forked child, where they would make the parent look alive."""
+    """Close connections, which would make the parent look alive."""
     for peers in list(_alive):
         peers.close()
 
@@ -368,7 +365,7 @@ class _PeerHandles:
     doors: dict[int, socket.socket] = field(default_factory=dict)
     links: dict[int, Link] = field(default_factory=dict)
     watched: dict[int, int] = field(default_factory=dict)
-    """Process's file descriptor → rank."""
+    """Descriptor of a process → rank."""
 
     def add_link(self, link: Link) -> None:
         self.links[link.fileno()] = link

@@ -1,4 +1,4 @@
-"""Identities of the ranks' processes, and their roster in the store: a card per rank, and the tree of all ranks.
+"""Identities of the ranks' processes, and their cards in the store, from which follows the tree of all ranks.
 
 Keys under `dcp/peers/<sequence>/`, never deleted: `token` (the job's secret), `root` (the coordinator's card),
 `host/<host>` (number of a host's cards), `hosts` (number of hosts), `host/<host>/<n>` (its cards), `hosts/<n>` (cards
@@ -28,8 +28,8 @@ _START_FIELD = 19  # field of /proc/<pid>/stat, counted after the process's name
 class ProcessIdentity:
     """Unique identity of a process in a cluster.
 
-    `host` is the boot id and pid namespace: processes with the same `host` see each other's pids. `started` is the
-    start time in clock ticks since the boot, which tells apart later processes with the same pid.
+    `host` is the boot id and pid namespace: processes with the same `host` see each other's pids. `started`, the start
+    time in clock ticks since the boot, tells apart processes with the same pid.
     """
 
     host: str
@@ -38,11 +38,7 @@ class ProcessIdentity:
 
 
 def own_identity() -> ProcessIdentity:
-    """Return the identity of this process; also correct after a fork.
-
-    If this process cannot watch others, as in some sandboxes, its host is unlike all others: they connect to it instead
-    of watching it.
-    """
+    """Return this process's identity, also after a fork; its host is unlike all others if it cannot watch processes."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             host = f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
@@ -57,7 +53,7 @@ def own_identity() -> ProcessIdentity:
 
 
 def watch_process(process: ProcessIdentity, own_host: str) -> int | None:
-    """Open a file descriptor (pidfd) that becomes readable when a process ends; the caller must close it.
+    """Open a pidfd, which becomes readable when the process ends; the caller must close it.
 
     Return None if the process is on another machine or in another container than `own_host`, or the kernel lacks pidfd.
     Raise ProcessLookupError if the process has ended.
@@ -80,21 +76,21 @@ def watch_process(process: ProcessIdentity, own_host: str) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One rank's process, and the addresses on which it accepts connections."""
+    """One rank's process, and the addresses on which it listens."""
 
     rank: int
     process: ProcessIdentity
     addresses: tuple[str, ...] = ()
     port: int = 0
     challenge: bytes = b""
-    """Random bytes that a connecting rank must authenticate; see `Listener`."""
+    """Random bytes for `Listener`."""
 
 
 class CardBox:
     """Read and write the cards of a group's ranks in the store.
 
-    With `fan_out`, each rank is below its host's leader, and each leader below another leader or the coordinator, at
-    most `fan_out` of them below each. With None, all ranks are directly below the coordinator.
+    With `fan_out`, each rank is below its host's leader, and at most `fan_out` leaders below each leader and the
+    coordinator. With None, all ranks are directly below the coordinator.
     """
 
     def __init__(self, wire: StoreWire, process: ProcessIdentity, fan_out: int | None) -> None:
@@ -114,7 +110,7 @@ class CardBox:
         leads: bool,
         open_door: Callable[[], tuple[tuple[str, ...], int]],
     ) -> None:
-        """Write this rank's card to the store; `open_door` opens listening sockets if other ranks are to connect."""
+        """Write this rank's card; `open_door` opens listening sockets if other ranks are to connect."""
         number = wire.add(self._host)
         first = self._fan_out is not None and number == 1
         card = Card(rank, self._process, *(open_door() if leads or first else ((), 0)), challenge)
@@ -126,7 +122,7 @@ class CardBox:
         wire.put(f"{self._host}/{number}", encode(card))
 
     def of_host(self, wire: StoreWire, known: Container[int] = ()) -> dict[int, Card]:
-        """Return number → card of this host's ranks so far, without the `known` numbers."""
+        """Return number → card of this host's ranks so far, without `known` numbers."""
         numbers = [number for number in range(1, wire.add(self._host, 0) + 1) if number not in known]
         keys = {number: f"{self._host}/{number}" for number in numbers}
         return {number: _read(wire, key) for number, key in keys.items() if wire.has(key)}

@@ -1,8 +1,7 @@
 """Coordinator over object collectives, for process groups with an unusable store.
 
-A phase's deadline is the group's timeout (`init_process_group(timeout=...)`). Collectives are matched by their order,
-so a group's operations run one after the other. They use `own_group`, apart from the trainer's collectives, because a
-rank that fails alone leaves the others waiting.
+Collectives are matched by their order, so a group's operations run one after the other, in a group apart from the
+trainer's collectives.
 """
 
 from __future__ import annotations
@@ -26,8 +25,6 @@ __all__ = ["CollectiveCoordinator", "own_group"]
 
 
 class _Turns:
-    """Run the operations of one group in the order in which they were started."""
-
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._drawn = 0
@@ -60,7 +57,7 @@ _own_groups: weakref.WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = w
 
 
 def own_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """Return a gloo group of the same ranks for our operations alone; its first call creates it and is collective.
+    """Return a gloo group of the same ranks for our operations alone; its first call is collective.
 
     Fake groups and groups without a store, such as MPI, are returned unchanged.
     """
@@ -116,7 +113,7 @@ class CollectiveCoordinator(PhasedCoordinator):
         self._closed = False
 
     def save_nonce(self) -> str:
-        """Return a random string, equal on all ranks. Every rank must call it: the first call is a phase."""
+        """See `Coordinator.save_nonce`. The first call is a phase, so every rank must call it."""
         if self._nonce is None:
             self._nonce = self.broadcast("save nonce", lambda: secrets.token_hex(8))
         return self._nonce
@@ -153,7 +150,7 @@ class CollectiveCoordinator(PhasedCoordinator):
         return verdict, own[0]
 
     def _withdraw(self, number: int, failure: Failure) -> None:
-        """Do nothing: a collective that notifies other ranks might wait forever."""
+        """Do nothing: a collective to notify other ranks might wait forever."""
 
     def close(self) -> None:
         """End the operation on this rank."""
@@ -163,7 +160,7 @@ class CollectiveCoordinator(PhasedCoordinator):
 
 
 def _of_one_operation(sent: list[tuple[int, Outcome]]) -> list[Outcome]:
-    """Return the outcomes, relabelled if a rank that failed alone is already in a later operation."""
+    """Relabel the outcomes if a rank that failed alone is already in a later operation."""
     if len({sequence for sequence, _ in sent}) == 1:
         return [outcome for _, outcome in sent]
     return [replace(outcome, label=f"{outcome.label} of operation {sequence}") for sequence, outcome in sent]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_TIMEOUT_SECONDS", "Coordinator", "LocalCoordinator", "list_by_ranks"]
 
 DEFAULT_TIMEOUT_SECONDS = 1800.0
-"""Default seconds that a rank waits for the other ranks in one phase."""
+"""Seconds that a rank waits for the others in one phase."""
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -28,9 +28,8 @@ class Coordinator(ABC):
 
     Every rank calls the same methods in the same order. If a `map_fn` raises on any rank, or `reduce_fn` on the
     coordinator, all ranks raise `CheckpointException` with every failing rank's traceback. An exception that does not
-    derive from `Exception`, such as `KeyboardInterrupt`, is re-raised unchanged on its rank; the other ranks raise
-    `CheckpointException`. Waiting is limited: a rank raises `PeerLostError` or `CoordinatorTimeoutError`, which name
-    ranks, or `CoordinatorLostError`.
+    derive from `Exception`, such as `KeyboardInterrupt`, is re-raised unchanged on its own rank. Waiting is limited: a
+    rank raises `PeerLostError` or `CoordinatorTimeoutError`, which name ranks, or `CoordinatorLostError`.
 
     Results of `map_fn` and `reduce_fn` are pickled for other ranks, and passed directly on the coordinator.
 
@@ -49,12 +48,12 @@ class Coordinator(ABC):
         self.is_coordinator = rank == coordinator_rank
         self.sequence = 0
         self.store: Any = None
-        """Connection to the process group's store, for finding the ranks' network, or None."""
+        """Connection to the group's store, for finding the ranks' network, or None."""
         self.slowest: tuple[int, float] | None = None
-        """Slowest rank in the `map_fn` of the last successful phase, and its seconds; None if unknown."""
+        """Slowest rank in the last successful phase's `map_fn`, and its seconds; None if unknown."""
 
     def lost_ranks(self) -> Mapping[int, str]:
-        """Return lost rank → description of the loss, as far as this rank knows; does not wait."""
+        """Return lost rank → how it was lost, as far as this rank knows; does not wait."""
         return {}
 
     @abstractmethod
@@ -64,19 +63,14 @@ class Coordinator(ABC):
         Args:
             phase: Name for error messages.
             map_fn: Returns this rank's input for `reduce_fn`.
-            reduce_fn: Takes the results of `map_fn` in rank order; returns one element per rank, in rank order.
+            reduce_fn: Takes the results of `map_fn`, and returns one element per rank, both in rank order.
 
         Ranks: every rank; collective.
         """
 
     @abstractmethod
     def all_reduce(self, phase: str, map_fn: Callable[[], T], reduce_fn: Callable[[list[T]], R]) -> R:
-        """Run `map_fn` on every rank and `reduce_fn` on the coordinator; return the result to all ranks.
-
-        Args:
-            phase: Name for error messages.
-            map_fn: Returns this rank's input for `reduce_fn`.
-            reduce_fn: Takes the results of `map_fn` in rank order.
+        """Run `map_fn` on every rank and `reduce_fn`, as for `reduce_scatter`; return its whole result to all ranks.
 
         Ranks: every rank; collective.
         """
@@ -104,7 +98,7 @@ class Coordinator(ABC):
 
     @abstractmethod
     def save_nonce(self) -> str:
-        """Return a random string, equal on all ranks of this operation and different in other operations."""
+        """Return a random string, equal on all ranks and different in other operations."""
 
     def tickets(self, queues: int) -> Callable[[int], int] | None:  # noqa: ARG002
         """Return a function that takes the next ticket of a queue: 0, 1, 2, …, each number once over all ranks.
@@ -112,13 +106,11 @@ class Coordinator(ABC):
         Tickets share out work during a phase. Several threads may call the function, but not between two phases.
 
         Args:
-            queues: Number of queues, numbered from 0; the same on all ranks. Each call creates new queues.
+            queues: Number of queues, the same on all ranks. Each call creates new queues.
 
         Returns:
-            The function (number of a queue → ticket); None on all ranks if they have no common store.
-
-        Raises:
-            CoordinatorLostError: The store does not answer; raised by the function.
+            The function (number of a queue, from 0 → ticket), which raises `CoordinatorLostError` if the store does not
+            answer; None on all ranks if they have no common store.
 
         Ranks: every rank, the same calls in the same order; does not wait for other ranks.
         """
@@ -134,7 +126,7 @@ class Coordinator(ABC):
         Args:
             phase: Name for error messages.
             make: Returns this rank's value, which supports pickling and `==`.
-            describe: Plural name of the values for the error message, such as `checkpoint ids`.
+            describe: Plural name of the values, such as `checkpoint ids`.
 
         Raises:
             OperationError: The values differ; the message lists each value with its ranks.
@@ -176,27 +168,27 @@ class LocalCoordinator(Coordinator):
         self._nonce = secrets.token_hex(8)
 
     def reduce_scatter(self, phase: str, map_fn: Callable[[], T], reduce_fn: Callable[[list[T]], Sequence[R]]) -> R:  # noqa: ARG002
-        """Return the only element of `reduce_fn`'s result."""
+        """See `Coordinator.reduce_scatter`."""
         (answer,) = reduce_fn([map_fn()])
         return answer
 
     def all_reduce(self, phase: str, map_fn: Callable[[], T], reduce_fn: Callable[[list[T]], R]) -> R:  # noqa: ARG002
-        """Return the result of `reduce_fn`."""
+        """See `Coordinator.all_reduce`."""
         return reduce_fn([map_fn()])
 
     def all_gather(self, phase: str, map_fn: Callable[[], T]) -> list[T]:  # noqa: ARG002
-        """Return the result of `map_fn` in a list."""
+        """See `Coordinator.all_gather`."""
         return [map_fn()]
 
     def broadcast(self, phase: str, fn: Callable[[], T]) -> T:  # noqa: ARG002
-        """Return the result of `fn`."""
+        """See `Coordinator.broadcast`."""
         return fn()
 
     def barrier(self, phase: str) -> None:
         """Do nothing."""
 
     def save_nonce(self) -> str:
-        """Return a random string, the same in each call."""
+        """Return the same random string in each call."""
         return self._nonce
 
     def close(self) -> None:
@@ -204,7 +196,7 @@ class LocalCoordinator(Coordinator):
 
 
 def list_by_ranks(texts: Iterable[str]) -> str:
-    """Return each different text after its ranks; the texts are in rank order."""
+    """Return each different text after its ranks; `texts` are in rank order."""
     by_text: dict[str, list[int]] = defaultdict(list)
     for rank, text in enumerate(texts):
         by_text[text].append(rank)

@@ -1,9 +1,8 @@
 """Phases over a tree of connections, for groups above `PeerOptions.leaders_above` ranks.
 
-Each host's leader relays outcomes up to the coordinator, and its verdict down to all ranks. The coordinator first sets
-the verdict in the store, which all ranks poll: a rank that fails, reaches its deadline or detects a lost rank can end
-the phase as in `store_phase`. Further keys of a phase: `here/<rank>` of ranks that have waited for long, `strays` and
-`stray/<n>` of ranks that cannot connect to the rank above.
+Leaders relay outcomes up to the coordinator, and its verdict down. The coordinator first sets the verdict in the
+store, which all ranks poll, so any rank can end the phase as in `store_phase`. Further keys of a phase: `here/<rank>`
+of ranks that have waited for long, `strays` and `stray/<n>` of ranks that cannot connect to the rank above.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ Answers = Mapping[int, bytes]
 
 
 class Relays(Peers):
-    """Monitor of a large group, whose connections also carry messages (frames)."""
+    """Monitor of a large group, whose connections also carry frames."""
 
     def __init__(self, *args: Any, options: PeerOptions, **more: Any) -> None:
         self._mail = Mail()
@@ -63,7 +62,7 @@ class Relays(Peers):
 
     @property
     def above_closed(self) -> bool:
-        """Whether the connection to the rank above is closed, and all its frames are received."""
+        """Whether the connection to the rank above is closed, and its frames are all received."""
         return self._above is None
 
     @property
@@ -72,11 +71,11 @@ class Relays(Peers):
         return any(link.sending for link in list(self._below.values()))
 
     def pause(self, seconds: float, store: KeyValueStore | None = None) -> None:
-        """Wait at most `seconds` for events, and handle them; not in a sleep, which a frame would not end."""
+        """Wait for events, at most `seconds`, and handle them; not in a sleep, which a frame would not end."""
         super().pause(seconds and max(seconds, SLEEP_BELOW_SECONDS), store)
 
     def begin(self, series: int, sequence: int) -> int:
-        """Keep an operation's incoming frames until `take` or `end`; return its number."""
+        """Keep an operation's frames until `end`; return its number."""
         operation = series_number(series, sequence)
         with interrupts_deferred(self._lock):
             self._mail.begin(operation)
@@ -88,19 +87,19 @@ class Relays(Peers):
             self._mail.end(operation)
 
     def read(self, key: Key) -> None:
-        """Allow the ranks below to send a phase's large frames; small ones need no permission."""
+        """Allow the ranks below to send a phase's large frames."""
         with interrupts_deferred(self._lock):
             self._mail.reading.add(key)
             for link in list(self._below.values()):
                 self._send(link, Frame(_READING, *key, self._rank, b""))
 
     def take(self, key: Key) -> list[tuple[int, Frame]]:
-        """Remove and return a phase's received frames, as pairs (sending rank, frame)."""
+        """Remove and return a phase's frames, as (sending rank, frame)."""
         with interrupts_deferred(self._lock):
             return self._mail.take(key)
 
     def send_up(self, frame: Frame) -> None:
-        """Send a frame to the rank above, or queue it until that rank is connected and ready."""
+        """Send a frame to the rank above, once it is connected and ready."""
         with interrupts_deferred(self._lock):
             self._mail.keep_for_above(frame)
             self._send_waiting()
@@ -126,7 +125,7 @@ class Relays(Peers):
         return True
 
     def _shut_doors_if_all_came(self) -> None:
-        """Leave the doors open: ranks of other hosts may still come."""
+        """Do nothing: ranks of other hosts may still come."""
 
     def _sort(self, link: Link, frame: Frame) -> None:
         if link.rank is None:
@@ -159,7 +158,7 @@ class RelayRound(StoreRound):
         self.shared.append(self._counter)
         self._told: dict[int, Outcome] = {}
         self._via: dict[int, int | None] = {}
-        """Rank → rank directly below that relayed its outcome; None if the store did."""
+        """Rank → rank directly below that relayed its outcome; None for the store."""
         self._strayed: list[int] = []
         self._came: tuple[Verdict, Answers] | None = None
         self._decided: Verdict | None = None
@@ -170,7 +169,7 @@ class RelayRound(StoreRound):
         self._here_at: float | None = self._started + min(_HERE_AFTER_SECONDS, seat.timeout_seconds / 8)
 
     def run(self, outcome: Outcome, conclude: Callable[[list[Outcome]], Answer]) -> tuple[Verdict, bytes | None]:
-        """Run the phase over the tree, as `StoreRound.run` does."""
+        """See `StoreRound.run`."""
         self._links.read(self._key)
         self._told[self._seat.rank] = outcome
         if self._leads:
@@ -227,7 +226,7 @@ class RelayRound(StoreRound):
                     return decided
 
     def _without_above(self, decided: Verdict) -> tuple[Verdict, Answers] | None:
-        """Return the result if all went well but the rank above will not answer, else None."""
+        """Return the result if all went well but the rank above will not answer."""
         above = self._links.above_rank
         if self._links.cut_off and self._strayed:
             if not decided.scattered:
@@ -243,7 +242,7 @@ class RelayRound(StoreRound):
         return None
 
     def _turn(self, end: float) -> Verdict | None:
-        """Wait briefly and process frames; return the verdict if the store says that the phase failed."""
+        """Wait briefly and process frames; return the store's verdict of a failed phase."""
         self._links.pause(max(0.0, min(end, self._next_look) - time.monotonic()))
         for below, frame in self._links.take(self._key):
             if frame.kind == _DOWN:
@@ -270,7 +269,7 @@ class RelayRound(StoreRound):
         return self._note(self._read()) if self._wire.has(self._verdict) else None
 
     def _note(self, verdict: Verdict) -> Verdict | None:
-        """Return the verdict, unless the phase went well: then the answer will follow."""
+        """Return the verdict unless all went well: then the answer will follow."""
         if not verdict.ok:
             return verdict
         if self._decided is None:
@@ -300,7 +299,7 @@ class RelayRound(StoreRound):
         return [self._told.get(rank) for rank in range(self._seat.world_size)]
 
     def _partial(self, outcomes: list[Outcome | None]) -> Verdict:
-        """Return the verdict of `StoreRound`; ranks that wait below a missing rank are not missing."""
+        """Do as `StoreRound`; ranks that wait below a missing rank are not missing."""
         verdict = super()._partial(outcomes)
         missing, unheard = self._away(verdict.missing), self._away(verdict.unheard)
         if verdict.missing and not missing:
@@ -311,7 +310,7 @@ class RelayRound(StoreRound):
         return tuple(rank for rank in ranks if not self._wire.has(self._here(rank)))
 
     def _text(self, verdict: Verdict) -> tuple[str, list[str]]:
-        """Return the text of `StoreRound`; large answers over connections stay out of the store."""
+        """Do as `StoreRound`; large answers over connections stay out of the store."""
         large = verdict.ok and verdict.common is not None and len(verdict.common) > self.INLINE_BYTES
         if self._leads and large and None not in self._via.values():
             return _COMES_DOWN, []

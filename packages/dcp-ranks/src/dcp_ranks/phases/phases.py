@@ -1,7 +1,4 @@
-"""`PhasedCoordinator`: the rules and messages of phases, independent of how ranks send them.
-
-Each rank has an `Outcome`, from which the coordinator makes the `Verdict` for all ranks.
-"""
+"""`PhasedCoordinator`, independent of transport: from each rank's `Outcome`, the coordinator makes a `Verdict`."""
 
 from __future__ import annotations
 
@@ -46,7 +43,7 @@ class Failure:
     exception: bytes | None
 
     def revive(self) -> BaseException | None:
-        """Unpickle the exception; return None if that fails in this process."""
+        """Unpickle the exception; None if that fails here."""
         if self.exception is None:
             return None
         try:
@@ -58,7 +55,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A rank's outcome: pickled result or failure, label, seconds."""
+    """A rank's pickled result or failure, label, seconds."""
 
     label: str
     value: bytes | None = None
@@ -70,9 +67,8 @@ class Outcome:
 class Verdict:
     """Result of a phase, the same on every rank.
 
-    `missing` ranks did not arrive within `waited_seconds`; `lost` ranks have died; `unheard` ranks were busy when a
-    failure was reported. `common` is the pickled value for all ranks; if `scattered`, each rank's value is sent
-    separately.
+    `missing` ranks did not arrive within `waited_seconds`; `unheard` ranks were busy when a failure was reported.
+    `common` is the pickled value for all ranks; if `scattered`, each rank's value is sent separately.
     """
 
     failures: tuple[Failure, ...] = ()
@@ -93,10 +89,7 @@ class Verdict:
 
 @dataclass(slots=True)
 class Answer:
-    """The coordinator's decision about a phase.
-
-    `each` holds a `scattered` verdict's pickled value per rank; `own` is the coordinator's own, not pickled.
-    """
+    """The verdict, pickled values per rank if it is `scattered`, and the coordinator's `own` value, not pickled."""
 
     verdict: Verdict
     each: Sequence[bytes] = ()
@@ -108,7 +101,7 @@ class PhasedCoordinator(Coordinator):
     """Base of coordinators that collect all outcomes and return one verdict."""
 
     _sends_own_value = False
-    """Whether the coordinator also pickles its own `map_fn` result, for fake process groups."""
+    """Whether the coordinator pickles its own `map_fn` result, too, for fake groups."""
 
     _steps = 0
     _passed = 0
@@ -118,7 +111,7 @@ class PhasedCoordinator(Coordinator):
     def _exchange(
         self, number: int, phase: str, outcome: Outcome, conclude: Callable[[list[Outcome]], Answer]
     ) -> tuple[Verdict, bytes | None]:
-        """Exchange one phase's outcomes; return the verdict, and this rank's answer if it is scattered.
+        """Exchange outcomes; return the verdict, and this rank's answer if it is scattered.
 
         `conclude` runs once, on the coordinator, with the outcomes in rank order, and never raises.
         """
@@ -128,7 +121,7 @@ class PhasedCoordinator(Coordinator):
         """Make phase `number` fail on other ranks, or the next one if it has succeeded. Raise no `Exception`."""
 
     def _check_waited_for(self, number: int, phase: str) -> None:
-        """Raise if the other ranks have ended the phase that this coordinator is about to decide."""
+        """Raise if the other ranks have ended the phase."""
 
     def reduce_scatter(self, phase: str, map_fn: Callable[[], T], reduce_fn: Callable[[list[T]], Sequence[R]]) -> R:
         """See `Coordinator.reduce_scatter`."""
@@ -225,7 +218,7 @@ class PhasedCoordinator(Coordinator):
     def _conclude(
         self, number: int, phase: str, outcomes: list[Outcome], own: Any, answer: Callable[[list[Any]], Answer]
     ) -> Answer:
-        """Decide the verdict of a phase, on the coordinator; never raise."""
+        """Decide the verdict; never raise."""
         failures = [outcome.failure for outcome in outcomes if outcome.failure is not None]
         if failures:
             return Answer(Verdict(failures=shorten(failures)))
@@ -271,14 +264,14 @@ class PhasedCoordinator(Coordinator):
         self.close()
 
     def _abandon(self, error: BaseException) -> None:
-        """End the operation for all ranks: an interrupt may come between or inside phases."""
+        """End the operation for all ranks, after an interrupt between or inside phases."""
         if not self._ended:
             self._ended = True
             self._withdraw(self._passed, failure_of(self.rank, error))
 
 
 def _fail(local: BaseException | None, shared: RanksError) -> NoReturn:
-    """Raise the error that all ranks share, unless this rank was interrupted itself."""
+    """Raise the shared error, unless this rank was interrupted itself."""
     try:
         if local is not None and not isinstance(local, Exception):
             raise local
@@ -317,7 +310,7 @@ def failure_of(rank: int, error: BaseException) -> Failure:
 
 
 def shorten(failures: Iterable[Failure]) -> tuple[Failure, ...]:
-    """Sort failures by rank, and shorten tracebacks after the first few."""
+    """Sort failures by rank; shorten all but the first few tracebacks."""
     ordered = sorted(failures, key=lambda failure: failure.rank)
     whole, rest = ordered[:_MAX_FULL_TRACEBACKS], ordered[_MAX_FULL_TRACEBACKS:]
     return (*whole, *(Failure(each.rank, each.text.rstrip().rpartition("\n")[2], None) for each in rest))

@@ -2,8 +2,8 @@
 
 `dcp/drawn/<rank>` counts operations. Under `dcp/<sequence>/` are `nonce`, `closed`, `ticket/<queue>` (tickets taken),
 and for each phase under `<number>/`: `up/<rank>` (a rank's outcome), `arrived` (number of ranks), `ready` (all have
-arrived or one has failed), `verdict`, `each/<rank>` (values of `scattered` phases). Each rank deletes keys that only it
-wrote or reads, the coordinator deletes keys that all have read, and the last rank to close deletes the rest.
+arrived or one has failed), `verdict`, `each/<rank>` (values of `scattered` phases). Ranks delete keys that only they
+use, the coordinator deletes keys that all have read, and the last rank to close deletes the rest.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class StoreCoordinator(PhasedCoordinator):
 
     @staticmethod
     def draw(store: KeyValueStore, rank: int) -> int:
-        """Draw and return the sequence number of this rank's next operation, which the other ranks then wait for."""
+        """Draw the sequence number of this rank's next operation, which the other ranks then wait for."""
         return StoreWire(store, "dcp/", 1).add(f"drawn/{rank}")
 
     def lost_ranks(self) -> Mapping[int, str]:
@@ -105,14 +105,14 @@ class StoreCoordinator(PhasedCoordinator):
         return self._peers.lost
 
     def give_up_on(self, lost: Mapping[int, str]) -> None:
-        """Make the first phase fail on all ranks, unless it has ended, because ranks (rank → description) are lost.
+        """Make the first phase fail on all ranks, unless it has ended, because ranks (rank → how) are lost.
 
         For a process that does not run the operation, but watches the processes that it needs.
         """
         self._round(0).give_up_on(lost)
 
     def save_nonce(self) -> str:
-        """Return a random string, equal on all ranks, without waiting for them."""
+        """See `Coordinator.save_nonce`. Does not wait."""
         return self._wire.claim("nonce", secrets.token_hex(8))
 
     def tickets(self, queues: int) -> Callable[[int], int]:
@@ -159,13 +159,13 @@ class StoreCoordinator(PhasedCoordinator):
             self._lost = True
 
     def _round(self, number: int) -> StoreRound:
-        """Return the phase to run; the first one uses the store, so that all ranks have left their cards."""
+        """Return the phase to run; the first uses the store, so that all ranks have left their cards."""
         if self._relays is not None and number > 0:
             return RelayRound(self._wire, number, self._seat, self._relays, self._operation)
         return StoreRound(self._wire, number, self._seat, self._peers, self._peers_store)
 
     def _who_is_gone(self) -> str:
-        """Name lost ranks after a short wait: ends of processes and connections show at different times."""
+        """Name lost ranks after a short wait, because losses show at different times."""
         if self._peers is None:
             return ""
         end = time.monotonic() + _SEE_SECONDS
@@ -174,7 +174,7 @@ class StoreCoordinator(PhasedCoordinator):
         return "".join(f"; rank {rank} is gone ({how})" for rank, how in self._peers.lost.items())
 
     def close(self) -> None:
-        """End the operation on this rank without store errors; may wait seconds if `hosts_store` is set."""
+        """End the operation on this rank without store errors; may wait seconds with `hosts_store`."""
         if self._closed:
             return
         self._closed = True

@@ -34,10 +34,9 @@ class Seat:
 
 
 class StoreRound:
-    """One phase on one rank, through a store.
+    """One phase on one rank. With `peers` None, lost ranks are detected only at the deadline.
 
-    With `peers` None, lost ranks are detected only at the deadline. `peers` looks for ranks in `peers_store`, which is
-    None once it has met all.
+    `peers_store` is None once `peers` has met all ranks.
     """
 
     INLINE_BYTES = 48 << 10
@@ -84,7 +83,7 @@ class StoreRound:
         return verdict, answer
 
     def leave(self, failure: Failure) -> Verdict:
-        """Make the phase fail on all ranks unless it has ended; return its verdict without waiting."""
+        """Make the phase fail on all ranks unless it has ended; return its verdict. Does not wait."""
         verdict = self._declare(Verdict(failures=(failure,)))
         self._wire.delete(self._own_keys)
         return verdict
@@ -95,7 +94,7 @@ class StoreRound:
         self._wire.put(self._ready, b"")  # the rank that leads may be another process than this one
 
     def _declare(self, verdict: Verdict) -> Verdict:
-        """Declare the verdict; return the one that was declared first."""
+        """Return the verdict that was declared first."""
         text, keys = self._text(verdict)
         winner = self._wire.claim(self._verdict, text)
         if not self._leads:
@@ -107,7 +106,7 @@ class StoreRound:
         return self._open(winner)
 
     def _text(self, verdict: Verdict) -> tuple[str, list[str]]:
-        """Return a verdict as text for the key `verdict`, and the further keys of a large one."""
+        """Return a verdict as text, and the further keys of a large one."""
         data = encode(verdict)
         if len(data) <= self.INLINE_BYTES:
             return "i" + base64.b64encode(data).decode(), []
@@ -148,7 +147,7 @@ class StoreRound:
         return 2 * GRACE_SECONDS if own.failure is not None else self._seat.timeout_seconds + MARGIN_SECONDS
 
     def _wait(self, key: str, deadline: float) -> bool:
-        """Return whether the key was set before the deadline and before a rank was lost."""
+        """Return whether the key was set in time and before a rank was lost."""
         peers = self._peers
         if peers is None:
             return self._wire.wait(partial(self._wire.has, key), deadline)

@@ -38,14 +38,14 @@ def name_place(place: Place) -> str:
 
 
 class Attempt:
-    """Attempt to connect to one rank. Call `step` when the socket is ready for `events`, or at the time `until`."""
+    """Attempt to connect to one rank. Call `step` when the socket is ready for `events`, or at `until`."""
 
     def __init__(self, card: StreamCard, rank: int, host: str, secret: bytes, now: float) -> None:
         self.rank = card.rank
         self.connection: socket.socket | None = None
         self.events = 0
         self.until = now
-        """Time of the monotonic clock, in seconds."""
+        """Time of the monotonic clock."""
         self.is_done = False
         """Whether `connection` is authenticated and belongs to the caller."""
         self.failed: list[str] = []
@@ -60,7 +60,7 @@ class Attempt:
 
     @property
     def where(self) -> str:
-        """The address that is tried; empty if none is left."""
+        """The address that is tried, or empty."""
         return name_place(self._places[0]) if self._places else ""
 
     @property
@@ -69,7 +69,7 @@ class Attempt:
         return not self._places
 
     def step(self, now: float) -> None:
-        """Continue as far as possible without blocking."""
+        """Continue without blocking."""
         if self.connection is None:
             self._connect(now)
         elif not self._greeted and now >= self.until:
@@ -86,7 +86,7 @@ class Attempt:
                 self._fail(error, now)
 
     def give_up(self, waited_seconds: float) -> str:
-        """Close the socket; return why the connection failed."""
+        """Close the socket; return why connecting failed."""
         reasons = self.failed
         if self._places and self._greeted:
             reasons = [
@@ -100,7 +100,7 @@ class Attempt:
         )
 
     def close(self) -> None:
-        """Close the socket, if it is not done."""
+        """Close the socket unless it is done."""
         if self._answer is not None:
             self._answer.close()
         if self.connection is not None and not self.is_done:

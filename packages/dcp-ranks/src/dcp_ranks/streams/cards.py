@@ -1,4 +1,4 @@
-"""`StreamCard`: addresses of a rank's listening sockets; and grouping of ranks by host."""
+"""`StreamCard`: addresses of a rank's listening sockets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class StreamCard:
     Attributes:
         rank: Rank within the group.
         host: Text that is equal on ranks of one host, and may be equal on others: a hint only.
-        local: Name of an abstract Unix socket; empty if there is none.
+        local: Name of an abstract Unix socket, or empty.
         addresses: IP addresses, the most probable first.
         port: TCP port at all addresses.
         challenge: Random bytes that a connecting rank authenticates with the job's secret.
@@ -38,12 +38,12 @@ class StreamCard:
 
 
 def host_hint() -> str:
-    """Return this machine's boot id: a hint that two ranks share a host, not a proof."""
+    """Return the boot id: a hint that two ranks share a host, not a proof."""
     return own_identity().host.partition(" ")[0]
 
 
 def places_of(card: StreamCard, own_host: str) -> Sequence[Place]:
-    """Return a rank's addresses, the most probable first: its Unix socket if it may be on this host."""
+    """Return addresses, the most probable first: the Unix socket if the rank may be on this host."""
     near = card.host == own_host
     addresses = sorted(card.addresses, key=lambda address: ipaddress.ip_address(address).is_loopback != near)
     local = [(card.local, LOCAL_PORT)] if near and card.local else []
@@ -53,12 +53,12 @@ def places_of(card: StreamCard, own_host: str) -> Sequence[Place]:
 def group_by_host(proved: Mapping[int, Collection[int]]) -> tuple[tuple[int, ...], ...]:
     """Group ranks into hosts: within a group, all ranks have proved to each other that they share a host.
 
-    Both ranks must report a proof. If proofs are not transitive (0 with 1, 1 with 2, not 0 with 2), a rank joins the
-    first group in which it has a proof with every rank, or starts a new one.
+    If proofs are not transitive (0 with 1, 1 with 2, not 0 with 2), a rank joins the first group in which it has a
+    proof with every rank, or starts a new one.
 
     Args:
         proved: Rank → ranks that proved to be on its host (`Stream.same_host`), with or without itself; all ranks are
-            keys.
+            keys. Both ranks must report a proof.
 
     Returns:
         The groups in the order of their lowest ranks, with ascending ranks; each rank is in one group.

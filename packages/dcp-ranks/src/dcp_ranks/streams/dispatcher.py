@@ -1,4 +1,4 @@
-"""`Dispatcher`: receives from all of this rank's streams in one thread, and calls a handler."""
+"""`Dispatcher`: receives from all of this rank's streams in one thread."""
 
 from __future__ import annotations
 
@@ -29,9 +29,6 @@ class Dispatcher:
 
     As a context manager it starts a thread; `run` uses the caller's thread. It detects a killed rank immediately. A
     suspended or busy rank looks idle: only the caller's deadline detects it.
-
-    Args:
-        handler: Functions to call.
 
     Example:
         ```python
@@ -66,7 +63,7 @@ class Dispatcher:
         self._stopping = False
         self._closed = False
         self.error: BaseException | None = None
-        """Handler's exception that has ended the dispatcher's own thread."""
+        """Handler's exception that has ended the own thread."""
 
     def add(self, stream: Stream) -> None:
         """Receive from this stream, too."""
@@ -80,7 +77,7 @@ class Dispatcher:
             self._set_events(descriptor)
 
     def resume(self, stream: Stream) -> None:
-        """Receive again from a stream after its handler returned `NOT_NOW`. Thread-safe."""
+        """Receive again after a handler returned `NOT_NOW`. Thread-safe."""
         self._resumed.append(stream)
         self.wake()
 
@@ -116,7 +113,7 @@ class Dispatcher:
             self._thread = thread
 
     def close(self) -> None:
-        """Stop receiving and end `run`, in any thread; later calls do nothing. Not for handlers.
+        """Stop receiving and end `run`, in any thread; later calls do nothing.
 
         Raises:
             BaseException: A handler raised it in the dispatcher's own thread.
@@ -134,7 +131,7 @@ class Dispatcher:
             raise error
 
     def check_caller(self) -> None:
-        """Raise OperationError in a handler of this dispatcher."""
+        """Raise OperationError in a handler."""
         if self._runner == threading.get_ident():
             raise OperationError("a handler cannot close its own dispatcher: make `stop` true, or close it elsewhere")
 
@@ -195,7 +192,6 @@ class Dispatcher:
         self._settle(descriptor, reception)
 
     def _settle(self, descriptor: int, reception: Reception) -> None:
-        """Register the events that a stream waits for, or report its end."""
         if reception.end is None:
             self._set_events(descriptor)
             return
@@ -208,7 +204,7 @@ class Dispatcher:
             self._handler.on_lost(reception.stream, reception.end)
 
     def _set_events(self, descriptor: int) -> None:
-        """Register the events that a stream waits for now; any thread may call this."""
+        """Register the events that a stream waits for; any thread may call this."""
         with self._lock:
             reception = self._receptions.get(descriptor)
             if reception is not None and not self._closed:

@@ -1,4 +1,4 @@
-"""First bytes on a connection between two ranks: they authenticate each other, and prove that they share a host.
+"""First bytes on a connection: two ranks authenticate each other, and prove that they share a host.
 
 Over a Unix socket, greeting and answer come with a memory file of the same bytes: a socket can be forwarded, and boot
 ids can be equal on different hosts, but a descriptor can only be passed within one kernel.
@@ -43,11 +43,11 @@ ANSWER_BYTES: Final = 32
 REFUSAL: Final = bytes(ANSWER_BYTES)
 """Answer to a greeting that is not authentic."""
 NO_MEMORY: Final = bytes(range(ANSWER_BYTES))
-"""Answer to an authentic greeting over a Unix socket without its memory file."""
+"""Answer to an authentic greeting without its memory file."""
 
 
 def is_local(connection: socket.socket) -> bool:
-    """Return whether a socket is a Unix socket, which can pass descriptors."""
+    """Return whether this is a Unix socket, which can pass descriptors."""
     return connection.family == socket.AF_UNIX
 
 
@@ -57,7 +57,7 @@ def write_greeting(rank: int, hello: bytes) -> bytes:
 
 
 def send_proof(connection: socket.socket, data: bytes) -> None:
-    """Send a greeting or answer, over a Unix socket with a memory file of the same bytes. Raises OSError."""
+    """Send a greeting or answer, over a Unix socket with its memory file. Raises OSError."""
     if not is_local(connection):
         connection.sendall(data)
         return
@@ -75,7 +75,7 @@ class FirstBytes:
         self._descriptors: list[int] = []
 
     def receive(self) -> bytes | None:
-        """Return all bytes once complete, None before. Raises OSError."""
+        """Return all bytes, or None before they are complete. Raises OSError."""
         missing = self._size - len(self._data)
         try:
             if is_local(self._connection):
@@ -92,7 +92,7 @@ class FirstBytes:
         return self._data if len(self._data) == self._size else None
 
     def prove_host(self) -> bool:
-        """Return whether one memory file with the same bytes came along; only for authenticated bytes."""
+        """Return whether a memory file with the same bytes came along; only for authenticated bytes."""
         proved = len(self._descriptors) == 1 and holds(self._descriptors[0], self._data)
         self.close()
         return proved
@@ -104,7 +104,7 @@ class FirstBytes:
 
 
 class Guest:
-    """An accepted connection that is not yet authenticated; no method blocks."""
+    """An unauthenticated accepted connection; no method blocks."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -138,13 +138,13 @@ class Guest:
             self.connection.send(answer)
 
     def close(self) -> None:
-        """Close the socket and its received descriptors."""
+        """Close the socket and received descriptors."""
         self._greeting.close()
         self.connection.close()
 
 
 def descriptors_in(ancillary: Iterable[tuple[int, int, bytes]]) -> list[int]:
-    """Return the file descriptors in received ancillary data; the caller must close them."""
+    """Return the descriptors in ancillary data; the caller must close them."""
     found: list[int] = []
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -155,7 +155,7 @@ def descriptors_in(ancillary: Iterable[tuple[int, int, bytes]]) -> list[int]:
 
 @contextmanager
 def lend(content: bytes) -> Iterator[int]:
-    """Yield the descriptor of a memory file with these bytes. Raises OSError."""
+    """Yield the descriptor of a memory file. Raises OSError."""
     descriptor = os.memfd_create("dcp-host-proof")
     try:
         os.write(descriptor, content)
@@ -165,7 +165,7 @@ def lend(content: bytes) -> Iterator[int]:
 
 
 def holds(descriptor: int, content: bytes) -> bool:
-    """Return whether a memory file from an authenticated rank holds these bytes; other files might block."""
+    """Return whether an authenticated rank's memory file holds these bytes; other files might block."""
     try:
         return hmac.compare_digest(os.pread(descriptor, len(content) + 1, 0), content)
     except OSError:
@@ -182,9 +182,6 @@ def job_secret(default: bytes) -> bytes:
 
     `DCP_JOB_SECRET` holds the secret, `DCP_JOB_SECRET_FILE` the path of a file with it (a final line break is ignored).
     Readers of the process group's store know a `default` that was sent through it, but not the environment's secret.
-
-    Args:
-        default: Secret to use if the environment has none, such as one that the coordinator drew.
 
     Raises:
         ValueError: Both variables are set, the file cannot be read, or the secret has fewer than 16 bytes.

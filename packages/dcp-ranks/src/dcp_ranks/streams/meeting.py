@@ -22,24 +22,24 @@ _LOOK_SECONDS: Final = 1.0
 
 
 class Doorway:
-    """Non-blocking listening sockets of one rank, and their incoming connections."""
+    """Non-blocking listening sockets, and their incoming connections."""
 
     def __init__(self, doors: Iterable[socket.socket], listener: Listener) -> None:
         self.doors = {door.fileno(): door for door in doors}
         self.arrived: dict[int, socket.socket] = {}
-        """Rank → authenticated connection that nobody has taken yet."""
+        """Rank → authenticated connection, not yet taken."""
         self.refused = ""
-        """Why the last refused connection was refused; empty if none was."""
+        """Why the last connection was refused, if any."""
         self._listener = listener
         self.guests: Guests[Guest] = Guests(Guest)
 
     def accept(self, door: socket.socket) -> None:
-        """Accept a listening socket's pending connections, and answer their greetings."""
+        """Accept pending connections, and answer their greetings."""
         for guest in self.guests.accept(door):
             self.greet(guest)
 
     def greet(self, guest: Guest) -> None:
-        """Answer a complete greeting; close a connection of another job."""
+        """Answer a complete greeting; close another job's connection."""
         try:
             rank = guest.greet(self._listener)
         except OSError as error:
@@ -75,7 +75,7 @@ class Doorway:
             guest.close()
 
     def close(self) -> None:
-        """Close all listening sockets, and connections that nobody took."""
+        """Close all sockets that nobody took."""
         for connection in (*self.doors.values(), *self.arrived.values()):
             connection.close()
         self.doors.clear()

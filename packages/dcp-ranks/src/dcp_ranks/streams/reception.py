@@ -65,7 +65,7 @@ class Reception:
         self.stream = stream
         self.is_paused = False
         self.end: str | None = None
-        """Why the stream has ended; empty after a goodbye, and None while it works."""
+        """Why the stream has ended; empty after a goodbye, None while it works."""
         self._handler = handler
         self._connection = stream.connection
         self._head = memoryview(bytearray(HEAD.size))
@@ -99,24 +99,23 @@ class Reception:
                 self._complete()
 
     def resume(self) -> None:
-        """Call the handler again with the message for which it returned `NOT_NOW`."""
+        """Repeat the message for which the handler returned `NOT_NOW`."""
         if self.is_paused and self.end is None:
             self.is_paused = False
             self._hand_over()
 
     def close(self) -> None:
-        """Close descriptors that no handler took, and stop writing to an incomplete payload's buffer."""
+        """Close descriptors that no handler took; stop writing to a payload's buffer."""
         self._payload = None
         self._target = self._head
         while self._descriptors:
             os.close(self._descriptors.pop())
 
     def _end(self, reason: str) -> None:
-        """Mark the end; after a goodbye, the end of a connection is not a loss."""
+        """Mark the end; after a goodbye, it is not a loss."""
         self.end = "" if self.stream.has_left and reason != _MALFORMED else self.stream.lost or reason
 
     def _fill(self) -> int:
-        """Receive into the target; return the number of bytes."""
         room = self._target[self._filled :]
         if self._target is self._head and self.stream.same_host:
             flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC

@@ -1,7 +1,4 @@
-"""`Stream`: one authenticated connection to another rank, which sends frames.
-
-A frame has a fixed-size head, a message, and a payload of any size.
-"""
+"""`Stream`: one authenticated connection to another rank, which sends frames of head, message and payload."""
 
 from __future__ import annotations
 
@@ -125,13 +122,10 @@ class Stream:
         self.flush()
 
     def post(self, message: bytes) -> None:
-        """Send a small message without waiting; the dispatcher sends the rest later. For handlers.
-
-        Args:
-            message: At most 64 KiB; at most 4 MiB of messages wait in memory.
+        """Send a message of at most 64 KiB without waiting; the dispatcher sends the rest later. For handlers.
 
         Raises:
-            StreamError: The other rank is lost or has said goodbye, or too many messages are queued.
+            StreamError: The other rank is lost or has said goodbye, or more than 4 MiB of messages are queued.
             ValueError: The message is too long.
         """
         data = _write_head(MESSAGE, message, 0, descriptor=False)
@@ -143,7 +137,7 @@ class Stream:
     def goodbye(self) -> None:
         """Announce, without waiting, that this rank sends no more messages; later calls do nothing.
 
-        The other dispatcher calls `on_goodbye`, and does not treat the end of the connection as a loss.
+        The other dispatcher calls `on_goodbye`, and the end of the connection is not a loss.
         """
         if not self._said_goodbye and self.lost is None:
             self._said_goodbye = True
@@ -162,7 +156,7 @@ class Stream:
                 return
 
     def lose(self, reason: str) -> None:
-        """Mark the stream as lost, so that its sending and receiving threads notice."""
+        """Mark the stream as lost; its sending and receiving threads notice."""
         if self.lost is None:
             self.lost = reason
         with contextlib.suppress(OSError):
@@ -206,7 +200,7 @@ class Stream:
         return StreamError(self.rank, self.address, reason)
 
     def _write_posted(self, *, block: bool) -> bool:
-        """Write posted messages under the lock; return False if that would block."""
+        """Write posted messages; return False if that would block. Holds the lock."""
         while self._posted:
             views = self._posted[0]
             size = sum(map(len, views))
@@ -221,7 +215,7 @@ class Stream:
         return True
 
     def _write(self, views: list[memoryview], descriptor: int | None, *, block: bool) -> bool:
-        """Write views and remove the sent parts; return False if that would block."""
+        """Write views, without the sent parts; return False if that would block."""
         ancillary = []
         if descriptor is not None:
             ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
@@ -254,12 +248,12 @@ def _write_head(kind: int, message: bytes, payload_bytes: int, *, descriptor: bo
 
 
 def _byte_views(buffers: Sequence[memoryview]) -> list[memoryview]:
-    """Return the non-empty buffers as byte views. Raises TypeError if one is not contiguous."""
+    """Return the non-empty buffers as bytes. Raises TypeError if one is not contiguous."""
     return [memoryview(buffer).cast("B") for buffer in buffers if memoryview(buffer).nbytes]
 
 
 def _advance(views: list[memoryview], sent_bytes: int) -> None:
-    """Remove the first `sent_bytes` bytes from a list of views, in place."""
+    """Remove the sent bytes from the views, in place."""
     done = 0
     for view in views:
         if len(view) > sent_bytes:

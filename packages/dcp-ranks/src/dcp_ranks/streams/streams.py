@@ -46,11 +46,11 @@ class Streams:
     Args:
         rank: Rank of this process within the group.
         secret: Secret of the job, the same on all ranks; see `job_secret`.
-        options: Options for connecting, the same on all ranks; None for the defaults.
+        options: The same on all ranks; None for the defaults.
         store: Store of the process group, used to find the ranks' network; None for all addresses of this host.
         timeout_seconds: Seconds after which a rank that takes no bytes counts as lost; over TCP at most
             `PeerOptions.peer_timeout_seconds`.
-        lost: Returns lost rank → description; if any rank is lost, connecting stops waiting.
+        lost: Returns lost rank → how; if any rank is lost, connecting stops waiting.
 
     Example:
         ```python
@@ -94,12 +94,12 @@ class Streams:
         local, name = _open_local_door()
         self._doorway = Doorway([*doors, *local], listener)
         self.card = StreamCard(rank, host_hint(), name, addresses, port, listener.challenge)
-        """This rank's card, for `meet` of the other ranks."""
+        """This rank's card, for the other ranks' `meet`."""
         _alive.add(self)
 
     @property
     def sockets(self) -> int:
-        """Number of open sockets: listening ones and connections."""
+        """Number of open sockets, listening ones included."""
         doorway = self._doorway
         made = 0 if self._closed else len(self._streams) + len(self._replaced)
         return len(doorway.doors) + len(doorway.guests.waiting) + len(doorway.arrived) + made
@@ -131,7 +131,7 @@ class Streams:
         """Connect to several ranks in parallel; return rank → stream or error.
 
         Raises:
-            OperationError: A rank is unknown (see `meet`) or this rank, or the streams are closed.
+            OperationError: As for `connect`.
         """
         started = time.monotonic()
         self._check(ranks)
@@ -144,7 +144,7 @@ class Streams:
             self._connecting.release()
 
     def dispatch(self, handler: StreamHandler) -> Dispatcher:
-        """Return the dispatcher that receives from all present and future streams; one at a time.
+        """Return the dispatcher that receives from all present and future streams.
 
         Raises:
             OperationError: A dispatcher exists already, or the streams are closed.
@@ -158,12 +158,7 @@ class Streams:
         return self._dispatcher
 
     def close(self) -> None:
-        """Close all sockets and the dispatcher; later calls do nothing. Not for handlers.
-
-        Raises:
-            BaseException: A handler raised it in the dispatcher's own thread.
-            OperationError: A handler calls this.
-        """
+        """Close all sockets and the dispatcher, as `Dispatcher.close` does; later calls do nothing."""
         if self._closed:
             return
         if self._dispatcher is not None:
@@ -264,7 +259,7 @@ class Streams:
 
 
 def _open_local_door() -> tuple[list[socket.socket], str]:
-    """Open a listening Unix socket without a file, if possible."""
+    """Open an abstract Unix socket, if possible."""
     name = f"dcp-streams-{secrets.token_hex(16)}"
     with contextlib.suppress(OSError), contextlib.ExitStack() as stack:  # not Linux, or a sandbox
         door = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
@@ -288,7 +283,7 @@ _alive: weakref.WeakSet[Streams] = weakref.WeakSet()
 
 
 def _close_in_child() -> None:
-    """Close connections in a forked child, where they would make the parent look alive."""
+    """Close connections, which would make the parent look alive."""
     for streams in list(_alive):
         streams.drop()
 

@@ -46,7 +46,7 @@ _LASTING = ("dcp/drawn/", "dcp/usable", "dcp/peers/")
 def coordinator(kind: str, **options: Any) -> Coordinator:
     """Return a coordinator of the default process group; `kind` is one of `KINDS`. Collective.
 
-    `options` are keyword arguments of `make_coordinator`, or of `CollectiveCoordinator` for `collective`.
+    `options` are those of `make_coordinator`, or of `CollectiveCoordinator` for `collective`.
     """
     if kind == "collective":
         return CollectiveCoordinator(**{"group": dist.group.WORLD, **options})
@@ -62,7 +62,7 @@ def coordinator(kind: str, **options: Any) -> Coordinator:
 
 @contextlib.contextmanager
 def pretended_host(name: object) -> Iterator[None]:
-    """Act as if this rank ran on another host; ranks with the same `name` share a host."""
+    """Act as if this rank ran on another host; ranks with the same `name` share it."""
     own, hint = own_identity(), host_hint()
     with (
         mock.patch("dcp_ranks.peers.monitor.own_identity", return_value=replace(own, host=f"{own.host}{name}")),
@@ -73,7 +73,7 @@ def pretended_host(name: object) -> Iterator[None]:
 
 @contextlib.contextmanager
 def every_failure_is_heard() -> Iterator[None]:
-    """Make errors of phases name later failures, too, up to 60 s after the first. Every rank must enter the block."""
+    """Make phases report later failures, too, up to 60 s after the first. Every rank must enter the block."""
     with contextlib.ExitStack() as stack:
         for module in ("store_phase", "leaders"):
             stack.enter_context(mock.patch(f"dcp_ranks.phases.{module}.GRACE_SECONDS", 60.0))
@@ -81,7 +81,7 @@ def every_failure_is_heard() -> Iterator[None]:
 
 
 def leftover_keys() -> list[str]:
-    """Return keys that ended operations left in the default group's store (expected: none). Collective."""
+    """Return keys that ended operations left in the default group's store. Collective."""
     dist.barrier()
     left = [key for key in keys_of_group() if "dcp/" in key]
     dist.barrier()
@@ -89,7 +89,7 @@ def leftover_keys() -> list[str]:
 
 
 def caught(call: Callable[[], object]) -> BaseException | None:
-    """Return the exception that `call` raises; None if it raises none."""
+    """Return the exception that `call` raises, or None."""
     try:
         call()
     except BaseException as error:  # noqa: BLE001 - an interrupt is looked at, too
@@ -98,12 +98,12 @@ def caught(call: Callable[[], object]) -> BaseException | None:
 
 
 def say(word: object) -> None:
-    """Send the signal `word` to the ranks that wait in `hear`."""
+    """Send a signal to the ranks that wait in `hear`."""
     group_store().set(f"said {word}", "yes")
 
 
 def hear(word: object) -> None:
-    """Wait for the signal `word`; fail after 40 s."""
+    """Wait for a signal; fail after 40 s."""
     store = group_store()
     deadline = time.monotonic() + _HEAR_SECONDS
     while not store.check([f"said {word}"]):
@@ -112,7 +112,7 @@ def hear(word: object) -> None:
 
 
 def group_store() -> Any:
-    """Open a new connection to the default group's store; deleting the object closes it."""
+    """Open a new connection to the default group's store."""
     group = dist.group.WORLD
     found = None if group is None else borrow_store(group)
     assert found is not None, "these ranks have no store"

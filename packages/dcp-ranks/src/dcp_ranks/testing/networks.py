@@ -25,7 +25,7 @@ _START_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class NetworkHost:
-    """A pretended host: the network namespace of the idle process `pid`, with an IPv4 address per network."""
+    """A pretended host: the network namespace of process `pid`, with an IPv4 address per network."""
 
     pid: int
     addresses: tuple[str, ...]
@@ -64,7 +64,7 @@ class NetworkHost:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """IP network between pretended hosts, such as `10.77.0.0/24`, on the interface `net<number>`."""
+    """IP network between pretended hosts, such as `10.77.0.0/24`."""
 
     number: int
     text: str
@@ -111,7 +111,7 @@ def networks_missing() -> str:
 
 @contextlib.contextmanager
 def _namespace() -> Iterator[int]:
-    """Run a process in a new network namespace; yield its process id."""
+    """Yield the id of a process in a new network namespace."""
     own = os.readlink("/proc/self/ns/net")
     with subprocess.Popen(["unshare", "--net", "sleep", "infinity"]) as process:
         try:

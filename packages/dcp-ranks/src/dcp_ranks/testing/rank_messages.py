@@ -15,7 +15,7 @@ _LENGTH = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Request to join a new default process group after leaving the old one; with `backend` None, only to leave.
+    """Join a new default process group after leaving the old one; with `backend` None, only leave.
 
     `port` is None for the rank that hosts the store; it replies twice: with the port, and after joining.
     """
@@ -29,7 +29,7 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Request to call a pickled pair (function, arguments), with pickled warning filters.
+    """Call a pickled pair (function, arguments), with pickled warning filters.
 
     `modules` maps modules that the rank cannot import by name to their files.
     """
@@ -42,7 +42,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Reply of a successful request, with the pickled return value."""
+    """Reply with the pickled return value."""
 
     result: bytes
 
@@ -57,7 +57,7 @@ class Raised:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """Record that a rank process ended without replying."""
+    """A rank process ended without replying."""
 
     text: str
 
@@ -69,7 +69,7 @@ def send_message(connection: socket.socket, message: object) -> None:
 
 
 def read_message(connection: socket.socket) -> Any:
-    """Receive and unpickle one message. Raises EOFError if the peer has closed its connection."""
+    """Receive and unpickle one message. Raises EOFError if the connection was closed."""
     (length,) = _LENGTH.unpack(_read(connection, _LENGTH.size))
     return pickle.loads(_read(connection, length))
 

@@ -38,7 +38,7 @@ _ENVIRONMENT = {
 
 
 class StartedRank:
-    """Handle of a forked process, with methods as in `subprocess.Popen`."""
+    """Forked process, with methods as in `subprocess.Popen`."""
 
     def __init__(self, starter: RankStarter, pid: int) -> None:
         self._starter = starter
@@ -46,7 +46,7 @@ class StartedRank:
         self.pid = pid
 
     def poll(self) -> int | None:
-        """Return the exit code, negative for a signal; None while the process runs."""
+        """Return the exit code, negative for a signal, or None."""
         if self._code is None:
             try:
                 self._code = self._starter.ask("code", self.pid)
@@ -55,7 +55,7 @@ class StartedRank:
         return self._code
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end; return the exit code. Raises subprocess.TimeoutExpired."""
+        """Return the exit code. Raises subprocess.TimeoutExpired."""
         end = None if timeout is None else time.monotonic() + timeout
         while (code := self.poll()) is None:
             if end is not None and time.monotonic() >= end:
@@ -73,7 +73,7 @@ class StartedRank:
 
 
 class RankStarter:
-    """A child process that forks rank processes. It ends with this process, and its rank processes with it."""
+    """A child process that forks rank processes; all end with this process."""
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -90,12 +90,12 @@ class RankStarter:
         atexit.register(self.close)
 
     def start(self, connection: int, output: int) -> StartedRank:
-        """Fork a rank process with descriptors of its socket and its output."""
+        """Fork a rank process with these descriptors."""
         environment = {**os.environ, **_ENVIRONMENT}
         return StartedRank(self, self.ask("start", environment, os.getcwd(), descriptors=[connection, output]))
 
     def ask(self, *request: Any, descriptors: Sequence[int] = ()) -> Any:
-        """Send a request; return the answer. Raises EOFError if the starter has ended."""
+        """Return the answer to a request. Raises EOFError if the starter has ended."""
         with self._lock:
             socket.send_fds(self._socket, [pickle.dumps(request)], descriptors)
             answer = self._socket.recv(_MESSAGE_BYTES)
@@ -127,7 +127,7 @@ def shared_starter() -> RankStarter:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the starter with `arguments` (socket's descriptor, parent's process id) until its parent ends."""
+    """Run until the parent ends; `arguments`: socket's descriptor, parent's process id."""
     descriptor, parent = map(int, arguments)
     die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent
@@ -166,7 +166,6 @@ def _become_rank(descriptors: Sequence[int], environment: Mapping[str, str], fol
 
 
 def _code_of(pid: int, codes: dict[int, int]) -> int | None:
-    """Return an exit code as `subprocess` counts; None while the process runs."""
     if pid not in codes:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if not ended:

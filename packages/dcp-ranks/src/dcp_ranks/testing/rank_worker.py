@@ -1,4 +1,4 @@
-"""Main program of a `RankPool` rank process: runs functions for the pool until the parent process ends.
+"""Main program of a `RankPool` rank process.
 
 Source: Linux `prctl(2)`, PR_SET_PDEATHSIG.
 """
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent, with this id, ends."""
+    """Have the kernel kill this process with its parent."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # the parent ended before the call
         os._exit(1)
@@ -120,7 +120,7 @@ class _Worker:
 
 
 def _leave_subgroups() -> None:
-    """Destroy every process group but the default one: gloo's threads of each wake 100 times a second."""
+    """Destroy all but the default group: gloo's threads of each wake 100 times a second."""
     if dist.is_initialized():
         groups = dist.distributed_c10d._world.pg_map  # noqa: SLF001 - torch has no public list of them
         for group in [group for group in groups if group is not dist.group.WORLD]:
@@ -128,7 +128,7 @@ def _leave_subgroups() -> None:
 
 
 class _FileFinder(importlib.abc.MetaPathFinder):
-    """Find modules in the pool's files: test modules may not be on the path."""
+    """Find modules in the pool's files, which may not be on the path."""
 
     def __init__(self) -> None:
         self.files: dict[str, str] = {}
@@ -150,7 +150,7 @@ class _FileFinder(importlib.abc.MetaPathFinder):
 
 @contextlib.contextmanager
 def _clean_slate() -> Iterator[None]:
-    """Reset seed, environment and other global state around each call."""
+    """Reset global state around each call."""
     environment, folder, dtype = dict(os.environ), os.getcwd(), torch.get_default_dtype()
     torch.manual_seed(0)
     try:

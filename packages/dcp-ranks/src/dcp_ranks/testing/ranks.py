@@ -176,7 +176,7 @@ class RankPool:
             self._processes[message.rank].send(message)
 
     def _collect(self, world_size: int, limit_seconds: float, *, expected: Collection[int]) -> dict[int, Reply]:
-        """Return the replies; end processes that do not reply in time."""
+        """Return the replies; end processes that are late."""
         replies: dict[int, Reply] = {}
         deadline = time.monotonic() + limit_seconds
         with selectors.DefaultSelector() as selector:
@@ -241,8 +241,6 @@ class RankPool:
 
 
 class _RankProcess:
-    """Handle of a process that runs `rank_worker`, with stdout and stderr in a file."""
-
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
         self.connection = ours
@@ -267,25 +265,23 @@ class _RankProcess:
         self._process.send_signal(number)
 
     def send(self, message: object) -> None:
-        """Send a message; if the process has ended, the next `read` raises EOFError."""
         with contextlib.suppress(ConnectionError):
             send_message(self.connection, message)
 
     def read(self) -> Any:
-        """Wait for the next message. Raises EOFError if the process has ended."""
         return read_message(self.connection)
 
     def mark_output(self) -> None:
         self._shown_from = os.fstat(self._output.fileno()).st_size
 
     def output(self) -> str:
-        """Return the process's output since `mark_output`, or its end if it is long."""
+        """Return the output since `mark_output`, or its end if it is long."""
         size = os.fstat(self._output.fileno()).st_size
         start = max(self._shown_from, size - _SHOWN_BYTES)
         return os.pread(self._output.fileno(), size - start, start).decode(errors="replace")
 
     def kill_after(self, seconds: float) -> None:
-        """Kill the process (SIGKILL) after `seconds`, unless `keep` is called first."""
+        """Kill the process after `seconds`, unless `keep` is called first."""
         self._kill_timer = threading.Timer(seconds, self._process.kill)
         self._kill_timer.start()
 
@@ -295,7 +291,7 @@ class _RankProcess:
             self._kill_timer = None
 
     def how_it_ended(self) -> str:
-        """Wait briefly; return a text such as `exited with status 1`."""
+        """Return a text such as `exited with status 1`."""
         try:
             code = self._process.wait(_ABORT_SECONDS)
         except subprocess.TimeoutExpired:
@@ -329,7 +325,7 @@ def _call(function: Callable[..., Any], args: Sequence[Any]) -> Call:
 
 
 def _own_modules() -> dict[str, str]:
-    """Return the files of loaded modules outside Python and installed packages."""
+    """Return loaded modules' files outside Python and installed packages."""
     paths = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), *site.getsitepackages()]
     installed = tuple(f"{path}{os.sep}" for path in paths)
     found = {}

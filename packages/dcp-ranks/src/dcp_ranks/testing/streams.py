@@ -75,7 +75,7 @@ class Inbox:
 
 @contextlib.contextmanager
 def opened(count: int, *, local: bool = True, **options: Any) -> Iterator[list[Streams]]:
-    """Open the streams of `count` ranks in this process, over Unix sockets if `local`, else over TCP."""
+    """Open the streams of `count` ranks in this process, over Unix sockets or TCP."""
     with contextlib.ExitStack() as stack:
         made = [stack.enter_context(Streams(rank, SECRET, **options)) for rank in range(count)]
         cards = [each.card if local else replace(each.card, local="") for each in made]
@@ -85,7 +85,7 @@ def opened(count: int, *, local: bool = True, **options: Any) -> Iterator[list[S
 
 
 def connect_all(made: list[Streams], seconds: float = _PATIENCE_SECONDS) -> list[dict[int, Stream]]:
-    """Connect all ranks of one process to each other; return rank → stream for each rank."""
+    """Connect all ranks of one process; return each rank's streams by rank."""
 
     def connect(own: int) -> dict[int, Stream]:
         others = [rank for rank in range(len(made)) if rank != own]

@@ -1,8 +1,6 @@
-"""One TCP connection between two ranks: non-blocking exchange of frames, with TCP keepalive; and mail, kept frames.
+"""TCP connections that exchange frames, and mail: frames that wait for their phase, or until they can be sent.
 
-The kernel answers keepalive probes for a busy process, so no thread sends heartbeats.
-
-Received frames wait in a `Mail` for their phase, outgoing frames until they can be sent. The process group and each
+The kernel answers keepalive probes for a busy process, so no thread sends heartbeats. The process group and each
 asynchronous saver number their operations separately, as one series each.
 
 Source: Linux `tcp(7)`: TCP_KEEPIDLE, TCP_KEEPINTVL, TCP_KEEPCNT, TCP_USER_TIMEOUT.
@@ -56,7 +54,7 @@ class Link:
         self._filled = 0
         self.reached = False
         self.broken: str | None = None
-        """Why the connection cannot be used any more; None while it works."""
+        """Why the connection cannot be used any more, or None."""
         self.rank: int | None = None
         """Rank at the other end; None before authentication, when only small messages are accepted."""
         connection.setblocking(False)
@@ -72,7 +70,7 @@ class Link:
         return bool(self._out)
 
     def send(self, frame: Frame) -> None:
-        """Send what the connection takes of a frame; queue the rest for `flush`."""
+        """Send what the connection takes; queue the rest for `flush`."""
         self._out.append(memoryview(_HEAD.pack(frame.kind, frame.sequence, frame.step, frame.rank, len(frame.body))))
         self._out.append(memoryview(frame.body))
         self.flush()
@@ -147,7 +145,7 @@ class Link:
 
 
 def keep_lease(connection: socket.socket, peer_timeout_seconds: float) -> None:
-    """Make the kernel end a connection, busy or idle, whose other host does not answer for this long."""
+    """End a connection, busy or idle, whose other host does not answer for this long."""
     wait_seconds = max(1, round(peer_timeout_seconds / (_PROBES + 2)))
     idle_seconds = max(1, round(peer_timeout_seconds) - _PROBES * wait_seconds)
     options = {
@@ -169,7 +167,7 @@ def series_number(series: int, sequence: int) -> int:
 
 
 class Mail:
-    """Inbox and outbox of one rank's frames, by phase. Callers must hold a lock."""
+    """One rank's frames, by phase. Callers must hold a lock."""
 
     def __init__(self) -> None:
         self._inbox: defaultdict[Key, list[tuple[int, Frame]]] = defaultdict(list)
@@ -178,18 +176,18 @@ class Mail:
         self._asked: set[Key] = set()
         self._operations: set[int] = set()
         self._newest: defaultdict[int, int] = defaultdict(int)
-        """Series → newest operation that has begun."""
+        """Series → newest operation."""
         self.reading: set[Key] = set()
-        """Phases in which this rank is ready to receive large frames."""
+        """Phases whose large frames this rank is ready to receive."""
 
     def begin(self, sequence: int) -> None:
-        """Keep an operation's messages from now on."""
+        """Keep an operation's frames from now on."""
         self._operations.add(sequence)
         series = sequence >> _SERIES_BITS
         self._newest[series] = max(self._newest[series], sequence)
 
     def end(self, sequence: int) -> None:
-        """Discard an operation's messages."""
+        """Discard an operation's frames."""
         self._operations.discard(sequence)
         for kept in (self._inbox, self._outbox, self._unasked_bytes):
             for key in [key for key in kept if key[0] == sequence]:
@@ -203,7 +201,7 @@ class Mail:
             self._inbox[frame.sequence, frame.step].append((sender, frame))
 
     def take(self, key: Key) -> list[tuple[int, Frame]]:
-        """Remove and return a phase's received frames, as pairs (sending rank, frame)."""
+        """Remove and return a phase's received frames, as (sending rank, frame)."""
         return self._inbox.pop(key, [])
 
     def keep_for_above(self, frame: Frame) -> None:
@@ -215,7 +213,7 @@ class Mail:
         return self._outbox.pop(key, [])
 
     def asked(self, key: Key) -> None:
-        """Note that the rank above is ready to receive this phase's large frames."""
+        """Note that the rank above is ready for this phase's large frames."""
         self._asked.add(key)
 
     def ready_for_above(self) -> list[Frame]:

@@ -26,7 +26,7 @@ _MAX_DOORS = 16
 _NONCE_BYTES = 32
 
 MAX_GUESTS = 32
-"""Most unauthenticated connections; beyond it the oldest is closed, and its rank may connect again."""
+"""Most unauthenticated connections; beyond it the oldest is closed, and may connect again."""
 GUEST_SECONDS = 10.0
 _ACCEPTED_AT_ONCE = 64
 
@@ -76,7 +76,7 @@ def own_addresses() -> list[str]:
 def open_doors(
     addresses: Iterable[str], ports: tuple[int, int] | None = None
 ) -> tuple[list[socket.socket], tuple[str, ...], int]:
-    """Open listening sockets on one free port; return sockets, addresses and port (0 if none opened)."""
+    """Open listening sockets; return sockets, addresses and their common port (0 if none opened)."""
     doors: list[socket.socket] = []
     announced: list[str] = []
     choices: Sequence[int] = (0,) if ports is None else range(ports[0], ports[1] + 1)
@@ -89,7 +89,7 @@ def open_doors(
 
 
 def listen(address: str = _LOOPBACK, ports: Sequence[int] = (0,)) -> socket.socket | None:
-    """Return a non-blocking listening TCP socket on the first free port (0: any); None if there is none."""
+    """Return a non-blocking listening socket on the first free port (0: any), or None."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     for port in ports:
         with contextlib.suppress(OSError):
@@ -100,7 +100,7 @@ def listen(address: str = _LOOPBACK, ports: Sequence[int] = (0,)) -> socket.sock
 
 
 class Call:
-    """The connecting rank's side of one handshake."""
+    """The connecting side of one handshake."""
 
     def __init__(self, secret: bytes, challenge: bytes, rank: int) -> None:
         self._secret = secret
@@ -108,7 +108,7 @@ class Call:
 
     @property
     def hello(self) -> bytes:
-        """First bytes of the connecting rank."""
+        """First bytes to send."""
         return self._parts[1] + _code(self._secret, b"call", *self._parts)
 
     def is_answered_by(self, welcome: bytes | bytearray) -> bool:
@@ -117,7 +117,7 @@ class Call:
 
 
 class Listener:
-    """The listening rank's side, for all its connections."""
+    """The listening side, for all connections."""
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
@@ -136,15 +136,15 @@ class Listener:
 
 
 class Guests(Generic[Guest]):
-    """Incoming unauthenticated connections; `receive` wraps each new socket."""
+    """Unauthenticated connections; `receive` wraps each new socket."""
 
     def __init__(self, receive: Callable[[socket.socket], Guest]) -> None:
         self._receive = receive
         self.waiting: dict[Guest, float] = {}
-        """Unauthenticated connections, the oldest first → time of arrival."""
+        """Connection, the oldest first → time of arrival."""
 
     def accept(self, door: socket.socket) -> Iterator[Guest]:
-        """Accept and yield pending connections, at most 64 per call."""
+        """Yield accepted connections, at most 64 per call."""
         for _ in range(_ACCEPTED_AT_ONCE):
             try:
                 connection, _ = door.accept()
@@ -171,7 +171,7 @@ def _code(secret: bytes, role: bytes, challenge: bytes, nonce: bytes, rank: int)
 
 
 def _source_towards(host: str, port: int) -> str | None:
-    """Return this host's source address towards a host without sending; None without a route."""
+    """Return this host's source address, found without sending; None without a route."""
     with contextlib.suppress(OSError):
         for family, kind, _, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
             with contextlib.suppress(OSError), socket.socket(family, kind) as probe:

@@ -1,11 +1,10 @@
 """Values between ranks through a `torch.distributed` store: `TimedStore` limits each request, `StoreWire` cuts values.
 
-A `TCPStore` waits forever, in native code, if its server is stopped or cut off. So a thread makes each connection's
-requests, from a request until `rest`. Before Python 3.14, a thread that returns from native code at interpreter exit
-aborts the process, so a signal then stops the thread of an unanswered request for good.
+A `TCPStore` waits forever, in native code, if its server is stopped or cut off, so a thread makes each connection's
+requests. Before Python 3.14, a thread that returns from native code at interpreter exit aborts the process, so a
+signal then stops the thread of an unanswered request for good.
 
-Waiting polls, because a store's blocking `wait` holds its connection, blocks signal handling, and prints a warning at
-each timeout.
+Waiting polls: a store's blocking `wait` holds its connection, blocks signal handling, and warns at each timeout.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ __all__ = [
 ]
 
 STORE_TIMEOUT = timedelta(seconds=30)
-"""Timeout for connecting to a store, and for requests over the new connection."""
+"""Timeout for connecting to a store, and for requests over it."""
 
 # TCPStore drops the connection at more than 8 MiB; 1 MiB is where it is fastest.
 CHUNK_BYTES = 1 << 20
@@ -53,15 +52,15 @@ _FIRST_PAUSE_SECONDS = 0.0005
 _LAST_PAUSE_SECONDS = 0.05
 _RANKS_PER_LAST_PAUSE = 64
 _POLLS_PER_SECOND = 10_000
-"""Polling limit of all ranks together: a store must have time for requests with data."""
+"""Polling limit of all ranks together, so that the store has time for requests with data."""
 
 _Answers = queue.SimpleQueue[tuple[Any, BaseException | None]]
 _Requests = queue.SimpleQueue[tuple[Callable[..., Any], tuple[Any, ...], _Answers] | None]
 
 _MARGIN_SECONDS = 1.0
-"""Seconds beyond the timeout, for a machine under load."""
+"""Added to timeouts, for a machine under load."""
 _EXIT_SECONDS = 1.0
-"""Seconds for all threads to end at interpreter exit, and for one in `rest`."""
+"""For all threads to end at interpreter exit, and for one in `rest`."""
 
 
 class KeyValueStore(Protocol):
@@ -207,7 +206,7 @@ class StoreWire:
             return [*parts, key]
 
     def get(self, key: str) -> tuple[bytes, list[str]]:
-        """Return the bytes of a key that `put` set, and all keys that hold its chunks.
+        """Return the bytes that `put` set, and all keys that hold its chunks.
 
         Raises:
             CoordinatorLostError: Another rank has deleted the key.
@@ -218,7 +217,7 @@ class StoreWire:
         return found
 
     def find(self, key: str) -> tuple[bytes, list[str]] | None:
-        """Return what `get` returns; None if the key or a chunk is missing."""
+        """Do as `get`; return None if the key or a chunk is missing."""
         head = self._read(key)
         if head is None or head[:1] == _WHOLE:
             return None if head is None else (head[1:], [key])
@@ -253,12 +252,12 @@ class StoreWire:
             return self._store.compare_set(self._prefix + key, "", text).decode()
 
     def has(self, *keys: str) -> bool:
-        """Return whether all of these keys are in the store."""
+        """Return whether all keys are in the store."""
         with guard_store(keys[0]):
             return self._store.check([self._prefix + key for key in keys])
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Delete these keys; missing ones are ignored."""
+        """Delete keys; missing ones are ignored."""
         with guard_store("(deleting keys)"):
             for key in keys:
                 self._store.delete_key(self._prefix + key)
@@ -277,7 +276,7 @@ class StoreWire:
 
 @contextmanager
 def guard_store(key: str) -> Iterator[None]:
-    """Turn store errors in the block into `CoordinatorLostError`, with `key` in the message."""
+    """Turn store errors into `CoordinatorLostError`, with `key` in the message."""
     try:
         yield
     except RuntimeError as error:  # DistNetworkError, and what stores without errors of their own raise
@@ -303,7 +302,7 @@ def prefixed_store(prefix: str, store: Any) -> KeyValueStore:
 
 
 def innermost_store(store: Any) -> Any:
-    """Return the store inside all nested `PrefixStore`s."""
+    """Return the store inside all `PrefixStore`s."""
     while (below := getattr(store, "underlying_store", None)) is not None:
         store = below
     return store
@@ -320,8 +319,6 @@ def decode(data: bytes | bytearray) -> Any:
 
 
 class _StoreThread(threading.Thread):
-    """Thread that makes one connection's requests in order."""
-
     def __init__(self, store: TimedStore) -> None:
         super().__init__(name="dcp-store", daemon=True)
         self.requests: _Requests = queue.SimpleQueue()
@@ -348,7 +345,7 @@ _threads: weakref.WeakSet[_StoreThread] = weakref.WeakSet()
 
 
 def _end_threads() -> None:
-    """End all threads at interpreter exit; stop those with an unanswered request for good."""
+    """End all threads; stop those with an unanswered request for good."""
     for thread in [*_threads]:
         thread.end()
     until = time.monotonic() + _EXIT_SECONDS
