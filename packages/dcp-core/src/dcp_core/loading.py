@@ -80,31 +80,28 @@ def load(
     ```
 
     Args:
-        state_dict: Template. Tensors and shards are filled in their own memory; objects are replaced, and empty dicts
-            and lists filled (see `DefaultLoadPlanner`). A `Stateful`'s `state_dict()` is its template, and its
-            `load_state_dict` gets the loaded state.
+        state_dict: Template. Tensors and shards are filled in place, empty dicts and lists from the checkpoint; objects
+            are replaced. A `Stateful` provides a template and gets the loaded state.
         checkpoint_id: Directory, or URI that an installed storage handles.
-        storage_reader: Reader to use instead of the one that `checkpoint_id` selects.
-        planner: Load planner; None for a `DefaultLoadPlanner`.
-        process_group: Ranks that load together; None for all ranks.
+        storage_reader: Reader; None to choose one by `checkpoint_id`.
+        planner: None for a `DefaultLoadPlanner`.
+        process_group: Ranks that load together; None for all.
         no_dist: Whether this process loads alone, even if process groups exist.
-        timeout_seconds: Seconds to wait for the other ranks in one phase, from this rank's arrival.
-        peers: How ranks detect the death of others before the timeout; None for the defaults.
-        cooperative: Whether one rank reads each stored byte and sends it to the others, which needs the package
-            dcp-exchange. None does so for object stores and network file systems if dcp-exchange is installed.
+        timeout_seconds: Wait for other ranks in one phase, from this rank's arrival.
+        peers: How ranks detect others' death before the timeout.
+        cooperative: Whether one rank reads each stored byte and sends it to the others, with the package dcp-exchange.
+            None: for object stores and network file systems, if it is installed.
 
     Returns:
-        Report of this rank's load: missing, unexpected, converted and resized tensors, and other findings.
+        Report of this rank's load (None in stock).
 
     Raises:
-        CheckpointException: The load failed on at least one of several ranks; raised on every rank, with rank, phase
-            and traceback. Tensors read before the failure have changed; the message names them.
-        LoadMismatchError: With one process: the template does not match the checkpoint.
-        CorruptCheckpointError: With one process: the checkpoint is damaged.
-        CheckpointNotFoundError: With one process: the checkpoint does not exist.
+        CheckpointException: A rank failed; raised on every rank, with rank, phase and traceback. The message names
+            tensors that have changed.
+        Exception: With one process: the error itself, such as LoadMismatchError, CorruptCheckpointError or
+            CheckpointNotFoundError.
 
-    Ranks: every rank of the group; collective.
-    Source: torch 2.13 `state_dict_loader.load` (returns None there).
+    Ranks: every rank; collective.
     """
     coordinator = make_coordinator(process_group, no_dist=no_dist, timeout_seconds=timeout_seconds, peers=peers)
     cooperation = Cooperation(cooperative, timeout_seconds=timeout_seconds, peers=peers)
@@ -119,7 +116,7 @@ def load_state_dict(
     no_dist: bool = False,
     planner: LoadPlanner | None = None,
 ) -> LoadReport:
-    """Deprecated form of `load` with `coordinator_rank`, a rank within the group."""
+    """Deprecated form of `load`; `coordinator_rank` counts within the group."""
     warnings.warn("load_state_dict is deprecated; use load", FutureWarning, stacklevel=2)
     storage_reader.reset()
     return load_by_reader(state_dict, storage_reader, process_group, coordinator_rank, no_dist, planner)
@@ -150,7 +147,7 @@ def load_keys(
     trust_objects: bool = False,
     cooperative: bool | None = None,
 ) -> dict[str, Any]:
-    """Load all or some keys without a template, as whole CPU tensors in the saved nesting.
+    """Load keys without a template, as whole CPU tensors in the saved nesting.
 
     ```python
     import torch
@@ -161,23 +158,13 @@ def load_keys(
     assert state["model"]["weight"].tolist() == [1, 1, 1]
     ```
 
-    Args:
-        keys: FQNs or prefixes (`"model"` loads everything under `model.`); None for the whole checkpoint.
-        checkpoint_id: See `load`.
-        storage_reader: See `load`.
-        process_group: See `load`.
-        no_dist: See `load`.
-        allow_globals: Classes and functions that stored objects may use in addition to the default allow-list.
-        trust_objects: Whether to unpickle objects without restriction, which lets a checkpoint run any code.
-        cooperative: See `load`.
-
-    Returns:
-        Nested state dict, on every rank.
+    `keys` are FQNs or prefixes (`"model"` loads everything under `model.`), None for the whole checkpoint. For
+    `allow_globals` and `trust_objects` see `DefaultLoadPlanner`, for other arguments `load`.
 
     Raises:
-        KeyError: One of `keys` matches nothing in the checkpoint.
+        KeyError: A key matches nothing.
 
-    Ranks: every rank of the group; collective.
+    Ranks: every rank; collective.
     Source: torch 2.13 `state_dict_loader._load_state_dict_from_keys`.
     """
     planner = EmptyStateDictLoadPlanner(keys, allow_globals=tuple(allow_globals), trust_objects=trust_objects)
@@ -244,7 +231,7 @@ class _Load:
         self.plan = self.coordinator.reduce_scatter("plan", local, self.plan_globally) or self.plan
 
     def read_together(self, reading: Phase, *, last: bool) -> bool:
-        """Read the items of all ranks; return whether a newer save replaced the checkpoint."""
+        """Read all ranks' items; return whether a newer save replaced the checkpoint."""
         coordinator, reader = self.coordinator, self.reader
         if self.cooperation.together:
             replaced = self.cooperation.read(coordinator, reader, self.finish_plan, self.planner)

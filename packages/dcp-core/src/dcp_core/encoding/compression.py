@@ -112,9 +112,9 @@ class CompressionPolicy:
         setting: A name (`auto`, `planes`, `zstd`, `none` or a transform's descriptor), a transform, a chain of these,
             or a mapping of dtypes or glob patterns of FQNs to settings. `auto` and `planes` store a tensor in blocks if
             that is smaller; readers can decode single blocks. `auto` uses float planes for floats, and the better of
-            float planes and Zstandard for other dtypes. `zstd` stores each item as one stream, which
-            `torch.distributed.checkpoint` can read. The first transform of a chain produces the stored bytes. In a
-            mapping, the first matching entry applies; items without one are stored unchanged.
+            float planes and Zstandard for other dtypes. `zstd` stores each item as one stream, which stock can read.
+            The first transform of a chain produces the stored bytes. A mapping's first match applies; other items are
+            unchanged.
 
     Raises:
         ValueError: The setting has another form, or a chain mixes stream and block transforms.
@@ -154,7 +154,7 @@ class CompressedRequest:
         self.cost_bytes = request.cost_bytes
 
     def resolve(self) -> Payload:
-        """Return the payload, which is encoded during writing."""
+        """Return the payload with its transforms."""
         return self._policy.apply(self.key, self._request.resolve())
 
 
@@ -223,30 +223,27 @@ class Extension(ABC):
     @staticmethod
     @abstractmethod
     def from_descriptor(version: str) -> Extension:
-        """Return the transform that decodes a version; ValueError for unknown versions."""
+        """Return the transform for a version, or raise ValueError."""
 
     @abstractmethod
     def get_descriptor(self) -> str:
-        """Return the descriptor, `name/version`, to store in the index."""
+        """Return the descriptor for the index, `name/version`."""
 
 
 class StreamTransformExtension(Extension):
-    """Contract of a transform that encodes an item's bytes as one stream.
-
-    Threads share an instance concurrently, each with its own streams.
-    """
+    """Encodes an item's bytes as one stream. Threads share an instance, each with its own streams."""
 
     @abstractmethod
     def transform_to(self, output: IO[bytes]) -> IO[bytes]:
-        """Return a writable stream that encodes to `output`; closing it completes the encoding."""
+        """Return a stream that encodes to `output`; closing it completes the encoding."""
 
     @abstractmethod
     def transform_from(self, input: IO[bytes]) -> IO[bytes]:  # noqa: A002 - stock's name
-        """Return a readable stream of the decoded bytes of `input`."""
+        """Return a stream of the decoded bytes of `input`."""
 
 
 class ExtensionRegistry:
-    """Registry of transforms: registered ones first, then those of plug-ins."""
+    """Registry of transforms; registered ones precede plug-ins'."""
 
     def __init__(self) -> None:
         self.extensions: dict[str, type[Extension]] = {}
@@ -318,9 +315,9 @@ class _ItemStream(io.RawIOBase):
 
 
 def undo(data: memoryview, stored: StoredItem, key: str, registry: ExtensionRegistry, limit_bytes: int) -> memoryview:
-    """Decode an item's stored bytes (with verified CRCs) to at most `limit_bytes`.
+    """Decode stored bytes with verified CRCs, to at most `limit_bytes`.
 
-    Without a CRC in the index, as after a save by stock, a zip archive is checked by its own CRCs.
+    Without a CRC in the index, a zip archive's own CRCs are checked.
     """
     stream = cast("IO[bytes]", io.BytesIO(data))
     for descriptor, extension in zip(stored.chain, transforms_of(stored, key, registry), strict=True):
@@ -372,16 +369,16 @@ _MARGIN_BYTES = 64 << 10
 
 
 class BlockTransformExtension(Extension):
-    """Contract of a transform that compresses blocks of a tensor's bytes.
+    """Compresses blocks of a tensor's bytes.
 
     Blocks that do not shrink are stored unencoded, so encryption must be a `StreamTransformExtension`. Threads share an
-    instance concurrently. Encoding and decoding should release the GIL. Each `dtype` is a torch dtype without `torch.`.
+    instance. Encoding and decoding should release the GIL. Each `dtype` is a torch dtype without `torch.`.
     """
 
     def for_item(self, sample: memoryview, dtype: str) -> tuple[BlockTransformExtension, float]:
-        """Return the transform for one tensor, and the estimated ratio of encoded to original size.
+        """Return the transform for a sample of elements, and the estimated ratio of encoded to original size.
 
-        The transform may be another instance with the same descriptor, with settings for the sample of elements.
+        It may be another instance with the same descriptor.
         """
         return self, len(self.encode_block(sample, dtype)) / len(sample)
 
@@ -394,7 +391,7 @@ class BlockTransformExtension(Extension):
 
     @abstractmethod
     def decoded_bytes(self, data: memoryview) -> int:
-        """Return an encoded block's decoded bytes; ValueError if it is invalid."""
+        """Return a block's decoded bytes, or raise ValueError."""
 
     @abstractmethod
     def decode_block(self, data: memoryview, into: memoryview) -> None:
@@ -458,6 +455,6 @@ def block_undo(stored: StoredItem, key: str, registry: ExtensionRegistry) -> Blo
 
 
 def block_bytes(nbytes: int) -> int:
-    """Return the block size in bytes, a power of two so that no element is split."""
+    """Return the block size in bytes: a power of two, so no element is split."""
     wanted = 1 << max(nbytes // _BLOCKS_PER_ITEM, 1).bit_length() - 1
     return min(max(wanted, _MIN_BLOCK_BYTES), _MAX_BLOCK_BYTES)

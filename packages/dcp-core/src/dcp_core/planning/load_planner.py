@@ -84,22 +84,21 @@ class DefaultLoadPlanner(LoadPlanner):
     ```
 
     Args:
-        flatten_state_dict: Whether each leaf of nested dicts and lists has its own FQN, as in the save.
+        flatten_state_dict: As in the save; see `DefaultSavePlanner`.
         flatten_sharded_tensors: Whether to unwrap nested ShardedTensors.
-        allow_partial_load: Whether values that are missing from the checkpoint keep their contents.
-        allow_lossy_casts: Whether to convert to a dtype that cannot represent all stored numbers (float32 → bfloat16,
-            float → int). Lossless conversions are always done.
-        allow_globals: Classes and functions that stored objects may use in addition to the default allow-list.
+        allow_partial_load: Whether values that the checkpoint lacks keep their contents.
+        allow_lossy_casts: Whether to convert to dtypes that cannot represent all stored numbers. Lossless conversions
+            are always done.
+        allow_globals: Classes and functions that stored objects may use besides the default allow-list.
         trust_objects: Whether to unpickle objects without restriction, which lets a checkpoint run any code.
-        strict: Whether keys of the checkpoint that the template lacks are an error.
-        allow_resize: Whether sizes may differ: elements at indices that both tensors have are loaded; the others stay.
+        strict: Whether surplus keys of the checkpoint are an error.
+        allow_resize: Whether sizes may differ: elements at common indices are loaded, others stay.
         rename: FQN or prefix in the template → in the checkpoint.
-        rename_regex: (regular expression, replacement) for `re.sub`, from template key to checkpoint key, for keys that
-            `rename` does not match.
-        fill_empty: Whether an empty dict or list is filled with everything that the checkpoint has below it, as whole
-            CPU tensors on every rank. Otherwise it stays empty, as in stock.
+        rename_regex: (pattern, replacement) for `re.sub`, for template keys that `rename` does not match.
+        fill_empty: Whether empty dicts and lists get everything that the checkpoint has below them, as whole CPU
+            tensors on every rank.
 
-    Extension points: `lookup_tensor` (the tensor that an item fills) and `transform_tensor` (the filled view of it).
+    Extension points: `lookup_tensor` and `transform_tensor`.
     """
 
     def __init__(
@@ -159,7 +158,7 @@ class DefaultLoadPlanner(LoadPlanner):
         self._filled, self._own_tensors = [], set()
 
     def create_local_plan(self) -> LoadPlan:
-        """Return the read items; LoadMismatchError lists all mismatches, with similar names."""
+        """Return the read items; LoadMismatchError lists all mismatches."""
         metadata = self._metadata()
         if self.flatten_state_dict:
             self._follow_stored_names(metadata)
@@ -187,10 +186,7 @@ class DefaultLoadPlanner(LoadPlanner):
                 zero_tensor(self.state_dict[name])
 
     def _follow_stored_names(self, metadata: Metadata) -> None:
-        """Flatten again if the checkpoint uses other names.
-
-        In torch 2.3 and older, containers without tensors are values; tuples with sharded tensors had FQNs inside.
-        """
+        """Flatten again if the checkpoint has other names, as saves by torch 2.3 and older do."""
         known = metadata.state_dict_metadata.keys()
         surplus = known - self.state_dict.keys()
         if not surplus:
@@ -283,7 +279,7 @@ class DefaultLoadPlanner(LoadPlanner):
         self._filled.clear()
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Unpickle a stored object into the template; UnsafeCheckpointError if a global is not allowed."""
+        """See `LoadPlanner`. UnsafeCheckpointError if a global is not allowed."""
         fqn = read_item.dest_index.fqn
         loaded = load_object(
             value.getvalue(), key=fqn, allow_globals=self.allow_globals, trust_objects=self.trust_objects
@@ -302,7 +298,7 @@ class DefaultLoadPlanner(LoadPlanner):
         """See `LoadPlanner`."""
 
     def adopt_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> bool:
-        """Replace a plain unsharded tensor that this planner created by a tensor of another class."""
+        """See `LoadPlanner`. Only for plain unsharded tensors that this planner created."""
         fqn = read_item.dest_index.fqn
         if fqn not in self._own_tensors or tensor.shape != self.state_dict[fqn].shape:
             return False
@@ -371,7 +367,7 @@ def _text(path: Path) -> str:
 
 
 class EmptyStateDictLoadPlanner(DefaultLoadPlanner):
-    """Loads whole CPU tensors into an empty dict, in the saved nesting, without a template.
+    """Loads whole CPU tensors into an empty dict, in the saved nesting.
 
     ```python
     import torch
@@ -435,7 +431,7 @@ class EmptyStateDictLoadPlanner(DefaultLoadPlanner):
         self.flatten_state_dict = True
 
     def _follow_stored_names(self, metadata: Metadata) -> None:
-        """Do nothing: the names are the checkpoint's."""
+        """The names are the checkpoint's."""
 
 
 def _unfilled(fqn: str, entry: TensorStorageMetadata) -> torch.Tensor:

@@ -1,7 +1,6 @@
-"""Metadata records of a checkpoint: tensors, chunks, objects, and the location of each item in storage.
+"""Metadata records of a checkpoint: tensors, chunks, objects, and items' locations in storage.
 
-Names, fields and field order match stock's, so planners and storages written for stock accept these records. `Metadata`
-pickles as stock's class, the other records as classes of this module.
+Names, fields and field order are stock's. `Metadata` pickles as stock's class, other records as classes of this module.
 
 Source: torch 2.13 `torch.distributed.checkpoint.{metadata,filesystem}` (names, fields, pickled states).
 """
@@ -75,7 +74,7 @@ MEMORY_FORMATS = (torch.contiguous_format, torch.channels_last, torch.preserve_f
 
 @dataclass
 class ChunkStorageMetadata:
-    """One box of a tensor: offset and size in elements per dimension."""
+    """A box of a tensor, in elements."""
 
     offsets: torch.Size
     sizes: torch.Size
@@ -89,7 +88,7 @@ class _Strides:
 
 @dataclass
 class TensorProperties(_Strides):
-    """Properties of a saved tensor except its shape. Only `dtype` affects loads."""
+    """Properties of a saved tensor; only `dtype` affects loads."""
 
     dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
     layout: torch.layout = torch.strided
@@ -97,7 +96,7 @@ class TensorProperties(_Strides):
     memory_format: torch.memory_format = torch.contiguous_format
     pin_memory: bool = False
     strides: tuple[int, ...] | None = field(default_factory=NoneType, compare=False)
-    """Strides in elements, as in torch 2.15; None if unknown. Not stored in the checkpoint."""
+    """Strides in elements, as in torch 2.15; None if unknown. Not stored."""
 
     @staticmethod
     def create_from_tensor(tensor: torch.Tensor) -> TensorProperties:
@@ -159,7 +158,7 @@ class TensorStorageMetadata:
 
 @dataclass
 class BytesStorageMetadata:
-    """Marks an entry that is an object, not a tensor."""
+    """Marks an object's entry."""
 
 
 STORAGE_TYPES = TensorStorageMetadata | BytesStorageMetadata
@@ -180,9 +179,9 @@ class StorageMeta:
 
 @dataclass(frozen=True, init=False)
 class MetadataIndex:
-    """Key of one item: its FQN, and for tensors the offset of the chunk in elements.
+    """Key of an item: its FQN, and for tensors the chunk's offset in elements.
 
-    `index` is a hint, the position in the tensor's list of chunks; it does not affect equality.
+    `index` hints at the position among the tensor's chunks; comparisons ignore it.
     """
 
     fqn: str
@@ -197,14 +196,9 @@ class MetadataIndex:
 
 @dataclass
 class StorageInfo:
-    """Location of one item in a data file: a value of `Metadata.storage_data`.
+    """Location of one item in a data file, `relative_path` to the checkpoint; `offset` and `length` in bytes.
 
-    Args:
-        relative_path: Path of the data file, relative to the checkpoint.
-        offset: Start of the item in bytes.
-        length: Length in bytes.
-        transform_descriptors: Transforms in decoding order, or None.
-        stored: The manifest's record with payload range and CRCs; None for checkpoints by stock.
+    `transform_descriptors` are in decoding order; `stored` is the manifest's record, None for checkpoints by stock.
     """
 
     relative_path: str
@@ -220,7 +214,7 @@ class StorageInfo:
 
 
 def stored_item(info: Any, *, is_object: bool) -> StoredItem:
-    """Return the manifest's record for a `StorageInfo`, or for another writer's record with the same fields."""
+    """Return the manifest's record for a `StorageInfo` or a similar record."""
     if isinstance(info, StorageInfo) and info.stored is not None:
         return info.stored
     return StoredItem(
@@ -236,16 +230,15 @@ def stored_item(info: Any, *, is_object: bool) -> StoredItem:
 
 @dataclass(repr=False)
 class Metadata:
-    """Metadata of a checkpoint: tensors, objects, chunks, and the location of each item.
+    """Metadata of a checkpoint.
 
     Args:
         state_dict_metadata: FQN → `TensorStorageMetadata` or `BytesStorageMetadata`.
-        planner_data: Data of the save planner; for `DefaultSavePlanner`, FQN → path in the nested state dict.
-        storage_data: Data of the storage; with data files, `MetadataIndex` → `StorageInfo`.
-        storage_meta: Ids that the storage recorded.
+        planner_data: The planner's data; for `DefaultSavePlanner`, FQN → path in the nested state dict.
+        storage_data: The storage's data; with files, `MetadataIndex` → `StorageInfo`.
         version: Version of stock's format.
-        aliases: FQN of a tied tensor → FQN that stores its data; `state_dict_metadata` has both. Not in stock's class,
-            and ignored by comparisons.
+        aliases: FQN of a tied tensor → FQN that stores its data; `state_dict_metadata` has both. Ignored by
+            comparisons.
 
     A pickle unpickles to stock's class; `dcp_core.records.foreign_records.as_metadata` converts that back.
     """
@@ -302,7 +295,7 @@ def _counted(count: int, noun: str) -> str:
 
 
 def note_checkpoint_id(metadata: Metadata, checkpoint_id: str | os.PathLike[str] | None) -> StorageMeta:
-    """Set and return `storage_meta`, with this checkpoint id if it has none, as ours do because they may be moved."""
+    """Set and return `storage_meta`, with this checkpoint id if it has none."""
     if metadata.storage_meta is None:
         metadata.storage_meta = StorageMeta()
     if metadata.storage_meta.checkpoint_id is None:
@@ -390,8 +383,8 @@ def dumps_as(
 ) -> bytes:
     """Pickle an object under other class names, without importing those classes.
 
-    `paths`: class → (module, name). `states`: class (not its subclasses) → function that returns an instance's state.
-    Instances of the `str` subclasses in `plain` become ordinary strings.
+    `paths`: class → (module, name). `states`: exact class → function that returns an instance's state. Instances of
+    `plain` become ordinary strings.
     """
     buffer = io.BytesIO()
     number = pickle.DEFAULT_PROTOCOL if protocol is None else max(2, protocol)

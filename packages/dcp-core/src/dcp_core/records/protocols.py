@@ -1,8 +1,7 @@
 """Contracts of planners, storages and stateful objects, and the plans that they exchange.
 
-Names, fields, call order and meanings match stock's: a subclass written for `torch.distributed.checkpoint` works after
-its imports change. Methods are called on every rank unless their docstring names the coordinator. An exception on one
-rank is raised on every rank.
+Names, fields, call order and meanings are stock's. Methods are called on every rank unless a docstring names the
+coordinator. An exception on one rank is raised on every rank.
 
 Source: torch 2.13 `torch.distributed.checkpoint.{planner,storage,stateful}`.
 """
@@ -66,7 +65,7 @@ __all__ = [
 
 
 class WriteItemType(StockEnum):
-    """Whole tensor, shard of a tensor, or serialized object."""
+    """Whole tensor, shard, or serialized object."""
 
     TENSOR = 1
     SHARD = 2
@@ -82,14 +81,14 @@ class LoadItemType(StockEnum):
 
 @dataclass(frozen=True)
 class BytesIOWriteData:
-    """Size of a serialized object in bytes, if the planner knows it."""
+    """Size of a serialized object."""
 
     nbytes: int
 
 
 @dataclass(frozen=True)
 class TensorWriteData:
-    """Chunk to write, and the tensor's properties and global shape (`size`)."""
+    """Chunk to write, with the tensor's properties and global shape (`size`)."""
 
     chunk: ChunkStorageMetadata
     properties: TensorProperties
@@ -98,7 +97,7 @@ class TensorWriteData:
 
 @dataclass(frozen=True)
 class WriteItem:
-    """One write request of a rank, for an object or a chunk of a tensor."""
+    """Write request for an object or a chunk."""
 
     index: MetadataIndex
     type: WriteItemType
@@ -106,13 +105,13 @@ class WriteItem:
     tensor_data: TensorWriteData | None = None
 
     def tensor_storage_size(self) -> int | None:
-        """Return the bytes of the global tensor, as in stock; None for objects."""
+        """Return the global tensor's bytes, as in stock; None for objects."""
         if self.tensor_data is None:
             return None
         return math.prod(self.tensor_data.size) * self.tensor_data.properties.dtype.itemsize
 
     def chunk_bytes(self) -> int:
-        """Return the bytes that this item writes; 0 for objects of unknown size."""
+        """Return the bytes that this item writes; 0 if unknown."""
         if self.tensor_data is None:
             return 0 if self.bytes_io_data is None else self.bytes_io_data.nbytes
         return math.prod(self.tensor_data.chunk.sizes) * self.tensor_data.properties.dtype.itemsize
@@ -120,10 +119,10 @@ class WriteItem:
 
 @dataclass(frozen=True)
 class ReadItem:
-    """One read request of a rank, for an object or a box of a stored chunk.
+    """Read request for an object or a box of a stored chunk.
 
-    `storage_index` names the stored chunk or object, `dest_index` the shard or object in the template. The box has
-    `lengths` elements and starts at `storage_offsets` in the chunk and `dest_offsets` in the shard.
+    `storage_index` names the stored item, `dest_index` the item in the template. The box of `lengths` elements starts
+    at `storage_offsets` in the chunk and `dest_offsets` in the shard.
     """
 
     type: LoadItemType
@@ -136,10 +135,10 @@ class ReadItem:
 
 @runtime_checkable
 class NamedItems(Protocol):
-    """Collection of write items that can list FQNs without creating the items."""
+    """Write items that can list FQNs without creating the items."""
 
     def names(self) -> set[str]:
-        """Return the FQNs of the write items."""
+        """Return all FQNs."""
         ...
 
 
@@ -150,8 +149,8 @@ class SavePlan:
     Attributes:
         usable: False means "use the plan of the last save", as in stock.
         aliases: FQN of a tied tensor → FQN that stores its data.
-        digests: FQN of a small replicated value → checksum to compare between ranks.
-        splittable: Whether ranks with the same box may each write a part, because the planner can resolve any part.
+        digests: FQN of a small replica → checksum to compare between ranks.
+        splittable: Whether ranks with the same box may each write a part, which the planner can resolve.
     """
 
     items: list[WriteItem]
@@ -163,7 +162,7 @@ class SavePlan:
     splittable: bool = False
 
     def names(self) -> set[str]:
-        """Return the FQNs of all items."""
+        """Return all FQNs."""
         source = self.items.source if isinstance(self.items, LazyList) else None
         return source.names() if isinstance(source, NamedItems) else {item.index.fqn for item in self.items}
 
@@ -185,19 +184,19 @@ _TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 @runtime_checkable
 class Stateful(Protocol):
-    """An object with `state_dict` and `load_state_dict`, which `save` and `load` call for top-level values."""
+    """Top-level value with methods that `save` and `load` call."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state dict to save, or the template of a load."""
+        """Return the state to save, or the template of a load."""
         ...
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Apply the loaded state dict, after all tensors were read."""
+        """Apply the loaded state, after all tensors were read."""
         ...
 
 
 class PartialState(dict[Any, Any]):
-    """State for `load_state_dict`; `absent` has the paths of values that the checkpoint lacks."""
+    """State for `load_state_dict`; `absent` has the paths of missing values."""
 
     def __init__(self, state: dict[Any, Any], absent: list[tuple[Any, ...]]) -> None:
         super().__init__(state)
@@ -211,10 +210,7 @@ def is_stateful(value: object) -> TypeGuard[Stateful]:
 
 
 def in_shared_order(values: Mapping[Any, Any]) -> list[tuple[Any, Any]]:
-    """Return the (key, value) pairs in the same order on all ranks.
-
-    `state_dict()` may be collective; calling it in different orders would deadlock.
-    """
+    """Return the (key, value) pairs in the same order on all ranks, for collective calls."""
     return sorted(values.items(), key=_sort_key)
 
 
@@ -224,9 +220,9 @@ def _sort_key(item: tuple[Any, Any]) -> tuple[str, int, str]:
 
 
 def with_states(state_dict: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state dict with each `Stateful` replaced by its `state_dict()`, in the same order.
+    """Replace each `Stateful` by its `state_dict()`, called in the same order on all ranks.
 
-    Ranks: every rank; `state_dict()` may be collective and is called in the same order on all ranks.
+    Ranks: every rank; collective if a `state_dict()` is.
     """
     check_state_dict(state_dict)
     stateful = {key: value for key, value in state_dict.items() if type(value) not in _TENSORS and is_stateful(value)}
@@ -237,10 +233,7 @@ def with_states(state_dict: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_local_parameters(key: object, value: object) -> None:
-    """Raise for a module with tensor parallelism inside DDP: its `state_dict()` hides that parameters are shards.
-
-    Source: torch 2.13 `torch.distributed.tensor.parallel.ddp` (`_st_info`).
-    """
+    """Raise for tensor parallelism inside DDP: the module's `state_dict()` hides that parameters are shards."""
     if "torch.distributed.tensor.parallel.ddp" not in sys.modules or not isinstance(value, torch.nn.Module):
         return
     for name, parameter in value.named_parameters():
@@ -273,7 +266,7 @@ StatefulT = TypeVar("StatefulT", bound=Stateful)
 
 @dataclass(frozen=True)
 class WriteResult:
-    """Key, stored bytes and location of one written item, sent to the coordinator."""
+    """Key, stored bytes and location of a written item."""
 
     index: MetadataIndex
     size_in_bytes: int
@@ -281,7 +274,7 @@ class WriteResult:
 
 
 class SavePlanner(ABC):
-    """Contract of a save planner, which decides which rank writes which item and provides the data.
+    """Decides which rank writes which item, and provides the data.
 
     Call order: `set_up_planner` and `create_local_plan` on every rank, `create_global_plan` on the coordinator,
     `finish_plan` on every rank, then `resolve_data` once per item, possibly from several threads.
@@ -291,37 +284,31 @@ class SavePlanner(ABC):
     def set_up_planner(
         self, state_dict: STATE_DICT_TYPE, storage_meta: StorageMeta | None = None, is_coordinator: bool = False
     ) -> None:
-        """Set the state dict of this save."""
+        """Set the state dict to save."""
 
     @abstractmethod
     def create_local_plan(self) -> SavePlan:
-        """Return all items that this rank could write, including replicated items."""
+        """Return all items that this rank could write, including replicas."""
 
     @abstractmethod
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """Return the final plans and the metadata, from local plans; both in rank order. Called on the coordinator."""
+        """Return the final plans and the metadata, from local plans; both in rank order."""
 
     @abstractmethod
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
-        """Return the plan to write, from the plan that the coordinator sent."""
+        """Return the plan to write, from the coordinator's."""
 
     @abstractmethod
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
-        """Return the tensor (on any device) or serialized object that an item writes."""
+        """Return an item's tensor (on any device) or serialized object."""
 
     def resolve_pieces(self, write_item: WriteItem) -> PiecewiseData | None:
-        """Return the row-major bytes of a tensor that is not contiguous; None to use `resolve_data`.
-
-        Storages that write bytes call this before `resolve_data`.
-        """
+        """Return a non-contiguous tensor's row-major bytes, or None; byte storages call this before `resolve_data`."""
         del write_item
         return None
 
     def plain_values(self) -> Mapping[str, Any] | None:
-        """Return FQN → value to write, or None if `resolve_data` must be called for each item.
-
-        Storages may take tensors directly from the mapping, which is faster for many small tensors.
-        """
+        """Return FQN → value, from which storages may take tensors directly; None if `resolve_data` must be called."""
         return None
 
     def without_values(self) -> SavePlanner:
@@ -329,14 +316,11 @@ class SavePlanner(ABC):
         return self
 
     def plan_key(self) -> Hashable | None:
-        """Return the planner's options as a key of the plan cache, or None to disable caching.
-
-        With a cached global plan, `create_global_plan` is not called.
-        """
+        """Return the planner's options as a key of the plan cache, or None to disable caching."""
         return None
 
     def adopt_global_plan(self, plans: list[SavePlan], metadata: Metadata) -> None:
-        """Use a cached global plan (in rank order) for this save. Called on the coordinator."""
+        """Use a cached global plan (in rank order) instead of `create_global_plan`. Called on the coordinator."""
         del plans, metadata
 
     def plan_family(self) -> str:
@@ -346,7 +330,7 @@ class SavePlanner(ABC):
 
 
 class LoadPlanner:
-    """Contract of a load planner, which decides which items each rank reads and provides the tensors to fill.
+    """Decides which items each rank reads, and provides the tensors to fill.
 
     Call order: `set_up_planner` and `create_local_plan` on every rank, `create_global_plan` on the coordinator,
     `finish_plan` on every rank, then per read item `load_bytes`, or `resolve_tensor` and `commit_tensor`.
@@ -354,7 +338,7 @@ class LoadPlanner:
 
     local_load: Any = None
     initialised: Collection[str] = ()
-    """FQNs of the template's meta tensors for which the planner allocated memory."""
+    """FQNs of meta tensors for which the planner allocated memory."""
     allow_globals: Sequence[Any] = ()
     trust_objects: bool = False
 
@@ -362,38 +346,38 @@ class LoadPlanner:
     def set_up_planner(
         self, state_dict: STATE_DICT_TYPE, metadata: Metadata | None = None, is_coordinator: bool = False
     ) -> None:
-        """Set the template to load into, and the checkpoint's metadata."""
+        """Set the template and the checkpoint's metadata."""
 
     @abstractmethod
     def create_local_plan(self) -> LoadPlan:
-        """Return the read items of this rank."""
+        """Return this rank's read items."""
 
     @abstractmethod
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
-        """Return the final plans from local plans, both in rank order. Called on the coordinator."""
+        """Return the final plans from local plans, both in rank order."""
 
     @abstractmethod
     def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
-        """Return the plan to read, from the plan that the coordinator sent."""
+        """Return the plan to read, from the coordinator's."""
 
     @abstractmethod
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Deserialize an object from its stored bytes into the template."""
+        """Deserialize an object into the template."""
 
     def resolve_bytes(self, read_item: ReadItem) -> io.BytesIO:
-        """Return a buffer for the stored bytes of an object; only some storages call this."""
+        """Return a buffer for an object's stored bytes; only some storages call this."""
         raise NotImplementedError(f"{type(self).__name__} has no buffer for object items; use load_bytes")
 
     @abstractmethod
     def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
-        """Return the tensor to fill, of shape `read_item.lengths`: a view of the template's tensor, or a buffer."""
+        """Return a view of the template's tensor, or a buffer, of shape `read_item.lengths`, to fill."""
 
     @abstractmethod
     def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
-        """Complete an item after its tensor was filled; copy it if it is a buffer."""
+        """Complete a filled item: copy a buffer into the template."""
 
     def adopt_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> bool:
-        """Set a stored wrapper tensor itself in the template and return True; False to use `resolve_tensor`."""
+        """Set a stored wrapper tensor itself in the template; return False to use `resolve_tensor`."""
         del read_item, tensor
         return False
 
@@ -412,7 +396,7 @@ class Storage(ABC):
 
     @property
     def ids_are_paths(self) -> bool:
-        """Whether ids without a URI scheme are paths; as in stock, true for a storage with an attribute `path`."""
+        """Whether ids without a URI scheme are paths."""
         return isinstance(getattr(self, "path", None), Path)
 
     @abstractmethod
@@ -426,7 +410,7 @@ class Storage(ABC):
 
 
 class StorageWriter(Storage):
-    """Contract of a storage writer, which writes items and publishes the checkpoint.
+    """Writes items and publishes the checkpoint.
 
     Call order: `reset` (only if `save` got a `checkpoint_id`), `renew_save_id`, `storage_meta`,
     `set_up_storage_writer`, `prepare_local_plan`, `connect_ranks`, `write_data`, `follow_commit` on every rank;
@@ -439,41 +423,41 @@ class StorageWriter(Storage):
     """Whether ranks read a finished save's metadata with `published_metadata`; otherwise the coordinator sends it."""
 
     def renew_save_id(self) -> None:
-        """Choose a new save id if an earlier save used the current one."""
+        """Choose a new save id if the current one was used."""
 
     @abstractmethod
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Prepare the writer for the save.
+        """Prepare the writer.
 
-        If the method accepts `**kwargs`, they are `rank` and `use_collectives`, and without a coordinator also
-        `world_size` and the common `save_id`.
+        A method with `**kwargs` gets `rank` and `use_collectives`, and without a coordinator also `world_size` and the
+        common `save_id`.
         """
 
     @abstractmethod
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Return this rank's local plan with the storage's additions."""
+        """Return the plan with the storage's additions."""
 
     @abstractmethod
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Return all ranks' plans with the storage's additions. Called on the coordinator."""
+        """Return all ranks' plans with the storage's additions."""
 
     @abstractmethod
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
-        """Write all items of the plan. The data must be durable when the future completes."""
+        """Write all items. The data must be durable when the future completes."""
 
     @abstractmethod
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Publish the checkpoint, which must not exist before `finish` returns. Called on the coordinator."""
+        """Publish the checkpoint, which must not exist before `finish` returns."""
 
     def placed_plans(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Complete the plans of a subclass's `prepare_global_plan`. Called on the coordinator."""
+        """Complete the plans of a subclass's `prepare_global_plan`."""
         return plans
 
     def connect_ranks(self, coordinator: Coordinator, plan: SavePlan) -> None:
-        """Run phases of this storage before `write_data`, if the ranks plan together."""
+        """Run phases before `write_data`, if the ranks plan together."""
 
     def follow_commit(self, coordinator: Coordinator) -> None:
-        """Run phases of this storage after `finish`, if the ranks plan together."""
+        """Run phases after `finish`, if the ranks plan together."""
 
     def published_metadata(self, save_id: str | None = None) -> Metadata:
         """Read the metadata of the checkpoint with this save id. Called if `reads_back`."""
@@ -482,19 +466,19 @@ class StorageWriter(Storage):
         )
 
     def lender(self) -> MemoryLender | None:
-        """Return a lender of storage memory for staging, or None. Called before the save begins."""
+        """Return a lender of memory for staging, or None. Called before the save."""
         return None
 
     def abort(self, error: BaseException) -> None:
-        """Clean up after a save that failed with `error`."""
+        """Clean up after a failed save."""
 
     def storage_meta(self) -> StorageMeta | None:
-        """Return the checkpoint and save ids that this storage records, or None."""
+        """Return the ids that this storage records, or None."""
         return None
 
 
 class StorageReader(Storage):
-    """Contract of a storage reader, which reads the metadata and items of a checkpoint.
+    """Reads a checkpoint's metadata and items.
 
     Call order: `reset` (only if `load` got a `checkpoint_id`), `connect_ranks`, `read_metadata`,
     `set_up_storage_reader`, `prepare_local_plan` on every rank, `prepare_global_plan` on the coordinator, `read_data`
@@ -504,41 +488,41 @@ class StorageReader(Storage):
     bytes_read: int | None = None
     """Bytes that the last `read_data` read from storage; None if unknown."""
     unverified_keys: Collection[str] = ()
-    """FQNs that the last `read_data` could not verify, because no CRC covers their bytes."""
+    """FQNs that the last `read_data` read without a CRC."""
 
     def connect_ranks(self, coordinator: Coordinator) -> None:
-        """Run phases of this storage before the metadata is read."""
+        """Run phases before the metadata is read."""
 
     @abstractmethod
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Read and return the metadata of the checkpoint."""
+        """Return the checkpoint's metadata."""
 
     @abstractmethod
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Prepare the reader for a load with this metadata."""
+        """Prepare the reader for this metadata."""
 
     @abstractmethod
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Return this rank's local plan with the storage's additions."""
+        """Return the plan with the storage's additions."""
 
     @abstractmethod
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Return all ranks' plans with the storage's additions. Called on the coordinator."""
+        """Return all ranks' plans with the storage's additions."""
 
     @abstractmethod
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> torch.futures.Future[None]:
-        """Read all items of the plan and pass them to the planner."""
+        """Read all items and pass them to the planner."""
 
 
 def takes(method: Callable[..., Any], parameter: str) -> bool:
-    """Return whether a method has this parameter; older versions of stock lack some."""
+    """Return whether a method has a parameter, which older stock may lack."""
     return parameter in inspect.signature(method).parameters
 
 
 def set_up_save_planner(
     planner: Any, state_dict: dict[str, Any], storage_meta: StorageMeta | None, *, is_coordinator: bool
 ) -> None:
-    """Call `set_up_planner`, without `storage_meta` if the method does not take it."""
+    """Call `set_up_planner`, with `storage_meta` if it takes that."""
     if takes(planner.set_up_planner, "storage_meta"):
         planner.set_up_planner(state_dict=state_dict, storage_meta=storage_meta, is_coordinator=is_coordinator)
     else:

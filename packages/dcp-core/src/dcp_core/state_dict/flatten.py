@@ -1,11 +1,11 @@
 """Flatten nested state dicts to FQNs as stock does, unflatten them, and rename keys in a load.
 
-An FQN joins a path's elements with dots. Mappings are always flattened, and lists if they contain a tensor or mapping
-at any depth. Other pytree containers (tuples, deques, registered classes) are flattened only if they contain a sharded
-tensor, which stock would store as rank 0 has it. Everything else is a leaf. Empty mappings have no FQN.
+An FQN joins a path's elements with dots. Mappings are flattened, and lists that contain a tensor or mapping at any
+depth. Other pytree containers (tuples, deques, registered classes) are flattened only if they contain a sharded tensor.
+Everything else is a leaf. Empty mappings have no FQN.
 
-`paths` contain stock's elements: str for dict keys, int for list indices, `LiteralKey` for other literal keys. `keys`
-contain the original key objects, for assigning loaded objects.
+`paths` contain stock's elements: str for dict keys, int for list indices, `LiteralKey` for other literal keys; `keys`
+contain the original keys.
 
 Source: torch 2.13 `torch.distributed.checkpoint.{_nested_dict,_traverse}` (naming rules).
 """
@@ -60,23 +60,23 @@ _MAX_LIST_INDEX = 1 << 24
 
 @dataclass(slots=True)
 class FlatState:
-    """A flattened state dict in order: leaves, stock's paths, and paths of original keys."""
+    """A flattened state dict, in order."""
 
     values: dict[str, Any] = field(default_factory=dict)
     paths: dict[str, Path] = field(default_factory=dict)
     keys: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     empty: list[Path] = field(default_factory=list)
     text_keys: dict[type, str] = field(default_factory=dict)
-    """Class of non-literal dict keys → example of such a key's text."""
+    """Class of non-literal keys → example of a key's text."""
 
 
 def flatten(
     state_dict: Mapping[Any, Any], *, descend_plain: bool = True, opens: Callable[[str], bool] | None = None
 ) -> FlatState:
-    """Flatten a nested state dict without copying leaves; UnsupportedValueError if it contains itself or an FQN twice.
+    """Flatten without copying leaves; UnsupportedValueError if the state dict contains itself or an FQN twice.
 
-    Unless `descend_plain`, a nested mapping without tensors is one leaf, as in torch 2.3 and older. `opens` returns
-    whether to flatten a container because the checkpoint has values below its name.
+    Unless `descend_plain`, a nested mapping without tensors is a leaf, as in torch 2.3. `opens` returns whether to
+    flatten a container because the checkpoint has values below its name.
     """
     flat = FlatState()
     try:
@@ -93,7 +93,7 @@ def flatten_state_dict(state_dict: Mapping[Any, Any]) -> tuple[dict[str, Any], d
 
 
 def unflatten_state_dict(state_dict: Mapping[str, Any], mapping: Mapping[str, Path]) -> dict[Any, Any]:
-    """Build nested dicts and lists from FQN → leaf and FQN → path; CorruptCheckpointError if paths are inconsistent.
+    """Build nested dicts and lists; CorruptCheckpointError if the paths are inconsistent.
 
     Leaves without a path go to the top level; missing list elements become None.
     """
@@ -134,7 +134,7 @@ def get_element(root_dict: Mapping[Any, Any], path: Path, default_value: Any = N
 
 
 def assign(template: Mapping[Any, Any], keys: tuple[Any, ...], value: object) -> None:
-    """Assign a loaded object at a path of `FlatState.keys`; replace immutable containers."""
+    """Assign an object at a path of `FlatState.keys`, replacing immutable containers."""
     containers: list[Any] = [template]
     for key in keys[:-1]:
         containers.append(child_at(containers[-1], key))
@@ -185,7 +185,7 @@ def _fill(
     *,
     positions: bool = False,
 ) -> None:
-    """Add the leaves of a container; `prefix` ends with a dot, or is empty at the top."""
+    """Add a container's leaves; `prefix` is empty or ends with a dot."""
     for key, value in entries:
         element = key if positions or type(key) is str else _element(key, flat)
         name, at, real = f"{prefix}{element}", (*path, element), (*keys, key)
@@ -376,11 +376,10 @@ def print_tensor(path: Path, value: object, print_fun: Callable[[str], None] = p
 
 
 class KeyMap:
-    """Mapping of template keys to checkpoint keys; `DefaultLoadPlanner` has its arguments.
+    """Maps template keys to checkpoint keys; for the arguments see `DefaultLoadPlanner`.
 
-    The longest matching prefix applies to all keys under it. `{"model": ""}` drops a prefix; `{"": "model"}` adds one
-    to all other keys. Patterns apply in order to keys that `rename` does not match. ValueError: a pattern or its
-    replacement is invalid.
+    The longest matching prefix applies. `{"model": ""}` drops a prefix; `{"": "model"}` adds one to all other keys.
+    Patterns apply in order. ValueError: one is invalid.
     """
 
     def __init__(

@@ -1,7 +1,4 @@
-"""`ByteStorageReader`, the base class of storage readers with a `StoreBackend`, and the contract of dcp-exchange.
-
-Dcp-exchange lets ranks read each stored byte once and send it to the others.
-"""
+"""`ByteStorageReader`, the base class of storage readers, and the contract of dcp-exchange."""
 
 from __future__ import annotations
 
@@ -55,7 +52,7 @@ class PreparedRead:
     backend: StoreBackend
     requests: Sequence[ReadRequest]
     note_changes: Callable[[Exception], None]
-    """Adds a note about values that may have changed to an error that ended the read."""
+    """Notes on an error which values may have changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +61,7 @@ class Exchanged:
 
     stats: ReadStats
     alone: str | None = None
-    """Reason why each rank read for itself, as a clause; None if the ranks read together."""
+    """Reason why each rank read alone, as a clause; None if they read together."""
     replaced: bool = False
     """Whether a newer save replaced the checkpoint, so that the load must be planned again; equal on all ranks."""
 
@@ -82,11 +79,8 @@ class Exchange(Protocol):
     ) -> Exchanged:
         """Read and deliver the requests of all ranks.
 
-        `prepare` returns this rank's requests; it is called in a phase, and again for another attempt. A rank fails
-        after `timeout_seconds` without a message.
-
-        Raises:
-            CheckpointException: A read failed on some rank; raised on all ranks.
+        `prepare` returns this rank's; it is called in a phase, and again for each attempt. A rank fails after
+        `timeout_seconds` without a message. CheckpointException: a read failed; raised on all ranks.
 
         Ranks: every rank; collective.
         """
@@ -111,22 +105,16 @@ class ByteStorageReader(ByteStorage, StorageReader):
     from dcp_core import ByteStorageReader, load, save
     from dcp_io import LocalStore, StoreBackend
 
-
     class CheckingReader(ByteStorageReader):
         def _open(self, checkpoint_id):
             return StoreBackend(LocalStore(checkpoint_id), verify="before")
-
 
     save({"weight": torch.ones(3)}, checkpoint_id="step-1")
     load({"weight": torch.zeros(3)}, storage_reader=CheckingReader("step-1"))
     ```
 
-    Reads are verified against the checkpoint's CRCs, as the backend's `verify` says. A subclass implements `_open`,
-    which returns a `dcp_io.StoreBackend`.
-
-    Args:
-        checkpoint_id: Id of the checkpoint; `reset` may replace it.
-        extensions: Registry of transforms; None for those of installed plug-ins.
+    A subclass implements `_open`, which returns a `dcp_io.StoreBackend`; its `verify` says how CRCs are checked.
+    `extensions` is a registry of transforms, None for the installed ones.
     """
 
     def __init__(self, checkpoint_id: CheckpointId, *, extensions: ExtensionRegistry | None = None) -> None:
@@ -150,13 +138,9 @@ class ByteStorageReader(ByteStorage, StorageReader):
         self._clear()
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Return the metadata of the newest complete checkpoint in the directory.
+        """Return the metadata of the newest complete checkpoint in the directory, with rank-local indexes merged.
 
-        Rank-local indexes are merged, so every rank sees the whole checkpoint.
-
-        Raises:
-            CheckpointNotFoundError: No complete checkpoint exists.
-            CorruptCheckpointError: The index is damaged.
+        CheckpointNotFoundError: there is none. CorruptCheckpointError: the index is damaged.
         """
         del args, kwargs
         return self.use_index(self.read_index())
@@ -193,10 +177,10 @@ class ByteStorageReader(ByteStorage, StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> torch.futures.Future[None]:
-        """Read and verify all items of the plan, and pass them to the planner.
+        """Read and verify all items, and pass them to the planner.
 
         Raises:
-            CorruptCheckpointError: Bytes do not match their CRC; the message names file, key and offset.
+            CorruptCheckpointError: Bytes do not match their CRC; names file, key and offset.
             CheckpointNotFoundError: A data file is missing.
         """
         with collector_paused():
@@ -227,7 +211,7 @@ class ByteStorageReader(ByteStorage, StorageReader):
 
     @property
     def place(self) -> Place:
-        """Location of the files as several ranks see it; see `dcp_io.Place`."""
+        """Location of the files; see `dcp_io.Place`."""
         return place_of(self._backend.store)
 
     @property
@@ -279,7 +263,7 @@ class ByteStorageReader(ByteStorage, StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: CheckpointId) -> bool:
-        """Return whether this storage can read this id."""
+        """See `Storage`."""
         del checkpoint_id
         return True
 
@@ -316,7 +300,7 @@ def tensor_request(
     planner: LoadPlanner,
     copies: DeviceCopies,
 ) -> ReadRequest:
-    """Return the request for a box of a stored chunk (of `sizes`, in elements)."""
+    """Return the request for a box of a stored chunk of `sizes`."""
     dtype, decoder = stored.dtype or dtype, stored.decoder
     target = filled = _target(item, planner)
     if is_wrapper(target):  # wrapper classes copy whole boxes only
@@ -381,7 +365,7 @@ def whole_request(
     planner: LoadPlanner,
     decoder: ItemDecoder,
 ) -> ReadRequest:
-    """Return one request for all items of a chunk to decode whole."""
+    """Return one request for all items of a chunk."""
     key = items[0].storage_index.fqn
 
     def done(data: memoryview) -> None:
