@@ -135,7 +135,7 @@ class LocalStore(SupportsFolders, SupportsRanges):
     def touch(self, name: str) -> None:
         """Set the modification time to now, on the file system's clock."""
         with self._finding(name):
-            os.utime(self._readable(name))
+            os.utime(followed(self._path, check_name(name)))
 
     def read(self, name: str) -> bytes:
         """Read the whole file."""
@@ -155,12 +155,12 @@ class LocalStore(SupportsFolders, SupportsRanges):
     def open(self, name: str) -> Source:
         """Open the file."""
         with self._finding(name):
-            return _LocalSource(name, self._readable(name))
+            return _LocalSource(name, followed(self._path, check_name(name)))
 
     def size(self, name: str) -> int:
         """Return the file's size in bytes."""
         with self._finding(name):
-            return os.stat(self._readable(name), follow_symlinks=False).st_size
+            return os.stat(followed(self._path, check_name(name)), follow_symlinks=False).st_size
 
     def exists(self, name: str) -> bool:
         """Whether a file, folder or device of that name exists."""
@@ -224,12 +224,9 @@ class LocalStore(SupportsFolders, SupportsRanges):
     def _inside(self, name: str) -> str:
         """Check that parent folders do not lead out of the store."""
         path = os.path.join(self._path, check_name(name))
-        check_inside(self._path, os.path.dirname(name))
+        if "/" in name:
+            check_inside(self._path, os.path.dirname(name))
         return path
-
-    def _readable(self, name: str) -> str:
-        """Return the path to read, with permitted links resolved."""
-        return followed(self._path, check_name(name))
 
     @contextlib.contextmanager
     def _finding(self, name: str) -> Iterator[None]:

@@ -110,14 +110,11 @@ class WholeBlob:
         length = _header_length(data[:_PREFIX_BYTES], size=len(data), file=file)
         self.header = _parse_header(bytes(data[_PREFIX_BYTES : _PREFIX_BYTES + length]), size=len(data), file=file)
 
-    def raw(self, name: str) -> memoryview:
-        """Return the bytes of a column."""
-        start, stop = self.header.extents[name]
-        return self.data[self.header.data_start + start : self.header.data_start + stop]
-
     def read(self, name: str, start: int, stop: int) -> Unsigned:
         """Read rows [start, stop), in the stored dtype."""
-        numbers: Unsigned = np.frombuffer(self.raw(name), self.header.columns[name].dtype)[start:stop]
+        column, data_start = self.header.columns[name], self.header.data_start
+        data = self.data[data_start + column.start : data_start + column.stop]
+        numbers: Unsigned = np.frombuffer(data, column.dtype)[start:stop]
         return numbers
 
 

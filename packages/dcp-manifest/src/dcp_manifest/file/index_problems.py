@@ -112,8 +112,7 @@ def _manifest_problems(found: IndexFile, footer: Footer) -> Iterator[Problem]:
         )
         return
     for name, block in first.items():
-        raw = blob.raw(name)
-        for start in range(0, len(raw), BLOCK_BYTES):
-            if zlib.crc32(raw[start : start + BLOCK_BYTES]) != crcs[block + start // BLOCK_BYTES]:
-                place = blob.header.data_start + blob.header.extents[name][0] + start
-                yield Problem(f"the column {name} is damaged", found.file, offset=footer.manifest_offset + place)
+        place, stop = (blob.header.data_start + position for position in blob.header.extents[name])
+        for number, start in enumerate(range(place, stop, BLOCK_BYTES), block):
+            if zlib.crc32(blob.data[start : min(stop, start + BLOCK_BYTES)]) != crcs[number]:
+                yield Problem(f"the column {name} is damaged", found.file, offset=footer.manifest_offset + start)

@@ -159,7 +159,7 @@ class ManifestReader:
         rank, user = facts.get("rank"), facts.get("user")
         if not (rank is None or type(rank) is int):
             raise TypeError(f"the manifest's rank is {rank!r}")
-        if not (isinstance(user, list) and all(_is_pair(pair) for pair in user)):
+        if not (isinstance(user, list) and all(map(_is_pair, user))):
             raise TypeError("the manifest's user metadata is not a list of pairs of strings")
         return ManifestInfo(**{name: facts[name] for name in _FACTS}, rank=rank, user=tuple(map(tuple, user)))
 
@@ -232,7 +232,7 @@ class ManifestReader:
         return CheckpointIndex(
             names["dtypes"],
             names["files"],
-            chains=tuple(tuple(links[start:end]) for start, end in pairwise(ends)),
+            chains=tuple([tuple(links[start:end]) for start, end in pairwise(ends)]),
             info=self.info(),
         )
 

@@ -95,7 +95,8 @@ def followed(folder: str, name: str) -> str:
     """
     path = os.path.join(folder, name)
     if not os.path.islink(path):
-        check_inside(folder, os.path.dirname(name))
+        if "/" in name:
+            check_inside(folder, os.path.dirname(name))
         return path
     real = os.path.realpath(path)
     if os.path.dirname(real) != _hub_blobs(os.path.realpath(folder)):
@@ -105,8 +106,6 @@ def followed(folder: str, name: str) -> str:
 
 def check_inside(folder: str, name: str) -> None:
     """Raise UnsafeCheckpointError if a relative path leads out of a folder by a link."""
-    if not name:
-        return
     root, real = os.path.realpath(folder), os.path.realpath(os.path.join(folder, name))
     if os.path.commonpath([root, real]) != root:
         raise UnsafeCheckpointError(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from dcp_base.errors import DcpError
 from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError
 from dcp_manifest.file.manifest_read import read_index
-from dcp_manifest.folders.folder import METADATA_NAME, Entry, Folder, is_index_name, rank_index_name
+from dcp_manifest.folders.folder import METADATA_NAME, Entry, Folder, RankIndexName, is_index_name, rank_index_name
 from dcp_manifest.index.columns import CheckpointIndex, ManifestInfo
 from dcp_manifest.index.merge_indexes import merge_rank_indexes
 
@@ -70,11 +70,14 @@ def choose_index(entries: Mapping[str, float], load: Load) -> CheckpointIndex:
         CheckpointNotFoundError: All indexes are incomplete; the message names the ranks with missing indexes.
         CorruptCheckpointError, UnsafeCheckpointError, UnsupportedFormatError: The newest index cannot be read.
     """
+    of_ranks = {name: found for name in entries if (found := rank_index_name(name)) is not None}
+    if METADATA_NAME in entries and not of_ranks:
+        return load(METADATA_NAME)
     missing: list[str] = []
     candidates = []
     if METADATA_NAME in entries:
         candidates.append(_candidate(entries[METADATA_NAME], lambda: load(METADATA_NAME)))
-    candidates += _rank_sets(entries, load, missing)
+    candidates += _rank_sets(of_ranks, entries, load, missing)
     if not candidates:
         detail = f": {'; '.join(missing)}" if missing else ""
         raise CheckpointNotFoundError(f"there is no complete index among {len(entries)} files{detail}")
@@ -113,15 +116,15 @@ def _raiser(error: DcpError) -> Callable[[], CheckpointIndex]:
     return load
 
 
-def _rank_sets(entries: Mapping[str, float], load: Load, missing: list[str]) -> Iterator[_Candidate]:
+def _rank_sets(
+    of_ranks: Mapping[str, RankIndexName], entries: Mapping[str, float], load: Load, missing: list[str]
+) -> Iterator[_Candidate]:
     """Yield the complete sets of rank-local indexes; append missing files to `missing`."""
     named: dict[str, dict[int, str]] = {}
     plain: dict[int, str] = {}
-    for name in entries:
-        found = rank_index_name(name)
-        if found is not None:
-            ranks = plain if found.save_id is None else named.setdefault(found.save_id, {})
-            ranks[found.rank] = name
+    for name, found in of_ranks.items():
+        ranks = plain if found.save_id is None else named.setdefault(found.save_id, {})
+        ranks[found.rank] = name
     complete = set()
     for save_id, files in named.items():
         for candidate in _named_set(save_id, files, entries, load, missing):

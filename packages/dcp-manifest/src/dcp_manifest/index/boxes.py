@@ -43,11 +43,6 @@ class Box(NamedTuple):
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
 
-    @property
-    def volume(self) -> int:
-        """Number of elements."""
-        return math.prod(self.sizes)
-
 
 def box_text(offsets: Sequence[int], sizes: Sequence[int]) -> str:
     """Format a box like a Python index: `[0:4, 2:3]`."""
@@ -163,7 +158,7 @@ def find_hole(box: BoxLike, chunks: Sequence[BoxLike]) -> Box | None:
     whole = Box(tuple(box[0]), tuple(box[1]))
     if whole in parts:
         return None
-    if sum(part.volume for part in parts) == whole.volume and find_overlap(parts) is None:
+    if sum([math.prod(part.sizes) for part in parts]) == math.prod(whole.sizes) and find_overlap(parts) is None:
         return None
     starts, ends = _arrays(parts, len(whole.sizes))
     hole = _hole_from(0, list(whole.offsets), [start + size for start, size in zip(*whole, strict=True)], starts, ends)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -231,7 +232,7 @@ class ItemColumns:
 
     def kinds(self) -> U8:
         """Return the `ItemKind` per row."""
-        in_blocks = np.zeros(len(self), np.bool_) if self.blocks is None else self.blocks.counts > 0
+        in_blocks = np.zeros(len(self.file), np.bool_) if self.blocks is None else self.blocks.counts > 0
         kinds: U8 = _KINDS[self.framing, (self.chain > 0).astype(np.uint8), in_blocks.astype(np.uint8)]
         return kinds
 
@@ -279,21 +280,21 @@ class CheckpointIndex:
     """Relative paths of the data files, with `/`."""
     chains: tuple[tuple[str, ...], ...] = ()
     tensor_names: list[str] = field(default_factory=list)
-    tensor_dtype: U8 = field(default_factory=lambda: np.zeros(0, np.uint8))
-    tensor_flags: U8 = field(default_factory=lambda: np.zeros(0, np.uint8))
-    tensor_ndim: U8 = field(default_factory=lambda: np.zeros(0, np.uint8))
-    tensor_owner: U32 = field(default_factory=lambda: np.zeros(0, np.uint32))
-    tensor_shape: I64 = field(default_factory=lambda: np.zeros(0, np.int64))
-    tensor_chunks: I64 = field(default_factory=lambda: np.zeros(0, np.int64))
+    tensor_dtype: U8 = field(default_factory=partial(np.zeros, 0, np.uint8))
+    tensor_flags: U8 = field(default_factory=partial(np.zeros, 0, np.uint8))
+    tensor_ndim: U8 = field(default_factory=partial(np.zeros, 0, np.uint8))
+    tensor_owner: U32 = field(default_factory=partial(np.zeros, 0, np.uint32))
+    tensor_shape: I64 = field(default_factory=partial(np.zeros, 0, np.int64))
+    tensor_chunks: I64 = field(default_factory=partial(np.zeros, 0, np.int64))
     """Number of chunks of each tensor."""
-    chunk_offsets: I64 = field(default_factory=lambda: np.zeros(0, np.int64))
-    chunk_sizes: I64 = field(default_factory=lambda: np.zeros(0, np.int64))
+    chunk_offsets: I64 = field(default_factory=partial(np.zeros, 0, np.int64))
+    chunk_sizes: I64 = field(default_factory=partial(np.zeros, 0, np.int64))
     chunk_items: ItemColumns | None = None
     object_names: list[str] = field(default_factory=list)
-    object_owner: U32 = field(default_factory=lambda: np.zeros(0, np.uint32))
+    object_owner: U32 = field(default_factory=partial(np.zeros, 0, np.uint32))
     object_items: ItemColumns | None = None
     alias_names: list[str] = field(default_factory=list)
-    alias_targets: U32 = field(default_factory=lambda: np.zeros(0, np.uint32))
+    alias_targets: U32 = field(default_factory=partial(np.zeros, 0, np.uint32))
     """Row of each alias's tensor."""
     paths: dict[str, tuple[PathElement, ...]] | None = None
     info: ManifestInfo | None = None

@@ -74,7 +74,7 @@ def box_runs(sizes: Sequence[int], offsets: Sequence[int], lengths: Sequence[int
 
 
 def _span(counts: Sequence[int], strides: Sequence[int], run_bytes: int) -> int:
-    return sum((count - 1) * stride for count, stride in zip(counts, strides, strict=True)) + run_bytes
+    return sum([(count - 1) * stride for count, stride in zip(counts, strides, strict=True)]) + run_bytes
 
 
 def _starts(runs: Runs, start: int, stop: int, base: int, depth: int) -> Positions:

@@ -76,7 +76,8 @@ def stored_tensors(index: CheckpointIndex) -> Iterator[StoredTensor]:
         first, last = chunk_starts[row], chunk_starts[row + 1]
         numbers = slice(box_starts[row], box_starts[row + 1])
         boxes = (last - first, int(index.tensor_ndim[row]))
-        offsets, sizes = (part[numbers].reshape(boxes).tolist() for part in (index.chunk_offsets, index.chunk_sizes))
+        offsets = index.chunk_offsets[numbers].reshape(boxes).tolist()
+        sizes = index.chunk_sizes[numbers].reshape(boxes).tolist()
         chunks = []
         for at, offset, size in zip(range(first, last), offsets, sizes, strict=True):
             chunks.append(StoredChunk(name, dtype, tuple(offset), tuple(size), index.stored_item(items, at, ragged)))
