@@ -262,7 +262,7 @@ def _print(one: _Result) -> None:
     if one.report is None:
         print_line(state, "  ", (one.path, "bold"), f": {one.problem}")
         return
-    causes = [*_causes(one.report.problems)]
+    causes = [*_causes(one.report.problems)] if one.report.problems else []
     read = f"{one.report.items} item{'s' * (one.report.items != 1)}, {count_bytes(one.report.bytes)} read"
     count = "" if one.report.ok else f"{len(causes)} problem{'s' * (len(causes) != 1)}; "
     print_line(state, "  ", (one.path, "bold"), f": {count}{read}")

@@ -81,7 +81,7 @@ def print_lines(lines: Iterable[Sequence[Cell]]) -> None:
         if out.is_terminal:
             out.print(styled([line for cells in some for line in wrapped(cells, out.width)]), soft_wrap=True)
         else:
-            click.echo("\n".join("".join(map(cell_text, cells)) for cells in some))
+            click.echo("\n".join(["".join(map(cell_text, cells)) for cells in some]))
 
 
 def styled(lines: Sequence[Sequence[Cell]]) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
@@ -18,14 +18,10 @@ _NO_BORDERS: Final[npt.NDArray[np.uint32]] = np.zeros(0, np.uint32)
 _NO_BORDERS.flags.writeable = False
 
 
-def crc32(data: Buffer, value: int = 0) -> int:
-    """Return the CRC32 of `data`, continued from `value`; long data release the GIL."""
-    return isal_zlib.crc32(data, value)
-
-
-def combine(first: int, second: int, second_bytes: int) -> int:
-    """Return the CRC32 of two concatenated byte ranges."""
-    return isal_zlib.crc32_combine(first, second, second_bytes)
+crc32: Callable[..., int] = isal_zlib.crc32
+"""Function (data, value=0) → CRC32 of the data, continued from `value`; long data release the GIL."""
+combine: Callable[[int, int, int], int] = isal_zlib.crc32_combine
+"""Function (first, second, bytes of the second) → CRC32 of two concatenated byte ranges."""
 
 
 class RunningCrc:

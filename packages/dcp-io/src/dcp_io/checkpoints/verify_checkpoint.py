@@ -7,9 +7,11 @@ import math
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
 
 import numpy as np
 
@@ -89,76 +91,60 @@ def verify_checkpoint(
     if threads < 1:
         raise ValueError(f"threads={threads} must be at least 1")
     store = checkpoint if isinstance(checkpoint, Store) else LocalStore(checkpoint)
+    reporting = threading.Lock()
     with report_operation("verify", store.url) as progress:
+        times, examined = _examine_indexes(store)
+        problems = [one for found in examined.values() for one in found.problems]
+        try:
+            index = choose_index(times, lambda name: examined[name].decoded())
+        except DcpError as error:
+            if not problems:
+                missing = isinstance(error, CheckpointNotFoundError)
+                message = f"there is no checkpoint in {store.url}" if missing else str(error)
+                problems.append(Problem(message, file=getattr(error, "file", None)))
+            return VerifyReport(tuple(problems), 0, 0)
+        total = sum(needed_bytes(index).values())
+        progress.expect(total)
+        if on_total is not None:
+            on_total(total)
 
-        def read(count: int) -> None:
-            progress(count)
-            if on_read is not None:
-                on_read(count)
+        def report_read(count: int) -> None:
+            with reporting:
+                progress(count)
+                if on_read is not None:
+                    on_read(count)
 
-        def expect(total: int) -> None:
-            progress.expect(total)
-            if on_total is not None:
-                on_total(total)
-
-        return _verify(store, threads, read, expect)
-
-
-def _verify(
-    store: Store, threads: int, on_read: Callable[[int], None], on_total: Callable[[int], None]
-) -> VerifyReport:
-    times, examined = _examine_indexes(store)
-    problems = [one for found in examined.values() for one in found.problems]
-    try:
-        index = choose_index(times, lambda name: examined[name].decoded())
-    except DcpError as error:
-        if not problems:
-            missing = isinstance(error, CheckpointNotFoundError)
-            message = f"there is no checkpoint in {store.url}" if missing else str(error)
-            problems.append(Problem(message, file=getattr(error, "file", None)))
-        return VerifyReport(tuple(problems), 0, 0)
-    on_total(sum(needed_bytes(index).values()))
-    problems += [Problem(message, key=name) for name, message in coverage_problems(index)]
-    files = _items_by_file([index] if index.info is None else _rank_indexes(examined, index.info.save_id) or [index])
-    reports = _verify_files(store, files, threads, exact=index.info is not None, on_read=on_read)
+        problems += [Problem(message, key=name) for name, message in coverage_problems(index)]
+        of_ranks = [] if index.info is None else _rank_indexes(examined, index.info.save_id)
+        files = _items_by_file(of_ranks or [index])
+        verify = partial(verify_file, store, exact=index.info is not None, on_read=report_read)
+        reports = _verify_files(verify, files, threads)
     for report in reports:
         problems += report.problems
     return VerifyReport(
         problems=tuple(problems),
-        items=sum(len(items) for items in files.values()),
-        bytes=sum(report.bytes for report in reports),
-        unverified_keys=frozenset().union(*(report.unverified_keys for report in reports)),
+        items=sum(map(len, files.values())),
+        bytes=sum([report.bytes for report in reports]),
+        unverified_keys=frozenset().union(*[report.unverified_keys for report in reports]),
     )
 
 
 def _verify_files(
-    store: Store,
-    files: dict[str, list[IndexedItem]],
-    threads: int,
-    *,
-    exact: bool,
-    on_read: Callable[[int], None],
+    verify: Callable[[str, list[IndexedItem]], FileReport], files: dict[str, list[IndexedItem]], threads: int
 ) -> list[FileReport]:
-    telling = threading.Lock()
-
-    def report(count: int) -> None:
-        with telling:
-            on_read(count)
-
-    def verify(name: str) -> FileReport:
-        return verify_file(store, name, files[name], exact=exact, on_read=report)
-
+    names = sorted(files)
+    items = [files[name] for name in names]
     if min(threads, len(files)) < 2:  # in the caller's thread, which an interrupt ends at once
-        return [*map(verify, sorted(files))]
+        return [*map(verify, names, items)]
     with ThreadPoolExecutor(threads, thread_name_prefix="dcp-io") as pool:
-        return [*pool.map(verify, sorted(files))]
+        return [*pool.map(verify, names, items)]
 
 
 def _examine_indexes(store: Store) -> tuple[dict[str, float], dict[str, Examined]]:
     """Return modification times and decoded contents of index files, by name."""
     times: dict[str, float] = {}
     examined: dict[str, Examined] = {}
-    for entry in sorted(store.list(), key=lambda entry: entry.name):
+    for entry in sorted(store.list(), key=attrgetter("name")):
         if is_index_name(entry.name):
             with contextlib.suppress(CheckpointNotFoundError):
                 examined[entry.name] = examine(store.read(entry.name), file=entry.name)
@@ -348,12 +334,6 @@ class _Window:
         self.bytes_read += count
         self._on_read(count)
 
-    def steps(self, start: int, stop: int) -> Iterator[memoryview]:
-        while start < stop:
-            end = min(stop, start + _WINDOW_BYTES)
-            yield self.view(start, end)
-            start = end
-
 
 class _FileCheck:
     def __init__(self, name: str, window: _Window, *, exact: bool) -> None:
@@ -367,7 +347,7 @@ class _FileCheck:
         position = self._mark_bytes(items)
         last: StoredItem | None = None
         cut = [one for one in items if one.item.offset + one.item.length > self.window.size]
-        for one in sorted(items, key=lambda one: (one.item.offset, one.item.length)):
+        for one in sorted(items, key=attrgetter("item.offset", "item.length")):
             start, stop = one.item.offset, one.item.offset + one.item.length
             shared = last is not None and (last.offset, last.length) == (start, one.item.length)
             if start < position and not shared:
@@ -387,7 +367,7 @@ class _FileCheck:
         own = own_name(self._name)
         if not self._exact or own is None or own.save_id is None or self.window.size < MARK_BYTES:
             return 0
-        first = min(one.item.offset for one in items)
+        first = min([one.item.offset for one in items])
         return MARK_BYTES if first >= MARK_BYTES and self.window.view(0, MARK_BYTES) == data_mark(own.save_id) else 0
 
     def _report(self, message: str, key: str | None, offset: int) -> None:
@@ -428,8 +408,9 @@ class _FileCheck:
         item = one.item
         start = item.offset + item.lead
         running = RunningCrc(item.stored_bytes)
-        for piece in self.window.steps(start, start + item.stored_bytes):
-            running.update(piece)
+        stop = start + item.stored_bytes
+        for position in range(start, stop, _WINDOW_BYTES):
+            running.update(self.window.view(position, min(stop, position + _WINDOW_BYTES)))
         if running.value == item.crc32:
             if item.kind is ItemKind.ARCHIVE and item.framing is Framing.TORCH_ZIP and not self._is_archive(item):
                 self._report("the item should be an archive, but its bytes are not", one.key, start)
