@@ -19,35 +19,11 @@ from dcp_manifest.file.blob import (
     WholeBlob,
     first_blocks,
     index_crc32,
-    narrow,
     pack,
     pack_strings,
     read_footer,
     unpack_strings,
 )
-
-
-@pytest.mark.parametrize(
-    ("values", "dtype", "count"),
-    [
-        ([], "uint8", 0),
-        ([0], "uint8", 1),
-        ([255, 0], "uint8", 2),
-        ([256, 0], "uint16", 2),
-        ([65536, 0], "uint32", 2),
-        ([2**32, 0], "uint64", 2),
-        ([7, 7], "uint8", 1),
-        ([7, 7, 7], "uint8", 1),
-    ],
-)
-def test_narrow(values, dtype, count):
-    column = narrow(np.array(values, np.uint64))
-    assert (column.dtype, len(column)) == (np.dtype(dtype), count)
-    assert np.array_equal(np.resize(column, len(values)), values)
-
-
-def test_equal_rows_may_be_kept():
-    assert len(narrow(np.array([7, 7]), collapse=False)) == 2
 
 
 def test_blocks_have_crcs_in_the_order_of_names():

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from dcp_manifest import CheckpointIndex, ManifestInfo, UnsupportedFormatError, encode
+from dcp_manifest.file.manifest_write import narrow
 from dcp_manifest.index.columns import ItemColumns, border_counts
 
 RANKS, TENSORS = 256, 3_000
@@ -100,3 +101,26 @@ def test_more_equal_rows_than_readers_accept_are_refused(make_index, ndim, chunk
     )
     with pytest.raises(UnsupportedFormatError, match="more equal rows"):
         encode(index)
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype", "count"),
+    [
+        ([], "uint8", 0),
+        ([0], "uint8", 1),
+        ([255, 0], "uint8", 2),
+        ([256, 0], "uint16", 2),
+        ([65536, 0], "uint32", 2),
+        ([2**32, 0], "uint64", 2),
+        ([7, 7], "uint8", 1),
+        ([7, 7, 7], "uint8", 1),
+    ],
+)
+def test_narrow(values, dtype, count):
+    column = narrow(np.array(values, np.uint64))
+    assert (column.dtype, len(column)) == (np.dtype(dtype), count)
+    assert np.array_equal(np.resize(column, len(values)), values)
+
+
+def test_equal_rows_may_be_kept():
+    assert len(narrow(np.array([7, 7]), collapse=False)) == 2

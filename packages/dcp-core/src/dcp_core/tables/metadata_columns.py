@@ -31,7 +31,7 @@ from dcp_core.records.protocols import WriteResult
 from dcp_core.tables.plan_columns import ColumnBuilder, PlanColumns, PlannedRows, WrittenColumns, written_of
 from dcp_manifest import needed_bytes
 from dcp_manifest.index.columns import CheckpointIndex, ItemColumns, ManifestInfo, PathElement, StoredItem
-from dcp_manifest.index.stored_items import StoredItems
+from dcp_manifest.index.stored_items import StoredItems, take_items
 from dcp_manifest.stock.stock_write import STOCK_VERSION
 
 __all__ = [
@@ -368,8 +368,8 @@ def written_index(metadata: Metadata, results: Sequence[Sequence[WriteResult]]) 
         index,
         files=stored.files,
         chains=stored.chains,
-        chunk_items=stored.take(order[:chunks]).columns,
-        object_items=stored.take(order[chunks:]).columns,
+        chunk_items=take_items([stored.columns], order[:chunks]),
+        object_items=take_items([stored.columns], order[chunks:]),
         paths=paths_of(metadata.planner_data),
     )
 

@@ -149,7 +149,7 @@ class _Written:
 def _stored_items(file: _Written) -> StoredItems:
     rows = np.array(file.places, np.int64).reshape(-1, len(get_args(Place)))
     # An empty item may share its offset with the one after it, but it has no bytes that could be encoded.
-    blocks = [file.blocks.get(row[0]) if row[1] else None for row in rows.tolist()] if file.blocks else []
+    blocks = [file.blocks.get(row[0]) if row[1] else None for row in rows.tolist()] if file.blocks else None
     columns = ItemColumns(
         file=np.zeros(len(rows), np.uint32),
         offset=rows[:, 0].astype(np.uint64),
@@ -161,7 +161,7 @@ def _stored_items(file: _Written) -> StoredItems:
         checked=np.ones(len(rows), np.uint8),
         crc32=rows[:, 5].astype(np.uint32),
         running_crcs=np.concatenate([_NO_BORDERS, *file.running_crcs]),
-        blocks=block_columns(blocks),
+        blocks=block_columns(blocks) if blocks else None,
     )
     return StoredItems(columns, [file.name], file.chains[1:])
 
@@ -184,35 +184,28 @@ class Batch:
         """Return the locations of all items, in order."""
         written = sorted(self._written, key=operator.attrgetter("name"))
         order = np.argsort(np.concatenate([file.positions for file in written]), kind="stable")
-        return StoredItems.joined([*map(_stored_items, written)]).take(order)
+        return StoredItems.joined([*map(_stored_items, written)], order)
 
-    def write_bucket(self, number: int, positions: Sequence[int], stop: StopSignal) -> None:
+    def write_bucket(self, thread: int, bucket: Sequence[int], stop: StopSignal) -> None:
         """Write the items of one thread."""
-        if self._single_file:
-            self._write_file(number, positions, stop)
-            return
-        for position in positions:
-            self._write_file(position, [position], stop)
-
-    def _write_file(self, number: int, positions: Sequence[int], stop: StopSignal) -> None:
-        stop.check()
-        name, file = self._open_file(number)
-        places: list[int] = []
-        try:
-            for alike, requests in _runs([self._requests[position] for position in positions]):
-                stop.check()
-                if alike is not None:
-                    places += file.add_alike(requests[0].key, alike, alike.resolve(requests), len(requests))
-                    continue
-                for request in requests:
-                    places += file.add(request.key, request.resolve())
-                    stop.check()
+        for number, positions in [(thread, bucket)] if self._single_file else [(item, [item]) for item in bucket]:
             stop.check()
-            file.close()
-        except BaseException:
-            file.abort()
-            raise
-        self._written.append(_Written(name, positions, places, file.running_crcs, tuple(file.chains), file.blocks))
+            name, file = self._open_file(number)
+            places: list[int] = []
+            try:
+                for alike, requests in _runs([self._requests[position] for position in positions]):
+                    if alike is not None:
+                        places += file.add_alike(requests[0].key, alike, alike.resolve(requests), len(requests))
+                        stop.check()
+                        continue
+                    for request in requests:
+                        places += file.add(request.key, request.resolve())
+                        stop.check()
+                file.close()
+            except BaseException:
+                file.abort()
+                raise
+            self._written.append(_Written(name, positions, places, file.running_crcs, tuple(file.chains), file.blocks))
 
 
 def _runs(requests: Sequence[Writable]) -> Iterator[tuple[Alike | None, Sequence[Writable]]]:

@@ -33,7 +33,6 @@ __all__ = [
     "WholeBlob",
     "first_blocks",
     "index_crc32",
-    "narrow",
     "pack",
     "pack_strings",
     "read_exactly",
@@ -173,16 +172,6 @@ def read_exactly(read: ReadRange, offset: int, length: int, *, file: str) -> byt
     if len(data) != length:
         raise CorruptCheckpointError(f"the file ends after {len(data)} of {length} bytes", file=file, offset=offset)
     return data
-
-
-def narrow(values: npt.NDArray[Any], *, collapse: bool = True) -> Unsigned:
-    """Convert non-negative numbers to the narrowest unsigned dtype; `collapse` makes equal numbers a single one."""
-    if len(values) == 0:
-        return np.zeros(0, np.uint8)
-    top = int(values.max())
-    if collapse and len(values) > 1 and top == int(values.min()):
-        values = values[:1]
-    return values.astype(np.min_scalar_type(top))
 
 
 def pack(columns: Mapping[str, Unsigned], metadata: Mapping[str, Any]) -> tuple[bytes, int]:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dcp_manifest.errors import UnsupportedFormatError
-from dcp_manifest.file.blob import FLAG_STUB_HEAD, UTF8, Footer, narrow, pack, pack_strings
+from dcp_manifest.file.blob import FLAG_STUB_HEAD, UTF8, Footer, pack, pack_strings
 from dcp_manifest.index.columns import BoxLayout, CheckpointIndex, Framing, ItemColumns, PathElement, distinct, starts
 from dcp_manifest.index.dtypes import ITEM_BYTES
 from dcp_manifest.index.literal_keys import LiteralKey
@@ -40,7 +40,7 @@ from dcp_manifest.index.schema import (
 )
 from dcp_manifest.stock.stock_write import stock_head, stub_head, unreadable_reason
 
-__all__ = ["encode"]
+__all__ = ["encode", "narrow"]
 
 Numbers = npt.NDArray[Any]
 _ALIGNMENT = 8
@@ -125,6 +125,16 @@ class _Columns:
                 self.add(column, getattr(source, column.field))
 
 
+def narrow(values: npt.NDArray[Any], *, collapse: bool = True) -> Numbers:
+    """Convert non-negative numbers to the narrowest unsigned dtype; `collapse` makes equal numbers a single one."""
+    if len(values) == 0:
+        return np.zeros(0, np.uint8)
+    top = int(values.max())
+    if collapse and len(values) > 1 and top == int(values.min()):
+        values = values[:1]
+    return values.astype(np.min_scalar_type(top))
+
+
 def _add_tables(columns: _Columns, index: CheckpointIndex) -> None:
     columns.add_fields(TABLES, index)
     item_bytes = np.array([ITEM_BYTES.get(dtype, 0) for dtype in index.dtypes], np.int64)
@@ -189,7 +199,8 @@ def _add_paths(columns: _Columns, index: CheckpointIndex) -> None:
     own = [paths.get(name, ()) for name in names]
     flat = list(chain.from_iterable(own))
     elements = np.fromiter(map(len, own), np.int64, len(own))
-    kinds = _kinds(flat)
+    types = set(map(type, flat))
+    kinds = np.zeros(len(flat), np.int64) if types <= {str} else _kinds(flat, types)
     parts = [str(part) for part in flat] if kinds.any() else cast(list[str], flat)
     is_ascii = "".join(parts).isascii()
     lengths = np.array([len(part if is_ascii else part.encode(*UTF8)) for part in parts], np.int64)
@@ -201,10 +212,7 @@ def _add_paths(columns: _Columns, index: CheckpointIndex) -> None:
         columns.add(COLUMNS["path.text"], texts)
 
 
-def _kinds(flat: Sequence[PathElement]) -> Numbers:
-    types = set(map(type, flat))
-    if types <= {str}:
-        return np.zeros(len(flat), np.int64)
+def _kinds(flat: Sequence[PathElement], types: set[type]) -> Numbers:
     if not types <= {str, int, LiteralKey}:
         raise ValueError(f"a path may hold str and int, not {sorted(kind.__qualname__ for kind in types)}")
     return np.fromiter(map(_kind, flat), np.int64, len(flat))

@@ -74,8 +74,11 @@ class StoredItems(Sequence[StoredItem]):
         return cls(columns, tuple(files), tuple(chains)[1:])
 
     @classmethod
-    def joined(cls, parts: Sequence[StoredItems]) -> StoredItems:
-        """Concatenate sequences; equal file names and equal chains are stored once."""
+    def joined(cls, parts: Sequence[StoredItems], rows: I64 | None = None) -> StoredItems:
+        """Concatenate sequences; equal file names and equal chains are stored once.
+
+        `rows` are the rows of the result, in its order; None for all.
+        """
         files: dict[str, int] = {}
         chains: dict[tuple[str, ...], int] = {(): 0}
         pieces: list[ItemColumns] = []
@@ -87,7 +90,8 @@ class StoredItems(Sequence[StoredItem]):
             )
         if not pieces:
             return cls.of([])
-        return cls(take_items(pieces, np.arange(sum(map(len, pieces)))), tuple(files), tuple(chains)[1:])
+        rows = np.arange(sum(map(len, pieces))) if rows is None else rows
+        return cls(take_items(pieces, rows), tuple(files), tuple(chains)[1:])
 
     def take(self, rows: I64) -> StoredItems:
         """Return the items in the given rows, in that order."""
@@ -136,10 +140,11 @@ def take_items(parts: Sequence[ItemColumns], rows: I64) -> ItemColumns:
     borders = starts(np.concatenate([part.running_counts() for part in parts]))
     running = np.concatenate([part.running_crcs for part in parts])
     places = ranges(borders[:-1][rows], borders[1:][rows])
+    encoded = [part for part in parts if part.blocks is not None]
     return ItemColumns(
         **{name: column[rows] for name, column in columns.items()},
         running_crcs=running[places],
-        blocks=_take_blocks(parts, rows),
+        blocks=_take_blocks(parts, rows) if encoded else None,
     )
 
 

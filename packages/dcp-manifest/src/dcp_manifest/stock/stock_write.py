@@ -46,7 +46,6 @@ MARKER_MODULE = "dcp-manifest/1"
 _STOCK_CHAINS = {(), ("stream.zstd/1",)}
 _NEW, _STATE, _DONE = b")\x81", b"}(", b"ub"
 _NONE, _TRUE, _FALSE = b"N", b"\x88", b"\x89"
-Box = tuple[int, ...]
 
 
 def unreadable_reason(index: CheckpointIndex) -> str | None:
@@ -104,11 +103,11 @@ class _Head:
         self.rows = dict(zip(index.tensor_names, range(len(index.tensor_names)), strict=True))
         self.rows.update(zip(index.alias_names, index.alias_targets.tolist(), strict=True))
         self.starts: list[int] = index.chunk_starts().tolist()
-        self.sizes: dict[Box, bytes] = {}
+        self.sizes: dict[tuple[int, ...], bytes] = {}
         chunk_ndim = np.repeat(index.tensor_ndim, index.tensor_chunks)
-        self.shapes = self.prepared_sizes(_boxes(index.tensor_ndim, index.tensor_shape))
-        self.chunk_sizes = self.prepared_sizes(_boxes(chunk_ndim, index.chunk_sizes))
-        self.chunk_offsets = self.prepared_sizes(_boxes(chunk_ndim, index.chunk_offsets))
+        self.shapes = self.prepared_sizes(index.tensor_ndim, index.tensor_shape)
+        self.chunk_sizes = self.prepared_sizes(chunk_ndim, index.chunk_sizes)
+        self.chunk_offsets = self.prepared_sizes(chunk_ndim, index.chunk_offsets)
         self.parts = dict(self.prepared_parts())
         # Names are memoized where they first occur, as keys of the entries, in this order.
         self.texts = {name: out.reserve() for name in (*self.rows, *index.object_names)}
@@ -122,8 +121,7 @@ class _Head:
         out.put(b"u" + text("planner_data"))
         out.put_all(self.paths())
         out.put(text("storage_data") + _STATE)
-        out.put_all(self.stored_chunks())
-        out.put_all(self.stored_objects())
+        out.put_all(self.stored_items())
         save_id = _NONE if self.index.info is None else text(self.index.info.save_id)
         ids = text("checkpoint_id") + _NONE + text("save_id") + save_id + text("load_id") + _NONE
         modules = text("modules") + b"]" + text(MARKER_MODULE) + b"a"
@@ -131,8 +129,11 @@ class _Head:
         out.put(text("version") + text(STOCK_VERSION) + _DONE)
         return out.getvalue()
 
-    def prepared_sizes(self, values: list[Box]) -> list[bytes]:
+    def prepared_sizes(self, ndim: npt.NDArray[Any], numbers: npt.NDArray[np.int64]) -> list[bytes]:
+        """Return opcodes that push the `Size` of each box, which has the next `ndim` numbers."""
         sizes, size_class, prepare = self.sizes, self.size_class, self.out.prepare
+        following = iter(numbers.tolist())
+        values = [tuple(islice(following, dims)) for dims in ndim.tolist()]
         for value in dict.fromkeys(values):
             if value not in sizes:
                 sizes[value] = prepare(size_class + collected(list(map(integer, value))) + b"\x85R")
@@ -191,44 +192,36 @@ class _Head:
             yield parts[name] + collected([parts[part] for part in path])
         yield b"u"
 
-    def stored_chunks(self) -> Iterator[bytes]:
-        if self.index.chunk_items is None:
-            return
+    def stored_items(self) -> Iterator[bytes]:
+        chunks, objects = self.index.chunk_items, self.index.object_items
         key, index, offset = self.new["MetadataIndex"] + _STATE + self.key["fqn"], self.key["index"], self.key["offset"]
-        places = list(self.places(self.index.chunk_items))
-        positions = [index + integer(n) + offset for n in range(int(self.index.tensor_chunks.max(initial=0)))]
-        for name, row in self.rows.items():
-            start = key + self.texts[name]
-            own = slice(self.starts[row], self.starts[row + 1])
-            for position, place, at in zip(positions, places[own], self.chunk_offsets[own], strict=False):
-                yield b"".join((start, position, at, place))
+        if chunks is not None:
+            places = self.places(chunks)
+            positions = [index + integer(n) + offset for n in range(int(self.index.tensor_chunks.max(initial=0)))]
+            for name, row in self.rows.items():
+                start = key + self.texts[name]
+                own = slice(self.starts[row], self.starts[row + 1])
+                for position, place, at in zip(positions, places[own], self.chunk_offsets[own], strict=False):
+                    yield b"".join((start, position, at, place))
+        if objects is not None:
+            for name, place in zip(self.index.object_names, self.places(objects), strict=True):
+                yield b"".join((key, self.texts[name], index, _NONE, place))
 
-    def stored_objects(self) -> Iterator[bytes]:
-        if self.index.object_items is None:
-            return
-        key, no_index = self.new["MetadataIndex"] + _STATE + self.key["fqn"], self.key["index"] + _NONE
-        for name, place in zip(self.index.object_names, self.places(self.index.object_items), strict=True):
-            yield b"".join((key, self.texts[name], no_index, place))
-
-    def places(self, items: ItemColumns) -> Iterator[bytes]:
-        """Yield opcodes that complete each item's key and push its `_StorageInfo`."""
+    def places(self, items: ItemColumns) -> list[bytes]:
+        """Return opcodes that complete each item's key and push its `_StorageInfo`."""
         start = _DONE + self.new["_StorageInfo"] + _STATE + self.key["relative_path"]
         offset, length = self.key["offset"], self.key["length"]
-        ends = [_DONE, *(_descriptors(links) + _DONE for links in self.index.chains)]
+        ends = [_DONE, *[_descriptors(links) + _DONE for links in self.index.chains]]
         lists = items.file.tolist(), items.offset.tolist(), items.length.tolist(), items.chain.tolist()
-        for file, first, size, links in zip(*lists, strict=True):
-            yield b"".join((start, self.files[file], offset, integer(first), length, integer(size), ends[links]))
+        return [
+            b"".join((start, self.files[file], offset, integer(first), length, integer(size), ends[links]))
+            for file, first, size, links in zip(*lists, strict=True)
+        ]
 
 
 def _descriptors(links: tuple[str, ...]) -> bytes:
     """Return an item's transforms in stock's order, the reverse of decoding order."""
     return text("transform_descriptors") + b"](" + b"".join(map(text, reversed(links))) + b"e"
-
-
-def _boxes(ndim: npt.NDArray[Any], numbers: npt.NDArray[np.int64]) -> list[Box]:
-    """Return the numbers of boxes with the given dimensions."""
-    following = iter(numbers.tolist())
-    return [tuple(islice(following, dims)) for dims in ndim.tolist()]
 
 
 MEMOIZE = b"\x94"
