@@ -25,7 +25,7 @@ from dcp_io.stores.store import (
     SupportsFolders,
     SupportsRanges,
     check_name,
-    naming,
+    raise_named,
 )
 from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError, UnsafeCheckpointError
 from dcp_manifest.folders.folder import check_inside, followed
@@ -124,8 +124,7 @@ class LocalStore(SupportsFolders, SupportsRanges):
         try:
             sink.write([data])
             sink.close()
-            with naming(path):
-                os.replace(temporary, path)
+            os.replace(temporary, path)
         except BaseException:
             sink.abort()
             raise
@@ -250,9 +249,8 @@ class _LocalSink(Sink):
         self._fd = -1
         self._exists = False
         try:
-            with naming(path):
-                self._fd = open_descriptor(path, _CREATE, _MODE)
-                self._exists = True
+            self._fd = open_descriptor(path, _CREATE, _MODE)
+            self._exists = True
         except BaseException:  # a KeyboardInterrupt after the file was opened
             self.abort()
             raise
@@ -265,8 +263,10 @@ class _LocalSink(Sink):
         """With `sync`, the disk begins to write early (see decision 8)."""
         if self._fd < 0:
             raise ValueError(f"{self._path} has been closed")
-        with naming(self._path):
+        try:
             self._position += write_fully(self._fd, buffers, self._position)
+        except OSError as error:
+            raise_named(error, self._path)
         if self._sync and self._position - self._sync_started >= _SYNC_STEP_BYTES:
             start_writeback(self._fd, self._sync_started, self._position - self._sync_started)
             self._sync_started = self._position
@@ -274,14 +274,16 @@ class _LocalSink(Sink):
     def close(self) -> None:
         if self._fd < 0:
             return
-        with naming(self._path):
+        try:
             try:
                 if self._sync:
                     os.fsync(self._fd)
             finally:
                 self._release()
-            if self._sync and "/" in self._name:
-                sync_folder(os.path.dirname(self._path))
+        except OSError as error:
+            raise_named(error, self._path)
+        if self._sync and "/" in self._name:
+            sync_folder(os.path.dirname(self._path))
 
     def abort(self) -> None:
         with contextlib.suppress(OSError):
@@ -338,8 +340,10 @@ class _LocalSource(Source):
 
     def read_into(self, offset: int, buffers: Sequence[memoryview]) -> None:
         wanted = sum(map(len, buffers))
-        with naming(self._name):
+        try:
             read = read_fully(self._fd, buffers, offset)
+        except OSError as error:
+            raise_named(error, self._name)
         if read < wanted:
             raise CorruptCheckpointError(
                 f"the file ends at byte {offset + read}, but {wanted} more bytes are needed: it is truncated",
@@ -378,14 +382,15 @@ def create_sized(name: str, path: str, size: int) -> RangeSink:
     """Create a file of zeros; see `SupportsRanges.create_sized`."""
     if size < 0:
         raise ValueError(f"{path} cannot have {size} bytes")
-    with naming(path):
-        fd = open_descriptor(path, _CREATE, _MODE)
-        try:
-            _reserve(fd, size)
-        except BaseException:
-            os.close(fd)
-            os.unlink(path)
-            raise
+    fd = open_descriptor(path, _CREATE, _MODE)
+    try:
+        _reserve(fd, size)
+    except BaseException as error:
+        os.close(fd)
+        os.unlink(path)
+        if isinstance(error, OSError):
+            raise_named(error, path)
+        raise
     return _LocalRangeSink(name, path, fd, size)
 
 
@@ -423,8 +428,10 @@ class _LocalRangeSink(RangeSink):
         stop = offset + sum(map(len, buffers))
         if offset < 0 or stop > self._size:
             raise ValueError(f"bytes {offset} to {stop} are not within {self._path}, which has {self._size} bytes")
-        with naming(self._path):
+        try:
             write_fully(self._fd, buffers, offset)
+        except OSError as error:
+            raise_named(error, self._path)
 
     def start_sync(self, offset: int, size: int) -> None:
         start_writeback(self._fd, offset, size)
@@ -435,8 +442,9 @@ class _LocalRangeSink(RangeSink):
             return
         try:
             if sync:
-                with naming(self._path):
-                    os.fsync(fd)
+                os.fsync(fd)
+        except OSError as error:
+            raise_named(error, self._path)
         finally:
             os.close(fd)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, NoReturn, Protocol, runtime_checkable
 
 from dcp_manifest.errors import UnsafeCheckpointError
 from dcp_manifest.folders.folder import Entry
@@ -30,8 +30,8 @@ __all__ = [
     "SupportsReadAhead",
     "SupportsReadSizes",
     "check_name",
-    "naming",
     "place_of",
+    "raise_named",
     "with_folders",
 ]
 
@@ -382,17 +382,8 @@ def check_name(name: str) -> str:
     return name
 
 
-class naming:  # noqa: N801 - used like a function; a generator would cost as much as a small read
-    """Context manager that adds the file's path to an OSError of a call on its descriptor."""
-
-    __slots__ = ("_path",)
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, OSError) and error.errno is not None and error.filename is None:
-            raise OSError(error.errno, os.strerror(error.errno), self._path) from error
+def raise_named(error: OSError, path: str) -> NoReturn:
+    """Raise an error of a call on a descriptor, with the file's path."""
+    if error.errno is not None and error.filename is None:
+        raise OSError(error.errno, os.strerror(error.errno), path) from error
+    raise error
