@@ -1,7 +1,4 @@
-"""Arguments of saves and loads: checkpoint ids, and the storages and planners to use.
-
-Storages and planners of `torch.distributed.checkpoint` are adapted by `dcp_bridge`, without importing stock.
-"""
+"""Arguments of saves and loads: checkpoint ids, and the storages and planners to use."""
 
 from __future__ import annotations
 
@@ -42,10 +39,10 @@ __all__ = [
 
 
 def absolute_id(checkpoint_id: CheckpointId) -> CheckpointId:
-    """Return a checkpoint id with an absolute path, also in `file://` and `local://` URIs; other ids are unchanged.
+    """Make a path absolute, also in `file://` and `local://` URIs; other ids are unchanged.
 
-    Empty paths, and URIs with a path that begins with `~`, stay unchanged. CheckpointNotFoundError: the working
-    directory was removed. InvalidPlaceError: a URI lost a slash.
+    Empty paths and `~` in URIs stay. CheckpointNotFoundError: the working directory was removed. InvalidPlaceError: a
+    URI lost a slash.
     """
     text = os.fspath(checkpoint_id)
     scheme, separator, path = text.rpartition("://")
@@ -63,9 +60,9 @@ def absolute_id(checkpoint_id: CheckpointId) -> CheckpointId:
 
 
 def absolute_id_for(storage: Storage | None, checkpoint_id: CheckpointId | None) -> CheckpointId | None:
-    """Return the absolute id, by default the storage's, for a later save or load or another process.
+    """Return the absolute id, by default the storage's.
 
-    An id without a URI scheme is a path if `storage` is None or its `ids_are_paths` is true.
+    An id without a URI scheme is a path unless `storage.ids_are_paths` is false.
     """
     if checkpoint_id is None:
         return None if storage is None else storage.absolute_id or storage.checkpoint_id
@@ -82,11 +79,11 @@ class StorageBackend:
     plugin: PluginInfo
 
     def load_reader(self) -> Any:
-        """Import the function that creates a reader."""
+        """Import the factory of readers."""
         return resolve(self.spec.reader, self.plugin)
 
     def load_writer(self) -> Any:
-        """Import the function that creates a writer."""
+        """Import the factory of writers."""
         return resolve(self.spec.writer, self.plugin)
 
 
@@ -123,7 +120,7 @@ def open_writer(
 def open_reader(
     checkpoint_id: CheckpointId, *, storage_options: Mapping[str, Any] | None = None, **options: Any
 ) -> StorageReader:
-    """Return a new storage reader for a checkpoint id, like `open_writer`."""
+    """Return a new storage reader; see `open_writer`."""
     return _open(checkpoint_id, "reader", storage_options, options)  # type: ignore[no-any-return]
 
 
@@ -162,8 +159,8 @@ _ROLES: tuple[type[Any], ...] = (StorageWriter, StorageReader, SavePlanner, Load
 def adopted(value: Any, role: type[Any]) -> Any:
     """Return a storage or planner, adapted if necessary; `role` is one of the four base classes.
 
-    None and `dcp_core` objects are returned unchanged; objects of unknown classes get missing methods from the base
-    class. PluginNotFoundError: `dcp_bridge` is needed but not installed. TypeError: the object is of the wrong kind.
+    Objects of unknown classes get missing methods from the base class. PluginNotFoundError: `dcp_bridge` is needed.
+    TypeError: the object has another role.
     """
     if value is None or isinstance(value, role):
         return value

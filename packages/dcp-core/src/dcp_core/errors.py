@@ -123,16 +123,16 @@ class MissingKeyError(DcpError, KeyError):
 
 
 class NotEnoughMemoryError(DcpError, MemoryError):
-    """A value that must be loaded whole exceeds the memory that can be allocated."""
+    """A value to load whole exceeds free memory."""
 
 
 class PlanError(DcpError, ValueError):
-    """The chunks of a tensor leave holes, overlap, or differ in metadata between ranks."""
+    """A tensor's chunks leave holes, overlap, or differ between ranks."""
 
 
 class SaveSkippedError(DcpError, RuntimeError):
-    """The save was skipped (overlap policy `skip`), or replaced by a later save before it began (`latest`)."""
+    """An overlap policy skipped the save (`skip`) or replaced it by a later one (`latest`)."""
 
 
 class UnsupportedValueError(DcpError, TypeError, ValueError):
-    """A value of a state dict cannot be saved or loaded: its kind, name or classes are not supported."""
+    """A value's kind, name or class cannot be saved or loaded."""

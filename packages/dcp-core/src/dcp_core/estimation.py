@@ -46,7 +46,7 @@ _ANYWHERE = "estimate"
 
 
 class EstimatingSaver(Protocol):
-    """Saver that can compute the memory of its copy of a state dict.
+    """Saver that can compute the memory of its copies.
 
     The optional `bytes_to_wait_for(state_dict)` returns the bytes beyond that memory, for which `save` blocks.
     """
@@ -63,22 +63,19 @@ class RankEstimate:
     bytes: int
     """Bytes that the rank writes; the coordinator's include the index."""
     files: int
-    """Files that the rank writes, counted like `bytes`."""
+    """Counted like `bytes`."""
     staging_bytes: int
-    """Bytes of an asynchronous saver's copy in memory; 0 for `save`."""
+    """Memory of an asynchronous saver's copy; 0 for `save`."""
     seconds: float | None
-    """Seconds of writing, at the rate of this rank's last save of at least 1 MiB to an id with the same scheme; else
-    None.
-    """
+    """Seconds of writing, at the rate of this rank's last save of at least 1 MiB to the same scheme, or None."""
     index_bytes: int = 0
-    """Bytes of the index; 0 except on the coordinator."""
+    """0 except on the coordinator."""
     waiting_bytes: int = 0
-    """Bytes that exceed an asynchronous saver's staging memory.
-
-    The saver's `save` returns after they are written, except bytes that other ranks write.
+    """Bytes beyond an asynchronous saver's staging memory: its `save` waits until they are written, except by other
+    ranks.
     """
     waiting_seconds: float | None = 0.0
-    """Seconds for which training waits for these bytes; None if the rate is unknown."""
+    """Seconds of waiting for these bytes; None if the rate is unknown."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -110,13 +107,13 @@ class Estimate:
 
     @property
     def seconds(self) -> float | None:
-        """Seconds of writing on the slowest rank; None if any rank's are None."""
+        """Seconds on the slowest rank; None if any is None."""
         times = [rank.seconds for rank in self.ranks if rank.seconds is not None]
         return max(times) if len(times) == len(self.ranks) else None
 
     @property
     def waiting_seconds(self) -> float | None:
-        """Longest wait of any rank for the storage; None if any is None."""
+        """Longest wait of any rank; None if any is None."""
         times = [rank.waiting_seconds for rank in self.ranks if rank.waiting_seconds is not None]
         return max(times) if len(times) == len(self.ranks) else None
 
@@ -162,20 +159,12 @@ def estimate(
     print(found)  # <Estimate: 3.82 MiB in 1 data file, and an index of 5.26 KiB>
     ```
 
-    The ranks plan as in a save, so sizes are exact without compression and upper bounds with it. Only objects,
-    and tensors below 64 KiB, are serialized. Meta tensors count like others.
+    Sizes are exact without compression and upper bounds with it. Only objects, and tensors below 64 KiB, are
+    serialized. Meta tensors count like others.
 
-    Args:
-        state_dict: As for `save`.
-        saver: Asynchronous saver, such as `dcp_async.AsyncSaver`, with a copy that counts as staging memory; None for
-            `save`. A saver refuses meta tensors.
-        checkpoint_id: Id that selects the writer and the earlier saves for the rate; None for a local directory. The
-            storage is not accessed.
-        storage_writer: As for `save`; not changed.
-        planner: As for `save`.
-        process_group: As for `save`.
-        no_dist: As for `save`.
-        timeout_seconds: As for `save`.
+    `saver` is an asynchronous saver, such as `dcp_async.AsyncSaver`, with copies that count as staging memory; it
+    refuses meta tensors. Other arguments are as for `save`: `checkpoint_id` selects the writer and the earlier saves
+    for the rate (None: a local directory). The writer is not changed, the storage not accessed.
 
     Returns:
         The same estimate on all ranks. Times cover the phase `write`.
@@ -183,9 +172,9 @@ def estimate(
     Raises:
         UnsupportedValueError: The writer is not a `ByteStorageWriter` or overrides its write methods, or a value cannot
             be saved.
-        CheckpointException: The estimate failed on at least one of several ranks; raised on every rank.
+        CheckpointException: A rank failed; raised on every rank.
 
-    Ranks: every rank of the group; collective.
+    Ranks: every rank; collective.
     """
     refuse_path("estimate", saver, "saver")
     if saver is not None and not callable(getattr(saver, "bytes_to_stage", None)):
@@ -290,7 +279,6 @@ class _Estimation:
 
 
 def _with_stand_ins(value: Any, known: dict[Hashable, torch.Tensor]) -> Any:
-    """Replace meta tensors by tensors that take no memory."""
     if isinstance(value, torch.Tensor):
         if not value.is_meta:
             return value

@@ -71,26 +71,20 @@ def save(
         state_dict: Tensors of any kind, nested containers and objects; not changed. A `Stateful`'s `state_dict()` is
             saved, and each rank's own value of a `PerRank`.
         checkpoint_id: Directory, or URI that an installed storage handles.
-        storage_writer: Writer to use instead of the one that `checkpoint_id` selects. With dcp-bridge, writers and
-            planners of `torch.distributed.checkpoint` are accepted.
-        planner: Save planner, used by one save at a time; None for a `DefaultSavePlanner`.
-        process_group: Ranks that save together; None for all ranks.
+        storage_writer: Writer; None to choose one by `checkpoint_id`. Dcp-bridge adapts stock's writers and planners.
+        planner: Used by one save at a time; None for a `DefaultSavePlanner`.
+        process_group: Ranks that save together; None for all.
         no_dist: Whether this process saves alone, even if process groups exist.
         use_collectives: Whether the ranks plan together. If False, every rank writes its replicated tensors and a
             rank-local index.
-        timeout_seconds: Seconds to wait for the other ranks in one phase, from this rank's arrival.
-        peers: How ranks detect the death of others before the timeout; None for the defaults.
-
-    Returns:
-        The checkpoint's metadata.
+        timeout_seconds: Wait for other ranks in one phase, from this rank's arrival.
+        peers: How ranks detect others' death before the timeout.
 
     Raises:
-        CheckpointException: The save failed on at least one of several ranks; raised on every rank, with rank, phase
-            and traceback.
-        Exception: With one process: the error, unchanged.
+        CheckpointException: A rank failed; raised on every rank, with rank, phase and traceback.
+        Exception: With one process: the error itself.
 
-    Ranks: every rank of the group; collective.
-    Source: torch 2.13 `state_dict_saver.save`.
+    Ranks: every rank; collective.
     """
     return save_with(
         make_coordinator(process_group, no_dist=no_dist, timeout_seconds=timeout_seconds, peers=peers),
@@ -111,7 +105,7 @@ def save_state_dict(
     no_dist: bool = False,
     planner: SavePlanner | None = None,
 ) -> Metadata:
-    """Deprecated form of `save` with `coordinator_rank`, a rank within the group."""
+    """Deprecated form of `save`; `coordinator_rank` counts within the group."""
     warnings.warn("save_state_dict is deprecated; use save", FutureWarning, stacklevel=2)
     storage_writer.reset()
     coordinator = make_coordinator(process_group, no_dist=no_dist, coordinator_rank=coordinator_rank)
@@ -166,7 +160,6 @@ class _Save:
         return results
 
     def publish(self, metadata: Metadata | None, results: list[list[WriteResult]]) -> dict[str, Any] | None:
-        """Publish; return the fields for ranks that cannot read metadata back."""
         if metadata is None:
             raise RuntimeError("the save was not planned")
         self.metadata = metadata
@@ -195,7 +188,6 @@ class _Save:
 
 
 def _twin(writer: StorageWriter) -> StorageWriter:
-    """Copy a writer, to read metadata back even after its next save."""
     try:
         return copy.copy(writer)
     except Exception:  # noqa: BLE001 - a subclass may not support copying; the checkpoint exists anyway
@@ -214,7 +206,7 @@ def save_with(
 ) -> Metadata:
     """Save through a coordinator, which is closed; `group` is the key of the plan cache.
 
-    Ranks: every rank of the coordinator's group; collective.
+    Ranks: every rank; collective.
     """
     with coordinator:  # sends errors to the other ranks
         writer = adopted(storage_writer, StorageWriter)

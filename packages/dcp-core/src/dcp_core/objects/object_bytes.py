@@ -1,6 +1,6 @@
 """Serialize objects (values that are not tensors) as `torch.save` archives, and load them safely.
 
-Loads permit only globals on an allow-list. Saves report objects that a load would refuse.
+Loads permit only globals on an allow-list.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _DATA = (torch.utils.data.DataLoader, torch.utils.data.Dataset, torch.utils.data
 
 
 class _ShardInsideError(Exception):
-    """An object contains this rank's part of a tensor."""
+    """An object contains a shard."""
 
 
 class _Pickler(pickle.Pickler):
@@ -165,7 +165,6 @@ def scan(data: bytes, *, allow_globals: Sequence[Any] = ()) -> list[str]:
 
 
 def _examine(data: bytes | memoryview, allowed: AllowList, named: set[str]) -> None:
-    """Read an object without values and users' classes; `named` collects refused globals."""
     read_archive(
         data,
         census_table(allowed, named),
@@ -225,10 +224,10 @@ def _is_plain(data: bytes) -> bool:
 
 
 def load_object(data: bytes, *, key: str, allow_globals: Sequence[Any] = (), trust_objects: bool = False) -> Any:
-    """Unpickle an object of `dump_object` or stock with an allow-list, with its tensors on the CPU.
+    """Unpickle an object with an allow-list, its tensors on the CPU.
 
-    `trust_objects` unpickles without restriction, which lets the checkpoint run any code. UnsafeCheckpointError: a
-    global is not allowed. CorruptCheckpointError: `data` is damaged.
+    With `trust_objects`, the checkpoint may run any code. UnsafeCheckpointError: a global is not allowed.
+    CorruptCheckpointError: `data` is damaged.
     """
     try:
         return _load(data, allow_globals, trust_objects=trust_objects)
@@ -353,8 +352,8 @@ LoadStorage = Callable[["ObjectArchive", str, int], torch.UntypedStorage]
 def read_archive(data: Data, table: PickleTable, load_storage: LoadStorage | None = None) -> Any:
     """Unpickle a `torch.save` archive (other bytes may follow a pure pickle) with only a table's calls.
 
-    `load_storage` returns a storage for (`ObjectArchive`, key, bytes); None copies to CPU memory. UnsafePickleError:
-    something is not allowed. A damaged archive raises any Exception.
+    `load_storage`(archive, key, bytes) returns a storage; None copies to CPU memory. UnsafePickleError: something is
+    not allowed. A damaged archive raises any Exception.
     """
     archive = ObjectArchive(data)
     pickled, start = archive.pickled()

@@ -31,7 +31,7 @@ def plan_columns(
     to_lowest_rank: bool,
     pinned_to_lowest: Collection[str],
 ) -> tuple[list[SavePlan], Metadata] | None:
-    """Return the final plans in rank order and the metadata; None if ranks contradict each other or chunks leave holes.
+    """Return the final plans and the metadata; None if ranks contradict each other or chunks leave holes.
 
     `aliases`: unwritten FQN → FQN that stores its data. `complete`: whether chunks must fill tensors; None skips the
     check. The lowest holder writes FQNs in `pinned_to_lowest`, and everything with `to_lowest_rank`.

@@ -39,10 +39,9 @@ class LoadProblem:
 
     key: str
     kind: str
-    """One of `missing`, `unexpected`, `shape`, `kind` (a tensor instead of an object, or the reverse), `cast` (lossy
-    conversion of dtype), `hole` (elements without stored data), `overlap` (elements stored twice), `memory` (the
-    template's tensor cannot be filled), `rename` (renamed key that is not in the template) or `ranks` (a `PerRank`
-    value saved by another number of ranks).
+    """One of `missing`, `unexpected`, `shape`, `kind` (tensor or object), `cast` (lossy dtype), `hole` (elements
+    without stored data), `overlap` (elements stored twice), `memory` (the template's tensor cannot be filled), `rename`
+    (the template lacks a renamed key) or `ranks` (a `PerRank` saved by another number of ranks).
     """
     message: str
 
@@ -69,29 +68,25 @@ class LoadReport:
 
     loaded: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
-    """Keys that are missing from the checkpoint; only with `allow_partial_load`."""
+    """Keys that the checkpoint lacks; only with `allow_partial_load`."""
     unexpected: tuple[str, ...] = ()
-    """Keys of the checkpoint that are not in the template."""
+    """Keys of the checkpoint that the template lacks."""
     cast: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """Key → (stored dtype, dtype in the template), for converted tensors."""
+    """Converted key → (stored dtype, dtype in the template)."""
     resized: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
-    """Key → (stored shape, shape in the template), for tensors loaded with `allow_resize`."""
+    """Key → (stored shape, shape in the template), with `allow_resize`."""
     initialised: tuple[str, ...] = ()
-    """Keys of meta tensors that the load allocated as zeros and did not fill completely."""
+    """Keys of meta tensors that were allocated as zeros and not filled completely."""
     per_rank: dict[str, int | None] = field(default_factory=dict)
     """Key of a `PerRank` → rank of the loaded entry; None if no entry was loaded, or all ranks share one."""
     derived: dict[str, int] = field(default_factory=dict)
-    """Key of a `PerRank` without an entry for this rank → rank of the entry from which its state was derived. A derived
-    random state draws numbers that differ from those of all ranks that saved.
-    """
+    """Key of a `PerRank` without an entry for this rank → rank of the entry from which its state was derived."""
     renamed: dict[str, str] = field(default_factory=dict)
     """Key in the template → key in the checkpoint, where they differ."""
     overlapping: tuple[tuple[str, str], ...] = ()
-    """Pairs of keys with tensors that share memory in the template but were not tied at the save: loading one tensor
-    may have overwritten the other.
-    """
+    """Pairs of tensors that share memory but were not tied at the save: one may have overwritten the other."""
     unverified: tuple[str, ...] = ()
-    """Keys that were read unverified, because no CRC covers their bytes."""
+    """Keys read without a CRC."""
     bytes_read: int = 0
     save_id: str | None = None
     cooperative: bool = False
@@ -99,13 +94,13 @@ class LoadReport:
     cooperative_reason: str = ""
     """Reason for `cooperative`, as a clause."""
     bytes_received: int = 0
-    """Bytes that other ranks read from storage for this rank."""
+    """Bytes that other ranks read for this rank."""
 
     def __repr__(self) -> str:
         return f"LoadReport({'; '.join(self.summary().splitlines())})"
 
     def summary(self) -> str:
-        """Return a text for logs: one line per kind of finding, with the first few keys."""
+        """Return a text with one line per kind of finding, and the first keys."""
         kinds: dict[str, Collection[str]] = {
             "loaded": self.loaded,
             "missing": self.missing,

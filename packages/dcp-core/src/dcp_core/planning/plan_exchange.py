@@ -1,7 +1,7 @@
 """Exchange of save plans: the whole plan in the first save, only a token for an unchanged plan later.
 
-With the token, a rank sends checksums of replicated values. The coordinator plans, finds the cached global plan, or
-requests all plans, and replies with the items to write and the storage writer's additions.
+With the token, a rank sends checksums of replicas. The coordinator plans, finds the cached global plan, or requests all
+plans, and replies with each rank's plan.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _KEPT_TOKENS = 4
 
 @dataclass(frozen=True, slots=True)
 class _Offer:
-    """A whole local plan; `known` says whether the rank would recognise it later."""
+    """A whole local plan; `known` says whether the rank would recognise it."""
 
     plan: SavePlan
     known: bool
@@ -91,7 +91,7 @@ class PlanExchange:
         return self._accept(reply)
 
     def forget(self) -> None:
-        """Uncache this save's plan after a failure."""
+        """Uncache this plan."""
         RANK_PLANS.drop(self._key)
         GLOBAL_PLANS.drop(self._token)
 
@@ -101,7 +101,7 @@ class PlanExchange:
             self._known.layout = self._layout
 
     def pack_results(self, results: list[WriteResult]) -> list[WriteResult] | PackedResults:
-        """Return the results without locations that the coordinator has cached."""
+        """Return the results, without locations that the coordinator knows."""
         written = written_of(results) if self._packs else None
         if written is None or self._columns is None or written.planned is not self._columns:
             return results
@@ -111,7 +111,7 @@ class PlanExchange:
         return packed
 
     def unpack_results(self, packed: Sequence[list[WriteResult] | PackedResults]) -> list[list[WriteResult]]:
-        """Return all ranks' write results, in rank order. Called on the coordinator."""
+        """Return all ranks' results, in rank order."""
         return [
             unpack(one, self._final[rank], RecentlyUsed(0) if self._global is None else self._global.layouts[rank])
             if isinstance(one, PackedResults)
@@ -239,7 +239,6 @@ def _still_agree(checks: Sequence[Sequence[int]], sums: Sequence[Sequence[bytes]
 
 
 def _names(plan: SavePlan, numbers: npt.NDArray[np.int32] | None) -> list[list[str]]:
-    """Return the names in each of a rank's sets, in the same order on all its ranks."""
     sets: dict[int, list[str]] = {}
     for name, number in zip(plan.digests or (), () if numbers is None else numbers.tolist(), strict=False):
         if number >= 0:
@@ -271,7 +270,7 @@ class GlobalPlan:
     checks: list[list[int]]
     layouts: list[RecentlyUsed[bytes, ItemColumns]]
     storage_data: list[Any]
-    """The writer's additions to the local plans; part of the digest."""
+    """The writer's additions to the local plans."""
 
 
 RANK_PLANS: RecentlyUsed[Hashable, list[RankPlan]] = RecentlyUsed(_KEPT)
@@ -375,7 +374,7 @@ def pack(stored: StoredItems, tensors: int, known_layout: bytes) -> PackedResult
 def unpack(
     packed: PackedResults, planned: PlannedRows | None, known: RecentlyUsed[bytes, ItemColumns]
 ) -> list[WriteResult]:
-    """Return a rank's write results, and cache its locations. Called on the coordinator."""
+    """Return a rank's results, and cache its locations. Called on the coordinator."""
     places = known.get(packed.layout) if packed.places is None else packed.places
     if places is None or planned is None:
         raise RuntimeError("a rank sent no locations of its items")

@@ -87,7 +87,7 @@ def replica_digest(tensor: torch.Tensor, *, everything: bool) -> int | None:
     """Return a checksum for comparing replicas; None if it would be expensive.
 
     Unless `everything` is set, only tensors in this process's memory get one: over all bytes up to 64 KiB, otherwise
-    over 16 evenly spaced samples, 1/1024 of the bytes.
+    over 16 samples, 1/1024 of the bytes.
     """
     if tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or is_wrapper(tensor):
         return None  # the memory does not contain the values
@@ -103,12 +103,10 @@ def replica_digest(tensor: torch.Tensor, *, everything: bool) -> int | None:
 
 
 class _Elements:
-    """Stand-in in a pickle for a value that its elements identify."""
+    """Stand-in for a value in a pickle."""
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles elements of tensors and arrays instead of storages."""
-
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is np.ndarray and not obj.dtype.hasobject:
             return _Elements, (obj.dtype, obj.shape, obj.tobytes())
@@ -119,8 +117,6 @@ class _Pickler(pickle.Pickler):
 
 
 class _SetPickler(_Pickler):
-    """Sorts the elements of sets equally in every process."""
-
     def persistent_id(self, obj: Any) -> Any:
         if type(obj) in (set, frozenset):
             return type(obj).__name__, sorted(value_bytes(element) for element in obj)
@@ -143,8 +139,8 @@ def dedup_save_plans(
 ) -> list[SavePlan]:
     """Return save plans in which exactly one rank writes each item.
 
-    Items go to the rank with the fewest bytes, largest first; ties, FQNs in `pinned_to_lowest`, and all items with
-    `save_to_lowest_rank` go to the lowest rank. Items are cut if `splittable` is True in all their plans.
+    Items go to the rank with the fewest bytes, largest first; ties, `pinned_to_lowest`, and everything with
+    `save_to_lowest_rank` go to the lowest rank. Items are cut if all their plans are `splittable`.
 
     Source: torch 2.13 `_dedup_save_plans.dedup_save_plans` (stock weighs a shard by its global tensor).
     """

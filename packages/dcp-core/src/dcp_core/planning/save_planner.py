@@ -42,10 +42,7 @@ _OF_A_SAVE = {"state_dict", "plan", "global_plan", "metadata", "storage_meta"}
 
 
 def create_default_local_save_plan(state_dict: dict[str, Any], is_coordinator: bool) -> SavePlan:
-    """Return all items of a flat state dict that this rank holds, including replicas.
-
-    `is_coordinator` has no effect; stock has it.
-    """
+    """Return all items that this rank holds, including replicas; `is_coordinator` has no effect."""
     del is_coordinator
     return SavePlan(local_values(state_dict).items)
 
@@ -71,16 +68,15 @@ class DefaultSavePlanner(SavePlanner):
         flatten_sharded_tensors: Whether to unwrap nested ShardedTensors.
         dedup_replicated_tensors: No effect, as in stock: replicas are always written once.
         dedup_save_to_lowest_rank: Whether the lowest holder writes replicas, without balancing.
-        enable_plan_caching: Whether to reuse an earlier global plan if names, shapes, dtypes and chunks are unchanged
-            on every rank.
-        strict_objects: Whether to raise, instead of warning, for objects that a later load would refuse.
-        replicas: Reaction to replicas that differ between ranks: `check` warns with keys and ranks, `raise` refuses the
-            save, `ignore` does not compare. Tensors in host memory are compared whole up to 64 KiB, else by 16 samples;
-            objects up to 16 MiB.
-        compare_all: Whether to compare all bytes of all values on every device, which reads them once more.
+        enable_plan_caching: Whether to reuse a global plan while names, shapes, dtypes and chunks are unchanged on
+            every rank.
+        strict_objects: Whether to raise, not warn, for objects that loads refuse.
+        replicas: For replicas that differ between ranks, `check` warns, `raise` refuses the save, `ignore` does not
+            compare. Tensors in host memory are compared whole up to 64 KiB, else by 16 samples; objects up to 16 MiB.
+        compare_all: Whether to compare all bytes on every device, which reads them once more.
 
-    Extension points: `lookup_object` (the value of an item) and `transform_object` (its stored form). A subclass that
-    changes shape or dtype must also change the item's `tensor_data` in `create_local_plan`.
+    Extension points: `lookup_object` and `transform_object`. A subclass that changes shape or dtype must also change
+    the item's `tensor_data` in `create_local_plan`.
     """
 
     mappings: dict[str, tuple[str | int, ...]]
@@ -149,10 +145,8 @@ class DefaultSavePlanner(SavePlanner):
     def create_local_plan(self) -> SavePlan:
         """Return this rank's items, tied tensors, and checksums of small replicas.
 
-        Objects are serialized here, so an error occurs before any file is written.
-
-        Raises:
-            UnsupportedValueError: A value cannot be saved, or a load would refuse it and `strict_objects` is set.
+        UnsupportedValueError: a value cannot be saved, or fails `strict_objects`. Objects are serialized here, before
+        any file is written.
         """
         values = local_values(self.state_dict)
         plain = self.writes_what_it_holds()
@@ -177,12 +171,9 @@ class DefaultSavePlanner(SavePlanner):
         return plan
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """Return the final plans in rank order, and the metadata.
+        """Return the final plans, in which each item or part occurs once, and the metadata.
 
-        Each item is in exactly one rank's plan, or its parts are in several.
-
-        Raises:
-            PlanError: Ranks disagree about a value, or the chunks of a tensor leave a hole or overlap.
+        PlanError: ranks disagree about a value, or a tensor's chunks leave a hole or overlap.
         """
         divergent = divergent_keys(all_plans)
         report_divergence(divergent, self.replicas)
@@ -238,7 +229,7 @@ class DefaultSavePlanner(SavePlanner):
         return find_state_dict_object(self.state_dict, index)
 
     def transform_object(self, write_item: WriteItem, object: Any) -> Any:  # noqa: A002 - stock's name
-        """Return the data to write: the tensor, or the object serialized as by `torch.save`."""
+        """Return the tensor, or the object serialized as by `torch.save`."""
         if write_item.type != WriteItemType.BYTE_IO:
             return object
         fqn = write_item.index.fqn

@@ -1,8 +1,7 @@
 """Shards of a tensor on this rank: boxes of the global tensor, and their local memory.
 
-Supports plain tensors, `CheckpointableTensor`s, DTensors, ShardedTensors, and objects with stock's optional methods
-`__create_write_items__`, `__create_chunk_list__` and `__get_tensor_shard__`. DTensor's own methods are never called,
-because they import stock.
+Objects may have stock's methods `__create_write_items__`, `__create_chunk_list__` and `__get_tensor_shard__`; DTensor's
+own are never called, because they import stock.
 
 Source: torch 2.13 `torch.distributed.checkpoint.{planner_helpers,utils}`, `DTensor.__create_chunk_list__` (contract).
 """
@@ -73,7 +72,7 @@ class LocalShard:
 
 @dataclass(frozen=True, slots=True)
 class LocalTensor(TensorLike):
-    """This rank's shards of one tensor, perhaps none; in the state dict of a worker process that saves for a rank."""
+    """This rank's shards of one tensor, perhaps none; replaces it in a worker's state dict."""
 
     size: torch.Size
     properties: TensorProperties
@@ -95,8 +94,8 @@ class LocalTensor(TensorLike):
 def local_tensor(fqn: str, value: object, *, allow_meta: bool = False) -> LocalTensor | None:
     """Return this rank's shards of a tensor, in the order of local memory, or None for an object.
 
-    There are none outside a DTensor's mesh or for an empty local tensor, and one empty shard on every rank for a tensor
-    without elements. UnsupportedValueError names the FQN and a remedy.
+    There are none outside a DTensor's mesh or for an empty local tensor; a tensor without elements has one empty shard
+    on every rank.
     """
     if isinstance(value, LocalTensor):
         return value
@@ -148,10 +147,7 @@ def holds_shard(value: object) -> bool:
 
 
 def shard_method(value: Any, name: str) -> Callable[..., Any] | None:
-    """Return one of stock's three methods, or None.
-
-    A DTensor's class must override the method, or its local tensor must have it.
-    """
+    """Return one of stock's three methods, or None; a DTensor's only from a subclass or the local tensor."""
     if is_dtensor(value):
         from torch.distributed.tensor import DTensor  # noqa: PLC0415 - already imported if a DTensor exists
 
@@ -261,7 +257,7 @@ def _of_tensor(fqn: str, tensor: torch.Tensor, *, allow_meta: bool) -> LocalTens
 
 
 def _view(fqn: str, local: torch.Tensor, offsets: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
-    """View a box of a detached tensor; a wrapper tensor is not detached, because some of their classes copy."""
+    """View a box, detached except for wrapper tensors, because some of their classes copy."""
     return box_view(local if is_wrapper(local) else local.detach(), offsets, sizes, key=fqn)
 
 
@@ -325,7 +321,6 @@ def _of_chunks(fqn: str, value: Any, chunks: Sequence[ChunkStorageMetadata]) -> 
 
 
 def _has_elements(chunk: ChunkStorageMetadata, size: Sequence[int]) -> bool:
-    """Return whether a chunk or its whole tensor is non-empty; empty chunks may have another rank."""
     return len(chunk.sizes) == len(size) and (0 not in chunk.sizes or 0 in size)
 
 

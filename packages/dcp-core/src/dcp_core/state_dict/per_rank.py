@@ -1,6 +1,6 @@
 """`PerRank`: values that differ between ranks, such as the state of a random generator.
 
-The checkpoint stores a mapping with one key per rank (`rank_0`, `rank_1`, …), readable by every reader.
+The checkpoint stores a mapping with one key per rank (`rank_0`, `rank_1`, …).
 """
 
 from __future__ import annotations
@@ -32,13 +32,12 @@ class PerRank:
     Args:
         value: Tensor, object or container, loaded as without the wrapper. A `Stateful`'s state is saved as one object.
         otherwise: Rule if the number of ranks changed. For a rank without an entry, `keep` keeps the template's value
-            and `modulo` loads the entry of (rank modulo saved ranks). `error` makes `load` raise `LoadMismatchError` on
-            every rank. None means `keep`, or `modulo` for a `Stateful` with a method `load_derived_state(state_dict,
-            rank)`, which derives a state from another rank's entry, as `dcp_state.RandomState` does.
+            and `modulo` loads the entry of (rank modulo saved ranks). `error` raises `LoadMismatchError` on every rank.
+            None means `keep`, or `modulo` for a `Stateful` with `load_derived_state(state_dict, rank)`, such as
+            `dcp_state.RandomState`.
 
     Unless `otherwise="error"`, `load` ignores entries of ranks beyond its world size; `load_keys` returns all. If the
-    checkpoint has one ordinary value under the key, every rank loads it. See `LoadReport.per_rank` and
-    `LoadReport.derived`.
+    checkpoint has one ordinary value, every rank loads it. See `LoadReport.per_rank` and `derived`.
     """
 
     __slots__ = ("otherwise", "value")
@@ -81,7 +80,7 @@ class _Place:
 
 
 class RankValues:
-    """Replaces a template's `PerRank` wrappers by their contents, in place, until `restore`."""
+    """Replaces `PerRank` wrappers by their contents, in place, until `restore`."""
 
     def __init__(self, template: dict[str, Any], names: Collection[str], rank: int, world_size: int) -> None:
         self.taken: dict[str, int | None] = {}
@@ -140,7 +139,6 @@ class RankValues:
 
 
 def _held(value: PerRank) -> Any:
-    """Return a `Stateful`'s state as one object, because its structure may change."""
     return (value.value.state_dict(),) if is_stateful(value.value) else value.value
 
 

@@ -1,4 +1,4 @@
-"""`ByteStorageWriter`, the base class of storage writers with a `StoreBackend`; requests and payloads of items."""
+"""`ByteStorageWriter`, the base class of storage writers; requests and payloads of items."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _OF_A_SAVE = {
 class SavePlacement:
     """The coordinator's message to a rank: save id, and names of data files.
 
-    `generation` counts the saves that replaced each other at the checkpoint id.
+    `generation` counts the saves that replaced each other.
     """
 
     save_id: str
@@ -82,7 +82,6 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
     from dcp_core import ByteStorageWriter, save
     from dcp_io import LocalStore, StoreBackend
 
-
     class FolderWriter(ByteStorageWriter):
         def _open(self, checkpoint_id):
             return StoreBackend(LocalStore(checkpoint_id), threads=4)
@@ -91,17 +90,15 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
         def validate_checkpoint_id(cls, checkpoint_id):
             return True
 
-
     save({"weight": torch.ones(3)}, storage_writer=FolderWriter("step-1"))
     ```
 
-    An existing checkpoint stays complete until the new one is published. After a failed save, `abort` on every rank
-    removes its files; the next save to the same id removes the files of a killed save.
+    An existing checkpoint stays complete until the new one is published. `abort` on every rank removes a failed save's
+    files; the next save to the id removes a killed save's.
 
     Args:
-        checkpoint_id: Id of the checkpoint; `reset` may replace it.
         overwrite: Whether an existing checkpoint may be replaced.
-        interop: Whether to also write an index for `torch.distributed.checkpoint`, if the layout permits it.
+        interop: Whether to also write stock's index, if the layout permits it.
         compression: `adaptive`, or a setting of `CompressionPolicy`.
     """
 
@@ -130,7 +127,7 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
         self._placement: SavePlacement | None = None
         self._begun = False
         self.save_id = secrets.token_hex(8)
-        """Id of the current or last save, or of the next one after `reset`."""
+        """Id of the current or last save; after `reset`, of the next."""
 
     def lender(self) -> MemoryLender | None:
         """See `StorageWriter`."""
@@ -158,7 +155,7 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
 
     @property
     def rank(self) -> int:
-        """Rank of this process in the save."""
+        """This process's rank in the save."""
         return self._rank
 
     @property
@@ -167,7 +164,7 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
         return not self._rank_local
 
     def storage_meta(self) -> StorageMeta | None:
-        """Return the checkpoint id and save id; after planning, the save id is equal on all ranks."""
+        """Return both ids; after planning, the save id is equal on all ranks."""
         return StorageMeta(checkpoint_id=self._checkpoint_id, save_id=self.save_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
@@ -201,18 +198,17 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Begin the save in storage, and add a `SavePlacement` to each rank's plan.
 
-        Raises:
-            SaveInProgressError: Another running save writes to this id.
-            CheckpointExistsError: A checkpoint with this id exists, and `overwrite` is False.
+        SaveInProgressError: another save to this id is running. CheckpointExistsError: the id exists, without
+        `overwrite`.
         """
         return self._begin(plans, [None] * len(plans))
 
     def placed_plans(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Add missing `SavePlacement`s to a subclass's plans, beginning the save if necessary.
 
-        A subclass in stock's style only sets storage data with a `prefix` for file names.
+        A subclass in stock's style only sets a `prefix` for file names.
 
-        Ranks: the coordinator; every rank in a save without a coordinator.
+        Ranks: the coordinator, or every rank without one.
         """
         kind = type(self)
         if kind.write_data is not ByteStorageWriter.write_data and kind.finish is not ByteStorageWriter.finish:
@@ -234,7 +230,7 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
         ]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
-        """Write all items of the plan; they are durable when this returns."""
+        """Write all items; they are durable when this returns."""
         placement = plan.storage_data
         if not isinstance(placement, SavePlacement):
             raise DcpError(
@@ -380,7 +376,6 @@ class _WholeTensor:
 
 
 def _tensor_payload(item: WriteItem, tensor: torch.Tensor) -> Payload:
-    """Return a payload framed to match the index made from the plan."""
     planned = item.tensor_data
     if planned is None:
         raise UnsupportedValueError(f"the planner gave a tensor for {item.index.fqn!r}, which was planned as an object")
@@ -398,10 +393,10 @@ _COPIED_BYTES = 64 << 10
 
 
 def tensor_payload(key: str, tensor: torch.Tensor, *, self_describing: bool = False) -> Payload:
-    """Return the payload that writes a strided tensor's elements.
+    """Return a strided tensor's payload.
 
-    A contiguous CPU tensor is not copied and must not change before it is written. Some tensors become `torch.save`
-    archives: quantized, wrapper, and all with `self_describing`.
+    A contiguous CPU tensor is not copied and must not change before it is written. Quantized and wrapper tensors, and
+    all with `self_describing`, become `torch.save` archives.
     """
     if is_wrapper(tensor):
         return Payload(archive_wrapper(key, tensor).getbuffer(), Framing.TORCH_ZIP)

@@ -1,10 +1,9 @@
 """Kinds of values in a state dict: containers, DTensors, wrapper and quantized tensors, records that act as tensors.
 
-Wrapper tensors keep their elements in other tensors, such as torchao's quantized weights. As in stock, each shard of
-one is a `torch.save` archive of the class; transparent classes, such as torchao's for float8 training, are stored as
-plain tensors (decision record 0027). A quantized tensor (`torch.qint8`, …) is stored with its quantizer: a scheme with
-scale and zero point, or scales and zero points per channel. `torch.distributed.tensor` takes long to import, so a
-DTensor is recognized without it.
+Wrapper tensors, such as torchao's quantized weights, keep their elements in other tensors; each shard is stored as a
+`torch.save` archive, or as a plain tensor if the class is transparent, as for float8 training (decision record 0027). A
+quantized tensor (`torch.qint8`, …) is stored with its quantizer. DTensors are recognized without importing
+`torch.distributed.tensor`, which takes long.
 
 Source: torch 2.13 `torch.utils._pytree`.
 """
@@ -147,7 +146,7 @@ def dtensor_layout(value: DTensor) -> tuple[Hashable, ...]:
 
 
 def with_local(like: DTensor, local: torch.Tensor) -> DTensor:
-    """Return a DTensor with another local tensor, on any device and of any dtype."""
+    """Return a DTensor with another local tensor, of any device and dtype."""
     from torch.distributed.tensor import DTensor  # noqa: PLC0415 - already imported if a DTensor exists
 
     # `DTensor.from_local` drops the shard order, and moves the tensor to the mesh's device.
@@ -166,7 +165,7 @@ _TRANSPARENT = {
     "torchao.prototype.quantized_training.bitnet.BitNetTrainingLinearWeight": "_data",
     "torchao.prototype.quantized_training.int8_mixed_precision.Int8MixedPrecisionTrainingLinearWeight": "_data",
 }
-"""Full name of a transparent class → attribute with an inner tensor of equal shape, dtype and values."""
+"""Transparent class → attribute with an inner tensor of equal shape, dtype and values."""
 
 
 def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
@@ -198,7 +197,7 @@ class ArchivedTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls, archive: bytes, sizes: torch.Size, dtype: torch.dtype) -> ArchivedTensor:
-        """Return a tensor with the planned sizes and dtype."""
+        """Return the stand-in."""
         make: Any = torch.Tensor._make_wrapper_subclass  # noqa: SLF001
         made: ArchivedTensor = make(cls, sizes, dtype=dtype, device="cpu")
         made.archive = archive
@@ -230,7 +229,6 @@ def archive_wrapper(key: str, tensor: torch.Tensor) -> io.BytesIO:
 
 
 def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
-    """Move inner tensors to the CPU, in storages without other elements."""
     if not is_wrapper(tensor):
         tensor = tensor.detach().cpu()
         return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
@@ -333,7 +331,7 @@ def _have_one_form(one: Any, other: Any) -> bool:
 
 
 def copy_wrapper(key: str, target: torch.Tensor, source: torch.Tensor) -> None:
-    """Copy between tensors, at least one a wrapper. The target's class decides how values are converted."""
+    """Copy between tensors, at least one a wrapper; the target's class converts values."""
     target, source = unwrapped(target), unwrapped(source)
     try:
         with torch.no_grad():
@@ -445,7 +443,7 @@ def empty_like_part(key: str, part: torch.Tensor, sizes: Sequence[int]) -> torch
 def copy_quantized(key: str, target: torch.Tensor, source: torch.Tensor, *, is_whole: bool) -> None:
     """Copy a stored quantized CPU tensor, with scale and zero point, into the template.
 
-    If `is_whole`, the target's scale can be changed; a target without a quantizer then shares the memory of `source`.
+    If `is_whole`, the target's scale can be changed; without a quantizer, it then shares the memory of `source`.
     UnsupportedValueError: schemes or, in parts, scales differ.
     """
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Memory of tensors: whether it holds the values, its bytes as a view or in pieces, and copies for every dtype."""
+"""Memory of tensors: checks, bytes as a view or in pieces, and copies for every dtype."""
 
 from __future__ import annotations
 
@@ -145,8 +145,8 @@ _MAX_SLOTS = 8
 class DeviceCopies:
     """Copies CPU buffers to tensors on any device, asynchronously for CUDA. Thread-safe.
 
-    CUDA copies use pinned memory and a separate stream, which waits for the current stream's work at the time of
-    `prepare`: call it first, in the thread that uses the tensors.
+    Call `prepare` first, in the thread that uses the tensors: CUDA copies run in a separate stream after the current
+    stream's work.
     """
 
     def __init__(self) -> None:
@@ -154,7 +154,7 @@ class DeviceCopies:
         self._lock = threading.Lock()
 
     def prepare(self, device: torch.device) -> None:
-        """Let copies run after the work on the calling thread's CUDA stream."""
+        """Let copies run after the calling thread's work on the device."""
         if device.type == "cuda":
             with self._lock:
                 if device not in self._lanes:
@@ -225,7 +225,7 @@ def small_bytes(tensor: torch.Tensor) -> bytes | None:
 
 
 class _Memory:
-    """Exposes a CPU tensor's memory to numpy, and keeps it alive."""
+    """Exposes a CPU tensor's memory to numpy."""
 
     __slots__ = ("__array_interface__", "_tensor")
 
@@ -325,10 +325,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def check_tensor(fqn: str, tensor: torch.Tensor, *, allow_meta: bool = False) -> None:
-    """Raise UnsupportedValueError if a local tensor has no elements in strided memory.
-
-    Such tensors are meta (unless `allow_meta`), sparse or nested, without values, or freed.
-    """
+    """Raise UnsupportedValueError for a tensor without values in strided memory; `allow_meta` excepts meta tensors."""
     reason = _of_subclass(tensor) if type(tensor) not in _PLAIN else None
     if reason is None and tensor.is_meta and not allow_meta:
         reason = "is on the meta device and has no data; materialise it first (`to_empty`, or load into it)"
