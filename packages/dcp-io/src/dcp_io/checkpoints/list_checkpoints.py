@@ -1,4 +1,4 @@
-"""Listing of the checkpoints below a root, and of running saves."""
+"""Listing of checkpoints, and of running saves."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def find_checkpoints(
 ) -> list[FoundCheckpoint[SupportsFolders]]:
     """Return the checkpoints of a root and its subfolders, newest first; see `dcp_manifest.checkpoints_below`.
 
-    Of several copies of a checkpoint, the nearest comes first. An unreadable place is skipped with a warning if another
+    Of several copies of a checkpoint, the nearest precedes. An unreadable place is skipped with a warning if another
     place has checkpoints.
 
     Args:
@@ -75,11 +75,11 @@ def ask_places(
 
     Args:
         places: The places, nearest first.
-        ask: Function that asks one place, perhaps in another thread.
+        ask: Asks one place, perhaps in another thread.
         optional: Whether failures are not reported.
 
     Raises:
-        OSError: The error of the first place that failed, if no place has anything.
+        OSError: The first place's failure, if no place has anything.
     """
     calls = [TimedCall(place.url, partial(ask, place)) for place in places[1:]]
     answers: list[Sequence[T]] = []
@@ -100,7 +100,7 @@ def ask_places(
 
 
 def _late_answers(calls: Sequence[TimedCall[Sequence[T]]], failed: Sequence[OSError]) -> list[Sequence[T]]:
-    """Wait for calls that hang; raises the first failure if they return nothing, either."""
+    """Wait for calls that hang; without answers, raise the first failure."""
     answers: list[Sequence[T]] = []
     failed = list(failed)
     for call in calls:
@@ -117,7 +117,7 @@ def _late_answers(calls: Sequence[TimedCall[Sequence[T]]], failed: Sequence[OSEr
 
 
 def running_saves(store: Store, *, stale_after_seconds: float) -> list[str]:
-    """Describe the saves in a folder that are running or cannot be proven dead; see `SaveSession.begin`."""
+    """Describe the saves in a folder that are running or cannot be proven dead."""
     now = time.time()
     try:
         found = find_markers(store, store.list())
@@ -127,7 +127,7 @@ def running_saves(store: Store, *, stale_after_seconds: float) -> list[str]:
 
 
 def check_checkpoint(store: Store, *, deep: bool = False, entries: Sequence[Entry] | None = None) -> None:
-    """Check that the checkpoint in a folder can be loaded, as far as its index and the lengths of its files show.
+    """Check that a checkpoint can be loaded, as far as its index and file lengths show.
 
     Args:
         store: The checkpoint's folder.
@@ -138,9 +138,7 @@ def check_checkpoint(store: Store, *, deep: bool = False, entries: Sequence[Entr
         CheckpointNotFoundError: The index is incomplete, or a data file is missing.
         CorruptCheckpointError: The index is damaged, a file is too short, or `deep` found damage.
         UnsafeCheckpointError, UnsupportedFormatError: The index is hostile, or of an unknown format.
-        StorageError, OSError: The storage failed.
-
-    Ranks: one; not collective.
+        OSError: The storage failed.
     """
     current = read_current(store, None if entries is None else list(entries))
     if current.damage is not None:
@@ -163,7 +161,7 @@ def check_checkpoint(store: Store, *, deep: bool = False, entries: Sequence[Entr
 def latest_valid(
     root: Root | Store | str | os.PathLike[str], *, deep: bool = False
 ) -> FoundCheckpoint[SupportsFolders] | None:
-    """Return the newest complete checkpoint of a root or its subfolders: the first that passes `check_checkpoint`.
+    """Return the newest complete checkpoint of a root or its subfolders, with `deep` the newest sound one.
 
     Within a training run, the highest step is the newest. Leftovers of a crash and quarantined checkpoints are skipped,
     and with a warning, damaged checkpoints and folders without permission.
@@ -171,9 +169,6 @@ def latest_valid(
     Args:
         root: See `find_checkpoints`.
         deep: Whether to read the data as well, and check every CRC, which takes as long as loading.
-
-    Returns:
-        The newest complete checkpoint, with `deep` the newest sound one; None if there is none.
 
     Raises:
         StorageError, OSError: The folders could not be listed.

@@ -1,4 +1,4 @@
-"""Removal of a whole checkpoint, or of leftovers of dead saves. Files that no save made are kept."""
+"""Removal of checkpoints, and of leftovers of dead saves. Files that no save made are kept."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ __all__ = [
 
 
 def checkpoint_files(store: Store, named: Collection[str] = ()) -> dict[str, int]:
-    """Return name → size of the files that `remove_checkpoint` would remove, in the order of removal.
+    """Return name → size of the files that `remove_checkpoint` would remove, in this order. Raises OSError.
 
-    `named` are data files of the index, perhaps in subfolders. Raises OSError.
+    `named` are data files of the index, perhaps in subfolders.
     """
     sizes = _in_order(store, named)
     return {name: size for name, size in sizes.items() if is_index_name(name) or _is_there(store, name, size)}
@@ -56,7 +56,7 @@ def remove_checkpoint(store: Store, *, also: frozenset[str] = frozenset()) -> li
 
     Args:
         store: The checkpoint's folder, which may be missing. No process may be saving to it.
-        also: Names of further files to remove last, whatever their contents.
+        also: Further files to remove last, whatever their contents.
 
     Raises:
         OSError: The storage failed.
@@ -78,7 +78,7 @@ def remove_checkpoint(store: Store, *, also: frozenset[str] = frozenset()) -> li
 
 
 def clear_dead_saves(store: Store, *, stale_after_seconds: float) -> None:
-    """Remove the leftovers of dead saves (see `SaveSession.begin`) from a folder. Raises OSError."""
+    """Remove leftovers of dead saves from a folder. Raises OSError."""
     entries = store.list()
     now = time.time()
     dead, alive = [], set()
@@ -93,7 +93,7 @@ def clear_dead_saves(store: Store, *, stale_after_seconds: float) -> None:
 
 
 def _in_order(store: Store, named: Collection[str]) -> dict[str, int]:
-    """Return sizes by name: indexes come first, notes last."""
+    """Indexes come first, notes last."""
     sizes = {entry.name: entry.bytes for entry in store.list()}
     for name in {*named} - sizes.keys():
         size = _size_below(store, name)
@@ -115,7 +115,7 @@ def _is_note(name: str) -> bool:
 
 
 def _size_below(store: Store, name: str) -> int | None:
-    """Return the size of a file in a subfolder; None if it is missing, or a link out of the folder."""
+    """None if the file is missing, or a link out of the folder."""
     try:
         return store.size(name) if "/" in name else None
     except DcpError as error:
@@ -131,12 +131,8 @@ _MAX_BYTES = 1 << 16
 class ReadingSign:
     """Lease of this process on a checkpoint, as a context manager: a file that is renewed until the block ends.
 
-    Args:
-        store: The checkpoint's folder.
-        stale_after_seconds: Time without renewal after which other hosts consider the reader dead.
-
-    Raises:
-        OSError: The lease could not be written, on entering the block.
+    Entering the block raises OSError if the lease cannot be written. Other hosts consider the reader dead after
+    `stale_after_seconds` without renewal.
 
     Example:
         ```python
@@ -152,7 +148,7 @@ class ReadingSign:
 
     @staticmethod
     def alive(store: Store, *, stale_after_seconds: float) -> list[str]:
-        """Return the file names of the leases with a reader that may be alive."""
+        """Return the file names of leases with a reader that may be alive."""
         signs = [entry for entry in store.list() if entry.name.startswith(READING_PREFIX)]
         return [
             entry.name for entry in signs if not is_dead_sign(store, entry, stale_after_seconds=stale_after_seconds)
@@ -177,7 +173,7 @@ class ReadingSign:
 
 
 def is_dead_sign(store: Store, entry: Entry, *, stale_after_seconds: float) -> bool:
-    """Whether a reader's lease is gone, or belongs to a dead process. Raises OSError.
+    """Whether a reader's lease is gone, or its process dead. Raises OSError.
 
     On another host, leases that are old, or dated far in the future, count as dead.
     """

@@ -1,4 +1,4 @@
-"""Verification of a whole checkpoint: its index, every data file, and the coverage of tensors by chunks."""
+"""Verification of a whole checkpoint: index, data files, and coverage of tensors by chunks."""
 
 from __future__ import annotations
 
@@ -45,20 +45,20 @@ __all__ = ["PassingCrcs", "Problem", "VerifyReport", "verify_checkpoint"]
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """Result of verifying a whole checkpoint."""
+    """Result of verifying a checkpoint."""
 
     problems: tuple[Problem, ...]
     """Empty for a sound checkpoint."""
     items: int
-    """Number of items in the index."""
+    """Items in the index."""
     bytes: int
-    """Number of bytes read."""
+    """Bytes read."""
     unverified_keys: frozenset[str] = frozenset()
     """Keys of items without a CRC."""
 
     @property
     def ok(self) -> bool:
-        """Whether the checkpoint is free of problems."""
+        """Whether there are no problems."""
         return not self.problems
 
 
@@ -69,7 +69,7 @@ def verify_checkpoint(
     on_read: Callable[[int], None] | None = None,
     on_total: Callable[[int], None] | None = None,
 ) -> VerifyReport:
-    """Verify the current checkpoint in a folder: read all of its files, and report every problem.
+    """Verify the current checkpoint in a folder: read all of its files, and return all problems as a report.
 
     The checks cover the index, the coverage of tensors by chunks, every item's CRCs (in checkpoints of stock, the CRCs
     inside the archives), archive frames, gaps, overlaps, the ends of files, and missing files.
@@ -79,9 +79,6 @@ def verify_checkpoint(
         threads: Number of files to read at the same time, at least 1.
         on_read: Progress callback for the number of bytes just read, called by one thread at a time.
         on_total: Callback for the number of bytes to read, called once before `on_read`.
-
-    Returns:
-        A report with all problems, which are not raised as errors.
 
     Raises:
         OSError: The storage failed.
@@ -141,7 +138,7 @@ def _verify_files(
 
 
 def _examine_indexes(store: Store) -> tuple[dict[str, float], dict[str, Examined]]:
-    """Return modification times and decoded contents of index files, by name."""
+    """Return modification times and decoded contents, by file name."""
     times: dict[str, float] = {}
     examined: dict[str, Examined] = {}
     for entry in sorted(store.list(), key=attrgetter("name")):
@@ -153,7 +150,7 @@ def _examine_indexes(store: Store) -> tuple[dict[str, float], dict[str, Examined
 
 
 def _rank_indexes(examined: Mapping[str, Examined], save_id: str) -> list[CheckpointIndex]:
-    """Return each rank's index, since the merged index lacks replicas that ranks wrote."""
+    """The merged index lacks replicas that ranks wrote."""
     found: dict[int, CheckpointIndex] = {}
     for name, one in examined.items():
         if rank_index_name(name) is not None and isinstance(one.index, CheckpointIndex):
@@ -181,9 +178,7 @@ Span = tuple[int, int, int]
 class PassingCrcs:
     """Check of one file: each item's CRC is compared as soon as its last byte has passed.
 
-    Args:
-        name: Name of the file, for messages.
-        spans: The file's ranges, from `PassingCrcs.spans_by_file`.
+    `spans` are the file's ranges, from `PassingCrcs.spans_by_file`.
 
     Example:
         ```python
@@ -209,7 +204,7 @@ class PassingCrcs:
 
     @staticmethod
     def spans_by_file(index: CheckpointIndex) -> dict[str, list[Span]]:
-        """Return the stored ranges with a CRC in each data file, in the order of the file."""
+        """Return the stored ranges with a CRC per data file, in file order."""
         spans: dict[str, set[Span]] = defaultdict(set)
         for items in (index.chunk_items, index.object_items):
             if items is None:
@@ -231,8 +226,7 @@ class PassingCrcs:
     def take(self, position: int, piece: memoryview) -> None:
         """Check the next bytes of the file, at the offset `position`.
 
-        Raises:
-            CorruptCheckpointError: An item that ends in this piece differs from what was saved.
+        Raises CorruptCheckpointError if an item that ends in this piece differs from what was saved.
         """
         end = position + len(piece)
         while self._next < len(self._spans):
@@ -256,7 +250,7 @@ _WINDOW_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class IndexedItem:
-    """A stored item with its key, dtype and sizes."""
+    """A stored item, as the index describes it."""
 
     key: str
     item: StoredItem
@@ -279,7 +273,7 @@ def verify_file(
 ) -> FileReport:
     """Verify one data file, and every item in it. Raises OSError.
 
-    `exact` means that this project wrote the file: gaps are short and zero, and the file ends with the last item.
+    `exact`: this project wrote the file, so gaps are short and zero, and it ends with the last item.
     """
     try:
         source = store.open(name)
@@ -307,7 +301,7 @@ def _items(count: int) -> str:
 
 
 class _Window:
-    """Sliding window over a file; reads bytes once unless a range goes back by more than the window."""
+    """Sliding window over a file; only ranges that go back by more than the window are read again."""
 
     def __init__(self, source: Source, size: int, on_read: Callable[[int], None]) -> None:
         self._source = source
@@ -363,7 +357,7 @@ class _FileCheck:
             self._report(f"{self.window.size - position} bytes follow the last item", None, position)
 
     def _mark_bytes(self, items: Sequence[IndexedItem]) -> int:
-        """Return the length of the file's mark; files of earlier writers have none."""
+        """Files of earlier writers have no mark."""
         own = own_name(self._name)
         if not self._exact or own is None or own.save_id is None or self.window.size < MARK_BYTES:
             return 0
@@ -374,7 +368,7 @@ class _FileCheck:
         self.problems.append(Problem(message, self._name, key, offset))
 
     def _report_end(self, cut: Sequence[IndexedItem]) -> None:
-        """Report all items beyond the end of the file as one problem."""
+        """Items beyond the end of the file are one problem."""
         size, lost = self.window.size, _keys(cut)
         wanted = max(one.item.offset + one.item.length for one in cut)
         message = f"truncated: the file ends at {size:,} of {wanted:,} bytes; {_items(len(cut))} lost"
@@ -425,7 +419,7 @@ class _FileCheck:
         self._report("the stored data differ from what was written", one.key, start + bad)
 
     def _first_bad_block(self, item: StoredItem, blocks: EncodedBlocks) -> int:
-        """Return the start of the first bad block; 0 if only the item's CRC is wrong."""
+        """Return its start; 0 if only the item's CRC is wrong."""
         start = position = item.offset + item.lead
         for length, wanted in zip(blocks.lengths.tolist(), blocks.crcs.tolist(), strict=True):
             if crc32(self.window.view(position, position + length)) != wanted:

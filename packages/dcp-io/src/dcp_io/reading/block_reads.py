@@ -1,4 +1,4 @@
-"""Reads of items stored as encoded blocks: no byte is decoded before its block's CRC has been checked."""
+"""Reads of encoded blocks: no byte is decoded before its block's CRC has been checked."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NO_BORDERS = np.zeros(0, np.uint32)
 
 
 def with_blocks_apart(requests: Iterable[ReadRequest], *, whole: bool) -> list[ReadRequest]:
-    """Replace each request for an item in encoded blocks by one request per needed block, or per block with `whole`.
+    """Replace requests for encoded items by one request per needed block, or per block with `whole`.
 
     Raises ValueError or CorruptCheckpointError if request, item and blocks do not match.
     """
@@ -55,7 +55,7 @@ class _BlockRead:
         self._lock = threading.Lock()
 
     def requests(self, *, whole: bool) -> Iterator[ReadRequest]:
-        """Yield a request per block; the original request is complete when all of them are."""
+        """The original request is complete when all of these are."""
         request, step = self._request, self._blocks.block_bytes
         first, last = request.start // step, -(-request.stop // step)
         wanted = {n for n in range(first, last) if self._has_some(n * step, (n + 1) * step)}

@@ -1,4 +1,4 @@
-"""CRC checks of bytes that were read, and `make_pages` for the destinations.
+"""CRC checks of bytes that were read, and pages for destinations.
 
 Source: Linux `madvise(2)`, `mincore(2)`.
 """
@@ -32,7 +32,7 @@ _POPULATE_WRITE = 23
 
 
 def make_pages(buffer: memoryview) -> None:
-    """Create the pages of a large buffer without a first page, which is faster than a fault for each page."""
+    """Create a large buffer's pages together, which is faster than a fault for each page."""
     if len(buffer) < _LEAST_BYTES:
         return
     mincore = kernel_call("mincore", ctypes.c_void_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_ubyte))
@@ -48,7 +48,7 @@ def make_pages(buffer: memoryview) -> None:
 
 
 def read_with_crc(file: OpenFile, position: int, buffers: Sequence[memoryview], value: int) -> int:
-    """Fill the buffers from a file, and return the CRC32 `value` continued over the bytes."""
+    """Fill the buffers, and return the CRC32 `value` continued over the bytes."""
     for buffer in buffers:
         make_pages(buffer)
     if file.fetch is not None:
@@ -77,7 +77,7 @@ def check_blocks(
 ) -> None:
     """Check bytes [start, stop) of a stored range, both of them block borders, against its CRCs.
 
-    `value` is the CRC32 up to `stop`, if known. CorruptCheckpointError names the first bad block.
+    `value` is the CRC32 up to `stop`, if known.
     """
     if value is None:
         value = crc_at(item, start)
@@ -96,7 +96,7 @@ def check_blocks(
 
 
 def check_whole(key: str, item: StoredItem, crcs: Mapping[int, tuple[int, int]]) -> None:
-    """Check a stored range against its single CRC, from the CRC32s of its pieces; raises CorruptCheckpointError."""
+    """Check a stored range against its single CRC, from its pieces' CRC32s."""
     value = 0
     for position in sorted(crcs):
         value = combine(value, *crcs[position])
@@ -105,7 +105,7 @@ def check_whole(key: str, item: StoredItem, crcs: Mapping[int, tuple[int, int]])
 
 
 def check_archive(key: str, item: StoredItem, data: memoryview) -> bool:
-    """Verify an archive by its own CRCs; returns False if there are none. Raises CorruptCheckpointError."""
+    """Verify an archive by its own CRCs; False if there are none."""
     verdict = verify_zip(data)
     if verdict is False or (item.framing is Framing.TORCH_ZIP and not is_zip(data)):
         raise CorruptCheckpointError(
@@ -135,17 +135,15 @@ Numbers = npt.NDArray[np.int32]
 class Demands:
     """Byte ranges that one rank wants, as columns with a row per range: ascending, without overlaps.
 
-    The form is canonical: two ranks that want the same bytes in the same rows have equal columns.
+    The form is canonical: two ranks that want the same bytes in the same rows have equal columns. Other columns raise
+    ValueError.
 
     Attributes:
-        names: Names of the objects (files of the checkpoint's folder), ascending; each has at least one row.
-        objects: int32[n], position of the row's object in `names`.
-        starts: int64[n], first byte per row in its object.
+        names: Files of the checkpoint's folder, ascending; each has at least one row.
+        objects: int32[n], position of the row's file in `names`.
+        starts: int64[n], first byte per row.
         stops: int64[n], end per row, exclusive; no row is empty.
         grains: int64[n]; a row may be cut at `start + k * grain`, and not at all if 0.
-
-    Raises:
-        ValueError: The columns are not in canonical form.
     """
 
     names: tuple[str, ...]
@@ -197,11 +195,11 @@ class Demands:
 
     @property
     def total_bytes(self) -> int:
-        """Number of bytes of all rows."""
+        """Bytes of all rows."""
         return int((self.stops - self.starts).sum())
 
     def digest(self) -> bytes:
-        """Return 16 bytes that are equal only for equal demands, for all practical purposes."""
+        """Return 16 bytes that, for practical purposes, only equal demands share."""
         made = hashlib.blake2b(digest_size=16)
         for name in self.names:
             encoded = name.encode("utf-8", "surrogateescape")
@@ -235,7 +233,6 @@ class Demands:
 
 
 def _merge_overlaps(objects: Positions, starts: Positions, stops: Positions, grains: Positions) -> list[Positions]:
-    """Rows ascend by object and start."""
     if len(objects) == 0 or (starts > stops).any() or starts.min() < 0:  # the latter is refused by the constructor
         return [objects, starts, stops, grains]
     # Objects are placed one after another, so that one running maximum serves all of them.

@@ -1,4 +1,4 @@
-"""`Delivery`: delivers bytes that any process may have read to the read requests of this process."""
+"""`Delivery`: delivers bytes that any process has read to this process's requests."""
 
 from __future__ import annotations
 
@@ -28,29 +28,26 @@ _NO_BYTES = memoryview(b"")
 class _Arrival:
     wanted: Wanted
     parts: list[Range]
-    """Ranges of the file that `take` must deliver, ascending."""
+    """Ranges of the file for `take`, ascending."""
     left: int
     """Missing bytes of these parts, plus one per request for the rest."""
     memory: memoryview | None = None
-    """Memory for the whole range, if needed."""
+    """For the whole range, if needed."""
     crcs: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """With `Check.WHOLE`: position of each piece → its CRC and length."""
+    """Position of a piece → its CRC and length; only with `Check.WHOLE`."""
 
 
 class Delivery:
     """Delivers pieces of files to the read requests of one rank, in any order, from any thread.
 
-    `done` is called once, after all bytes of the request were checked and delivered.
+    `done` is called once, after all bytes of the request were checked and delivered. Raises the errors of `read_items`.
 
     Args:
         requests: Requests for byte ranges, as for `read_items`.
         verify: CRC checks of the data: `blocks`, `full` or False.
         run_gap_bytes: Largest gap between two runs of an item that is read rather than skipped.
         changed_keys: A set to which each request's key is added before its destination changes.
-        count: Function that is called with the number of bytes per delivered part.
-
-    Raises:
-        CorruptCheckpointError, ValueError: See `read_items`.
+        count: Called with the number of bytes per delivered part.
 
     Example:
         ```python
@@ -94,16 +91,15 @@ class Delivery:
             parts = [(one.base + start, one.base + stop) for start, stop in parts_of(one, run_gap_bytes=run_gap_bytes)]
             self._arrivals.append(_Arrival(one, parts, 0))
         self.unverified = {one.wanted.request.key for one in self._arrivals if one.wanted.check is Check.NOTHING}
-        """Keys of requests for bytes without a CRC."""
+        """Keys of requests without a CRC."""
         self.demands = _demands(self._arrivals)
-        """Byte ranges that the requests want."""
+        """Byte ranges of all requests."""
         self._expect(self._arrivals)
 
     def left_alone(self, shared: Mapping[str, Sequence[Range]]) -> list[ReadRequest]:
-        """Exclude all bytes outside the shared ranges from the delivery, and return requests for them.
+        """Exclude all bytes outside the shared ranges, and return requests for them, for `read_items`.
 
-        The caller reads these with `read_items`. `shared` has the ascending ranges per file that `take` will get. They
-        cut a demand only at a grain.
+        `shared` has the ascending ranges per file that `take` will get. They cut a demand only at a grain.
         """
         alone: list[ReadRequest] = []
         kept: list[_Arrival] = []
@@ -122,29 +118,20 @@ class Delivery:
         return alone
 
     def take(self, file: str, start: int, data: memoryview, *, checked: bool) -> None:
-        """Deliver a piece of a file to all requests that want bytes of it. Thread-safe.
+        """Deliver a piece of a file, at offset `start`, to all requests that want bytes of it. Thread-safe.
 
-        Args:
-            file: Name of the file.
-            start: Offset of the piece in the file.
-            data: The bytes of the piece, unchanged until the method returns. It cuts a demand only at a grain.
-            checked: Whether `check`, here or in another process, returned True for the bytes.
-
-        Raises:
-            CorruptCheckpointError: The bytes do not match their CRC; the message has file, key and offset.
+        `data` must not change until the method returns, and cuts a demand only at a grain. `checked` means that
+        `check`, here or in another process, returned True for it. Raises CorruptCheckpointError with file, key and
+        offset.
         """
         for one, first, last in self._overlapping(file, start, start + len(data)):
             self._deliver(one, first - one.wanted.base, data[first - start : last - start], checked=checked)
 
     def check(self, file: str, start: int, data: memoryview) -> bool:
-        """Check a piece of a file, without delivering it.
+        """Check a piece of a file, without delivering it. Raises CorruptCheckpointError with file, key and offset.
 
-        Returns:
-            True if all wanted bytes of the piece have matching CRCs at block borders; if False, `take` checks what it
-            can.
-
-        Raises:
-            CorruptCheckpointError: The bytes do not match their CRC; the message has file, key and offset.
+        Returns True if all wanted bytes of the piece have matching CRCs at block borders; otherwise `take` checks what
+        it can.
         """
         found = False
         for one, first, last in self._overlapping(file, start, start + len(data)):
@@ -157,16 +144,16 @@ class Delivery:
         return found
 
     def key_at(self, file: str, start: int, stop: int) -> str | None:
-        """Return the key of a request that wants bytes of [start, stop) of a file, or None."""
+        """Return the key of a request that wants bytes of [start, stop) of a file."""
         return next((one.wanted.request.key for one, _, _ in self._overlapping(file, start, stop)), None)
 
     @property
     def missing_bytes(self) -> int:
-        """Number of bytes that have not been delivered."""
+        """Bytes that have not been delivered."""
         return sum(one.left for one in self._arrivals)
 
     def finish(self) -> None:
-        """Call `done` of requests for no bytes. Raises DcpError if bytes have not arrived."""
+        """Call `done` of requests for no bytes; DcpError if bytes are missing."""
         if self._waiting:
             keys = sorted({one.wanted.request.key for one in self._arrivals if one.left})
             raise DcpError(f"{self._waiting} requests did not get all of their bytes, the first for {keys[0]!r}")
@@ -212,7 +199,6 @@ class Delivery:
         return lambda position, data: self._place(one, position, data)
 
     def _deliver(self, one: _Arrival, position: int, data: memoryview, *, checked: bool) -> None:
-        """`position` counts from the start of the item's stored range."""
         wanted, request = one.wanted, one.wanted.request
         if wanted.check is Check.BLOCKS and not checked:
             check_blocks(request.key, request.item, position, position + len(data), [data])
@@ -273,8 +259,6 @@ class Delivery:
 
 
 class _PartsOfFile:
-    """The wanted parts of one file, sorted."""
-
     def __init__(self, parts: list[tuple[int, int, _Arrival]]) -> None:
         parts.sort(key=lambda part: part[0])
         self._parts = parts
@@ -283,7 +267,6 @@ class _PartsOfFile:
         self._furthest = np.maximum.accumulate(np.array([stop for _, stop, _ in parts], np.int64)).tolist()
 
     def overlapping(self, start: int, stop: int) -> Iterator[tuple[_Arrival, int, int]]:
-        """Yield requests with parts that overlap [start, stop), and the common range."""
         position = bisect_left(self._starts, stop)
         while position and self._furthest[position - 1] > start:
             position -= 1
@@ -293,7 +276,6 @@ class _PartsOfFile:
 
 
 def _is_whole(wanted: Wanted) -> bool:
-    """Whether all bytes are checked or delivered together."""
     return wanted.check >= Check.WHOLE or _is_held(wanted)
 
 
@@ -315,7 +297,6 @@ def _demands(arrivals: Sequence[_Arrival]) -> Demands:
 
 
 def _divide(parts: Sequence[Range], shared: Sequence[Range]) -> tuple[list[Range], list[Range]]:
-    """Divide ascending parts into those inside and outside ascending shared ranges."""
     inside: list[Range] = []
     outside: list[Range] = []
     for start, stop in parts:

@@ -1,4 +1,4 @@
-"""Open data files, which close after the last planned read."""
+"""Open data files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["OpenFile"]
 class OpenFile:
     """A data file that closes itself after its last planned read.
 
-    The constructor raises CheckpointNotFoundError if it is missing, CorruptCheckpointError if it is too short.
+    Raises CheckpointNotFoundError if it is missing, CorruptCheckpointError if it is too short.
     """
 
     def __init__(self, store: Store, name: str, wanted: Sequence[Wanted]) -> None:
@@ -39,12 +39,12 @@ class OpenFile:
                 )
 
     def announce(self, offset: int, size: int) -> None:
-        """Hint that these bytes are read soon."""
+        """Hint that bytes are read soon."""
         if self._will_need is not None:
             self._will_need(offset, size)
 
     def release(self) -> None:
-        """Count one read as done; the last one closes the file."""
+        """End one read; the last one closes the file."""
         with self._lock:
             self.users -= 1
             if self.users == 0:

@@ -1,4 +1,4 @@
-"""Read engine for byte ranges of items: reads in parallel, verifies CRCs, and writes directly into destinations."""
+"""Read engine: reads in parallel, verifies CRCs, and writes directly into destinations."""
 
 from __future__ import annotations
 
@@ -57,16 +57,13 @@ def read_items(
         requests: Requests for byte ranges; see `ReadRequest` for the callbacks and their threads.
         threads: Limit of the number of reader threads, at least 1.
         verify: CRC checks of the data; see `Verify`.
-        changed_keys: A set to which the function adds the key of every request with a destination that may have
-            changed, or with a called `piece` or `done`, even before it raises.
+        changed_keys: Gets the key of every request with a destination that may have changed, or with a called `piece`
+            or `done`, even before an error.
         max_inflight_bytes: Limit of the memory for buffers of all threads together, at least one CRC block (1 MiB),
             without destinations and requests that have neither `into` nor `piece`.
 
-    Returns:
-        Number of bytes read, and the keys of items without CRCs.
-
     Raises:
-        CheckpointNotFoundError: A file is missing; the message has its name and a key that needs the file.
+        CheckpointNotFoundError: A file is missing; the message has its name and a key that needs it.
         CorruptCheckpointError: Bytes are damaged, or a file is too short; the message has file, key and offset.
         ValueError: The range or destination of a request does not fit its item, or a limit is not positive.
         BaseException: Any error that a `piece` or `done` raises.
@@ -98,7 +95,7 @@ def read_items(
 
 
 class _Scratch:
-    """Reusable buffer of one thread; a view of it is valid until the next `take`."""
+    """Reusable buffer of one thread; a view is valid until the next `take`."""
 
     def __init__(self) -> None:
         self._memory = memoryview(bytearray())
@@ -110,8 +107,6 @@ class _Scratch:
 
 
 class _Batch:
-    """The reads of one pass over the requests."""
-
     def __init__(
         self,
         store: Store,
@@ -176,7 +171,7 @@ class _Batch:
             self._count(size)
 
     def _take(self) -> tuple[OpenFile, Step | SharedRead] | None:
-        """Take the next read, and let the storage prefetch the following ones."""
+        """The storage prefetches the reads after this one."""
         with self._lock:
             seen = list(itertools.islice(self._queue, _READS_AHEAD + 1 - len(self._ahead)))
             self._ahead += seen
@@ -222,7 +217,6 @@ class _Batch:
         return size
 
     def _is_direct(self, step: Step) -> bool:
-        """Whether all bytes of the step go to one destination."""
         single = len(step.members) == 1 and step.members[0].request.into is not None
         return single and not self._rehearse and not step.whole.held
 
@@ -233,7 +227,7 @@ class _Batch:
             return whole.memory
 
     def _deliver(self, members: Sequence[Wanted], view: memoryview, start: int, stop: int) -> None:
-        """`view` holds [start, stop) of the stored range."""
+        """`view` is [start, stop) of the stored range."""
         if self._rehearse:
             return
         for one in members:
@@ -314,7 +308,7 @@ def _memory(size: int) -> memoryview:
 
 
 def _around(request: ReadRequest, start: int, stop: int, scratch: _Scratch) -> list[memoryview]:
-    """Return buffers for [start, stop): the destination where requested, scratch around it."""
+    """Scratch surrounds the destination."""
     into = request.into
     first = min(max(start, request.start), stop)
     last = max(min(stop, request.stop), first)

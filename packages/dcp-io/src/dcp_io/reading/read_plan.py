@@ -1,6 +1,6 @@
 """Planning of reads: the range that each request must read to be verified, and which requests share a read.
 
-Small neighbours share one read. A large item is split into steps at borders of CRC blocks. No block is read twice.
+Small neighbours share one read. Large items are split at borders of CRC blocks. No block is read twice.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ STEP_BYTES = 2 << 20
 
 
 class Check(IntEnum):
-    """Kind of CRCs that verify a read; of several requests for one item, the greatest counts."""
+    """CRCs that verify a read; of several requests for one item, the greatest counts."""
 
     NOTHING = 0
     BLOCKS = 1
     WHOLE = 2
     ARCHIVE = 3
-    """CRCs of the records in a `torch.save` archive."""
+    """CRCs in a `torch.save` archive."""
 
 
 @dataclass(slots=True, eq=False)
 class Wanted:
-    """A read request, the part [start, stop) of the stored range to read for it, and its CRC check."""
+    """A request, the part [start, stop) of the stored range to read, and its CRC check."""
 
     request: ReadRequest
     start: int
@@ -68,12 +68,12 @@ class Wanted:
     check: Check
     base: int
     runs: Runs | None = None
-    """Byte runs that are needed; None for the whole range."""
+    """Needed byte runs; None for the whole range."""
 
 
 @dataclass(slots=True, eq=False)
 class ItemRead:
-    """A large item that is read in steps."""
+    """A large item, read in steps."""
 
     members: tuple[Wanted, ...]
     item: StoredItem
@@ -83,21 +83,21 @@ class ItemRead:
     start: int
     stop: int
     steps: int = 0
-    """Number of remaining steps."""
+    """Remaining steps."""
     memory: memoryview | None = None
-    """Buffer for [start, stop), if `held`."""
+    """Buffer, if `held`."""
     crcs: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """With `Check.WHOLE`: position of each step → its CRC and length."""
+    """Position of a step → its CRC and length; only with `Check.WHOLE`."""
 
     @property
     def base(self) -> int:
-        """Position of the stored range in its file."""
+        """Offset of the stored range."""
         return self.members[0].base
 
 
 @dataclass(slots=True, eq=False)
 class Step:
-    """The part [start, stop) of an item's stored range."""
+    """Part [start, stop) of an item's stored range."""
 
     whole: ItemRead
     start: int
@@ -107,7 +107,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class SharedRead:
-    """A range [start, stop) of a file for small requests."""
+    """Range [start, stop) of a file for small requests."""
 
     start: int
     stop: int
@@ -119,11 +119,11 @@ class ReadSizes:
     """Sizes of reads that suit a storage."""
 
     gap_bytes: int
-    """Largest gap between two small items that is read rather than skipped."""
+    """Largest gap between small items that is read rather than skipped."""
     run_gap_bytes: int
-    """Largest gap between two runs of one item that is read rather than skipped."""
+    """Largest gap between runs of one item that is read rather than skipped."""
     step_bytes: int
-    """Size of the steps of a large item."""
+    """Steps of a large item."""
 
     @classmethod
     def of(cls, store: Store) -> ReadSizes:
@@ -134,7 +134,7 @@ class ReadSizes:
 
 
 def want(request: ReadRequest, verify: Verify, *, run_gap_bytes: int = RUN_GAP_BYTES) -> Wanted:
-    """Choose the range to read for a request, wide enough for the CRC check that `verify` selects.
+    """Choose the range to read for a request, wide enough for the check that `verify` selects.
 
     Raises ValueError or CorruptCheckpointError if request and item do not match.
     """
@@ -184,7 +184,7 @@ def _check_of(request: ReadRequest, verify: Verify) -> Check:
 def plan_reads(
     wanted: Sequence[Wanted], *, rehearse: bool, step_bytes: int, gap_bytes: int = GAP_BYTES
 ) -> list[Step | SharedRead]:
-    """Plan the reads of one file, in ascending order."""
+    """Plan one file's reads, in ascending order."""
     # Two contradictory records of one location count as two items: each is checked against its own CRC.
     items: dict[tuple[int, int, int | None], list[Wanted]] = {}
     for one in wanted:
@@ -243,7 +243,7 @@ def _item_steps(members: Sequence[Wanted], rehearse: bool, step_bytes: int) -> l
 
 
 def parts_to_read(step: Step, *, run_gap_bytes: int = RUN_GAP_BYTES) -> list[tuple[int, int]]:
-    """Return the parts of a step that must be read, as ascending half-open positions in the stored range."""
+    """Return the parts of a step to read, ascending, as positions in the stored range."""
     check = step.whole.check
     if check >= Check.WHOLE or (check is Check.BLOCKS and any(one.runs is None for one in step.members)):
         return [(step.start, step.stop)]
@@ -262,7 +262,7 @@ def parts_to_read(step: Step, *, run_gap_bytes: int = RUN_GAP_BYTES) -> list[tup
 
 
 def parts_of(one: Wanted, *, run_gap_bytes: int = RUN_GAP_BYTES) -> list[tuple[int, int]]:
-    """Return the parts of a request's range that must be read."""
+    """Return the parts of a request's range to read."""
     if one.check >= Check.WHOLE or one.runs is None:
         return [(one.start, one.stop)]
     if one.check is not Check.BLOCKS:
@@ -284,10 +284,9 @@ Positions = npt.NDArray[np.int64]
 
 
 def merge_ranges(ranges: Sequence[Range], *, gap_bytes: int, limit_bytes: int) -> list[tuple[Range, list[int]]]:
-    """Group half-open byte ranges that overlap or are at most `gap_bytes` apart.
+    """Group ranges that overlap or are at most `gap_bytes` apart; returns each group's range and positions, ascending.
 
-    A group exceeds `limit_bytes` only if a single range does. Returns each group's range and its members' positions,
-    ascending.
+    A group exceeds `limit_bytes` only if a single range does.
     """
     groups: list[tuple[Range, list[int]]] = []
     wanted = 0  # end of the wanted bytes of the last group
@@ -307,10 +306,7 @@ def merge_ranges(ranges: Sequence[Range], *, gap_bytes: int, limit_bytes: int) -
 
 
 def align_to_blocks(item: StoredItem, start: int, stop: int) -> Range:
-    """Return the smallest part of the stored range around [start, stop) that CRCs verify.
-
-    This may be the whole stored range. An empty range is returned unchanged.
-    """
+    """Return the smallest part of the stored range around [start, stop) that CRCs verify."""
     if start == stop:
         return start, stop
     if item.running_crcs is None and border_count(item.stored_bytes):
@@ -320,7 +316,7 @@ def align_to_blocks(item: StoredItem, start: int, stop: int) -> Range:
 
 
 def range_of_values(item: StoredItem, start: int, stop: int) -> Range:
-    """Return the half-open part of the stored range to read for decoded bytes [start, stop)."""
+    """Return the half-open part of the stored range with the decoded bytes [start, stop)."""
     if item.blocks is not None:
         first, last = start // item.blocks.block_bytes, -(-stop // item.blocks.block_bytes)
         before = int(item.blocks.lengths[:first].sum())
@@ -331,7 +327,7 @@ def range_of_values(item: StoredItem, start: int, stop: int) -> Range:
 
 
 def split_range(start: int, stop: int, *, step_bytes: int, align_bytes: int) -> Iterator[Range]:
-    """Split [start, stop) into ranges of about `step_bytes`, at multiples of `align_bytes`."""
+    """Split a range into steps, at multiples of `align_bytes`."""
     step = max(1, step_bytes // align_bytes) * align_bytes
     while start < stop:
         border = min(stop, (start // align_bytes) * align_bytes + step)
@@ -340,7 +336,7 @@ def split_range(start: int, stop: int, *, step_bytes: int, align_bytes: int) -> 
 
 
 def merge_runs(starts: Positions, stops: Positions, *, gap_bytes: int) -> tuple[Positions, Positions]:
-    """Merge nonempty byte runs that overlap or are less than `gap_bytes` apart, ascending."""
+    """Merge nonempty runs that overlap or are less than `gap_bytes` apart."""
     if len(starts) < 2:
         return starts, stops
     order = np.argsort(starts, kind="stable")

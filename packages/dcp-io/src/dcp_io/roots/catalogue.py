@@ -1,8 +1,8 @@
-"""Catalogue of the checkpoints under one root, over any store: listing, checking, quarantine and removal.
+"""`Catalogue`: the checkpoints under one root, over any store.
 
 Each checkpoint is a folder `step-<n>`, or with another prefix. It may contain `.dcp-note.json` (metrics and the saving
-process), `.dcp-note-next.json` (note of a save that has not yet replaced the checkpoint), `.dcp-quarantined.json` (the
-checkpoint is damaged), `.dcp-reading-<id>` (a reader's lease) and `.dcp-removing` (removal has begun).
+process), `.dcp-note-next.json` (note of a save that has not yet replaced the checkpoint), `.dcp-quarantined.json`
+(damaged), `.dcp-reading-<id>` (a reader's lease) and `.dcp-removing` (removal has begun).
 """
 
 from __future__ import annotations
@@ -73,17 +73,17 @@ class StepFolder:
 
     @property
     def names(self) -> frozenset[str]:
-        """Names of all objects in the folder."""
+        """Names of its objects."""
         return frozenset(entry.name for entry in self.entries)
 
     @property
     def is_good(self) -> bool:
-        """Whether there is a checkpoint that is not known to be damaged."""
+        """Whether it has a checkpoint that is not known to be damaged."""
         return self.is_checkpoint and put_aside_reason(self.names) is None
 
     @property
     def is_checkpoint(self) -> bool:
-        """Whether the folder has an index and is not marked for removal."""
+        """Whether it has an index and is not marked for removal."""
         names = self.names
         return REMOVING not in names and any(map(is_index_name, names))
 
@@ -94,10 +94,7 @@ class Catalogue:
     Args:
         root: The folder above all checkpoints.
         stale_after_seconds: Time without renewal after which a process on another host counts as dead.
-        folder_prefix: Prefix of the names of checkpoint folders, before the step.
-
-    Raises:
-        ValueError: The step cannot be parsed from folder names with this prefix.
+        folder_prefix: Prefix of checkpoint folder names, before the step. Raises ValueError if steps cannot be parsed.
 
     Ranks: the coordinator; no method is collective.
 
@@ -124,7 +121,7 @@ class Catalogue:
         self._root = with_folders(root)
         self._stale_after_seconds = stale_after_seconds
         self._notes: dict[int, tuple[Entry, Note | None]] = {}
-        """Cache: step → the note and its entry in the listing."""
+        """Cache: step → note, and its entry in the listing."""
         self._complete: set[int] = set()
         self._sound: set[int] = set()
 
@@ -134,15 +131,15 @@ class Catalogue:
         return self._root
 
     def folder_name(self, step: int) -> str:
-        """Return the name of a checkpoint's folder."""
+        """Return a step's folder name."""
         return f"{self._prefix}{step}"
 
     def store_of(self, step: int) -> Store:
-        """Return the store of a step's folder, which need not exist."""
+        """Return the store of a step's folder, which may be missing."""
         return self._root.child(self.folder_name(step))
 
     def folders(self) -> list[StepFolder]:
-        """Return all checkpoint folders by ascending step: complete, damaged, unpublished or half removed.
+        """Return all checkpoint folders by ascending step, also damaged, unpublished or half removed ones.
 
         Unreadable folders are skipped, with a warning.
         """
@@ -156,7 +153,7 @@ class Catalogue:
             return None
 
     def _steps(self) -> list[int]:
-        """Return the steps that have a folder, ascending. Other names, such as `step-02`, are ignored."""
+        """Other names, such as `step-02`, are ignored."""
         found = ((name, step_of(name)) for name in self._root.folders())
         return sorted(step for name, step in found if step is not None and name == self.folder_name(step))
 
@@ -165,20 +162,20 @@ class Catalogue:
         return StepFolder(step, store, tuple(store.list()))
 
     def highest(self) -> CheckpointRecord | None:
-        """Return the checkpoint with the highest step that is not known to be damaged, or None."""
+        """Return the checkpoint with the highest step that is not known to be damaged."""
         folders = map(self._folder_if_allowed, reversed(self._steps()))
         return next((self._record(folder) for folder in folders if folder is not None and folder.is_good), None)
 
     def is_good(self, step: int) -> bool:
-        """Whether a step has a checkpoint that is not known to be damaged."""
+        """See `StepFolder.is_good`."""
         return self._folder(step).is_good
 
     def has_checkpoint(self, step: int) -> bool:
-        """Whether a step has a checkpoint, damaged or not, that is not marked for removal."""
+        """See `StepFolder.is_checkpoint`."""
         return self._folder(step).is_checkpoint
 
     def records(self, folders: Collection[StepFolder] | None = None) -> list[CheckpointRecord]:
-        """Return the records of checkpoints by ascending step, including quarantined ones; no index is read.
+        """Return the records by ascending step, including quarantined checkpoints; no index is read.
 
         `folders` is a fresh result of `folders()`.
         """
@@ -189,7 +186,7 @@ class Catalogue:
         return [self._record(folder) for folder in listed if folder.is_checkpoint]
 
     def unfinished(self, above: int) -> list[Unfinished]:
-        """Return the unfinished saves and copies of steps above `above`, the highest first."""
+        """Return the unfinished saves and copies of steps above `above`, highest first."""
         found = []
         for step in reversed([step for step in self._steps() if step > above]):
             folder = self._folder(step)
@@ -210,7 +207,7 @@ class Catalogue:
         return CheckpointRecord(folder.step, created, note.metrics, reason)
 
     def _note(self, folder: StepFolder) -> Note | None:
-        """Return the note in a folder; cached until its entry in the listing changes."""
+        """Cached until its entry in the listing changes."""
         entry = next((entry for entry in folder.entries if entry.name == NOTE), None)
         if entry is None:
             return None
@@ -221,15 +218,14 @@ class Catalogue:
         return known[1]
 
     def check(self, step: int) -> None:
-        """Check that a checkpoint is loadable; see `check_checkpoint`."""
+        """Raise the errors of `check_checkpoint`."""
         folder = self._folder(step)
         check_checkpoint(folder.store, entries=folder.entries)
 
     def is_complete(self, step: int) -> bool:
-        """Whether a checkpoint can be loaded as far as its index and file sizes show; the result True is cached.
+        """Whether a checkpoint can be loaded, by index and file sizes; False if it is unreadable now. True is cached.
 
-        Also True for one with parts on several hosts, because no host sees the others' files. False for one that cannot
-        be read now.
+        Also True for a checkpoint with parts on several hosts, because no host sees the others' files.
         """
         if step in self._complete | self._sound or isinstance(self._root, HostStore):
             return True
@@ -244,7 +240,7 @@ class Catalogue:
     def is_sound(self, step: int) -> bool:
         """Whether this process has written, copied or restored a checkpoint, or else finds all its bytes sound now.
 
-        Also True for one with parts on several hosts.
+        Also True for a checkpoint with parts on several hosts.
         """
         if step in self._sound or isinstance(self._root, HostStore):
             return True
@@ -273,12 +269,11 @@ class Catalogue:
     ) -> None:
         """Write the note of the save that this process is about to begin.
 
-        A damaged checkpoint of the same step is removed first. An undamaged one keeps its note until `published` is
-        called.
+        A damaged checkpoint of the step is removed first. An undamaged one keeps its note until `published`.
 
         Args:
             step: The step to be saved.
-            metrics: Metrics of the save, by name.
+            metrics: Metrics of the save.
             after: A checkpoint that the note's creation time must follow, even if this host's clock is behind.
             best: Policies that keep the best checkpoints, for `dcp prune`.
         """
@@ -297,16 +292,16 @@ class Catalogue:
         folder.store.publish(name, data, sync=False)
 
     def published(self, step: int) -> None:
-        """Write a step's folder name to the root's file `latest`, and settle its note. The checkpoint must be durable.
+        """Write a step's folder name to the root's file `latest`, and make its new note current.
 
-        If the save replaced a checkpoint, the new note becomes the step's note.
+        The checkpoint must be durable.
         """
         self._sound.add(step)
         self._root.publish(LATEST, f"{self.folder_name(step)}\n".encode())
         self._promote(self._folder(step))
 
     def failed(self, step: int) -> None:
-        """Remove the note of a failed save that was to replace a checkpoint."""
+        """Remove the note of a failed save."""
         self.store_of(step).delete(NEXT_NOTE)
 
     def _promote(self, folder: StepFolder) -> None:
@@ -316,16 +311,15 @@ class Catalogue:
             folder.store.delete(NEXT_NOTE)
 
     def quarantine(self, step: int, reason: str) -> None:
-        """Write a file with the reason, which makes readers skip the checkpoint."""
+        """Write the reason into a file that makes readers skip the checkpoint."""
         data = json.dumps({"reason": reason, "found": time.time()}, indent=1).encode()
         self.store_of(step).publish(QUARANTINE, data)
 
     @contextlib.contextmanager
     def reading(self, step: int) -> Iterator[None]:
-        """Context manager that holds a reader's lease on a checkpoint, which prevents its removal.
+        """Hold a reader's lease on a checkpoint, which prevents its removal.
 
-        Raises:
-            CheckpointNotFoundError: The checkpoint is missing or being removed.
+        Raises CheckpointNotFoundError if it is missing or being removed.
         """
         store = self.store_of(step)
         with contextlib.ExitStack() as stack:
@@ -345,7 +339,7 @@ class Catalogue:
     def remove(self, step: int) -> bool:
         """Remove a checkpoint unless a process reads it or saves to it; returns whether it was removed.
 
-        It stays, with a warning, if this user may not remove some of its files.
+        If this user may not remove some files, it stays, with a warning.
         """
         try:
             return self._remove_unused(step)
@@ -361,11 +355,11 @@ class Catalogue:
         spares_higher: bool = False,
         protected: Callable[[Sequence[StepFolder]], Collection[int]],
     ) -> tuple[list[int], list[StepFolder] | None]:
-        """Remove the checkpoints under a root that its policy does not keep; nothing if all are damaged.
+        """Remove the checkpoints that a policy does not keep; none if all are damaged.
 
-        Rules that hold for every policy:
+        For every policy:
 
-        1. `KeepLast` and `KeepBest` count only loadable checkpoints, so that an older one replaces each other one.
+        1. `KeepLast` and `KeepBest` count only loadable checkpoints.
         2. The newest loadable checkpoint stays, and so does the last one that copies on other hosts protect.
         3. A damaged checkpoint stays, for inspection, as long as a good one of its step would.
         4. Checkpoints that a process reads or saves stay. One that cannot be removed stays, with a warning, until the
@@ -373,8 +367,7 @@ class Catalogue:
 
         Args:
             policy: Policy that selects among the complete checkpoints.
-            arrived: The step that was published or copied last (by default, the checkpoint made last); it always
-                stays.
+            arrived: The step that was published or copied last (by default, the checkpoint made last); it stays.
             spares_higher: Whether undamaged checkpoints of higher steps than `arrived` stay.
             protected: Function from the listing of the root to further steps that stay.
 
@@ -408,11 +401,11 @@ class Catalogue:
             return False
 
     def steps_to_resume_from(self, folders: Collection[StepFolder], good: Sequence[CheckpointRecord]) -> set[int]:
-        """Return the steps without which a run could lose its progress. Raises OSError.
+        """Return the steps without which a run could lose progress. Raises OSError.
 
         They are the last step that copies on other hosts protect, the newest sound checkpoints, by creation and by step
-        (clocks may be wrong, and a restore takes the highest step), and newer ones that are found not to be sound. A
-        single checkpoint is not read. `good` is not quarantined and in the order of creation.
+        (clocks may be wrong, and a restore takes the highest step), and newer unsound ones. A single checkpoint is not
+        read. `good` is not quarantined and in the order of creation.
         """
         copied = _newest_protected(folders, good)
         by_step = [replace(record, created_seconds=record.step) for record in good]
@@ -430,7 +423,7 @@ class Catalogue:
         return self._remove(self._folder(step))
 
     def sweep(self, folders: Collection[StepFolder] | None = None, *, running: Collection[int] = ()) -> list[int]:
-        """Remove leftovers of killed saves and interrupted removals; return the steps of the removed folders.
+        """Remove leftovers of killed saves and interrupted removals; return the steps of removed folders.
 
         `folders` is a fresh result of `folders()`. This process is saving the steps in `running`.
         """
@@ -472,13 +465,12 @@ class Catalogue:
         self._remove_index_temporaries(folder)
 
     def _remove_index_temporaries(self, folder: StepFolder) -> None:
-        """Remove temporary indexes that killed promoters have left."""
         left = [entry for entry in folder.entries if (temporary_of(entry.name) or ("",))[0] == METADATA_NAME]
         if left and not running_saves(folder.store, stale_after_seconds=self._stale_after_seconds):
             self._remove_temporaries(folder.store, left, (METADATA_NAME,))
 
     def _settle_next_note(self, folder: StepFolder) -> None:
-        """Make the note of a killed save current if its checkpoint was published, or else delete it."""
+        """A killed save's note becomes current if its checkpoint was published."""
         if NEXT_NOTE not in folder.names or self._is_being_saved(folder):
             return
         # A note that this user may not read raises an error: it must not count as missing.
@@ -489,7 +481,7 @@ class Catalogue:
             folder.store.delete(NEXT_NOTE)
 
     def _remove_temporaries(self, store: Store, entries: Collection[Entry], names: tuple[str, ...]) -> None:
-        """Remove temporary files that are so old that their writers must be dead."""
+        """Remove files so old that their writers must be dead."""
         for entry in entries:
             becomes = temporary_of(entry.name)
             is_ours = becomes is not None and becomes[0].startswith(names)
@@ -525,7 +517,7 @@ class Catalogue:
 class PromotingRoot(Root, Protocol):
     """Protocol of a root of several places with a promoter, which a checkpoint manager starts, wakes and ends.
 
-    Ranks: the coordinator calls the methods; none is collective.
+    Ranks: the coordinator; no method is collective.
     """
 
     @property
@@ -535,38 +527,38 @@ class PromotingRoot(Root, Protocol):
 
     @property
     def keep_policy(self) -> KeepPolicy:
-        """Policy for the first place; it keeps checkpoints that other places still lack."""
+        """Policy for the first place; it keeps checkpoints that other places lack."""
         ...
 
     def kept_by(self, policy: KeepPolicy) -> KeepPolicy:
-        """Return the manager's policy, extended to keep checkpoints that other places still lack.
+        """Return the manager's policy, extended to keep checkpoints that other places lack.
 
-        After this call the promoter removes nothing from the first place.
+        From now on, the promoter removes nothing from the first place.
         """
         ...
 
     def make_room(self, step: int, *, hurry: bool) -> bool:
-        """Make room in the first place for a step; returns False if the save should wait and ask again.
+        """Make room in the first place; False if the save should wait and ask again.
 
         `hurry` means that the save cannot wait.
         """
         ...
 
     def start_promoter(self) -> None:
-        """Start the promoter, unless it runs. A failure is logged."""
+        """Start the promoter, unless it runs; failures are logged."""
         ...
 
     def wake_promoter(self) -> None:
-        """Make the promoter look for new checkpoints, or start it."""
+        """Make the promoter look for new checkpoints."""
         ...
 
     def end_promoter(self, seconds: float) -> object:
-        """Wait until the promoter has copied everything; after `seconds`, it continues alone."""
+        """Wait until everything is copied; after `seconds`, the promoter continues alone."""
         ...
 
 
 def _newest_protected(folders: Collection[StepFolder], records: Sequence[CheckpointRecord]) -> int | None:
-    """Return the protected step that was made last, or None; `records` are undamaged and in the order of creation."""
+    """`records` are undamaged and in the order of creation."""
     by_step = {folder.step: folder for folder in folders if NAME in folder.names}
     for record in reversed(records):
         folder = by_step.get(record.step)

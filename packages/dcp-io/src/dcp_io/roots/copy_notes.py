@@ -1,8 +1,6 @@
 """Notes of hosts: their ids, and the copies that they hold.
 
-A `CopyNote` is a file next to a host's part of a checkpoint, which names the copies of other hosts' parts.
-
-The note names a copy before the copy is complete, so that a copy is never taken for a part of this host.
+A note names a copy before the copy is complete, so that a copy is never taken for a part of this host.
 """
 
 from __future__ import annotations
@@ -33,13 +31,13 @@ NAME = ".dcp-copies.json"
 
 @dataclass(frozen=True, slots=True)
 class CopyNote:
-    """One host's copies of other hosts' parts of a checkpoint."""
+    """One host's copies of other hosts' parts of a checkpoint, as a file next to its own part."""
 
     save_id: str = ""
     copies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Id of the writing host → names of its data files that this host has, or is getting."""
+    """Id of the writing host → its data files that this host has, or is getting."""
     hosts: tuple[str, ...] = ()
-    """Hosts that have parts of the checkpoint."""
+    """Hosts with parts of the checkpoint."""
     protected: bool = False
     """Whether each host's part has a copy on another host."""
 
@@ -49,14 +47,14 @@ class CopyNote:
         return frozenset(name for names in self.copies.values() for name in names)
 
     def write(self, store: Store) -> None:
-        """Write the note into the checkpoint's folder. Raises OSError."""
+        """Write the note. Raises OSError."""
         copies = {host: list(names) for host, names in self.copies.items()}
         values = {"save_id": self.save_id, "protected": self.protected, "copies": copies, "hosts": [*self.hosts]}
         store.publish(NAME, json.dumps(values).encode(), sync=False)
 
     @classmethod
     def read(cls, store: Store, entries: Iterable[Entry] | None = None) -> CopyNote:
-        """Return the note in a checkpoint's folder; a note without copies if there is none. Raises OSError.
+        """Return a checkpoint's note; an empty one if there is none. Raises OSError.
 
         `protected` is False if the note is of an earlier save, or if the current or last job has lost one of the hosts.
         """
@@ -92,7 +90,7 @@ def _has_all(store: Store, hosts: Collection[str]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class CopyRequest:
-    """One rank's view of a checkpoint that is to be copied."""
+    """One rank's view of a checkpoint to copy."""
 
     store: HostStore
     leaders: Sequence[int]
@@ -108,9 +106,9 @@ class HostsCopied:
     """Outcome of a copy, the same on all ranks but for the bytes."""
 
     reason: str | None = None
-    """Why the checkpoint is not protected, as a clause; None if it is."""
+    """Why the checkpoint is not protected, as a clause."""
     bytes_sent: int = 0
-    """Bytes that this rank has sent to another host."""
+    """Bytes that this rank has sent."""
 
     @property
     def protected(self) -> bool:
@@ -120,12 +118,12 @@ class HostsCopied:
 
 @runtime_checkable
 class HostCopies(Protocol):
-    """Protocol of a way to copy each host's part of a checkpoint to other hosts."""
+    """Protocol of a way to copy each host's part to other hosts."""
 
     def copy(self, coordinator: Any, request: CopyRequest) -> HostsCopied:
-        """Copy each host's part of a checkpoint, and write the `CopyNote` next to the checkpoint.
+        """Copy each host's part of a checkpoint, and write the `CopyNote`.
 
-        The caller closes `coordinator` (`dcp_ranks.Coordinator`). If a rank is lost or fails, the copy fails with any
+        The caller closes `coordinator` (`dcp_ranks.Coordinator`). A lost or failed rank makes the copy fail with any
         Exception.
 
         Ranks: every rank; collective, in its own thread.
@@ -149,16 +147,13 @@ class JobHosts:
         hosts.note([hosts.own_id()])
         assert hosts.noted() == {hosts.own_id()}
         ```
-
-    Args:
-        place: This host's place.
     """
 
     def __init__(self, place: Store) -> None:
         self._place = place
 
     def own_id(self) -> str:
-        """Return the id of this host's place, 16 hexadecimal digits, or create it. Raises OSError."""
+        """Return or create this host's id, 16 hexadecimal digits. Raises OSError."""
         with contextlib.suppress(CheckpointNotFoundError, ValueError, KeyError, TypeError, RecursionError):
             found = str(json.loads(self._place.read(_HOST_FILE))["host"])
             if _ID.fullmatch(found):  # it becomes part of file names, and a number
@@ -169,11 +164,11 @@ class JobHosts:
         return made
 
     def note(self, ids: Iterable[str]) -> None:
-        """Write the ids of all hosts of the current job. Raises OSError."""
+        """Write the ids of the current job's hosts. Raises OSError."""
         self._place.publish(_HOSTS_FILE, json.dumps({"hosts": sorted(ids)}).encode(), sync=False)
 
     def noted(self) -> frozenset[str] | None:
-        """Return the ids that the last job noted in this host's place; None without a note."""
+        """Return the ids that the last job noted; None without a note."""
         try:
             return frozenset(map(str, json.loads(self._place.read(_HOSTS_FILE))["hosts"]))
         except (CheckpointNotFoundError, ValueError, KeyError, TypeError, RecursionError):

@@ -1,4 +1,4 @@
-"""Policies for keeping checkpoints, which can be combined with `|`. They select, and remove nothing."""
+"""Policies for keeping checkpoints, which can be combined with `|`."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ __all__ = [
 
 
 class KeepPolicy(ABC):
-    """Base class of policies that select the checkpoints to keep."""
+    """Base class of policies that select the checkpoints to keep; they remove nothing."""
 
     @abstractmethod
     def keep(self, records: Sequence[CheckpointRecord], now_seconds: float) -> set[int]:
-        """Return the steps of the checkpoints to keep.
+        """Return the steps to keep.
 
         Args:
             records: Records in the order of creation, which may differ from the order of steps.
@@ -41,7 +41,7 @@ class KeepPolicy(ABC):
     def select(
         self, records: Sequence[CheckpointRecord], protected: Collection[int], is_fit: Callable[[int], bool]
     ) -> set[int]:
-        """Return the steps of the checkpoints that stay: the policy's, the protected ones, and those found to be unfit.
+        """Return the steps that stay: the policy's, the protected ones, and those found to be unfit.
 
         `is_fit` examines checkpoints that `KeepLast` or `KeepBest` selects. A quarantined checkpoint stays if the
         policy would keep it, but does not count.
@@ -64,15 +64,15 @@ class KeepPolicy(ABC):
 
     @property
     def metrics(self) -> frozenset[str]:
-        """Names of the metrics by which the policy selects; none by default."""
+        """Names of the metrics by which the policy selects."""
         return frozenset()
 
     def best(self) -> tuple[KeepBest, ...]:
-        """Return the combined `KeepBest` policies; none by default."""
+        """Return the combined `KeepBest` policies."""
         return ()
 
     def text(self) -> str:
-        """Return the policy as text that `parse` reads. Raises ValueError for a policy of your own class."""
+        """Return the policy as text for `parse`; ValueError for a policy of your own class."""
         if type(self) not in _KINDS.values():
             raise ValueError(
                 f"{type(self).__name__} cannot be written as text, which another process reads; combine "
@@ -86,8 +86,7 @@ class KeepPolicy(ABC):
     def parse(text: str) -> KeepPolicy:
         """Parse a policy in Python syntax: calls of this package's classes, combined with `|`. No code is run.
 
-        Raises:
-            ValueError: The text is not such a policy.
+        Raises ValueError for other text.
 
         Example:
             ```python
@@ -111,7 +110,7 @@ class KeepPolicy(ABC):
 
 
 def parts_of(policy: KeepPolicy) -> tuple[KeepPolicy, ...]:
-    """Return the combined policies, or the policy itself."""
+    """Return the combined policies, or the policy."""
     return policy.policies if isinstance(policy, KeepAny) else (policy,)
 
 
@@ -133,19 +132,19 @@ class KeepAny(KeepPolicy):
 
     @property
     def metrics(self) -> frozenset[str]:
-        """Metrics of all its policies."""
+        """All metrics."""
         return frozenset[str]().union(*(policy.metrics for policy in self.policies))
 
     def keep(self, records: Sequence[CheckpointRecord], now_seconds: float) -> set[int]:
-        """Return the steps that any of the policies keeps."""
+        """Return the steps that any policy keeps."""
         return set().union(*(policy.keep(records, now_seconds) for policy in self.policies))
 
     def best(self) -> tuple[KeepBest, ...]:
-        """Return its `KeepBest` policies."""
+        """Return all `KeepBest` policies."""
         return tuple(each for policy in self.policies for each in policy.best())
 
     def text(self) -> str:
-        """Return the texts of its policies, combined with `|`."""
+        """Return the combined texts."""
         return " | ".join([policy.text() for policy in self.policies])
 
 
@@ -187,7 +186,7 @@ class KeepLast(KeepPolicy):
         _check(_is_count(self.count), f"KeepLast({self.count!r}): keep a whole number of at least one")
 
     def keep(self, records: Sequence[CheckpointRecord], now_seconds: float) -> set[int]:
-        """Return the steps of the newest checkpoints."""
+        """Return the newest steps."""
         del now_seconds
         return {record.step for record in CheckpointRecord.by_creation(records)[-self.count :]}
 
@@ -196,12 +195,8 @@ class KeepLast(KeepPolicy):
 class KeepBest(KeepPolicy):
     """Policy that keeps the `count` best checkpoints by a metric; of equally good checkpoints, the newer.
 
-    A checkpoint without the metric, or with NaN, is not kept.
-
-    Args:
-        count: Number of checkpoints to keep.
-        metric: Name of the metric in the `metrics` of a save.
-        mode: `min` if lower is better, `max` if higher is better.
+    A checkpoint without the metric, or with NaN, is not kept. `mode` is `min` if lower is better, `max` if higher is
+    better.
 
     Example:
         ```python
@@ -232,7 +227,7 @@ class KeepBest(KeepPolicy):
         return (self,)
 
     def keep(self, records: Sequence[CheckpointRecord], now_seconds: float) -> set[int]:
-        """Return the steps of the best checkpoints."""
+        """Return the best steps."""
         del now_seconds
         sign = 1 if self.mode == "min" else -1
         found = [
@@ -262,7 +257,7 @@ class KeepEvery(KeepPolicy):
         _check(_is_count(self.steps), f"KeepEvery({self.steps!r}): a number of steps is a whole number of at least 1")
 
     def keep(self, records: Sequence[CheckpointRecord], now_seconds: float) -> set[int]:
-        """Return the multiples of `steps`."""
+        """Return the multiples."""
         del now_seconds
         return {record.step for record in records if record.step % self.steps == 0}
 
@@ -286,7 +281,7 @@ class KeepFor(KeepPolicy):
         _check(isinstance(self.seconds, Real) and self.seconds > 0, f"KeepFor({self.seconds!r}): a time is more than 0")
 
     def keep(self, records: Sequence[CheckpointRecord], now_seconds: float) -> set[int]:
-        """Return the steps of the young checkpoints."""
+        """Return the young steps."""
         return {record.step for record in records if now_seconds - record.created_seconds < self.seconds}
 
 
@@ -303,7 +298,7 @@ _KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (KeepAll, KeepBe
 
 
 def _literal(value: Any) -> str:
-    """Return the Python source of a number or text, including infinities and numbers of other libraries."""
+    """Infinities and numbers of other libraries become Python source, too."""
     if isinstance(value, Integral):
         return repr(int(value))
     if isinstance(value, Real):

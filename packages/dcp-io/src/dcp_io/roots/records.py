@@ -1,4 +1,4 @@
-"""Record of one checkpoint, and the JSON note on it. Each field of a note is read independently."""
+"""Record of one checkpoint, and its JSON note. Each field of a note is read independently."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__ = ["CheckpointRecord", "Note", "read_if_allowed", "read_if_there", "read
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRecord:
-    """Record of a checkpoint under a manager's root."""
+    """A checkpoint under a manager's root."""
 
     step: int
     created_seconds: float
     """Seconds since the epoch, on the clock of the saving process; without a note, of the storage."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     quarantined: str | None = None
-    """Reason of the quarantine, or None."""
+    """Reason of the quarantine."""
 
     @staticmethod
     def by_creation(records: Iterable[CheckpointRecord]) -> list[CheckpointRecord]:
@@ -42,17 +42,17 @@ class Note:
     metrics: Mapping[str, float]
     process: ProcessIdentity | None
     replaces: str | None = ""
-    """Digest of the index that the save will replace; empty without an index, None if unreadable."""
+    """Digest of the index that the save replaces; empty without an index, None if unreadable."""
     keeps_best: str = ""
-    """The run's `KeepBest` policies as text."""
+    """`KeepBest` policies as text."""
 
     @classmethod
     def now(cls, step: int, seconds: float, metrics: Mapping[str, float], replaces: str, keeps_best: str = "") -> Note:
-        """Return the note for a save; `seconds` is its creation time."""
+        """Return a save's note; `seconds` is its creation time."""
         return cls(step, seconds, dict(metrics), this_process(), replaces, keeps_best)
 
     def to_bytes(self) -> bytes:
-        """Serialise the note as JSON; NaN and infinities become text."""
+        """Return JSON; NaN and infinities become text."""
         process = None if self.process is None else self.process.to_dict()
         values = {
             "step": self.step,
@@ -66,7 +66,7 @@ class Note:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Note | None:
-        """Parse the bytes of `to_bytes`; None for other bytes."""
+        """Parse `to_bytes`; None for other bytes."""
         try:
             values = json.loads(data)
         except (ValueError, RecursionError):
@@ -113,7 +113,7 @@ _log = library_logger(__name__)
 
 
 def read_if_there(store: Store, name: str) -> bytes | None:
-    """Return the bytes of an object; None if it is missing."""
+    """Return an object's bytes; None if it is missing."""
     try:
         return store.read(name)
     except CheckpointNotFoundError:
@@ -121,9 +121,9 @@ def read_if_there(store: Store, name: str) -> bytes | None:
 
 
 def read_if_allowed(store: Store, name: str) -> bytes | None:
-    """Return the bytes of a note; None if it is missing or, with a warning, unreadable for this user.
+    """Return a note's bytes; None if it is missing or, with a warning, unreadable for this user.
 
-    Also None for a link out of the folder: one false note must not hide the other checkpoints.
+    A link out of the folder is also None: one false note must not hide the other checkpoints.
     """
     try:
         return read_if_there(store, name)

@@ -1,4 +1,4 @@
-"""Unfinished checkpoints: a save or copy that runs or was interrupted."""
+"""Unfinished checkpoints: running or interrupted saves and copies."""
 
 from __future__ import annotations
 
@@ -18,24 +18,23 @@ from dcp_manifest.folders.folder import DATA_SUFFIX
 __all__ = ["Unfinished", "describe_unfinished", "ended_journals"]
 
 COPY_JOURNAL = ".dcp-promoting"
-"""Prefix of journals of copies: JSON with `save_id`, `bytes`, and `from`, the place of the original. `own_name` tells
-other files with this prefix apart."""
+"""Prefix of journals of copies: JSON with `save_id`, `bytes`, and `from`, the place of the original."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """A step with files, but without an index."""
+    """A step with files, but no index."""
 
     step: int
     text: str
-    """Description of the files, and of the place of the original."""
+    """The files, and the place of the original."""
     is_running: bool
 
 
 def describe_unfinished(
     step: int, store: Store, entries: tuple[Entry, ...], *, stale_after_seconds: float
 ) -> Unfinished | None:
-    """Describe the data files of a step without an index, or return None. Raises OSError."""
+    """Describe a step's data files without an index. Raises OSError."""
     data = [entry for entry in entries if entry.name.endswith(DATA_SUFFIX)]
     if not data:
         return None
@@ -59,7 +58,7 @@ def describe_unfinished(
 
 
 def ended_journals(store: Store, entries: tuple[Entry, ...], *, stale_after_seconds: float) -> list[Entry]:
-    """Return the journals next to a published checkpoint of copies that have ended. Raises OSError.
+    """Return the journals of ended copies next to a published checkpoint. Raises OSError.
 
     Another save's journal must be unchanged for `stale_after_seconds`: a host may still copy its part.
     """
@@ -81,14 +80,13 @@ def _journals(entries: tuple[Entry, ...]) -> list[Entry]:
 
 
 def _journal(store: Store, entry: Entry) -> tuple[str, int]:
-    """Return the place of the original, and its size; an empty text and 0 if unknown."""
+    """Return the original's place and size; empty and 0 if unknown."""
     values = _read(store, entry)
     place, size = values.get("from"), values.get("bytes")
     return place if isinstance(place, str) else "", size if isinstance(size, int) else 0
 
 
 def _read(store: Store, entry: Entry) -> dict[str, Any]:
-    """Return the content of a journal; empty if it is invalid."""
     try:
         values = json.loads(store.read(entry.name))
     except (CheckpointNotFoundError, ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Cleanup after saves: removal of the files that a save replaced, and of leftovers of dead saves.
+"""Removal of the files that a save replaced, and of leftovers of dead saves.
 
 A forged marker or index may name any file, so only files of saves are removed.
 """
@@ -42,7 +42,7 @@ _log = library_logger(__name__)
 
 
 def replaced_names(save_id: str, rank: int | None, current: Current, entries: Iterable[Entry]) -> tuple[str, ...]:
-    """Return the names of the files that a new save makes obsolete: indexes first, then data files.
+    """Return the files that a new save makes obsolete: indexes first, then data files.
 
     `rank` is the calling rank in a save without a coordinator.
     """
@@ -67,7 +67,6 @@ def remove_replaced(store: Store, marker: Marker, *, keep: Collection[str], worl
 
 
 def _sizes(store: Store, names: Iterable[str]) -> dict[str, int]:
-    """Return the sizes of existing files, in order; not every store lists all of its files."""
     listed = {entry.name: entry.bytes for entry in store.list()}
     found: dict[str, int] = {}
     for name in names:
@@ -77,7 +76,7 @@ def _sizes(store: Store, names: Iterable[str]) -> dict[str, int]:
 
 
 def remove_leftovers(store: Store, save_id: str, entries: Iterable[Entry], *, keep: Collection[str] = ()) -> bool:
-    """Remove the files of an unpublished save; True if none is left."""
+    """Remove an unpublished save's files; True if none is left."""
     sizes = {entry.name: entry.bytes for entry in entries if entry.name not in keep and _is_of(entry.name, save_id)}
     order = sorted(sizes, key=lambda name: (not is_index_name(name), name))
     return _delete_made(store, {name: sizes[name] for name in order}, f"save id {save_id}")
@@ -108,13 +107,13 @@ def remove_dead_saves(store: Store, dead: Iterable[FoundMarker], current: Curren
 
 
 def remove_orphans(store: Store, entries: Iterable[Entry], *, now: float, stale_after_seconds: float) -> None:
-    """Remove old temporary files of markers. `now` is on the storage's clock."""
+    """Remove old temporary markers. `now` is on the storage's clock."""
     old = [entry for entry in entries if abs(now - entry.mtime) > stale_after_seconds]
     _delete_made(store, {entry.name: entry.bytes for entry in old if is_marker_temporary(entry.name)}, "its name")
 
 
 def remove_own(store: Store, sizes: Mapping[str, int]) -> list[str]:
-    """Remove files of saves; returns the names of the other files. Raises OSError."""
+    """Remove files of saves; returns the other files' names. Raises OSError."""
     left = []
     for name, size in sizes.items():
         try:
@@ -129,7 +128,6 @@ def remove_own(store: Store, sizes: Mapping[str, int]) -> list[str]:
 
 
 def _is_of(name: str, save_id: str) -> bool:
-    """Whether a file, other than its marker, belongs to this save."""
     own = own_name(name)
     return own is not None and own.save_id == save_id and (own.temporary or own.kind != "note")
 
@@ -158,7 +156,7 @@ def _is_index_of(store: Store, name: str, save_id: str) -> bool:
 
 
 def _delete_made(store: Store, sizes: Mapping[str, int], named_by: str) -> bool:
-    """Delete files of saves; returns whether this succeeded. Failures are logged for the next save."""
+    """Failures are logged, for the next save."""
     failed = [name for name, size in sizes.items() if not _delete_one(store, name, size, named_by)]
     return not failed
 
@@ -186,27 +184,27 @@ class Current:
 
     index: CheckpointIndex | None = None
     damage: DcpError | None = None
-    """The error that reading the index raised."""
+    """Error of reading the index."""
     generation: int = 0
-    """Generation of the checkpoint, or else the highest of the readable indexes; 0 without any."""
+    """The checkpoint's, or else the highest of the readable indexes; 0 without any."""
     lack: str | None = None
-    """Description of missing rank-local indexes."""
+    """Missing rank-local indexes, in words."""
 
     @property
     def exists(self) -> bool:
-        """Whether the folder has a checkpoint, readable or not."""
+        """Whether there is a checkpoint, readable or not."""
         return self.index is not None or self.damage is not None
 
     @property
     def save_id(self) -> str | None:
-        """Save id of the checkpoint; None without one, or if stock wrote it."""
+        """None without a checkpoint, or if stock wrote it."""
         return self.index.info.save_id if self.index is not None and self.index.info is not None else None
 
 
 def read_current(store: Store, entries: list[Entry] | None = None) -> Current:
-    """Read the index of the newest complete checkpoint; an unreadable index is returned as `damage`.
+    """Read the newest complete checkpoint's index; an unreadable index is returned as `damage`.
 
-    `entries` is a fresh listing of the folder. Raises OSError if the state of the folder is unknown.
+    `entries` is a fresh listing. Raises OSError if the folder's state is unknown.
     """
     try:
         index = current_index(store, entries)
@@ -221,10 +219,7 @@ def read_current(store: Store, entries: list[Entry] | None = None) -> Current:
 
 
 def index_digest(store: Store, names: Iterable[str]) -> str:
-    """Return a digest of the index files among `names`, which identifies their save; `""` without any.
-
-    Raises OSError.
-    """
+    """Return a digest of the index files in `names`, which identifies their save; `""` without any. Raises OSError."""
     indexes = sorted(filter(is_index_name, names))
     digest = hashlib.blake2b(digest_size=16)
     for name in indexes:
@@ -235,7 +230,7 @@ def index_digest(store: Store, names: Iterable[str]) -> str:
 
 
 def _highest_generation(store: Store, names: Iterable[str]) -> int:
-    """Return the highest generation: a new save must not look older than any readable index."""
+    """A new save must not look older than any readable index."""
     highest = 0
     for name in names:
         with contextlib.suppress(DcpError):

@@ -1,10 +1,8 @@
 """Files of saves: recognised by their names and first bytes, so that no other file is ever removed; and save markers.
 
-A save marker shows that a save is running, and the time after which it counts as dead. It is named
-`.dcp-save-<save id>`, followed by `.r<rank>` in a save without a coordinator.
-
-Names, markers and indexes may be forged. So a file must be empty or begin like a save's file: data files with a mark
-that names their save, indexes as a pickle, markers and notes as JSON.
+A save marker, `.dcp-save-<save id>` (and `.r<rank>` in a save without a coordinator), shows that a save is running,
+and the time after which it counts as dead. Names, markers and indexes may be forged. So a file must be empty or begin
+like a save's file: data files with a mark that names their save, indexes as a pickle, markers and notes as JSON.
 """
 
 from __future__ import annotations
@@ -63,23 +61,22 @@ _HEAD_BYTES = 512
 
 @dataclass(frozen=True, slots=True)
 class OwnName:
-    """Parsed name of a file of a save or the checkpoint manager."""
+    """Parsed name of a save's or manager's file."""
 
     kind: Literal["data", "index", "note"]
-    """Kind of the file; `note` includes all small JSON files."""
+    """`note` includes all small JSON files."""
     save_id: str | None = None
-    """Id of the save, if the name contains it."""
     temporary: bool = False
-    """Whether publishing will rename the file to its final name."""
+    """Whether publishing will rename the file."""
 
 
 def data_mark(save_id: str) -> bytes:
-    """Return the magic bytes and save id at the beginning of data files."""
+    """Return the first bytes of a save's data files."""
     return (_MAGIC + save_id.encode())[:MARK_BYTES].ljust(MARK_BYTES, b"\0")
 
 
 def own_name(name: str) -> OwnName | None:
-    """Parse the name of a save's file; None for any other name."""
+    """Parse the name of a save's file; None for others."""
     base = name.rpartition("/")[2]
     if temporary := temporary_of(base):
         becomes = own_name(temporary[0])
@@ -95,7 +92,7 @@ def own_name(name: str) -> OwnName | None:
 
 
 def temporary_of(name: str) -> tuple[str, str] | None:
-    """Parse the name of a temporary object of `Store.publish` into final name and tag; None for other names."""
+    """Split the name of a temporary object of `Store.publish` into final name and tag; None for other names."""
     found = _TEMPORARY.fullmatch(name)
     return (found[1], found[2]) if found else None
 
@@ -134,8 +131,7 @@ def _begins_as(own: OwnName, head: bytes) -> bool:
 
 
 Phase = Literal["starting", "saving", "ended"]
-"""Phase of a save. `starting`: it looks for other saves in the folder. `saving`: it owns the folder. `ended`: only
-cleanup remains."""
+"""`starting`: the save looks for others in the folder. `saving`: it owns the folder. `ended`: only cleanup remains."""
 
 _NAME = re.compile(re.escape(SAVE_MARKER_PREFIX) + r"([A-Za-z0-9_-]{1,64})(?:\.r([0-9]{1,9}))?")
 _SAVE_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -155,24 +151,24 @@ class Marker:
 
     save_id: str
     rank: int | None
-    """Rank of the writer, in a save without a coordinator."""
+    """The writer, in a save without a coordinator."""
     process: ProcessIdentity | None
-    """None if the marker cannot be read."""
+    """None if the marker is unreadable."""
     phase: Phase
     started_ns: int = 0
     """On the host's clock, for display."""
     replaced: tuple[str, ...] = ()
-    """Names of the files that the save makes obsolete."""
+    """Files that the save makes obsolete."""
     torn: bool = False
     """Whether bytes are missing, as after a loss of power."""
 
     @property
     def name(self) -> str:
-        """Name of the marker's file."""
+        """File name."""
         return marker_name(self.save_id, self.rank)
 
     def to_bytes(self) -> bytes:
-        """Return the marker as JSON."""
+        """Return JSON."""
         values = {
             "save_id": self.save_id,
             "rank": self.rank,
@@ -185,7 +181,7 @@ class Marker:
 
     @classmethod
     def from_bytes(cls, name: str, data: bytes) -> Marker:
-        """Parse a marker; damaged bytes leave only the save id and rank, from the file name."""
+        """Parse a marker; damaged bytes leave only the name's save id and rank."""
         found = _NAME.fullmatch(name)
         if found is None:
             raise ValueError(f"{name!r} is not the name of a save marker")
@@ -206,15 +202,15 @@ class Marker:
 
 @dataclass(frozen=True, slots=True)
 class FoundMarker:
-    """A save marker, and its entry in the folder's listing."""
+    """A save marker, and its entry in the listing."""
 
     marker: Marker
     entry: Entry
 
     def is_dead(self, *, now: float, stale_after_seconds: float) -> bool:
-        """Whether the marker's save counts as dead: it has ended, its process is gone, or its marker is stale.
+        """Whether the save counts as dead: it has ended, its process is gone, or its marker is old or dated far ahead.
 
-        A marker dated far in the future is also stale. `now` is on the storage's clock.
+        `now` is on the storage's clock.
         """
         age_seconds = abs(now - self.entry.mtime)
         if self.marker.phase == "ended" or age_seconds > stale_after_seconds:
@@ -233,36 +229,36 @@ class FoundMarker:
 
 
 def marker_name(save_id: str, rank: int | None) -> str:
-    """Return the file name of a save's marker."""
+    """Return a marker's file name."""
     name = f"{SAVE_MARKER_PREFIX}{save_id}"
     return name if rank is None else f"{name}.r{rank}"
 
 
 def check_save_id(save_id: str) -> str:
-    """Return `save_id`; ValueError if it cannot be part of a file name."""
+    """Raise ValueError if an id cannot be part of a file name."""
     if not _SAVE_ID.fullmatch(save_id):
         raise ValueError(f"save id {save_id!r} must be 1 to 64 letters, digits, '_' or '-'")
     return save_id
 
 
 def belongs_to(name: str, save_id: str) -> bool:
-    """Whether a file's name belongs to the save."""
+    """Whether a file name belongs to the save."""
     return f".{save_id}." in name
 
 
 def is_marker(name: str) -> bool:
-    """Whether a file's name is a save marker's."""
+    """Whether a file name is a marker's."""
     return _NAME.fullmatch(name) is not None
 
 
 def is_marker_temporary(name: str) -> bool:
-    """Whether a file's name is a temporary marker's."""
+    """Whether a file name is a temporary marker's."""
     found = temporary_of(name)
     return found is not None and is_marker(found[0])
 
 
 def find_markers(store: Store, entries: list[Entry]) -> list[FoundMarker]:
-    """Read the save markers in a store; markers that disappear meanwhile are skipped."""
+    """Read a store's markers, except those that disappear."""
     found: list[FoundMarker] = []
     for entry in entries:
         if not _NAME.fullmatch(entry.name):
@@ -281,16 +277,15 @@ def find_markers(store: Store, entries: list[Entry]) -> list[FoundMarker]:
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """Identity of a process, which also differs from a later process with the same pid."""
+    """Identity of a process, other than that of a later process with the same pid."""
 
     host: str
     boot_id: str
-    """Boot id of the running kernel; empty if unknown."""
     pid_namespace: str
-    """Namespace of `pid`; empty if unknown."""
+    """Like `boot_id`, empty if unknown."""
     pid: int
     start_ticks: int
-    """Start of the process, in the system's ticks since boot; 0 if unknown."""
+    """Start time in the system's ticks since boot; 0 if unknown."""
 
     def to_dict(self) -> dict[str, str | int]:
         """Return plain values, for JSON."""
@@ -298,7 +293,7 @@ class ProcessIdentity:
 
     @classmethod
     def from_dict(cls, values: dict[str, object]) -> ProcessIdentity:
-        """Rebuild an identity from `to_dict`. Raises KeyError, TypeError or ValueError for other dicts."""
+        """Parse `to_dict`. Raises KeyError, TypeError or ValueError for other dicts."""
         texts = [values["host"], values["boot_id"], values["pid_namespace"]]
         numbers = [values["pid"], values["start_ticks"]]
         if not all(isinstance(text, str) for text in texts) or not all(isinstance(n, int) for n in numbers):
@@ -307,10 +302,7 @@ class ProcessIdentity:
         return cls(host, boot_id, namespace, int(str(numbers[0])), int(str(numbers[1])))
 
     def is_gone(self) -> bool:
-        """Whether the process is certainly no longer running.
-
-        False if this cannot be known, as for another host, boot or pid namespace.
-        """
+        """Whether the process has certainly ended. False if unknown, as for another host, boot or pid namespace."""
         if not can_be_checked(self):
             return False
         try:
@@ -331,7 +323,7 @@ def this_process() -> ProcessIdentity:
 
 
 def can_be_checked(process: ProcessIdentity) -> bool:
-    """Whether `ProcessIdentity.is_gone` can check a process: same host, boot and pid namespace."""
+    """Whether `is_gone` can tell: same host, boot and pid namespace."""
     here = this_process()
     same = (process.host, process.boot_id, process.pid_namespace) == (here.host, here.boot_id, here.pid_namespace)
     return same and process.pid > 0
@@ -352,9 +344,9 @@ def _identity(pid: int) -> ProcessIdentity:
 
 
 def _status(pid: int) -> tuple[str, int, int]:
-    """Return state letter, number of threads and start ticks; ("", 0, 0) without `/proc`.
+    """State letter, number of threads and start ticks; ("", 0, 0) without `/proc`.
 
-    The state belongs to the main thread, which may end before the others.
+    The state is the main thread's, which may end before the others.
     """
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
@@ -369,9 +361,9 @@ _MIN_SECONDS, _MAX_SECONDS = 0.1, 60.0
 
 
 class Renewal(threading.Thread):
-    """Daemon thread that renews a save marker before it becomes stale, until `stopping` is set.
+    """Daemon thread that renews a save marker until `stopping` is set; if the marker is gone, it sets `lost` and ends.
 
-    If the storage fails, it retries at the next renewal. If the marker is gone, it sets `lost` and ends.
+    If the storage fails, it retries at the next renewal.
     """
 
     def __init__(self, store: Store, marker: str, stale_after_seconds: float) -> None:
@@ -383,13 +375,13 @@ class Renewal(threading.Thread):
         self.lost = False
 
     def stop(self) -> None:
-        """Wait for the end of the thread. May be called again, and without `start`."""
+        """Wait for its end. May be called again, and without `start`."""
         self.stopping.set()
         if self.is_alive() and self is not threading.current_thread():
             self.join()
 
     def run(self) -> None:
-        """Renew the marker until `stop`."""
+        """Renew until `stop`."""
         while not self.stopping.wait(self._interval_seconds) and not self.lost:
             try:
                 self._store.touch(self._marker)

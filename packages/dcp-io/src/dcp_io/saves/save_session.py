@@ -1,4 +1,4 @@
-"""Session of one save in a folder: begin, publish, finish or abort; alone, per host or per rank, or joined."""
+"""One save in a folder: begin, publish, finish or abort; alone, per host or per rank, or joined."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ def _forget(renewal: Renewal, key: tuple[str, str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Snapshot of the folder: listing, markers of other saves, and time."""
+    """Snapshot of the folder."""
 
     entries: list[Entry]
     markers: list[FoundMarker]
     now: float
-    """Current time on the storage's clock, from the marker just written."""
+    """Time on the storage's clock, from the marker just written."""
 
 
 class SaveSession:
@@ -106,7 +106,6 @@ class SaveSession:
         self._stale_after_seconds = stale_after_seconds
         self._sync = sync
         self.save_id = check_save_id(save_id)
-        """Id of this save."""
         self._marker = Marker(save_id, rank, this_process(), "starting", time.time_ns())
         self._name = self._marker.name
         self._renewal = Renewal(store, self._name, stale_after_seconds)
@@ -133,7 +132,7 @@ class SaveSession:
 
         Args:
             store: The checkpoint's folder, which is made if it is missing.
-            overwrite: Whether this save may replace an existing checkpoint.
+            overwrite: Whether this save may replace a checkpoint.
             stale_after_seconds: A save on another host counts as dead if it has not renewed its marker for this long.
             save_id: Id of the save, never used before in this folder; None generates an id.
             sync: Whether markers and published objects are durable.
@@ -154,7 +153,7 @@ class SaveSession:
         """Write `data` to `name` atomically, and durably if the session has `sync`.
 
         Raises:
-            SaveInProgressError: The marker of this save is gone: another save considered it dead.
+            SaveInProgressError: Another save considered this one dead, and removed its marker.
             OSError: The storage failed, and whether `name` was replaced is unknown; `abort` handles both cases.
         """
         if self._renewal.lost or not self._store.exists(self._name):
@@ -168,12 +167,12 @@ class SaveSession:
         self._published = self._published or name == METADATA_NAME
 
     def wrote(self, files: Iterable[str]) -> None:
-        """Do nothing: the files are found by the save id in their names."""
+        """Do nothing: file names contain the save id."""
 
     def finish(self, keep: Collection[str]) -> None:
         """End a published save: remove the files that it replaced, then its marker. Failures are only logged.
 
-        `keep` are the data files of the new index.
+        `keep` are the new index's data files.
         """
         self._renewal.stop()
         try:
@@ -191,9 +190,9 @@ class SaveSession:
             self._leave()
 
     def abort(self) -> None:
-        """End a failed save: remove its files and its marker, unless its index was published after all.
+        """End a failed save: remove its files and marker, unless its index was published after all.
 
-        Failures are not raised: the next save removes the remaining files.
+        Failures are not raised: the next save removes the rest.
         """
         self._renewal.stop()
         try:
@@ -225,7 +224,7 @@ class SaveSession:
             raise
 
     def _take_over(self, scene: Scene, *, overwrite: bool) -> None:
-        """Remove leftovers of dead saves, and record the files that this save will replace."""
+        """Remove leftovers, and record the files that this save will replace."""
         current = read_current(self._store)
         if current.exists and not overwrite:
             raise CheckpointExistsError(
@@ -242,7 +241,7 @@ class SaveSession:
         self._write_marker(sync=self._sync)
 
     def created_ns(self) -> int:
-        """Return the time for the index, later than the replaced save's, even if clocks differ."""
+        """Return the index's time, later than the replaced save's even if clocks differ."""
         return max(time.time_ns(), min(self._replaced_ns + 1, LAST_NS))
 
     def _remove_dead(self, scene: Scene, current: Current) -> None:
@@ -250,7 +249,7 @@ class SaveSession:
         remove_dead_saves(self._store, dead, current, scene.entries)
 
     def _register(self) -> None:
-        """Register this save as running in this process, until `_leave` or garbage collection."""
+        """The save counts as running in this process until `_leave` or garbage collection."""
         key = (self._store.url, self._name)
         with _running_lock:
             if key in _running:
@@ -269,8 +268,7 @@ class SaveSession:
     def _settle(self) -> Scene:
         """Wait until this save is the only live one in the folder.
 
-        Of two saves that start at the same time, the later one raises SaveInProgressError, and the earlier one waits
-        for that.
+        Of two simultaneous saves, the later one raises SaveInProgressError, and the earlier one waits for that.
         """
         deadline = time.monotonic() + _SETTLE_SECONDS
         while True:
@@ -294,7 +292,7 @@ class SaveSession:
         return Scene(entries, find_markers(self._store, others), own[0].mtime if own else time.time())
 
     def _rivals(self, scene: Scene) -> list[FoundMarker]:
-        """Return the markers of other saves that may yet publish."""
+        """Other saves that may yet publish."""
         alive = [
             found
             for found in scene.markers
@@ -322,14 +320,14 @@ class SaveSession:
         self._store.publish(self._name, self._marker.to_bytes(), tag=self.save_id, sync=sync)
 
     def _mark_ended(self) -> None:
-        """Mark the save as ended, so that it blocks no other save."""
+        """An ended save blocks no other save."""
         self._marker = replace(self._marker, phase="ended")
         with contextlib.suppress(OSError, DcpError):
             if self._store.exists(self._name):
                 self._write_marker(sync=self._sync)  # durable, as it replaces the list of files to remove
 
     def _clean_up(self, keep: Collection[str]) -> bool:
-        """Remove the replaced files and the marker; returns False if the rest is left to the next save."""
+        """Return False if the next save must remove the rest."""
         return self._published and self._remove_replaced(keep)
 
     def _remove_replaced(self, keep: Collection[str], world_size: int = 0) -> bool:
@@ -348,7 +346,7 @@ class SaveSession:
         return current.save_id == self.save_id or current.damage is not None
 
     def _remove_own(self) -> bool:
-        """Remove the files of this save; returns True if none is left."""
+        """Return True if none is left."""
         return remove_leftovers(self._store, self.save_id, self._store.list())
 
 
@@ -366,7 +364,7 @@ class HostSaveSession(SaveSession):
     """
 
     may_be_published_elsewhere = False
-    """Whether another host may have published the index of a save that failed here; its files then stay."""
+    """Whether another host may have published a save that failed here; its files then stay."""
 
     def _remove_dead(self, scene: Scene, current: Current) -> None:
         """Another host may have published dead saves, so they stay until this save is published."""
@@ -382,7 +380,7 @@ class HostSaveSession(SaveSession):
 
 
 class JoinedSave:
-    """Files that this rank has written, for cleanup if the save fails."""
+    """Files that this rank has written, for cleanup."""
 
     def __init__(self, store: Store, save_id: str) -> None:
         self._store = store
@@ -395,16 +393,16 @@ class JoinedSave:
         raise DcpError(f"only the coordinator of save {self.save_id} may publish {name!r}")
 
     def finish(self, keep: Collection[str]) -> None:
-        """Do nothing: the coordinator finishes the save."""
+        """Do nothing: the coordinator does."""
 
     def wrote(self, files: Iterable[str]) -> None:
-        """Record the names of written data files."""
+        """Record data files."""
         self._files.update(files)
 
     def abort(self) -> None:
-        """Remove this rank's files if the coordinator certainly will not publish them. Failures are not raised.
+        """Remove this rank's files if the coordinator certainly will not publish them; never raises.
 
-        While the save's marker exists, the coordinator or the next save removes the files.
+        While the save's marker exists, the coordinator or the next save removes them.
         """
         with contextlib.suppress(OSError, DcpError):
             if self._store.exists(marker_name(self.save_id, None)):
@@ -434,7 +432,7 @@ class RankSaveSession(SaveSession):
         self._rank = rank
         self._world_size = 1
         self._own = (data_file_prefix(rank), f"{rank_prefix(rank)}.")
-        """Prefixes of this rank's files."""
+        """Prefixes of its files."""
 
     @classmethod
     def begin_rank(
@@ -449,7 +447,7 @@ class RankSaveSession(SaveSession):
     ) -> RankSaveSession:
         """Claim the folder for this rank; see `SaveSession.begin`.
 
-        All ranks have agreed on the save id. An id that was used before in this folder is a CheckpointExistsError.
+        All ranks have agreed on the save id. An id that was used before raises CheckpointExistsError.
 
         Ranks: every rank.
         """
@@ -458,7 +456,7 @@ class RankSaveSession(SaveSession):
         return session
 
     def publish(self, name: str, data: bytes) -> None:
-        """Publish an index of this rank."""
+        """Publish this rank's index."""
         info = read_index(data, file=name).info
         self._world_size = info.world_size if info is not None else 1
         super().publish(name, data)
@@ -473,7 +471,7 @@ class RankSaveSession(SaveSession):
         return CheckpointExistsError(f"rank {self._rank}: {super()._used_before(name)}")
 
     def _clean_up(self, keep: Collection[str]) -> bool:
-        """Remove replaced files and markers only after every rank has published."""
+        """Remove nothing until every rank has published."""
         del keep  # of this rank alone
         self._mark_ended()  # before looking: so the last rank to look sees all others' ends
         names = (rank_index_name(entry.name) for entry in self._store.list())

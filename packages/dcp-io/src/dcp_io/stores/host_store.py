@@ -1,6 +1,6 @@
-"""`HostStore`: base class of stores that each host of a job has for itself, and `HostFolder`, of URIs `host:///path`.
+"""`HostStore`, base class of stores that each host of a job has for itself, and `HostFolder`.
 
-The URI may name folders with copies: `host:///path?also=s3%3A%2F%2Fbucket%2Frun`.
+URIs may name folders with copies: `host:///path?also=s3%3A%2F%2Fbucket%2Frun`.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def host_folder(path: str) -> str:
 
 
 def host_uri(path: str | os.PathLike[str], also: Sequence[str] = ()) -> str:
-    """Return the URI of a folder that each host has for itself, and of shared folders with copies, nearest first."""
+    """Return the URI of a host's folder, and of shared folders with copies, nearest first."""
     return with_also(f"{HOST_SCHEME}://{quote(os.path.abspath(path))}", also)
 
 
 def host_path(uri: str) -> str:
-    """Return the path in a URI of `host_uri`. Raises InvalidPlaceError if it is not absolute."""
+    """Return the path in a URI; InvalidPlaceError if it is not absolute."""
     path = uri.partition("://")[2]
     if not path.startswith("/"):
         raise InvalidPlaceError(f"{uri!r} has no absolute path: write {HOST_SCHEME}:///path")
@@ -39,7 +39,7 @@ def host_path(uri: str) -> str:
 
 
 def with_also(uri: str, also: Sequence[str]) -> str:
-    """Add shared folders that have copies, the nearest first, to a store's URI."""
+    """Add shared folders with copies, nearest first, to a URI."""
     return f"{uri}?{urlencode([('also', one) for one in also])}" if also else uri
 
 
@@ -52,7 +52,7 @@ class HostStore(SupportsFolders):
     URIs (see `dcp_base.StoreSpec`) with `split`.
 
     Args:
-        also: Shared stores with copies of objects, the nearest first.
+        also: Shared stores with copies, nearest first.
 
     Example:
         ```python
@@ -74,37 +74,37 @@ class HostStore(SupportsFolders):
         return "host"
 
     def uri(self, also: Sequence[str] = ()) -> str:
-        """Return the URI of this folder, with shared folders."""
+        """Return the folder's URI, with shared folders."""
         return with_also(self.url, also)
 
     @staticmethod
     def split(uri: str) -> tuple[str, list[str]]:
-        """Split a URI that `uri` made into the plain URI and the other folders."""
+        """Split a URI of `uri` into the plain URI and the other folders."""
         own, _, query = uri.partition("?")
         return own, [value for key, value in parse_qsl(query) if key == "also"]
 
     def also_below(self, name: str) -> list[SupportsFolders]:
-        """Return the stores of a subfolder of `also`."""
+        """Return the stores of a subfolder in `also`."""
         return [with_folders(store).child(name) for store in self.also]
 
     @abstractmethod
     def child(self, name: str) -> HostStore:
-        """Return a store for a subfolder, also in `also`."""
+        """Return a subfolder's store, also in `also`."""
 
     @abstractmethod
     def parent(self) -> HostStore:
-        """Return the parent folder's store, without `also`."""
+        """Return the parent's store, without `also`."""
 
     @abstractmethod
     def open_here(self, name: str) -> Source:
-        """Open this host's object; see `Store.open`."""
+        """Open this host's object."""
 
     @abstractmethod
     def size_here(self, name: str) -> int:
-        """Return the size of this host's object; see `Store.size`."""
+        """Return the size of this host's object."""
 
     def read_elsewhere(self, names: Mapping[str, int]) -> None:
-        """Read objects (name → index in `also`) from other folders, since no host has them in full."""
+        """Read objects (name → index in `also`) elsewhere, since no host has them in full."""
         self._elsewhere = dict(names)
 
     def holding(self, names: Collection[str]) -> set[str]:
@@ -118,19 +118,19 @@ class HostStore(SupportsFolders):
         }
 
     def read(self, name: str) -> bytes:
-        """Read the object on this host, or its copy."""
+        """Read the object here, or its copy."""
         with closing(self.open(name)) as source:
             data = bytearray(source.size())
             source.read_into(0, [memoryview(data)])
             return bytes(data)
 
     def open(self, name: str) -> Source:
-        """Open the object on this host, or its copy."""
+        """Open the object here, or its copy."""
         other = self._other_with(name)
         return self.open_here(name) if other is None else other.open(name)
 
     def size(self, name: str) -> int:
-        """Return the size of the object on this host, or of its copy."""
+        """Return the size of the object here, or of its copy."""
         other = self._other_with(name)
         return self.size_here(name) if other is None else other.size(name)
 
@@ -150,7 +150,7 @@ class HostFolder(HostStore, LocalStore):
 
     Args:
         path: Path of the folder, the same on all hosts.
-        also: Shared stores, the nearest first, from which missing objects are read.
+        also: See `HostStore`.
 
     Example:
         ```python
@@ -173,12 +173,12 @@ class HostFolder(HostStore, LocalStore):
         return host_uri(self._named)
 
     def child(self, name: str) -> HostFolder:
-        """Return a store for a subfolder, also in `also`."""
+        """Return a subfolder's store."""
         self._inside(name)
         return HostFolder(os.path.join(self._named, name), also=self.also_below(name))
 
     def parent(self) -> HostFolder:
-        """Return the parent folder's store, without `also`."""
+        """Return the parent's store."""
         return HostFolder(os.path.dirname(self._named))
 
     def open_here(self, name: str) -> Source:
@@ -190,5 +190,5 @@ class HostFolder(HostStore, LocalStore):
         return LocalStore.size(self, name)
 
     def read(self, name: str) -> bytes:
-        """Read the file on this host, or its copy."""
+        """Read the file here, or its copy."""
         return LocalStore.read(self, name)

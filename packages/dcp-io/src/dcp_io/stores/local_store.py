@@ -1,4 +1,4 @@
-"""`LocalStore`: a folder of a local or mounted file system as a store. POSIX only."""
+"""`LocalStore`: a folder of a local or mounted file system. POSIX only."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ _NOT_REMOVED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT, errno.ENOTDIR)
 class LocalStore(SupportsFolders, SupportsRanges):
     """A store in a folder of the local file system.
 
-    Guarantees: those of `Store`. A published object appears by `os.replace` of a complete temporary file. New files are
-    created exclusively and never through a symbolic link. With `sync`, file and folder are fsynced.
+    Guarantees: those of `Store`. `publish` renames a complete temporary file. New files are created exclusively and
+    never through a symbolic link. With `sync`, file and folder are fsynced.
 
     Args:
         path: Path of the folder, which need not exist before `make`. Symbolic links in it are followed; inside the
@@ -86,14 +86,14 @@ class LocalStore(SupportsFolders, SupportsRanges):
 
     @property
     def place(self) -> Place:
-        """`remote` in a network file system such as NFS or Lustre, otherwise `local`."""
+        """`remote` in a network file system (NFS, Lustre), otherwise `local`."""
         return "remote" if is_network_folder(self._path) else "local"
 
     def __fspath__(self) -> str:
         return self._path
 
     def make(self) -> None:
-        """Make the folder and its parents, durably."""
+        """Make the folder and its parents."""
         make_folder(self._path)
 
     def create(self, name: str, *, sync: bool = True) -> Sink:
@@ -104,7 +104,7 @@ class LocalStore(SupportsFolders, SupportsRanges):
         return _LocalSink(name, path, sync=sync)
 
     def create_sized(self, name: str, size: int) -> RangeSink:
-        """Create a file, with reserved space if possible."""
+        """Create a file of zeros."""
         path = self._inside(name)
         if "/" in name:
             make_folder(os.path.dirname(path))
@@ -116,7 +116,7 @@ class LocalStore(SupportsFolders, SupportsRanges):
             return open_sized(name, self._inside(name))
 
     def publish(self, name: str, data: Buffer, *, tag: str = "", sync: bool = True) -> None:
-        """Rename a temporary file in the same folder."""
+        """Rename a temporary file."""
         path = self._inside(name)
         folder, base = os.path.split(path)
         temporary = os.path.join(folder, f".{base}.{tag}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}")
@@ -132,7 +132,7 @@ class LocalStore(SupportsFolders, SupportsRanges):
             sync_folder(folder)
 
     def touch(self, name: str) -> None:
-        """Set the modification time to now, on the file system's clock."""
+        """Set the modification time, on the file system's clock."""
         with self._finding(name):
             os.utime(followed(self._path, check_name(name)))
 
@@ -157,7 +157,7 @@ class LocalStore(SupportsFolders, SupportsRanges):
             return _LocalSource(name, followed(self._path, check_name(name)))
 
     def size(self, name: str) -> int:
-        """Return the file's size in bytes."""
+        """Return the size."""
         with self._finding(name):
             return os.stat(followed(self._path, check_name(name)), follow_symlinks=False).st_size
 
@@ -166,7 +166,7 @@ class LocalStore(SupportsFolders, SupportsRanges):
         return os.path.lexists(self._inside(name))
 
     def list(self) -> list[Entry]:
-        """List the files, including those that are replaced during the call."""
+        """List the files, including those replaced during the call."""
         entries: dict[str, Entry] = {}
         try:
             # Twice: btrfs shows neither the old file nor the new one if a rename falls between opening and reading the
@@ -188,7 +188,7 @@ class LocalStore(SupportsFolders, SupportsRanges):
                         entries[item.name] = Entry(item.name, status.st_size, status.st_mtime_ns / 1e9)
 
     def delete(self, name: str) -> None:
-        """Unlink the file, or the symbolic link itself."""
+        """Unlink the file, or the link itself."""
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             os.unlink(self._inside(name))
 
@@ -197,11 +197,11 @@ class LocalStore(SupportsFolders, SupportsRanges):
         sync_folder(self._path)
 
     def child(self, name: str) -> LocalStore:
-        """Return a store for a subfolder."""
+        """Return a subfolder's store."""
         return LocalStore(self._inside(name))
 
     def folders(self) -> tuple[str, ...]:
-        """Return the names of the subfolders, including empty ones, without links."""
+        """Return the subfolders' names, without links."""
         try:
             with os.scandir(self._path) as found:
                 return tuple(sorted(item.name for item in found if item.is_dir(follow_symlinks=False)))
@@ -211,7 +211,7 @@ class LocalStore(SupportsFolders, SupportsRanges):
             raise not_a_folder(self._path) from None
 
     def remove_folder(self) -> None:
-        """Remove the folder durably if it is empty and not a symbolic link."""
+        """Remove an empty folder durably, unless it is a link."""
         try:
             os.rmdir(self._path)
         except OSError as error:
@@ -221,7 +221,7 @@ class LocalStore(SupportsFolders, SupportsRanges):
             sync_folder(os.path.dirname(self._path))
 
     def _inside(self, name: str) -> str:
-        """Check that parent folders do not lead out of the store."""
+        """Refuse parent folders that lead out of the store."""
         path = os.path.join(self._path, check_name(name))
         if "/" in name:
             check_inside(self._path, os.path.dirname(name))
@@ -379,7 +379,7 @@ _NO_RESERVATION = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
 def create_sized(name: str, path: str, size: int) -> RangeSink:
-    """Create a file of zeros; see `SupportsRanges.create_sized`."""
+    """Create a file of zeros."""
     if size < 0:
         raise ValueError(f"{path} cannot have {size} bytes")
     fd = open_descriptor(path, _CREATE, _MODE)
@@ -395,7 +395,7 @@ def create_sized(name: str, path: str, size: int) -> RangeSink:
 
 
 def open_sized(name: str, path: str) -> RangeSink:
-    """Open an existing file; raises UnsafeCheckpointError for a link or a special file."""
+    """Open a file; UnsafeCheckpointError for a link or a special file."""
     try:
         fd = open_descriptor(path, _WRITE)
     except OSError as error:
@@ -454,7 +454,7 @@ def _missing_file(path: str) -> UnsafeCheckpointError:
 
 
 def _reserve(fd: int, size: int) -> None:
-    """Set the size, and reserve space if the file system can."""
+    """Set the size, with reserved space if possible."""
     # `os.posix_fallocate` would write to every block if the file system cannot reserve space.
     call = _fallocate()
     if call is None or size == 0:
@@ -471,10 +471,7 @@ def _fallocate() -> Callable[..., int] | None:
 
 
 def start_writeback(fd: int, offset: int, length: int) -> None:
-    """Ask the kernel to begin writing a range of a file to its device, without waiting.
-
-    This is only a hint: the caller must still call fsync, which reports errors.
-    """
+    """Ask the kernel to begin writing a range, without waiting; only fsync reports errors."""
     call = kernel_call("sync_file_range", ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
     if call is not None and length > 0:
         call(fd, offset, length, _SYNC_FILE_RANGE_WRITE)
@@ -487,7 +484,7 @@ _SECONDS_TO_BE_SEEN = 5.0
 
 
 def not_a_folder(path: str) -> NotADirectoryError:
-    """Return the error for the path of a checkpoint that is a file, or leads through one."""
+    """Return the error for a path that is a file, or leads through one."""
     file = path
     while not os.path.lexists(file) and os.path.dirname(file) != file:
         file = os.path.dirname(file)
@@ -503,7 +500,7 @@ def not_a_folder(path: str) -> NotADirectoryError:
 
 
 def make_folder(path: str) -> None:
-    """Make a folder and its missing parents, durably. Raises NotADirectoryError if one of them is a file."""
+    """Make a folder and its parents, durably; NotADirectoryError if one is a file."""
     missing: list[str] = []
     while not os.path.isdir(path):
         missing.append(path)
@@ -519,7 +516,7 @@ def make_folder(path: str) -> None:
 
 
 def _is_folder(path: str) -> bool:
-    """Wait before answering, since a shared file system may show a new folder late."""
+    """Wait before answering: a shared file system may show a new folder late."""
     deadline = time.monotonic() + _SECONDS_TO_BE_SEEN
     while not os.path.lexists(path) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -527,7 +524,7 @@ def _is_folder(path: str) -> bool:
 
 
 def sync_folder(path: str) -> None:
-    """Make the names in a folder durable, if the file system supports this."""
+    """Make the names in a folder durable, if the file system can."""
     fd = open_descriptor(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -548,7 +545,7 @@ _NETWORK = (
 
 
 def is_network_folder(path: str) -> bool:
-    """Whether an absolute path lies in a network file system; False if the mounts are unknown."""
+    """Whether an absolute path is in a network file system; False if mounts are unknown."""
     try:
         lines = _MOUNTS.read_text(errors="surrogateescape").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""`open_store`: opens the store of a URI by an installed plug-in. No torch."""
+"""`open_store`: opens a URI's store by an installed plug-in. No torch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def open_store(uri: str | os.PathLike[str], *, storage_options: Mapping[str, Any
 
     Raises:
         PluginNotFoundError: No installed package handles the scheme; the message names the package to install.
-        DuplicatePluginError: Two installed packages handle the scheme; the message names both.
+        DuplicatePluginError: Two installed packages handle the scheme.
         ValueError: The options or the URI do not fit the storage.
         InvalidPlaceError: The path is empty, or looks like a URI that lost a slash.
 
@@ -81,11 +81,9 @@ def _store_of_any(text: str, scheme: str, storage_options: Mapping[str, Any] | N
 
 
 def file_at(uri: str | os.PathLike[str]) -> tuple[Store, str] | None:
-    """Open the folder of the file at a URI; returns the store and the file's name, or None without such a file.
+    """Open the folder of a URI's file; returns store and file name, or None without such a file.
 
-    Raises:
-        PluginNotFoundError, InvalidPlaceError: See `open_store`.
-        StorageError, OSError: The storage failed.
+    Raises the errors of `open_store`, and OSError if the storage failed.
     """
     above, slash, name = os.fspath(uri).rpartition("/")
     if not name or above.endswith("/"):  # a folder, or a whole bucket

@@ -1,4 +1,4 @@
-"""Roots of training runs: `Root`, the protocol of a folder of checkpoints."""
+"""`Root`: the protocol of a folder of checkpoints."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DESCRIPTION = "run.tiers.toml"
 
 @runtime_checkable
 class Root(Protocol):
-    """Protocol of a folder of checkpoints that is made of several places, such as a fast and a slow storage.
+    """Protocol of a folder of checkpoints in several places, such as a fast and a slow storage.
 
     Functions and commands accept it instead of a path or URI. Folders of the same name in two places hold copies of one
     checkpoint, or different saves of one step.
@@ -24,17 +24,15 @@ class Root(Protocol):
 
     @property
     def places(self) -> Sequence[Store]:
-        """The places, at least one, nearest first. Checkpoints are saved to the first."""
+        """The places, at least one, nearest first. Saves go to the first."""
         ...
 
 
 def places_of(root: Root | Store | str | os.PathLike[str]) -> tuple[Store, ...]:
     """Return the places of a root, nearest first; a path, URI or store is a root of one place.
 
-    The path or URI of a file `run.tiers.toml` stands for the root that it describes, if dcp-tiers is installed.
-
-    Raises:
-        PluginNotFoundError, InvalidPlaceError, ValueError: See `open_store`.
+    A file `run.tiers.toml` stands for the root that it describes, if dcp-tiers is installed. Raises the errors of
+    `open_store`.
 
     Example:
         ```python
@@ -58,9 +56,7 @@ def places_of(root: Root | Store | str | os.PathLike[str]) -> tuple[Store, ...]:
 def root_at(place: str | os.PathLike[str]) -> Root | None:
     """Return the root that a file describes; None for any other path or URI.
 
-    Raises:
-        CheckpointNotFoundError: The file does not exist.
-        DcpError, OSError: The file does not describe a root, or cannot be read.
+    Raises CheckpointNotFoundError for a missing file, DcpError or OSError for an invalid or unreadable file.
     """
     name = os.fspath(place).rpartition("/")[2]
     if name != _DESCRIPTION:

@@ -1,7 +1,7 @@
 """Base classes of stores for checkpoint files: a store is a folder of named byte objects.
 
-A new kind of storage implements `Store`, `Sink` and `Source`; it needs neither rename nor append. The `Supports…`
-classes and protocols are for stores that can do more. A store that wraps another one supports those that it passes on.
+A new kind of storage implements `Store`, `Sink` and `Source`, without rename or append. The `Supports…` classes and
+protocols are for stores that can do more; a wrapper supports those that it passes on.
 """
 
 from __future__ import annotations
@@ -39,28 +39,29 @@ __all__ = [
 Buffer = bytes | bytearray | memoryview
 
 Place = Literal["local", "remote", "host"]
-"""Where the objects of a store lie. `local`: on this machine, where reading bytes again is cheap. `remote`: behind a
-network that all processes share. `host`: each machine has other objects under the same names."""
+"""Where objects lie. `local`: on this machine, where reading again is cheap. `remote`: behind a network that all
+processes share. `host`: each machine has other objects under the same names.
+"""
 
 TEMPORARY_SUFFIX = ".tmp"
-"""Suffix of the temporary objects of `Store.publish`."""
+"""Suffix of temporary objects of `Store.publish`."""
 
 
 class Sink(ABC):
-    """Writer of a new object in a store, used by one thread. `close` or `abort` ends it; both may be called again."""
+    """Writer of a new object, used by one thread. `close` or `abort` ends it; both may be called again."""
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """Name of the object in its store, which may differ from the name that `create` got."""
+        """Name of the object, which may differ from the name that `create` got."""
 
     @abstractmethod
     def write(self, buffers: Sequence[Buffer]) -> None:
         """Append all bytes of the buffers, in order.
 
         Args:
-            buffers: One-dimensional contiguous buffers of bytes. A read-only buffer does not change before `close` or
-                `abort` returns, so the sink may keep it. A writable buffer may change right after the call.
+            buffers: One-dimensional contiguous buffers. The sink may keep a read-only buffer, which does not change
+                before `close` or `abort` returns. A writable buffer may change right after the call.
 
         Raises:
             OSError: The storage failed; the message names the object. The sink can only be aborted.
@@ -69,17 +70,17 @@ class Sink(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Complete the object. If it was created with `sync`, its bytes survive a crash of the machine on return.
+        """Complete the object. After an error, only `abort` is allowed.
 
-        The object's *name* survives a crash only after `Store.sync_folder`. After an error, only `abort` is allowed.
+        If the object was created with `sync`, its bytes survive a crash of the machine; its *name* only after
+        `Store.sync_folder`.
         """
 
     @abstractmethod
     def abort(self) -> None:
         """End the write and remove the object, even if `close` has completed it. Storage errors are not raised.
 
-        Another writer's object is never removed, such as after a `close` that raised FileExistsError. There is no error
-        if the object is gone.
+        Another writer's object is never removed, such as after a `close` that raised FileExistsError.
         """
 
 
@@ -105,7 +106,7 @@ class Source(ABC):
 
     @abstractmethod
     def size(self) -> int:
-        """Return the size of the object in bytes."""
+        """Return the object's size in bytes."""
 
     @abstractmethod
     def read_into(self, offset: int, buffers: Sequence[memoryview]) -> None:
@@ -118,15 +119,15 @@ class Source(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Release the files or connections that `Store.open` opened. May be called again."""
+        """Release files or connections. May be called again."""
 
 
 class RequestSource(Source):
     """A source of a storage without open objects: each read is its own request.
 
     Args:
-        size: Function that returns the object's size in bytes.
-        read: Function that fills one buffer from an offset on, with the errors of `read_into`.
+        size: Returns the object's size in bytes.
+        read: Fills one buffer from an offset on, with the errors of `read_into`.
 
     Example:
         ```python
@@ -150,7 +151,7 @@ class RequestSource(Source):
         self._size, self._read = size, read
 
     def size(self) -> int:
-        """Return the object's size in bytes."""
+        """Return the size."""
         return self._size()
 
     def read_into(self, offset: int, buffers: Sequence[memoryview]) -> None:
@@ -166,8 +167,9 @@ class RequestSource(Source):
 class Store(ABC):
     """Base class of stores: a store is a folder of named byte objects.
 
-    Names are relative paths with `/`. Every method first checks a name with `check_name`, which raises
-    UnsafeCheckpointError. A name that leads out of the folder through a symbolic link is refused in the same way.
+    Names are relative paths with `/`, which every method checks with `check_name`. A name that leads out of the folder,
+    also through a symbolic link, raises UnsafeCheckpointError. `touch`, `read`, `open` and `size` raise
+    CheckpointNotFoundError for a missing object.
 
     Several threads may call methods at the same time. Reads are atomic against `delete`: a read of a whole object, or
     of an open `Source`, returns the bytes of the object or raises, and never returns other bytes.
@@ -176,18 +178,18 @@ class Store(ABC):
     @property
     @abstractmethod
     def url(self) -> str:
-        """Path or URI of the folder, for messages and as a checkpoint id."""
+        """The folder's path or URI, for messages and as a checkpoint id."""
 
     @abstractmethod
     def make(self) -> None:
-        """Make the folder and its missing parents, durably. Does nothing if the folder exists."""
+        """Make the folder and its missing parents, durably, unless it exists."""
 
     @abstractmethod
     def create(self, name: str, *, sync: bool = True) -> Sink:
-        """Create an object for writing. Folders within the name are made.
+        """Create an object for writing, and folders within its name.
 
-        Until `Sink.close` returns, readers may see no object, or only its first bytes. With `sync`, `Sink.close` makes
-        the bytes durable.
+        Until `Sink.close` returns, readers may see no object, or only its first bytes. With `sync`, the bytes are then
+        durable.
 
         Raises:
             FileExistsError: An object of that name exists, and is not changed. `Sink.close` may raise it instead.
@@ -195,31 +197,31 @@ class Store(ABC):
 
     @abstractmethod
     def publish(self, name: str, data: Buffer, *, tag: str = "", sync: bool = True) -> None:
-        """Create or replace the object `name` with the contents `data`, atomically.
+        """Create or replace the object `name`, atomically.
 
         Readers see the old object (or none) or the whole new object, also after a crash. With `sync`, the new object
-        survives a crash of the machine on return. The name of a temporary object contains `.<tag>.` and ends in `.tmp`,
-        so that cleanup recognises it.
+        survives a crash of the machine on return. A temporary name contains `.<tag>.` and ends in `.tmp`, so that
+        cleanup recognises it.
         """
 
     @abstractmethod
     def touch(self, name: str) -> None:
-        """Set the object's modification time to now. Raises CheckpointNotFoundError if it is missing."""
+        """Set the object's modification time to now."""
 
     @abstractmethod
     def read(self, name: str) -> bytes:
-        """Read all bytes of the object. Raises CheckpointNotFoundError if it is missing."""
+        """Read all bytes of the object."""
 
     @abstractmethod
     def open(self, name: str) -> Source:
-        """Open the object for reading. If it is missing, `open` or the first read raises CheckpointNotFoundError.
+        """Open the object for reading. If it is missing, the first read may raise the error instead.
 
         A storage without open objects returns a `RequestSource`.
         """
 
     @abstractmethod
     def size(self, name: str) -> int:
-        """Return the object's size in bytes. Raises CheckpointNotFoundError if it is missing."""
+        """Return the object's size in bytes."""
 
     @abstractmethod
     def exists(self, name: str) -> bool:
@@ -227,18 +229,18 @@ class Store(ABC):
 
     @abstractmethod
     def list(self) -> list[Entry]:
-        """List the objects directly in the folder, not those in subfolders; empty if the folder does not exist.
+        """List the objects directly in the folder; empty if the folder does not exist.
 
         An object that exists during the whole call is always listed.
         """
 
     @abstractmethod
     def delete(self, name: str) -> None:
-        """Remove the object. Does nothing if it is missing."""
+        """Remove the object, if it exists."""
 
     @abstractmethod
     def sync_folder(self) -> None:
-        """Make the names of closed objects, and removals, durable: they survive a crash of the machine."""
+        """Make names of closed objects, and removals, survive a crash of the machine."""
 
 
 class SupportsFolders(Store):
@@ -246,18 +248,18 @@ class SupportsFolders(Store):
 
     @abstractmethod
     def child(self, name: str) -> SupportsFolders:
-        """Return a store for the subfolder `name`, which need not exist."""
+        """Return a store for a subfolder, which need not exist."""
 
     @abstractmethod
     def folders(self) -> tuple[str, ...]:
-        """Return the names of the subfolders, sorted. Folders without objects may be left out."""
+        """Return the subfolders' names, sorted. Folders without objects may be left out."""
 
     def remove_folder(self) -> None:
-        """Remove the folder if it is empty. No error if it is missing or not empty."""
+        """Remove the folder if it exists and is empty."""
 
 
 def with_folders(store: Store) -> SupportsFolders:
-    """Return the store itself. Raises NotImplementedError if it lacks subfolders."""
+    """Return the store; NotImplementedError if it lacks subfolders."""
     if not isinstance(store, SupportsFolders):
         raise NotImplementedError(
             f"{store.url}: a {type(store).__name__} does not support directories; name the directory of one checkpoint"
@@ -276,7 +278,7 @@ class SupportsPlace(Protocol):
 
 
 def place_of(store: Store) -> Place:
-    """Return where a store's objects lie; `local` unless it implements `SupportsPlace`."""
+    """Return a store's `place`; `local` if it reports none."""
     return store.place if isinstance(store, SupportsPlace) else "local"
 
 
@@ -285,7 +287,7 @@ class SupportsReadSizes(Protocol):
     """Protocol of a store that needs other read sizes than disks."""
 
     read_gap_bytes: int
-    """Largest gap between two wanted ranges that is cheaper to read than to skip; -1 never joins two ranges."""
+    """Largest gap between two wanted ranges that is cheaper to read than to skip; -1 joins no ranges."""
     read_step_bytes: int
     """Size of the pieces of a larger range, if memory allows."""
 
@@ -304,12 +306,12 @@ class SupportsFetch(Protocol):
     """Protocol of a source with bytes in its own memory."""
 
     def fetch(self, offset: int, size: int) -> memoryview:
-        """Return `size` bytes from `offset` on as a read-only view, without a copy; see `Source.read_into`."""
+        """Return `size` bytes from `offset` on as a read-only view, without a copy."""
         ...
 
 
 class SupportsRanges(Store):
-    """Base class of stores in which several processes may write one object, such as an exported safetensors file."""
+    """Base class of stores in which several processes may write one object."""
 
     @abstractmethod
     def create_sized(self, name: str, size: int) -> RangeSink:
@@ -325,11 +327,11 @@ class SupportsRanges(Store):
 
     @abstractmethod
     def open_sized(self, name: str) -> RangeSink:
-        """Open an object of another process's `create_sized`, for writing; raises CheckpointNotFoundError."""
+        """Open an object of another process's `create_sized`; raises CheckpointNotFoundError."""
 
 
 class RangeSink(ABC):
-    """Writer of ranges of an object with a fixed size; see `SupportsRanges`.
+    """Writer of ranges of an object with a fixed size.
 
     Several threads may use one, and several processes may each have one for the same object, if no two of them write
     the same bytes. Processes of several hosts must not write into the same aligned block of `shared_block_bytes`:
@@ -337,23 +339,23 @@ class RangeSink(ABC):
     """
 
     shared_block_bytes = 1 << 20
-    """Size of the aligned blocks of an object that only one host may write."""
+    """Size of the aligned blocks that only one host may write."""
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """Name of the object in its store."""
+        """Name of the object."""
 
     @property
     @abstractmethod
     def size(self) -> int:
-        """Size of the object in bytes."""
+        """Its size in bytes."""
 
     @abstractmethod
     def write_at(self, offset: int, buffers: Sequence[Buffer]) -> None:
-        """Write all bytes of the buffers, in order, from `offset` of the object on.
+        """Write the buffers, in order, from `offset` of the object on.
 
-        The buffers are one-dimensional and contiguous, and may change after the call.
+        They are one-dimensional and contiguous, and may change after the call.
 
         Raises:
             ValueError: The range is not within the object; nothing was written.
@@ -361,7 +363,7 @@ class RangeSink(ABC):
         """
 
     def start_sync(self, offset: int, size: int) -> None:  # noqa: B027 - a hint, which a storage may have no use for
-        """Begin to make a range durable, without waiting; a hint."""
+        """Begin to make a range durable; a hint."""
 
     @abstractmethod
     def close(self, *, sync: bool) -> None:
@@ -369,10 +371,9 @@ class RangeSink(ABC):
 
 
 def check_name(name: str) -> str:
-    """Return `name` unchanged, after checking that it stays inside the folder on any storage.
+    """Return `name`, after checking that it stays inside the folder on any storage.
 
-    Raises:
-        UnsafeCheckpointError: The name is absolute, or has an empty component, `.`, `..`, a backslash or a NUL.
+    Raises UnsafeCheckpointError if it is absolute, or has an empty component, `.`, `..`, a backslash or a NUL.
     """
     parts = name.split("/")
     if "\\" in name or "\0" in name or not {"", ".", ".."}.isdisjoint(parts):

@@ -1,4 +1,4 @@
-"""Sink and source for files of a file system with stock's stream interface."""
+"""Sink and source for file systems with stock's stream interface."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _KNOWN = (io.BufferedWriter, io.FileIO, io.BytesIO)
 
 
 class StreamFileSystem(Protocol):
-    """Protocol of the methods of stock's `FileSystemBase` that `StreamStore` calls."""
+    """The methods of stock's `FileSystemBase` that `StreamStore` calls."""
 
     def create_stream(self, path: Any, mode: str) -> AbstractContextManager[Any]:
-        """Context manager that opens and closes a stream, with mode `rb` or `wb`."""
+        """Open a stream, with mode `rb` or `wb`."""
         ...
 
     def concat_path(self, path: Any, suffix: str) -> Any:
@@ -55,13 +55,13 @@ class StreamFileSystem(Protocol):
 
 
 def read_all(fs: StreamFileSystem, place: Any) -> bytes:
-    """Read the whole file. Raises the errors of the file system."""
+    """Read the whole file."""
     with fs.create_stream(place, "rb") as stream:
         return bytes(stream.read())
 
 
 class StreamSink(Sink):
-    """Sink that writes to a stream; with `sync`, `close` fsyncs a stream with a file descriptor."""
+    """Sink to a stream; with `sync`, `close` fsyncs a stream with a file descriptor."""
 
     def __init__(self, fs: StreamFileSystem, name: str, place: Any, *, sync: bool) -> None:
         self._fs = fs
@@ -120,7 +120,7 @@ class StreamSink(Sink):
 
 
 class StreamSource(Source):
-    """Source that reads from a stream. Its single position forces one read at a time."""
+    """Source on a stream. Its single position forces one read at a time."""
 
     __slots__ = ("_context", "_lock", "_name", "_stream")
 
@@ -131,7 +131,7 @@ class StreamSource(Source):
         self._stream: Any = self._context.__enter__()
 
     def size(self) -> int:
-        """Return the size in bytes; a practically unlimited size if it is unknown."""
+        """Return the size in bytes; practically unlimited if unknown."""
         with self._lock:
             try:
                 self._stream.seek(0, os.SEEK_END)
@@ -140,7 +140,7 @@ class StreamSource(Source):
                 return sys.maxsize
 
     def read_into(self, offset: int, buffers: Sequence[memoryview]) -> None:
-        """Fill the buffers in order."""
+        """Fill the buffers."""
         with self._lock:
             self._stream.seek(offset)
             for buffer in buffers:
@@ -180,8 +180,10 @@ _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 5.0
 class Attempts:
     """Retry counter of one request: limits number and time of attempts, and waits random, growing pauses between them.
 
+    Neither `what` nor messages may contain secrets.
+
     Args:
-        what: Description of the request and its object, for messages; must not contain secrets.
+        what: Description of the request and its object, for messages.
         limit: Limit of the number of attempts.
         deadline_seconds: Time after which no further attempt is begun.
 
@@ -208,10 +210,7 @@ class Attempts:
         self.number = 1
 
     def wait(self, message: str) -> bool:
-        """Log a failed attempt, and wait before the next one; returns False immediately if no attempt is left.
-
-        `message` must not contain secrets.
-        """
+        """Log a failed attempt, and wait before the next; returns False immediately if no attempt is left."""
         longest = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2**self.number)
         pause = longest * random.uniform(0.3, 1.0)  # noqa: S311 - spreads clients, no secret
         if self.number >= self._limit or time.monotonic() - self._started + pause > self._deadline_seconds:
@@ -222,10 +221,7 @@ class Attempts:
         return True
 
     def failure(self, message: str, remedy: str) -> StorageError:
-        """Return the error to raise after the last attempt.
-
-        `message` must not contain secrets. `remedy` is a clause: what the user can do.
-        """
+        """Return the error to raise after the last attempt; `remedy` is a clause."""
         seconds, plural = time.monotonic() - self._started, "s" * (self.number > 1)
         return StorageError(
             f"{self._what}: failed after {self.number} attempt{plural} in {seconds:.1f} s: {message}; {remedy}"
@@ -233,7 +229,7 @@ class Attempts:
 
 
 class UploadSink(Sink):
-    """Base class of sinks that upload to a service; a subclass implements `send`, `complete`, `give_up` and `remove`.
+    """Base class of sinks that upload to a service.
 
     Args:
         name: Name of the object in its store.
@@ -268,7 +264,7 @@ class UploadSink(Sink):
             self.complete()
 
     def abort(self) -> None:
-        """Abort the upload, and remove the object if it is visible."""
+        """Abort the upload, and remove a visible object."""
         if not self._ended:
             self._ended = True
             with contextlib.suppress(Exception):
@@ -280,7 +276,7 @@ class UploadSink(Sink):
 
     @abstractmethod
     def send(self, view: memoryview) -> None:
-        """Send the next bytes of the object; see `Sink.write`."""
+        """Send the next bytes; see `Sink.write`."""
 
     @abstractmethod
     def complete(self) -> None:

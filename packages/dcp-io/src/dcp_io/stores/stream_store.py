@@ -30,11 +30,10 @@ class StreamStore(Store):
 
     So the store finds only files that it wrote itself or that an index names, does not notice a concurrent save, and
     leaves the leftovers of a killed save. If the file system's rename does not replace an existing file, a crash during
-    `publish` may leave no file. With `sync`, streams with a file descriptor are fsynced, and so is the folder if its
-    path is a `Path`.
+    `publish` may leave no file. `sync` fsyncs streams with a file descriptor, and a folder with a `Path`.
 
     Args:
-        fs: The file system. Its methods are called from several threads (stock calls them so, too).
+        fs: The file system. Its methods are called from several threads, as by stock.
         path: The folder, in the form that the file system uses.
 
     Example:
@@ -64,7 +63,7 @@ class StreamStore(Store):
         return os.fspath(self._path) if isinstance(self._path, str | os.PathLike) else str(self._path)
 
     def make(self) -> None:
-        """Make the folder, if the file system has folders."""
+        """Make the folder, if there are folders."""
         self._fs.mkdir(self._path)
 
     def create(self, name: str, *, sync: bool = True) -> Sink:
@@ -124,12 +123,12 @@ class StreamStore(Store):
             return read_all(self._fs, self._inside(name))
 
     def open(self, name: str) -> Source:
-        """Open a stream on the file; reads run one after another."""
+        """Open a stream; its reads run in sequence."""
         with self._finding(name):
             return StreamSource(self._fs, name, self._inside(name))
 
     def size(self, name: str) -> int:
-        """Return the file's size in bytes."""
+        """Return the size."""
         with contextlib.closing(self.open(name)) as source:
             return source.size()
 
@@ -138,7 +137,7 @@ class StreamStore(Store):
         return bool(self._fs.exists(self._inside(name)))
 
     def list(self) -> list[Entry]:
-        """List files of this store object, and existing indexes."""
+        """List files of this store object, and indexes."""
         with self._lock:
             names = {name for name in self._made if "/" not in name}
         if self.exists(METADATA_NAME):
@@ -180,7 +179,7 @@ class StreamStore(Store):
 
     @contextlib.contextmanager
     def _finding(self, name: str) -> Iterator[None]:
-        """Turn any error into CheckpointNotFoundError if a file is missing."""
+        """Raise any error as CheckpointNotFoundError if a file is missing."""
         try:
             yield
         except DcpError:

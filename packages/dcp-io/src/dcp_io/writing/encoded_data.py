@@ -1,4 +1,4 @@
-"""Encoded payloads: block by block, or as a stream through a chain of transforms."""
+"""Encoded payloads: block by block, or through a chain of transforms."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def write_blocks(
 ) -> tuple[EncodedBlocks, int]:
     """Encode a payload, and write each block as soon as it is encoded.
 
-    `write` gets bytes in memory that is reused after the call. `count` gets sizes before encoding.
+    `write` gets memory that is reused after the call, `count` sizes before encoding.
     """
     lengths, crcs, value = [], [], 0
     for block in _blocks(data, encoder.block_bytes, max_bytes):
@@ -42,7 +42,7 @@ def write_blocks(
 
 
 def _blocks(data: Buffer | PiecewiseData, block_bytes: int, max_bytes: int) -> Iterator[memoryview]:
-    """Each block is valid until the next one is requested."""
+    """Each block is valid until the next one."""
     if isinstance(data, bytes | bytearray | memoryview):
         view = memoryview(data)
         for start in range(0, len(view), block_bytes):
@@ -68,14 +68,14 @@ _STEP_BYTES = 1 << 20
 
 
 class EncodedData(io.RawIOBase):
-    """Buffer of encoded bytes, which moves to a temporary file above a size limit."""
+    """Buffer of encoded bytes, in a temporary file above a size limit."""
 
     def __init__(self, max_bytes: int) -> None:
         self._kept = tempfile.SpooledTemporaryFile(max_size=max_bytes)  # noqa: SIM115 - closed by `free`
         self.nbytes = 0
 
     def writable(self) -> bool:
-        """Return True: the buffer accepts writes."""
+        """Return True."""
         return True
 
     def write(self, data: Buffer) -> int:  # type: ignore[override]
@@ -87,14 +87,14 @@ class EncodedData(io.RawIOBase):
         return count
 
     def close(self) -> None:
-        """Do nothing: encoders close their output, but the bytes are still needed."""
+        """Do nothing: encoders close their output too early."""
 
     def free(self) -> None:
-        """Release the memory or the temporary file."""
+        """Release memory or file."""
         self._kept.close()
 
     def pieces(self, max_bytes: int) -> Iterator[memoryview]:
-        """Yield the bytes like `PiecewiseData.pieces`. Can be called only once."""
+        """Yield the bytes like `PiecewiseData.pieces`, once only."""
         self._kept.seek(0)
         step = min(_STEP_BYTES, max(1, max_bytes))
         while data := self._kept.read(step):
@@ -109,9 +109,9 @@ def encode_payload(
     max_bytes: int,
     count: Callable[[int], object] = lambda _: None,
 ) -> EncodedData:
-    """Encode a payload, with an archive frame or none, through a chain of transforms.
+    """Encode a payload, with an archive frame or none, through a chain of transforms, of which the last encodes first.
 
-    The last of `encoders` encodes first. The result may take `max_bytes` of memory, in addition to the pieces.
+    The result may take `max_bytes` of memory, in addition to the pieces.
     """
     result = EncodedData(max_bytes)
     streams = [cast("IO[bytes]", result)]

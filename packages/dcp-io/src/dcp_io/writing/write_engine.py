@@ -1,4 +1,4 @@
-"""Write engine for the items of one rank: distributes them over threads and files, frames and checksums them."""
+"""Write engine of one rank: distributes items over threads and files, frames and checksums them."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def write_items(
 
     Raises:
         ValueError: A payload contradicts its dtype and sizes, or an argument is invalid.
-        OSError: A write to the storage failed; the message names the file.
+        OSError: A write failed; the message names the file.
         BaseException: Any error of a `resolve`; of several errors, the first.
 
     Ranks: one; not collective.
@@ -136,14 +136,11 @@ def write_items(
 class _Written:
     name: str
     positions: Sequence[int]
-    """Positions of its items in the requests."""
+    """Positions in the requests."""
     places: list[int]
-    """Numbers of their `Place`s, concatenated."""
     running_crcs: list[npt.NDArray[np.uint32]]
     chains: tuple[tuple[str, ...], ...]
-    """Chains of transforms, by number."""
     blocks: dict[int, EncodedBlocks]
-    """Encoded blocks, by offset of the item."""
 
 
 def _stored_items(file: _Written) -> StoredItems:
@@ -169,7 +166,7 @@ def _stored_items(file: _Written) -> StoredItems:
 class Batch:
     """State shared by the writer threads of one `write_items`.
 
-    `open_file` creates the data file with a number, and returns its name and its writer.
+    `open_file` creates the data file with a number, and returns name and writer.
     """
 
     def __init__(
@@ -181,13 +178,13 @@ class Batch:
         self._written: list[_Written] = []
 
     def items(self) -> StoredItems:
-        """Return the locations of all items, in order."""
+        """Return the locations, in order."""
         written = sorted(self._written, key=operator.attrgetter("name"))
         order = np.argsort(np.concatenate([file.positions for file in written]), kind="stable")
         return StoredItems.joined([*map(_stored_items, written)], order)
 
     def write_bucket(self, thread: int, bucket: Sequence[int], stop: StopSignal) -> None:
-        """Write the items of one thread."""
+        """Write one thread's items."""
         for number, positions in [(thread, bucket)] if self._single_file else [(item, [item]) for item in bucket]:
             stop.check()
             name, file = self._open_file(number)
@@ -209,7 +206,6 @@ class Batch:
 
 
 def _runs(requests: Sequence[Writable]) -> Iterator[tuple[Alike | None, Sequence[Writable]]]:
-    """Runs of equal requests become groups."""
     start = 0
     for alike, run in itertools.groupby(requests, operator.attrgetter("alike")):
         stop = start + len([*run])
@@ -241,12 +237,13 @@ def assign_to_threads(requests: Sequence[Writable], threads: int) -> list[list[i
 
 
 Place = tuple[int, int, int, int, int, int, int]
-"""Offset, length, lead, stored_bytes, framing and crc32 of a `StoredItem`, and the number of its chain of transforms.
-The garbage collector does not track tuples of numbers."""
+"""Offset, length, lead, stored_bytes, framing and crc32 of a `StoredItem`, and its chain's number.
+The garbage collector does not track tuples of numbers.
+"""
 
 
 class DataFile:
-    """Writer of one data file: appends items to a `Sink`.
+    """Writer of one data file.
 
     The file begins with the mark of its save. Payloads are aligned to 64 bytes (small raw ones to their element size);
     the gaps are zero. `count` gets numbers of payload bytes, before any encoding.
@@ -272,15 +269,15 @@ class DataFile:
         self.running_crcs: list[npt.NDArray[np.uint32]] = []
         """Running CRCs, in the order of `add`."""
         self.blocks: dict[int, EncodedBlocks] = {}
-        """Encoded blocks, by offset of the item."""
+        """Encoded blocks, by the item's offset."""
         self.chains: dict[tuple[str, ...], int] = {(): 0}
-        """Chain of transform descriptors → its number in `Place`."""
+        """Transform descriptors → number in `Place`."""
         self._forms: dict[tuple[str | None, tuple[int, ...], int], tuple[Frame | None, int, int]] = {}
 
     def add(self, key: str, payload: Payload) -> Place:
         """Append one item. Its memory must not change until `close`.
 
-        Raises ValueError if the payload's length contradicts its dtype and sizes, and OSError.
+        Raises ValueError if the payload's length contradicts dtype and sizes, and OSError.
         """
         chain = 0
         if payload.blocks is not None and _size_of(key, payload.data):
@@ -318,7 +315,7 @@ class DataFile:
         return offset, self._position - offset, lead, size, int(framing), value, chain
 
     def add_alike(self, key: str, alike: Alike, data: Buffer, count: int) -> list[int]:
-        """Append `count` concatenated raw payloads of one dtype and size; returns their places' numbers."""
+        """Append `count` concatenated raw payloads of one form; returns their places' numbers."""
         nbytes = len(data) // count
         frame, lead, aligned = self._form(key, Payload(b"", Framing.RAW, alike.dtype, alike.sizes), nbytes)
         view = memoryview(data)
@@ -360,7 +357,7 @@ class DataFile:
         return offset, size, 0, size, _RAW, value, chain
 
     def _append(self, data: Buffer) -> None:
-        """Append bytes that may change afterwards."""
+        """The bytes may change afterwards."""
         self._position += len(data)
         if len(data) > CRC_BLOCK_MIN_BYTES:
             self._flush(data)
@@ -370,7 +367,7 @@ class DataFile:
                 self._flush()
 
     def _form(self, key: str, payload: Payload, size: int) -> tuple[Frame | None, int, int]:
-        """Return frame, lead and alignment; cached, since thousands of payloads may be equal."""
+        """Return frame, lead and alignment; thousands of payloads may share them."""
         item_bytes = _item_bytes(key, payload, size)
         frame = tensor_frame(payload.dtype or "", payload.sizes, item_bytes) if self._framed else None
         form = frame, len(frame.prefix) if frame else 0, alignment(Framing.RAW, size, item_bytes, framed=self._framed)
@@ -378,7 +375,7 @@ class DataFile:
         return form
 
     def _encoded(self, key: str, payload: Payload) -> tuple[Payload, int]:
-        """Return the encoded bytes, and the number of the chain."""
+        """Return the encoded bytes, and the chain's number."""
         frame = None
         if payload.framing == _RAW:
             frame, *_ = self._form(key, payload, _size_of(key, payload.data))
@@ -393,12 +390,12 @@ class DataFile:
         self._sink.close()
 
     def abort(self) -> None:
-        """Remove the data file."""
+        """Remove the file."""
         self._pieces.clear()
         self._sink.abort()
 
     def _stream(self, data: Buffer | PiecewiseData, size: int, *, counted: bool) -> int:
-        """Write a large payload from its own memory, without a copy; returns its CRC32."""
+        """Write a large payload from its own memory; returns its CRC32."""
         running = RunningCrc(size)
         # A read-only buffer tells the sink that its bytes stay until `close`; see `Sink.write`.
         pieces = (
@@ -428,7 +425,7 @@ class DataFile:
 
 
 def alignment(framing: Framing, size: int, item_bytes: int, *, framed: bool) -> int:
-    """Return the alignment of a payload in its file."""
+    """Return a payload's alignment."""
     if framing is Framing.OBJECT or (size == 0 and not framed):
         return 1
     if framing is Framing.RAW and not framed and size < ALIGNMENT_BYTES:
@@ -438,7 +435,7 @@ def alignment(framing: Framing, size: int, item_bytes: int, *, framed: bool) -> 
 
 
 def _size_of(key: str, data: Buffer | PiecewiseData) -> int:
-    """Return the size in bytes; raises ValueError if the payload is not contiguous."""
+    """Raise ValueError if the payload is not contiguous."""
     if isinstance(data, memoryview) and (data.ndim != 1 or data.itemsize != 1 or not data.c_contiguous):
         raise ValueError(f"the payload of {key!r} must be one-dimensional contiguous bytes, not {data.format!r} data")
     return len(data) if isinstance(data, _IN_MEMORY) else data.nbytes
@@ -450,7 +447,7 @@ def _joined(data: PiecewiseData, max_bytes: int) -> bytes:
 
 
 def _item_bytes(key: str, payload: Payload, size: int) -> int:
-    """Return the bytes per element; for an unknown dtype, derived from the payload's length."""
+    """Return the bytes per element; for an unknown dtype, from the payload's length."""
     count = math.prod(payload.sizes)
     if not payload.dtype:
         raise ValueError(f"the payload of {key!r} is raw but names no dtype")
@@ -466,7 +463,7 @@ def _item_bytes(key: str, payload: Payload, size: int) -> int:
 def measure_items(
     requests: Sequence[Writable], *, prefix: str, save_id: str, layout: Layout, threads: int, single_file: bool
 ) -> StoredItems:
-    """Return the locations that `write_items` would return, with meaningless CRCs."""
+    """Return what `write_items` would return, with meaningless CRCs."""
     if not requests:
         return StoredItems.of([])
 
