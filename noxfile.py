@@ -3,7 +3,7 @@
 Sessions share one virtual environment, `.nox/shared`, because PyTorch takes long to install: what is in it depends on
 `constraints.txt` and the packages' `pyproject.toml` alone. `unit` and `build` use fresh environments. Every install
 goes through `constraints.txt`. Packages are found in `packages/`, environments and declared dependencies in
-`integration_tests/environments.py`.
+`tools/environments.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import nox
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # nox does not
 
-from integration_tests.environments import (
+from tools.environments import (
     BUILD_TOOLS,
     CONSTRAINED,
     MODULES,
@@ -42,8 +42,8 @@ from integration_tests.environments import (
     tested_with,
     third_party,
 )
-from integration_tests.framework_adapters import is_adapter
-from integration_tests.release.staged import ADDRESS_VARIABLE, repository_address, stage
+from tools.framework_adapters import is_adapter
+from tools.release.staged import ADDRESS_VARIABLE, repository_address, stage
 
 nox.options.default_venv_backend = "venv"
 nox.options.error_on_missing_interpreters = True
@@ -278,7 +278,7 @@ def fuzz(session: nox.Session) -> None:
 def screenshots(session: nox.Session) -> None:
     """Make the pictures of the command for the docs, from real runs."""
     python = shared(session, "demo")
-    session.run(python, "-m", "integration_tests.docs.screenshots", env=SINGLE_THREAD, external=True)
+    session.run(python, "-m", "tools.screenshots", env=SINGLE_THREAD, external=True)
 
 
 @nox.session(venv_backend="none")
@@ -305,7 +305,7 @@ def build(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def release(session: nox.Session) -> None:
     """Check versions and change notes, build and try everything, and print what to upload. Uploads nothing."""
-    session.run(sys.executable, "-m", "integration_tests.release", "check", external=True)
+    session.run(sys.executable, "-m", "tools.release", "check", external=True)
     if session.run("git", "status", "--porcelain", external=True, silent=True):
         session.error("there are changes that are not committed: what is built would not be what is tagged")
     if repository_address(ROOT) is None:
@@ -371,7 +371,7 @@ def install_and_use(session: nox.Session, python: str, *kind: str) -> None:
     named = (f"{name}=={project(name)['version']}" for name in base_packages() if name not in needed)
     pip(session, python, *PIP_INSTALL, *ours, *named)
     pip(session, python, "check")
-    smoke = str(ROOT / "integration_tests" / "release" / "smoke.py")
+    smoke = str(ROOT / "tools" / "release" / "smoke.py")
     with session.chdir(session.create_tmp()):
         modules = [name.replace("-", "_") for name in base_packages()]
         session.run(python, "-W", "error", smoke, *modules, env=SINGLE_THREAD, external=True)

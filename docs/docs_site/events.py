@@ -19,7 +19,7 @@ from mkdocs.structure.pages import Page
 sys.path.extend(map(str, Path(__file__).resolve().parents[1:3]))  # MkDocs loads this file by its path
 from docs_site import generated, reference, search
 from docs_site.links import site_links, with_readme
-from integration_tests.release.staged import repository_address
+from tools.release.staged import repository_address
 
 _log = get_plugin_logger("docs_site")
 _REMOTE = re.compile(r"<(?:script|img|iframe)[^>]* src=[\"']?https?:[^>]*>|<link[^>]* href=[\"']?https?:[^>]*>")

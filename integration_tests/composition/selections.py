@@ -9,7 +9,7 @@ import site
 import sys
 from pathlib import Path
 
-from integration_tests.framework_adapters import is_adapter
+from tools.framework_adapters import is_adapter
 
 try:
     import tomllib

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from integration_tests.release import change_notes, versions
+from tools.release import change_notes, versions
 
 try:
     import tomllib

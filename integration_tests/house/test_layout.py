@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-THE_PROJECT = {"README.md", "docs", "integration_tests", "noxfile.py", "packages"}
+THE_PROJECT = {"README.md", "docs", "integration_tests", "noxfile.py", "packages", "tools"}
 WANTED_BY_TOOLS = {
     ".ci": "the CI",
     ".github": "GitHub, for templates",
@@ -25,8 +25,7 @@ WANTED_BY_TOOLS = {
     "pyproject.toml": "ruff, mypy, pytest, import-linter",
 }
 TESTS = ROOT / "integration_tests"
-OF_NOX = {"environments.py", "framework_adapters.py"}
-SHARED = OF_NOX | {"__init__.py", "README.md", "failing.py", "forking.py", "launcher.py", "process_end.py"}
+SHARED = {"__init__.py", "README.md", "failing.py", "forking.py", "launcher.py", "process_end.py"}
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from integration_tests.release.versions import order
+from tools.release.versions import order
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))

@@ -1,5 +1,1 @@
-"""What a release is made of: one version, and the change notes since the last one. See `docs/development/releasing.md`.
-
-`python -m integration_tests.release 0.2.0` writes both into the packages; `nox -s release` checks them, builds every
-package and runs `smoke.py` with what was built. Nothing here needs more than the standard library.
-"""
+"""Versions, change notes and staged packages of a release."""

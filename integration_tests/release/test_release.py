@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from integration_tests.release import change_notes, versions
+from tools.release import change_notes, versions
 
 DAY = dt.date(2027, 1, 31)
 PROJECT = """\

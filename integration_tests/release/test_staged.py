@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from integration_tests.composition.selections import PACKAGES, closure, libraries
-from integration_tests.release.staged import repository_address, stage
+from tools.release.staged import repository_address, stage
 
 ROOT = Path(__file__).resolve().parents[2]
 ADDRESS = "https://forge.example/people/dcp"

@@ -14,7 +14,7 @@ from typing import Any
 
 import nox
 
-from integration_tests.framework_adapters import is_adapter
+from tools.framework_adapters import is_adapter
 
 __all__ = [
     "BUILD_TOOLS",

@@ -10,7 +10,7 @@ import json
 import sys
 from pathlib import Path
 
-from integration_tests.release import change_notes, versions
+from tools.release import change_notes, versions
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -25,7 +25,7 @@ def main(arguments: list[str]) -> int:
         print(json.dumps(versions.order(ROOT)))
         return 0
     if arguments != ["check"] and (len(arguments) != 1 or not versions.VERSION.fullmatch(arguments[0])):
-        sys.stderr.write("usage: python -m integration_tests.release check | order | MAJOR.MINOR.PATCH\n")
+        sys.stderr.write("usage: python -m tools.release check | order | MAJOR.MINOR.PATCH\n")
         return 2
     today = dt.datetime.now(tz=dt.timezone.utc).date()
     if arguments != ["check"]:

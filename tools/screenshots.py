@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 WIDTH = 104
-IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
+IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
 RANKS = 4
 COMMANDS = {
     "ls": ["ls", "runs"],

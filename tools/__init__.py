@@ -1,0 +1,1 @@
+"""Programs of the nox sessions: their environments, what a release is made of, the pictures of the pages."""
