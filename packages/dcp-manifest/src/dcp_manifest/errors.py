@@ -1,4 +1,4 @@
-"""Errors of reading and writing a checkpoint's index; `dcp_core.errors` re-exports them."""
+"""Errors of reading and writing an index; `dcp_core.errors` re-exports them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = [
 
 
 class CheckpointNotFoundError(DcpError, FileNotFoundError):
-    """The checkpoint does not exist in a folder, or a file of the checkpoint is missing."""
+    """The checkpoint, or one of its files, is missing."""
 
 
 class CorruptCheckpointError(DcpError, ValueError):
@@ -42,8 +42,8 @@ class CorruptCheckpointError(DcpError, ValueError):
 
 
 class UnsupportedFormatError(DcpError, ValueError):
-    """The checkpoint was written by a newer version or in an unknown layout, or an index cannot be written."""
+    """A newer version or an unknown layout wrote the checkpoint, or an index cannot be written."""
 
 
 class UnsafeCheckpointError(DcpError, ValueError):
-    """The checkpoint is hostile: reading it would run code, or access files outside of its folder."""
+    """The checkpoint is hostile: reading it would run code, or access files outside its folder."""

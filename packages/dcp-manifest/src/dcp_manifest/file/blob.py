@@ -1,7 +1,6 @@
-"""Container of a manifest: named columns of unsigned numbers in a safetensors blob, and the footer.
+"""Container of a manifest: named columns of unsigned numbers in a safetensors blob, and the footer of `.metadata`.
 
-A table of strings is two columns: the UTF-8 text, and each string's bytes. The footer is the last 64 bytes of
-`.metadata`. `WholeBlob` reads columns from memory, `LazyBlob` reads rows of columns from a file.
+A table of strings is two columns: the UTF-8 text, and each string's bytes.
 """
 
 from __future__ import annotations
@@ -43,29 +42,29 @@ __all__ = [
 
 BLOCK_BYTES = 64 * 1024
 BLOCK_CRCS = "block_crcs"
-"""Column with the CRC32 of each 64 KiB block of all other columns, which are sorted by name."""
+"""Column with the CRC32 of each 64 KiB block of the other columns, which are sorted by name."""
 _PREFIX_BYTES = 8
-"""Length of a safetensors blob's prefix: the header's length as a little-endian u64."""
+"""The header's length, a little-endian u64."""
 _METADATA_KEY = "dcp-manifest"
-"""The only key of the safetensors metadata, because the order of several is not stable."""
+"""The only metadata key, because the order of several is not stable."""
 
 Unsigned = npt.NDArray[np.unsignedinteger[Any]]
 _DTYPES = {"U8": "<u1", "U16": "<u2", "U32": "<u4", "U64": "<u8"}
 ReadRange = Callable[[int, int], bytes]
-"""Reads bytes of a file: (offset, length) → bytes."""
+"""Reads (offset, length) of a file."""
 _FIRST_READ_BYTES = 16 * 1024
 UTF8 = ("utf-8", "surrogatepass")
-"""Encoding of strings, and its handling of errors."""
+"""Encoding of strings, and handling of errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Location of one column in a manifest's blob."""
+    """Location of one column in a blob."""
 
     dtype: str
-    """Numpy's name, such as `<u4` (little-endian)."""
+    """Numpy's name, such as `<u4`."""
     start: int
-    """Offset in the data after the header."""
+    """Offset after the header."""
     stop: int
     count: int
     """1 if all rows are equal."""
@@ -73,26 +72,25 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Parsed header of a manifest's blob."""
+    """Header of a blob."""
 
     metadata: Mapping[str, Any]
     columns: Mapping[str, Column]
-    """Name → column of unsigned numbers."""
     extents: Mapping[str, tuple[int, int]]
-    """Column name → start and end in the blob's data, for all dtypes."""
+    """Start and end of each column in the data, for all dtypes."""
     data_start: int
-    """Offset in the blob, bytes, of the columns' data."""
+    """Offset of the columns' data in the blob."""
     data_bytes: int
 
 
 class Blob(Protocol):
-    """A manifest's blob, from which some rows of columns can be read."""
+    """A manifest's blob, of which some rows can be read."""
 
     file: str
 
     @property
     def header(self) -> Header:
-        """Parsed header of the blob."""
+        """Parsed header."""
         ...
 
     def read(self, name: str, start: int, stop: int) -> Unsigned:
@@ -101,7 +99,7 @@ class Blob(Protocol):
 
 
 class WholeBlob:
-    """A manifest's blob in memory, with a checked CRC. Raises CorruptCheckpointError for an invalid header."""
+    """A blob in memory, with a checked CRC. Raises CorruptCheckpointError for an invalid header."""
 
     def __init__(self, data: memoryview, *, file: str) -> None:
         self.file = file
@@ -110,7 +108,7 @@ class WholeBlob:
         self.header = _parse_header(bytes(data[_PREFIX_BYTES : _PREFIX_BYTES + length]), size=len(data), file=file)
 
     def read(self, name: str, start: int, stop: int) -> Unsigned:
-        """Read rows [start, stop), in the stored dtype."""
+        """See `Blob.read`."""
         column, data_start = self.header.columns[name], self.header.data_start
         data = self.data[data_start + column.start : data_start + column.stop]
         numbers: Unsigned = np.frombuffer(data, column.dtype)[start:stop]
@@ -118,7 +116,7 @@ class WholeBlob:
 
 
 class LazyBlob:
-    """A manifest's blob in a file. Raises CorruptCheckpointError if header or block CRCs are damaged."""
+    """A blob in a file. Raises CorruptCheckpointError if header or block CRCs are damaged."""
 
     def __init__(self, read: ReadRange, footer: Footer, *, file: str) -> None:
         self.file = file
@@ -138,7 +136,7 @@ class LazyBlob:
             raise CorruptCheckpointError(f"the manifest has {len(self._crcs)} block CRCs, not {total}", file=file)
 
     def read(self, name: str, start: int, stop: int) -> Unsigned:
-        """Read rows [start, stop), verified by CRCs, in the stored dtype."""
+        """See `Blob.read`."""
         column = self.header.columns[name]
         if start >= stop:
             return np.zeros(0, np.uint8)
@@ -167,7 +165,7 @@ class LazyBlob:
 
 
 def read_exactly(read: ReadRange, offset: int, length: int, *, file: str) -> bytes:
-    """Read exactly `length` bytes. Raises CorruptCheckpointError if the file is too short."""
+    """Read `length` bytes; CorruptCheckpointError if the file is too short."""
     data = read(offset, length)
     if len(data) != length:
         raise CorruptCheckpointError(f"the file ends after {len(data)} of {length} bytes", file=file, offset=offset)
@@ -175,7 +173,7 @@ def read_exactly(read: ReadRange, offset: int, length: int, *, file: str) -> byt
 
 
 def pack(columns: Mapping[str, Unsigned], metadata: Mapping[str, Any]) -> tuple[bytes, int]:
-    """Pack columns, their block CRCs, and `metadata` (as JSON) into a blob; return it and its `index_crc32`.
+    """Pack columns, their block CRCs, and `metadata` (as JSON); return blob and `index_crc32`.
 
     Equal input gives equal bytes.
     """
@@ -192,7 +190,7 @@ def pack(columns: Mapping[str, Unsigned], metadata: Mapping[str, Any]) -> tuple[
 
 
 def first_blocks(header: Header) -> tuple[dict[str, int], int]:
-    """Return each column's first row in `block_crcs`, and the number of rows of `block_crcs`."""
+    """Return each column's first row in `block_crcs`, and the rows of `block_crcs`."""
     first: dict[str, int] = {}
     total = 0
     for name in sorted(header.extents):
@@ -204,7 +202,7 @@ def first_blocks(header: Header) -> tuple[dict[str, int], int]:
 
 
 def index_crc32(blob: memoryview, header: Header) -> int:
-    """Return the CRC32 of length prefix, header and block CRCs."""
+    """Return the CRC32 of prefix, header and block CRCs."""
     crc = zlib.crc32(blob[: header.data_start])
     column = header.columns.get(BLOCK_CRCS)
     if column is not None:
@@ -213,7 +211,6 @@ def index_crc32(blob: memoryview, header: Header) -> int:
 
 
 def _header_length(prefix: bytes | memoryview, *, size: int, file: str) -> int:
-    """Parse the header's length in bytes from the prefix of a blob of `size` bytes. Raises CorruptCheckpointError."""
     length = int.from_bytes(prefix, "little")
     if len(prefix) < _PREFIX_BYTES or length > size - _PREFIX_BYTES:
         raise CorruptCheckpointError(f"the manifest of {size} bytes has no room for its header", file=file)
@@ -221,7 +218,7 @@ def _header_length(prefix: bytes | memoryview, *, size: int, file: str) -> int:
 
 
 def _parse_header(text: bytes, *, size: int, file: str) -> Header:
-    """Parse the header of a blob of `size` bytes, and check every number in it. Raises CorruptCheckpointError."""
+    """Every number in the header is checked."""
     data_start = _PREFIX_BYTES + len(text)
     try:
         entries = json.loads(text)
@@ -237,7 +234,7 @@ def _parse_header(text: bytes, *, size: int, file: str) -> Header:
 
 
 def _column(entry: Mapping[str, Any], data_bytes: int) -> Column:
-    """Parse an entry of the header; the dtype is empty if it is not one of unsigned numbers."""
+    """The dtype is empty if it is not one of unsigned numbers."""
     start, stop = entry["data_offsets"]
     if type(start) is not int or type(stop) is not int or not 0 <= start <= stop <= data_bytes:
         raise ValueError(f"a column is stored at {start}–{stop} of {data_bytes} bytes")
@@ -255,14 +252,14 @@ U64 = npt.NDArray[np.uint64]
 
 
 def pack_strings(strings: Iterable[str]) -> tuple[U8, U64]:
-    """Pack strings into two columns, text and lengths."""
+    """Return text and lengths."""
     encoded = [text.encode(*UTF8) for text in strings]
     lengths = np.fromiter(map(len, encoded), np.uint64, len(encoded))
     return np.frombuffer(b"".join(encoded), np.uint8), lengths
 
 
 def unpack_strings(text: U8, lengths: npt.NDArray[np.int64]) -> list[str]:
-    """Unpack a table of strings. Raises ValueError for lengths that do not fit, and for bytes that are not UTF-8."""
+    """Undo `pack_strings`; ValueError for wrong lengths or bytes."""
     if len(lengths) and int(lengths.max()) > len(text):
         raise ValueError(f"a string is longer than the text of {len(text)} bytes")
     if int(lengths.sum()) != len(text):
@@ -280,7 +277,7 @@ FOOTER_BYTES = 64
 MAJOR = 1
 MINOR = 0
 FLAG_STUB_HEAD = 1
-"""Footer flag: when stock loads the head, it raises an error."""
+"""Footer flag: the head raises an error in stock."""
 
 _MAGIC = b"\x93DCPMAN\n"
 _END_MAGIC = b"DCP\x93"
@@ -292,21 +289,21 @@ Buffer = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """Footer of a `.metadata` file; see `docs/format.md`."""
+    """Footer of `.metadata`, its last 64 bytes; see `docs/format.md`."""
 
     manifest_offset: int
-    """Offset of the manifest in the file, bytes: the length of the head."""
+    """Length of the head in bytes."""
     manifest_bytes: int
     head_crc32: int
     manifest_crc32: int
     index_crc32: int
-    """See the function `index_crc32`."""
+    """See `index_crc32`."""
     flags: int = 0
     major: int = MAJOR
     minor: int = MINOR
 
     def to_bytes(self) -> bytes:
-        """Return the 64 bytes of the footer."""
+        """Return 64 bytes."""
         fields = _FIELDS.pack(
             _MAGIC,
             self.major,

@@ -1,4 +1,4 @@
-"""Verification of an index file (`.metadata`): reports all problems, not only the first."""
+"""Verification of an index file: all problems, not only the first."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ __all__ = ["Examined", "Problem", "examine"]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One problem of a checkpoint: bytes that differ from what was written."""
+    """Bytes of a checkpoint that differ from what was written."""
 
     message: str
     file: str | None = None
     key: str | None = None
     """Key of the damaged value; of several, the first."""
     offset: int | None = None
-    """Offset in the file, bytes; None if there is no single one."""
+    """Offset in the file, bytes; None for several."""
     lost_keys: tuple[str, ...] = ()
-    """Keys of all values that are lost with a missing or truncated file, in file order."""
+    """Keys of all values that a missing or truncated file loses, in file order."""
 
     def __str__(self) -> str:
         facts = {"file": self.file, "key": self.key, "offset": self.offset}
@@ -47,20 +47,20 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """The index or the error, and all problems of a file."""
+    """A file's index or error, and its problems."""
 
     index: CheckpointIndex | DcpError
     problems: tuple[Problem, ...] = ()
 
     def decoded(self) -> CheckpointIndex:
-        """Return the index, or raise the error of decoding."""
+        """Return the index, or raise the error."""
         if isinstance(self.index, DcpError):
             raise self.index
         return self.index
 
 
 def examine(data: Buffer, *, file: str) -> Examined:
-    """Decode an index file once, of this project or of stock; find all problems, also in bytes that readers ignore."""
+    """Decode an index file once, of any writer; find all problems, also in bytes that readers ignore."""
     found: IndexFile | None = None
     index: CheckpointIndex | DcpError
     try:

@@ -1,4 +1,4 @@
-"""Reader of a manifest in a file, by byte ranges: one tensor of a large checkpoint costs only the blocks it needs."""
+"""Reader of a manifest by byte ranges: one tensor costs only the blocks it needs."""
 
 from __future__ import annotations
 
@@ -58,22 +58,21 @@ class ManifestFile:
         self.info: ManifestInfo = self._sound(self._reader.info)
 
     def names(self) -> list[str]:
-        """Return the names of all tensors, objects and aliases, in this order, without duplicates."""
+        """See `CheckpointIndex.names`."""
         objects = self._sound(lambda: self._reader.column("object.name"))
         return list(dict.fromkeys((*self._tensors.tensor_names, *objects, *self._aliases)))
 
     def tensor(self, name: str, *, owner: int = 0) -> CheckpointIndex:
         """Return an index that contains one tensor: its row, its chunks and their items, all checked.
 
+        The index has the complete tables of dtypes, files and chains, but no paths.
+
         Args:
-            name: Name of the tensor, or an alias of it; an alias is then included in the returned index.
+            name: Name or alias of the tensor; an alias is then included in the index.
             owner: 0 for a tensor of the whole job, r + 1 for a tensor that only rank r saved.
 
-        Returns:
-            An index with the complete tables of dtypes, files and chains, but without paths.
-
         Raises:
-            KeyError: The manifest lacks a tensor with this name and owner.
+            KeyError: The manifest lacks such a tensor.
             CorruptCheckpointError: The bytes that were read are damaged or inconsistent.
         """
         rows = self._rows.get(owner, {})
@@ -121,7 +120,7 @@ class ManifestFile:
         return self._sound(read)
 
     def _sound(self, read: Callable[[], T]) -> T:
-        """Call `read`, and raise its errors as CorruptCheckpointError of this file."""
+        """Errors of `read` become CorruptCheckpointError of this file."""
         try:
             return read()
         except CorruptCheckpointError:

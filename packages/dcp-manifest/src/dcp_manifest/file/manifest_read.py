@@ -1,8 +1,4 @@
-"""Reader of the file `.metadata`: `[head][manifest][footer]`, which `docs/format.md` describes.
-
-It starts at the footer; without a footer, the file is stock's. `ManifestReader` reads through a `Blob`, so it serves
-whole checkpoints and single tensors.
-"""
+"""Reader of `.metadata`: `[head][manifest][footer]`, see `docs/format.md`. Without a footer, the file is stock's."""
 
 from __future__ import annotations
 
@@ -67,7 +63,7 @@ _PATH_INDEX = re.compile(r"-?[0-9]{1,18}", re.ASCII)
 
 
 def read_index(data: Buffer, *, file: str) -> CheckpointIndex:
-    """Read an index file of any writer: from its manifest or, if stock wrote it, from its pickle. Runs no code from it.
+    """Read an index file: from its manifest or, if stock wrote it, from its pickle. Runs no code from it.
 
     Args:
         data: Bytes of the whole file.
@@ -83,10 +79,7 @@ def read_index(data: Buffer, *, file: str) -> CheckpointIndex:
 
 
 class IndexFile:
-    """The bytes of an index file; footer and manifest header are parsed once.
-
-    Raises CorruptCheckpointError for a damaged footer, UnsupportedFormatError for a newer major version.
-    """
+    """An index file's bytes; footer and manifest header are parsed once. Raises errors of `read_footer`."""
 
     def __init__(self, data: Buffer, *, file: str) -> None:
         self.file = file
@@ -96,11 +89,11 @@ class IndexFile:
 
     @cached_property
     def blob(self) -> WholeBlob:
-        """The manifest as a blob; only its header has been checked."""
+        """The manifest; only its header has been checked."""
         return WholeBlob(self._manifest, file=self.file)
 
     def read(self) -> CheckpointIndex:
-        """Return the index, from the manifest or else from stock's pickle, as `read_index`."""
+        """Return the index; see `read_index`."""
         footer = self.footer
         if footer is None:
             return self._read_pickle()
@@ -134,10 +127,9 @@ class IndexFile:
 
 
 class ManifestReader:
-    """Reader that makes indexes from a manifest.
+    """Makes indexes from a manifest; memory is at most a constant multiple of its length.
 
     Methods raise ValueError or TypeError if columns contradict each other; `check_index` finds other contradictions.
-    Memory is at most a constant multiple of the manifest's length.
     """
 
     def __init__(self, blob: Blob) -> None:
@@ -151,7 +143,7 @@ class ManifestReader:
         self._limit = blob.header.data_start + blob.header.data_bytes
 
     def info(self) -> ManifestInfo:
-        """Return the facts about the whole checkpoint."""
+        """Return the facts about the checkpoint."""
         facts = _object(self.blob.header.metadata, "info")
         for name, kind in _FACTS.items():
             if type(facts.get(name)) is not kind:
@@ -164,7 +156,7 @@ class ManifestReader:
         return ManifestInfo(**{name: facts[name] for name in _FACTS}, rank=rank, user=tuple(map(tuple, user)))
 
     def count(self, table: str) -> int:
-        """Return the number of rows of a table, such as `chunk`."""
+        """Return the rows of a table, such as `chunk`."""
         count = self._rows.get(table, 0)
         if type(count) is not int or not 0 <= count <= self._limit:
             raise ValueError(f"a manifest of {self._limit} bytes cannot have {count!r} rows of {table}")
@@ -173,9 +165,9 @@ class ManifestReader:
     def column(
         self, name: str, start: int = 0, stop: int | None = None, *, total: int | None = None, dim: int = 0
     ) -> Any:
-        """Return rows [start, stop) of a column, in the dtype of the schema; a list for a table of strings.
+        """Return rows [start, stop) of a column, in the schema's dtype; a list for a table of strings.
 
-        `total` is the number of rows of a column that a sum counts; other columns have their table's.
+        `total` is the number of rows of a column that a sum counts.
         """
         column = COLUMNS[name]
         total = self.count(column.table) if total is None else total
@@ -211,19 +203,18 @@ class ManifestReader:
             raise ValueError(f"the table {name} is damaged: {error}") from error
 
     def _part(self, name: str, start: int, stop: int) -> Any:
-        """Return rows of a column whose length is a sum."""
+        """The column's length is a sum."""
         column = self.columns.get(name)
         if column is None or not 0 <= start <= stop <= column.count:
             raise ValueError(f"the column {name} does not have the rows that the tables ask for")
         return self.column(name, start, stop, total=column.count)
 
     def _fields(self, columns: Iterable[Column], start: int = 0, stop: int | None = None) -> dict[str, Any]:
-        """Return field → values of columns with one row per row of their table."""
         counted = [column for column in columns if column.field and not column.table.startswith("Σ")]
         return {column.field: self.column(column.name, start, stop) for column in counted}
 
     def tables(self) -> CheckpointIndex:
-        """Return an index with only `info` and the tables of dtypes, files and transform chains."""
+        """Return an index with only `info`, dtypes, files and chains."""
         links, counts = self.column("link"), self.column("chain.links")
         if not _add_up(counts, len(links)):
             raise ValueError("the table of transforms does not match the chains")
@@ -247,7 +238,7 @@ class ManifestReader:
         return index
 
     def whole(self) -> CheckpointIndex:
-        """Return the index of the whole checkpoint."""
+        """Return the whole index."""
         index = self.tables()
         tensors = self.tensors()
         self.put_chunks(index, tensors, 0, len(tensors.tensor_names))
@@ -261,7 +252,7 @@ class ManifestReader:
         return index
 
     def put_chunks(self, index: CheckpointIndex, tensors: CheckpointIndex, start: int, stop: int) -> None:
-        """Set the tensors of `index` to rows [start, stop) of the table, with their chunks."""
+        """Set the tensors of `index` to rows [start, stop), with their chunks."""
         shapes = tensors.shape_starts()
         for column in TENSORS:
             first, last = (start, stop) if column.table == "tensor" else (shapes[start], shapes[stop])
@@ -304,7 +295,7 @@ class ManifestReader:
         running: tuple[int, int],
         stored_bytes: npt.NDArray[np.uint64] | None = None,
     ) -> ItemColumns:
-        """Return rows [start, stop) of a table's items; `stored_bytes` replaces the column if it is missing."""
+        """`stored_bytes` replaces a missing column."""
         present = [column for column in ITEMS_OF[table] if column.field != "stored_bytes" or stored_bytes is None]
         fields = self._fields(present, start, stop)
         if stored_bytes is not None:
@@ -333,7 +324,7 @@ class ManifestReader:
         )
 
     def paths(self, names: list[str]) -> dict[str, tuple[PathElement, ...]] | None:
-        """Return name → path in the nested state dict; None if the manifest lacks paths."""
+        """Return name → path in the nested state dict; None without paths."""
         if "path" not in self._rows:
             return None
         own_names = "path.name.bytes" in self.columns
@@ -361,7 +352,7 @@ class ManifestReader:
 
 
 def _add_up(counts: I64, total: int) -> bool:
-    """Return whether non-negative counts have this sum, without overflow of 64 bits."""
+    """Sums must not overflow 64 bits."""
     return total == (int(counts.sum()) if len(counts) and int(counts.max()) <= total else 0)
 
 

@@ -1,7 +1,4 @@
-"""Writer of the file `.metadata`: `[head][manifest][footer]`, which `docs/format.md` describes.
-
-The head is for stock (see `stock_write`); our reader starts at the footer and ignores the head.
-"""
+"""Writer of `.metadata`: `[head][manifest][footer]`, see `docs/format.md`. Only stock reads the head."""
 
 from __future__ import annotations
 
@@ -78,7 +75,7 @@ def encode(index: CheckpointIndex, *, interop: bool = True, head: bytes | None =
 
 
 def _write_manifest(index: CheckpointIndex) -> tuple[bytes, int]:
-    """Return the manifest of an index, and its index CRC; equal indexes give equal bytes."""
+    """Return manifest and index CRC; equal indexes give equal bytes."""
     if index.info is None:
         raise UnsupportedFormatError(
             "an index without info cannot be written: set CheckpointIndex.info to a ManifestInfo"
@@ -179,15 +176,15 @@ def _frames(items: ItemColumns) -> npt.NDArray[np.uint64]:
 
 
 def _per_tensor(index: CheckpointIndex, counts: Numbers) -> Numbers:
-    """Sum the chunks' counts per tensor, so that a reader finds a single tensor's rows."""
+    """Sums let a reader find a single tensor's rows."""
     return np.diff(starts(counts)[starts(index.tensor_chunks)])
 
 
 def _add_paths(columns: _Columns, index: CheckpointIndex) -> None:
-    """Add the table of paths; a path is the position of a value in the nested state dict.
+    """Add the paths of values in the nested state dict.
 
     If the joined elements of each path are the value's name, only the bytes of the elements (except the last) and their
-    kinds are stored. Otherwise the text is stored too.
+    kinds are stored.
     """
     paths = index.paths
     if paths is None:

@@ -1,7 +1,4 @@
-"""Order of checkpoints by training step, newest first.
-
-Modification times are a last resort, since copying changes them.
-"""
+"""Order of checkpoints by training step. Copying changes modification times, so they are a last resort."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ def step_of(name: str) -> int | None:
 
     A step is a number after the word `step` (`global_step`), `iter` (`iteration`), `checkpoint` (`ckpt`) or `epoch`;
     the first word in this list decides. A name of digits alone is also a step. Other numbers (`seed-3`, `rank_0`,
-    `2024-01-31`) are not steps.
+    `2024-01-31`) are not.
     """
     for word in _WORDS:
         found = word.findall(name)
@@ -44,21 +41,21 @@ class Place:
     """Location of a checkpoint below the searched folder, and its step."""
 
     parts: tuple[str, ...] = ()
-    """Folders from the searched one (excluded) down to the checkpoint's (included)."""
+    """Folders from the searched one (excluded) to the checkpoint's (included)."""
     step: int | None = None
     run: tuple[str, ...] = ()
-    """Folders above the one with the step; steps are compared only within such a run."""
+    """Folders above the one with the step; only steps in one run are compared."""
     series: tuple[str, ...] = ()
-    """`run` and the name of the folder with the step, without its numbers."""
+    """`run`, and the step's folder without its numbers."""
 
     @property
     def folder(self) -> tuple[str, ...]:
-        """Folders down to the one with the step: the checkpoint's folder or a parent."""
+        """Folders down to the one with the step."""
         return self.parts[: len(self.run) + 1]
 
     @classmethod
     def of(cls, parts: tuple[str, ...], noted_step: int | None = None) -> Place:
-        """Return a checkpoint's place, with the step in its folders' names or else `noted_step`."""
+        """Return a place, with the step in its folders' names or else `noted_step`."""
         for number in reversed(range(len(parts))):
             own = number == len(parts) - 1
             # Digits alone are a step only in the checkpoint's own folder: parents may number jobs and ranks.
@@ -78,8 +75,8 @@ def newest_first(found: Iterable[T], place: Callable[[T], Place], made: Callable
     """Sort checkpoints: within a run by descending step; of equal steps, the later checkpoint first.
 
     Of several runs, the run nearest to the searched folder precedes; of equally near runs, the run whose newest
-    checkpoint was made later. Checkpoints without a step follow, the latest first. `made` returns a checkpoint's
-    creation time, in any comparable form, and is called only if steps do not decide.
+    checkpoint was made later. Checkpoints without a step follow, the latest first. `made` returns a comparable
+    creation time, and is called only if steps do not decide.
     """
     runs: dict[tuple[str, ...], dict[int, list[T]]] = defaultdict(lambda: defaultdict(list))
     without: list[T] = []

@@ -1,4 +1,4 @@
-"""Search for checkpoints below a folder, through the `Folder` protocol."""
+"""Search for checkpoints below a `Folder`."""
 
 from __future__ import annotations
 
@@ -59,29 +59,29 @@ class FoundCheckpoint(Generic[F]):
     store: F
     """A store of `dcp_io`, or a `LocalFolder`."""
     modified_seconds: float
-    """Modification time of the latest index, seconds since the epoch on the storage's clock. Copying may change it."""
+    """Modification time of the latest index, seconds since the epoch on the storage's clock."""
     place: Place = field(default_factory=Place)
     put_aside: str | None = None
-    """Why readers should skip the checkpoint although it has an index, or None."""
+    """Why readers should skip the checkpoint, or None."""
     unfinished: bool = False
-    """Whether there are files of a save and no index: the save is still running, or did not finish."""
+    """Whether a save has written files and no index: it is running, or did not finish."""
     unreadable: str | None = None
-    """Why the folder cannot be listed; None for a checkpoint."""
+    """Why the folder cannot be listed."""
     notes: frozenset[str] = frozenset()
-    """Names of the manager's note and the quarantine."""
+    """Names of note and quarantine files."""
 
     @property
     def step(self) -> int | None:
-        """Training step, from the name of the folder or of a parent, or from the manager's note; None if unknown."""
+        """Training step, from the name of the folder or a parent, or from the manager's note."""
         return self.place.step
 
     def noted_step(self) -> int | None:
-        """Read the step in the manager's note; None without a readable note."""
+        """Read the step in the manager's note."""
         return _noted_step(self.store, self.store.list())
 
     @property
     def path(self) -> Path:
-        """Local path of the checkpoint's folder. Raises TypeError on another storage: use `store.url` then."""
+        """Local path of the folder. Raises TypeError on another storage: use `store.url` then."""
         if not isinstance(self.store, os.PathLike):
             raise TypeError(
                 f"{self.store.url} is not a directory of the file system: use .store, or .store.url as an id"
@@ -113,13 +113,13 @@ def checkpoints_below(root: T, *, unfinished: bool = False, unreadable: bool = F
 
 
 def some_below(root: T, *, most_folders: int = 200) -> list[FoundCheckpoint[T]]:
-    """Return the checkpoints in the first folders of a tree, for error messages."""
+    """Search the first folders of a tree, for error messages."""
     found = _walk(root, unreadable=True, most_folders=most_folders)
     return _newest_first([one for one in found if not one.unfinished and one.unreadable is None])
 
 
 def _walk(root: T, *, unreadable: bool, most_folders: float = math.inf) -> Iterator[FoundCheckpoint[T]]:
-    """Yield the checkpoints, unfinished saves and unreadable folders, sorted by name."""
+    """Sorted by name."""
     waiting: list[tuple[tuple[str, ...], T, bool]] = [((), root, False)]
     visited = 0
     while waiting and visited < most_folders:
@@ -168,7 +168,7 @@ def _noted_step(folder: Folder, entries: Sequence[Entry]) -> int | None:
 
 
 def merge_places(places: Sequence[Sequence[FoundCheckpoint[F]]]) -> list[FoundCheckpoint[F]]:
-    """Return the checkpoints of several folders, which hold copies of one run's checkpoints, newest first.
+    """Merge the checkpoints of several folders with copies of one run, newest first.
 
     Of copies of one save, the copy in the earlier folder precedes; of different saves of one step, the later save.
     """
@@ -192,7 +192,7 @@ def _newest_first(
 
 
 def _created_ns(folder: Folder) -> int:
-    """Return the start time of the save in ns; 0 if unknown."""
+    """0 if unknown."""
     try:
         info = index_of(folder).info
     except (DcpError, OSError):
@@ -203,9 +203,9 @@ def _created_ns(folder: Folder) -> int:
 def first_valid(
     found: Sequence[FoundCheckpoint[F]], check: Callable[[FoundCheckpoint[F]], None]
 ) -> FoundCheckpoint[F] | None:
-    """Return the first checkpoint that passes a check; None if none does. Each skipped one is logged.
+    """Return the first checkpoint that passes a check; each skipped one is logged.
 
-    A checkpoint is skipped if it is quarantined or being removed, or if `check` raises DcpError or OSError.
+    Quarantined checkpoints, those being removed, and those for which `check` raises DcpError or OSError are skipped.
     """
     for one in found:
         if one.put_aside is not None:
@@ -221,12 +221,9 @@ def first_valid(
 
 
 def index_of(folder: Path_ | Folder) -> CheckpointIndex:
-    """Return the newest complete index in a folder; see `choose_index`.
+    """Return the newest complete index in a folder.
 
-    Raises:
-        CheckpointNotFoundError: The index is incomplete; the message names the folder.
-        CorruptCheckpointError, UnsafeCheckpointError, UnsupportedFormatError: The index is damaged, hostile, or of an
-            unknown format; the message names the folder.
+    Raises the errors of `choose_index`, with the folder's name in the message.
     """
     place = _opened(folder)
     try:
@@ -244,15 +241,9 @@ def index_of(folder: Path_ | Folder) -> CheckpointIndex:
 
 
 def check_files(folder: Path_ | Folder, index: CheckpointIndex) -> None:
-    """Check that the data files of a checkpoint exist and are long enough, without reading them.
+    """Check that a checkpoint's data files exist and are long enough, without reading them.
 
-    Args:
-        folder: The checkpoint's folder: a local path, or a `Folder` such as a store.
-        index: Index of the checkpoint.
-
-    Raises:
-        CheckpointNotFoundError: A data file is missing; the message names it.
-        CorruptCheckpointError: A data file is too short; the message names it.
+    Raises CheckpointNotFoundError for a missing file, CorruptCheckpointError for a short one; the message names it.
     """
     place = _opened(folder)
     needed = needed_bytes(index)
@@ -268,9 +259,8 @@ def check_files(folder: Path_ | Folder, index: CheckpointIndex) -> None:
 def file_sizes(folder: Folder, needed: Mapping[str, int]) -> dict[str, int | None]:
     """Return each data file's size in bytes, or None for a missing file; `needed` is the result of `needed_bytes`.
 
-    Raises:
-        CorruptCheckpointError, UnsafeCheckpointError: Something other than a file has the name of a data file.
-        OSError: The storage failed.
+    Raises CorruptCheckpointError or UnsafeCheckpointError for anything other than a file, OSError if the storage
+    failed.
     """
     sizes: dict[str, int | None] = {entry.name: entry.bytes for entry in folder.list()}
     for name, wanted in needed.items():

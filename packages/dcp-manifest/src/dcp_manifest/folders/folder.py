@@ -1,4 +1,4 @@
-"""Protocols of a read-only folder for finding checkpoints, which every `dcp_io.Store` implements."""
+"""Protocols of a read-only folder, which every `dcp_io.Store` implements."""
 
 from __future__ import annotations
 
@@ -54,32 +54,32 @@ class Entry:
     name: str
     bytes: int
     mtime: float
-    """Modification time, seconds on the storage's clock."""
+    """Seconds on the storage's clock."""
 
 
 @runtime_checkable
 class Folder(Protocol):
-    """Folder with checkpoints. For the guarantees see `dcp_io.Store`."""
+    """Folder with checkpoints; see `dcp_io.Store`."""
 
     @property
     def url(self) -> str:
         """Path or URI, for messages."""
 
     def list(self) -> list[Entry]:
-        """List the files directly in the folder; empty if the folder does not exist."""
+        """List the files directly in the folder; empty without a folder."""
 
     def read(self, name: str) -> bytes:
-        """Read all bytes of a file. Raises CheckpointNotFoundError if it is missing."""
+        """Read a file; CheckpointNotFoundError if it is missing."""
 
     def size(self, name: str) -> int:
-        """Return a file's size in bytes. Raises CheckpointNotFoundError if it is missing."""
+        """Return a file's size in bytes; CheckpointNotFoundError if it is missing."""
 
 
 class FolderTree(Folder, Protocol):
     """Folder with subfolders."""
 
     def folders(self) -> Sequence[str]:
-        """Return the names of the subfolders."""
+        """Return the subfolders' names."""
 
     def child(self, name: str) -> FolderTree:
         """Open a subfolder."""
@@ -89,9 +89,8 @@ def followed(folder: str, name: str) -> str:
     """Return the path to read for a file in a folder; a symbolic link is resolved. This is the only rule for links.
 
     Links are followed to files inside the folder and, from a snapshot of a Hugging Face cache
-    (`models--ORG--NAME/snapshots/REVISION`), to files directly in the `blobs` of the same model. All other links raise
-    UnsafeCheckpointError: a stranger's checkpoint could otherwise put any file of this user into what is loaded or
-    converted. Nothing is written or deleted through a link.
+    (`models--ORG--NAME/snapshots/REVISION`), to files directly in the `blobs` of the same model. Other links raise
+    UnsafeCheckpointError: a stranger's checkpoint could otherwise put any file of this user into what is loaded.
     """
     path = os.path.join(folder, name)
     if not os.path.islink(path):
@@ -116,7 +115,7 @@ def check_inside(folder: str, name: str) -> None:
 
 
 def _hub_blobs(root: str) -> str | None:
-    """Return the folder to which a Hugging Face cache's snapshot may link, or None."""
+    """Return the folder to which a Hugging Face cache's snapshot may link."""
     for place in (Path(root), *Path(root).parents):
         blobs = place.parent.parent / "blobs"
         if place.parent.name == "snapshots" and blobs.is_dir() and not blobs.is_symlink():
@@ -125,10 +124,9 @@ def _hub_blobs(root: str) -> str | None:
 
 
 class LocalFolder:
-    """Read-only folder of the local file system. Links are followed by the rule of `followed`; linked folders are not.
+    """Read-only folder of the local file system, which may be missing.
 
-    Args:
-        path: Path of the folder, which may be missing.
+    For links to files see `followed`; linked folders are ignored.
 
     Example:
         ```python
@@ -151,11 +149,11 @@ class LocalFolder:
 
     @property
     def url(self) -> str:
-        """Path of the folder, as it was passed."""
+        """The path, as it was passed."""
         return self._path
 
     def list(self) -> list[Entry]:
-        """List the checkpoint files, notes and markers in the folder; other files are left out."""
+        """List checkpoint files, notes and markers only."""
         found = []
         for item in self._scan():
             if item.name.endswith(DATA_SUFFIX) or item.name.startswith(_OURS) or is_index_name(item.name):
@@ -169,7 +167,7 @@ class LocalFolder:
         return found
 
     def folders(self) -> tuple[str, ...]:
-        """Return the sorted names of the subfolders, without symbolic links."""
+        """Return the subfolders' names, sorted, without links."""
         return tuple(sorted(item.name for item in self._scan() if item.is_dir(follow_symlinks=False)))
 
     def _scan(self) -> Sequence[os.DirEntry[str]]:
@@ -206,7 +204,7 @@ class LocalFolder:
             os.close(descriptor)
 
     def size(self, name: str) -> int:
-        """Return the size of a file in bytes."""
+        """Return a file's size in bytes."""
         path = Path(followed(self._path, name))
         try:
             status = os.stat(path)
@@ -228,19 +226,15 @@ def _no_file(path: Path) -> UnsafeCheckpointError:
 _MAX_SECONDS = 1e11
 
 NOTE = ".dcp-note.json"
-"""Checkpoint manager's note: training step, metrics, and the process that saved."""
+"""Manager's note: training step, metrics, and the saving process."""
 QUARANTINE = ".dcp-quarantined.json"
-"""Quarantines a checkpoint as damaged, with the reason."""
+"""Quarantines a damaged checkpoint."""
 REMOVING = ".dcp-removing"
 """Announces the removal of a checkpoint."""
 
 
 def put_aside_reason(names: Collection[str]) -> str | None:
-    """Return why readers should skip a checkpoint (quarantined, being removed); None if they may use it.
-
-    Args:
-        names: Names of the files in the checkpoint's folder.
-    """
+    """Return why readers should skip a checkpoint with these files; None if they may use it."""
     if REMOVING in names:
         return f"it is being removed ({REMOVING})"
     if QUARANTINE in names:
@@ -249,13 +243,13 @@ def put_aside_reason(names: Collection[str]) -> str | None:
 
 
 def noted_step(data: bytes) -> int | None:
-    """Parse the step from the manager's note, or None."""
+    """Parse the step from a note."""
     step = _fact(data, "step")
     return step if type(step) is int and step >= 0 else None
 
 
 def parse_quarantine(data: bytes) -> tuple[str, float | None]:
-    """Parse a quarantine file: the reason, or `unknown`, and the time in seconds since the epoch, or None."""
+    """Parse a quarantine's reason, or `unknown`, and time in seconds since the epoch, or None."""
     reason, found = _fact(data, "reason"), _fact(data, "found")
     is_time = type(found) in (int, float) and abs(found) < _MAX_SECONDS
     return "unknown" if reason is None else str(reason), float(found) if is_time else None
@@ -270,39 +264,39 @@ def _fact(data: bytes, name: str) -> Any:
 
 
 METADATA_NAME = ".metadata"
-"""Index of a whole checkpoint, which exists as soon as this file exists."""
+"""Index of a whole checkpoint, which exists as soon as this file does."""
 DATA_SUFFIX = ".distcp"
 """Suffix of data files."""
 SAVE_MARKER_PREFIX = ".dcp-save-"
-"""Prefix of save markers, which show that a save is running."""
+"""Prefix of save markers: a save is running."""
 _RANK_INDEX = re.compile(r"__(?P<rank>\d{1,9})(?:\.(?P<save_id>[A-Za-z0-9_-]+))?\.metadata", re.ASCII)
 _RANK_DATA = re.compile(r"__(\d{1,9})_", re.ASCII)
 
 
 def rank_prefix(rank: int) -> str:
-    """Return the beginning of the names of all files of a rank, such as `__3`."""
+    """Return the prefix of a rank's files, such as `__3`."""
     return f"__{rank}"
 
 
 def data_file_prefix(rank: int) -> str:
-    """Return the beginning of data file names, such as `__3_`."""
+    """Return the prefix of a rank's data files, such as `__3_`."""
     return f"{rank_prefix(rank)}_"
 
 
 def data_file_name(prefix: str, number: int, save_id: str) -> str:
-    """Return the name of a data file, such as `__3_0.<save id>.distcp`; `number` counts the rank's files from 0."""
+    """Return a data file's name, such as `__3_0.<save id>.distcp`; `number` counts from 0."""
     return f"{prefix}{number}.{save_id}{DATA_SUFFIX}"
 
 
 def rank_of_data_file(name: str) -> int | None:
-    """Return the rank in a data file's name; None for other names."""
+    """Return the rank in a data file's name; None for others."""
     found = _RANK_DATA.match(name)
     return int(found[1]) if found else None
 
 
 @dataclass(frozen=True, slots=True)
 class RankIndexName:
-    """Parsed name of a rank-local index."""
+    """Name of a rank-local index."""
 
     rank: int
     save_id: str | None
@@ -314,11 +308,11 @@ class RankIndexName:
 
 
 def rank_index_name(name: str) -> RankIndexName | None:
-    """Parse `__<rank>.metadata` or `__<rank>.<save id>.metadata`; None for any other name."""
+    """Parse `__<rank>.metadata` or `__<rank>.<save id>.metadata`; None for others."""
     found = _RANK_INDEX.fullmatch(name)
     return RankIndexName(int(found["rank"]), found["save_id"]) if found else None
 
 
 def is_index_name(name: str) -> bool:
-    """Return whether a file is an index, of a whole checkpoint or of one rank."""
+    """Whether a file is an index, of a checkpoint or of one rank."""
     return name == METADATA_NAME or _RANK_INDEX.fullmatch(name) is not None

@@ -1,7 +1,7 @@
-"""Choice of the current index among the index files in a folder.
+"""Choice of the current index in a folder.
 
 Saves without a coordinator write rank-local indexes: `__<rank>.metadata` (overwritten by each save) and
-`__<rank>.<save id>.metadata`. They are used only if all ranks of one save have such an index.
+`__<rank>.<save id>.metadata`. They count only if all ranks of one save have one.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class _Candidate:
 
     mtime: float
     generation: int | None
-    """None if stock wrote the index, or if it is damaged."""
+    """None if stock wrote it, or if it is damaged."""
     created_ns: int
     """0 if unknown."""
     load: Callable[[], CheckpointIndex]
 
 
 def current_index(folder: Folder, entries: Sequence[Entry] | None = None) -> CheckpointIndex | None:
-    """Return the newest complete index in a folder; None without an index file. Errors: see `choose_index`."""
+    """Return a folder's newest complete index; None without an index file. Errors: see `choose_index`."""
     missing: CheckpointNotFoundError | None = None
     tried: dict[str, float] = {}
     for _ in range(_TRIES + 1):
@@ -62,9 +62,7 @@ def choose_index(entries: Mapping[str, float], load: Load) -> CheckpointIndex:
     The index with the higher generation is newer; of equal generations, the index of the later save; if either number
     is unknown, the file with the later modification time. A damaged index is an error: no older index is used instead.
 
-    Args:
-        entries: Name per file in the folder → modification time in seconds; only indexes are used.
-        load: Function that returns the index in a file, and raises the same errors as `read_index`.
+    `entries` maps files to modification times; `load` returns the index in a file, with the errors of `read_index`.
 
     Raises:
         CheckpointNotFoundError: All indexes are incomplete; the message names the ranks with missing indexes.
@@ -97,7 +95,6 @@ def _is_newer(one: _Candidate, other: _Candidate) -> bool:
 
 
 def _candidate(mtime: float, load: Callable[[], CheckpointIndex]) -> _Candidate:
-    """Read an index, even if it fails to decode."""
     try:
         index = load()
     except CheckpointNotFoundError:
@@ -119,7 +116,7 @@ def _raiser(error: DcpError) -> Callable[[], CheckpointIndex]:
 def _rank_sets(
     of_ranks: Mapping[str, RankIndexName], entries: Mapping[str, float], load: Load, missing: list[str]
 ) -> Iterator[_Candidate]:
-    """Yield the complete sets of rank-local indexes; append missing files to `missing`."""
+    """Missing files are appended to `missing`."""
     named: dict[str, dict[int, str]] = {}
     plain: dict[int, str] = {}
     for name, found in of_ranks.items():
@@ -162,7 +159,7 @@ def _is_complete(files: Mapping[int, str], world_size: int, what: str, missing: 
 
 
 def _rank_index(name: str, save_id: str | None, rank: int, load: Load) -> CheckpointIndex:
-    """Load one rank's index, and check its rank and its save's id."""
+    """Check the rank and the save's id."""
     index = load(name)
     info = index.info
     if info is not None and (info.rank != rank or (save_id is not None and info.save_id != save_id)):
@@ -184,7 +181,7 @@ def _info(index: CheckpointIndex) -> ManifestInfo:
 def _plain_set(
     files: dict[int, str], entries: Mapping[str, float], load: Load, complete: set[str], missing: list[str]
 ) -> Iterator[_Candidate]:
-    """Yield the set of `__<rank>.metadata`, unless it is a copy of a set with a save id."""
+    """Skip a copy of a set with a save id."""
     mtime = max(entries[name] for name in files.values())
     first = min(files)
     probe = _candidate(mtime, lambda: _rank_index(files[first], None, first, load))

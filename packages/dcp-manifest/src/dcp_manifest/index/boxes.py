@@ -1,4 +1,4 @@
-"""Arithmetic of boxes: overlaps, bounds and holes. Integers only, no tensors.
+"""Arithmetic of boxes: overlaps, bounds and holes. No tensors.
 
 A 0-dimensional box has volume 1. Boxes of volume 0 overlap no box. Chunks cover a tensor exactly if none is out of
 bounds, no two overlap, and their volumes add up.
@@ -38,19 +38,19 @@ _FEW = 8
 
 
 class Box(NamedTuple):
-    """A box of a tensor: start and extent per dimension, in elements."""
+    """Start and extent per dimension, in elements."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
 
 
 def box_text(offsets: Sequence[int], sizes: Sequence[int]) -> str:
-    """Format a box like a Python index: `[0:4, 2:3]`."""
+    """Format a box like an index: `[0:4, 2:3]`."""
     return f"[{', '.join(f'{start}:{start + size}' for start, size in zip(offsets, sizes, strict=True))}]"
 
 
 def intersect(first: BoxLike, second: BoxLike) -> Box | None:
-    """Return the intersection, or None if the boxes do not overlap."""
+    """Return the intersection; None without overlap."""
     offsets = []
     sizes = []
     for start, size, other_start, other_size in zip(*first, *second, strict=True):
@@ -64,10 +64,7 @@ def intersect(first: BoxLike, second: BoxLike) -> Box | None:
 
 
 def overlaps(box: BoxLike, chunks: Sequence[BoxLike]) -> list[tuple[int, tuple[int, ...], tuple[int, ...]]]:
-    """Return the chunks that overlap `box`, in order: position in `chunks`, start and extent of the intersection.
-
-    All starts are positions in the tensor.
-    """
+    """Return the chunks that overlap `box`: position in `chunks`, start in the tensor, extent of the intersection."""
     if len(chunks) <= _FEW:
         return [(row, *shared) for row, chunk in enumerate(chunks) if (shared := intersect(box, chunk)) is not None]
     starts, ends = _arrays(chunks)
@@ -79,7 +76,7 @@ def overlaps(box: BoxLike, chunks: Sequence[BoxLike]) -> list[tuple[int, tuple[i
 
 
 def out_of_bounds(shape: Sequence[int], offsets: Sequence[int], sizes: Sequence[int]) -> bool:
-    """Return whether a box is not inside a tensor, or has other dimensions."""
+    """Whether a box is not inside a tensor, or has other dimensions."""
     if not len(offsets) == len(sizes) == len(shape):
         return True
     return any(
@@ -89,7 +86,7 @@ def out_of_bounds(shape: Sequence[int], offsets: Sequence[int], sizes: Sequence[
 
 
 def find_overlap(chunks: Sequence[BoxLike]) -> tuple[int, int] | None:
-    """Return the positions of two chunks that overlap, ascending, or None.
+    """Return the positions of two chunks that overlap, ascending.
 
     Sets are split where no chunk crosses, and only the rest is compared pair by pair. Grids take O(n log n) time.
     """
@@ -148,7 +145,7 @@ def _overlap_by_pairs(starts: I64, ends: I64, ordered: I64, dim: int) -> tuple[i
 
 
 def find_hole(box: BoxLike, chunks: Sequence[BoxLike]) -> Box | None:
-    """Return the first region of `box`, in row-major order, that no chunk covers; None if chunks cover the box.
+    """Return the first region of `box`, in row-major order, that no chunk covers.
 
     The chunks may overlap, and may reach beyond the box.
     """
@@ -168,7 +165,7 @@ def find_hole(box: BoxLike, chunks: Sequence[BoxLike]) -> Box | None:
 
 
 def _hole_from(dim: int, low: list[int], high: list[int], starts: I64, ends: I64) -> list[tuple[int, int]] | None:
-    """Return the first region of [low, high), from dimension `dim` on, that no box covers."""
+    """Search [low, high), from dimension `dim` on."""
     if dim == len(low):
         return None if len(starts) else []
     if not len(starts):
@@ -191,21 +188,21 @@ def _arrays(boxes: Sequence[BoxLike], ndim: int | None = None) -> tuple[I64, I64
 
 @dataclass(frozen=True, slots=True)
 class SameDims:
-    """Chunks of the same number of dimensions, in table order."""
+    """Chunks with one number of dimensions, in table order."""
 
     rows: I64
-    """Row of each chunk in its table."""
+    """Rows of the chunks."""
     tensor: I64
-    """Row of each chunk's tensor, ascending."""
+    """Rows of their tensors, ascending."""
     offsets: I64
-    """Offsets in elements; an array of (chunks, dimensions)."""
+    """In elements; an array of (chunks, dimensions)."""
     sizes: I64
     shapes: I64
-    """Shape of each chunk's tensor; an array of (chunks, dimensions)."""
+    """Shapes of their tensors; an array of (chunks, dimensions)."""
 
 
 def by_dims(index: CheckpointIndex) -> Iterator[SameDims]:
-    """Yield the chunks, grouped by number of dimensions."""
+    """Group the chunks by number of dimensions."""
     tensor = np.repeat(np.arange(len(index.tensor_chunks)), index.tensor_chunks)
     ndim = index.tensor_ndim[tensor]
     first, shape_first = starts(ndim)[:-1], index.shape_starts()[:-1]
@@ -217,7 +214,7 @@ def by_dims(index: CheckpointIndex) -> Iterator[SameDims]:
 
 
 def is_proper(index: CheckpointIndex, *, complete: bool) -> bool:
-    """Return whether each tensor has chunks, all inside it, no two overlap and, if `complete`, there is no hole."""
+    """Whether each tensor's chunks are inside it without overlaps and, if `complete`, without holes."""
     if not (index.tensor_chunks > 0).all():
         return False
     for chunks in by_dims(index):
@@ -294,7 +291,7 @@ def _are_apart(tensor: I64, offsets: I64, sizes: I64) -> bool:
 def _not_in_grids(tensor: I64, offsets: I64, sizes: I64) -> list[int]:
     """Return the tensors with chunks that may not form a grid.
 
-    In a grid, two boxes with different starts in a dimension do not overlap there, and no two have all starts equal.
+    In a grid, boxes with different starts in a dimension do not overlap there, and no two have all starts equal.
     """
     doubtful = [np.zeros(0, np.int64)]
     order = np.lexsort((*offsets.T, tensor))

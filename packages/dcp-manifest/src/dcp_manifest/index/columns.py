@@ -1,4 +1,4 @@
-"""Columns of a checkpoint's index in memory: the common form of manifests, stock's pickle and the planners' records.
+"""Columns of an index in memory: the form of manifests, stock's pickle and planners' records.
 
 Tables: tensors (T rows), chunks (C rows, grouped by tensor in table order), objects (O rows), aliases (A rows). Ragged
 columns (shapes, offsets, sizes) are flat; a row has as many numbers as its tensor has dimensions.
@@ -51,28 +51,28 @@ CRC_BLOCK_MAX_BYTES = 1024 * 1024
 _BLOCK_STEP_BYTES = 4096
 
 ENCODED_BLOCK_MAX_BYTES = 64 * 1024 * 1024
-"""Largest decoded size of one encoded block in bytes. It bounds the memory for a hostile index."""
+"""Largest decoded size of a block, which bounds the memory for a hostile index."""
 
 
 class Framing(IntEnum):
-    """Framing of an item: raw elements, or a `torch.save` archive."""
+    """Framing of an item."""
 
     RAW = 0
     """Elements of the chunk: little-endian, row-major."""
     TORCH_ZIP = 1
-    """A `torch.save` archive that contains the tensor (from stock, or of a dtype that cannot be framed)."""
+    """A `torch.save` archive of the tensor (from stock, or of a dtype that cannot be framed)."""
     OBJECT = 2
-    """A `torch.save` archive that contains an object."""
+    """A `torch.save` archive of an object."""
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedBlocks:
-    """Blocks of an item that can be decoded separately."""
+    """An item's blocks, which can be decoded separately."""
 
     block_bytes: int
-    """Decoded bytes of each block; the last may be shorter."""
+    """Decoded bytes per block; the last may be shorter."""
     lengths: npt.NDArray[np.uint32]
-    """Encoded bytes of each block; together they fill the stored range."""
+    """Encoded bytes per block; together they fill the stored range."""
     crcs: npt.NDArray[np.uint32]
 
 
@@ -80,17 +80,17 @@ class ItemKind(IntEnum):
     """Kind of a stored item: `RAW` and `BLOCKS` can be read in parts, others only as a whole."""
 
     RAW = 0
-    """The stored range is the raw elements."""
+    """Raw elements."""
     BLOCKS = 1
-    """The stored range is a sequence of `EncodedBlocks`."""
+    """A sequence of `EncodedBlocks`."""
     ARCHIVE = 2
-    """The stored range is a `torch.save` archive."""
+    """A `torch.save` archive."""
     STREAM = 3
-    """A chain of transforms encoded the stored range as a whole, from raw elements or an archive."""
+    """Raw elements or an archive, encoded as a whole by a chain of transforms."""
 
     @classmethod
     def of(cls, framing: int, *, has_chain: bool, has_blocks: bool) -> ItemKind:
-        """Return the kind that follows from an item's framing and transforms."""
+        """Return an item's kind."""
         if has_blocks:
             return cls.BLOCKS
         if has_chain:
@@ -103,10 +103,9 @@ class StoredItem:
     """Location of one item, and the CRCs that verify its bytes.
 
     `offset` and `length` span the item; the stored range begins `lead` bytes into it and has `stored_bytes` bytes.
-    `crc32` is the CRC32 of the stored range, or None. `running_crcs` are the CRC32s of the range's prefixes up to each
-    interior border of blocks of `block_bytes(stored_bytes)` bytes: `border_count(stored_bytes)` uint32 numbers, or
-    None. `chain` lists transform descriptors in decoding order. An item with block transforms has `blocks`, and no
-    `running_crcs`.
+    `crc32` is the range's CRC32, or None. `running_crcs` are the CRC32s of its prefixes up to each interior border of
+    blocks of `block_bytes(stored_bytes)` bytes: `border_count(stored_bytes)` uint32 numbers, or None. `chain` lists
+    transform descriptors in decoding order. An item with block transforms has `blocks`, and no `running_crcs`.
     """
 
     file: str
@@ -122,24 +121,24 @@ class StoredItem:
 
     @property
     def kind(self) -> ItemKind:
-        """Kind of the item, which determines how it is read."""
+        """Kind, by which the item is read."""
         return ItemKind.of(self.framing, has_chain=bool(self.chain), has_blocks=self.blocks is not None)
 
     @property
     def has_one_crc(self) -> bool:
-        """Whether it has one CRC for many blocks, as PyTorch writes it: such an item can only be checked whole."""
+        """Whether one CRC covers many blocks, as in stock's files: such an item can only be checked whole."""
         has_parts = self.running_crcs is not None or self.blocks is not None
         return self.crc32 is not None and not has_parts and border_count(self.stored_bytes) > 0
 
 
 def block_bytes(stored_bytes: int) -> int:
-    """Return the size of an item's CRC blocks in bytes: 1/32 of the stored range, at least 64 KiB, at most 1 MiB."""
+    """Return the size of an item's CRC blocks: 1/32 of the stored range, at least 64 KiB, at most 1 MiB."""
     step = -(-stored_bytes // (32 * _BLOCK_STEP_BYTES)) * _BLOCK_STEP_BYTES
     return min(max(step, CRC_BLOCK_MIN_BYTES), CRC_BLOCK_MAX_BYTES)
 
 
 def border_count(stored_bytes: int) -> int:
-    """Return the number of interior block borders of a stored range: its blocks minus one, at least 0."""
+    """Return the interior block borders of a stored range: its blocks minus one, at least 0."""
     return max(0, -(-stored_bytes // block_bytes(stored_bytes)) - 1)
 
 
@@ -154,7 +153,7 @@ def border_counts(stored_bytes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class TensorFlags:
-    """Properties of a tensor other than its dtype."""
+    """Properties of a tensor."""
 
     requires_grad: bool = False
     pin_memory: bool = False
@@ -164,12 +163,12 @@ class TensorFlags:
 
     # bit 0 requires_grad, bit 1 pin_memory, bits 2-3 memory format, bits 4-7 layout
     def to_bits(self) -> int:
-        """Return the flags as one byte."""
+        """Return one byte."""
         return self.requires_grad | self.pin_memory << 1 | self.memory_format << 2 | _LAYOUTS.index(self.layout) << 4
 
     @classmethod
     def from_bits(cls, bits: int) -> TensorFlags:
-        """Parse the byte of `to_bits`. Raises ValueError for any other number."""
+        """Parse `to_bits`. Raises ValueError for other numbers."""
         layout = bits >> 4
         memory_format = bits >> 2 & 3
         if not 0 <= bits < 256 or layout >= len(_LAYOUTS) or memory_format > 2:
@@ -192,52 +191,52 @@ _KINDS = np.array(
 
 @dataclass(slots=True)
 class BlockColumns:
-    """`EncodedBlocks` as columns: one row per item, and one row per block, grouped by item."""
+    """`EncodedBlocks` as columns: a row per item, and a row per block, grouped by item."""
 
     counts: U32
-    """Blocks of each item, or 0."""
+    """Blocks per item, or 0."""
     block_bytes: U32
-    """Decoded block size of each item in bytes, or 0."""
+    """Decoded block size per item, or 0."""
     lengths: U32
     crcs: U32
 
     def starts(self) -> I64:
-        """Return the row of each item's first block, then the number of blocks: items + 1 numbers."""
+        """Return each item's first row of blocks, then the end: items + 1 numbers."""
         return starts(self.counts)
 
 
 @dataclass(slots=True)
 class ItemColumns:
-    """`StoredItem`s as columns, one row per item; `file` and `chain` refer to the tables of the `CheckpointIndex`."""
+    """`StoredItem`s as columns; `file` and `chain` refer to tables of the `CheckpointIndex`."""
 
     file: U32
     offset: npt.NDArray[np.uint64]
-    """Start of each item in its file, bytes."""
+    """Offsets in their files, bytes."""
     length: npt.NDArray[np.uint64]
     lead: U32
     stored_bytes: npt.NDArray[np.uint64]
     framing: U8
     chain: U8
-    """Transform chain of each item: 0 for none, n for `chains[n - 1]`."""
+    """0 for no transforms, n for `chains[n - 1]`."""
     checked: U8
-    """1 for an item with a CRC (and running CRCs), else 0."""
+    """1 for an item with a CRC, else 0."""
     crc32: U32
     running_crcs: U32
-    """Running CRCs of all items, concatenated; see `running_counts`."""
+    """All concatenated; see `running_counts`."""
     blocks: BlockColumns | None = None
-    """None if no item is encoded in blocks."""
+    """None if no item has blocks."""
 
     def __len__(self) -> int:
         return len(self.file)
 
     def kinds(self) -> U8:
-        """Return the `ItemKind` per row."""
+        """Return `ItemKind`s."""
         in_blocks = np.zeros(len(self.file), np.bool_) if self.blocks is None else self.blocks.counts > 0
         kinds: U8 = _KINDS[self.framing, (self.chain > 0).astype(np.uint8), in_blocks.astype(np.uint8)]
         return kinds
 
     def running_counts(self) -> I64:
-        """Return the number of running CRCs per row: 0 for an item without CRCs or in encoded blocks."""
+        """Return the running CRCs per row: 0 for an item without CRCs or in encoded blocks."""
         bordered = self.checked != 0
         if self.blocks is not None:
             bordered &= self.blocks.counts == 0
@@ -247,23 +246,23 @@ class ItemColumns:
 
 @dataclass(frozen=True, slots=True)
 class ManifestInfo:
-    """Facts about the checkpoint as a whole, stored in its manifest."""
+    """Facts about the checkpoint as a whole."""
 
     save_id: str
     world_size: int
     writer: str
-    """Program and version that wrote the checkpoint, e.g. `dcp-core/0.1.0`."""
+    """Program and version, e.g. `dcp-core/0.1.0`."""
     generation: int = 1
-    """Number that grows by one with each save to the same checkpoint id: the higher is newer."""
+    """Grows by one with each save to the same checkpoint id: the higher is newer."""
     rank: int | None = None
-    """Rank that wrote a rank-local index (`use_collectives=False`); None for a whole checkpoint."""
+    """Rank that wrote a rank-local index (`use_collectives=False`)."""
     created_ns: int = 0
     """Wall-clock time of the save's start, nanoseconds since the epoch; 0 if unknown.
 
     It orders checkpoints only if steps (or, within a folder, generations) do not decide.
     """
     user: tuple[tuple[str, str], ...] = ()
-    """User metadata of the save: pairs of key and value."""
+    """User metadata: pairs of key and value."""
 
 
 @dataclass(slots=True)
@@ -277,7 +276,7 @@ class CheckpointIndex:
 
     dtypes: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
-    """Relative paths of the data files, with `/`."""
+    """Relative paths, with `/`."""
     chains: tuple[tuple[str, ...], ...] = ()
     tensor_names: list[str] = field(default_factory=list)
     tensor_dtype: U8 = field(default_factory=partial(np.zeros, 0, np.uint8))
@@ -286,7 +285,7 @@ class CheckpointIndex:
     tensor_owner: U32 = field(default_factory=partial(np.zeros, 0, np.uint32))
     tensor_shape: I64 = field(default_factory=partial(np.zeros, 0, np.int64))
     tensor_chunks: I64 = field(default_factory=partial(np.zeros, 0, np.int64))
-    """Number of chunks of each tensor."""
+    """Chunks per tensor."""
     chunk_offsets: I64 = field(default_factory=partial(np.zeros, 0, np.int64))
     chunk_sizes: I64 = field(default_factory=partial(np.zeros, 0, np.int64))
     chunk_items: ItemColumns | None = None
@@ -295,7 +294,7 @@ class CheckpointIndex:
     object_items: ItemColumns | None = None
     alias_names: list[str] = field(default_factory=list)
     alias_targets: U32 = field(default_factory=partial(np.zeros, 0, np.uint32))
-    """Row of each alias's tensor."""
+    """Rows of tensors."""
     paths: dict[str, tuple[PathElement, ...]] | None = None
     info: ManifestInfo | None = None
 
@@ -304,13 +303,7 @@ class CheckpointIndex:
         return list(dict.fromkeys((*self.tensor_names, *self.object_names, *self.alias_names)))
 
     def stored_item(self, columns: ItemColumns, row: int, starts: RaggedStarts | None = None) -> StoredItem:
-        """Return a row of `columns` as a `StoredItem`.
-
-        Args:
-            columns: Items of this index.
-            row: Number of the row.
-            starts: Result of `ragged_starts(columns)`; None computes it.
-        """
+        """Return a row of this index's `columns`. `starts` caches `ragged_starts(columns)`."""
         chain = int(columns.chain[row])
         running_starts, block_starts = self.ragged_starts(columns) if starts is None else starts
         crc32: int | None = None
@@ -339,16 +332,16 @@ class CheckpointIndex:
 
     @staticmethod
     def ragged_starts(columns: ItemColumns) -> RaggedStarts:
-        """Return two lists: each row's start in `running_crcs`, and each row's first row in the columns of blocks.
+        """Return each row's start in `running_crcs`, and its first row of blocks, both with the end.
 
-        Both end with the end of the last row; the second is empty if no item has blocks.
+        The second list is empty if no item has blocks.
         """
         return starts(
             columns.running_counts()
         ).tolist(), [] if columns.blocks is None else columns.blocks.starts().tolist()
 
     def chunk_starts(self) -> I64:
-        """Return each tensor's first row of chunks, then the number of chunks: T + 1 numbers."""
+        """Return each tensor's first row of chunks, then the end: T + 1 numbers."""
         return starts(self.tensor_chunks)
 
     def box_starts(self) -> I64:
@@ -361,7 +354,7 @@ class CheckpointIndex:
 
 
 def needed_bytes(index: CheckpointIndex) -> dict[str, int]:
-    """Return the minimum size per data file in bytes: the end of the last item in the file."""
+    """Return the minimum size per data file in bytes: the end of its last item."""
     ends = np.zeros(len(index.files), np.uint64)
     for items in (index.chunk_items, index.object_items):
         if items is not None:
@@ -374,14 +367,14 @@ Number = TypeVar("Number", bound=np.integer[Any])
 
 
 def starts(counts: npt.NDArray[np.integer[Any]]) -> I64:
-    """Return the starts of consecutive runs of the lengths `counts`, and the end."""
+    """Return the starts of consecutive runs, and the end."""
     sums = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=sums[1:])
     return sums
 
 
 def ranges(first: I64, last: I64) -> I64:
-    """Return all integers in the half-open ranges [`first[i]`, `last[i]`), concatenated."""
+    """Return all integers in the ranges [`first[i]`, `last[i]`), concatenated."""
     lengths = last - first
     sums = starts(lengths)
     numbers: I64 = np.arange(int(sums[-1])) + np.repeat(first - sums[:-1], lengths)
@@ -389,7 +382,7 @@ def ranges(first: I64, last: I64) -> I64:
 
 
 def distinct(numbers: npt.NDArray[Number]) -> npt.NDArray[Number]:
-    """Return the distinct numbers, ascending."""
+    """Return distinct numbers, ascending."""
     # `np.unique` imports `numpy.ma`, which takes longer than reading a small index.
     ascending = np.sort(numbers)
     is_new = np.ones(len(ascending), np.bool_)
@@ -398,7 +391,7 @@ def distinct(numbers: npt.NDArray[Number]) -> npt.NDArray[Number]:
 
 
 class BoxLayout:
-    """Positions of a dimension's numbers in a flat column of boxes of different dimensions."""
+    """Positions of one dimension's numbers in a flat column of boxes of different dimensions."""
 
     def __init__(self, ndim: npt.NDArray[np.integer[Any]]) -> None:
         self.boxes = len(ndim)
@@ -409,17 +402,17 @@ class BoxLayout:
         self._starts = None if self._uniform else starts(ndim)
 
     def rows(self, dim: int) -> Bool | slice:
-        """Return the rows of the boxes that have a dimension `dim`."""
+        """Return the boxes that have a dimension `dim`."""
         return slice(None) if self._uniform else self._ndim > dim
 
     def places(self, dim: int) -> I64 | slice:
-        """Return the positions of the numbers for dimension `dim`."""
+        """Return the positions of numbers for dimension `dim`."""
         if self._starts is None:
             return slice(dim, None, self.dims)
         return self._starts[:-1][self._ndim > dim] + dim
 
     def volumes(self, sizes: I64) -> I64:
-        """Return the elements per box. Raises ValueError if a box has 2⁶² elements or more."""
+        """Return the elements per box; ValueError for 2⁶² or more."""
         products = np.ones(self.boxes, np.int64)
         estimates = np.ones(self.boxes)
         # An overflowing integer product is wrong, unless one of the sizes is 0.

@@ -1,4 +1,4 @@
-"""Torch's dtypes by name, without `torch.`. An index may have others: the manifest has every dtype's element size.
+"""Torch's dtypes by name, without `torch.`. A manifest has every dtype's element size, also of others.
 
 Source: torch 2.13 `torch.dtype.itemsize` and `torch.storage._dtype_to_storage_type_map`.
 """
@@ -27,7 +27,7 @@ _BY_ITEM_BYTES: dict[int, tuple[str, ...]] = {
 ITEM_BYTES: Mapping[str, int] = MappingProxyType(
     {name: item_bytes for item_bytes, names in _BY_ITEM_BYTES.items() for name in names}
 )
-"""Dtype → bytes per element, as torch's `itemsize`; for packed dtypes, bytes per storage element."""
+"""Bytes per element, as torch's `itemsize`; for packed dtypes, per storage element."""
 
 TYPED_STORAGES: Mapping[str, str] = MappingProxyType(
     {
@@ -50,4 +50,4 @@ TYPED_STORAGES: Mapping[str, str] = MappingProxyType(
         "quint2x4": "QUInt2x4Storage",
     }
 )
-"""Dtype → torch's typed storage class; other dtypes are pickled with `UntypedStorage`."""
+"""Torch's typed storage classes; other dtypes are pickled with `UntypedStorage`."""

@@ -1,7 +1,7 @@
 """Dict keys other than strings as path elements.
 
-Stock names a value by `str(key)` and does not store the key. For plain literals (numbers, bool, None, bytes, tuples of
-these and of strings) a load without a template restores the key from this text.
+Stock stores only `str(key)`. For plain literals (numbers, bool, None, bytes, tuples of these and of strings) a load
+without a template restores the key from this text.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _MAX_CHARACTERS = 4096
 
 
 class LiteralKey(str):
-    """Path element for a dict key that is a literal other than a string: the key's text, and by `value` the key.
+    """Text of a dict key that is a literal other than a string; `value` is the key.
 
     Example:
         ```python
@@ -32,10 +32,9 @@ class LiteralKey(str):
 
     @classmethod
     def of(cls, key: object) -> LiteralKey | None:
-        """Return the path element for a dict key; None if the key cannot be restored from its text.
+        """Return a dict key's path element; None if its text does not restore it.
 
-        Raises:
-            ValueError: A number in the key has more digits than Python converts to text.
+        Raises ValueError for a number with more digits than Python converts to text.
         """
         if type(key) is int:
             return cls(repr(key))
@@ -46,7 +45,7 @@ class LiteralKey(str):
 
     @property
     def value(self) -> Any:
-        """The dict key; if the text is not a literal, the text as a plain `str`."""
+        """The dict key; if the text is not a literal, a plain `str`."""
         text = str(self)
         if len(text) <= _MAX_CHARACTERS:
             try:

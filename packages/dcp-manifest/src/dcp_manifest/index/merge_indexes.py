@@ -1,4 +1,4 @@
-"""Merging of the rank-local indexes of one checkpoint."""
+"""Merging of one checkpoint's rank-local indexes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _table(tables: Iterable[Sequence[Key]]) -> dict[Key, int]:
 
 
 def _clashing_aliases(indexes: Sequence[CheckpointIndex]) -> set[str]:
-    """Return the names that are an alias in one index, and a tensor or another tensor's alias in a second one."""
+    """Return aliases that are a tensor, or another tensor's alias, in a second index."""
     targets: dict[str, set[str]] = {}
     for part in indexes:
         for name, row in zip(part.alias_names, part.alias_targets.tolist(), strict=True):
@@ -72,7 +72,7 @@ def _with_aliases_as_tensors(part: CheckpointIndex, names: Collection[str]) -> C
 
 
 def take_tensors(part: CheckpointIndex, rows: I64) -> CheckpointIndex:
-    """Return an index with the tensors in the given rows, in that order."""
+    """Return an index with the tensors in these rows, in order."""
     shapes, boxes, chunks = part.shape_starts(), part.box_starts(), part.chunk_starts()
     chunk_rows = ranges(chunks[:-1][rows], chunks[1:][rows])
     return replace(
@@ -90,7 +90,7 @@ def take_tensors(part: CheckpointIndex, rows: I64) -> CheckpointIndex:
 
 
 def _merge_tensors(merged: CheckpointIndex, parts: Sequence[CheckpointIndex], dtypes: dict[str, int]) -> list[I64]:
-    """Fill the table of tensors of `merged`; return each part's new rows."""
+    """Return each part's new rows."""
     facts: dict[tuple[str, int], tuple[int, int, tuple[int, ...]]] = {}
     order: dict[tuple[str, int], int] = {}
     rows: list[I64] = []

@@ -1,4 +1,4 @@
-"""Runs of bytes on a regular grid: the positions of a box in the bytes of a row-major chunk."""
+"""Runs of bytes on a regular grid, such as a box in a row-major chunk."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Positions = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """Regular grid of byte runs: each has `run_bytes` bytes, the first begins at byte `start`.
+    """Regular grid of runs of `run_bytes` bytes; the first begins at byte `start`.
 
     Along dimension d, outermost first, the runs have `counts[d]` positions at distances of `strides[d]` bytes. A stride
     is at least the span of the inner dimensions, so runs are ascending and never overlap. A grid without dimensions is
@@ -29,11 +29,11 @@ class Runs:
 
     @property
     def stop(self) -> int:
-        """End of the last run, bytes."""
+        """End of the last run."""
         return self.start + _span(self.counts, self.strides, self.run_bytes)
 
     def joined(self, gap_bytes: int) -> Runs:
-        """Merge inner dimensions with gaps below `gap_bytes` into longer runs."""
+        """Close inner gaps below `gap_bytes`."""
         run, depth = self.run_bytes, len(self.counts)
         while depth and self.strides[depth - 1] - run < gap_bytes:
             depth -= 1
@@ -41,7 +41,7 @@ class Runs:
         return Runs(self.start, run, self.counts[:depth], self.strides[:depth])
 
     def within(self, start: int, stop: int) -> tuple[Positions, Positions]:
-        """Return starts and ends of the runs in [start, stop), clipped to it; needs memory for each run."""
+        """Return starts and ends of runs in [start, stop), clipped to it."""
         first = _starts(self, start, stop, self.start, 0)
         last = first + self.run_bytes
         inside = (first < stop) & (last > start)
@@ -49,7 +49,7 @@ class Runs:
 
 
 def box_runs(sizes: Sequence[int], offsets: Sequence[int], lengths: Sequence[int], item_bytes: int) -> Runs:
-    """Return the byte runs of a box in a row-major chunk. Raises ValueError if the box is not inside."""
+    """Return a box's byte runs in a row-major chunk; ValueError if the box is not inside."""
     if not len(sizes) == len(offsets) == len(lengths):
         raise ValueError(f"box {tuple(offsets)}+{tuple(lengths)} and chunk {tuple(sizes)} differ in dimensions")
     start, run, step = 0, item_bytes, item_bytes
@@ -78,7 +78,7 @@ def _span(counts: Sequence[int], strides: Sequence[int], run_bytes: int) -> int:
 
 
 def _starts(runs: Runs, start: int, stop: int, base: int, depth: int) -> Positions:
-    """Return the starts of runs that may overlap [start, stop), in the inner grid from `depth` on, at `base`."""
+    """Starts of runs that may overlap [start, stop), in the inner grid from `depth` on, at `base`."""
     if depth == len(runs.counts):
         return np.array([base], np.int64)
     stride = runs.strides[depth]

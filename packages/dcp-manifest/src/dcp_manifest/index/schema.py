@@ -1,7 +1,6 @@
-"""Schema of an index: all columns of a manifest, with their place in an index, their limits and their meaning.
+"""Schema of an index: all columns of a manifest, their limits and their meaning; `docs/format.md` repeats them.
 
-Writer and reader follow this table, and `check_index` checks an index by it, before it is written and after it was
-read. `docs/format.md` repeats the table.
+Writer and reader follow this table, and `check_index` checks an index by it, before and after it is stored.
 """
 
 from __future__ import annotations
@@ -54,10 +53,10 @@ __all__ = [
 MAX_NDIM: Final = 64
 MAX_POSITION: Final = (1 << 62) - 1
 MAX_NUMBERS_PER_BYTE: Final = 16
-"""Longest column, in numbers per byte of the manifest, which bounds the memory for a hostile one."""
+"""Numbers per byte of the manifest that a column may have, which bounds the memory for a hostile one."""
 _MAX_ITEM_BYTES = 1024
 PATH_INDEX_LIMIT: Final = 10**18
-"""Limit of the list indexes in a path."""
+"""Limit of list indexes in paths."""
 
 
 # Kinds of elements of a path, in the column `path.kind`: numbers, since members of an enumeration are slow to look up.
@@ -66,25 +65,25 @@ PATH_KEY, PATH_LIST_INDEX, PATH_INT_KEY, PATH_LITERAL_KEY = range(4)
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of a manifest, or two for a table of strings."""
+    """A column of a manifest, or two for a table of strings."""
 
     name: str
-    """Name in the manifest; `x` stands for `chunk` or `object`, `{d}` for a dimension."""
+    """`x` stands for `chunk` or `object`, `{d}` for a dimension."""
     table: str
-    """Table with one row per number, or in words the sum that the numbers are counted by."""
+    """Table with one row per number, or in words the sum that counts the numbers."""
     meaning: str
     field: str = ""
     """Attribute of the index, its items or their blocks; empty if the writer computes the column."""
     dtype: Any = np.uint32
-    """Dtype in memory; `str` for a table of strings."""
+    """In memory; `str` for a table of strings."""
     row_of: str = ""
     numbered_from: int = 0
     """Number of that table's first row; smaller numbers mean none."""
     most: int | None = None
-    """Largest valid number; None for any."""
+    """Largest valid number."""
     is_narrowed: bool = True
     is_collapsed: bool = True
-    """Whether equal numbers are stored as one number."""
+    """Whether equal numbers are stored as one."""
 
 
 TABLES = (
@@ -272,11 +271,11 @@ COLUMNS = {
     for columns in (TABLES, TENSORS, OBJECTS, ALIASES, *ITEMS_OF.values(), BLOCKS, PATHS, COMPUTED)
     for column in columns
 }
-"""Column by name; `{d}` stands for every dimension."""
+"""By name; `{d}` stands for every dimension."""
 
 
 def check_column(column: Column, values: Sequence[str] | npt.NDArray[Any], rows: Mapping[str, int]) -> None:
-    """Check that a column has one value per row of its table, all valid. Raises ValueError with the first problem."""
+    """Check that a column has one valid value per row of its table. Raises ValueError."""
     wanted = rows.get(column.table, len(values))
     if len(values) != wanted:
         raise ValueError(f"the column {column.name} has {len(values)} rows, not {wanted}")
@@ -298,8 +297,7 @@ def check_index(index: CheckpointIndex) -> None:
     stored ranges are inside their items, and raw items have the size that follows from dtype and sizes. Not checked:
     whether the chunks cover their tensor, and whether files exist.
 
-    Raises:
-        ValueError: The index is inconsistent; the message is a sentence about the first problem.
+    Raises ValueError; the message is a sentence about the first problem.
     """
     info = index.info
     if info is not None:
@@ -444,9 +442,9 @@ def _check_raw_bytes(index: CheckpointIndex, items: ItemColumns, wanted: npt.NDA
 
 
 def check_relative_path(path: str, *, file: str) -> None:
-    r"""Check that a relative path stays inside the checkpoint's folder on any system; `file` is named in messages.
+    r"""Check that a relative path stays inside the checkpoint's folder on any system; messages name `file`.
 
-    No part between `/` may be empty, `.` or `..`, or contain `\`, NUL or a drive's `:`. Raises UnsafeCheckpointError.
+    No part may be empty, `.` or `..`, or contain `\`, NUL or a drive's `:`. Raises UnsafeCheckpointError.
     """
     parts = path.split("/")
     if not {"", ".", ".."}.isdisjoint(parts) or "\\" in path or "\0" in path or parts[0][1:2] == ":":

@@ -1,4 +1,4 @@
-"""Sequence of stored items: columns inside, records on access, so that a save makes no record per tensor."""
+"""Sequence of stored items: columns inside, records on access."""
 
 from __future__ import annotations
 
@@ -31,10 +31,7 @@ _NONE = np.zeros(0, np.uint32)
 class StoredItems(Sequence[StoredItem]):
     """Locations of items, in the order of their write requests.
 
-    Args:
-        columns: Columns with one row per item.
-        files: Names of the data files, for the column `file`.
-        chains: Chains of transforms; the number n > 0 in the column `chain` is `chains[n - 1]`, 0 means none.
+    `chains[n - 1]` is the chain of transforms with the number n in the column `chain`; 0 means none.
 
     Example:
         ```python
@@ -53,7 +50,7 @@ class StoredItems(Sequence[StoredItem]):
 
     @classmethod
     def of(cls, items: Iterable[StoredItem]) -> StoredItems:
-        """Build a sequence from single records."""
+        """Build a sequence from records."""
         items = list(items)
         files: dict[str, int] = {}
         chains: dict[tuple[str, ...], int] = {(): 0}
@@ -75,10 +72,7 @@ class StoredItems(Sequence[StoredItem]):
 
     @classmethod
     def joined(cls, parts: Sequence[StoredItems], rows: I64 | None = None) -> StoredItems:
-        """Concatenate sequences; equal file names and equal chains are stored once.
-
-        `rows` are the rows of the result, in its order; None for all.
-        """
+        """Concatenate; equal files and equal chains are stored once."""
         files: dict[str, int] = {}
         chains: dict[tuple[str, ...], int] = {(): 0}
         pieces: list[ItemColumns] = []
@@ -94,7 +88,7 @@ class StoredItems(Sequence[StoredItem]):
         return cls(take_items(pieces, rows), tuple(files), tuple(chains)[1:])
 
     def take(self, rows: I64) -> StoredItems:
-        """Return the items in the given rows, in that order."""
+        """Return the items in these rows, in order."""
         return StoredItems(take_items([self.columns], rows), self.files, self.chains)
 
     def __len__(self) -> int:
@@ -120,7 +114,7 @@ class StoredItems(Sequence[StoredItem]):
 
 
 def block_columns(blocks: Sequence[EncodedBlocks | None]) -> BlockColumns | None:
-    """Build columns from encoded blocks; None if there are none."""
+    """Build columns; None without blocks."""
     if not any(blocks):
         return None
     return BlockColumns(
@@ -132,7 +126,7 @@ def block_columns(blocks: Sequence[EncodedBlocks | None]) -> BlockColumns | None
 
 
 def take_items(parts: Sequence[ItemColumns], rows: I64) -> ItemColumns:
-    """Return the given rows of several concatenated item tables."""
+    """Return rows of several concatenated tables."""
     columns = {
         name: np.concatenate([getattr(part, name) for part in parts])
         for name in ("file", "offset", "length", "lead", "stored_bytes", "framing", "chain", "checked", "crc32")

@@ -1,4 +1,4 @@
-"""Records of the tensors and objects in an index. Plans and checks use the columns, which is far faster."""
+"""Records of tensors and objects in an index. Columns are far faster."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["StoredChunk", "StoredTensor", "TensorForm", "stored_objects", "store
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredChunk:
-    """A chunk (box) of a tensor, with the location of its data. Compared by identity; can be a dict key."""
+    """A chunk (box) of a tensor, and the location of its data. Compared by identity; can be a dict key."""
 
     name: str
     dtype: str
@@ -27,24 +27,24 @@ class StoredChunk:
 
     @property
     def nbytes(self) -> int:
-        """Decoded size of the chunk, bytes; without transforms, also its stored size."""
+        """Decoded size, bytes; without transforms, also the stored size."""
         return math.prod(self.sizes) * ITEM_BYTES[self.dtype]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredTensor:
-    """A tensor in an index, with its chunks in the order of the index."""
+    """A tensor in an index, with its chunks in order."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     flags: int
-    """Flags of the tensor; see `TensorFlags.to_bits`."""
+    """See `TensorFlags.to_bits`."""
     chunks: tuple[StoredChunk, ...]
 
 
 class TensorForm(NamedTuple):
-    """Description of a tensor for `tensor_columns`, with the boxes (offsets and sizes) in which it is stored.
+    """A tensor for `tensor_columns`, with the boxes (offsets and sizes) in which it is stored.
 
     Example:
         ```python
@@ -61,11 +61,11 @@ class TensorForm(NamedTuple):
     shape: tuple[int, ...]
     boxes: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
     flags: int = 0
-    """Flags of the tensor; see `TensorFlags.to_bits`."""
+    """See `TensorFlags.to_bits`."""
 
 
 def stored_tensors(index: CheckpointIndex) -> Iterator[StoredTensor]:
-    """Yield the tensors of an index in order, without aliases; none if it lacks stored items."""
+    """Yield the tensors in order, without aliases; none if stored items are missing."""
     if index.chunk_items is None:
         return
     items, ragged = index.chunk_items, index.ragged_starts(index.chunk_items)
@@ -91,7 +91,7 @@ def stored_tensors(index: CheckpointIndex) -> Iterator[StoredTensor]:
 
 
 def tensor_columns(tensors: Sequence[TensorForm]) -> CheckpointIndex:
-    """Return an index of tensors of the whole job, without stored items, which the caller adds."""
+    """Return an index of tensors of the whole job; the caller adds stored items."""
     dtypes = {name: number for number, name in enumerate(dict.fromkeys(tensor.dtype for tensor in tensors))}
     boxes = [box for tensor in tensors for box in tensor.boxes]
     return CheckpointIndex(
@@ -109,7 +109,7 @@ def tensor_columns(tensors: Sequence[TensorForm]) -> CheckpointIndex:
 
 
 def stored_objects(index: CheckpointIndex) -> Iterator[tuple[str, StoredItem]]:
-    """Yield the name and stored item of each object; none if the index lacks stored items."""
+    """Yield each object's name and stored item; none if stored items are missing."""
     if index.object_items is None:
         return
     ragged = index.ragged_starts(index.object_items)

@@ -1,6 +1,6 @@
-"""Allow-table of the safe pickle reader: allowed names, calls, states and containers, and a work budget.
+"""Allow-table of the safe pickle reader: names, calls, states and containers, and a work budget.
 
-For each callable global a table has a replacement. The real function is never called.
+Replacements are called instead of real functions.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class BrokenPickleError(ValueError):
 
 
 class UnsafePickleError(ValueError):
-    """The pickle uses a feature that the table does not allow, or exceeds its limit of work or memory."""
+    """The table does not allow a feature of the pickle, or its limit of work or memory is exceeded."""
 
 
 class ForbiddenGlobalError(UnsafePickleError):
@@ -66,7 +66,7 @@ class ForbiddenGlobalError(UnsafePickleError):
 
 
 class Budget:
-    """Work budget of one pickle: the number of elements that its calls may copy and its keys may hash.
+    """Limit of the elements that a pickle's calls may copy and its keys may hash.
 
     A hostile pickle may contain `set(range(1 << 40))`, or copy one list a million times.
     """
@@ -83,7 +83,7 @@ class Budget:
         self._crowds: dict[int, tuple[object, dict[int, int]]] = {}
 
     def spend(self, amount: int) -> None:
-        """Charge `amount` elements before the work. Raises UnsafePickleError if the budget is exhausted."""
+        """Charge `amount` elements before the work. Raises UnsafePickleError."""
         self._left -= amount
         if self._left < 0:
             raise UnsafePickleError("needs far more memory or work than its size justifies")
@@ -92,14 +92,14 @@ class Budget:
         """Check that a key is cheap to hash and compare, before it goes into a dict or set.
 
         Nested tuples with shared elements take exponential time, and keys with equal hashes are compared pair by pair.
-        Raises UnsafePickleError for such a key, TypeError if the key is not hashable.
+        Raises UnsafePickleError, or TypeError if the key is not hashable.
         """
         if not _is_cheap(key):
             _, crowds = self._crowds.setdefault(id(container), (container, {}))
             self._admit(key, crowds)
 
     def admit_keys(self, keys: Iterable[Any]) -> None:
-        """Check all keys of a new container."""
+        """Check a new container's keys."""
         crowds: dict[int, int] = {}
         for key in keys:
             if not _is_cheap(key):
@@ -113,9 +113,9 @@ class Budget:
             raise UnsafePickleError(f"has more than {_MAX_SAME_HASH} keys of the same hash")
 
     def nest(self, container: object, values: Iterable[Any]) -> None:
-        """Limit the nesting of containers that Python frees by recursion; call this after `values` were added.
+        """Limit the nesting of containers that Python frees by recursion; called after `values` were added.
 
-        Freeing a deeply nested `deque` overflows the C stack and ends the process. Raises UnsafePickleError.
+        Freeing a deeply nested `deque` overflows the C stack and ends the process.
         """
         inner = [value for value in values if type(value) in _FRAGILE] if type(container) in _FRAGILE else []
         if not inner:
@@ -152,30 +152,30 @@ def _is_cheap(key: Any) -> bool:
 
 
 Call = Callable[[Budget, tuple[Any, ...]], Any]
-"""Checks the arguments of a call in a pickle, and returns the value or raises."""
+"""Checks a call's arguments, and returns its value or raises."""
 New = Callable[[Budget, tuple[Any, ...], dict[str, Any]], Any]
-"""Replaces a class's `__new__`: like `Call`, for an instance that is made without `__init__`."""
+"""Replaces a class's `__new__`, without `__init__`."""
 State = Callable[[Budget, Any, Any], Any]
-"""Checks and sets an instance's state, and returns the instance or its replacement."""
+"""Sets an instance's state, and returns the instance or its replacement."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordClass:
-    """Stand-in for a class; its pickled instances become `Record`s."""
+    """Stand-in for a class with `Record`s as instances."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """Stand-in for a function: `call` is called instead."""
+    """Stand-in for a function."""
 
     name: str
     call: Call
 
 
 class Record:
-    """A pickled instance of a `RecordClass`: class name and state."""
+    """Instance of a `RecordClass`: class name and state."""
 
     __slots__ = ("name", "state")
 
@@ -186,7 +186,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Opaque:
-    """Stand-in for a global that `find` does not know: calls, states and items are dropped, only the name is kept."""
+    """Stand-in for an unknown global: calls, states and items are dropped."""
 
     name: str
 
@@ -197,36 +197,35 @@ class Opaque:
         """Drop items."""
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Drop an item of a dict."""
+        """Drop an item."""
 
 
 @dataclass(frozen=True, slots=True)
 class PickleTable:
-    """Allow-table of a pickle. Types and objects are matched by identity; attributes of allowed objects are refused."""
+    """Allow-table. Types and objects are matched by identity; attributes of allowed objects are refused."""
 
     find: Callable[[str], Any]
-    """Function (full Python 3 name of a global) → its replacement: a stand-in of this module, or any value.
+    """Full Python 3 name of a global → a stand-in of this module, or any value.
 
-    It raises `ForbiddenGlobalError` for a name that is not allowed, or returns an `Opaque` for a class that may be
-    ignored.
+    Raises `ForbiddenGlobalError`, or returns an `Opaque` for a class that may be ignored.
     """
     calls: Mapping[int, Call] = field(default_factory=dict)
-    """`id` of a value that `find` returned → function that replaces its calls; others cannot be called."""
+    """`id` of a value of `find` → function that replaces its calls; others cannot be called."""
     news: Mapping[int, New] = field(default_factory=dict)
-    """`id` of a class → function that replaces its `__new__`, if that differs from a call."""
+    """`id` of a class → function that replaces its `__new__`, if that is not a call."""
     states: Mapping[type, State] = field(default_factory=dict)
     lists: frozenset[type] = frozenset((list,))
-    """Types to which a pickle may add items by `extend`."""
+    """Types that may get items by `extend`."""
     dicts: frozenset[type] = frozenset((dict,))
-    """Types to which a pickle may add pairs by `[]`."""
+    """Types that may get pairs by `[]`."""
     sets: frozenset[type] = frozenset((set,))
-    """Types to which a pickle may add items by `update`."""
+    """Types that may get items by `update`."""
     drafts: frozenset[type] = frozenset()
-    """Immutable types, whose instances are replaced when their state is set."""
+    """Immutable types, with instances that a state replaces."""
 
 
 def described(value: object) -> str:
-    """Describe a value by its type, for messages: a hostile value's `repr` may be endless."""
+    """Describe a value by its type: a hostile `repr` may be endless."""
     if isinstance(value, (Record, RecordClass, Function, Opaque)):
         return value.name
     if isinstance(value, type):
@@ -235,7 +234,7 @@ def described(value: object) -> str:
 
 
 def python3_name(module: str, name: str) -> str:
-    """Return the full Python 3 name of a global, which may have its Python 2 name before protocol 3."""
+    """Return a global's Python 3 name, from the Python 2 name of old protocols."""
     if (module, name) in _compat_pickle.NAME_MAPPING:
         module, name = _compat_pickle.NAME_MAPPING[(module, name)]
     else:
@@ -249,9 +248,9 @@ _U32, _I32, _F64 = struct.Struct("<I"), struct.Struct("<i"), struct.Struct(">d")
 
 
 class ScalarReader:
-    """Reader of scalar pickle opcodes, with a position and a stack; each method `do_x` executes one opcode.
+    """Reader of scalar opcodes, with a position and a stack; each method `do_x` executes one opcode.
 
-    Lengths are checked against the remaining bytes before memory is allocated.
+    Lengths are checked before memory is allocated.
     """
 
     __slots__ = ("at", "data", "stack")
@@ -271,18 +270,18 @@ class ScalarReader:
         return taken
 
     def number(self, width: int) -> int:
-        """Read an unsigned integer of `width` bytes."""
+        """Read an unsigned integer."""
         return int.from_bytes(self.take(width), "little")
 
     def line(self) -> bytes:
-        """Read up to the end of the line."""
+        """Read to the end of the line."""
         end = self.data.index(b"\n", self.at)
         taken = self.data[self.at : end]
         self.at = end + 1
         return taken
 
     def decimal(self, base: int = 10) -> int:
-        """Read an integer in digits that ends with the line."""
+        """Read an integer in digits."""
         digits = self.line()
         if len(digits) > _MAX_DIGITS:
             raise ValueError(f"an int of {len(digits)} digits")
@@ -303,7 +302,7 @@ class ScalarReader:
         self.stack.append(self.number(2))
 
     def do_long(self, width: int) -> None:
-        """Push an int; its length field has `width` bytes."""
+        """Push an int with a length field."""
         self.stack.append(int.from_bytes(self.take(self.number(width)), "little", signed=True))
 
     def do_text_int(self) -> None:
@@ -327,11 +326,11 @@ class ScalarReader:
         self.at += 8
 
     def do_unicode(self, width: int) -> None:
-        """Push a string; its length field has `width` bytes."""
+        """Push a string with a length field."""
         self.stack.append(self.take(self.number(width)).decode("utf-8", "surrogatepass"))
 
     def do_unicode4(self) -> None:
-        """Push a string; its length field has 4 bytes."""
+        """Push a string with a 4-byte length."""
         start = self.at + 4
         self.at = start + _U32.unpack_from(self.data, self.at)[0]
         if self.at > len(self.data):
@@ -343,7 +342,7 @@ class ScalarReader:
         self.stack.append(self.line().decode("raw-unicode-escape"))
 
     def do_python2_string(self, width: int) -> None:
-        """Push a Python 2 string; its length field has `width` bytes."""
+        """Push a Python 2 string."""
         self.stack.append(self.take(self.number(width)).decode("utf-8"))
 
     def do_text_string(self) -> None:
@@ -355,7 +354,7 @@ class ScalarReader:
         self.stack.append(unescape(quoted[1:-1])[0].decode("utf-8"))
 
     def do_bytes(self, width: int) -> None:
-        """Push bytes; their length field has `width` bytes."""
+        """Push bytes with a length field."""
         self.stack.append(self.take(self.number(width)))
 
     def do_bytearray(self) -> None:

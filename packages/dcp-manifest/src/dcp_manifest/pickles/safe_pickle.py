@@ -1,8 +1,7 @@
 """Safe pickle reader that makes only the calls in an allow-table; the only reader of pickles from checkpoints.
 
-`pickle.Unpickler` is not used. Names are looked up in the caller's table and never imported; only functions in the
-table are called; state and items are added only to types in the table. Memory and work are bounded by a constant
-multiple of the pickle's length, and a key is hashed only if hashing is known to be quick.
+Names are looked up in the caller's table and never imported; only functions in the table are called; state and items
+are added only to types in the table. Memory and work are bounded by a constant multiple of the pickle's length.
 """
 
 from __future__ import annotations
@@ -51,12 +50,12 @@ def read_pickle(
         data: Bytes that contain the pickle; other bytes may follow it.
         table: Allow-table of the pickle.
         start: Offset of the pickle in `data`.
-        budget: Limit of the work of the pickle's calls; None allows one element per byte of `data`.
-        persistent: Function that returns the value of a persistent id; if None, persistent ids are refused.
+        budget: Limit of the calls' work; None allows one element per byte of `data`.
+        persistent: Returns the value of a persistent id; None refuses persistent ids.
 
     Raises:
         BrokenPickleError: The bytes are not a pickle, or a call in it failed.
-        UnsafePickleError: The pickle has a global, call or opcode that the table does not allow.
+        UnsafePickleError: The table does not allow a global, call or opcode.
     """
     machine = _Machine(data, start, table, Budget(len(data)) if budget is None else budget, persistent)
     try:
@@ -68,7 +67,7 @@ def read_pickle(
 
 
 class _Machine(ScalarReader):
-    """State of reading one pickle; each method `do_x` executes one opcode."""
+    """Each method `do_x` executes one opcode."""
 
     __slots__ = ("below", "budget", "drafts", "memo", "persistent", "proto", "table")
 
@@ -172,7 +171,7 @@ class _Machine(ScalarReader):
         target.update(items)
 
     def take_items(self, types: frozenset[type]) -> Any:
-        """Return the container on top of the stack, if items may be added to it."""
+        """Return the container on the stack, if items may be added to it."""
         target = self.stack[-1]
         if type(target) not in types:
             raise TypeError(f"items for {described(target)} are not allowed")
@@ -242,7 +241,6 @@ class _Machine(ScalarReader):
         self.put_made(new(self.budget, arguments, named))
 
     def put_made(self, made: Any) -> None:
-        """Replace the called value on the stack by the result."""
         self.stack[-1] = made
         if type(made) in self.table.drafts:
             self.drafts[id(made)] = made, []
@@ -352,7 +350,7 @@ _PER_BYTE = 1000
 
 
 def refuse_unfolding(value: object, nbytes: int) -> None:
-    """Raise UnsafePickleError if a loaded object's unfolded size is far larger than its stored `nbytes`.
+    """Raise UnsafePickleError if an object's unfolded size is far larger than its stored `nbytes`.
 
     No other thread may use `value` during the call.
     """
@@ -361,7 +359,7 @@ def refuse_unfolding(value: object, nbytes: int) -> None:
 
 
 def _count(value: object, most: int) -> int:
-    """Count the parts of a value: shared parts once for each place, cycles once."""
+    """Shared parts count for each place, cycles once."""
     sizes: dict[int, int] = {id(value): 1}
     path: list[tuple[object, Iterator[Any], int]] = []
     owner, parts, size = value, iter(_parts(value)), 1

@@ -1,4 +1,4 @@
-"""Reader of stock's `.metadata`, which converts it to an index; no code in the pickle runs.
+"""Reader of stock's `.metadata`; no code in the pickle runs.
 
 Source: torch 2.13 `torch.distributed.checkpoint.metadata` (contents of the records) and `.filesystem._StorageInfo`;
 CPython 3.13.0 `pathlib`.
@@ -42,14 +42,9 @@ _OLD_METADATA = "torch.distributed._shard.sharded_tensor.metadata"
 
 
 def read_stock(data: Buffer, *, file: str) -> tuple[CheckpointIndex, int, list[str]]:
-    """Read the index from a pickle of stock's `Metadata`, of torch 2.3 to 2.15.
+    """Read the index from a pickle of stock's `Metadata`, of torch 2.3 to 2.15, with which `data` begins.
 
-    Args:
-        data: Bytes that begin with the pickle; other bytes may follow it.
-        file: Name of the file, for messages.
-
-    Returns:
-        The index, without `info` and with unchecked items; the offset of the end of the pickle; `StorageMeta.modules`.
+    Returns the index, without `info` and with unchecked items; the offset of the pickle's end; `StorageMeta.modules`.
 
     Raises:
         CorruptCheckpointError: The bytes are not a pickle of a valid `Metadata`.
@@ -81,7 +76,6 @@ def read_stock(data: Buffer, *, file: str) -> tuple[CheckpointIndex, int, list[s
 
 
 def _misplaced(value: object, wanted: str) -> Exception:
-    """Return the error for a value that the index cannot use."""
     if type(value) is Opaque:
         return ForbiddenGlobalError(value.name)
     return TypeError(f"{described(value)} is in the place of {wanted}")
@@ -121,10 +115,7 @@ def _numbers(value: object) -> tuple[int, ...]:
 
 
 class _Reader:
-    """Tables of an index while its rows are collected.
-
-    `limit` bounds the rows of a table: a hostile pickle may refer to one list any number of times.
-    """
+    """`limit` bounds the rows of a table: a hostile pickle may refer to one list any number of times."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -190,7 +181,7 @@ class _Reader:
         )
 
     def paths(self, planner_data: object) -> dict[str, tuple[PathElement, ...]] | None:
-        """Return the paths of stock's planner; data of other planners is ignored."""
+        """Data of other planners is ignored."""
         if type(planner_data) is not dict or not all(type(path) is tuple for path in planner_data.values()):
             return None
         if sum(map(len, planner_data.values())) > self.limit:
@@ -201,7 +192,7 @@ class _Reader:
 
 
 def _properties(value: object) -> tuple[str, int]:
-    """Return the row of the dtype, and flags. Newer versions append fields to the five known ones."""
+    """Newer versions append fields to the five known ones."""
     if not isinstance(value, Record) or value.name != "TensorProperties" or type(value.state) is not tuple:
         raise _misplaced(value, "a TensorProperties")
     dtype, layout, requires_grad, memory_format, pin_memory = value.state[:5]
@@ -231,7 +222,7 @@ def _number(value: object) -> int:
 
 
 def _chain(value: object) -> tuple[str, ...]:
-    """Return an item's transforms in decoding order, the reverse of stock's."""
+    """Decoding order is the reverse of stock's."""
     if value is None:
         return ()
     if not isinstance(value, (list, tuple)) or len(value) > _MAX_LINKS or not all(type(link) is str for link in value):
@@ -240,7 +231,7 @@ def _chain(value: object) -> tuple[str, ...]:
 
 
 def _places(storage_data: dict[Any, Any]) -> dict[tuple[str, tuple[int, ...] | None], Place]:
-    """Return (FQN, offset) → storage location; the offset is None for an object."""
+    """The offset is None for an object."""
     places: dict[tuple[str, tuple[int, ...] | None], Place] = {}
     for key, value in storage_data.items():
         index = _state(key, "MetadataIndex")
@@ -265,25 +256,25 @@ _MEMORY_FORMATS = ("TORCH_CONTIGUOUS_FORMAT", "TORCH_CHANNELS_LAST", "TORCH_PRES
 
 
 class DtypeName(NamedTuple):
-    """Stand-in for a torch dtype in a pickle."""
+    """Stand-in for a torch dtype."""
 
     name: str
 
 
 class Layout(NamedTuple):
-    """Stand-in for a torch layout in a pickle."""
+    """Stand-in for a torch layout."""
 
     name: str
 
 
 class Size(NamedTuple):
-    """Stand-in for a `torch.Size` in a pickle."""
+    """Stand-in for a `torch.Size`."""
 
     numbers: tuple[int, ...]
 
 
 def read_stock_pickle(data: bytes) -> tuple[Any, int]:
-    """Return the value of stock's pickle, and the offset of its end."""
+    """Return a pickle's value, and the offset of its end."""
     return read_pickle(data, _table(0), budget=Budget(len(data) * _COPIED_PER_BYTE))
 
 
@@ -314,7 +305,7 @@ def _loads(budget: Budget, arguments: tuple[Any, ...], depth: int) -> Any:
 
 
 def _encode(budget: Budget, arguments: tuple[Any, ...]) -> bytes:
-    """Replace `encode`, by which protocol 2 stores bytes."""
+    """Protocol 2 stores bytes by `encode`."""
     text, encoding = arguments
     if type(text) is not str or encoding != "latin1":
         raise UnsafePickleError("encodes text in an unexpected way")
@@ -344,7 +335,7 @@ def _memory_format(_: Budget, arguments: tuple[Any, ...]) -> int:
 
 
 def _getattr(_: Budget, arguments: tuple[Any, ...]) -> Any:
-    """Return an enum member, which some Python versions pickle as an attribute."""
+    """Some Python versions pickle an enum member as an attribute."""
     owner, name = arguments
     if type(owner) is Opaque:
         return owner
@@ -354,7 +345,7 @@ def _getattr(_: Budget, arguments: tuple[Any, ...]) -> Any:
 
 
 def _path(_: Budget, __: tuple[Any, ...]) -> None:
-    """Ignore the checkpoint's former path."""
+    """Ignore the former path."""
 
 
 _MEMORY_FORMAT = Function("_MEM_FORMAT_ENCODING", _memory_format)

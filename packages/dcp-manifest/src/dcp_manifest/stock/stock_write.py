@@ -1,6 +1,4 @@
-"""Writer of the head of `.metadata`: a pickle that stock reads as its `Metadata`, written without torch.
-
-If stock cannot load the checkpoint, the head is a stub: a pickle that raises an error with the reason.
+"""Writer of the head of `.metadata`: a pickle that stock reads as its `Metadata`, or a stub that raises the reason.
 
 Source: torch 2.13 `torch.distributed.checkpoint.metadata` and `.filesystem`.
 """
@@ -40,16 +38,16 @@ FILESYSTEM = "torch.distributed.checkpoint.filesystem"
 TORCH = "torch"
 GET_LAYOUT = ("torch.serialization", "_get_layout")
 STOCK_VERSION = "1.0.0"
-"""Value of `Metadata.version` in stock's files."""
+"""`Metadata.version` in stock's files."""
 MARKER_MODULE = "dcp-manifest/1"
-"""Marker in `StorageMeta.modules` of every head: our reader then requires a manifest. Stock ignores it."""
+"""In `StorageMeta.modules` of every head: our reader then requires a manifest. Stock ignores it."""
 _STOCK_CHAINS = {(), ("stream.zstd/1",)}
 _NEW, _STATE, _DONE = b")\x81", b"}(", b"ub"
 _NONE, _TRUE, _FALSE = b"N", b"\x88", b"\x89"
 
 
 def unreadable_reason(index: CheckpointIndex) -> str | None:
-    """Return why stock cannot load a checkpoint with this index, as a clause; None if it can."""
+    """Return why stock cannot load a checkpoint, as a clause; None if it can."""
     if index.tensor_owner.any() or index.object_owner.any():
         return "it holds values that belong to single ranks"
     if index.chunk_items is None or index.object_items is None:
@@ -62,7 +60,7 @@ def unreadable_reason(index: CheckpointIndex) -> str | None:
 
 
 def _are_archives(items: ItemColumns) -> bool:
-    """Return whether every item decodes to a `torch.save` archive."""
+    """Whether every item decodes to a `torch.save` archive."""
     trail = items.length - items.lead - items.stored_bytes
     framed = (items.framing == Framing.RAW) & (items.chain == 0) & (items.lead > 0) & (trail > 0)
     whole = (items.framing != Framing.RAW) & (items.lead == 0) & (trail == 0)
@@ -70,21 +68,15 @@ def _are_archives(items: ItemColumns) -> bool:
 
 
 def stock_head(index: CheckpointIndex) -> bytes:
-    """Return the pickle that stock loads as a `Metadata` equal to the index.
+    """Return the pickle that stock loads as a `Metadata` equal to the index, without an `unreadable_reason`.
 
-    `StorageMeta.modules` contains `MARKER_MODULE`, by which this project's readers know that a manifest follows.
-
-    Args:
-        index: An index without an `unreadable_reason`; an alias becomes an entry that shares its tensor's items.
+    An alias becomes an entry that shares its tensor's items.
     """
     return _Head(index).pickle()
 
 
 class _Head:
-    """Builder of one head.
-
-    Repeated values are memoized at the beginning, the most frequent first: these get the shortest references.
-    """
+    """Repeated values are memoized at the beginning, the most frequent first: these get the shortest references."""
 
     def __init__(self, index: CheckpointIndex) -> None:
         self.index = index
@@ -140,7 +132,7 @@ class _Head:
         return list(map(sizes.__getitem__, values))
 
     def prepared_properties(self) -> Iterator[tuple[tuple[int, int], bytes]]:
-        """Yield each pair (dtype, flags), with opcodes that push a new `TensorProperties`."""
+        """Yield pairs (dtype, flags), with opcodes that push new `TensorProperties`."""
         index = self.index
         pairs = sorted(set(zip(index.tensor_dtype.tolist(), index.tensor_flags.tolist(), strict=True)))
         for dtype, bits in pairs:
@@ -171,7 +163,7 @@ class _Head:
             yield text(name) + tail
 
     def prepared_parts(self) -> Iterator[tuple[PathElement, bytes]]:
-        """Yield each path element that is not a name, with opcodes that push it."""
+        """Yield path elements that are not names, with opcodes that push them."""
         paths = self.index.paths or {}
         names = {*self.rows, *self.index.object_names}
         # A `LiteralKey` equals the text that stock writes for the key.
@@ -208,7 +200,7 @@ class _Head:
                 yield b"".join((key, self.texts[name], index, _NONE, place))
 
     def places(self, items: ItemColumns) -> list[bytes]:
-        """Return opcodes that complete each item's key and push its `_StorageInfo`."""
+        """Yield opcodes that complete each item's key and push its `_StorageInfo`."""
         start = _DONE + self.new["_StorageInfo"] + _STATE + self.key["relative_path"]
         offset, length = self.key["offset"], self.key["length"]
         ends = [_DONE, *[_descriptors(links) + _DONE for links in self.index.chains]]
@@ -220,7 +212,7 @@ class _Head:
 
 
 def _descriptors(links: tuple[str, ...]) -> bytes:
-    """Return an item's transforms in stock's order, the reverse of decoding order."""
+    """Stock's order is the reverse of decoding order."""
     return text("transform_descriptors") + b"](" + b"".join(map(text, reversed(links))) + b"e"
 
 
@@ -255,17 +247,17 @@ def text_2(value: str) -> bytes:
 
 
 def global_(module: str, name: str) -> bytes:
-    """Return opcodes that push the class or function `name` of a module."""
+    """Return opcodes that push a class or function."""
     return text(module) + text(name) + b"\x93"
 
 
 def global_2(module: str, name: str) -> bytes:
-    """Return opcodes of protocol 2 that push the class or function `name` of a module."""
+    """Return opcodes of protocol 2 that push a class or function."""
     return f"c{module}\n{name}\n".encode()
 
 
 def collected(items: Sequence[bytes]) -> bytes:
-    """Return opcodes that push a tuple of the values that `items` push."""
+    """Return opcodes that push a tuple of the items' values."""
     if len(items) <= 3:
         return b"".join((*items, _TUPLES[len(items)]))
     return b"".join((b"(", *items, b"t"))
@@ -281,18 +273,18 @@ class _PickleWriter:
         self._remembered = 0
 
     def reserve(self) -> bytes:
-        """Reserve the next memo slot; return opcodes that push its value. The caller must append a `MEMOIZE`."""
+        """Reserve a memo slot; return opcodes that push its value. The caller must append a `MEMOIZE`."""
         number = self._remembered
         self._remembered += 1
         return b"h" + bytes((number,)) if number < 256 else b"j" + _U32.pack(number)
 
     def prepare(self, opcodes: bytes) -> bytes:
-        """Append opcodes that push a value, memoize it and pop it; return opcodes that push it."""
+        """Memoize the value of opcodes; return opcodes that push it."""
         self._parts.append(opcodes + MEMOIZE + b"0")
         return self.reserve()
 
     def getvalue(self) -> bytes:
-        """Return the finished pickle. Exactly one value must be on the stack."""
+        """Exactly one value must be on the stack."""
         return b"".join((*self._parts, b"."))
 
 
@@ -300,12 +292,12 @@ _START = b"\x80\x04" + text("dcp-manifest stub") + b"0"
 
 
 def is_stub(data: bytes | memoryview) -> bool:
-    """Return whether a `.metadata` file begins with a pickle that fails when stock loads it."""
+    """Whether a `.metadata` file begins with a pickle that fails in stock."""
     return bytes(data[: len(_START)]) == _START
 
 
 def stub_head(reason: str) -> bytes:
-    """Return a pickle that raises RuntimeError when loaded; the message names the writer, the reason and the remedy.
+    """Return a pickle that raises RuntimeError; the message names writer, reason and remedy.
 
     `reason` completes a sentence after "because".
     """
