@@ -18,7 +18,7 @@ R = TypeVar("R")
 
 
 def refuse_path(function: str, value: object, parameter: str | None = None) -> None:
-    """Raise TypeError for a path, a habit from `torch.save(state, path)`."""
+    """Raise TypeError for a path, a habit from `torch.save`."""
     if isinstance(value, str | os.PathLike):
         path = os.fspath(value)
         problem = "needs its name" if parameter is None else f"is not a {parameter}"
@@ -26,7 +26,7 @@ def refuse_path(function: str, value: object, parameter: str | None = None) -> N
 
 
 def without_positional_path(function: Callable[P, R]) -> Callable[P, R]:
-    """Let a positional path raise a clear TypeError."""
+    """Let a positional path raise TypeError."""
     names = [
         each.name for each in inspect.signature(function).parameters.values() if each.kind is each.POSITIONAL_OR_KEYWORD
     ]
@@ -41,7 +41,7 @@ def without_positional_path(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def with_positional_storage(parameter: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Return a decorator that accepts `parameter` as second argument, with a warning."""
+    """Accept `parameter` as second argument, with a warning."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         name = function.__name__
@@ -82,6 +82,6 @@ def outside_compile(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
-    """Return a command line for `main(arguments)`; unlike `python -m`, it ignores the working directory's modules."""
+    """Return a command line for `main(arguments)` that, unlike `python -m`, ignores the working directory's modules."""
     code = f"import sys; sys.path = [*filter(None, sys.path)]; from {module} import main; main(sys.argv[1:])"
     return [sys.executable, "-c", code, *arguments]

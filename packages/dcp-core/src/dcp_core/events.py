@@ -44,7 +44,7 @@ class Phase:
     """A running phase on one rank."""
 
     bytes: int | None = None
-    """Bytes read from or written to storage; None for other phases."""
+    """Bytes read or written; None for other phases."""
     bytes_received: int | None = None
     own_seconds: float = 0.0
 
@@ -74,7 +74,7 @@ class Operation:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[Phase]:
-        """Report a phase (`total` for the operation) from start to end."""
+        """Report a phase (`total` for the operation)."""
         phase = Phase()
         with self._reported(name, phase) if self._reports else nullcontext():
             yield phase
@@ -115,7 +115,7 @@ class Operation:
         return event
 
     def _level(self, state: str) -> int:
-        """Return a level; never a warning, because a failure also raises its error."""
+        """Never a warning, because a failure also raises its error."""
         if state == "failed":
             level = logging.DEBUG if self._failure_logged else logging.INFO  # once, by the innermost phase
             self._failure_logged = True

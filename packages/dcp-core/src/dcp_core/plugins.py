@@ -1,7 +1,7 @@
 """Look up plug-ins: storages, transforms, state adapters and converters.
 
-The look-up functions raise PluginNotFoundError for an unknown name, PluginLoadError if a broken plug-in may offer it,
-and DuplicatePluginError if two plug-ins do. Importing this module reads no entry points.
+Unknown names raise PluginNotFoundError, PluginLoadError if a broken plug-in may offer them, or DuplicatePluginError if
+two plug-ins do. Importing this module reads no entry points.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ def transform(descriptor: str) -> Any:
 
 
 def state_adapter(name: str) -> Any:
-    """Return the adapter between modules or optimizers and state dicts."""
+    """Return a state adapter."""
     return installed.factory("state_adapters", name)
 
 
 def converter(name: str) -> Any:
-    """Return the converter of a checkpoint format."""
+    """Return a format's converter."""
     return installed.factory("converters", name)
 
 

@@ -24,7 +24,7 @@ _TRIES = 3
 def agree_on_copy(coordinator: Coordinator, store: HostStore) -> AgreedCopy:
     """Choose the newest save that is complete over the job's hosts and the shared directories.
 
-    If none is complete: CheckpointNotFoundError, or CorruptCheckpointError, UnsafeCheckpointError or
+    Without one: CheckpointNotFoundError, or an index's CorruptCheckpointError, UnsafeCheckpointError or
     UnsupportedFormatError.
 
     Ranks: every rank; collective: two phases if the coordinator has the newest save's index and the save is complete.
@@ -97,7 +97,6 @@ def _read(candidate: Candidate, store: HostStore) -> bytes:
 def _complete(
     coordinator: Coordinator, store: HostStore, found: _Found, held: list[Held]
 ) -> AgreedCopy | Lack | DcpError | None:
-    """Return the newest complete save, if any. Ranks: every rank; collective."""
     if isinstance(found.newest, AgreedCopy):
         return found.newest
     lack = found.newest
@@ -117,15 +116,15 @@ def _complete(
 
 
 class HostAgreement(ByteStorageReader):
-    """Base class of storage readers for host-local stores: each file is read on a host that has it.
+    """Base class of storage readers for host-local stores: a host that has a file reads it.
 
-    Before any tensor changes, the ranks agree on the newest complete save; see `agree_on_copy`.
+    Before any tensor changes, the ranks agree on a save; see `agree_on_copy`.
     """
 
     _agreed: AgreedCopy | None = None
 
     def _host_store(self) -> HostStore:
-        """Return the store, which reads files that no host has from the shared directories."""
+        """Return the store, which also reads the shared directories."""
         store = self._open_host_store()
         if self._agreed is not None:
             store.read_elsewhere(self._agreed.elsewhere)
@@ -140,7 +139,7 @@ class HostAgreement(ByteStorageReader):
         super().reset(checkpoint_id)
 
     def connect_ranks(self, coordinator: Any) -> None:
-        """Agree on the save to load. Ranks: every rank; collective."""
+        """Agree on the save to load. Collective."""
         self._agreed = agree_on_copy(coordinator, self._open_host_store())
 
     def read_index(self) -> CheckpointIndex:
@@ -154,5 +153,5 @@ class HostAgreement(ByteStorageReader):
 
     @property
     def shares_index(self) -> bool:
-        """False: all ranks already have the index."""
+        """False: all ranks have the index."""
         return False

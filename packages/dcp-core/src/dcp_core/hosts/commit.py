@@ -1,7 +1,7 @@
 """`HostCommit`: commits a save over host-local stores.
 
-The save is committed when the coordinator publishes the index on its host, after all hosts' data is durable. The other
-hosts then publish the same bytes.
+The save is committed when the coordinator publishes the index, after all hosts' data is durable. The other hosts then
+publish the same bytes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def open_host_store(checkpoint_id: CheckpointId, storage_options: Mapping[str, A
 
 
 def names_host_store(checkpoint_id: CheckpointId) -> bool:
-    """Return whether an id names a host-local store, without accessing it."""
+    """Return whether an id names a host-local store."""
     try:
         open_host_store(checkpoint_id)
     except (DcpError, ValueError):
@@ -48,8 +48,7 @@ def names_host_store(checkpoint_id: CheckpointId) -> bool:
 class HostCommit(ByteStorageWriter):
     """Base class of storage writers for host-local stores: ranks write to their host's store.
 
-    `ByteStorageWriter`'s guarantees hold over all hosts. A crash after the first host published loses nothing: loads
-    find the index on any host.
+    `ByteStorageWriter`'s guarantees hold over all hosts: after the first host published, loads find the index.
     """
 
     _places: HostPlaces | None = None
@@ -72,7 +71,7 @@ class HostCommit(ByteStorageWriter):
         super().set_up_storage_writer(is_coordinator, *args, **kwargs)
 
     def connect_ranks(self, coordinator: Any, plan: Any) -> None:
-        """Begin the save in each store. Ranks: every rank; collective."""
+        """Begin the save in each store. Collective."""
         root = self._host_store().parent()
         self._places = places = find_places(coordinator, root)
         save_id = plan.storage_data.save_id
@@ -86,7 +85,7 @@ class HostCommit(ByteStorageWriter):
         coordinator.all_gather("begin", begin)
 
     def follow_commit(self, coordinator: Any) -> None:
-        """Publish the index on the other hosts. Ranks: every rank; collective if there are several hosts."""
+        """Publish the index on the other hosts. Collective if there are several."""
         places = self._places
         self._is_committed = True
         if places is None or places.count == 1:
@@ -113,7 +112,7 @@ class HostCommit(ByteStorageWriter):
             self._leave()
 
     def abort(self, error: BaseException) -> None:
-        """Remove the failed save's files, except on hosts that cannot exclude that it was published."""
+        """Remove the failed save's files, except on hosts where it may have been published."""
         places = self._places
         if places is None or places.coordinates or not places.leads or self._is_unpublished(error, places):
             super().abort(error)
@@ -121,7 +120,6 @@ class HostCommit(ByteStorageWriter):
             self._leave()
 
     def _leave(self) -> None:
-        """Keep a failed save's files: another host may have published its index."""
         with contextlib.suppress(DcpError):  # the session has ended
             session = self._backend.session
             if isinstance(session, HostSaveSession):
@@ -129,10 +127,7 @@ class HostCommit(ByteStorageWriter):
         self._backend.abort_save()
 
     def _is_unpublished(self, error: BaseException, places: HostPlaces) -> bool:
-        """Return whether another rank's failure proves that the coordinator has not published.
-
-        An interrupted or lost rank may have written everything before.
-        """
+        """Return whether another rank's failure, not its loss, proves that the coordinator has not published."""
         if self._is_committed or not isinstance(error, CheckpointException):
             return False
         failed = {rank: cause for rank, (cause, _) in error.failures.items() if rank != places.coordinator_rank}

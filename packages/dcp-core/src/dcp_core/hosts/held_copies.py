@@ -1,7 +1,4 @@
-"""Find what hosts hold of a checkpoint, and which save has each file in full length.
-
-Files of different saves are never combined: names contain the save id.
-"""
+"""Find which save's files hosts have in full length. Files of different saves are never combined."""
 
 from __future__ import annotations
 
@@ -45,7 +42,7 @@ class Held:
     """Files of the checkpoint in one directory."""
 
     created: int | None
-    """Time of the indexed save in nanoseconds, if readable."""
+    """Nanoseconds of the indexed save, if readable."""
     save_id: str | None
     sizes: dict[str, int]
     damage: DcpError | None = None
@@ -65,7 +62,7 @@ class Lack:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A save, and the rank or shared directory (`also`) with its index."""
+    """A save, and the rank or shared directory with its index."""
 
     created: int
     save_id: str
@@ -92,7 +89,6 @@ def look(store: HostStore) -> Held:
 
 
 def _identify(store: Store) -> tuple[int, str] | DcpError | None:
-    """Return time and id of the indexed save, or its damage; None without an index of ours."""
     try:
         info = read_index(store.read(METADATA_NAME), file=METADATA_NAME).info
     except CheckpointNotFoundError:
@@ -104,7 +100,7 @@ def _identify(store: Store) -> tuple[int, str] | DcpError | None:
 
 
 def _identify_in_time(store: Store) -> tuple[int, str] | DcpError | None:
-    """Like `_identify`, but None for a shared directory that does not answer: the hosts may have everything."""
+    """None also for a shared directory that does not answer: the hosts may have everything."""
     try:
         return TimedCall(store.url, partial(_identify, store)).result()
     except TimeoutError as error:
@@ -131,7 +127,7 @@ def candidates_of(
 
 
 def complete_copy(data: bytes, candidate: Candidate, held: Sequence[Held], also: Sequence[Store]) -> AgreedCopy | Lack:
-    """Return the copy if all its files exist. Ranks: the coordinator."""
+    """Return the copy if all its files exist."""
     index = read_index(data, file=METADATA_NAME)
     needed = needed_bytes(index)
     largest: defaultdict[str, int] = defaultdict(lambda: -1)

@@ -1,4 +1,4 @@
-"""Find out which ranks share a directory, by random tokens that each rank publishes there."""
+"""Find which ranks share a directory, by random tokens that each rank publishes there."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class HostPlaces:
     rank: int
     coordinator_rank: int
     are_proved: bool = True
-    """Whether each rank identified its directory; False if one was missing or not writable."""
+    """Whether each rank identified its directory, which exists and is writable."""
 
     @property
     def coordinates(self) -> bool:
@@ -65,9 +65,9 @@ def find_places(
 ) -> HostPlaces:
     """Find which ranks share a directory and to which run it belongs; create missing directories.
 
-    Without a run id, the coordinator's `run`, the id that this process last found here, or a random id is used. Unless
-    `saves`, an unreadable or unwritable directory is managed by its rank alone, so that a full disk or a silent keeper
-    does not prevent a restore.
+    The run is the directory's, the coordinator's `run`, the last that this process found here, or random. Unless
+    `saves`, a rank manages an unusable directory alone, so that a full disk or a silent keeper does not prevent a
+    restore.
 
     Ranks: every rank; collective, two phases.
     """
@@ -81,7 +81,7 @@ def look_in_places(
     """Find which ranks share a directory and examine each, without creating any.
 
     Each managing rank calls `look`; the coordinator calls `decide` with all results (None from other ranks) and sends
-    its result to all ranks. A rank with a missing or unwritable directory manages it alone.
+    the decision to all ranks. A rank manages an unusable directory alone.
 
     Ranks: every rank; collective, two phases.
     """

@@ -19,7 +19,7 @@ _INFLIGHT_BYTES = 64 << 20
 
 
 class HostStorageWriter(HostCommit):
-    """Storage writer for the URI of any host-local store; guarantees: see `HostCommit`.
+    """Storage writer for any host-local store's URI, with `HostCommit`'s guarantees.
 
     ```python
     import torch
@@ -30,15 +30,12 @@ class HostStorageWriter(HostCommit):
     ```
 
     Args:
-        checkpoint_id: URI of the checkpoint's directory.
-        storage_options: Options of the store, documented by its package.
-        overwrite: Whether an existing checkpoint may be replaced.
+        storage_options: Options of the store's package.
         layout: `torch` or `raw`, see `dcp_io.Layout`.
-        interop: Whether to also write an index for `torch.distributed.checkpoint`, if possible.
         thread_count: None for the available cores, at most 8.
-        max_inflight_bytes: Memory limit for all threads' buffers.
+        max_inflight_bytes: Limit of all threads' buffers.
         stale_after_seconds: Age of another host's marker at which its save counts as dead.
-        compression: See `dcp_core.encoding.compression.CompressionPolicy`.
+        overwrite, interop, compression: See `ByteStorageWriter`.
     """
 
     def __init__(
@@ -81,7 +78,7 @@ class HostStorageWriter(HostCommit):
 
 
 class HostStorageReader(HostAgreement):
-    """Storage reader for the URI of any host-local store; see `HostAgreement` for the choice of a save.
+    """Storage reader for any host-local store's URI; `HostAgreement` chooses the save.
 
     ```python
     import torch
@@ -92,8 +89,7 @@ class HostStorageReader(HostAgreement):
     load({"weight": torch.zeros(3)}, storage_reader=HostStorageReader("host:///nvme/run/step-1", verify="full"))
     ```
 
-    `verify` is a `dcp_io.Verify`, `extensions` a registry of stream transforms that precedes installed packages; other
-    arguments are as for `HostStorageWriter`.
+    `verify` is a `dcp_io.Verify`; for other arguments see `HostStorageWriter` and `ByteStorageReader`.
     """
 
     def __init__(

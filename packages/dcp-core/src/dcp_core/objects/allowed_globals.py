@@ -1,7 +1,7 @@
 """Allow-list of the globals (classes and functions) that a stored object's pickle may name.
 
-The defaults only hold or build data; `*_calls` have the rules for calling them. A global without a rule may be part of
-the object, but is not called. Never add globals that give access to arbitrary attributes, files, imports or code.
+The defaults only hold or build data; `*_calls` have the rules for calling them. A global without a rule is not called.
+Never add globals that give access to arbitrary attributes, files, imports or code.
 """
 
 from __future__ import annotations
@@ -76,12 +76,12 @@ _METHOD = "_make_in_reduce_ex"
 
 @dataclass(frozen=True, slots=True)
 class AllowList:
-    """Immutable allow-list of a load."""
+    """Immutable allow-list."""
 
     by_name: Mapping[str, Any]
     """Full name → global, or a checked replacement."""
     added: frozenset[str]
-    """Full names that only the user allows; they are called with any arguments from the pickle."""
+    """Full names that only the user allows, called with any arguments."""
     table: PickleTable
 
 
@@ -169,7 +169,7 @@ def _find(by_name: Mapping[str, Any]) -> Callable[[str], Any]:
 
 @functools.cache
 def default_table() -> PickleTable:
-    """Return the calls, states and constants for any stored object."""
+    """Return the calls, states and constants of defaults."""
     calls: list[tuple[Any, Call]] = [*PYTHON_CALLS, *NUMPY_CALLS, *TENSOR_CALLS]
     return PickleTable(
         find=_find(default_globals()),
@@ -227,7 +227,7 @@ def _set_any(budget: Budget, instance: Any, state: Any) -> Any:
 
 @functools.cache
 def default_globals() -> dict[str, Any]:
-    """Return full name → global, or a checked replacement. Must not be changed."""
+    """Return full name → global, or a checked replacement. Read-only."""
 
     def subclassed(function: Callable[..., Any], _: tuple[Any, ...], cls: Any) -> Any:
         raise refused(function, (cls,))
@@ -320,7 +320,7 @@ def _census_functions() -> dict[str, Function]:
 
 
 def how_to_allow(paths: Sequence[str], *, with_planner: bool = True) -> str:
-    """Return an error message's advice."""
+    """Return advice for an error message."""
     never = [path for path in paths if may_never_be_allowed(path)]
     if never:
         why = " (pickles name it for methods, and for a class within a class)" if never[0] == "builtins.getattr" else ""
@@ -339,7 +339,7 @@ def how_to_allow(paths: Sequence[str], *, with_planner: bool = True) -> str:
 
 
 def as_expression(paths: Sequence[str]) -> tuple[str, str]:
-    """Return import statements and an `allow_globals` expression."""
+    """Return imports and an `allow_globals` expression."""
     imports, listed = [], []
     taken: set[str] = set()
     for path in paths:

@@ -1,6 +1,6 @@
 """Rules for numpy arrays, scalars and dtypes in pickles of stored objects.
 
-numpy's own pickle functions accept bytes as pointers, or a dtype longer than the memory; these rules check arguments.
+numpy's own functions accept bytes as pointers, or a dtype longer than the memory.
 """
 
 from __future__ import annotations
@@ -57,7 +57,6 @@ def _dtype(_: Budget, arguments: tuple[Any, ...]) -> np.dtype[Any]:
 
 
 def _set_dtype(budget: Budget, dtype: np.dtype[Any], state: Any) -> np.dtype[Any]:
-    """Return the dtype of a state, from numpy's checking constructor."""
     _, order, subdtype, names, fields, itemsize, *_ = state
     if subdtype is not None:
         base, shape = subdtype

@@ -1,7 +1,7 @@
 """Rules for calls of builtin and standard library classes in pickles of stored objects.
 
-Each rule checks arguments and subtracts the size of copies from a budget. No call creates a large object from few
-bytes, takes long, or creates an invalid object (`datetime` does not check its pickles).
+Rules check arguments and subtract copies' sizes from a budget, so that no call creates a large or invalid object, or
+takes long.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ENCODINGS = ("latin1", "latin-1", "utf-8", "utf8", "ascii")
 
 
 def refused(what: object, arguments: Iterable[Any]) -> UnsafePickleError:
-    """Return the exception, which names arguments' types, not contents."""
+    """Return the error, which names arguments' types, not contents."""
     given = ", ".join(described(argument) for argument in [*arguments][:6])
     return UnsafePickleError(f"a call of {described(what)} with ({given}) is not allowed")
 

@@ -1,7 +1,6 @@
 """Rules for torch tensors and classes in pickles of stored objects.
 
-torch's own functions trust sizes, strides, offsets and indices: a storage grows until they fit, and sparse and nested
-tensors are not checked. These rules first check them against the archive's storages.
+torch's own functions trust sizes, strides, offsets and indices; these rules check them against the archive's storages.
 """
 
 from __future__ import annotations
@@ -158,7 +157,7 @@ def _empty_quantized(budget: Budget, dtype: torch.dtype, sizes: tuple[int, ...],
 
 
 def _rebuild_sparse(budget: Budget, arguments: tuple[Any, ...]) -> torch.Tensor:
-    """Rebuild with checked indices; torch would follow bad ones out of the memory."""
+    """Check the indices: torch would follow bad ones out of the memory."""
     layout, (*indices, values, size), coalesced = _sparse_parts(arguments)
     sizes = _extents(size)
     if math.prod(extent or 1 for extent in sizes) >= _MAX_ELEMENTS:
@@ -241,7 +240,7 @@ def _parameter_with_state(budget: Budget, arguments: tuple[Any, ...]) -> torch.n
 
 
 def _with_attributes(budget: Budget, tensor: Any, state: Any) -> Any:
-    """Set a tensor's Python attributes; refuse ones that hide its class's."""
+    """Set a tensor's attributes; refuse ones that hide its class's."""
     if type(state) is tuple and len(state) == 2 and not state[1]:
         state = state[0]
     if not state:
@@ -313,7 +312,7 @@ def tensor_functions(
 ) -> dict[str, Function]:
     """Return full name → torch function for rebuilding tensors, with its rule.
 
-    `subclassed` rebuilds a tensor of a class outside torch, running its code, or refuses. `around` may replace rules.
+    `subclassed` rebuilds or refuses a tensor of a class outside torch. `around` may replace rules.
     """
 
     def wrapper(budget: Budget, arguments: tuple[Any, ...]) -> Any:

@@ -34,7 +34,7 @@ def plan_columns(
     """Return the final plans and the metadata; None if ranks contradict each other or chunks leave holes.
 
     `aliases`: unwritten FQN → FQN that stores its data. `complete`: whether chunks must fill tensors; None skips the
-    check. The lowest holder writes FQNs in `pinned_to_lowest`, and everything with `to_lowest_rank`.
+    check. The lowest holder writes `pinned_to_lowest`, and everything with `to_lowest_rank`.
     """
     whole_plans = [columns_of(plan.items) for plan in all_plans]
     kept_rows = [_rows_without(one, aliases) for one in whole_plans]
@@ -143,7 +143,7 @@ def _chosen(
 
 
 class Names:
-    """Merged row of each rank's tensors and objects."""
+    """Merged row of each tensor and object."""
 
     def __init__(self, columns: Sequence[PlanColumns]) -> None:
         self.tensors: dict[str, int] = {}
@@ -272,7 +272,6 @@ class Cuts:
 
 
 def _first_of_equal(tensor: I64, ndim: npt.NDArray[np.uint8], index: CheckpointIndex) -> tuple[I64, I64, bool]:
-    """Return first rows of chunks with equal tensor and offsets, each row's first, and whether sizes agree."""
     same = np.arange(len(tensor))
     consistent = True
     places = starts(ndim)[:-1]
@@ -301,10 +300,10 @@ _SLACK = 1 / 128
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Items to assign to ranks, one row each."""
+    """Items to assign to ranks."""
 
     nbytes: I64
-    """Bytes per item; at least 1."""
+    """At least 1 per item."""
     slices: I64
     first: I64
     """Start of each item's ranks in `ranks`, then the total."""
@@ -315,7 +314,7 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Slices `begin` to `end` (exclusive) of an item for one rank."""
+    """Slices [begin, end) of an item for one rank."""
 
     rank: int
     begin: int
@@ -336,7 +335,7 @@ def cut_dim(sizes: Sequence[int]) -> int | None:
 
 
 def assign(things: Candidates, world_size: int) -> Assignment:
-    """Assign items or their parts to ranks so that all write about the same number of bytes.
+    """Assign items or their parts so that all ranks write about the same number of bytes.
 
     Ranks with the same items exceed their average by at most 1/128 or `MIN_PART_BYTES`, as far as items may be cut.
     """

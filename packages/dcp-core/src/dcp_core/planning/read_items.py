@@ -1,7 +1,7 @@
-"""Local plan of a load: this rank's read items, all mismatches of template and checkpoint, and shared memory.
+"""Local plan of a load: read items, mismatches of template and checkpoint, and shared memory.
 
-Source: torch 2.13 `default_planner.create_default_local_load_plan`, `planner_helpers` (stock reports only the first
-problem, converts dtypes silently, and does not detect missing chunks).
+Source: torch 2.13 `default_planner.create_default_local_load_plan`, `planner_helpers` (only the first problem, silent
+casts, and no check for missing chunks).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _COMPLEX = {torch.complex128: torch.float64, torch.complex64: torch.float32, tor
 
 @dataclass(slots=True)
 class LocalLoadPlan:
-    """Read items, mismatches and other findings of one rank."""
+    """Read items and findings of one rank."""
 
     items: list[ReadItem] = field(default_factory=list)
     problems: list[LoadProblem] = field(default_factory=list)
@@ -77,7 +77,7 @@ class LocalLoadPlan:
     renamed: dict[str, str] = field(default_factory=dict)
     unexpected: list[str] = field(default_factory=list)
     targets: list[tuple[str, torch.Tensor]] = field(default_factory=list)
-    """Pairs (key, local tensor), except a subclass's tensors."""
+    """(Key, local tensor) pairs, except a subclass's tensors."""
     overlapping: list[tuple[str, str]] = field(default_factory=list)
 
 
@@ -258,7 +258,7 @@ def _damage(fqn: str, held: LocalTensor, entry: TensorStorageMetadata) -> tuple[
 def create_read_items_for_chunk_list(
     fqn: str, checkpoint_md: TensorStorageMetadata, local_chunks: Sequence[ChunkStorageMetadata]
 ) -> list[ReadItem]:
-    """Return one read item per overlap of a stored chunk with a local chunk."""
+    """Return a read item per overlap of a stored with a local chunk."""
     return _read_items(fqn, fqn, checkpoint_md, local_chunks)
 
 
@@ -382,7 +382,7 @@ class MemoryRanges:
                 ends.append(end)
 
     def cover(self, tensor: torch.Tensor) -> bool:
-        """Return whether one range contains a non-empty tensor."""
+        """Return whether one range contains a tensor."""
         begins, ends = self._merged.get(tensor.device, ([], []))
         begin, at = tensor.data_ptr(), bisect.bisect_right(begins, tensor.data_ptr()) - 1
         return tensor.numel() > 0 and at >= 0 and begin + _span_elements(tensor) * tensor.itemsize <= ends[at]

@@ -30,7 +30,7 @@ def create_default_global_save_plan(
 ) -> tuple[list[SavePlan], Metadata]:
     """Return the plans, with positions among chunks as index hints, and the metadata.
 
-    No item may be in two plans. PlanError: ranks disagree about the kind, shape or dtype of a name.
+    No item may be in two plans. PlanError: ranks disagree about a name.
     """
     entries: dict[str, STORAGE_TYPES] = {}
     new_plans = [
@@ -67,7 +67,7 @@ def _add_item(entries: dict[str, STORAGE_TYPES], item: WriteItem, *, rewrite: bo
 
 
 def check_coverage(entries: dict[str, STORAGE_TYPES], *, complete: bool) -> None:
-    """Raise PlanError unless chunks lie inside their tensors without overlap and, if `complete`, fill them."""
+    """Raise PlanError unless chunks lie inside tensors, do not overlap and, if `complete`, fill them."""
     problems: list[str] = []
     for fqn, entry in entries.items():
         if isinstance(entry, TensorStorageMetadata) and (problem := _coverage_problem(entry, complete=complete)):

@@ -1,4 +1,4 @@
-"""Convert stock's metadata and plan items to the records of `dcp_core` by attribute, without importing stock."""
+"""Convert stock's metadata and plan items by attribute, without importing stock."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["as_chunk", "as_index", "as_metadata", "as_properties", "as_write_ite
 
 
 def as_metadata(metadata: Any) -> Metadata:
-    """Return stock's metadata as ours; unknown records in `storage_data` stay."""
+    """Return stock's metadata as ours; unknown `storage_data` stays."""
     if isinstance(metadata, Metadata):
         return metadata
     stored = metadata.storage_data

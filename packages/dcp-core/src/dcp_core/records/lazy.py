@@ -1,7 +1,6 @@
 """Dict and list subclasses that create their elements on first access.
 
-They compare, copy, pickle and change like an ordinary dict or list. An operation that needs all values, or changes the
-dict, creates them all first.
+They behave like an ordinary dict or list. An operation that needs all values, or changes the dict, creates them all.
 """
 
 from __future__ import annotations
@@ -21,16 +20,14 @@ V_co = TypeVar("V_co", covariant=True)
 class LazySource(Protocol[K_co, V_co]):
     """Immutable source of a `LazyDict`'s values."""
 
-    def __len__(self) -> int:
-        """Return the number of keys."""
-        ...
+    def __len__(self) -> int: ...
 
     def make(self, key: object) -> V_co:
-        """Create the value of `key`, or raise KeyError."""
+        """Create a value, or raise KeyError."""
         ...
 
     def has(self, key: object) -> bool:
-        """Return whether the dict has this key."""
+        """Return whether a key exists."""
         ...
 
     def keys(self) -> Iterator[K_co]:
@@ -43,17 +40,14 @@ class LazySource(Protocol[K_co, V_co]):
 
 
 class LazyDict(dict[K, V]):
-    """A dict that creates each value on first look-up and then keeps it. Threads may read it concurrently."""
+    """Creates each value on first look-up, then keeps it. Threads may read it concurrently."""
 
     __slots__ = ("_lock", "source")
 
     def __init__(self, source: LazySource[K, V]) -> None:
         super().__init__()
         self.source: LazySource[K, V] | None = source
-        """The source; None once all values were created or the dict changed.
-
-        Callers may have changed values that they looked up: see `touched`.
-        """
+        """None once all values were created or the dict changed; see `touched`."""
         self._lock = threading.RLock()
 
     def __missing__(self, key: K) -> V:
@@ -67,7 +61,7 @@ class LazyDict(dict[K, V]):
             return value
 
     def get(self, key: Any, default: Any = None) -> Any:
-        """Return the value of `key`, or `default`."""
+        """Return a value or the default."""
         try:
             return self[key]
         except KeyError:
@@ -94,7 +88,7 @@ class LazyDict(dict[K, V]):
 
     @property
     def touched(self) -> bool:
-        """Whether a look-up has created a value."""
+        """Whether a look-up created a value, which the caller may have changed."""
         return super().__len__() > 0
 
     def fill(self) -> None:
@@ -132,29 +126,22 @@ for _name in (
 
 
 class LazyListSource(Protocol[V_co]):
-    """Immutable source of a `LazyList`'s elements.
+    """Immutable source of a `LazyList`'s elements; with a true attribute `travels`, it is pickled."""
 
-    With a true attribute `travels`, a pickled list contains the source.
-    """
+    def __len__(self) -> int: ...
 
-    def __len__(self) -> int:
-        """Return the number of elements."""
-        ...
-
-    def __iter__(self) -> Iterator[V_co]:
-        """Create and yield the elements in order."""
-        ...
+    def __iter__(self) -> Iterator[V_co]: ...
 
 
 class LazyList(list[V]):
-    """A list that creates all elements at the first access, sorted by `key` (not pickled)."""
+    """Creates all elements at the first access, sorted by `key` (not pickled)."""
 
     __slots__ = ("_key", "source")
 
     def __init__(self, source: LazyListSource[V], *, key: Callable[[V], Any] | None = None) -> None:
         super().__init__()
         self.source: LazyListSource[V] | None = source
-        """The source; None once the elements exist."""
+        """None once the elements exist."""
         self._key = key
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""Boxes of a tensor that a rank holds: of a DTensor at one mesh position, or as a tensor's attributes declare them.
+"""Boxes of a tensor that a rank holds: of a DTensor, or as attributes declare them.
 
 Source: torch 2.13 `torch.distributed.tensor.placement_types` (`Shard._custom_chunk`, `_StridedShard._split_tensor`);
 torch 2.15 `torch.distributed.checkpoint.protocol` (contract of `CheckpointableTensor`).
@@ -37,7 +37,7 @@ _SPEC_FIELDS = {"mesh", "placements", "tensor_meta", "shard_order", "use_strided
 
 
 class ShardedDim(NamedTuple):
-    """A mesh dimension that shards tensor dimension `dim`; `split_factor` is 1 except for a `_StridedShard`."""
+    """Sharded tensor dimension; `split_factor` is 1 except for a `_StridedShard`."""
 
     dim: int
     split_factor: int = 1
@@ -60,8 +60,7 @@ def local_boxes(
 ) -> tuple[tuple[int, ...], tuple[LocalBox, ...]]:
     """Return a sharded tensor's local shape and boxes (row-major) at one mesh position.
 
-    There are several boxes if local rows are not contiguous globally, none if the local tensor is empty. A placement of
-    None replicates.
+    There are several boxes if local rows are not contiguous globally. A placement of None replicates.
     """
     intervals: list[Intervals] = [[(0, extent)] if extent else [] for extent in shape]
     for size, position, placement in zip(mesh_shape, coordinate, placements, strict=True):
@@ -81,7 +80,7 @@ def local_boxes(
 
 
 def _share(runs: Intervals, parts: int, position: int, split_factor: int) -> Intervals:
-    """Cut the rows into `split_factor` pieces, and return share `position` of `parts` from every piece."""
+    """Cut rows into `split_factor` pieces; return share `position` of `parts` of each piece."""
     total = sum([length for _, length in runs])
     taken: Intervals = []
     step = -(-total // split_factor)
@@ -101,7 +100,7 @@ def _share(runs: Intervals, parts: int, position: int, split_factor: int) -> Int
 
 
 def dtensor_boxes(fqn: str, tensor: DTensor, coordinate: Sequence[int]) -> tuple[tuple[int, ...], tuple[LocalBox, ...]]:
-    """Return a DTensor's local shape and boxes at one mesh position; UnsupportedValueError for unknown layouts."""
+    """Return local shape and boxes at one mesh position; UnsupportedValueError for unknown layouts."""
     spec: Any = tensor._spec  # noqa: SLF001 - has no public form
     mesh_shape = tensor.device_mesh.shape
     dims = [_sharded_dim(fqn, placement) for placement in spec.placements]
@@ -133,7 +132,7 @@ def _sharded_dim(fqn: str, placement: Placement) -> ShardedDim | None:
 
 
 def partial_error(fqn: str, placement: Placement) -> UnsupportedValueError:
-    """Return the error for a placement whose values are summed over ranks."""
+    """Return the error for values that are summed over ranks."""
     return UnsupportedValueError(
         f"{fqn!r} is a DTensor with the placement {placement}: its value exists only as a sum over ranks; "
         "redistribute it to Replicate or Shard first"
@@ -149,10 +148,7 @@ def _unknown_layout(fqn: str, part: str) -> UnsupportedValueError:
 
 
 def _mesh_order(fqn: str, shard_order: Any, dims: Sequence[ShardedDim | None]) -> Sequence[int]:
-    """Return the mesh dimensions in sharding order.
-
-    `shard_order` is missing before torch 2.10, and None if a `_StridedShard` describes the order.
-    """
+    """Return the mesh dimensions in sharding order; `shard_order` is None if a `_StridedShard` has it."""
     if shard_order is None:
         return range(len(dims))
     ordered = [(entry.tensor_dim, mesh_dim) for entry in shard_order for mesh_dim in entry.mesh_dims]
@@ -172,12 +168,12 @@ class CheckpointableTensor(Protocol):
     global_shape: tuple[int, ...]
     global_offsets: tuple[tuple[int, ...], ...]
     local_offsets: tuple[tuple[int, ...], ...]
-    """Offsets per shard in this local tensor; padding between shards is allowed."""
+    """Offsets per shard in the local tensor; padding is allowed."""
     local_sizes: tuple[tuple[int, ...], ...]
 
 
 def declares_shards(value: object) -> TypeGuard[CheckpointableTensor]:
-    """Return whether a value has all these attributes."""
+    """Return whether a value has these attributes."""
     # Checked for every tensor: most lack the first attribute.
     return (
         hasattr(value, "global_shape") and isinstance(value, torch.Tensor) and all(hasattr(value, at) for at in _FIELDS)

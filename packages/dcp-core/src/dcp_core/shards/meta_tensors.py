@@ -18,8 +18,8 @@ __all__ = ["materialise_meta"]
 def materialise_meta(container: Any, *, path: str = "", made: list[torch.Tensor] | None = None) -> Any:
     """Replace meta tensors in nested containers by uninitialised tensors; append these to `made`.
 
-    Dicts and lists change in place; other containers are rebuilt and returned. The device is the mesh's for a DTensor;
-    for others, the current CUDA device if the default process group communicates only over CUDA, else the CPU.
+    Dicts and lists change in place; other containers are rebuilt. DTensors use their mesh's device, others the current
+    CUDA device if the default process group communicates only over CUDA, else the CPU.
 
     Source: torch 2.13 `planner_helpers._init_state_dict` (contract).
     """
@@ -47,7 +47,6 @@ def materialise_meta(container: Any, *, path: str = "", made: list[torch.Tensor]
 
 
 def _holds_meta(children: Iterable[tuple[Any, Any]]) -> bool:
-    """Return whether a container may hold meta tensors; long lists without them stay as they are."""
     return any(
         (isinstance(item, torch.Tensor) and _is_meta(item))
         or isinstance(item, dict)

@@ -35,8 +35,7 @@ class HeldTensor(NamedTuple):
 def find_holders(state_dict: Mapping[Any, Any], rank: int) -> tuple[list[HeldTensor], int]:
     """Return tensors with their ranks, and the number of objects.
 
-    Only DTensors and ShardedTensors have other ranks' boxes. Ranks: one rank; collective only if a `Stateful`'s
-    `state_dict()` is.
+    Only DTensors and ShardedTensors have other ranks' boxes. Ranks: one; collective only if a `state_dict()` is.
     """
     states = with_states(dict(state_dict))
     shared, flat = flatten(states).values.keys(), flatten(with_rank_values(states, rank)).values

@@ -1,4 +1,4 @@
-"""Common base of `ByteStorageReader` and `ByteStorageWriter`: checkpoint id, backend, and stock's attributes of files.
+"""Common base of `ByteStorageReader` and `ByteStorageWriter`.
 
 Source: torch 2.13 `torch.distributed.checkpoint.filesystem.{_FileSystemWriter,FileSystemReader,SerializationFormat}`.
 """
@@ -33,15 +33,15 @@ __all__ = [
 class ByteStorage(Storage):
     """Base class of storages with a backend that opens on first use.
 
-    Subclasses for stock may pass an id that only their own `fs` can open, and set `fs` later.
+    Subclasses for stock may set `fs` after the id.
     """
 
     ids_are_paths = False
-    """Whether an id without a URI scheme is a path, which immediately becomes absolute."""
+    """Whether an id without a URI scheme is a path, which becomes absolute."""
 
     _checkpoint_id: CheckpointId
     absolute_id: CheckpointId
-    """The id; relative paths are resolved at assignment."""
+    """The id; paths are resolved at assignment."""
     _opened: StoreBackend | None = None
 
     def _set_id(self, checkpoint_id: CheckpointId) -> None:
@@ -51,7 +51,7 @@ class ByteStorage(Storage):
 
     @abstractmethod
     def _open(self, checkpoint_id: CheckpointId) -> StoreBackend:
-        """Return the backend for a checkpoint id, without accessing storage."""
+        """Return the backend, without accessing storage."""
 
     @property
     def _backend(self) -> StoreBackend:
@@ -79,7 +79,7 @@ class SerializationFormat(StockEnum):
 
 
 def check_format(serialization_format: Enum) -> None:
-    """Raise ValueError unless the format is ours or stock's `TORCH_SAVE`."""
+    """Raise ValueError unless the format is `TORCH_SAVE`."""
     if serialization_format.value != SerializationFormat.TORCH_SAVE.value:
         raise ValueError(
             f"serialization_format={serialization_format} is not supported: such files cannot be loaded; "
@@ -88,10 +88,9 @@ def check_format(serialization_format: Enum) -> None:
 
 
 class FileAttributes(ByteStorage):
-    """Mixin with stock's attributes `fs` and `path` for storages of files in a directory.
+    """Mixin with stock's attributes `fs` and `path`.
 
-    The default `fs` is only for inspection. If a subclass or caller sets another `fs`, or replaces its methods, it
-    reads and writes all data.
+    The default `fs` is only for inspection; another `fs`, or replaced methods, read and write all data.
     """
 
     _fs: Any = None
@@ -103,7 +102,7 @@ class FileAttributes(ByteStorage):
 
     @property
     def fs(self) -> Any:
-        """File system like stock's `FileSystemBase`."""
+        """Like stock's `FileSystemBase`."""
         if self._fs is None:
             self._fs = self._make_fs()
             self._fs_as_made = dict(_variables(self._fs))
@@ -116,14 +115,14 @@ class FileAttributes(ByteStorage):
 
     @property
     def foreign_fs(self) -> Any:
-        """File system for all data; None for the default."""
+        """The `fs` for all data, or None."""
         if self._fs is None or (self._fs_as_made is not None and _is_same(_variables(self._fs), self._fs_as_made)):
             return None
         return self._fs
 
     @property
     def path(self) -> Any:
-        """The checkpoint's directory, in the type that `fs` uses."""
+        """The checkpoint's directory, in `fs`'s type."""
         return self._path_of(self._checkpoint_id)
 
     @path.setter
@@ -164,7 +163,7 @@ _pauses: dict[int, bool] = {}
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Disable the garbage collector until the last concurrent block ends or is deleted.
+    """Disable the garbage collector until the last concurrent block ends.
 
     After `import torch`, a full collection takes longer than creating 100,000 records.
     """

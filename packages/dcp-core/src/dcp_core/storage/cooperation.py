@@ -1,4 +1,4 @@
-"""Decide whether the ranks of a load read each stored byte once, together, or each for itself."""
+"""Decide whether the ranks of a load read each stored byte once, together, or each alone."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Offer:
     """Why this rank cannot read together, as a clause, or None."""
     place: str = "local"
     shares_index: bool = False
-    """Whether this rank can use an index that another rank read."""
+    """Whether this rank can use another's index."""
 
 
 class Cooperation:
-    """One load's choice between reading together and alone, and the common read."""
+    """One load's choice to read together or alone, and the common read."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Cooperation:
         self.bytes_received = 0
 
     def offer(self, reader: StorageReader, world_size: int) -> Offer:
-        """Return this rank's offer; look for dcp-exchange only if nothing else prevents reading together."""
+        """Return this rank's offer; look for dcp-exchange only if nothing else prevents it."""
         if not (self._asked is None or isinstance(self._asked, bool)):
             raise ValueError(f"cooperative={self._asked!r}: pass True, False or None")
         if self._asked is False or world_size == 1:
@@ -75,7 +75,7 @@ class Cooperation:
     def choose(self, offers: Sequence[Offer], *, speaks: bool = False) -> None:
         """Choose equally on all ranks, from offers in rank order; ValueError if `cooperative` differs.
 
-        The rank with `speaks` warns if the ranks cannot read together as requested.
+        The rank with `speaks` warns if ranks cannot read together as requested.
         """
         self.together, self.reason = _choose(offers)
         self._shares_index = self.together and all(offer.shares_index for offer in offers)
@@ -83,10 +83,7 @@ class Cooperation:
             _log.warning("cooperative=True: each rank reads for itself all the same: %s", self.reason)
 
     def share_metadata(self, coordinator: Coordinator, reader: StorageReader) -> Metadata | None:
-        """Return the metadata from the index that the coordinator reads for all ranks; None if each rank must read it.
-
-        Ranks: every rank; collective if the ranks read together.
-        """
+        """Return metadata from the index that the coordinator reads; None if each rank must read it. Collective."""
         if not self._shares_index or not isinstance(reader, ByteStorageReader):
             return None
         return reader.use_index(coordinator.broadcast("index", reader.read_index))
@@ -98,7 +95,7 @@ class Cooperation:
         finish_plan: Callable[[], LoadPlan],
         planner: LoadPlanner,
     ) -> bool:
-        """Read the plans of all ranks together; return whether a newer save replaced the checkpoint.
+        """Read all ranks' plans together; return whether a newer save replaced the checkpoint.
 
         `finish_plan` is called once, in a phase. Ranks: every rank; collective.
         """

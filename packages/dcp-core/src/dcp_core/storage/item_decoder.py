@@ -1,8 +1,7 @@
 """Decode stored items to tensors and object bytes.
 
-Tensors stored as encoded blocks or plain bytes, also inside an ordinary zip archive, can be read in ranges. Other items
-are read and decoded whole. A tensor in a large archive is located from the archive's first and last bytes, if the
-archive holds one uncompressed dense row-major tensor. Reading the pickle calls no torch functions.
+Encoded blocks and plain bytes, also in an ordinary zip archive, can be read in ranges. A tensor in a large archive is
+located from the archive's first and last bytes, if it is the only storage, uncompressed, dense and row-major.
 
 Source: torch 2.13 `torch.serialization._save`, `torch._utils._rebuild_tensor_v2` and `_v3`.
 """
@@ -53,11 +52,11 @@ class PartialItem:
     item: StoredItem
     decoder: BlockDecoder | None = None
     dtype: torch.dtype | None = None
-    """Dtype that the item records, which may differ from the index."""
+    """The item's dtype, which may differ from the index."""
 
 
 class ItemDecoder:
-    """Decoder of stored items of every kind. Thread-safe after `look_into` returned."""
+    """Decodes stored items. Thread-safe after `look_into` returned."""
 
     def __init__(
         self, registry: ExtensionRegistry, *, allow_globals: Sequence[Any] = (), trust_objects: bool = False
@@ -73,7 +72,7 @@ class ItemDecoder:
         return read(self._search.requests).bytes_read if self._search.requests else 0
 
     def in_parts(self, key: str, item: StoredItem, sizes: tuple[int, ...]) -> PartialItem | None:
-        """Return an item for reading ranges; None if `tensor` must decode it whole."""
+        """Return an item for reading ranges; None to decode it whole."""
         kind = item.kind
         if kind is ItemKind.RAW:
             return PartialItem(item)
@@ -85,7 +84,7 @@ class ItemDecoder:
     def tensor(
         self, key: str, item: StoredItem, data: memoryview, dtype: torch.dtype | None, sizes: tuple[int, ...]
     ) -> torch.Tensor:
-        """Decode a tensor from its item's bytes, with verified CRCs; dtype None returns plain bytes as uint8.
+        """Decode bytes with verified CRCs; dtype None returns plain bytes as uint8.
 
         CorruptCheckpointError: the bytes do not contain this tensor. UnsafeCheckpointError: its class is not allowed.
         """
@@ -114,7 +113,7 @@ class ItemDecoder:
         return tensor
 
     def object(self, key: str, item: StoredItem, data: memoryview) -> memoryview:
-        """Decode a serialized object from all bytes of its item."""
+        """Decode an object's bytes."""
         return undo(data, item, key, self._registry, _MAX_OBJECT_BYTES) if item.kind is ItemKind.STREAM else data
 
 
@@ -131,12 +130,12 @@ _MAX_DIMS = 64
 
 @dataclass(frozen=True, slots=True)
 class ArchivedTensor:
-    """A tensor stored uncompressed in a zip archive."""
+    """An uncompressed tensor in a zip archive."""
 
     dtype: torch.dtype
     sizes: tuple[int, ...]
     item: StoredItem
-    """Item with only the elements, and the CRC of the archive's record."""
+    """The elements, with the CRC of the archive's record."""
 
 
 class ArchiveSearch:

@@ -1,4 +1,4 @@
-"""Metadata and its index (`dcp_manifest.CheckpointIndex`): lazy records of an index, and a finished save's index."""
+"""Lazy records of an index (`dcp_manifest.CheckpointIndex`), and a finished save's index."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class StateRecords:
 
     @cached_property
     def dtypes(self) -> list[torch.dtype | None]:
-        """Dtypes of the index; None for those that this torch lacks."""
+        """None for dtypes that this torch lacks."""
         return [getattr(torch, name, None) for name in self.index.dtypes]
 
     def is_same_data(self, one: str, other: str) -> bool:
@@ -153,7 +153,7 @@ class StateRecords:
 
 
 def records_of(metadata: Metadata) -> StateRecords | None:
-    """Return the `StateRecords` of unchanged metadata from a manifest."""
+    """Return unchanged metadata's `StateRecords`, or None."""
     entries = metadata.state_dict_metadata
     source = entries.source if isinstance(entries, LazyDict) and not entries.touched else None
     return source if isinstance(source, StateRecords) else None
@@ -249,7 +249,7 @@ _MODULES = ["dcp-manifest/1"]
 
 
 def metadata_from_index(index: CheckpointIndex, *, rank: int | None = None) -> Metadata:
-    """Return metadata with lazily created records; the index must not change afterwards.
+    """Return metadata with lazy records; the index must not change afterwards.
 
     With `rank`, that rank's own values replace the job's. Aliases are separate entries, as in stock.
     """
@@ -276,7 +276,7 @@ def index_from_metadata(
     info: ManifestInfo | None = None,
     aliases: Mapping[str, str] | None = None,
 ) -> CheckpointIndex:
-    """Return a new index, in the records' order; PlanError if an item has no storage location."""
+    """Return an index in the records' order; PlanError if an item has no location."""
     aliases = aliases or {}
     tensors = [
         (name, record)
@@ -304,7 +304,7 @@ def index_from_metadata(
 
 
 def paths_of(planner_data: Any) -> dict[str, tuple[PathElement, ...]] | None:
-    """Return planner data as FQN → path; UnsupportedValueError for another form."""
+    """Return planner data as FQN → path, or raise UnsupportedValueError."""
     if planner_data is None:
         return None
     fits = isinstance(planner_data, Mapping)
@@ -353,7 +353,7 @@ I64 = npt.NDArray[np.int64]
 
 
 def written_index(metadata: Metadata, results: Sequence[Sequence[WriteResult]]) -> CheckpointIndex:
-    """Return the index to publish, from results in rank order; PlanError if one is missing."""
+    """Return the index from results in rank order; PlanError if one is missing."""
     records = records_of(metadata)
     known = [one for one in map(written_of, results) if one is not None]
     rows = None if records is None or len(known) < len(results) else _rows_in_index(records, known)
@@ -389,7 +389,6 @@ def planned_rows(planned: PlanColumns, records: StateRecords) -> PlannedRows | N
 
 
 def _rows_in_index(source: StateRecords, written: Sequence[WrittenColumns]) -> I64 | None:
-    """Return each written item's row, chunks first; None unless each row occurs once."""
     index, chunks = source.index, int(source.index.tensor_chunks.sum())
     parts = []
     for one in written:

@@ -36,20 +36,18 @@ Held = torch.Tensor | LocalTensor
 
 @dataclass(slots=True)
 class LocalValues:
-    """The tensors and objects (FQNs) of a flat state dict."""
+    """Tensors and objects (FQNs) of a flat state dict."""
 
     items: list[WriteItem]
     held: dict[str, Held] = field(default_factory=dict)
     """FQN → tensor, except tensors that create write items themselves."""
     objects: list[str] = field(default_factory=list)
     usual: bool = True
-    """Whether each part of a box is a slice of the local tensor; not if a tensor is quantized or creates write items
-    itself.
-    """
+    """Whether each part of a box is a slice of the local tensor; not if one is quantized or creates write items."""
 
 
 def is_plain(value: object) -> TypeGuard[torch.Tensor]:
-    """Return whether a value is a strided tensor with data, without subclass, DTensor or declared shards."""
+    """Return whether a value is a strided tensor with data, not a subclass or shards."""
     if not isinstance(value, torch.Tensor) or not is_ordinary(value):
         return False
     return value.layout is torch.strided and not (value.is_meta or value.is_nested)
@@ -108,7 +106,7 @@ def archive_checked(fqn: str, tensor: torch.Tensor) -> io.BytesIO:
 def find_ties(held: Iterable[tuple[str, Held]]) -> dict[str, str]:
     """Return alias → first FQN for tensors with boxes that all share memory.
 
-    Ranks: every rank; not collective. Only ties that all ranks find are stored as such.
+    Only ties that all ranks find are stored.
     """
     values = dict(held)
     first_at: dict[int, str] = {}
@@ -132,7 +130,6 @@ def find_ties(held: Iterable[tuple[str, Held]]) -> dict[str, str]:
 
 
 def _signature(fqn: str, value: Held) -> Hashable | None:
-    """Return a key that is equal for tied values, if memory shows it."""
     held = value if isinstance(value, LocalTensor) else local_tensor(fqn, value)
     if held is None:
         return None
@@ -153,7 +150,7 @@ def _memory(tensor: torch.Tensor) -> Hashable | None:
 
 @dataclass(slots=True)
 class ReadColumns:
-    """Names of tensors to read whole from their only chunk, and records of other read items."""
+    """Names of tensors to read whole, and records of other items."""
 
     records: StateRecords
     names: list[str] = field(default_factory=list)
@@ -184,7 +181,7 @@ class WholeTensors:
         self._dtype_rows = records.index.tensor_dtype.tolist()
 
     def match(self, fqn: str, value: object) -> bool:
-        """Return whether one chunk of equal shape and dtype stores this tensor."""
+        """Return whether one chunk stores this tensor."""
         row = self._rows.get(fqn)
         return (
             row is not None

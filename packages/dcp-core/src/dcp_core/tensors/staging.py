@@ -18,7 +18,7 @@ __all__ = ["AsyncStager", "BlockingAsyncStager"]
 
 @runtime_checkable
 class AsyncStager(Protocol):
-    """Contract of a stager, which copies a state dict to host memory so that training may change the original."""
+    """Copies a state dict to host memory, so that training may change the original."""
 
     _synchronize_after_execute: bool = True
 
@@ -28,7 +28,7 @@ class AsyncStager(Protocol):
         return self._synchronize_after_execute
 
     def stage(self, state_dict: dict[str, Any]) -> Future[dict[str, Any]] | dict[str, Any]:
-        """Return a copy of `state_dict` in host memory, or its future; the original may change once it is complete."""
+        """Return a copy in host memory, or its future; the original may change once it is complete."""
         raise NotImplementedError(f"{type(self).__name__} must implement stage method")
 
     def synchronize_staging(self) -> None:
@@ -41,7 +41,7 @@ class AsyncStager(Protocol):
 
 
 class BlockingAsyncStager:
-    """Stager that copies all tensors to CPU memory before `stage` returns.
+    """Copies all tensors to CPU memory before `stage` returns.
 
     ```python
     import torch
@@ -56,7 +56,7 @@ class BlockingAsyncStager:
     Args:
         cache_staged_state_dict: Whether the next `stage` reuses and overwrites the copied tensors. Finish each save
             before calling `stage` again.
-        type_check: Whether to raise for objects that cannot be copied safely, instead of returning them uncopied.
+        type_check: Whether to raise for objects that cannot be copied safely.
     """
 
     _synchronize_after_execute: bool = False
@@ -72,14 +72,14 @@ class BlockingAsyncStager:
         return self._synchronize_after_execute
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """Return a complete copy: tensors in CPU memory, new containers; objects are not copied."""
+        """Return copied tensors in new containers; objects are not copied."""
         staged: dict[str, Any] = _copy(state_dict, self.state_dict_cache, type_check=self.type_check)
         if self.cache_staged_state_dict:
             self.state_dict_cache = staged
         return staged
 
     def synchronize_staging(self) -> None:
-        """Do nothing: `stage` returns complete copies."""
+        """Do nothing."""
 
     def close(self) -> None:
         """Release the cached copies."""
@@ -110,7 +110,7 @@ def _copy(value: Any, cached: Any, *, type_check: bool) -> Any:
 
 
 def type_like(template: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
-    """Convert `items` to the type of `template`, if that accepts a dict."""
+    """Convert `items` to the template's type, if that accepts a dict."""
     if type(template) is dict:
         return items
     try:

@@ -33,7 +33,7 @@ class _Pickler(pickle.Pickler):
 
 
 def archived(value: object, *, protocol: int = 2, **records: bytes) -> bytes:
-    """Return a `torch.save` archive of an object or pickle, with records in `data/`."""
+    """Return an object's or pickle's `torch.save` archive, with records in `data/`."""
     pickled = io.BytesIO()
     if isinstance(value, bytes):
         pickled.write(value)

@@ -11,10 +11,7 @@ __all__ = ["Background"]
 
 
 class Background:
-    """Context manager that repeats each action in a thread.
-
-    An action's error stops all threads and is raised at the end of the block.
-    """
+    """Repeats each action in a thread; an error stops all, and is raised at the end."""
 
     def __init__(self, *actions: Callable[[], None]) -> None:
         self._done = threading.Event()

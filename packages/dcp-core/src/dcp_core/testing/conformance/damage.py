@@ -22,7 +22,7 @@ _PLACES = 24
 
 
 class DamageTests(StorageFixtures):
-    """Tests of loads after a checkpoint's files were changed."""
+    """Tests of loads after files were changed."""
 
     def test_missing_data_is_named(self, storage: Door, raw: RawFolder) -> None:
         storage.save(random_state())
@@ -137,7 +137,7 @@ class Hostile:
 
 
 def attempt(storage: Door) -> DcpError | None:
-    """Return the exception of a load, or None if all values are correct."""
+    """Return a load's exception, or None if all values are correct."""
     template = blank(random_state())
     try:
         storage.load(template)
@@ -148,7 +148,7 @@ def attempt(storage: Door) -> DcpError | None:
 
 
 def assert_refused(error: DcpError | None, name: str, keys: set[str]) -> None:
-    """Assert that a message names the damaged file and one of its FQNs."""
+    """Assert that a message names the file and one of its FQNs."""
     assert isinstance(error, CorruptCheckpointError)
     assert error.file == name
     assert error.key in keys
@@ -156,7 +156,7 @@ def assert_refused(error: DcpError | None, name: str, keys: set[str]) -> None:
 
 
 def flips(raw: RawFolder, name: str) -> Iterator[int]:
-    """Flip one byte at a time, yield its position, and restore the file at the end."""
+    """Flip one byte at a time, yield its position, and restore the file."""
     content = raw.get(name)
     for number in range(_PLACES):
         place = len(content) * number // _PLACES + len(content) // (2 * _PLACES)

@@ -94,23 +94,23 @@ class StorageFixtures(ABC):
 
     @pytest.fixture
     def bytes_given(self) -> Callable[[], int] | None:
-        """Return a function of the bytes that this process and its ranks have read; None to use `bytes_read`."""
+        """Return a function of the bytes that all ranks read; None to use `bytes_read`."""
         return None
 
     @abstractmethod
     def make_writer(self, checkpoint_id: str) -> StorageWriter:
-        """Return a new storage writer. To be overridden; also called in rank processes."""
+        """Return a new storage writer, also in rank processes. To be overridden."""
 
     @abstractmethod
     def make_reader(self, checkpoint_id: str) -> StorageReader:
-        """Return a new storage reader. To be overridden; also called in rank processes."""
+        """Return a new storage reader, also in rank processes. To be overridden."""
 
     def file_of(self, place: Any) -> str:
         return str(place.relative_path)
 
     @pytest.fixture(params=["by id", "explicit"])
     def door(self, request: pytest.FixtureRequest, checkpoint_id: str) -> Door:
-        """Return access by checkpoint id, then with reader and writer."""
+        """Return access by id, then with reader and writer."""
         if request.param == "explicit":
             return Door(checkpoint_id, self.make_writer, self.make_reader)
         if not self.registered:
@@ -122,7 +122,7 @@ class StorageFixtures(ABC):
         return Door(checkpoint_id, self.make_writer, self.make_reader)
 
     def data_files(self, checkpoint_id: str) -> dict[str, set[str]]:
-        """Return data file → FQNs in it, from the index."""
+        """Return data file → FQNs."""
         places = self.make_reader(checkpoint_id).read_metadata().storage_data or {}
         files: dict[str, set[str]] = {}
         for index, place in places.items():
@@ -130,5 +130,4 @@ class StorageFixtures(ABC):
         return files
 
     def index_files(self, checkpoint_id: str, raw: RawFolder) -> list[str]:
-        """Return all files except data files."""
         return sorted(set(raw.names()) - self.data_files(checkpoint_id).keys())

@@ -1,7 +1,4 @@
-"""Tests on two ranks: sharded checkpoints, failures, and replacement of checkpoints.
-
-The functions at the end run in the rank processes.
-"""
+"""Tests on two ranks; the functions at the end run there."""
 
 from __future__ import annotations
 
@@ -153,7 +150,7 @@ def save_on_ranks(door: Door, value: float, placements: tuple[Placement, ...], u
 
 
 def refuse_without_collectives(door: Door) -> str:
-    """Save without collectives; return the error message."""
+    """Return the error of a save without collectives."""
     try:
         save_on_ranks(door, 1.0, (Shard(0),), False)
     except DcpError as error:
@@ -162,7 +159,7 @@ def refuse_without_collectives(door: Door) -> str:
 
 
 def load_on_ranks(door: Door, value: float, placements: tuple[Placement, ...]) -> bool:
-    """Load this rank's part; return whether it is correct."""
+    """Return whether this rank's part is loaded correctly."""
     template, wanted = part(0.0, placements), part(value, placements)
     template[f"object{dist.get_rank()}"] = None
     door.load(template)
@@ -171,7 +168,7 @@ def load_on_ranks(door: Door, value: float, placements: tuple[Placement, ...]) -
 
 
 def load_part(door: Door, value: float, placements: tuple[Placement, ...]) -> int:
-    """Load this rank's shard; return the bytes read or received, -1 for a wrong value."""
+    """Return the bytes that load this rank's shard, -1 for a wrong value."""
     template = {"sharded": part(0.0, placements)["sharded"]}
     report = door.load(template)
     right = same(template["sharded"].to_local(), part(value, placements)["sharded"].to_local())
@@ -179,7 +176,7 @@ def load_part(door: Door, value: float, placements: tuple[Placement, ...]) -> in
 
 
 def fail_on_ranks(door: Door, value: float, failing_rank: int) -> list[int]:
-    """Save with a failure on one rank; return the error's ranks."""
+    """Return the error's ranks of a save that fails on one."""
     planner = FailingPlanner(f"object{failing_rank}")
     try:
         door.save(part(value, (Shard(0),)), planner=planner)
@@ -189,7 +186,7 @@ def fail_on_ranks(door: Door, value: float, failing_rank: int) -> list[int]:
 
 
 def die_on_ranks(door: Door, value: float) -> None:
-    """Save, and kill this process during the writes."""
+    """Kill this process during a save's writes."""
 
     def die() -> None:
         try:
@@ -201,7 +198,7 @@ def die_on_ranks(door: Door, value: float) -> None:
 
 
 def refuse_on_ranks(door: Door) -> str:
-    """Load a damaged checkpoint; return the error message."""
+    """Return the error of loading a damaged checkpoint."""
     try:
         door.load(part(0.0, (Shard(0),)))
     except DcpError as error:

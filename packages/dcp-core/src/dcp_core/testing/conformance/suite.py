@@ -40,5 +40,5 @@ class StorageConformance(RoundTripTests, ReadingTests, ResavingTests, DamageTest
             yield pool
     ```
 
-    Ranks unpickle the class by name, so define it at the top level of its module.
+    Define the class at the top level of its module: ranks unpickle it.
     """
