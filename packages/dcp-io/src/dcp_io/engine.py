@@ -1,4 +1,4 @@
-"""`StoreBackend`: the byte engine of checkpoint storages on any `Store`."""
+"""`StoreBackend`: the byte engine of checkpoint storages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class StoreBackend:
         threads: Number of writer or reader threads of this rank.
         single_file: Whether each writer thread writes one file for all its items; otherwise one file per item.
         sync: Whether saves survive a crash of the machine (fsync).
-        verify: CRCs that `read` checks; see `Verify`.
+        verify: See `Verify`.
         stale_after_seconds: See `SaveSession.begin`.
         max_inflight_bytes: Limit of the memory for buffers of a write or a read.
 
@@ -63,7 +63,7 @@ class StoreBackend:
     ) -> None:
         self.store = store
         self.changed_keys: set[str] = set()
-        """Keys of the destinations that the last `read` may have changed, even if it failed."""
+        """Keys of destinations that the last `read` may have changed, even if it failed."""
         self.layout: Layout = layout
         self.single_file = single_file
         self.threads = threads
@@ -76,22 +76,22 @@ class StoreBackend:
 
     @property
     def url(self) -> str:
-        """Path or URI of the folder, for messages."""
+        """The folder's path or URI."""
         return self.store.url
 
     @property
     def session(self) -> SaveSession:
-        """The session of this process's save; raises DcpError without one."""
+        """This process's save; raises DcpError without one."""
         if not isinstance(self._save, SaveSession):
             raise DcpError(f"this process has begun no save in {self.url}")
         return self._save
 
     def read_current(self) -> CheckpointIndex | None:
-        """Return the index of the newest complete checkpoint; None if it is missing or unreadable."""
+        """Return the newest complete checkpoint's index; None if it is missing or unreadable."""
         return read_current(self.store).index
 
     def begin_save(self, *, overwrite: bool, save_id: str | None = None) -> str:
-        """Claim the folder for a new save; returns its id. See `SaveSession.begin`.
+        """Begin a save (see `SaveSession.begin`), and return its id.
 
         Ranks: the coordinator.
         """
@@ -99,14 +99,14 @@ class StoreBackend:
         return self._save.save_id
 
     def begin_rank_local_save(self, save_id: str, rank: int, *, overwrite: bool) -> None:
-        """Begin this rank's part of a save without a coordinator; see `RankSaveSession.begin_rank`.
+        """Begin this rank's part of a save without a coordinator; see `RankSaveSession`.
 
         Ranks: every rank.
         """
         self._save = RankSaveSession.begin_rank(self.store, save_id, rank, overwrite=overwrite, **self._options)
 
     def join_save(self, save_id: str) -> None:
-        """Join the save that the coordinator began. Joining the same save again does nothing.
+        """Join the coordinator's save; may be repeated.
 
         Ranks: every rank but the coordinator.
         """
@@ -115,7 +115,7 @@ class StoreBackend:
             self._save = JoinedSave(self.store, save_id)
 
     def write(self, requests: Sequence[Writable], *, prefix: str, save_id: str) -> StoredItems:
-        """Write items; see `write_items`. Raises DcpError if this rank has neither begun nor joined the save."""
+        """See `write_items`. Raises DcpError if this rank has neither begun nor joined the save."""
         save = self._running()
         if save.save_id != save_id:
             raise DcpError(f"save {save_id} was not begun in {self.url}; the running one is {save.save_id}")
@@ -134,25 +134,25 @@ class StoreBackend:
         return items
 
     def publish(self, name: str, data: bytes) -> None:
-        """Write `data` to `name` atomically; see `SaveSession.publish`.
+        """See `SaveSession.publish`.
 
         Ranks: the coordinator; every rank in a save without one.
         """
         self._running().publish(name, data)
 
     def finish_save(self, keep: Collection[str]) -> None:
-        """End a published save; see `SaveSession.finish`."""
+        """See `SaveSession.finish`."""
         save, self._save = self._running(), None
         save.finish(keep)
 
     def abort_save(self) -> None:
-        """End a failed save: remove its files, unless they are published. Does nothing without a save."""
+        """See `SaveSession.abort`. Does nothing without a save."""
         save, self._save = self._save, None
         if save is not None:
             save.abort()
 
     def read_index(self) -> CheckpointIndex:
-        """Read and return the index of the newest complete checkpoint.
+        """Return the index of the newest complete checkpoint.
 
         Raises:
             CheckpointNotFoundError: The checkpoint does not exist.
@@ -175,15 +175,14 @@ class StoreBackend:
         return current.index
 
     def use_index(self, index: CheckpointIndex) -> None:
-        """Set the checkpoint to read from an index that another process has read."""
+        """Set the checkpoint to read, from an index that another process has read."""
         self._save_id = None if index.info is None else index.info.save_id
 
     def read(self, requests: Sequence[ReadRequest]) -> ReadStats:
         """Read and verify ranges of stored items; see `read_items`.
 
-        Raises:
-            CheckpointReplacedError: A newer save has replaced this checkpoint since `read_index`: call it again, and
-                repeat the read.
+        Raises CheckpointReplacedError if a newer save has replaced the checkpoint since `read_index`: call it again,
+        and repeat the read.
         """
         self.changed_keys = set()
         return self.read_more(requests)
@@ -213,7 +212,7 @@ class StoreBackend:
 
     @contextlib.contextmanager
     def noticing_replacement(self) -> Iterator[None]:
-        """Context manager that raises CheckpointReplacedError if a newer save has removed a file."""
+        """Raise CheckpointReplacedError if a file is missing because of a newer save."""
         try:
             yield
         except CheckpointNotFoundError as error:
@@ -226,7 +225,7 @@ class StoreBackend:
             raise
 
     def replaced_by(self) -> str | None:
-        """Return the id of the save that has replaced this checkpoint since `read_index`; None without one."""
+        """Return the id of the save that has replaced this checkpoint since `read_index`."""
         now = read_current(self.store).save_id
         return None if now == self._save_id else now
 
@@ -237,7 +236,7 @@ class StoreBackend:
 
 
 def _below(store: Store) -> str:
-    """Describe the newest checkpoints below a folder; empty without any."""
+    """Describe the newest checkpoints below a folder."""
     from dcp_manifest.folders.find_checkpoints import some_below  # noqa: PLC0415 - only after a mistake
 
     try:

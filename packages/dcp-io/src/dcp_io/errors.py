@@ -1,4 +1,4 @@
-"""Errors of saves and of storages; errors of reading are in `dcp_manifest.errors`."""
+"""Errors of saves and storages; for reading see `dcp_manifest.errors`."""
 
 from __future__ import annotations
 
@@ -14,18 +14,15 @@ __all__ = [
 
 
 class CheckpointExistsError(DcpError, FileExistsError):
-    """The folder already has a checkpoint, and overwriting was not allowed."""
+    """The folder has a checkpoint, and overwriting was not allowed."""
 
 
 class SaveInProgressError(DcpError, FileExistsError):
-    """Another save, which is alive or cannot be proven dead, is writing to the same folder."""
+    """Another save, alive or not provably dead, is writing to the folder."""
 
 
 class CheckpointReplacedError(CheckpointNotFoundError):
-    """The checkpoint was replaced by a newer save after its index was read: repeat the load.
-
-    `save_id` is the id of the newer save.
-    """
+    """A newer save, `save_id`, replaced the checkpoint after its index was read: repeat the load."""
 
     def __init__(self, message: str, *, save_id: str) -> None:
         super().__init__(message)

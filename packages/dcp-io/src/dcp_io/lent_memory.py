@@ -1,4 +1,4 @@
-"""Protocols of memory that a store lends to a saver."""
+"""Protocols of memory that a store lends to savers."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ __all__ = ["FileId", "LentMemory", "MemoryLender", "SupportsLending", "lender_of
 class LentMemory(Protocol):
     """Protocol of a memory file that a store has lent to this process.
 
-    An object that a `Sink` of the store wrote from it refers to the memory, even after `give_back`. So the bytes must
-    not change once they have been written.
+    An object that a `Sink` of the store wrote from it refers to the memory, even after `give_back`. So written bytes
+    must not change.
     """
 
     @property
     def descriptor(self) -> int:
-        """File descriptor, which may be passed to another process."""
+        """File descriptor, for any process."""
         ...
 
     @property
     def nbytes(self) -> int:
-        """Size of the memory file."""
+        """Its size."""
         ...
 
     @property
     def memory(self) -> mmap.mmap:
-        """The memory, mapped and noted with `FileId.note`. Its pages exist already."""
+        """The memory, mapped and noted with `FileId.note`. Its pages exist."""
         ...
 
     @property
     def closed(self) -> bool:
-        """Whether the store has freed the memory, after it was given back."""
+        """Whether the store has freed the memory."""
         ...
 
     def give_back(self) -> None:
@@ -47,30 +47,24 @@ class LentMemory(Protocol):
 
 
 class MemoryLender(Protocol):
-    """Protocol that lends the memory of a store to this process. Methods may be called from several threads."""
+    """Protocol that lends a store's memory to this process. Methods may be called from several threads."""
 
     def lend(self, nbytes: int, *, seconds: float) -> LentMemory:
-        """Lend memory of at least `nbytes` bytes, until `give_back`.
+        """Lend memory of at least `nbytes` bytes (at least 1), until `give_back`.
 
-        Memory that is lent again is the same object, so that mappings and pinned pages can be reused.
-
-        Args:
-            nbytes: Number of bytes, at least 1.
-            seconds: Longest time to wait until removed objects free memory.
-
-        Raises:
-            OSError: The store has too little memory; the message has the sizes and the remedy.
+        Memory that is lent again is the same object, so that mappings and pinned pages can be reused. Waits up to
+        `seconds` until removed objects free memory. Raises OSError, with sizes and remedy, if the store has too little.
         """
         ...
 
     def prepare(self, nbytes: int) -> None:
-        """Prepare memory for the next `lend`; may be slow, and never raises."""
+        """Prepare memory for the next `lend`; may be slow, never raises."""
         ...
 
 
 @runtime_checkable
 class SupportsLending(Protocol):
-    """Protocol of a store with memory in which savers may stage data."""
+    """Protocol of a store with memory for staging."""
 
     def lender(self) -> MemoryLender:
         """Return the lender."""
@@ -78,7 +72,7 @@ class SupportsLending(Protocol):
 
 
 def lender_of(store: object) -> MemoryLender | None:
-    """Return the lender of a store's memory; None if it lends none."""
+    """Return a store's lender; None without one."""
     return store.lender() if isinstance(store, SupportsLending) else None
 
 
@@ -86,14 +80,14 @@ Buffer = bytes | bytearray | memoryview
 
 
 class FileId(NamedTuple):
-    """Identity of a file on this host, the same in all processes that have it open."""
+    """Identity of a file on this host, the same in all processes."""
 
     device: int
     inode: int
 
     @staticmethod
     def note(memory: mmap.mmap, descriptor: int) -> None:
-        """Register `memory` as a mapping of a memory file from the file's first byte on, until it is freed.
+        """Register `memory` as a mapping of a memory file, from its first byte on, until it is freed.
 
         The file descriptor may be closed afterwards.
 
@@ -121,7 +115,7 @@ class FileId(NamedTuple):
 
     @staticmethod
     def find(buffer: Buffer) -> tuple[FileId, int] | None:
-        """Return the memory file that a one-dimensional contiguous buffer lies in, and its offset there, or None."""
+        """Return the memory file of a one-dimensional contiguous buffer, and the offset in it."""
         if not _mappings or not len(buffer):
             return None
         start = _address(buffer)
@@ -142,7 +136,7 @@ class _Mapping(NamedTuple):
 
 _lock = threading.Lock()
 _mappings: list[_Mapping] = []
-"""Mappings that do not overlap, by address."""
+"""By address, without overlaps."""
 
 
 def _address(buffer: Buffer) -> int:

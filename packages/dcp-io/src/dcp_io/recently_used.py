@@ -17,9 +17,9 @@ class RecentlyUsed(Generic[K, T]):
     """Cache that evicts the least recently used values (LRU); thread-safe.
 
     Args:
-        size: Number of values that the cache holds.
-        weigh: Function that returns the weight of a value, such as its size in bytes; by default 1.
-        free_weight: Total weight up to which the cache may hold more than `size` values; by default 0.
+        size: Number of values.
+        weigh: Weight of a value, such as its size in bytes.
+        free_weight: Total weight up to which the cache may hold more than `size` values.
 
     Example:
         ```python
@@ -41,14 +41,14 @@ class RecentlyUsed(Generic[K, T]):
         self._lock = threading.Lock()
 
     def get(self, key: K) -> T | None:
-        """Return the value of `key`, which becomes the most recently used; None if it is missing."""
+        """Return and renew a value; None if it is missing."""
         with self._lock:
             if key in self._values:
                 self._values.move_to_end(key)
             return self._values.get(key)
 
     def put(self, key: K, value: T) -> list[K]:
-        """Add a value; returns the keys that this evicts."""
+        """Add a value; returns the evicted keys."""
         evicted = []
         with self._lock:
             self._values[key] = value
@@ -58,7 +58,7 @@ class RecentlyUsed(Generic[K, T]):
         return evicted
 
     def drop(self, key: K) -> None:
-        """Remove `key`, if the cache holds it."""
+        """Remove `key`, if present."""
         with self._lock:
             self._values.pop(key, None)
 

@@ -1,4 +1,4 @@
-"""Requests to the byte engine: items to write, byte ranges to read, and protocols of their data and encoders."""
+"""Requests to the byte engine, and protocols of their data and encoders."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
 
 
 class PiecewiseData(Protocol):
-    """Source of bytes that are produced piece by piece during the write, to save memory."""
+    """Bytes that are produced piece by piece during the write, to save memory."""
 
     @property
     def nbytes(self) -> int:
@@ -44,28 +44,28 @@ class PiecewiseData(Protocol):
 
 
 class StreamEncoder(Protocol):
-    """Transform that encodes a stream of bytes; used by several threads at the same time."""
+    """Encodes a stream of bytes; used by several threads at the same time."""
 
     def get_descriptor(self) -> str:
-        """Return the descriptor for the index, by which a reader finds the decoder."""
+        """Return the descriptor by which a reader finds the decoder."""
         ...
 
     def transform_to(self, output: IO[bytes]) -> IO[bytes]:
-        """Return a stream that writes its encoded input to `output`; closing it completes `output`."""
+        """Return a stream that encodes to `output`; closing it completes `output`."""
         ...
 
 
 class BlockEncoder(Protocol):
-    """Transform that encodes each block of an item separately."""
+    """Encodes each block of an item separately."""
 
     @property
     def block_bytes(self) -> int:
-        """Size per block before encoding, except the last."""
+        """Size before encoding, except the last block's."""
         ...
 
     @property
     def descriptors(self) -> tuple[str, ...]:
-        """Descriptors for the index, in decoding order, by which a reader finds the decoders."""
+        """Descriptors of the decoders, in decoding order."""
         ...
 
     def encode(self, block: memoryview) -> bytes | bytearray | memoryview:
@@ -74,10 +74,10 @@ class BlockEncoder(Protocol):
 
 
 class BlockDecoder(Protocol):
-    """Decoder of an item's blocks; used by several threads at the same time."""
+    """Decodes an item's blocks; used by several threads at the same time."""
 
     def decode(self, data: memoryview, into: memoryview) -> None:
-        """Decode a block into `into`; raises an error if the lengths differ."""
+        """Decode a block into `into`; raises if lengths differ."""
         ...
 
 
@@ -91,15 +91,15 @@ class Payload:
     dtype: str | None = None
     """Torch dtype, without `torch.`, of a raw tensor chunk."""
     sizes: tuple[int, ...] = ()
-    """Sizes of a raw tensor chunk, in elements."""
+    """Its sizes, in elements."""
     encoders: tuple[StreamEncoder, ...] = ()
     """Transforms in decoding order: the last one encodes first."""
     blocks: BlockEncoder | None = None
-    """Encoder of blocks, instead of `encoders`."""
+    """Used instead of `encoders`."""
 
 
 class Alike(Protocol):
-    """Group of small raw tensor chunks with the same dtype and sizes."""
+    """Small raw tensor chunks with the same dtype and sizes."""
 
     @property
     def dtype(self) -> str:
@@ -108,30 +108,30 @@ class Alike(Protocol):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Sizes of one chunk, in elements."""
+        """Sizes per chunk, in elements."""
         ...
 
     def resolve(self, requests: Sequence[Any]) -> bytes | memoryview:
-        """Return the requests' payloads, concatenated."""
+        """Return the requests' concatenated payloads."""
         ...
 
 
 class Writable(Protocol):
-    """Protocol of a request to write one item; `WriteRequest` implements it."""
+    """Request to write one item."""
 
     @property
     def key(self) -> str:
-        """FQN of the item, for error messages."""
+        """FQN, for error messages."""
         ...
 
     @property
     def cost_bytes(self) -> int:
-        """Estimated size; used to balance the writer threads."""
+        """Estimated size, by which threads are balanced."""
         ...
 
     @property
     def alike(self) -> Alike | None:
-        """Group of small tensors, to fetch their bytes together."""
+        """Group of tensors with which to resolve it."""
         ...
 
     def resolve(self) -> Payload:
@@ -141,7 +141,7 @@ class Writable(Protocol):
 
 @dataclass(slots=True)
 class WriteRequest:
-    """Request to write one item; see `Writable`."""
+    """A simple `Writable`."""
 
     key: str
     cost_bytes: int
@@ -166,22 +166,22 @@ class ReadRequest:
     """
 
     key: str
-    """FQN of the item, for error messages."""
+    """FQN, for error messages."""
     item: StoredItem
     start: int
     stop: int
     into: memoryview | None = None
-    """Writable buffer of exactly `stop - start` bytes."""
+    """Writable buffer of `stop - start` bytes."""
     done: Callable[[memoryview], None] | None = None
     """Called once, in a reader thread, after all bytes were verified and delivered, with `into`, an empty view after
-    `piece`, or the bytes."""
+    `piece`, or the bytes.
+    """
     piece: Callable[[int, memoryview], None] | None = None
     runs: Runs | None = None
-    """With `piece`: the byte runs that are needed. The bytes between them are undefined."""
+    """With `piece`: the needed byte runs; bytes between them are undefined."""
     decoder: BlockDecoder | None = None
-    """Decoder of encoded blocks."""
     decoded_bytes: int = 0
-    """Decoded size of all encoded blocks."""
+    """Size of all decoded blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,27 +189,29 @@ class ReadStats:
     """Statistics of a batch of reads."""
 
     bytes_read: int
-    """Bytes that this process read from storage."""
+    """Bytes that this process read."""
     unverified_keys: frozenset[str] = frozenset()
     """Keys of items without CRCs."""
     bytes_received: int = 0
-    """Bytes that other processes read for this process."""
+    """Bytes that other processes read for it."""
 
 
 Layout = Literal["torch", "raw"]
 """Layout of data files. `torch`: every tensor item is an archive that `torch.load` opens, and stock can read the
-checkpoint. `raw`: aligned bytes, with small items side by side; smaller and faster, not readable by stock."""
+checkpoint. `raw`: aligned bytes, smaller and faster, not readable by stock.
+"""
 
 Verify = Literal["blocks", "full", "before"] | bool
 """CRC checks of the data that are read. `blocks` (or True): the CRC blocks that a read overlaps, and a single CRC only
 if the whole item is read. `full`: whole items, even if only a slice is requested. `before`: like `blocks`, but before
-any destination changes (read twice). False: no checks."""
+any destination changes (read twice). False: no checks.
+"""
 
 _VERIFY = ("blocks", "full", "before", True, False)
 
 
 def check_choices(*, layout: object = "torch", verify: object = "blocks") -> None:
-    """Raise ValueError, with the choices, for an invalid `Layout` or `Verify`."""
+    """Raise ValueError for an invalid `Layout` or `Verify`."""
     for name, value, choices in (("layout", layout, get_args(Layout)), ("verify", verify, _VERIFY)):
         if value not in choices:
             raise ValueError(f"{name}={value!r} is not known; choose one of {', '.join(map(repr, choices))}")

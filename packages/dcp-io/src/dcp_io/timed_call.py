@@ -1,4 +1,4 @@
-"""Limits of time: `TimedCall`, of a call of a storage that may hang instead of failing, and `Pace`, of a rate."""
+"""Limits of time: `TimedCall`, of a storage's call that may hang, and `Pace`, of a rate."""
 
 from __future__ import annotations
 
@@ -12,17 +12,13 @@ __all__ = ["Pace", "TimedCall"]
 T = TypeVar("T")
 
 _hanging: dict[str, TimedCall[Any]] = {}
-"""Place → call that has timed out. While it runs, later calls of the place fail immediately."""
+"""While a place's call hangs, later calls fail immediately."""
 
 
 class TimedCall(Generic[T]):
     """Call of a storage in a daemon thread; if it hangs, it delays neither its caller nor the end of the process.
 
-    It begins immediately, unless an earlier call of the same place hangs.
-
-    Args:
-        place: URL of the place that is called.
-        call: Function to call.
+    It begins immediately, unless an earlier call of the same `place` (a URL) hangs.
 
     Example:
         ```python
@@ -36,7 +32,7 @@ class TimedCall(Generic[T]):
     """
 
     SILENT_AFTER_SECONDS = 30.0
-    """Time after which a place that has not answered counts as unreachable."""
+    """Time after which a silent place counts as unreachable."""
 
     def __init__(self, place: str, call: Callable[[], T]) -> None:
         self.place = place
@@ -58,15 +54,14 @@ class TimedCall(Generic[T]):
         return self._done.is_set()
 
     def result(self, *, forever: bool = False, seconds: float | None = None) -> T:
-        """Wait for the result, and return it.
+        """Return the result, or raise the function's error.
 
         Args:
             forever: Whether to wait as long as it takes; otherwise not at all while an earlier call of the place hangs.
             seconds: Time to wait otherwise; None for `SILENT_AFTER_SECONDS`.
 
         Raises:
-            TimeoutError: The result is late; the call continues, and another call may wait for it.
-            BaseException: The error of the function.
+            TimeoutError: The result is late; the call continues, and another `result` may wait for it.
         """
         earlier = None if self._begun else _hanging.get(self.place)
         if earlier is not None:
@@ -79,7 +74,7 @@ class TimedCall(Generic[T]):
         return self._found[0]
 
     def wait(self, seconds: float | None) -> None:
-        """Wait for the end of the call; TimeoutError after `seconds`, if any."""
+        """Wait for the end of the call; TimeoutError after `seconds`."""
         if not self._done.wait(seconds):
             _hanging[self.place] = self
             raise TimeoutError(f"{self.place} does not answer")
@@ -98,10 +93,7 @@ class TimedCall(Generic[T]):
 
 
 class Pace:
-    """Limit of a rate: a call with a number of bytes returns when that many may have passed.
-
-    Args:
-        bytes_per_second: The rate; None for no limit.
+    """Limit of a rate in bytes per second (None for no limit); each call waits until that many bytes may have passed.
 
     Example:
         ```python

@@ -1,4 +1,4 @@
-"""Worker threads: the first error in any thread stops the other threads and is raised in the caller."""
+"""Worker threads: the first error stops the other threads and is raised in the caller."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _current = threading.local()
 
 
 class Cancelled(Exception):  # noqa: N818 - it ends a thread's work and never reaches a user
-    """Raised in a worker thread because another thread failed."""
+    """Ends a worker thread because another one failed."""
 
 
 class StopSignal(threading.Event):
-    """Stop signal for the threads of a `run_together` call: `set` asks every thread to stop at its next `check`."""
+    """Asks the threads of a `run_together` to stop at their next `check`."""
 
     def check(self) -> None:
-        """Raise Cancelled if the stop signal is set."""
+        """Raise Cancelled if set."""
         if self.is_set():
             raise Cancelled
 
@@ -36,7 +36,7 @@ def check_stop() -> None:
 def run_together(tasks: Sequence[Callable[[StopSignal], None]]) -> None:
     """Run each task in its own thread (a single task in the calling thread), and wait for all of them.
 
-    Each task should call `StopSignal.check` between its steps. The first error is raised after every task has ended.
+    Tasks call `StopSignal.check` between steps. The first error is raised after every task has ended.
     """
     stop = StopSignal()
     if len(tasks) == 1:

@@ -1,4 +1,4 @@
-"""Reader of zip archives of `torch.save`: one file, not encrypted, records stored or deflated."""
+"""Reader of `torch.save` archives: one file, not encrypted, records stored or deflated."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _STEP_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ZipRecord:
-    """One record of a zip archive: its data are `stored_bytes` bytes from byte `start` of the archive on."""
+    """A zip archive's record: `stored_bytes` bytes from byte `start` of the archive on."""
 
     name: str
     crc32: int
@@ -46,14 +46,10 @@ class ZipRecord:
     start: int
     stored_bytes: int
     bytes: int
-    """Size of the inflated data."""
+    """Inflated size."""
 
     def find_crc32(self, archive: memoryview) -> int | None:
-        """Return the CRC32 of the record's inflated data in its archive; None if their size differs from the directory.
-
-        Raises:
-            zlib.error: The data cannot be inflated.
-        """
+        """Return the CRC32 of the record's inflated data; None if their size is wrong. Raises zlib.error."""
         stored = archive[self.start : self.start + self.stored_bytes]
         if not self.deflated:
             return crc32(stored)
@@ -70,12 +66,7 @@ class ZipRecord:
 
 
 def verify_zip(data: memoryview | bytes) -> bool | None:
-    """Check the CRC of every record of a whole zip archive.
-
-    Returns:
-        True if all CRCs match; False if a CRC does not match, or the directory is damaged; None if the archive has no
-        CRCs, or the bytes are not a zip archive.
-    """
+    """Whether the directory and all CRCs of an archive are right; None without CRCs, or for other bytes."""
     view = memoryview(data)
     if not is_zip(view):
         return None
@@ -87,7 +78,7 @@ def verify_zip(data: memoryview | bytes) -> bool | None:
 
 
 def archive_problem(data: memoryview | bytearray | bytes) -> str | None:
-    """Describe the damage in an archive of `torch.save`; None if it is sound, has no CRCs or is not a zip file."""
+    """Describe the damage in an archive; None if it is sound, has no CRCs or is not a zip file."""
     view = memoryview(data)
     if not is_zip(view):
         return None
@@ -103,7 +94,7 @@ def archive_problem(data: memoryview | bytearray | bytes) -> str | None:
 def refuse_bomb(records: Sequence[ZipRecord], nbytes: int) -> None:
     """Raise CorruptCheckpointError for a zip bomb, or for overlapping records.
 
-    `torch.save` does not compress, so the records of a sound archive do not exceed its `nbytes`.
+    `torch.save` does not compress, so a sound archive's records do not exceed its `nbytes`.
     """
     if sum(record.bytes for record in records) > nbytes:
         raise CorruptCheckpointError("its records claim more bytes than the archive has")
@@ -119,10 +110,9 @@ def _bad_record(view: memoryview, records: Sequence[ZipRecord]) -> ZipRecord | N
 
 
 def zip_records(data: memoryview | bytes) -> list[ZipRecord]:
-    """Return the records of a zip archive, in the order of its directory.
+    """Return the records of a zip archive, in directory order.
 
-    Raises:
-        CorruptCheckpointError: The directory or the header of a record is missing or out of bounds.
+    Raises CorruptCheckpointError if the directory or a record's header is missing or out of bounds.
     """
     view = memoryview(data)
     try:
@@ -138,7 +128,7 @@ def zip_records(data: memoryview | bytes) -> list[ZipRecord]:
 
 
 def _directory(view: memoryview) -> tuple[int, int, int]:
-    """Return start, length and number of records."""
+    """Start, length and number of records."""
     tail = bytes(view[-(END.size + _MAX_COMMENT_BYTES) :])
     found = tail.rfind(b"PK\x05\x06")
     if found < 0:
@@ -198,7 +188,7 @@ def _data_start(view: memoryview, header: int, name: bytes) -> int:
 
 
 def inflated(view: memoryview, record: ZipRecord) -> bytes:
-    """Return the inflated data of a record. Call `refuse_bomb` first, which bounds the memory.
+    """Return a record's inflated data. Call `refuse_bomb` first, which bounds the memory.
 
     Raises CorruptCheckpointError or zlib.error.
     """

@@ -1,4 +1,4 @@
-"""CRC32 checksums of stored bytes. The only module that imports isal, which is faster than `zlib`."""
+"""CRC32 checksums. The only module that imports isal, which is faster than `zlib`."""
 
 from __future__ import annotations
 
@@ -19,16 +19,13 @@ _NO_BORDERS.flags.writeable = False
 
 
 crc32: Callable[..., int] = isal_zlib.crc32
-"""Function (data, value=0) → CRC32 of the data, continued from `value`; long data release the GIL."""
+"""Return the CRC32 of `data`, continued from `value`; long data release the GIL."""
 combine: Callable[[int, int, int], int] = isal_zlib.crc32_combine
-"""Function (first, second, bytes of the second) → CRC32 of two concatenated byte ranges."""
+"""Return the CRC32 of concatenated ranges."""
 
 
 class RunningCrc:
-    """CRC32 of a stored range that arrives in pieces, with its value at every interior block border.
-
-    Args:
-        stored_bytes: Length of the whole range.
+    """CRC32 of `stored_bytes` bytes that arrive in pieces, with its value at every interior block border.
 
     Example:
         ```python
@@ -49,10 +46,9 @@ class RunningCrc:
         self._borders: list[int] = []
         self._position = 0
         self.value = 0
-        """CRC32 of the bytes so far."""
 
     def update(self, data: Buffer) -> None:
-        """Add the next piece; raises ValueError if the range becomes longer than `stored_bytes`."""
+        """Add the next piece; ValueError if there are too many bytes."""
         size = len(data)
         if self._position + size > self._length:
             raise ValueError(f"more bytes than the {self._length} that were announced")
@@ -68,14 +64,14 @@ class RunningCrc:
         self.value, self._position = value, position
 
     def borders(self) -> npt.NDArray[np.uint32]:
-        """Return the CRC32 up to each interior block border; raises ValueError if bytes are missing."""
+        """Return the CRC32 up to each interior block border; ValueError if bytes are missing."""
         if self._position != self._length:
             raise ValueError(f"{self._length - self._position} of {self._length} bytes have not arrived")
         return np.array(self._borders, np.uint32) if self._borders else _NO_BORDERS
 
 
 def running_crcs(buffers: Sequence[Buffer]) -> tuple[int, npt.NDArray[np.uint32]]:
-    """Return the CRC32 of buffers, and up to each interior block border."""
+    """Return the CRC32 of buffers, and up to each block border."""
     running = RunningCrc(sum(map(len, buffers)))
     for buffer in buffers:
         running.update(buffer)

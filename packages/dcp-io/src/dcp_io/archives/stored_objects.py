@@ -1,4 +1,4 @@
-"""Stored objects read without torch: plain values, and an outline of tensors of any class."""
+"""Stored objects, read without torch."""
 
 from __future__ import annotations
 
@@ -19,11 +19,8 @@ __all__ = ["outline_of_tensor", "read_plain_object"]
 def read_plain_object(data: bytes) -> Any:
     """Return the value of a stored object of plain values; nothing in it is called.
 
-    Args:
-        data: The archive, with its CRCs already checked.
-
-    Raises:
-        ValueError: The bytes are not such an archive, or contain other values; see `dcp_manifest.ForbiddenGlobalError`.
+    The CRCs of `data` have been checked. Raises ValueError for bytes that are not such an archive, or contain other
+    values; see `dcp_manifest.ForbiddenGlobalError`.
 
     Example:
         ```python
@@ -62,7 +59,7 @@ _DTYPES = {cls: dtype for dtype, cls in TYPED_STORAGES.items()}
 
 @dataclass(slots=True)
 class _Made:
-    """A call in the pickle, which was not carried out."""
+    """A call that was not carried out."""
 
     name: str
     arguments: tuple[Any, ...]
@@ -82,10 +79,9 @@ class _Names(dict[int, Callable[..., Any]]):
 
 
 def outline_of_tensor(data: bytes) -> str | None:
-    """Return class, inner tensors and attributes of a tensor stored as an archive; None for a plain tensor.
+    """Return class, inner tensors and attributes of an archived tensor; None for a plain tensor.
 
-    Raises:
-        ValueError: The bytes are not an archive of a tensor.
+    Raises ValueError for other bytes.
 
     Example:
         ```python

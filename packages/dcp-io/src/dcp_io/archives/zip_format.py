@@ -1,6 +1,6 @@
-"""Zip archives that `torch.load` opens: headers, a writer of records, and the frame around the bytes of one tensor.
+"""Zip archives that `torch.load` opens: headers, a writer, and the frame around one tensor's bytes. No torch.
 
-Built without torch. Source: PKWARE APPNOTE 6.3.10, sections 4.3 and 4.5; torch 2.13 `torch.serialization._save` and
+Source: PKWARE APPNOTE 6.3.10, sections 4.3 and 4.5; torch 2.13 `torch.serialization._save` and
 `torch._utils._rebuild_tensor_v2`/`_v3` (what the pickle calls).
 """
 
@@ -40,7 +40,7 @@ __all__ = [
 
 MAX16, MAX32 = 0xFFFF, 0xFFFFFFFF
 ZIP64_FROM_BYTES = MAX32 - 4096
-"""Smallest size or position in a 64-bit field; leaves room for headers."""
+"""Smallest 64-bit size or position; leaves room for headers."""
 LOCAL = struct.Struct("<4sHHHHHIIIHH")
 CENTRAL = struct.Struct("<4sHHHHHHIIIHHHHHII")
 END = struct.Struct("<4sHHHHIIH")
@@ -53,7 +53,7 @@ _DATE = 0x0021  # 1 January 1980, the earliest that the format can express
 
 
 def is_zip(data: Buffer) -> bool:
-    """Whether the bytes begin with the magic bytes of a zip archive."""
+    """Whether the bytes begin like a zip archive."""
     return bytes(data[:4]) == _MAGIC
 
 
@@ -68,7 +68,7 @@ def local_lengths(header: Buffer) -> tuple[int, int] | None:
 def local_header(
     name: bytes, size: int, *, crc: int | None = None, extra: bytes = b"", says_size: bool = True
 ) -> bytes:
-    """Return the header before a record's data."""
+    """Return a record's header."""
     wide = size >= ZIP64_FROM_BYTES
     extra = (struct.pack("<HHQQ", 1, 16, size, size) if wide else b"") + extra
     version, field = (_ZIP64_VERSION, MAX32) if wide else (_VERSION, size if says_size else 0)
@@ -78,12 +78,12 @@ def local_header(
 
 
 def descriptor(size: int, crc: int) -> bytes:
-    """Return the CRC and sizes after a record."""
+    """Return CRC and sizes, for after a record."""
     return struct.pack("<4sI" + ("QQ" if size >= ZIP64_FROM_BYTES else "II"), b"PK\x07\x08", crc, size, size)
 
 
 def central_header(name: bytes, size: int, crc: int, start: int, *, described: bool = True) -> bytes:
-    """Return a record's entry in the directory."""
+    """Return a record's directory entry."""
     wide_size, wide_start = size >= ZIP64_FROM_BYTES, start >= ZIP64_FROM_BYTES
     numbers = ([size, size] if wide_size else []) + ([start] if wide_start else [])
     extra = struct.pack(f"<HH{len(numbers)}Q", 1, 8 * len(numbers), *numbers) if numbers else b""
@@ -95,7 +95,7 @@ def central_header(name: bytes, size: int, crc: int, start: int, *, described: b
 
 
 def directory_end(start: int, size: int, count: int) -> bytes:
-    """Return the end-of-directory record; numbers that do not fit are in `zip64_directory_end`."""
+    """Return the end-of-directory record, without numbers that need `zip64_directory_end`."""
     few = min(count, MAX16)
     return END.pack(b"PK\x05\x06", 0, 0, few, few, min(size, MAX32), min(start, MAX32), 0)
 
@@ -114,12 +114,9 @@ _PACK_BYTES = 1 << 20
 
 
 class ZipFileWriter:
-    """Writer of a zip archive: `add` appends a record to a `Sink`, `finish` writes the archive's directory.
+    """Writer of a zip archive to a new `Sink`, which the caller closes after `finish`.
 
-    Record names get the prefix `archive/`, which `torch.load` requires. The caller closes the sink after `finish`.
-
-    Args:
-        sink: A new `Sink`, to which nothing has been written.
+    Record names get the prefix `archive/`, which `torch.load` requires.
 
     Example:
         ```python
@@ -146,14 +143,7 @@ class ZipFileWriter:
     def add(self, name: str, size: int, pieces: Iterable[Buffer]) -> int:
         """Append a record with data at a multiple of 64 bytes; returns the CRC32 of the data.
 
-        Args:
-            name: Name of the record, within the archive's folder.
-            size: Size of all pieces together.
-            pieces: The record's data; each piece is written before the next one is requested.
-
-        Raises:
-            ValueError: The pieces do not add up to `size`.
-            OSError: The storage failed.
+        Each piece is written before the next one is requested. Raises ValueError if the pieces do not add up to `size`.
         """
         full = f"archive/{name}".encode()
         start = self._position
@@ -175,7 +165,7 @@ class ZipFileWriter:
         return value
 
     def finish(self) -> None:
-        """Write the archive's directory, and flush the sink."""
+        """Write the directory, and flush the sink."""
         start, size = self._position, len(self._directory)
         self._put(bytes(self._directory))
         self._put(zip64_directory_end(start, size, self._count) + directory_end(start, size, self._count))
@@ -206,7 +196,7 @@ _PAYLOAD_NAME = _ARCHIVE + b"/data/0"
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Bytes that make the raw bytes of a tensor a `torch.save` archive."""
+    """Bytes that make a tensor's raw bytes a `torch.save` archive."""
 
     prefix: bytes
     payload_bytes: int
@@ -215,7 +205,7 @@ class Frame:
     after_crc: bytes
 
     def suffix(self, crc32: int) -> bytes:
-        """Return the bytes after a tensor with the CRC32 `crc32`."""
+        """Return the bytes after a tensor with this CRC32."""
         crc = crc32.to_bytes(4, "little")
         return b"".join((self.before_crc, crc, self.between_crcs, crc, self.after_crc))
 
@@ -227,7 +217,7 @@ class Frame:
 
 @functools.lru_cache(maxsize=4096)
 def tensor_frame(dtype: str, sizes: tuple[int, ...], item_bytes: int | None = None) -> Frame:
-    """Return the frame of a contiguous tensor: `prefix + payload + suffix(crc32(payload))` opens with `torch.load`.
+    """Return a contiguous tensor's frame: `prefix + payload + suffix(crc32(payload))` opens with `torch.load`.
 
     Raises ValueError for an unknown or quantized dtype.
     """
@@ -263,7 +253,7 @@ def tensor_frame(dtype: str, sizes: tuple[int, ...], item_bytes: int | None = No
 
 
 def _pickle(dtype: str, sizes: Sequence[int], item_bytes: int) -> bytes:
-    """Return `data.pkl`: a call that rebuilds the tensor from the record `data/0`."""
+    """`data.pkl` rebuilds the tensor from the record `data/0`."""
     storage = TYPED_STORAGES.get(dtype)
     function, module, count = "_rebuild_tensor_v2", "torch", math.prod(sizes)
     tail = b""

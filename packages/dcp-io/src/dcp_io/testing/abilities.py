@@ -1,4 +1,4 @@
-"""Tests of what a store may support in addition: subfolders, writing ranges, and lending memory."""
+"""Tests of optional abilities: subfolders, writing ranges, and lending memory."""
 
 from __future__ import annotations
 

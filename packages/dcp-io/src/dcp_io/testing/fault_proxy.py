@@ -1,4 +1,4 @@
-"""`FaultProxy`: an HTTP proxy on loopback that injects faults, for tests of storages."""
+"""`FaultProxy`: an HTTP proxy on loopback that injects faults."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ __all__ = ["Fault", "FaultProxy", "sometimes"]
 
 Fault = Literal["503", "503 after", "drop", "drop after", "truncate", "slow"]
 """Fault of one HTTP request. `503`: the client gets this status, the server gets no request. `503 after`: the server
-carries the request out, the client gets 503. `drop`, `drop after`: as with 503, but the connection is closed without a
-response. `truncate`: only half of the response body arrives. `slow`: a pause before the response."""
+carries the request out, the client gets 503. `drop`, `drop after`: likewise, but the connection closes without a
+response. `truncate`: half of the response body arrives. `slow`: a pause before the response.
+"""
 
 _SLOW_SECONDS = 0.2
 _HOP_HEADERS = frozenset({"connection", "keep-alive", "transfer-encoding", "te", "upgrade", "proxy-connection"})
@@ -48,11 +49,9 @@ def _never(method: str, path: str) -> Fault | None:
 
 
 class FaultProxy:
-    """HTTP proxy in front of a server; a context manager.
+    """HTTP proxy in front of a server (URL `upstream`); a context manager.
 
-    Args:
-        upstream: URL of the server.
-        decide: Function (method, path) → the fault to inject, or None. May be replaced at any time.
+    `decide` maps (method, path) to the fault to inject, or None. It may be replaced at any time.
     """
 
     def __init__(self, upstream: str, decide: Callable[[str, str], Fault | None] | None = None) -> None:
@@ -60,9 +59,9 @@ class FaultProxy:
         self._host, self._port = parts.hostname or "127.0.0.1", parts.port or 80
         self.decide = decide or _never
         self.requests: Counter[str] = Counter()
-        """Number of requests by method."""
+        """By method."""
         self.faults: Counter[str] = Counter()
-        """Number of faults by kind."""
+        """By kind."""
         self.bytes_given = 0
         """Bytes in the bodies of responses to GET."""
         self._lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""Fixtures that a user of the suite provides: an empty parent folder per test, stores in it, and raw access to them."""
+"""Fixtures that a user of the suite provides: a parent folder per test, stores in it, and raw access to them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["RawFolder", "StoreFixtures", "read_range", "write_object"]
 
 
 class RawFolder(Protocol):
-    """Protocol of direct access to a store's folder, without the store under test."""
+    """Direct access to a store's folder, without the store."""
 
     def names(self) -> list[str]:
-        """Return the names of all objects, also in subfolders, including temporary objects."""
+        """Return all objects, also in subfolders, and temporary ones."""
         ...
 
     def get(self, name: str) -> bytes: ...
@@ -33,22 +33,22 @@ class StoreFixtures(ABC):
     """Base class of the test classes: a derived class overrides `place`, `open_store` and `open_raw`."""
 
     listed_objects = 250
-    """Number of objects in tests of listing: more than one page of the storage."""
+    """Objects in tests of listing: more than one page."""
     clock_seconds = 0.05
-    """Pause after which time stamps of the storage certainly differ."""
+    """Pause after which the storage's time stamps differ."""
 
     @pytest.fixture
     def place(self) -> Any:
-        """Fixture: an empty parent of the folders of one test. To be overridden."""
+        """Fixture to override: an empty parent of one test's folders."""
         raise NotImplementedError("override the fixture `place`")
 
     @abstractmethod
     def open_store(self, place: Any, folder: str) -> Store:
-        """Return a new store object for a folder in `place`. The folder need not exist and is not made."""
+        """Return a new store for a folder in `place`, which need not exist and is not made."""
 
     @abstractmethod
     def open_raw(self, place: Any, folder: str) -> RawFolder:
-        """Return raw access to the folder that `open_store` opens."""
+        """Return raw access to that folder."""
 
     @pytest.fixture
     def store(self, place: Any) -> Store:
@@ -59,13 +59,13 @@ class StoreFixtures(ABC):
 
     @pytest.fixture
     def twin(self, place: Any, store: Store) -> Store:
-        """Return a second `Store` object for the folder of `store`, such as another rank would open."""
+        """A second `Store` object for the folder, as of another rank."""
         del store
         return self.open_store(place, "checkpoint")
 
     @pytest.fixture
     def raw(self, place: Any) -> RawFolder:
-        """Fixture: direct access to the folder of `store`."""
+        """Fixture: raw access to the folder of `store`."""
         return self.open_raw(place, "checkpoint")
 
 

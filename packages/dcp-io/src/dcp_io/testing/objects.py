@@ -261,7 +261,7 @@ class ObjectTests(StoreFixtures):
 
 
 def run_together(tasks: list[Callable[[], None]]) -> None:
-    """Run each task in its own thread; raises the first error of any task."""
+    """Run each task in its own thread; raises the first error."""
     with ThreadPoolExecutor(len(tasks)) as pool:
         for running in [pool.submit(task) for task in tasks]:
             running.result()

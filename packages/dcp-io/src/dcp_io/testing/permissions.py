@@ -22,7 +22,7 @@ class _Sets(ctypes.Structure):
 
 @contextlib.contextmanager
 def modes_count() -> Iterator[None]:
-    """Context manager in which file modes count for this thread, and threads that it starts, even as root.
+    """File modes count for this thread, and threads that it starts, even as root.
 
     Example:
         ```python

@@ -1,4 +1,4 @@
-"""`RawStore`: raw access through the store itself, for storages that nothing else can reach."""
+"""`RawStore`: raw access through the store itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["RawStore"]
 
 
 class RawStore:
-    """`RawFolder` over a store with a connection that nothing else uses."""
+    """`RawFolder` over a store with its own connection."""
 
     def __init__(self, store: SupportsFolders) -> None:
         self._store = store

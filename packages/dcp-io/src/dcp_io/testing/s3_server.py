@@ -1,4 +1,4 @@
-"""`S3Server`: moto's S3 server in a child process, for tests and benchmarks. Needs `moto[s3]` and flask."""
+"""`S3Server`: moto's S3 server in a child process. Needs `moto[s3]` and flask."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class S3Server:
     """S3 server in a child process, with a new bucket; a context manager."""
 
     command: ClassVar[Sequence[str]] = (sys.executable, "-W", "ignore", "-c", _SERVE)
-    """Command of the server: it prints its port, and exits when its standard input is closed."""
+    """Command of the server, which prints its port, and exits when its standard input is closed."""
 
     def __init__(self, bucket: str = "bucket") -> None:
         self.bucket = bucket
@@ -76,7 +76,7 @@ class S3Server:
         return f"http://127.0.0.1:{self.port}"
 
     def environment(self, url: str | None = None) -> dict[str, str]:
-        """Return environment variables by which AWS clients find the server, or the proxy at `url`."""
+        """Return variables by which AWS clients find the server, or the proxy at `url`."""
         address = url or self.url
         return {
             **CREDENTIALS,
@@ -87,7 +87,7 @@ class S3Server:
 
     @contextlib.contextmanager
     def in_environment(self) -> Iterator[None]:
-        """Context manager that sets the variables of `environment` in this process, and clears the cache of s3fs."""
+        """Context manager that sets these variables, and clears the cache of s3fs."""
         before = {name: os.environ.get(name) for name in self.environment()}
         os.environ.update(self.environment())
         _forget_file_systems()

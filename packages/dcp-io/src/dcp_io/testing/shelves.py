@@ -1,4 +1,4 @@
-"""`ShelfStore`: a store of each host that is not a folder with a path, for tests of code for any such store.
+"""`ShelfStore`: a host's store that is not a folder with a path, for tests of code for any such store.
 
 A different `DCP_SHELF_DIR` in each process simulates several hosts.
 """
@@ -19,15 +19,11 @@ __all__ = ["FOLDER_VARIABLE", "SHELF_SCHEME", "ShelfPlugin", "ShelfStore", "open
 
 SHELF_SCHEME = "shelf"
 FOLDER_VARIABLE = "DCP_SHELF_DIR"
-"""Environment variable with this host's folder, read when a store is made."""
+"""Variable with this host's folder, read when a store is made."""
 
 
 class ShelfStore(HostStore):
-    """A store of each host by the URI `shelf://name/folder`. Its objects are files, but it is not a `LocalStore`.
-
-    Args:
-        name: Name of the shelf, and of folders in it.
-        also: See `HostStore`.
+    """A host's store with the URI `shelf://name/folder`. Its objects are files, but it is not a `LocalStore`.
 
     Example:
         ```python
@@ -96,7 +92,7 @@ class ShelfStore(HostStore):
 
 
 def open_shelf(uri: str, *, storage_options: Mapping[str, Any] | None = None) -> ShelfStore:
-    """Open the store of a URI `shelf://name/folder?also=…`; takes no options."""
+    """Open a URI `shelf://name/folder?also=…`; takes no options."""
     del storage_options
     own, also = HostStore.split(uri)
     return ShelfStore(own.partition("://")[2].rstrip("/"), also=[open_store(one) for one in also])
