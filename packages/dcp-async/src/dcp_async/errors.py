@@ -14,10 +14,7 @@ __all__ = [
 
 
 class StagingMismatchError(DcpError, RuntimeError):
-    """A tensor changed during the copy, or its copy does not match its recorded dtype, shape, strides or memory.
-
-    Nothing is saved.
-    """
+    """A tensor changed during the copy, or its copy does not match its description; nothing is saved."""
 
 
 class SaverClosedError(DcpError, RuntimeError):
@@ -29,7 +26,7 @@ class SaverDeadlineError(DcpError, TimeoutError):
 
 
 class WorkerError(DcpError, RuntimeError):
-    """The worker process of a saver could not start, or an object for it could not be pickled or unpickled."""
+    """The worker process could not start, or an object for it could not be pickled or unpickled."""
 
 
 class WorkerLostError(DcpError, ConnectionError):

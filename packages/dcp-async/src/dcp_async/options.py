@@ -21,12 +21,14 @@ __all__ = [
 ]
 
 Overlap = Literal["wait", "skip", "latest"]
-"""Policy for a new save while an earlier save runs: `wait` for the earlier save, `skip` the new save, or let the new
-save replace the queued save (`latest`)."""
+"""Policy for a new save while an earlier one runs: `wait` for it, `skip` the new save, or replace the queued save
+(`latest`).
+"""
 
 Staging = Literal["refuse", "waves"]
 """Policy for a state dict larger than `max_staging_bytes`: `refuse` the save, or copy in `waves`, during which training
-waits until the storage has taken the bytes that do not fit."""
+waits until the storage has taken the bytes that do not fit.
+"""
 
 
 class AsyncCheckpointerType(Enum):
@@ -37,7 +39,7 @@ class AsyncCheckpointerType(Enum):
 
 
 def saver_name(kind: Enum | str) -> str:
-    """Return the name of a kind of saver; stock's `AsyncCheckpointerType` has the same values."""
+    """Return the value of a kind of saver, also of stock's enum."""
     return str(kind.value) if isinstance(kind, Enum) else kind
 
 
@@ -49,7 +51,7 @@ class WorkerOptions:
         nice: Increment of the worker's niceness; a positive number gives the trainer priority on a shared core.
         batch: Whether to schedule the worker as a batch job (`SCHED_BATCH`), which does not preempt running threads.
         ionice: I/O scheduling class and level, such as `("best-effort", 7)` or `("idle", 0)`; None keeps the trainer's.
-        torch_threads: Number of threads of one torch operation in the worker.
+        torch_threads: Number of threads of one torch operation.
         cpu_affinity: Numbers of the cores on which the worker may run; None for the cores of the trainer.
         process_group: Whether the workers of all ranks form a gloo group, for storage writers that use collectives.
         start_seconds: Time in seconds within which the worker must start.
@@ -85,8 +87,8 @@ class SaverOptions:
 
     Attributes:
         max_staging_bytes: Limit in bytes of the memory for all staged copies of this rank; None for no limit.
-        staging: Policy for a save that needs more memory than `max_staging_bytes`: `refuse` raises
-            `NotEnoughMemoryError`; with `waves`, `save` returns when only `max_staging_bytes` are left to be written.
+        staging: Policy for a save that needs more memory: `refuse` raises `NotEnoughMemoryError`; with `waves`, `save`
+            returns when only `max_staging_bytes` are left to be written.
         copy_threads: Number of threads that copy tensors in host memory; by default one for each usable core, at most
             four.
         pin_memory: Whether the memory for staged copies is pinned, if CUDA is available.
@@ -131,6 +133,6 @@ class SaverOptions:
 
 
 def check_overlap(overlap: str) -> None:
-    """Raise ValueError unless `overlap` is an overlap policy (`wait`, `skip` or `latest`)."""
+    """Raise ValueError unless `overlap` is an overlap policy."""
     if overlap not in get_args(Overlap):
         raise ValueError(f"overlap={overlap!r} is not known; choose one of {', '.join(map(repr, get_args(Overlap)))}")

@@ -49,13 +49,13 @@ __all__ = ["AsyncSaver", "async_save", "close_savers", "shared_saver"]
 class AsyncSaver:
     """Saver that copies state dicts and saves the copies in the background; a context manager.
 
+    Saves run one at a time, in the order in which they were started. One saver may serve several process groups, models
+    and checkpoint ids. Ranks that are in several groups must start their saves in the same order.
+
     Args:
         kind: `AsyncCheckpointerType.PROCESS`, `AsyncCheckpointerType.THREAD`, or its value.
         overlap: Policy for a new save while an earlier one runs: `wait`, `skip` or `latest`; see `async_save`.
-        options: Options of the saver; None for the defaults.
-
-    Saves run one at a time, in the order in which they were started. One saver may serve several process groups, models
-    and checkpoint ids. Ranks that are in several groups must start their saves in the same order.
+        options: None for the defaults.
 
     Example:
         ```python
@@ -97,7 +97,7 @@ class AsyncSaver:
         self._queue = SaveQueue(run, f"dcp-{name}-saver", self.options.save_seconds)
         run.copies = self._copies = JobStager(stager, self._entry, self._seconds, self._queue.wait_turn)
         self.bytes_to_stage = self._copies.bytes_to_stage
-        """Function that returns the size of a state dict's copy on this rank, in bytes, without copying."""
+        """Function that returns the size in bytes of a state dict's copy on this rank."""
         self.bytes_to_wait_for = self._copies.bytes_to_wait_for
         """Function that returns how many of these bytes are stored before `save` returns; 0 without waves."""
         self._owner = os.getpid()
@@ -235,7 +235,7 @@ class AsyncSaver:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Context manager for changing tensors: wait until no copy is in progress, and delay saves of other threads.
+        """Let this thread change tensors: wait until no copy is in progress, and delay saves of other threads.
 
         Only needed with a stager that returns futures. A `save` inside the block returns when its copy is complete.
         """
@@ -304,7 +304,7 @@ class AsyncSaver:
             self.close()
 
     def _enter(self, place: CheckpointId | None, *, wait: bool) -> None:
-        """Acquire the start lock, with `wait` after all earlier saves; the limit is `save_seconds`."""
+        """Acquire the start lock, after all earlier saves if `wait`."""
         while True:
             if wait:
                 self._queue.wait_turn()
@@ -363,7 +363,7 @@ def _make_backend(name: str, options: SaverOptions) -> Backend:
 
 @contextlib.contextmanager
 def _naming_the_end() -> Iterator[None]:
-    """Raise SaverClosedError if a thread cannot be started in the block because the interpreter exits."""
+    """Raise SaverClosedError if no thread can be started because the interpreter exits."""
     try:
         yield
     except RuntimeError as error:
@@ -376,7 +376,7 @@ def _naming_the_end() -> Iterator[None]:
 
 
 def _warn_dropped(name: str, owner: int) -> None:
-    """Warn that a saver was garbage-collected without `close`, only in the process `owner` that created the saver."""
+    """Warn that a saver was garbage-collected without `close`; not in a forked child."""
     if os.getpid() == owner:
         warnings.warn(
             f"a {name} saver was dropped without close(): its resources are released once its saves have ended, but "
@@ -422,10 +422,7 @@ def async_save(
             queued save (`latest`). The future of a skipped or replaced save raises.
 
     Returns:
-        Future of the checkpoint's metadata, or an `AsyncSaveResponse`; see `AsyncSaver.save`.
-
-    Raises:
-        Exception: Any error that `AsyncSaver.save` raises.
+        Future of the checkpoint's metadata, or an `AsyncSaveResponse`; see `AsyncSaver.save`, also for errors.
 
     Ranks: every rank of the group; waits only for this rank's own earlier saves, if the policy is `wait`.
 
@@ -458,9 +455,7 @@ def shared_saver(
 ) -> AsyncSaver:
     """Return the `AsyncSaver` that `async_save` uses, for its methods `warm_up`, `lock`, `wait` and `close`.
 
-    Args:
-        kind: Type of the saver, or its value.
-        options: Options for a new saver; None for the defaults, or for those of the existing saver.
+    With `options` None, a new saver has the defaults.
 
     Raises:
         ValueError: The saver already exists with other options; close it first.
@@ -485,14 +480,14 @@ def close_savers() -> None:
 
 
 def _at_exit() -> None:
-    """Close shared savers and log unread errors; the saves have ended, since Python joins threads before `atexit`."""
+    """Close shared savers and log unread errors; Python has joined their threads before."""
     for saver in _savers.values():
         saver.log_unasked()
         saver.end()
 
 
 def _forget_in_child() -> None:
-    """Drop the shared savers in a forked child, which lacks their threads and the thread that may hold the lock."""
+    """Drop the shared savers, whose threads a forked child lacks."""
     global _lock  # noqa: PLW0603 - there is one for the process
     _lock = threading.Lock()
     for saver in _savers.values():

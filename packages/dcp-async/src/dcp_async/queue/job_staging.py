@@ -30,7 +30,7 @@ class JobStager:
     """Copier of one saver's state dicts; the caller of `stage` holds `entry`.
 
     `seconds` limits `await_copy` and `finish`. `free_memory` waits for earlier saves, to use their memory for waves; it
-    is held weakly, because its queue references this object and must be freed with its saver.
+    is held weakly, because its queue references this object.
     """
 
     def __init__(self, stager: Stager, entry: Entry, seconds: float, free_memory: Callable[[], object]) -> None:
@@ -41,16 +41,16 @@ class JobStager:
         self._thread: ThreadPoolExecutor | None = None
 
     def stage_now(self, state_dict: dict[str, Any], link: GroupLink, checkpoint_id: CheckpointId | None) -> Staged:
-        """Stage a state dict as a warm-up; the caller passes the copy to `give_back`."""
+        """Stage a state dict as a warm-up; the caller passes it to `give_back`."""
         values, lender = _values(state_dict, link), lender_for(checkpoint_id)
         return self._stager.stage(values, in_waves=True, free_memory=self._free_memory, lender=lender)
 
     def bytes_to_stage(self, state_dict: dict[str, Any]) -> int:
-        """Return the size of a copy in bytes, without copying."""
+        """See `AsyncSaver.bytes_to_stage`."""
         return self._stager.measure(with_states(state_dict))[0]
 
     def bytes_to_wait_for(self, state_dict: dict[str, Any]) -> int:
-        """Return how many bytes are stored before `save` returns, without copying."""
+        """See `AsyncSaver.bytes_to_wait_for`."""
         return self._stager.measure(with_states(state_dict))[1]
 
     def _free_memory(self) -> None:
@@ -118,9 +118,7 @@ class JobStager:
             _report_copy(job)
 
     def finish(self, job: SaveJob) -> None:
-        """Copy the rest in waves, while the queued save writes it.
-
-        If the save itself fails, return normally: the future has the error.
+        """Copy the rest in waves, while the queued save writes it; return normally if the save itself fails.
 
         Raises:
             SaverDeadlineError: The storage did not take the bytes in time; the save fails.
@@ -200,7 +198,7 @@ class JobStager:
         )
 
     def await_copy(self, job: SaveJob) -> None:
-        """Wait for a copy without its waves, or raise SaverDeadlineError if it is late."""
+        """Wait for a copy without its waves. Raises SaverDeadlineError."""
         if wait([job.copied], self._seconds).not_done:
             raise self._late_copy(job)
         job.copied.result()
@@ -210,7 +208,7 @@ class JobStager:
         wait([job.staging], self._seconds)
 
     def end(self) -> None:
-        """End the threads; a copy's memory is released when it is no longer used."""
+        """End the threads."""
         self._stager.copier.close()
         self._stager.pool.close()
         if self._thread is not None:
@@ -224,7 +222,7 @@ def _values(state_dict: dict[str, Any], link: GroupLink) -> dict[str, Any]:
 
 
 def _stager_of(writer: StorageWriter | None) -> AsyncStager | None:
-    """Return the storage writer if it is a stager, as in stock, that makes more than a plain copy."""
+    """Return the storage writer if it is a stager, as in stock, and not a plain one."""
     return writer if isinstance(writer, AsyncStager) and not is_plain_blocking(writer) else None
 
 
@@ -238,7 +236,7 @@ def _take_staged(job: SaveJob, done: Future[dict[str, Any]]) -> None:
 
 
 def _report_copy(job: SaveJob) -> None:
-    """Send observers the event of the phase `stage`, except for copies by the caller's own stager."""
+    """Emit the event `stage`, except for the caller's own stager."""
     if job.staged is None:
         return
     seat, seconds = job.link.seat, time.monotonic() - job.copy_begun
@@ -259,7 +257,7 @@ def _report_copy(job: SaveJob) -> None:
 
 
 def lender_for(checkpoint_id: CheckpointId | None, storage_writer: StorageWriter | None = None) -> MemoryLender | None:
-    """Return the lender of a save's storage; None if there is none, or if the storage cannot be opened."""
+    """Return the lender of a save's storage; None also if the storage cannot be opened."""
     try:
         if storage_writer is not None:
             return storage_writer.lender()

@@ -1,4 +1,4 @@
-"""`SaveJob`, the record of one asynchronous save, `SaveFuture`, the caller's future, and the surroundings of a save."""
+"""`SaveJob`, the record of one asynchronous save, and `SaveFuture`, the caller's future."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class SaveFuture(Future[Metadata]):
         self._owner = os.getpid()
 
     def result(self, timeout: float | None = None) -> Metadata:
-        """Wait until the checkpoint is published, at most `timeout` seconds, and return its metadata.
+        """Return the metadata once the checkpoint is published.
 
         Raises:
             TimeoutError: The save has not ended within `timeout` seconds.
@@ -45,26 +45,26 @@ class SaveFuture(Future[Metadata]):
             self.asked = self.asked or self.done()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait until the save has ended, at most `timeout` seconds, and return its error; None if it succeeded."""
+        """Return the error, or None, once the save has ended; raise TimeoutError after `timeout` seconds."""
         self._check_here()
         found = super().exception(timeout)
         self.asked = True
         return found
 
     def add_done_callback(self, fn: Callable[[Future[Metadata]], object]) -> None:
-        """Call `fn` with this future once the save has ended, immediately if it has."""
+        """Call `fn` with this future once the save has ended."""
         self.asked = True
         super().add_done_callback(fn)
 
     def _check_here(self) -> None:
-        """Raise in a forked child, which lacks the thread that finishes the save."""
+        """Raise in a forked child, which lacks the saving thread."""
         if self._owner != os.getpid() and self._state != "FINISHED":
             raise SaverClosedError(
                 f"this save is the process {self._owner}'s, of which this one was forked: ask its future there"
             )
 
     def failure(self) -> BaseException | None:
-        """Return the error of an ended save, if any, without marking it as retrieved."""
+        """Return the error of an ended save without marking it as retrieved."""
         return super().exception()
 
 
@@ -84,15 +84,15 @@ class AsyncSaveResponse:
 
 @dataclass(frozen=True, slots=True)
 class SurroundingsChange:
-    """Changes of the surroundings between two saves."""
+    """Changes between two saves."""
 
     folder: str | None
     """New working directory; None if it is unchanged or no longer exists."""
     variables: dict[str, str | None]
-    """Name → new value, or None if the variable was removed."""
+    """Name → new value, or None if it was removed."""
 
     def apply(self) -> None:
-        """Apply the changes to this process; ignore a missing directory."""
+        """Change this process; ignore a missing directory."""
         if self.folder is not None:
             with contextlib.suppress(OSError):
                 os.chdir(self.folder)
@@ -120,7 +120,7 @@ class Surroundings:
         return cls(folder, dict(os.environ))
 
     def since(self, before: Surroundings) -> SurroundingsChange | None:
-        """Return the changes since an earlier record; None if nothing has changed."""
+        """Return the changes since an earlier record, if any."""
         folder = None if self.folder == before.folder else self.folder
         variables: dict[str, str | None] = {
             name: value for name, value in self.environment.items() if before.environment.get(name) != value
@@ -131,7 +131,7 @@ class Surroundings:
 
 @dataclass(slots=True, eq=False)
 class SaveJob:
-    """Record of one asynchronous save, from the call of `save` to its end."""
+    """One asynchronous save, from the call of `save` to its end."""
 
     link: GroupLink
     ticket: Ticket
@@ -142,7 +142,7 @@ class SaveJob:
     future: SaveFuture = field(default_factory=SaveFuture)
     staged: Staged | None = None
     staged_state: dict[str, Any] | None = None
-    """State dict of the caller's own stager, instead of `staged`."""
+    """Result of the caller's own stager, instead of `staged`."""
     planned: Any = None
     """Local plan of a custom planner, for a worker."""
     staging: Future[None] = field(default_factory=Future)
@@ -169,7 +169,7 @@ class SaveJob:
         self.staging.add_done_callback(partial(_note_copied, self.copied))
 
     def release(self) -> None:
-        """Call the functions in `done` as soon as staging has ended."""
+        """Call the functions in `done` once staging has ended."""
         self.staging.add_done_callback(lambda _: self._call_done())
 
     def _call_done(self) -> None:

@@ -1,8 +1,7 @@
-"""Parts of a save that a worker process cannot take as they are: custom planners, and keys of unknown classes.
+"""Custom planners, and keys of unknown classes, in a form for a worker process.
 
 Planner methods that access tensors run in the trainer, on the staged copy; methods that access only plans run in the
-worker, on a copy of the planner. A checkpoint stores keys as text, so a portable key keeps only the original's `str`
-and `repr`.
+worker, on a copy of the planner. A checkpoint stores keys as text, so a portable key keeps only `str` and `repr`.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ __all__ = ["NamedKey", "NamedText", "PlannedElsewhere", "StagedPlanner", "pickle
 
 @dataclass(frozen=True, slots=True)
 class PlannedElsewhere:
-    """Local plan that a custom planner made in the trainer, and the names of its items' staged data."""
+    """Local plan from the trainer, and the names of its items' staged data."""
 
     plan: SavePlan
     names: dict[MetadataIndex, str]
@@ -35,7 +34,7 @@ class PlannedElsewhere:
 def plan_here(
     planner: SavePlanner, state_dict: dict[str, Any], *, is_coordinator: bool
 ) -> tuple[PlannedElsewhere, dict[str, Any]]:
-    """Run a custom planner's local planning; return the plan, and its data as name → tensor or serialized object."""
+    """Run a custom planner's local planning; return the plan, and name → tensor or serialized object."""
     set_up_save_planner(planner, state_dict, None, is_coordinator=is_coordinator)
     plan = planner.create_local_plan()
     names: dict[MetadataIndex, str] = {}
@@ -48,7 +47,7 @@ def plan_here(
 
 
 class StagedPlanner(SavePlanner):
-    """Save planner of the worker process, with the local plan that a custom planner made in the trainer.
+    """Planner of the worker process, with the local plan that a custom planner made in the trainer.
 
     `planner` is a copy without tensors; `values` are staged tensors and objects by their names in `planned`.
     """
@@ -61,14 +60,14 @@ class StagedPlanner(SavePlanner):
     def set_up_planner(
         self, state_dict: dict[str, Any], storage_meta: StorageMeta | None = None, is_coordinator: bool = False
     ) -> None:
-        """Do nothing: the custom planner was set up in the trainer."""
+        """Do nothing: the trainer has set up the custom planner."""
 
     def create_local_plan(self) -> SavePlan:
         """Return the local plan from the trainer."""
         return self._planned.plan
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Any]:
-        """Return the copy's final plans and metadata. Coordinator only."""
+        """Return the copy's final plans and metadata."""
         return self._planner.create_global_plan(all_plans)
 
     def plan_key(self) -> Hashable | None:
@@ -84,7 +83,7 @@ class StagedPlanner(SavePlanner):
         self._planner.adopt_global_plan(plans, metadata)
 
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
-        """Return this rank's plan after the custom planner's `finish_plan`."""
+        """Return the custom planner's final plan."""
         return self._planner.finish_plan(new_plan)
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
@@ -117,7 +116,7 @@ class StagedPlanner(SavePlanner):
 
 
 def pickled(what: str, value: object) -> bytes:
-    """Pickle `value` for the worker; WorkerError, which names `what` and a remedy, if that fails."""
+    """Pickle `value`, or raise WorkerError, which names `what` and a remedy."""
     try:
         return pickle.dumps(value, protocol=5)
     except Exception as error:
@@ -131,7 +130,7 @@ _ANYWHERE = {str, int, float, complex, bool, bytes, type(None)}
 
 
 class NamedText(str):  # noqa: SLOT000 - there are few, and mypy knows no slots of text
-    """Portable key for a `str` subclass: equals the same text, and has the original `str()` and `repr()`."""
+    """Key for a `str` subclass: equals the same text, and has the original `str()` and `repr()`."""
 
     _name: str
     _repr: str
@@ -147,7 +146,7 @@ class NamedText(str):  # noqa: SLOT000 - there are few, and mypy knows no slots 
 
 
 class NamedKey:
-    """Portable key for any other class: same `str()` and `repr()`, equal only to itself."""
+    """Key for any other class: same `str()` and `repr()`, equal only to itself."""
 
     _name: str
     _repr: str
@@ -164,7 +163,7 @@ class NamedKey:
 
 @functools.cache
 def _class_named(name: str, base: type) -> type:
-    """Make a class with the original class's name, which warnings show."""
+    """Make a class with the name that warnings are to show."""
     return type(name, (base,), {})
 
 

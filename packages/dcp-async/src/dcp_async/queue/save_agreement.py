@@ -1,4 +1,4 @@
-"""Agreement of all ranks on asynchronous saves: sequence numbers, and whether a save runs, is skipped or superseded.
+"""Agreement of all ranks on sequence numbers of saves, and whether a save runs, is skipped or superseded.
 
 Keys under `dcp-async/<group>/<saver>/`: the coordinators' keys, `epoch` (number of ended workers), and for each save
 `epoch/<sequence>` (epoch and policy) and `fate/<sequence>` (whether it runs), set by the first rank.
@@ -59,14 +59,14 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class StoreAddress:
-    """Address of the ranks' TCP store, and the prefix of their keys."""
+    """Address of the ranks' TCP store, and a prefix."""
 
     host: str
     port: int
     prefix: str
 
     def connect(self) -> KeyValueStore:
-        """Connect, or raise CoordinatorLostError without waiting if no server listens."""
+        """Connect, or raise CoordinatorLostError without waiting."""
         with guard_store("(connecting)"):
             try:  # torch would try for a minute
                 socket.create_connection((self.host, self.port), STORE_TIMEOUT.total_seconds()).close()
@@ -79,7 +79,7 @@ class StoreAddress:
 class Seat:
     """Connection settings of one rank's saver for a process group; sent to the worker once per group.
 
-    The saver's saves are the operations of `series`. `hosts_store` is whether this trainer may be the store's server.
+    The saves are the operations of `series`. `hosts_store` is whether this trainer may be the store's server.
     `timeout_seconds` limits the wait for other ranks in one phase.
     """
 
@@ -103,7 +103,7 @@ class Ticket:
     sequence: int
     epoch: int = 0
     overlap: str = ""
-    """Policy of the rank that drew this number first, or empty."""
+    """Policy of the rank that drew this number first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,13 +158,13 @@ class Meeting:
             coordinator.give_up_on(lost)
 
     def close(self) -> None:
-        """Close connections to other ranks, except a shared monitor's."""
+        """Close connections, except a shared monitor's."""
         if self._peers is not None:
             self._peers.close()
             self._peers = None
 
     def _renewed_peers(self, store: KeyValueStore, ticket: Ticket) -> Peers:
-        """Return this saver's monitor, which all ranks replace after the end of a worker."""
+        """Return the monitor, which all ranks replace after the end of a worker."""
         if self._peers is None or self._epoch != ticket.epoch:
             self.close()
             seat = self.seat
@@ -190,13 +190,13 @@ class GroupLink:
         self._drawn = 0
 
     def draw(self, overlap: str = "") -> Ticket:
-        """Return the next save's number, the same on all ranks, without waiting. Every rank draws once per save."""
+        """Return the next save's number, without waiting. Every rank draws once per save."""
         del overlap
         self._drawn += 1
         return Ticket(self._drawn)
 
     def take_number(self, overlap: str) -> Ticket:
-        """Draw a number, but withdraw if a signal handler raises."""
+        """Draw, but withdraw if a signal handler raises."""
         ticket = None
         try:
             with interrupts_deferred():
@@ -221,7 +221,7 @@ class GroupLink:
         return None
 
     def withdraw(self, ticket: Ticket, error: BaseException) -> None:
-        """Make a save fail on all other ranks with this rank's `error`."""
+        """Make a save fail on all other ranks with `error`."""
         coordinator = self.meeting.coordinator(ticket, watch=False)
         coordinator.__exit__(type(error), error, error.__traceback__)
 
@@ -232,7 +232,7 @@ class GroupLink:
         """
 
     def for_worker(self) -> Seat:
-        """Return a worker's settings, or raise WorkerError if it cannot reach the store."""
+        """Return a worker's settings. Raises WorkerError if it cannot reach the store."""
         return self.seat
 
     def worker_ended(self) -> None:
@@ -240,10 +240,9 @@ class GroupLink:
 
 
 class StoreLink(GroupLink):
-    """Link through the process group's store.
+    """Link through the process group's store; `prefix` counts from the innermost store.
 
     The first of `group_stores` is for the thread that calls `save`, the second for saves in a thread of this process.
-    `prefix` counts from the innermost store.
     """
 
     def __init__(self, seat: Seat, group: dist.ProcessGroup, group_stores: Sequence[TimedStore], prefix: str) -> None:
@@ -262,7 +261,7 @@ class StoreLink(GroupLink):
         self._lock = threading.Lock()
 
     def draw(self, overlap: str = "") -> Ticket:
-        """Draw a number from the store."""
+        """See `GroupLink.draw`."""
         with self._connection():
             sequence = StoreCoordinator.draw(self._store, self.seat.rank)
             claimed = self._wire.claim(f"epoch/{sequence}", f"{self._wire.add('epoch', 0)} {overlap}")
@@ -272,23 +271,23 @@ class StoreLink(GroupLink):
         return Ticket(sequence, int(epoch), first)
 
     def decide(self, ticket: Ticket, wish: str) -> str:
-        """Decide through the store."""
+        """See `GroupLink.decide`."""
         with self._connection():
             return self._wire.claim(f"fate/{ticket.sequence}", wish)
 
     def group_store(self) -> object:
-        """Return the process group's store."""
+        """See `GroupLink.group_store`."""
         group = self._group()
         return None if group is None else store_of(group)
 
     def withdraw(self, ticket: Ticket, error: BaseException) -> None:
-        """Withdraw over `store`."""
+        """See `GroupLink.withdraw`."""
         with self._connection():
             coordinator = Meeting(self.seat, self._store).coordinator(ticket, watch=False)
             coordinator.__exit__(type(error), error, error.__traceback__)
 
     def report_losses(self, ticket: Ticket) -> None:
-        """Report lost ranks over `store`."""
+        """See `GroupLink.report_losses`."""
         if self._reported == ticket:
             return
         peers = self._shared.peers
@@ -301,7 +300,7 @@ class StoreLink(GroupLink):
                 self._reported = ticket
 
     def for_worker(self) -> Seat:
-        """Return a worker's settings."""
+        """See `GroupLink.for_worker`."""
         if self.seat.address is None:
             raise WorkerError(
                 "the process group's store is no TCP store, so that a process saver cannot reach it; use the thread "
@@ -310,7 +309,7 @@ class StoreLink(GroupLink):
         return self.seat
 
     def worker_ended(self) -> None:
-        """Increment the epoch in the store."""
+        """Increment the epoch."""
         with self._connection():
             self._wire.add("epoch")
 
@@ -340,7 +339,7 @@ class CollectiveLink(GroupLink):
         self._coordinators: dict[Ticket, CollectiveCoordinator] = {}
 
     def draw(self, overlap: str = "") -> Ticket:
-        """Return the next number, and make its coordinator."""
+        """See `GroupLink.draw`; also makes the coordinator."""
         del overlap
         made = CollectiveCoordinator(self._group, timeout_seconds=self.seat.timeout_seconds)
         ticket = Ticket(made.sequence)
@@ -348,11 +347,11 @@ class CollectiveLink(GroupLink):
         return ticket
 
     def coordinator(self, ticket: Ticket) -> Coordinator:
-        """Return the coordinator that `draw` made, once."""
+        """See `GroupLink.coordinator`; once per ticket."""
         return self._coordinators.pop(ticket)
 
     def withdraw(self, ticket: Ticket, error: BaseException) -> None:
-        """Withdraw over the group."""
+        """See `GroupLink.withdraw`."""
         coordinator = self._coordinators.pop(ticket, None)
         if coordinator is not None:
             coordinator.__exit__(type(error), error, error.__traceback__)
@@ -366,7 +365,7 @@ class CollectiveLink(GroupLink):
 
 
 class LinkTable:
-    """A saver's links, one for each process group."""
+    """A saver's links, by process group."""
 
     def __init__(self, options: SaverOptions) -> None:
         self._options = options
@@ -376,9 +375,7 @@ class LinkTable:
         self._lock = threading.Lock()
 
     def of(self, group: dist.ProcessGroup | None, *, no_dist: bool) -> GroupLink:
-        """Return the link for a process group; None is the default group. Thread-safe.
-
-        With `no_dist`, or without other ranks, the link is for a rank that saves alone.
+        """Return the link for a process group; for this rank alone with `no_dist` or without other ranks. Thread-safe.
 
         Raises:
             ValueError: This process is not in the group.
@@ -425,10 +422,7 @@ class LinkTable:
             raise
 
     def _number(self, group: dist.ProcessGroup, key: str, store: TimedStore) -> tuple[int, str]:
-        """Return this saver's number within its group, and its key prefix.
-
-        All ranks create the savers of a group in the same order.
-        """
+        """Return this saver's number in its group, whose savers all ranks create in the same order, and its prefix."""
         place = f"{start_prefix(group)}dcp-async/{key}"
         if group not in self._numbers:
             apart = TimedStore(innermost_store(store), store.timeout_seconds)

@@ -24,7 +24,7 @@ GO, SKIP, SUPERSEDED = "go", "skip", "superseded"
 
 
 class SaveQueue:
-    """Queue of one process's saves, which a thread runs one at a time, in order; `save_seconds` limits each wait."""
+    """Queue of one process's saves, which a thread runs in order; `save_seconds` limits each wait."""
 
     def __init__(self, run: Callable[[SaveJob], Metadata], name: str, save_seconds: float = 3600.0) -> None:
         self._run = run
@@ -45,22 +45,22 @@ class SaveQueue:
 
     @property
     def closed(self) -> bool:
-        """Whether the queue is closed to new saves."""
+        """Whether the queue accepts no more saves."""
         return self._closed
 
     def check_open(self) -> None:
-        """Raise SaverClosedError if the queue is closed."""
+        """Raise SaverClosedError if it is closed."""
         if self._closed:
             raise SaverClosedError("the saver is closed: make another one, or close it after the last save")
 
     def raise_unasked(self) -> None:
-        """Raise the next unread error of a save, if any, and mark it as read."""
+        """Raise the next unread error, if any."""
         error = self.next_unasked()
         if error is not None:
             raise error
 
     def next_unasked(self) -> BaseException | None:
-        """Return the next unread error of a save, if any, and mark it as read."""
+        """Return the next unread error, if any, and mark it as read."""
         return _next_unasked(self._failed)
 
     def log_unasked(self) -> None:
@@ -70,7 +70,7 @@ class SaveQueue:
     def admit(self, job: SaveJob, overlap: Overlap) -> bool:
         """Return whether a save may be staged now; False if the policy skips it. The same on all ranks.
 
-        `wait` first waits for earlier saves (SaverDeadlineError after `save_seconds`); `latest` cancels a queued save.
+        `wait` first waits for earlier saves, as `wait_turn` does; `latest` cancels a queued save.
         """
         if overlap == "wait" or not job.link.agrees:
             self.wait_turn()
@@ -81,11 +81,11 @@ class SaveQueue:
         return True
 
     def wait_turn(self) -> None:
-        """Wait until no save is running or queued, or raise SaverDeadlineError if one takes `save_seconds`."""
+        """Wait until no save is running or queued. Raises SaverDeadlineError if one takes `save_seconds`."""
         self._wait_turn(lambda: not self.busy)
 
     def put(self, job: SaveJob) -> None:
-        """Queue a save, or raise SaverClosedError if the queue is closed."""
+        """Queue a save. Raises SaverClosedError."""
         with self._changed:
             self.check_open()
             self._waiting = job
@@ -100,7 +100,7 @@ class SaveQueue:
             raise
 
     def drain(self, seconds: float) -> None:
-        """Wait until no save is running or queued, or raise SaverDeadlineError after `seconds`."""
+        """Wait until no save is running or queued. Raises SaverDeadlineError after `seconds`."""
         if not self._wait(lambda: not self.busy, seconds):
             running = self._running or self._waiting
             where = "" if running is None else f" to {running.checkpoint_id!s}"
@@ -197,7 +197,7 @@ class SaveQueue:
             job.future.set_result(result)
 
     def _begin(self, job: SaveJob) -> bool:
-        """Return whether a save may begin; False if it was superseded."""
+        """Return False if the save was superseded."""
         with self._changed:
             if self._waiting is not job:
                 return False
@@ -225,7 +225,7 @@ def _next_unasked(failed: list[SaveJob]) -> BaseException | None:
 
 
 def _log_at_end(failed: list[SaveJob], owner: int) -> None:
-    """Log unread errors at the end of the queue or interpreter, except in a forked child."""
+    """Log unread errors, except in a forked child."""
     if os.getpid() == owner:
         _log_unasked(failed)
 
@@ -274,7 +274,7 @@ class Entry:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Keep other threads from starting saves and copying tensors during the block; reentrant."""
+        """Keep other threads from starting saves and copying; reentrant."""
         here = threading.get_ident()
         with self._changed:
             # The caller's `state_dict()` may change values while this thread starts a save.
@@ -291,7 +291,7 @@ class Entry:
                     self._changed.notify_all()
 
     def enter(self, seconds: float) -> bool:
-        """Acquire the lock to start a save, and return whether that took less than `seconds`.
+        """Return whether this thread may start a save, after at most `seconds`.
 
         Raises OperationError if this thread is already starting a save.
         """

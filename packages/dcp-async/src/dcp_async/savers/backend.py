@@ -1,4 +1,4 @@
-"""Backends of asynchronous savers: their contract, and the thread backend, which competes with training for the GIL."""
+"""Backends of asynchronous savers, and the thread backend, which competes with training for the GIL."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Backend(Protocol):
     """Whether staged copies must be in memory that another process can map."""
 
     def warm_up(self, link: GroupLink, staged: Staged | None) -> None:
-        """Prepare for a group's first save; `staged` is a copy of a similar state dict, or None."""
+        """Prepare for a group's first save; `staged` is a copy of a similar state dict, if given."""
         ...
 
     def before_save(self) -> None:
@@ -72,13 +72,13 @@ class ThreadBackend:
         del options
 
     def warm_up(self, link: GroupLink, staged: Staged | None) -> None:
-        """Do nothing: saves run in this process."""
+        """Do nothing."""
 
     def before_save(self) -> None:
-        """Do nothing: saves run in this process."""
+        """Do nothing."""
 
     def run(self, job: SaveJob) -> Metadata:
-        """Save the staged copy in the calling thread, without collectives on the trainer's process group."""
+        """Save in the calling thread, without collectives on the trainer's process group."""
         with contextlib.ExitStack() as ends:
             planner, state = job.planner, job.staged_state or {}
             if job.staged is not None:
@@ -102,4 +102,4 @@ class ThreadBackend:
             )
 
     def close(self) -> None:
-        """Do nothing: there is nothing to release."""
+        """Do nothing."""

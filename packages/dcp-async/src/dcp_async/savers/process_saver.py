@@ -93,10 +93,7 @@ class ProcessBackend:
             self._send_arena(worker, staged.arena)
 
     def before_save(self) -> None:
-        """Start the first worker without waiting, to import during the copy.
-
-        If a worker has ended, tell the other ranks to expect a new one.
-        """
+        """Start the first worker without waiting, or tell the other ranks that one has ended."""
         worker = self._worker
         if worker is not None:
             worker.settle()
@@ -105,7 +102,7 @@ class ProcessBackend:
                 self._started()
 
     def run(self, job: SaveJob) -> Metadata:
-        """Run one save in the worker, and return the checkpoint's metadata.
+        """See `Backend.run`.
 
         Raises:
             WorkerError: The worker cannot be started, or the storage writer or planner cannot be sent.
@@ -138,7 +135,7 @@ class ProcessBackend:
         return _metadata(job, answer, writer)
 
     def close(self) -> None:
-        """End the worker process for good. May be called during `run`, which then raises."""
+        """End the worker for good. May be called during `run`, which then raises."""
         with self._start_lock:
             self._closed = True
             worker, self._worker = self._worker, None
@@ -230,7 +227,7 @@ class ProcessBackend:
         )
 
     def _give_up(self, job: SaveJob, error: BaseException) -> None:
-        """Report a failed save to observers, and clear the uncertain record of sent data."""
+        """Report a failed save to observers, and forget what was sent."""
         self._phases.fail(job, error)
         if job.staged is not None:
             sent = self._known.structures.get(job.staged.structure.identifier)
@@ -304,7 +301,7 @@ def _naming(job: SaveJob, error: Exception) -> Exception:
 
 
 def _pickled_writer(job: SaveJob) -> bytes | None:
-    """Pickle the storage writer for reading metadata: the caller may reset it to another id."""
+    """Pickle the storage writer for reading metadata: the caller may reset it."""
     return None if job.storage_writer is None else pickled("the storage writer", job.storage_writer)
 
 
@@ -333,18 +330,16 @@ def _raised(failure: Failure) -> BaseException:
 
 
 class _ReportedPhases:
-    """Started phases of the save in the worker; `fail` emits the end events that a killed worker does not send."""
+    """Started phases of the save; `fail` emits the end events that a killed worker does not send."""
 
     def __init__(self) -> None:
         self._open: list[CheckpointEvent] = []
         self._over = False
 
     def begin(self) -> None:
-        """Forget the phases of the last save."""
         self._open, self._over = [], False
 
     def pass_on(self, event: CheckpointEvent) -> None:
-        """Record an event of the worker, and pass it to the observers."""
         if event.state == "started":
             self._open.append(event)
         elif event.state != "progress":
@@ -355,7 +350,7 @@ class _ReportedPhases:
         plugins.emit(event)
 
     def fail(self, job: SaveJob, error: BaseException) -> None:
-        """Emit `failed` events for a save and its unfinished phases, unless the worker has reported its end."""
+        """Emit `failed` events, unless the worker has reported the end."""
         if self._over:
             return
         seat, place = job.link.seat, job.checkpoint_id

@@ -46,8 +46,8 @@ _open: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 class WorkerProcess:
     """Handle of one worker process, which the constructor starts.
 
-    `on_end` is called, in a separate thread, when the process has ended by itself; `on_event` with each event of a
-    save, in the thread that waits in `read`. `PYTHONPATH` is set to `sys.path`.
+    A thread calls `on_end` when the process has ended by itself; `read` calls `on_event` with events of a save.
+    `PYTHONPATH` is set to `sys.path`.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class WorkerProcess:
         return not self._given_up and not self._ended()
 
     def wait_ready(self) -> None:
-        """Wait until the worker is ready, or raise WorkerError if it could not start."""
+        """Wait until the worker is ready. Raises WorkerError."""
         if self._ready:
             return
         try:
@@ -113,7 +113,7 @@ class WorkerProcess:
         self._ready = True
 
     def send(self, message: object, descriptor: int | None = None) -> None:
-        """Send a message, or raise WorkerLostError if the worker has ended, or was killed for accepting no data."""
+        """Send a message. Raises WorkerLostError if the worker has ended, or was killed for accepting no data."""
         try:
             self._connection.settimeout(self._options.silence_seconds)
             self.bytes_sent += send_message(self._connection, message, descriptor)
@@ -154,10 +154,7 @@ class WorkerProcess:
                 meanwhile()
 
     def _listen(self, seconds: float) -> tuple[bool, float]:
-        """Return whether a message or the worker's end came within `seconds`, and the time waited.
-
-        While a whole job is stopped, time does not count: the worker needs a moment for its next heartbeat.
-        """
+        """Return whether a message or the end came, and the time waited, without stops of the whole job."""
         spent = 0.0
         poller = select.poll()
         try:
@@ -173,7 +170,7 @@ class WorkerProcess:
         return False, spent
 
     def _receive(self) -> Any:
-        """Receive a message that has begun to arrive; None if its rest does not."""
+        """Receive a message; None if its rest does not arrive."""
         try:
             self._connection.settimeout(self._options.silence_seconds)
             message = read_message(self._connection)
@@ -190,7 +187,7 @@ class WorkerProcess:
             self._report_end()
 
     def kill(self) -> None:
-        """Kill the worker and wait briefly; a process that hangs in the kernel is abandoned."""
+        """Kill the worker; a process that hangs in the kernel is abandoned."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         try:
@@ -206,7 +203,7 @@ class WorkerProcess:
             self._report_end()
 
     def close(self) -> None:
-        """Close the connection to the worker, which then exits by itself."""
+        """Close the connection; the worker then exits by itself."""
         self._closing = True
         _shut(self._connection)
         if self._given_up:
@@ -279,7 +276,7 @@ def _pass_on(message: object) -> bool:
 
 
 def _close_in_child() -> None:
-    """Close the connections in a forked child, which would hide the trainer's end."""
+    """Close the connections, which would hide the trainer's end."""
     for connection in list(_open):
         connection.close()
 

@@ -1,4 +1,4 @@
-"""Main program of a saver's worker process, which exits as soon as the trainer ends, even if it is killed."""
+"""Main program of a worker process, which exits as soon as the trainer ends, even if it is killed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BEAT_SECONDS = 1.0
 
 
 class Trainer:
-    """Connection of the worker process to the trainer."""
+    """The worker's connection to the trainer."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -32,7 +32,7 @@ class Trainer:
         self.messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def send(self, message: object) -> None:
-        """Send a message; exit the worker process if the trainer has ended."""
+        """Send a message; exit the process if the trainer has ended."""
         with self._lock:
             try:
                 send_message(self._connection, message)
@@ -40,9 +40,9 @@ class Trainer:
                 os._exit(1)
 
     def listen(self, parent: int) -> None:
-        """Queue the trainer's messages; exit when the trainer (process `parent`) has ended.
+        """Queue the trainer's messages; exit when it ends.
 
-        The process is watched as well, because its forks may keep the socket open.
+        The process `parent` is watched as well, because its forks may keep the socket open.
         """
         poller = select.poll()
         poller.register(self._connection, select.POLLIN)
@@ -65,7 +65,7 @@ class Trainer:
                 self.messages.put(message)
 
     def refuse(self, error: BaseException) -> None:
-        """Send the error of a message without answer, and ignore later messages."""
+        """Send an error, and ignore later messages."""
         self.heeded = False
         _report(self, error)
 
@@ -78,7 +78,7 @@ class Trainer:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Handle the trainer's messages until it ends; the arguments are the socket's descriptor and the trainer's pid."""
+    """Handle messages until the trainer ends; the arguments are the socket's descriptor and the trainer's pid."""
     descriptor, parent = map(int, arguments)
     # Both are for the trainer, which may want a last save before it ends; this process ends with it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

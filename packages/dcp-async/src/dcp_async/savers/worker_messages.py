@@ -1,7 +1,7 @@
 """Messages between trainer and worker, and their transport over a socket. Imports no torch.
 
-Messages are pickled, which is safe because both processes belong to the same program and user. A file descriptor
-follows its message with one extra byte (SCM_RIGHTS).
+Pickle is safe here: both processes belong to the same program and user. A file descriptor follows its message with
+one extra byte (SCM_RIGHTS).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class NewArena:
-    """Request to map a memory file, sent along, as this arena."""
+    """Request to map a memory file as this arena."""
 
     number: int
     nbytes: int
@@ -56,21 +56,21 @@ class NewArena:
 
 @dataclass(frozen=True, slots=True)
 class NewWaves:
-    """Message before a `Save` with waves, with a socket to the trainer."""
+    """Sent before a `Save` with waves, with a socket."""
 
     piece_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class NewGroup:
-    """Connection settings for a process group, a `save_agreement.Seat`."""
+    """Settings for a process group, a `save_agreement.Seat`."""
 
     seat: Any
 
 
 @dataclass(frozen=True, slots=True)
 class NewStructure:
-    """A `staging.copy_state.Structure`, for later saves."""
+    """A `copy_state.Structure`, for later saves."""
 
     structure: Any
 
@@ -91,7 +91,7 @@ class ForgetArena:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Request to run one save; the answer repeats `number`."""
+    """Request to save; the answer repeats `number`."""
 
     number: int
     structure: str
@@ -109,7 +109,7 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The worker has imported its modules and is ready."""
+    """The worker is ready."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class EventSent:
-    """A `CheckpointEvent` for the observers in the trainer."""
+    """A `CheckpointEvent` for observers."""
 
     event: Any
 
@@ -135,7 +135,7 @@ class Logged:
 
 @dataclass(frozen=True, slots=True)
 class Warned:
-    """Warning of the worker; `category` is the pickled warning class."""
+    """Warning, with the pickled `category`."""
 
     category: bytes
     text: str
@@ -152,17 +152,14 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A save, or something before it (`number` 0), failed with a `Failure`."""
+    """A save, or something before it (`number` 0), failed."""
 
     number: int
     failure: Any
 
 
 def send_message(connection: socket.socket, message: object, descriptor: int | None = None) -> int:
-    """Send a message, with a file descriptor if given; return the number of bytes.
-
-    Raises TimeoutError if the peer accepts nothing.
-    """
+    """Send a message and descriptor; return the number of bytes. Raises TimeoutError if the peer accepts nothing."""
     data = pickle.dumps(message, protocol=5)
     left = memoryview(_LENGTH.pack(len(data)) + data)
     while left:  # the timeout is for each part: a long message is not silence

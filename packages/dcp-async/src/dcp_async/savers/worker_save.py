@@ -119,7 +119,7 @@ class WorkerSaves:
 
     @contextlib.contextmanager
     def _feed(self, save: Save) -> Iterator[WaveFeed | None]:
-        """Give a save its feed of waves; at the block's end, the trainer stops waiting."""
+        """Yield a save's feed of waves; then the trainer stops waiting."""
         waves, self._waves = self._waves, None
         if waves is None:
             yield None
@@ -164,7 +164,7 @@ class WorkerSaves:
         return Saved(save.number, None, encode(dict(vars(metadata))))
 
     def _learn(self, save: Save) -> None:
-        """Update the cache before anything can fail, since the next message has only the differences."""
+        """Update the cache before anything can fail: the next message has only the differences."""
         if save.surroundings is not None:
             save.surroundings.apply()
         known = self._structures.get(save.structure)

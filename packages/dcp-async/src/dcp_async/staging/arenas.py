@@ -29,9 +29,8 @@ _CUDA_HOST_REGISTER_PORTABLE = 1
 class Arena:
     """A reusable memory buffer that holds the staged tensors of one save at a time.
 
-    Args:
-        shared: Whether the buffer is a memory file, which another process can map by its `descriptor`.
-        pinned: Whether the buffer is pinned memory, if CUDA is available.
+    With `shared`, it is a memory file, which another process can map by its `descriptor`; with `pinned`, it is pinned
+    if CUDA is available.
     """
 
     def __init__(self, *, shared: bool, pinned: bool) -> None:
@@ -57,7 +56,7 @@ class Arena:
         return self._user is not None and self._user() is not None
 
     def reserve(self, nbytes: int) -> None:
-        """Grow the buffer to at least `nbytes`; growing loses its contents."""
+        """Grow to at least `nbytes`; growing loses the contents."""
         if nbytes <= self.nbytes:
             return
         self._release()
@@ -80,7 +79,7 @@ class Arena:
         return torch.from_numpy(own)
 
     def close(self) -> None:
-        """Release the memory as soon as no view of it is referenced."""
+        """Release the memory once no view of it is referenced."""
         self.closed = True
         self._release()
         if self._close is not None:
@@ -104,9 +103,9 @@ _shared: weakref.WeakSet[Arena] = weakref.WeakSet()
 
 
 def _close_in_child() -> None:
-    """Close memory files in a forked child: held open, their memory would outlive the trainer.
+    """Close memory files in a forked child, where their memory would outlive the trainer.
 
-    A mapping closes its own descriptor later, so that one is replaced by a harmless one.
+    A mapping closes its own descriptor later, so a harmless one replaces it.
     """
     open_files = [os.fstat(arena.descriptor) for arena in _shared if arena._close is not None and arena._close.alive]  # noqa: SLF001
     if not open_files:
@@ -144,7 +143,7 @@ class LentArena(Arena):
             self._pin()
 
     def reserve(self, nbytes: int) -> None:
-        """Raise NotEnoughMemoryError if the buffer is smaller than `nbytes`; it cannot grow."""
+        """Raise NotEnoughMemoryError if `nbytes` do not fit."""
         if nbytes > self.nbytes:
             raise NotEnoughMemoryError(f"lent memory of {self.nbytes:,} bytes cannot grow to {nbytes:,}")
 
@@ -161,7 +160,7 @@ class LentArenas:
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes of the arenas that are in use."""
+        """Bytes of the arenas that are in use."""
         with self._lock:
             return sum(arena.nbytes for arena in self._taken)
 
@@ -191,7 +190,7 @@ class LentArenas:
         return arena
 
     def give_back(self, arena: LentArena) -> None:
-        """End a loan, and have the lender prepare the next one in a thread."""
+        """End a loan; a thread has the lender prepare the next one."""
         with self._lock:
             lender, closed = self._taken.pop(arena, None), self._closed
         if lender is None:
@@ -204,7 +203,7 @@ class LentArenas:
         threading.Thread(target=lender.prepare, args=(arena.nbytes,), name="dcp-lend", daemon=True).start()
 
     def close(self) -> None:
-        """Release idle arenas now, and the others when they are given back."""
+        """Release idle arenas now, and the others when given back."""
         with self._lock:
             self._closed = True
             idle = [arena for arena in self._known if arena not in self._taken]
@@ -214,7 +213,7 @@ class LentArenas:
 
 
 class ArenaPool:
-    """Pool of a saver's arenas, in use or idle, with at most `max_bytes` together.
+    """A saver's arenas, with at most `max_bytes` together.
 
     With `until_dropped`, a returned arena stays in use until the last tensor in it is deleted.
     """
@@ -231,7 +230,7 @@ class ArenaPool:
 
     @property
     def nbytes(self) -> int:
-        """Size of all arenas together, in bytes."""
+        """Bytes of all arenas."""
         with self._lock:
             return self._lent.nbytes + sum(arena.nbytes for arena in (*self._free, *self._taken))
 
@@ -282,7 +281,7 @@ class ArenaPool:
         return None
 
     def give_back(self, arena: Arena) -> None:
-        """Take an arena back; the next `take` may return it and overwrite it."""
+        """Take an arena back; the next `take` may overwrite it."""
         if isinstance(arena, LentArena):
             self._lent.give_back(arena)
             return

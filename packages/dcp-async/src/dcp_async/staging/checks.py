@@ -1,7 +1,6 @@
 """Checks of a copy: a wrong description would save wrong tensors with valid checksums.
 
-`check_placed` and `check_described` check the layout and each description. The mutation guard compares sampled bytes;
-it detects an optimizer step, but maybe not the change of a few elements.
+The mutation guard compares sampled bytes; it detects an optimizer step, but maybe not the change of a few elements.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ Flags = npt.NDArray[np.bool_]
 
 
 def check_described(contents: Contents, sources: Sources) -> None:
-    """Raise StagingMismatchError if a tensor does not match its skeleton, or moved from its address."""
+    """Raise StagingMismatchError if a tensor does not match its skeleton, or has moved."""
     leaves = [*leaves_of(contents.skeleton)]
     if len(leaves) != len(contents.tensors):
         raise StagingMismatchError(f"{len(contents.tensors)} tensors were staged, {len(leaves)} described; {_REMEDY}")
@@ -40,7 +39,7 @@ def check_described(contents: Contents, sources: Sources) -> None:
 
 
 def check_placed(contents: Contents, sources: Sources, placement: Placement) -> None:
-    """Check a layout: each copy lies inside the arena, is aligned, and includes all bytes of its tensor.
+    """Check that each copy lies inside the arena, is aligned, and includes all bytes of its tensor.
 
     Raises:
         UnsupportedValueError: The storage of a tensor is smaller than its shape and strides require.
@@ -98,7 +97,7 @@ _SAMPLE_BYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Sampled bytes of tensors, taken before they were copied."""
+    """Sampled bytes of tensors before the copy."""
 
     taken: list[tuple[str, int, int, bytes]]
     """Name of the tensor, memory address, byte offset in the arena, sampled bytes."""
@@ -118,17 +117,14 @@ class Samples:
 
 
 class MutationGuard:
-    """Guard with a `sample` before the copy, and `Samples.check` after it.
-
-    Each save samples up to 64 bytes at random positions of at most `samples` contiguous tensors in host memory.
-    """
+    """Guard that samples up to 64 bytes at random positions of at most `samples` contiguous tensors in host memory."""
 
     def __init__(self, samples: int = 64) -> None:
         self._samples = samples
         self._random = random.Random(0)  # noqa: S311 - which places are looked at is no secret
 
     def sample(self, contents: Contents, placement: Placement) -> Samples:
-        """Sample the current bytes of some tensors."""
+        """Sample some tensors, for `Samples.check` after the copy."""
         tensors = contents.tensors
         rows = self._random.sample(range(len(tensors)), min(self._samples, len(tensors)))
         taken = []

@@ -53,19 +53,19 @@ _LARGE_BYTES = 1 << 20
 def arena_view(
     memory: torch.Tensor, offset: int, dtype: torch.dtype, shape: Sequence[int], stride: Sequence[int]
 ) -> torch.Tensor:
-    """Return a view at a byte offset of an arena's memory; `stride` is in elements."""
+    """Return a view at a byte offset of an arena; `stride` is in elements."""
     made = torch.empty(0, dtype=dtype, device="cpu")  # the caller may have another default device
     made.set_(memory.untyped_storage(), offset // dtype.itemsize, shape, stride)
     return made
 
 
 def copied_strides(shape: Sequence[int], strides: tuple[int, ...], *, compact: bool) -> tuple[int, ...]:
-    """Return the strides of a tensor's copy, in elements: the tensor's, or contiguous if `compact`."""
+    """Return the strides of a tensor's copy in elements; contiguous if `compact`."""
     return torch.empty(shape, device="meta").stride() if compact else strides
 
 
 def on_this_stream(function: Callable[[], T]) -> Callable[[], T]:
-    """Wrap a function for another thread, with CUDA copies in order after this thread's current stream."""
+    """Wrap a function for another thread, whose CUDA copies come after this thread's current stream."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return function
     stream = torch.cuda.current_stream()
@@ -78,7 +78,7 @@ def on_this_stream(function: Callable[[], T]) -> Callable[[], T]:
 
 
 class Copier:
-    """Copier of tensors into an arena, with `threads` threads including the caller's."""
+    """Copier into an arena, with `threads` threads including the caller's."""
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
@@ -86,7 +86,7 @@ class Copier:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
     def copy(self, placement: Placement, tensors: Sequence[torch.Tensor], memory: torch.Tensor) -> None:
-        """Copy tensors into an arena's memory as in `placement`; the copies are complete on return."""
+        """Copy tensors as in `placement`; the copies are complete on return."""
         begin = memory.data_ptr()
         sources, offsets, lengths = (each.tolist() for each in placement.pieces)
         waiting = [self._copy_one(tensors[row], placement, row, memory) for row in placement.by_tensor.tolist()]
@@ -120,7 +120,7 @@ class Copier:
     def _copy_one(
         self, source: torch.Tensor, placement: Placement, row: int, memory: torch.Tensor
     ) -> Callable[[], object]:
-        """Start a copy; return a function that waits for its end."""
+        """Start a copy; return a function that waits for it."""
         strides = copied_strides(source.shape, source.stride(), compact=bool(placement.compact[row]))
         source = source.detach()
         target = arena_view(memory, int(placement.offsets[row]), source.dtype, source.shape, strides)
@@ -162,7 +162,7 @@ _KEPT_STRUCTURES = 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Structure:
-    """Structure of a staged state dict: skeleton, and layout of the tensors in the arena.
+    """Skeleton of a state dict, and layout of the tensors in the arena.
 
     From offset `resident_bytes` on, tensors are copied in waves. `compact` copies are contiguous instead of having the
     tensor's strides.
@@ -171,7 +171,7 @@ class Structure:
     identifier: str
     skeleton: Skeleton
     offsets: tuple[int, ...]
-    """Offset of each tensor in bytes."""
+    """In bytes."""
     compact: tuple[bool, ...]
     nbytes: int
     resident_bytes: int
@@ -184,7 +184,7 @@ class Structure:
 
 @dataclass(slots=True)
 class Staged:
-    """Staged copy of one state dict; `waves` has tensors outside of the arena."""
+    """Copy of one state dict; `waves` has tensors outside of the arena."""
 
     structure: Structure
     arena: Arena
@@ -200,7 +200,7 @@ class Staged:
 def staged_tensors(
     structure: Structure, memory: torch.Tensor, addresses: torch.Tensor | None = None
 ) -> list[torch.Tensor]:
-    """Return a structure's tensors as views of an arena's memory, and of `addresses` for waves."""
+    """Return the tensors as views of an arena's memory, and of `addresses` for waves."""
     described = zip(leaves_of(structure.skeleton), structure.offsets, structure.compact, strict=True)
     found = []
     for (dtype, shape, strides), offset, compact in described:
@@ -214,7 +214,7 @@ def staged_tensors(
 
 @dataclass(slots=True, eq=False)
 class _Known:
-    """Cache entry: a structure, and where its tensors were last."""
+    """A structure, and where its tensors were last."""
 
     structure: Structure
     sources: Sources
@@ -224,7 +224,7 @@ class _Known:
 
 @dataclass(slots=True)
 class Stager:
-    """Stager that copies state dicts into arenas, in waves only with a `budget`."""
+    """Copier of state dicts into arenas, in waves only with a `budget`."""
 
     pool: ArenaPool
     copier: Copier
@@ -259,14 +259,14 @@ class Stager:
             return self._copy(contents, budget, free_memory, lender)
 
     def measure(self, state_dict: Mapping[Any, Any]) -> tuple[int, int]:
-        """Return the size of a copy, and how many bytes do not fit, without copying."""
+        """Return the size of a copy, and how many bytes do not fit."""
         placement = place(sources_of(look_through(state_dict, nested=True, forms={}).tensors), self.budget)
         if self.budget is None or not placement.wave_bytes:
             return placement.nbytes, 0
         return self.budget.nbytes, placement.nbytes - self.budget.nbytes
 
     def stage_as_it_is(self, state_dict: dict[str, Any]) -> tuple[dict[str, Any], Arena]:
-        """Copy a state dict for a custom planner, which keeps container types, DTensors and objects."""
+        """Copy for a custom planner, which keeps container types, DTensors and objects."""
         arenas: list[Arena] = []
 
         def copy_tensors(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -370,11 +370,7 @@ def _memory_for(placement: Placement, budget: Budget | None) -> int:
 def _copy_tree(
     state_dict: dict[str, Any], copy_tensors: Callable[[Sequence[str], Sequence[torch.Tensor]], list[torch.Tensor]]
 ) -> dict[str, Any]:
-    """Return a deep copy of a state dict with the same container types; repeated objects are copied once.
-
-    `copy_tensors` copies named plain tensors (of DTensors, the local tensors). Raises UnsupportedValueError for a freed
-    storage.
-    """
+    """Return a deep copy with the same container types; `copy_tensors` copies named plain or local tensors."""
     found = {id(tensor): (name, tensor) for name, tensor in _tensors(state_dict, "")}
     names, sources = [name for name, _ in found.values()], [source for _, source in found.values()]
     copies = copy_tensors(names, list(map(_memory, names, sources)))

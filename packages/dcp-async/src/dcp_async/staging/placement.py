@@ -31,10 +31,10 @@ class Sources:
     """Memory extents of tensors, from first to last element."""
 
     devices: I64
-    """Device numbers; 0 is host memory."""
+    """0 is host memory."""
     addresses: I64
     extents: I64
-    """Length in bytes; 0 for empty tensors."""
+    """In bytes; 0 for empty tensors."""
     element_bytes: I64
     """Less than the extent with gaps, more with overlaps."""
     item_bytes: I64
@@ -42,7 +42,7 @@ class Sources:
     """Bytes from the first element to the end of the storage."""
 
     def same_as(self, other: Sources) -> bool:
-        """Return whether all extents are equal."""
+        """Return whether both are equal."""
         return all(map(np.array_equal, self.columns(), other.columns()))
 
     def columns(self) -> tuple[I64, ...]:
@@ -64,7 +64,7 @@ class Budget:
 
     @classmethod
     def of(cls, options: SaverOptions) -> Budget | None:
-        """Return the budget for waves, unless `options` refuse them."""
+        """Return the budget for waves, if `options` allow them."""
         if options.staging == "refuse" or options.max_staging_bytes is None:
             return None
         return cls(options.max_staging_bytes // PAGESIZE * PAGESIZE)
@@ -77,17 +77,17 @@ class Budget:
 
     @property
     def resident_bytes(self) -> int:
-        """Bytes for resident copies beside a window."""
+        """Bytes for copies beside a window."""
         return max(0, self.nbytes - _WINDOW_PIECES * self.piece_bytes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Placement:
-    """Layout of tensor copies in an arena; offsets are in bytes."""
+    """Layout of copies in an arena; offsets are in bytes."""
 
     offsets: I64
     compact: npt.NDArray[np.bool_]
-    """Whether a copy leaves out the gaps between elements."""
+    """Whether a copy leaves out gaps."""
     nbytes: int
     resident_bytes: int
     """Offset from which on tensors are copied in waves."""
@@ -102,7 +102,7 @@ class Placement:
         return self.nbytes - self.resident_bytes
 
     def key(self) -> bytes:
-        """Return bytes that identify `offsets`, `compact` and `resident_bytes`."""
+        """Return bytes that identify the layout."""
         return self.offsets.tobytes() + self.compact.tobytes() + self.resident_bytes.to_bytes(8, "little")
 
 
@@ -175,7 +175,7 @@ def place(sources: Sources, budget: Budget | None = None) -> Placement:
 
 
 def _beyond(slots: I64, movable: I64, budget: Budget | None) -> npt.NDArray[np.bool_]:
-    """Mark the groups to copy in waves: the largest."""
+    """Mark the groups to copy in waves."""
     later = np.zeros(len(slots), bool)
     if budget is None or slots.sum() <= budget.nbytes:
         return later

@@ -1,4 +1,4 @@
-"""Skeletons of state dicts: the structure (keys, containers, dtypes, shapes) without tensor data and objects.
+"""Skeletons of state dicts: keys, containers, dtypes and shapes without tensor data and objects.
 
 A skeleton is a nested tuple: `("d", keys, nodes)` is a mapping (with one more element if not all keys are strings),
 `("l", nodes)` a list, `("t", dtype, shape, stride, requires_grad)` a tensor, `("s", …)` this rank's shard of a sharded
@@ -56,7 +56,7 @@ class TensorByValue:
 
 @dataclass(slots=True)
 class Contents:
-    """A state dict, split into skeleton, and tensors and objects in the skeleton's order."""
+    """A skeleton, and the tensors and objects in its order."""
 
     skeleton: Skeleton = ()
     tensors: list[torch.Tensor] = field(default_factory=list)
@@ -69,7 +69,7 @@ class Contents:
 def look_through(
     state_dict: Mapping[Any, Any], *, nested: bool = True, forms: dict[Hashable, Any] | None = None
 ) -> Contents:
-    """Split a state dict into skeleton, tensors and objects. Objects are copied (serialized); tensors are not.
+    """Split a state dict into skeleton, tensors, and objects, which are copied (serialized).
 
     With `nested` False, each top-level container is one object. Pass the same cache `forms` for each save. Raises
     UnsupportedValueError for a value that cannot be saved.
@@ -174,7 +174,7 @@ def _facts(held: LocalTensor) -> tuple[Any, ...]:
 
 
 def leaves_of(node: Skeleton) -> Iterator[tuple[torch.dtype, torch.Size, tuple[int, ...]]]:
-    """Yield dtype, shape and strides of each tensor in a skeleton."""
+    """Yield dtype, shape and strides of each tensor."""
     kind = node[0]
     if kind == "t":
         yield node[1], node[2], node[3]
@@ -187,7 +187,7 @@ def leaves_of(node: Skeleton) -> Iterator[tuple[torch.dtype, torch.Size, tuple[i
 
 
 def fill(skeleton: Skeleton, tensors: Iterator[torch.Tensor], objects: Iterator[Any]) -> dict[Any, Any]:
-    """Build a state dict from a skeleton, tensors and objects; sharded tensors are `LocalTensor`s."""
+    """Build a state dict; sharded tensors are `LocalTensor`s."""
     makers: dict[str, Callable[[Skeleton], Any]] = {}
 
     def mapping(node: Skeleton) -> dict[Any, Any]:

@@ -1,4 +1,4 @@
-"""Stagers with stock's class names, to pass to `async_save` or to copy state dicts to host memory directly.
+"""Stagers with stock's class names, for `async_save` or to copy state dicts to host memory.
 
 Source: torch 2.13 `torch.distributed.checkpoint.{staging,_state_dict_stager}` (names and meanings).
 """
@@ -49,9 +49,6 @@ class DefaultStager:
     Tensors that share a storage share it in the copy. `AsyncSaver.save` uses only this stager's option
     `use_async_staging`, and copies into the saver's own memory.
 
-    Args:
-        config: Options of the stager.
-
     Example:
         ```python
         import torch
@@ -100,7 +97,7 @@ class DefaultStager:
             self._last.exception()
 
     def close(self) -> None:
-        """Wait for a copy in progress, and release the host memory as soon as no copied tensor is referenced."""
+        """Wait for a copy in progress; release the memory once no copied tensor is referenced."""
         if self._thread is not None:
             self._thread.shutdown(wait=True)
         self._stager.copier.close()
@@ -144,7 +141,7 @@ class StateDictStager:
         return self._stager.stage(state_dict)
 
     def close(self) -> None:
-        """Release the host memory as soon as no copied tensor is referenced."""
+        """Release the memory once no copied tensor is referenced."""
         self._stager.close()
 
 

@@ -1,8 +1,7 @@
 """Waves: copying of tensors that do not fit into the memory for copies, while the save writes them.
 
 `WaveSource` is the trainer's part: the thread that called `save` copies on request, so that nothing changes before the
-last byte is copied. `WaveFeed` is the save's part, with `WavePlanner`, which gives these tensors in pieces. Each
-message is one packet:
+last byte is copied. `WaveFeed` is the save's part. Each message is one packet:
 
     ("begin", item, offset, dtype, shape, strides)   an item in the layout of the copies
     ("fill", item, slot) → ("filled", item, slot)    the next bytes of the item, up to the size of a slot
@@ -62,15 +61,14 @@ class WaveSource:
         self._rows = [(int(placement.offsets[row]), tensors[row], bool(placement.compact[row])) for row in rows]
         self._memory = memory
         self.piece_bytes = budget.piece_bytes
-        """Size of a slot in bytes."""
         self._items: dict[int, _Reader] = {}
         self._ours, self.saver_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
     def serve(self, is_over: Callable[[], bool], seconds: float) -> None:
-        """Serve requests, at most `seconds`, until everything is copied or the save has ended.
+        """Serve requests until everything is copied or the save has ended.
 
         Raises:
-            SaverDeadlineError: The storage did not take the bytes in time.
+            SaverDeadlineError: The storage did not take the bytes within `seconds`.
             StagingMismatchError: A tensor was changed.
             Exception: A tensor cannot be copied. The save fails with the same error.
         """
@@ -164,7 +162,7 @@ class _Reader:
         self._piece = np.zeros(0, np.uint8)
 
     def copy_to(self, address: int) -> int:
-        """Copy the next piece to an address; return its size in bytes."""
+        """Copy the next piece; return its size in bytes."""
         wanted = size = min(self._piece_bytes, self.left)
         while wanted:
             if not len(self._piece):
@@ -214,10 +212,7 @@ _CHECK_SECONDS = 0.1
 
 
 def reserve_addresses(nbytes: int) -> torch.Tensor:
-    """Return a tensor of `nbytes` addresses without memory, for described tensors.
-
-    Reading one ends the process by SIGSEGV: a defect must not save arbitrary bytes.
-    """
+    """Return `nbytes` addresses without memory. Reading one ends the process, so no defect saves arbitrary bytes."""
     mapped = mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, 0)
     kind: Any = type("Addresses", (ctypes.c_uint8 * nbytes,), {})
     held = kind.from_address(np.frombuffer(mapped, np.uint8).ctypes.data)
@@ -228,7 +223,7 @@ def reserve_addresses(nbytes: int) -> torch.Tensor:
 class WaveFeed:
     """Source of the bytes of tensors that are copied in waves.
 
-    `connection` is a socket to the `WaveSource`, closed by `close`. `piece_bytes` is the size of a slot of the window.
+    `connection` is a socket to the `WaveSource`, closed by `close`. `piece_bytes` is the size of a slot.
     """
 
     def __init__(
@@ -292,7 +287,7 @@ class WaveFeed:
             self._ask()
 
     def wait_for_piece(self, item: _WavePieces) -> memoryview:
-        """Return the next bytes of an item, valid until `free_piece`."""
+        """Return the next bytes, valid until `free_piece`."""
         with self._changed:
             self._wait_for(lambda: bool(item.ready))
             at = item.ready[0] * self.piece_bytes
@@ -317,7 +312,7 @@ class WaveFeed:
             raise self._error
 
     def _ask(self) -> None:
-        """Request bytes for the free slots, first for the item with the fewest."""
+        """Request bytes for free slots, first for the item with the fewest."""
         while self._free and self._unanswered < _UNANSWERED:
             item = min(
                 (each for each in self._items.values() if each.wants > 0), key=lambda one: one.held, default=None
@@ -419,7 +414,7 @@ class WavePlanner(DefaultSavePlanner):
 
     @classmethod
     def of(cls, planner: SavePlanner | None, feed: WaveFeed) -> WavePlanner:
-        """Return a planner with the options of a `DefaultSavePlanner`, if given."""
+        """Return a planner with the options of `planner`, if given."""
         made = cls()
         vars(made).update({} if planner is None else vars(planner), feed=feed)
         return made
@@ -427,12 +422,12 @@ class WavePlanner(DefaultSavePlanner):
     def set_up_planner(
         self, state_dict: dict[str, Any], storage_meta: StorageMeta | None = None, is_coordinator: bool = False
     ) -> None:
-        """Set the state dict, and note its described tensors."""
+        """See the base class; also notes the described tensors."""
         super().set_up_planner(state_dict, storage_meta, is_coordinator)
         self._described = frozenset(name for name, value in self.state_dict.items() if self.feed.holds(value))
 
     def replica_digests(self, held: Mapping[str, torch.Tensor | LocalTensor]) -> dict[str, int]:
-        """Return checksums of the tensors that can be read."""
+        """Return checksums of readable tensors."""
         return super().replica_digests({name: held[name] for name in held if name not in self._described})
 
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
@@ -444,14 +439,14 @@ class WavePlanner(DefaultSavePlanner):
         return plan
 
     def resolve_pieces(self, write_item: WriteItem) -> PiecewiseData | None:
-        """Return the bytes of a described tensor or box."""
+        """Return the bytes of a described tensor."""
         if write_item.index.fqn not in self._described:
             return None
         tensor = super().resolve_data(write_item)
         return self.feed.take(tensor) if isinstance(tensor, torch.Tensor) and self.feed.holds(tensor) else None
 
     def resolve_data(self, write_item: WriteItem) -> Any:
-        """Return an item's value, or raise UnsupportedValueError for a described tensor."""
+        """Raise UnsupportedValueError for a described tensor."""
         found = super().resolve_data(write_item)
         if self.feed.holds(found):
             raise UnsupportedValueError(
