@@ -1,6 +1,6 @@
 """Checkpoints in the memory of a host, in a keeper process that outlives trainers; URIs `keeper://RUN`.
 
-This package does not use torch. Names are imported on first use, because a keeper needs none of them.
+This package does not use torch.
 """
 
 from __future__ import annotations

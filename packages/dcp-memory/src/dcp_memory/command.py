@@ -33,7 +33,7 @@ class _Seconds(click.FloatRange):
         super().__init__(min=0)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return the number; refuse NaN, which is in no range."""
+        """Refuse NaN, which is in no range."""
         seconds = float(super().convert(value, param, ctx))
         if seconds != seconds:  # noqa: PLR0124 - NaN
             self.fail(f"{value!r} is not a number of seconds", param, ctx)
@@ -124,7 +124,7 @@ def _print_all(found: Sequence[KeeperStatus], *, as_json: bool) -> None:
 
 
 def _record(status: KeeperStatus) -> dict[str, object]:
-    """Return a status for JSON, which lacks infinity: `null` stands for a keeper that is never idle."""
+    """Return a status for JSON, which lacks infinity."""
     record = dataclasses.asdict(status)
     return record if math.isfinite(status.idle_seconds) else {**record, "idle_seconds": None}
 

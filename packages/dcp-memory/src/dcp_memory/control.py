@@ -36,13 +36,13 @@ class KeeperStatus:
     objects: int
     object_bytes: int
     bytes: int
-    """All of its memory: arenas, slabs and small objects."""
+    """All memory: arenas, slabs and small objects."""
     max_bytes: int
     arenas: int
     """Segments that are lent to savers."""
     arena_bytes: int
     free_arena_bytes: int
-    """Arenas that are neither lent nor referred to by an object."""
+    """Arenas that are neither lent nor used by an object."""
     lent_bytes: int
     slab_bytes: int
     used_slab_bytes: int
@@ -80,7 +80,7 @@ def start_keeper(run: str, **options: Any) -> KeeperStatus:
 
 
 def keeper_runs() -> list[str]:
-    """Return the names of this user's runs that seem to have a keeper; raise KeeperRefusedError as `start_keeper`."""
+    """Return this user's runs that seem to have a keeper; raise KeeperRefusedError as `start_keeper`."""
     try:
         with open_keepers(folder_path()) as opened:
             return opened.runs()

@@ -1,7 +1,4 @@
-"""The folder with the sockets, locks and logs of this host's keepers.
-
-A keeper imports this module, which uses the standard library alone.
-"""
+"""The folder with the sockets, locks and logs of this host's keepers. Imports the standard library alone."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 def check_run(run: str) -> str:
-    """Return the name of a run; raise ValueError if it cannot be part of a file's name."""
+    """Return a run's name; raise ValueError if it cannot be part of a file's name."""
     if not _RUN.fullmatch(run):
         raise ValueError(
             f"{run!r} is not a name for a keeper's run: use 1 to 64 letters, digits and ._- (not - or . first)"
@@ -34,7 +31,7 @@ def check_run(run: str) -> str:
 def folder_path() -> str:
     """Return the folder of this user's keepers: `$DCP_KEEPER_DIR`, or one in `/tmp`.
 
-    It is not in `$XDG_RUNTIME_DIR`, which is removed at logout: a restarted trainer would not find its keeper.
+    It is not in `$XDG_RUNTIME_DIR`, which is removed at logout.
     """
     given = os.environ.get(FOLDER_VARIABLE)
     if given:
@@ -92,17 +89,17 @@ class KeeperFolder:
             os.close(descriptor)
 
     def socket_path(self, run: str) -> str:
-        """Return a short path of a keeper's socket, valid while the folder is open."""
+        """Return a short path of a socket, valid while the folder is open."""
         return f"/proc/self/fd/{self.descriptor}/{run}.sock"
 
     def remove(self, run: str) -> None:
-        """Remove socket and log of a keeper; call it only while holding the run's lock."""
+        """Remove a keeper's socket and log. The caller holds the run's lock."""
         for name in (f"{run}.sock", f"{run}.log"):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=self.descriptor)
 
     def refresh(self, run: str) -> None:
-        """Set the times of a keeper's files to now: many machines remove old files from `/tmp`."""
+        """Set file times to now: many machines remove old files from `/tmp`."""
         for name in (f"{run}.sock", f"{run}.lock", f"{run}.log"):
             with contextlib.suppress(OSError):
                 os.utime(name, dir_fd=self.descriptor, follow_symlinks=False)
@@ -111,7 +108,7 @@ class KeeperFolder:
 
     @contextlib.contextmanager
     def alone(self, run: str) -> Iterator[bool]:
-        """Hold the lock of a run and remove it at the end; yield False if another process has it."""
+        """Hold and finally remove the lock of a run; yield False if another process has it."""
         lock = self._locked(run)
         try:
             yield lock is not None
@@ -140,12 +137,12 @@ class KeeperFolder:
             os.close(lock)
 
     def runs(self) -> list[str]:
-        """Return the names of the runs with a keeper's socket, sorted."""
+        """Return the runs with a socket, sorted."""
         names = (name.removesuffix(".sock") for name in os.listdir(self.descriptor) if name.endswith(".sock"))
         return sorted(name for name in names if _RUN.fullmatch(name))
 
 
 def peer_of(connection: socket.socket) -> tuple[int, int]:
-    """Return process and user number of the process at the other end of a Unix socket."""
+    """Return process and user number at the other end of a Unix socket."""
     pid, uid, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return pid, uid

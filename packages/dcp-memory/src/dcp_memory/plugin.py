@@ -17,7 +17,7 @@ def dcp_register_stores() -> list[StoreSpec]:
 
 @hookimpl
 def dcp_register_storage() -> list[StorageBackendSpec]:
-    """Return the storage per host in this memory, where dcp-core is installed."""
+    """Return the storage per host, if dcp-core is installed."""
     if find_spec("dcp_core") is None:
         return []
     reader, writer = "dcp_core.toolkit:HostStorageReader", "dcp_core.toolkit:HostStorageWriter"

@@ -1,7 +1,6 @@
 """Frames between a keeper and its clients: a fixed head, JSON, and a payload of bytes. No pickle.
 
-Each request gets one answer; only answers carry descriptors. This module imports the standard library alone, so that a
-keeper starts quickly.
+Each request gets one answer; only answers carry descriptors. Imports the standard library alone.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ PAGE_BYTES = 4096
 JSON_BYTES = 1 << 20
 PAYLOAD_BYTES = 1 << 28
 GREETING_BYTES = 1 << 12
-"""Limit of JSON and payload together in the first frame of a client."""
+"""Limit of JSON and payload together in a client's first frame."""
 _MAGIC = b"DCPK"
 
 
 def encode(fields: Mapping[str, Any], payload_bytes: int = 0, *, descriptor: bool = False) -> bytes:
-    """Return head and JSON of a frame; its payload follows on the socket."""
+    """Return head and JSON; the payload follows on the socket."""
     text = json.dumps(fields, separators=(",", ":")).encode()  # ASCII, so that any string survives
     if len(text) > JSON_BYTES or payload_bytes > PAYLOAD_BYTES:
         raise ValueError(f"a frame of {len(text):,} and {payload_bytes:,} bytes exceeds the limits of the protocol")
@@ -41,8 +40,7 @@ def encode(fields: Mapping[str, Any], payload_bytes: int = 0, *, descriptor: boo
 def decode_head(data: bytes | bytearray | memoryview, limit_bytes: int | None = None) -> tuple[bool, int, int]:
     """Return whether a descriptor comes with a frame, and the sizes of its JSON and payload.
 
-    Raises:
-        ValueError: This is not a head, or JSON and payload together exceed `limit_bytes`.
+    Raises ValueError if this is not a head, or the sizes together exceed `limit_bytes`.
     """
     magic, version, descriptor, json_bytes, payload_bytes = HEAD.unpack(data)
     if magic != _MAGIC or version != VERSION or descriptor > 1:
@@ -55,7 +53,7 @@ def decode_head(data: bytes | bytearray | memoryview, limit_bytes: int | None = 
 
 
 def decode_json(data: bytes | bytearray | memoryview) -> dict[str, Any]:
-    """Return the fields of a frame; raise ValueError if this is not a JSON object."""
+    """Return a frame's fields; raise ValueError if this is not a JSON object."""
     try:
         fields = json.loads(bytes(data))
     except (ValueError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""Connections of this process to keepers, one per keeper: its mapped segments, and the lender of memory for savers."""
+"""Connections of this process to keepers, one per keeper, with mapped segments and the lender of memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _KEPT = 64
 
 
 class MemoryFile:
-    """A segment of a keeper. It owns `descriptor` and closes it after the last reference to this object.
+    """A segment. It owns `descriptor`, until the last reference to this object is gone.
 
     Objects may refer to a `lent` segment; bytes of others are copied.
     """
@@ -40,7 +40,7 @@ class MemoryFile:
         _open_files.add(self)
 
     def mapped(self) -> npt.NDArray[np.uint8]:
-        """Return the memory, read-only. It stays mapped as long as the array is referenced."""
+        """Return the memory, read-only; mapped as long as the array is referenced."""
         with self._lock:
             if self._mapped is None:
                 memory = mmap.mmap(self.descriptor, self.nbytes, mmap.MAP_SHARED, mmap.PROT_READ)
@@ -52,7 +52,7 @@ class MemoryFile:
 
 
 class Segments:
-    """The segments of a keeper that this process used last."""
+    """The segments that this process used last."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -85,7 +85,7 @@ class Segments:
             self._files.clear()
 
     def abandon(self) -> None:
-        """Forget all segments in a forked child: a thread that the child lacks may hold the lock."""
+        """Forget all in a forked child: a missing thread may hold the lock."""
         self._lock = threading.Lock()
         self._files.clear()
 
@@ -96,13 +96,13 @@ _never_freed: list[object] = []
 
 
 def keep_from_children(memory: mmap.mmap) -> None:
-    """Leave a mapping out of forked children, which would keep its memory in use and see it change."""
+    """Leave a mapping out of forked children, which would keep its memory in use."""
     memory.madvise(mmap.MADV_DONTFORK)
     _mappings.add(memory)
 
 
 def _close_in_child() -> None:
-    """Close memory files in a forked child: open ones would count as used after the parent has ended.
+    """Close memory files, which would count as used after the parent has ended.
 
     Descriptors are replaced by harmless ones. Mappings are never freed: the child uses their addresses otherwise.
     """
@@ -138,7 +138,7 @@ _MADV_POPULATE_WRITE = 23  # since Linux 5.14; not in the module `mmap`
 
 
 class Loan:
-    """Memory of a keeper, mapped in this process. Repeated loans of a segment are the same object."""
+    """Mapped memory of a keeper. Repeated loans of a segment are the same object."""
 
     def __init__(self, file: MemoryFile, nbytes: int, give_back: Callable[[Loan], object]) -> None:
         self._file = file
@@ -163,7 +163,7 @@ class Loan:
         return self._file.descriptor
 
     def give_back(self) -> None:
-        """End the loan. Objects that refer to the memory keep it."""
+        """End the loan. Objects in the memory keep it."""
         if self.lent:
             self.lent = False
             self._give_back(self)
@@ -184,9 +184,7 @@ class Lender:
         link.when_lost.append(self._lose)
 
     def lend(self, nbytes: int, *, seconds: float) -> Loan:
-        """Lend memory of at least `nbytes` bytes (1 or more); start the keeper if there is none.
-
-        More is allocated after waiting `seconds` for memory in use.
+        """Lend at least `nbytes` bytes (1 or more), newly allocated after `seconds`; start a keeper if needed.
 
         Raises:
             StorageError: The keeper lacks the memory (`errno` is ENOSPC), or could not be started.
@@ -221,7 +219,7 @@ class Lender:
             return
 
     def abandon(self) -> None:
-        """Forget everything in a forked child, which has none of it mapped."""
+        """Forget everything in a forked child."""
         self._lock, self._mapping_lock = threading.Lock(), threading.Lock()
         self._lose()
 
@@ -286,7 +284,7 @@ class Lender:
 
 
 def _populate(memory: mmap.mmap) -> None:
-    """Map the pages of a memory file in steps, which is cheaper than a fault for each."""
+    """Map pages in steps, which is cheaper than a fault for each."""
     for start in range(0, len(memory), _POPULATE_BYTES):
         size = min(_POPULATE_BYTES, len(memory) - start)
         try:
@@ -297,7 +295,7 @@ def _populate(memory: mmap.mmap) -> None:
 
 
 class Connection:
-    """A connection to one keeper, with its segments and its lender."""
+    """A connection to one keeper, with segments and lender."""
 
     def __init__(self, folder: str, run: str) -> None:
         self.link = Link(folder, run)
@@ -323,7 +321,7 @@ _connections: dict[tuple[str, str], Connection] = {}
 
 
 def connection_to(run: str) -> Connection:
-    """Return this process's connection to a run's keeper, which may not exist yet."""
+    """Return the connection to a run's keeper, which may not exist yet."""
     key = folder_path(), run
     with _lock:
         found = _connections.get(key)

@@ -1,4 +1,4 @@
-"""`Link`: the connection of this process to a keeper, shared by its threads, which starts the keeper if need be."""
+"""`Link`: this process's connection to a keeper, shared by its threads, which starts the keeper if need be."""
 
 from __future__ import annotations
 
@@ -51,24 +51,24 @@ class Answer:
     def __init__(self, fields: dict[str, Any], payload: memoryview, descriptor: int | None, *, promised: bool) -> None:
         self.fields, self.payload, self.descriptor = fields, payload, descriptor
         self.promised = promised
-        """Whether the keeper sent a descriptor. It is lost if this process has too many."""
+        """Whether a descriptor was sent, which is lost if this process has too many."""
         self.epoch = 0
 
 
 class Link:
     """Connection to the keeper of a run, opened on demand.
 
-    After one unanswered request, requests fail immediately until the keeper answers: else each of many would wait.
+    After one unanswered request, requests fail immediately until the keeper answers.
     """
 
     def __init__(self, folder: str, run: str) -> None:
         self.folder, self.run = folder, run
         self.epoch = 0
-        """Number of the current connection. Everything of an older connection is lost."""
+        """Number of the current connection. Everything of an older one is lost."""
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
         self._unanswered: socket.socket | None = None
-        """Connection of an unanswered request; the keeper is silent until something arrives on it."""
+        """Connection on which the keeper owes an answer."""
         self._keeps_alive = False
         self._later: deque[tuple[int, int]] = deque()
         self.when_lost: list[Callable[[], object]] = []
@@ -79,7 +79,7 @@ class Link:
         return f"keeper://{self.run}"
 
     def ask(self, fields: Mapping[str, Any], payload: bytes | memoryview = b"", *, epoch: int | None = None) -> Answer:
-        """Send a request and return the answer. The request belongs to the connection `epoch`; None means any.
+        """Send a request on the connection `epoch` (None: any); return the answer.
 
         Raises:
             NoKeeperError: The run has no keeper.
@@ -107,7 +107,7 @@ class Link:
     def insist(
         self, options: Mapping[str, Any], fields: Mapping[str, Any], payload: bytes | memoryview = b""
     ) -> Answer:
-        """Start a keeper if there is none, and do as `ask` does; raise StorageError if the start fails."""
+        """Do as `ask`, with a new keeper if there is none; raise StorageError if its start fails."""
         for _ in range(_STARTS):
             self.start(options)
             # The keeper to which this process was connected may have ended.
@@ -116,11 +116,7 @@ class Link:
         raise KeeperLostError(f"the keeper of {self.name} ends as soon as it is started")
 
     def start(self, options: Mapping[str, Any], seconds: float = START_SECONDS) -> None:
-        """Start a keeper unless one runs. It is not idle while this process is connected.
-
-        Raises:
-            StorageError: The keeper could not be started.
-        """
+        """Start a keeper unless one runs; raise StorageError. It is not idle while this process is connected."""
         with self._lock:
             if self._socket is not None:
                 try:
@@ -144,7 +140,7 @@ class Link:
                 time.sleep(_RETRY_SECONDS)
 
     def _is_there(self) -> bool:
-        """Connect to the keeper; return False if there is none or it is ending, and raise if it is silent."""
+        """Connect; return False if there is no keeper or it is ending, and raise if it is silent."""
         try:
             self._connect()
         except (NoKeeperError, KeeperLostError):
@@ -154,7 +150,7 @@ class Link:
         return True
 
     def release_later(self, epoch: int, number: int) -> None:
-        """Note that an object is no longer needed; for finalizers, which must not wait for a lock."""
+        """Note that an object is not needed; for finalizers, which must not wait for a lock."""
         self._later.append((epoch, number))
         if self._lock.acquire(blocking=False):
             try:
@@ -171,7 +167,7 @@ class Link:
             self._forget_unanswered()
 
     def abandon(self) -> None:
-        """Close the connection in a forked child, because the parent owns it."""
+        """Close the parent's connection in a forked child."""
         if self._socket is not None:
             self._socket.close()
         self._forget_unanswered()
@@ -296,7 +292,7 @@ def open_keepers(folder: str) -> Iterator[KeeperFolder]:
 
 
 def connect_to(folder: str, run: str, seconds: float | None = None) -> socket.socket:
-    """Return a new connection to the keeper of a run; raise as `Link.ask` does."""
+    """Return a new connection to a keeper; raise as `Link.ask` does."""
     seconds = ANSWER_SECONDS if seconds is None else seconds
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -347,7 +343,7 @@ def _send(connection: socket.socket, waiting: list[memoryview]) -> None:
 
 
 def _read(connection: socket.socket, size: int, *, begun: bool) -> bytearray:
-    """Read `size` bytes. Only if not `begun` may the connection end before the first byte."""
+    """Read `size` bytes; the connection may end before the first unless `begun`."""
     data = bytearray(size)
     view = memoryview(data)
     while view:
@@ -359,7 +355,7 @@ def _read(connection: socket.socket, size: int, *, begun: bool) -> bytearray:
 
 
 def check_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the options of a new keeper; raise ValueError for an unknown one."""
+    """Return a new keeper's options; raise ValueError for an unknown one."""
     given = dict(options or {})
     unknown = sorted(given.keys() - {*_OPTIONS})
     if unknown:
@@ -370,10 +366,7 @@ def check_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
 def start_process(run: str, folder: str, options: Mapping[str, Any], seconds: float = START_SECONDS) -> None:
     """Start a keeper in its own session, unless this run has one, and wait until it accepts connections.
 
-    Options that are None have their defaults.
-
-    Raises:
-        StorageError: The keeper has not started within `seconds`; the message has its output.
+    Options that are None have their defaults. Raises StorageError with the keeper's output after `seconds`.
     """
     arguments = [run, "--detach"]
     for name, value in options.items():

@@ -25,7 +25,7 @@ __all__ = ["SMALL_BYTES", "BlobSource", "KeeperSink", "KeeperSource", "Writing"]
 Buffer = bytes | bytearray | memoryview
 
 SMALL_BYTES = 256 << 10
-"""Limit of an object in the keeper's own memory, and of bytes collected before a write."""
+"""Limit of an object outside segments, and of bytes collected before a write."""
 _FIRST_BYTES = 64 << 10
 _MOST_BYTES = 64 << 20
 _REFERRED_BYTES = 4096
@@ -34,7 +34,7 @@ _LONGEST_WAIT_SECONDS = 0.02
 
 
 class Writing:
-    """An object that is being written to a keeper; creating it raises FileExistsError if the key is taken."""
+    """An object that is being written; creating it raises FileExistsError if the key is taken."""
 
     def __init__(self, connection: Connection, options: Mapping[str, Any], key: str | None, name: str) -> None:
         self._connection, self._link = connection, connection.link
@@ -54,7 +54,7 @@ class Writing:
         self.size = 0
 
     def write(self, buffers: Sequence[Buffer]) -> None:
-        """Append buffers; refer to large ones that lie in lent memory."""
+        """Append buffers; refer to large ones in lent memory."""
         for buffer in buffers:
             size = len(buffer)
             found = FileId.find(buffer) if size >= _REFERRED_BYTES else None
@@ -74,7 +74,7 @@ class Writing:
             self.size += size
 
     def commit(self, key: str | None = None) -> None:
-        """Complete the object under the reserved key, or replace the object of a given key."""
+        """Complete the object under the reserved key, or replace the object of `key`."""
         if not self._extents and key is None:
             self._ask({"do": "commit", "id": self._id, "small": True}, self._collected)
             return
@@ -86,13 +86,13 @@ class Writing:
         self._file = None
 
     def drop(self) -> None:
-        """Free the memory and the key, if the keeper still runs."""
+        """Free memory and key, if the keeper still runs."""
         self._file = None
         with contextlib.suppress(OSError):
             self._ask({"do": "drop", "id": self._id})
 
     def _is_lent(self, file: FileId) -> bool:
-        """Return whether the keeper has lent a memory file; if so, the object keeps it."""
+        """Return whether a memory file is lent; if so, the object keeps it."""
         known = self._known.get(file)
         if known is None:
             answer = self._ask({"do": "refer", "id": self._id, "device": file.device, "inode": file.inode})
@@ -139,7 +139,7 @@ class Writing:
         return self._file
 
     def _copy(self, buffer: Buffer) -> None:
-        """Copy a buffer by writing to the file, which costs no faults for existing pages."""
+        """Copy by writing to the file, which costs no faults for existing pages."""
         left = memoryview(buffer)
         while left:
             if self._at == self._stop:
@@ -206,7 +206,7 @@ class KeeperSink(Sink):
 
 
 class BlobSource(Source):
-    """A small object, whose bytes came with the answer to `open`."""
+    """A small object, with the bytes of the answer to `open`."""
 
     __slots__ = ("_data", "_name")
 
@@ -235,7 +235,7 @@ class BlobSource(Source):
 
 
 class _Hold:
-    """Reference to a keeper's object, until it and all views of its bytes are gone."""
+    """Reference to an object, until it and all views of its bytes are gone."""
 
     __slots__ = ("__weakref__",)
 
@@ -318,7 +318,7 @@ class KeeperSource(Source):
 
 
 class _Window:
-    """Array interface of a mapped segment. Numpy arrays made of it, and their views, keep the object open."""
+    """Array interface of a mapped segment; arrays made of it keep the object open."""
 
     __slots__ = ("__array_interface__", "hold", "memory")
 
@@ -328,7 +328,7 @@ class _Window:
 
 
 def check_range(name: str, offset: int, size: int, total: int) -> None:
-    """Raise CorruptCheckpointError if a range is not within `total` bytes."""
+    """Raise CorruptCheckpointError if a range exceeds `total` bytes."""
     if offset + size > total:
         raise CorruptCheckpointError(
             f"the object ends at byte {total}, but {offset + size} bytes are needed: it is truncated",

@@ -56,7 +56,7 @@ class KeeperStore(HostStore):
 
     @property
     def url(self) -> str:
-        """URI of the folder, without the other stores."""
+        """URI of the folder."""
         return self._url
 
     def make(self) -> None:
@@ -90,7 +90,7 @@ class KeeperStore(HostStore):
         self._find({"do": "touch", "key": self._key(name)}, name)
 
     def open_here(self, name: str) -> Source:
-        """Open the object; the keeper keeps it until the source is closed, even if it is deleted."""
+        """Open the object, which is kept until the source is closed, even if it is deleted."""
         answer = self._find({"do": "open", "key": self._key(name)}, name)
         if answer.fields["small"]:
             return BlobSource(name, answer.payload)
@@ -103,12 +103,12 @@ class KeeperStore(HostStore):
         return size
 
     def exists(self, name: str) -> bool:
-        """Return whether the object exists and is complete."""
+        """Return whether the object is complete."""
         answer = self._ask({"do": "stat", "key": self._key(name)})
         return answer is not None and "error" not in answer.fields
 
     def list(self) -> list[Entry]:
-        """List the objects in the folder; empty without a keeper."""
+        """List the objects; empty without a keeper."""
         answer = self._ask({"do": "list", "folder": self._folder})
         if answer is None:
             return []
@@ -119,7 +119,7 @@ class KeeperStore(HostStore):
         self._ask({"do": "delete", "key": self._key(name)})
 
     def sync_folder(self) -> None:
-        """Do nothing: memory cannot be durable."""
+        """Do nothing."""
 
     def lender(self) -> Lender:
         """Return the lender of the keeper's memory: bytes staged there are not copied again."""
@@ -131,11 +131,11 @@ class KeeperStore(HostStore):
         return KeeperStore(self._run, self._key(name), also=also, storage_options=self._options)
 
     def parent(self) -> KeeperStore:
-        """Return the store of the folder above, without other stores; the top returns itself."""
+        """Return the store above, without other stores; the top returns itself."""
         return KeeperStore(self._run, self._folder.rpartition("/")[0], storage_options=self._options)
 
     def folders(self) -> tuple[str, ...]:
-        """Return the names of the subfolders with objects."""
+        """Return the subfolders with objects."""
         answer = self._ask({"do": "folders", "folder": self._folder})
         return () if answer is None else tuple(json.loads(bytes(answer.payload)))
 
@@ -165,7 +165,7 @@ class KeeperStore(HostStore):
 
 
 def open_store(uri: str, *, storage_options: Mapping[str, Any] | None = None) -> KeeperStore:
-    """Open the store of a `keeper://` URI, for `dcp_io.open_store`."""
+    """Open a `keeper://` URI, for `dcp_io.open_store`."""
     own, also = HostStore.split(uri)
     run, folder = _parse_uri(own)
     return KeeperStore(run, folder, also=[open_any(one) for one in also], storage_options=storage_options)

@@ -1,4 +1,4 @@
-"""Command line and life of a keeper's process, from its lock to the removal of its files."""
+"""Command line and life of a keeper's process."""
 
 from __future__ import annotations
 
@@ -44,10 +44,7 @@ _ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def keep_streams_open() -> None:
-    """Open `/dev/null` for closed standard streams.
-
-    Otherwise the keeper's files would get their numbers, and output would get into the memory of a checkpoint.
-    """
+    """Open `/dev/null` for closed standard streams, so that no output gets into a checkpoint's memory."""
     while (opened := os.open(os.devnull, os.O_RDWR)) <= _LAST_STREAM:
         pass
     os.close(opened)
@@ -70,8 +67,7 @@ def run_keeper(options: KeeperOptions, ready: int | None = None) -> None:
 def run_detached(options: KeeperOptions) -> int:
     """Start a keeper in its own session, which signals to the caller's process group do not reach.
 
-    Returns:
-        The exit code, once the keeper accepts connections or has failed.
+    Return the exit code, once the keeper accepts connections or has failed.
     """
     os.environ[FOLDER_VARIABLE] = folder_path()  # it leaves the working folder, from which the path may start
     answers, ready = os.pipe()

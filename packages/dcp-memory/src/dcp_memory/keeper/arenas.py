@@ -46,12 +46,12 @@ class Arena:
 
     segment: Segment
     borrower: Borrower | None = None
-    """Connection that has it on loan or reserved."""
+    """Connection with a loan or reservation."""
     lent: bool = False
     users: int = 0
-    """Number of objects and sinks that refer to it."""
+    """Number of objects and sinks in it."""
     left: set[int] = field(default_factory=set)
-    """Numbers of lost connections whose processes may still use it."""
+    """Lost connections whose processes may still use it."""
     known: set[int] = field(default_factory=set)
     free_since: float = field(default_factory=time.monotonic)
 
@@ -68,7 +68,7 @@ class Arenas:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arenas, including those that are being allocated."""
+        """Bytes, including arenas that are being allocated."""
         making = sum(borrower.making for borrower in self._borrowers)
         return making + sum(arena.segment.nbytes for arena in self._arenas.values())
 
@@ -77,18 +77,18 @@ class Arenas:
         return self._arenas.values()
 
     def get(self, inode: int) -> Arena | None:
-        """Return the arena with this inode, or None."""
+        """Return an inode's arena, or None."""
         return self._arenas.get(inode)
 
     def is_free(self, arena: Arena) -> bool:
-        """Return whether an arena may be lent or destroyed."""
+        """Return whether it may be lent or destroyed."""
         if arena.borrower is not None or arena.users:
             return False
         arena.left = {number for number in arena.left if arena.segment.is_open_for(number)}
         return not arena.left
 
     def lend(self, borrower: Borrower, nbytes: int, *, force: bool) -> Arena | None:
-        """Lend an arena; None means try again. `force` ignores the allowance. Raise MemoryError if none is left."""
+        """Lend an arena; None means try again. `force` ignores the allowance. Raises MemoryError."""
         self._borrowers.add(borrower)
         if not borrower.recent or borrower.recent[-1] != nbytes or not borrower.asking:
             borrower.recent.append(nbytes)
@@ -100,7 +100,7 @@ class Arenas:
         return arena
 
     def prepare(self, borrower: Borrower, nbytes: int) -> Arena | None:
-        """Reserve an arena for the next loan, if memory is allocated within the allowance; raise as `lend` does."""
+        """Reserve an arena for the next loan, within the allowance; raise as `lend` does."""
         self._borrowers.add(borrower)
         if not borrower.recent:
             borrower.recent.append(nbytes)
@@ -112,16 +112,16 @@ class Arenas:
         arena.free_since = time.monotonic()
 
     def use(self, arena: Arena) -> None:
-        """Count an object or a sink that refers to an arena."""
+        """Count a reference of an object or sink."""
         arena.users += 1
 
     def release(self, arena: Arena) -> None:
-        """Drop one such reference."""
+        """Drop such a reference."""
         arena.users -= 1
         arena.free_since = time.monotonic()
 
     def lose(self, borrower: Borrower) -> None:
-        """End the loans of a lost connection; other processes may still use the memory."""
+        """End a lost connection's loans; other processes may still use the memory."""
         self._borrowers.discard(borrower)
         for arena in self._arenas.values():
             arena.known.discard(borrower.number)
@@ -227,7 +227,7 @@ _OF_SIZE = -1
 
 
 def _best(arenas: Iterable[Arena], nbytes: int, borrower: Borrower, most_bytes: int | None = _OF_SIZE) -> Arena | None:
-    """Return the smallest arena of `nbytes` to `most_bytes` (None: any); of equal ones, one that is mapped already."""
+    """Return the smallest fitting arena (`most_bytes` None: of any size), preferably one that is mapped already."""
     most = _most_bytes(nbytes) if most_bytes == _OF_SIZE else most_bytes
     fitting = [arena for arena in arenas if _fits(arena, nbytes, most)]
     return min(

@@ -25,13 +25,13 @@ class StoredObject:
     blob: bytes | None
     """Bytes of a small object."""
     extents: bytes = b""
-    """Records of `wire.EXTENT`, in the order of the bytes."""
+    """Records of `wire.EXTENT`, in order."""
     ranges: tuple[SlabRange, ...] = ()
     arenas: tuple[Arena, ...] = ()
     holders: int = 1
-    """Number of references: its name, and one for each time that it is open."""
+    """References: its name, and one for each opening."""
     left: set[int] = field(default_factory=set)
-    """Numbers of lost connections whose processes may still read it."""
+    """Lost connections whose processes may still read it."""
 
 
 @dataclass(eq=False, slots=True)
@@ -39,14 +39,14 @@ class Reservation:
     """An object that is being written."""
 
     key: str | None
-    """Reserved name; None if the object will replace another one."""
+    """None if the object will replace another one."""
     number: int
     ranges: list[SlabRange] = field(default_factory=list)
     arenas: list[Arena] = field(default_factory=list)
 
 
 class Catalogue:
-    """Objects of a keeper. Keys are paths, `folder/name`, or names in the top folder."""
+    """A keeper's objects. Keys are paths, `folder/name`, or names in the top folder."""
 
     def __init__(self, pool: Pool, slabs: Slabs, arenas: Arenas) -> None:
         self._pool, self._slabs, self._arenas = pool, slabs, arenas
@@ -54,7 +54,7 @@ class Catalogue:
         self._reserved: dict[str, Reservation] = {}
 
     def find(self, key: str) -> StoredObject | None:
-        """Return the object of a key, or None."""
+        """Return a key's object, or None."""
         folder, name = split_key(key)
         return self._folders.get(folder, {}).get(name)
 
@@ -63,13 +63,13 @@ class Catalogue:
         return [(name, each.size, each.mtime) for name, each in self._folders.get(folder, {}).items()]
 
     def folders(self, folder: str) -> list[str]:
-        """Return the names of the subfolders that have objects, sorted."""
+        """Return the subfolders that have objects, sorted."""
         start = f"{folder}/" if folder else ""
         found = {each[len(start) :].partition("/")[0] for each in self._folders if each.startswith(start)}
         return sorted(found - {""})
 
     def totals(self) -> tuple[int, int]:
-        """Return the number of objects, and of their bytes."""
+        """Return the numbers of objects and bytes."""
         sizes = [each.size for names in self._folders.values() for each in names.values()]
         return len(sizes), sum(sizes)
 
@@ -83,13 +83,13 @@ class Catalogue:
         return made
 
     def publish(self, key: str, blob: bytes) -> None:
-        """Create or replace a small object; raise MemoryError if there is no memory."""
+        """Create or replace a small object; raise MemoryError."""
         made = StoredObject(len(blob), time.time(), blob)
         self._pool.reserve(_cost(made))
         self._put(key, made)
 
     def commit_blob(self, reservation: Reservation, blob: bytes) -> None:
-        """Complete a small object; raise MemoryError as `publish` does."""
+        """Complete a small object; raise MemoryError."""
         made = StoredObject(len(blob), time.time(), blob)
         self._pool.reserve(_cost(made))
         key = self._leave(reservation)
@@ -100,7 +100,7 @@ class Catalogue:
             self._put(key, made)
 
     def commit(self, reservation: Reservation, size: int, extents: bytes, left: int, key: str | None) -> None:
-        """Complete an object in segments; raise MemoryError as `publish` does."""
+        """Complete an object in segments; raise MemoryError."""
         made = StoredObject(size, time.time(), None, extents)
         self._pool.reserve(_cost(made))
         if left:
@@ -130,7 +130,7 @@ class Catalogue:
         reservation.ranges, reservation.arenas = [], []
 
     def delete(self, key: str) -> None:
-        """Remove an object, if it exists, also one that is being written."""
+        """Remove an object, if it exists, even while it is written."""
         self._reserved.pop(key, None)
         folder, name = split_key(key)
         names = self._folders.get(folder, {})
@@ -141,16 +141,13 @@ class Catalogue:
             self.release(removed)
 
     def release(self, stored: StoredObject) -> None:
-        """Drop one reference to an object. The last one frees the memory."""
+        """Drop a reference. The last one frees the memory."""
         stored.holders -= 1
         if not stored.holders:
             self._free(stored)
 
     def leave(self, stored: StoredObject, number: int) -> None:
-        """Drop the reference of a closed connection, but keep memory that its process may still read.
-
-        For example, a load goes on after an interrupt has closed the connection.
-        """
+        """Drop a closed connection's reference, but keep memory that its process may still read."""
         for arena in stored.arenas:
             arena.left.add(number)
         stored.left = self._slabs.readers(stored.ranges, {*stored.left, number})
@@ -190,6 +187,6 @@ def _cost(stored: StoredObject) -> int:
 
 
 def split_key(key: str) -> tuple[str, str]:
-    """Return folder and name of a key."""
+    """Return folder and name."""
     folder, _, name = key.rpartition("/")
     return folder, name

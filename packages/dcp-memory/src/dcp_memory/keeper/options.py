@@ -1,4 +1,4 @@
-"""Options of a keeper, from the command line, the environment, or the process that starts it."""
+"""Options of a keeper, from the command line or the environment."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 @dataclass(frozen=True, slots=True)
 class KeeperOptions:
-    """Options of a keeper; see `dcp_memory.start_keeper`. It ends with the process `parent`, if there is one."""
+    """See `dcp_memory.start_keeper`. The keeper ends with the process `parent`, if given."""
 
     run: str
     max_bytes: int

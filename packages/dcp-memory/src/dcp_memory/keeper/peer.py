@@ -18,7 +18,7 @@ _READ_BYTES = 1 << 20
 
 
 class Peer:
-    """A connection, and all that its client has. `connection` never blocks, and `number` is never used again."""
+    """A connection, and all that its client has. It never blocks; `number` is never used again."""
 
     def __init__(self, connection: socket.socket, number: int, pid: int) -> None:
         self.socket = connection
@@ -27,7 +27,7 @@ class Peer:
         self.greeted = False
         """Whether the client has said what it is."""
         self.keeps_alive = False
-        """Whether the client writes or borrows; if so, the keeper is not idle."""
+        """Whether the client writes or borrows: then the keeper is not idle."""
         self.since = time.monotonic()
         self.reservations: dict[int, Reservation] = {}
         self.opened: dict[int, StoredObject] = {}
@@ -96,7 +96,7 @@ class Peer:
         self.send()
 
     def send(self) -> None:
-        """Send as much of the answer as the client takes; raise ConnectionError if the client is gone."""
+        """Send what the client takes; raise ConnectionError if it is gone."""
         while self._outgoing:
             try:
                 if self._descriptor is not None:

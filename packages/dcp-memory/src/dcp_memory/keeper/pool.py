@@ -1,7 +1,7 @@
-"""`Pool`: all memory of a keeper: its segments, its budget, and the thread that allocates and frees them.
+"""`Pool`: a keeper's segments, its budget, and the thread that allocates and frees them.
 
-Call all methods of the pool in the keeper's main thread. A segment is a memory file of fixed size, allocated by the
-keeper so that its control group pays for the pages.
+Call all methods in the keeper's main thread. The keeper allocates each segment, a memory file of fixed size, so that
+its control group pays for the pages.
 
 Source: Linux `memfd_create(2)`; `fcntl(2)`, open file description locks. They last as long as the description is open
 or mapped in any process, and so tell whether children of a dead client still use its memory.
@@ -30,7 +30,7 @@ _NO_MEMORY = (errno.ENOSPC, errno.ENOMEM)
 
 
 class Pool:
-    """Memory of a keeper: `max_bytes` for segments and small objects. `wake` makes the main thread call `collect`."""
+    """`max_bytes` for segments and small objects. `wake` makes the main thread call `collect`."""
 
     def __init__(self, max_bytes: int, available: Callable[[], int], wake: Callable[[], object]) -> None:
         self.max_bytes = max_bytes
@@ -38,7 +38,7 @@ class Pool:
         """Bytes of small objects and segments, including those that are being allocated."""
         self._making = 0
         self._freeing = 0
-        """Bytes of destroyed segments that the thread has yet to free."""
+        """Bytes that the thread has yet to free."""
         self.destroyed = 0
         """Number of destroyed segments."""
         self.segments: dict[int, Segment] = {}
@@ -70,11 +70,11 @@ class Pool:
         self.total += nbytes
 
     def release(self, nbytes: int) -> None:
-        """Count bytes as free again."""
+        """Count bytes as free."""
         self.total -= nbytes
 
     def make(self, nbytes: int, done: Callable[[Segment | OSError], None], *, zeroed: bool) -> None:
-        """Allocate a segment; `collect` calls `done` with it or an error. Raise MemoryError if the budget is full."""
+        """Allocate a segment; `collect` calls `done` with it or an error. Raises MemoryError."""
         self._make_room(nbytes)
 
         def job() -> None:
@@ -103,7 +103,7 @@ class Pool:
         self._jobs.put(job)
 
     def _make_room(self, nbytes: int) -> None:
-        """Count the bytes of a new segment; raise MemoryError if there is no room."""
+        """Count the bytes of a new segment; raise MemoryError."""
         while len(self.segments) + self._making >= (limit := resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2):
             if not self.reclaim():
                 raise MemoryError(
@@ -138,7 +138,7 @@ class Pool:
         self._jobs.put(job)
 
     def collect(self) -> None:
-        """Deliver the segments that have been allocated."""
+        """Deliver allocated segments."""
         while self._results:
             self._results.popleft()()
 
@@ -163,7 +163,7 @@ class Pool:
 
 
 def full_text(error: OSError, nbytes: int) -> str:
-    """Return the text of a failed allocation."""
+    """Describe a failed allocation."""
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return f"the keeper has too many open files for another {nbytes:,} bytes of memory: raise its `ulimit -n`"
     return f"the keeper could not allocate {nbytes:,} bytes: {error.strerror or error}"
@@ -186,7 +186,7 @@ class Segment:
         self.inode, self.device = status.st_ino, status.st_dev
 
     def open_for(self, number: int) -> int:
-        """Return a new descriptor of the memory file, marked with the number of its client."""
+        """Return a new descriptor, marked with the number of its client."""
         try:
             descriptor = os.open(f"/proc/self/fd/{self._descriptor}", os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:  # no /proc: without a mark, memory counts as unused when its client is gone
@@ -201,7 +201,7 @@ class Segment:
         return descriptor
 
     def is_open_for(self, number: int) -> bool:
-        """Return whether any process still has a client's descriptor, or a mapping of it."""
+        """Return whether any process still has a client's descriptor or mapping."""
         try:
             found = fcntl.fcntl(self._descriptor, fcntl.F_OFD_GETLK, _lock(fcntl.F_WRLCK, number))
         except OSError:
@@ -219,7 +219,7 @@ class Segment:
         self.close()
 
     def close(self) -> None:
-        """Close the memory file: its memory is free when no client has it mapped."""
+        """Close the file: its memory is free when no client has it mapped."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -228,11 +228,8 @@ class Segment:
 def make_segment(nbytes: int, available: Callable[[], int], *, zeroed: bool) -> Segment:
     """Make a memory file in which all pages exist; `nbytes` is a multiple of the page size.
 
-    Pages are written if `zeroed`, so that mapping them is cheap, and otherwise only reserved. `available` is called
-    repeatedly.
-
-    Raises:
-        OSError: There is not enough memory (ENOSPC), or there are too many open files.
+    Pages are written if `zeroed`, so that mapping them is cheap. `available` is called repeatedly. Raises OSError
+    (ENOSPC, or too many open files).
     """
     descriptor = os.memfd_create("dcp-keeper", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
@@ -269,7 +266,7 @@ _CACHE = ("inactive_file", "active_file")
 def available_bytes(groups: str = _GROUPS, proc: str = "/proc") -> int:
     """Return how many bytes this process could allocate now, without swapping and without being killed.
 
-    The page cache counts as free, as far as it belongs to files.
+    The page cache of files counts as free.
     """
     found = [_machine(proc)]
     for controllers, path in _memberships(proc):
@@ -294,7 +291,7 @@ def _memberships(proc: str) -> Iterator[tuple[list[str], str]]:
 
 
 def _limits(mount: str, path: str, limit_name: str, usage_name: str, prefix: str) -> Iterator[int]:
-    """Yield the free bytes of a group and all groups above it that are visible and limited."""
+    """Yield the free bytes of a group and groups above it that are visible and limited."""
     while True:
         folder = f"{mount}{path}".rstrip("/")
         limit, usage = _number(f"{folder}/{limit_name}"), _number(f"{folder}/{usage_name}")

@@ -1,4 +1,4 @@
-"""The requests that a keeper answers, one function each. They only look up and count: none of them waits.
+"""The requests that a keeper answers, one function each. None of them waits.
 
 The answer `{"wait": true}` means that memory is not there yet; the client asks again.
 """
@@ -35,10 +35,10 @@ class Keeper:
         self.began = time.time()
         self.stopping = False
         self.clients: Callable[[], int] = int
-        """Function that returns the number of clients."""
+        """Returns the number of clients."""
 
     def forget(self, peer: Peer) -> None:
-        """Free everything of a client with a closed connection."""
+        """Free everything of a closed connection."""
         for stored in peer.opened.values():
             self.catalogue.leave(stored, peer.number)
         for reservation in peer.reservations.values():
@@ -49,7 +49,7 @@ class Keeper:
 
 
 def answer(keeper: Keeper, peer: Peer, fields: dict[str, Any]) -> None:
-    """Answer one request of a client. A failure is an answer with the key `error`."""
+    """Answer one request. A failure is an answer with the key `error`."""
     try:
         _REQUESTS[fields["do"]](keeper, peer, fields)
     except MemoryError as error:
@@ -152,7 +152,7 @@ def _stat(keeper: Keeper, peer: Peer, fields: dict[str, Any]) -> None:
 
 
 def _open(keeper: Keeper, peer: Peer, fields: dict[str, Any]) -> None:
-    """Open an object. A small one comes with the answer; the memory of others stays until `release`."""
+    """Open an object: a small one in the answer; the memory of others stays until `release`."""
     stored = _found(keeper, peer, fields)
     if stored is None:
         return

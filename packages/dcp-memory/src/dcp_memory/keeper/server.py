@@ -27,13 +27,13 @@ _KEEP_FREE_SECONDS = 600.0
 _FIRST_CLIENT_SECONDS = 60.0
 _MAX_STRANGERS = 64
 _MOST_REQUESTS = 64
-"""Limit of requests of a client in a row, so that no client holds up the others."""
+"""Requests of a client in a row, so that none holds up the others."""
 _REFRESH_SECONDS = 3600.0
 _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 
 
 class Server:
-    """A keeper that serves until it is stopped. Hourly `refresh` keeps its files from being removed as abandoned."""
+    """A keeper that serves until it is stopped. Hourly `refresh` keeps its files from being removed."""
 
     def __init__(self, options: KeeperOptions, listener: socket.socket, refresh: Callable[[], object]) -> None:
         self._options = options
@@ -54,7 +54,7 @@ class Server:
         self._parent = self._watch_parent()
 
     def wake(self) -> None:
-        """Make the main thread look at what has been allocated; callable in any thread, and in signal handlers."""
+        """Make the main thread call `Pool.collect`; callable in any thread, and in signal handlers."""
         with contextlib.suppress(OSError):
             self._waker.send(b"w")
 
@@ -97,7 +97,7 @@ class Server:
             os.close(self._parent)
 
     def _watch_parent(self) -> int | None:
-        """Return a descriptor that becomes readable when the parent ends, or None."""
+        """Return a descriptor that becomes readable when the parent ends."""
         if self._options.parent is None:
             return None
         try:
@@ -127,7 +127,7 @@ class Server:
             self._admit(connection)
 
     def _admit(self, connection: socket.socket) -> None:
-        """Accept a connection of the keeper's own user; close any other immediately."""
+        """Accept connections of the keeper's own user alone."""
         connection.setblocking(False)
         try:
             pid, uid = peer_of(connection)
@@ -185,7 +185,7 @@ class Server:
         self._keeper.pool.collect()
 
     def _check(self) -> None:
-        """Apply time limits: close unidentified connections, free unused memory, and end an idle keeper."""
+        """Close unidentified connections, free unused memory, end an idle keeper."""
         now = time.monotonic()
         for peer in [peer for peer in self._peers if not peer.greeted and now - peer.since > GREETING_SECONDS]:
             self._forget(peer)

@@ -19,7 +19,7 @@ _PART = 8
 
 @dataclass(frozen=True, slots=True)
 class SlabRange:
-    """A range of pages of a slab that belongs to an object or a sink."""
+    """Pages of a slab that belong to an object or sink."""
 
     inode: int
     offset: int
@@ -30,9 +30,9 @@ class SlabRange:
 class _Slab:
     segment: Segment
     free: list[tuple[int, int]]
-    """Start and end of the free ranges, ascending; no two touch."""
+    """Free ranges (start, end), ascending; no two touch."""
     left: list[tuple[set[int], SlabRange]] = field(default_factory=list)
-    """Ranges of lost connections, with their numbers: free once no process can use them any more."""
+    """Ranges of lost connections, with their numbers: free once no process can use them."""
     used: int = 0
     free_since: float = 0.0
 
@@ -54,14 +54,14 @@ class Slabs:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes that belong to objects and sinks."""
+        """Bytes of objects and sinks."""
         return sum(slab.used for slab in self._slabs.values())
 
     def __contains__(self, inode: int) -> bool:
         return inode in self._slabs
 
     def take(self, nbytes: int) -> SlabRange | None:
-        """Take a range of at most `nbytes`, rounded to pages; None means try again. Raise MemoryError without room."""
+        """Take at most `nbytes`, rounded to pages; None means try again. Raises MemoryError."""
         nbytes = -(-nbytes // PAGE_BYTES) * PAGE_BYTES
         found = self._find(nbytes)
         if found is None and any(slab.left for slab in self._slabs.values()):
@@ -95,7 +95,7 @@ class Slabs:
             slab.free_since = time.monotonic()
 
     def leave(self, piece: SlabRange, numbers: set[int]) -> None:
-        """Free a range once no process of these lost connections can use it any more."""
+        """Free a range once no process of these lost connections can use it."""
         if not numbers:
             self.give_back(piece)
             return
@@ -103,7 +103,7 @@ class Slabs:
         self._settle()
 
     def readers(self, pieces: Sequence[SlabRange], numbers: set[int]) -> set[int]:
-        """Return lost connections with processes that can still use one of the ranges."""
+        """Return lost connections whose processes can still use one of the ranges."""
         segments = {self._slabs[piece.inode].segment for piece in pieces}
         return {number for number in numbers if any(segment.is_open_for(number) for segment in segments)}
 
@@ -146,7 +146,7 @@ class Slabs:
         return SlabRange(slab.segment.inode, start, size)
 
     def _grow_for(self, nbytes: int) -> None:
-        """Allocate another slab unless one is being allocated; raise MemoryError, also for the last allocation."""
+        """Allocate a slab unless one is being allocated; raise MemoryError, also for the last one."""
         failed, self._failed = self._failed, None
         if failed is not None:
             raise MemoryError(failed)

@@ -1,4 +1,4 @@
-"""Copies of the hosts' parts of a checkpoint on their partners: the phases of a copy."""
+"""Copies of the hosts' parts of a checkpoint on their partners: the phases."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class _Found:
     save_id: str = ""
     host: str = ""
     needed: frozenset[str] = frozenset()
-    """Names of all files of the index."""
+    """All files of the index."""
     own: frozenset[str] = frozenset()
-    """Names of those that the host has, without copies of others."""
+    """Those that the host has, without copies of others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +48,7 @@ def copy_to_partners(coordinator: Coordinator, request: CopyRequest, *, rate: fl
     """Copy the part of a checkpoint that each host has written to its partner host; see `dcp_io.HostCopies`.
 
     Guarantees: a copy has its full size only after its bytes have passed all CRCs. The checkpoint is noted as protected
-    only after all hosts' parts are with their partners, durably.
-
-    Raises:
-        CheckpointException: A rank failed or was lost.
+    only after all hosts' parts are with their partners, durably. If a rank fails, all raise CheckpointException.
 
     Ranks: every rank; collective.
     """
@@ -69,7 +66,7 @@ def copy_to_partners(coordinator: Coordinator, request: CopyRequest, *, rate: fl
 
 
 class _Copy:
-    """One copy on one rank, phase by phase."""
+    """One copy on one rank."""
 
     def __init__(self, coordinator: Coordinator, request: CopyRequest, rate: float | None) -> None:
         self._coordinator = coordinator
@@ -87,7 +84,7 @@ class _Copy:
         return 0 if self._courier is None else self._courier.bytes_sent
 
     def carry_out(self, progress: Progress) -> None:
-        """Run all phases; raise _NotProtectedError, with the same text on all ranks, if the copy fails."""
+        """Run all phases; raise _NotProtectedError on all ranks if the copy fails."""
         secret, hosts, reason = self._coordinator.all_reduce("parts", self._look, _agree)
         if reason is not None:
             raise _NotProtectedError(reason)
@@ -105,7 +102,7 @@ class _Copy:
             self._coordinator.all_gather("notes", lambda: self._note(hosts))
 
     def _look(self) -> _Found | None:
-        """Return the save that this host has, or why none; None on ranks that do not lead."""
+        """Return this host's save, or why none; None on ranks that do not lead."""
         if not self.leads:
             return None
         store = self._request.store
@@ -144,7 +141,7 @@ class _Copy:
         return made.card
 
     def _find_neighbours(self, cards: Sequence[StreamCard | None]) -> list[int]:
-        """Return the leaders of other stores that have proved to be on this machine."""
+        """Return leaders of other stores that have proved to be on this machine."""
         streams = self._streams
         if streams is None:
             return []
@@ -156,7 +153,7 @@ class _Copy:
         return [rank for rank, stream in found.items() if isinstance(stream, Stream) and stream.same_host]
 
     def _connect(self, stack: contextlib.ExitStack, partners: dict[int, int], progress: Progress) -> str | None:
-        """Connect to the partner, and to the hosts with this one as partner, and begin; return as `_wait` does."""
+        """Connect to the partner and the hosts with this partner, and begin; return as `_wait` does."""
         streams, part, rank = self._streams, self._part, self._coordinator.rank
         if streams is None or part is None:
             return None
@@ -184,7 +181,7 @@ class _Copy:
         return ""
 
     def _wait(self) -> str | None:
-        """Wait a while for this host's part to arrive; return None if it has, `""` if not yet, or a problem."""
+        """Wait a while; return None if this host's part has arrived, `""` if not yet, or a problem."""
         courier = self._courier
         if courier is None or courier.finished.wait(_LOOK_SECONDS):
             return None if courier is None or courier.problem is None else self._said(courier.problem)
@@ -211,7 +208,7 @@ class _Copy:
 
 
 def _agree(found: list[_Found | None]) -> tuple[bytes, tuple[str, ...], str | None]:
-    """Return a secret of the copy, the ids of the hosts, and why they cannot copy; coordinator only."""
+    """Return a secret, the hosts' ids, and why they cannot copy; coordinator only."""
     parts = [one for one in found if one is not None]
     reason = next((part.problem for part in parts if part.problem is not None), None)
     saves = {part.save_id for part in parts}
@@ -232,12 +229,12 @@ def _is_over(states: Sequence[str | None]) -> bool:
 
 
 def _choose(found: list[list[int]], leaders: Sequence[int]) -> dict[int, int]:
-    """Return the partner per leader, given which leaders share a machine; coordinator only."""
+    """Return the partner per leader, from who shares a machine; coordinator only."""
     return partners_of(group_by_host({leader: found[leader] for leader in sorted({*leaders})}))
 
 
 def _lower_priority() -> None:
-    """Lower the priority of this thread, and of threads that it starts, below that of training."""
+    """Lower the priority of this thread and its future threads."""
     with contextlib.suppress(OSError, AttributeError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 

@@ -1,4 +1,4 @@
-"""`Courier`: one host's leader in a copy, which sends its host's part to its partner and takes the parts of others.
+"""`Courier`: a host's leader in a copy, which sends its part to its partner and takes the parts of others.
 
 The leaders exchange an offer of files, the wanted ones, their pieces, and the end. `Intake` is the copy of another
 host's part: verified files in the own store, and a note of them.
@@ -36,18 +36,18 @@ __all__ = [
 ]
 
 MOST_FILES = 1 << 17
-"""Largest number of files of an offer, so that the numbers of wanted ones fit into a message."""
+"""Limit of an offer, so that the numbers of wanted files fit into a message."""
 
 
 class Kind(IntEnum):
     """Kind of a message."""
 
     OFFER = 1
-    """The sender's files, in the payload."""
+    """The sender's files, as payload."""
     WANTED = 2
-    """The numbers of the files that the receiver lacks."""
+    """Numbers of files that the receiver lacks."""
     PIECE = 3
-    """Bytes of a file, in the payload."""
+    """Bytes of a file, as payload."""
     DONE = 4
     """The receiver has all wanted files."""
     REFUSED = 5
@@ -60,7 +60,7 @@ class Message:
 
     kind: Kind
     number: int = 0
-    """Number of the file in the offer."""
+    """Number of the file."""
     offset: int = 0
     crc: int = 0
     """CRC32 of the piece."""
@@ -78,12 +78,12 @@ class Offer:
     """Data file → size in bytes; files are numbered in this order."""
 
     def to_bytes(self) -> bytes:
-        """Return the payload of a message."""
+        """Return the payload."""
         return json.dumps([self.host, self.save_id, [*self.sizes.items()]]).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Offer:
-        """Return the offer in a payload; raise ValueError if it is malformed."""
+        """Return a payload's offer; raise ValueError if it is malformed."""
         try:
             host, save_id, sizes = json.loads(data)
             return cls(str(host), str(save_id), {str(name): int(size) for name, size in sizes})
@@ -97,7 +97,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes) -> Message:
-    """Return the message in bytes; raise ValueError if it is malformed."""
+    """Return a message; raise ValueError if it is malformed."""
     try:
         kind, number, offset, crc, text = json.loads(data)
         return Message(Kind(kind), int(number), int(offset), int(crc), str(text))
@@ -106,7 +106,7 @@ def decode(data: bytes) -> Message:
 
 
 def pack_numbers(numbers: Collection[int], count: int) -> str:
-    """Return numbers below `count` as the hexadecimal digits of a set of bits."""
+    """Return numbers below `count` as hexadecimal digits of a bit set."""
     bits = bytearray((count + 7) // 8)
     for number in numbers:
         bits[number // 8] |= 1 << number % 8
@@ -114,7 +114,7 @@ def pack_numbers(numbers: Collection[int], count: int) -> str:
 
 
 def unpack_numbers(text: str) -> Sequence[int]:
-    """Return the numbers from `pack_numbers`, ascending; raise ValueError for malformed text."""
+    """Return `pack_numbers`' numbers, ascending; raise ValueError for malformed text."""
     return [
         8 * place + bit for place, byte in enumerate(bytes.fromhex(text)) if byte for bit in range(8) if byte >> bit & 1
     ]
@@ -124,12 +124,12 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def is_full(error: BaseException) -> bool:
-    """Return whether an error says that a store is full."""
+    """Return whether an error means that a store is full."""
     return isinstance(error, OSError) and error.errno in _FULL
 
 
 class Intake:
-    """The files of one other host that this host's store is getting, in order. Used by one thread.
+    """Another host's files, which this host's store takes in order. Used by one thread.
 
     A file has its full size only after its bytes have passed all CRCs.
     """
@@ -152,7 +152,7 @@ class Intake:
         self._number = -1
         self._position = 0
         self.wanted: tuple[int, ...] = ()
-        """Numbers of the files that this host lacks; set by `begin`."""
+        """Files that this host lacks; set by `begin`."""
         self._left: list[int] = []
         self._made: list[str] = []
 
@@ -162,7 +162,7 @@ class Intake:
         return not self._left
 
     def begin(self) -> None:
-        """Note the names of the offered files, and determine which ones are missing."""
+        """Note the offered files, and determine which are missing."""
         sizes = {entry.name: entry.bytes for entry in self._store.list()}
         self.wanted = tuple(
             number for number, name in enumerate(self._names) if sizes.get(name, -1) < self._offer.sizes[name]
@@ -210,11 +210,11 @@ class Intake:
         self._sink = self._crcs = None
 
     def end(self) -> None:
-        """Make the names of the files durable, after the last one."""
+        """Make the files' names durable, after the last one."""
         self._store.sync_folder()
 
     def abort(self, *, discard: bool) -> None:
-        """Remove the incomplete file; with `discard`, also the complete ones. Errors are not raised."""
+        """Remove the incomplete file; with `discard`, also complete ones. Raises nothing."""
         sink, self._sink = self._sink, None
         with contextlib.suppress(OSError, DcpError):
             if sink is not None:
@@ -270,7 +270,7 @@ class Courier:
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
         self.resume: Callable[[Stream], object] = lambda _: None
-        """Function of the dispatcher, which receives again from a stream."""
+        """The dispatcher's `resume`."""
         self.bytes_sent = 0
         self.problem: str | None = None
         """Why this host's part is not with its partner, as a clause."""
@@ -340,7 +340,7 @@ class Courier:
         return memoryview(buffer)[:payload_bytes]
 
     def on_payload(self, stream: Stream, data: bytes, buffer: memoryview) -> None:
-        """Handle an offer or a piece that has arrived."""
+        """Handle an offer or a piece."""
         message = decode(data)
         room = self._in_use.pop(stream.rank) if message.kind is Kind.PIECE else None
         self._tasks.put((stream, message, buffer, room))
@@ -436,7 +436,7 @@ class Courier:
             self._judge(self._answers.get_nowait(), Kind.DONE)
 
     def _answer(self, kind: Kind) -> Message:
-        """Wait for a message of the partner; raise if the partner is lost or the copy ends."""
+        """Wait for the partner's message; raise if the partner is lost or the copy ends."""
         while True:
             with contextlib.suppress(queue.Empty):
                 return self._judge(self._answers.get(timeout=_LOOK_SECONDS), kind)

@@ -1,4 +1,4 @@
-"""`partner`: the record by which a tier per host has its parts copied to the next host. Imports no torch."""
+"""`partner`: has the parts of a tier per host copied to the next host. Imports no torch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Partner:
             raise ValueError(f"rate_bytes_per_second is {rate!r}; it must be a positive number")
 
     def copy(self, coordinator: Coordinator, request: CopyRequest) -> HostsCopied:
-        """Copy each host's part of a checkpoint to the next host; see `dcp_io.HostCopies`.
+        """See `dcp_io.HostCopies`.
 
         Ranks: every rank; collective.
         """
