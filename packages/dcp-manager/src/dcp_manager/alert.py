@@ -4,15 +4,13 @@ The calls of `maybe_save` are numbered, the same on all ranks. While no rank has
 thread per rank polls one key of the store. Then:
 
 1. A rank with a reason sets the key `raised`.
-2. Each rank that sees the key answers with the number of its calls so far. It then makes no call before it knows the
-   target.
+2. Each rank that sees it answers with the number of its calls so far, and makes no call before it knows the target.
 3. The rank that answers last sets the target: the highest answer plus 1. So no rank has passed the target.
 4. All ranks go on to the target, and exchange their reasons in that call.
 
-The threads answer, so a rank that waits in a collective of the training delays no other rank. If training keeps the
-ranks within one call of each other, the save is at most one call late. A rank that ends its manager answers. The keys
-are under `dcp/alert/<sequence>/`: `raised`, `answer/<rank>`, `answers`, `target`, `left`; the last rank that leaves the
-round deletes them.
+The threads answer, so a rank that waits in a collective of the training delays no other rank. A rank that ends its
+manager answers. The keys are under `dcp/alert/<sequence>/`: `raised`, `answer/<rank>`, `answers`, `target`, `left`; the
+last rank that leaves the round deletes them.
 """
 
 from __future__ import annotations
@@ -59,7 +57,7 @@ class Alert:
     def watch(self) -> None:
         """Begin to watch after an exchange. Without a store, do nothing.
 
-        Ranks: every rank, in the thread that saves; does not wait for other ranks.
+        Ranks: every rank, in the thread that saves; does not wait.
         """
         if not self._may_watch or self._ranks.alone:
             return
@@ -78,8 +76,6 @@ class Alert:
 
 
 class _Round:
-    """One round of the protocol, on one rank."""
-
     def __init__(self, them: Coordinator, has_reason: WeakMethod[Callable[[], bool]]) -> None:
         self._them = them
         self._has_reason = has_reason
@@ -141,7 +137,7 @@ class _Round:
             self._wire.delete(["raised", "answers", "target", "left"])
 
     def _wait_for_reason(self) -> bool:
-        """Wait until a rank has a reason, or return False if this rank leaves."""
+        """Return True when a rank has a reason, False when this rank leaves."""
         pause = max(_LEAST_LOOK_SECONDS, self._them.world_size / _LOOKS_PER_SECOND)
         while True:
             with self._changed:
@@ -171,7 +167,7 @@ class _Round:
             self._wire.delete(answers)
 
     def _read_target(self) -> int | None:
-        """Wait for the target; return None if this rank leaves."""
+        """Wait for the target; None if this rank leaves."""
         start = time.monotonic()
 
         def is_over() -> bool:

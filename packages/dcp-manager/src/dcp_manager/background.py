@@ -26,10 +26,10 @@ __all__ = ["BackgroundSaves", "Outcome", "Saver", "Tolerance", "UnfinishedSaveEr
 
 
 class Saver(Protocol):
-    """Protocol of a background saver, such as `dcp_async.AsyncSaver`."""
+    """A background saver, such as `dcp_async.AsyncSaver`."""
 
     def save(self, state_dict: dict[str, Any], *, process_group: Any, no_dist: bool, **place: Any) -> Any:
-        """Begin to save a copy of the state dict; `place` is one of `checkpoint_id` and `storage_writer`."""
+        """Begin to save a copy; `place` is one of `checkpoint_id` and `storage_writer`."""
         ...
 
 
@@ -67,7 +67,7 @@ class _Save:
     settled: threading.Event
 
     def failures(self, rank: int) -> _Failures | None:
-        """Return the failures by rank of an ended save; None if it was skipped."""
+        """Return an ended save's failures by rank; None if it was skipped."""
         error = None if self.future.cancelled() else self.future.exception()
         if self.future.cancelled() or isinstance(error, SaveSkippedError):
             return None
@@ -75,7 +75,7 @@ class _Save:
 
 
 class BackgroundSaves:
-    """Futures and outcomes of this rank's background saves."""
+    """This rank's background saves."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -89,12 +89,12 @@ class BackgroundSaves:
             return frozenset(save.step for save in self._saves if not save.settled.is_set())
 
     def begin(self) -> int:
-        """Return a new save's number, equal on all ranks even if one fails before `add`."""
+        """Return a save's number, equal on all ranks even if one fails before `add`."""
         self._begun += 1
         return self._begun
 
     def add(self, number: int, step: int, future: Future[Any], settle: Callable[[bool], None]) -> None:
-        """Add a running save; at its end, call `settle` with its success, in the thread that ends the future."""
+        """Add a running save; `settle` is called with its success, in the thread that ends the future."""
         settled = threading.Event()
         with self._lock:
             self._saves.append(_Save(number, step, future, settled))
@@ -108,10 +108,7 @@ class BackgroundSaves:
         future.add_done_callback(ended)
 
     def overdue(self, seconds: float, setting: str, where: str) -> UnfinishedSaveError | None:
-        """Wait until all saves have ended and `settle` has run; return an error after `seconds`.
-
-        The error names the option `setting` and the text `where`.
-        """
+        """Wait until all saves are settled; return an error, with `setting` and `where`, after `seconds`."""
         end = time.monotonic() + min(seconds, threading.TIMEOUT_MAX)
         with self._lock:
             events = [save.settled for save in self._saves]
@@ -128,7 +125,7 @@ class BackgroundSaves:
     def outcomes(self, ranks: Ranks, late: BaseException | None = None) -> tuple[list[Outcome], BaseException | None]:
         """Return, once, the outcomes of saves that have ended on all ranks, and an error if a rank passed `late`.
 
-        The outcomes are in order, and both results are the same on all ranks. Collective.
+        Both are the same on all ranks. Collective.
         """
         with self._lock:
             ended = [save for save in self._saves if save.settled.is_set()]
@@ -177,10 +174,9 @@ def _failures_of(error: BaseException, rank: int) -> _Failures:
 def _joined(
     reported: list[tuple[dict[int, _End], frozenset[int], dict[int, str]]],
 ) -> tuple[dict[int, _End], dict[int, str]]:
-    """Merge the ranks' reports: outcomes of saves that have ended everywhere, and late ranks.
+    """Merge the ranks' reports into outcomes of saves that have ended everywhere, and late ranks.
 
-    The lowest rank's report wins. A save that still runs on some rank is left out. But if a rank has stopped waiting,
-    the save's failures are reported with the timeout.
+    The lowest rank's report wins. If a rank has stopped waiting for a save, the failures are reported with the timeout.
     """
     running = frozenset[int]().union(*(numbers for _, numbers, _ in reported))
     decided: dict[int, _End] = {}
@@ -197,7 +193,7 @@ def _joined(
 
 
 def is_storage_failure(error: BaseException) -> bool:
-    """Return whether a save failed because of the storage, so a later one may succeed; False if a rank was lost."""
+    """Return whether the storage made a save fail, so a later one may succeed; False if a rank was lost."""
     if isinstance(error, CheckpointException):
         causes = [cause for cause, _ in error.failures.values()]
         return bool(causes) and all(cause is not None and is_storage_failure(cause) for cause in causes)
@@ -221,7 +217,7 @@ class Tolerance:
         self.count = 0
 
     def look_back(self, outcomes: Iterable[Outcome], *, tolerates: bool) -> None:
-        """Count the outcomes of background saves, the same on all ranks; keep errors for `raise_owed`."""
+        """Count the outcomes of background saves; keep errors for `raise_owed`."""
         for outcome in outcomes:
             if outcome.error is None:
                 self.succeeded()
@@ -234,7 +230,7 @@ class Tolerance:
                 self._owed.append(outcome.error)
 
     def raise_owed(self) -> None:
-        """Raise the first kept error; the next call raises the next error."""
+        """Raise the first kept error; the next call raises the next one."""
         if self._owed:
             raise self._owed.pop(0)
 
@@ -256,8 +252,7 @@ class Tolerance:
         A rank may have only the text of another rank's error, so each rank judges its own causes, and the coordinator
         decides.
 
-        Ranks: every rank; collective if the error is a `CheckpointException`, which is raised on all ranks. For other
-            errors no rank communicates.
+        Ranks: every rank; collective if the error is a `CheckpointException`, which is raised on all ranks.
         """
         self.count += 1
         if not self._limit:

@@ -156,11 +156,8 @@ class CheckpointManager:
     def best(self, metric: str, mode: Literal["min", "max"] = "min") -> int | None:
         """Return the step of the best checkpoint by a metric, of those not known to be damaged; None without one.
 
-        Args:
-            metric: Name of the metric in the `metrics` of the saves.
-            mode: Whether the lowest (`min`) or highest (`max`) value is best.
-
-        Ranks: one; not collective.
+        `metric` is a name in the `metrics` of the saves; `mode` is whether the lowest (`min`) or highest (`max`) value
+        is best. Not collective.
         """
         good = [record for record in self.checkpoints() if record.quarantined is None]
         return next(iter(KeepBest(1, metric, mode).keep(good, time.time())), None)
@@ -244,7 +241,7 @@ class CheckpointManager:
         return Moment(step, seconds, self._watch.noted, self._requested)
 
     def _has_reason(self) -> bool:
-        """Return whether this rank has a reason to save at any step. Thread-safe."""
+        """Return whether this rank has a reason to save. Thread-safe."""
         return self._reasons.due(self._moment(0))
 
     def save(self, step: int, state: State, *, metrics: Mapping[str, float] | None = None) -> Future[Metadata] | None:
@@ -272,7 +269,7 @@ class CheckpointManager:
         return future
 
     def _look_back(self, *, tolerates: bool) -> None:
-        """Raise errors of background saves beyond the tolerance before a save, unless it is the last save."""
+        """Raise errors of background saves beyond the tolerance, unless this is the last save."""
         if self._saver is None:
             return
         # The saver would wait for the earlier save without this limit.
@@ -393,7 +390,6 @@ class CheckpointManager:
         self._upkeep.promoted()
 
     def _overdue(self, seconds: float | None = None) -> UnfinishedSaveError | None:
-        """Wait for this rank's background saves; return an error if some exceed the limit."""
         where = f"rank {self._ranks.rank}, {self._root}"
         return self._background.overdue(*self._limits.waiting(seconds), where)
 
@@ -452,7 +448,7 @@ def _load_from(
     planner: LoadPlanner | None,
     cooperative: bool | None,
 ) -> LoadReport:
-    """Load a step from the place of a catalogue. Collective."""
+    """Load a step. Collective."""
     return load(
         state,
         **places.to_read(where.reading_id(catalogue, step)),
@@ -476,7 +472,6 @@ class _TimeLimits:
 
     @property
     def ends_soon(self) -> bool:
-        """Whether such a signal sets a limit."""
         return self._preemption_seconds is not None
 
     def waiting(self, seconds: float | None = None) -> tuple[float, str]:
@@ -486,6 +481,5 @@ class _TimeLimits:
         return (limit if seconds is None else seconds), setting
 
     def phase(self) -> float:
-        """Return how long ranks may wait in a phase of a save."""
         left = self._watch.seconds_left(self._preemption_seconds)
         return self._timeout_seconds if left is None else min(left, self._timeout_seconds)

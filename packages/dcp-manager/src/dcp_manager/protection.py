@@ -1,7 +1,4 @@
-"""Copies of hosts' parts of a checkpoint on other hosts, after each save, and which places have a checkpoint.
-
-The root's `dcp_io.HostCopies`, such as `dcp_memory.partner()`, makes the copies.
-"""
+"""Copies of hosts' parts of a checkpoint on other hosts, after each save, and which places have a checkpoint."""
 
 from __future__ import annotations
 
@@ -28,7 +25,6 @@ class _Copy:
     step: int
     coordinator: Coordinator
     settled: bool = False
-    """Whether the save has ended here."""
     saved: bool = False
     left_out: bool = False
     """Whether this rank wants a later save copied instead; then all ranks leave the copy out."""
@@ -38,8 +34,8 @@ class _Copy:
 class Protection:
     """Copies after each save, one at a time. A copy that fails or is late fails no save: the next save tries again.
 
-    While a copy runs, only the newest save waits for its turn, so the last save of a run is copied. `copied` is called
-    with the step when a copy has ended, in the copy's thread.
+    While a copy runs, only the newest save waits for its turn. `copied` is called with the step when a copy has ended,
+    in the copy's thread.
     """
 
     def __init__(
@@ -57,7 +53,7 @@ class Protection:
         self._copied = copied
         self._changed = threading.Condition()
         self._begun: list[_Copy] = []
-        """The current or next copy, then those that wait for it."""
+        """The current or next copy, then waiting ones."""
 
     @classmethod
     def start(
@@ -91,12 +87,12 @@ class Protection:
 
     @property
     def steps(self) -> frozenset[int]:
-        """Steps that are being copied, or will be."""
+        """Steps that are or will be copied."""
         with self._changed:
             return frozenset(copy.step for copy in self._begun)
 
     def cancel(self, step: int) -> None:
-        """Cancel a step's copy before the step is saved again, and wait for the copy's end."""
+        """Cancel a step's copy before the step is saved again, and wait for its end."""
         with self._changed:
             there = [copy for copy in self._begun if copy.step == step and copy.settled]
             for copy in there:
@@ -108,7 +104,7 @@ class Protection:
     def expect(self, step: int) -> None:
         """Prepare to copy the save of a step that is about to begin, in the thread that saves.
 
-        Ranks: every rank, with the same step; does not wait for other ranks.
+        Ranks: every rank; does not wait.
         """
         copy = _Copy(step, self._ranks.coordinator())
         with self._changed:
@@ -120,7 +116,7 @@ class Protection:
         threading.Thread(target=self._run, args=(copy,), name="dcp-protect", daemon=True).start()
 
     def settle(self, step: int, *, saved: bool) -> None:
-        """Begin the copy of a save that has ended on this rank, if the save succeeded."""
+        """Begin the copy if the save has succeeded on this rank."""
         with self._changed:
             copy = next((copy for copy in self._begun if copy.step == step and not copy.settled), None)
             if copy is not None:
@@ -128,12 +124,12 @@ class Protection:
                 self._changed.notify_all()
 
     def wait(self, seconds: float) -> bool:
-        """Wait until no copy runs, at most `seconds`, and return whether none does."""
+        """Return whether no copy runs any more, after at most `seconds`."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._begun, min(seconds, threading.TIMEOUT_MAX))
 
     def close(self, seconds: float) -> None:
-        """Wait for the copies, at most `seconds`, then cancel them."""
+        """Wait at most `seconds`, then cancel the copies."""
         if self.wait(seconds):
             return
         with self._changed:
@@ -182,7 +178,6 @@ class Protection:
         return self._copies.copy(them, request)
 
     def _report(self, step: int, reason: str) -> None:
-        """Report, on the coordinator, that a step is not protected."""
         if self._ranks.is_coordinator:
             place = self._catalogue.store_of(step).url
             _log.warning("step %d is not protected by copies on other hosts: %s", step, reason)
@@ -198,7 +193,7 @@ class Whereabouts:
     here: bool
     """Whether the nearest place has it; if each host has its own place, whether this host has its part."""
     protected: bool
-    """Whether each host's part is on another host, so that the loss of a host loses nothing."""
+    """Whether the loss of one host loses nothing: each host's part is on another host."""
     elsewhere: tuple[str, ...]
     """Paths or URIs of further places that have it, such as a slow tier."""
 
@@ -209,7 +204,7 @@ class Whereabouts:
 
 
 def find_step(catalogues: Sequence[Catalogue], step: int) -> Whereabouts:
-    """Return which places have an undamaged checkpoint of a step; unreadable places are passed over. Not collective."""
+    """Return which places have an undamaged checkpoint of a step; unreadable places are skipped."""
     found = [_has(catalogue, step) for catalogue in catalogues]
     protected = found[0] and CopyNote.read(catalogues[0].store_of(step)).protected
     further = zip(catalogues[1:], found[1:], strict=True)

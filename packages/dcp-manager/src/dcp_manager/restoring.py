@@ -1,8 +1,7 @@
 """Restoring: all ranks load the newest undamaged checkpoint; damaged checkpoints are quarantined.
 
-Each step is loaded from the nearest place with an undamaged copy. If each host has its own place, all hosts report
-their steps, and the load finds out whether a step is complete. The coordinator decides whether a checkpoint is damaged:
-a file that the coordinator finds, but another rank does not, is not damage.
+Each step is loaded from the nearest place with an undamaged copy. The coordinator decides whether a checkpoint is
+damaged: a file that it finds, but another rank does not, is not damage.
 """
 
 from __future__ import annotations
@@ -44,14 +43,14 @@ class Restored:
     report: LoadReport
     """Report of the load on this rank."""
     passed_over: tuple[int, ...] = ()
-    """Higher steps whose checkpoints turned out to be damaged."""
+    """Higher steps whose checkpoints are damaged."""
     unfinished: tuple[Unfinished, ...] = ()
     """Higher steps without an index, whose saves or copies are running or were interrupted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Damage of a checkpoint that made a load fail."""
+    """Damage that made a load fail."""
 
     reason: str
     is_missing: bool
@@ -105,7 +104,7 @@ class Wanted:
     """Steps for which a restore waits."""
 
     min_step: int | None = None
-    """Lowest step to load, if any."""
+    """Lowest step to load."""
     wait_seconds: float = 0.0
     """Time to wait for `min_step`, or for missing parts of the newest step."""
 
@@ -119,7 +118,7 @@ class Wanted:
         return self.is_too_low(copy) or passed > (-1 if copy is None else copy[0])
 
     def check(self, copy: _Copy | None, damaged: Mapping[_Copy, str]) -> None:
-        """Raise CheckpointNotFoundError if a copy is too low, or all copies are damaged."""
+        """Raise CheckpointNotFoundError if a copy is too low, or all are damaged."""
         if self.is_too_low(copy):
             newest = "there is none" if copy is None else f"the newest complete one is of step {copy[0]}"
             raise CheckpointNotFoundError(
@@ -182,7 +181,7 @@ def restore_newest(
 
 
 def _pass_over(error: DcpError, catalogue: Catalogue, ranks: Ranks, step: int) -> str | None:
-    """Quarantine a checkpoint that failed to load; return the reason, or None if it is gone. Collective."""
+    """Quarantine a checkpoint; return the reason, or None if it is gone. Collective."""
     damage = ranks.combine("judge a failed load", partial(damage_of, error), _worst)
     if damage is None:
         raise error
@@ -200,7 +199,7 @@ def _reasons(damaged: Mapping[_Copy, str]) -> str:
 
 
 def damage_of(error: BaseException) -> Damage | None:
-    """Return the damage that the error of a load reports, if any."""
+    """Return the damage that a load's error reports, if any."""
     failures = error.failures if isinstance(error, CheckpointException) else {}
     for kind in _DAMAGE:
         is_missing = kind is CheckpointNotFoundError
@@ -278,7 +277,7 @@ def _choose(
 
 
 def _copies(catalogues: Sequence[Catalogue], hosts: Sequence[_Own]) -> list[tuple[CheckpointRecord, int]]:
-    """Return all copies and their places, the highest step and the nearest place first."""
+    """Return all copies, the highest step and the nearest place first."""
     numbers = {catalogue.store.url: number for number, catalogue in enumerate(catalogues)}
     stores = [catalogue.store for catalogue in catalogues]
 
@@ -305,7 +304,7 @@ def _over_hosts(hosts: Sequence[_Own]) -> list[CheckpointRecord]:
 
 
 def _nearest(catalogues: Sequence[Catalogue], step: int, without: Collection[int]) -> int | None:
-    """Return the nearest place with an undamaged copy that answers in time. Coordinator only."""
+    """Return the nearest place with an undamaged copy that answers in time."""
 
     def look(catalogue: Catalogue) -> bool:
         if not catalogue.is_good(step):
@@ -323,7 +322,7 @@ def _nearest(catalogues: Sequence[Catalogue], step: int, without: Collection[int
 
 
 def _judge(catalogue: Catalogue, step: int, damage: Damage) -> tuple[_Verdict, str]:
-    """Classify a checkpoint that failed to load; quarantine a damaged one. Coordinator only."""
+    """Classify a checkpoint that failed to load; quarantine a damaged one."""
     reason = damage.reason
     if _per_host(catalogue):  # another job, on other hosts, may have the missing parts
         _log.warning("step %d is passed over: %s", step, reason)
@@ -339,7 +338,7 @@ def _judge(catalogue: Catalogue, step: int, damage: Damage) -> tuple[_Verdict, s
 
 
 def _put_aside(catalogue: Catalogue, step: int, reason: str) -> bool:
-    """Quarantine a damaged checkpoint; return False if it is gone. Coordinator only."""
+    """Quarantine a checkpoint; return False if it is gone."""
     if not catalogue.has_checkpoint(step):
         return False
     _log.warning("step %d is damaged and put aside: %s", step, reason)
@@ -350,7 +349,7 @@ def _put_aside(catalogue: Catalogue, step: int, reason: str) -> bool:
 
 @contextlib.contextmanager
 def _held(catalogue: Catalogue, ranks: Ranks, step: int) -> Iterator[None]:
-    """Hold a reader's lease while all ranks read, so that the checkpoint is not removed."""
+    """Hold a reader's lease while all ranks read."""
     held: list[AbstractContextManager[None]] = []
     if _per_host(catalogue):  # parts on a host are removed only after a save of this run
         yield

@@ -59,13 +59,13 @@ class Places:
         self._writer, self._reader = writer, reader
 
     def to_write(self, checkpoint_id: str) -> dict[str, Any]:
-        """Return the arguments of `dcp_core.save` for a checkpoint id."""
+        """Return arguments of `dcp_core.save`."""
         if self._writer is None:
             return {"checkpoint_id": checkpoint_id}
         return {"storage_writer": self._writer(checkpoint_id)}
 
     def to_read(self, checkpoint_id: str) -> dict[str, Any]:
-        """Return the arguments of `dcp_core.load` for a checkpoint id."""
+        """Return arguments of `dcp_core.load`."""
         if self._reader is None:
             return {"checkpoint_id": checkpoint_id}
         return {"storage_reader": self._reader(checkpoint_id)}
@@ -100,7 +100,7 @@ class RootPlaces:
         self._has_waited = False
 
     def checkpoint_id(self, catalogue: Catalogue, step: int) -> str:
-        """Return the id of a step's checkpoint in a place."""
+        """Return the id of a step in a place."""
         url = self.url if catalogue is self.catalogues[0] else without_end_slash(catalogue.store.url)
         return f"{url}/{catalogue.folder_name(step)}"
 
@@ -122,7 +122,7 @@ class RootPlaces:
         return ranks.is_coordinator if self._hosts is None else self._hosts.leads
 
     def keep_policy(self, given: KeepPolicy | None) -> KeepPolicy:
-        """Return the policy for the first place, which always keeps what another place must still get."""
+        """Return the first place's policy, which always keeps what another place must still get."""
         own = KeepAll() if self._promoting is None else self._promoting.keep_policy
         if given is None:
             return own
@@ -130,7 +130,7 @@ class RootPlaces:
 
     @property
     def _run(self) -> str | None:
-        """Id of the run if its hosts have none, from the shared places: the same even for hosts that never meet."""
+        """Id of the run, from the shared places if its hosts have none."""
         shared = [catalogue.store.url for catalogue in self.catalogues[1:]]
         return hashlib.sha256("\n".join(shared).encode()).hexdigest()[:16] if shared else None
 
@@ -159,9 +159,7 @@ class RootPlaces:
         return hosts
 
     def protection(self, ranks: Ranks, copied: Callable[[int], object]) -> Protection | None:
-        """Return the copies of hosts' parts on other hosts, after `start`, if the root has any.
-
-        `copied` is called with the step when a copy has ended, in another thread.
+        """Return the copies of hosts' parts on other hosts, after `start`, if the root has any; see `Protection`.
 
         Ranks: every rank; collective if the root has such copies.
         """
@@ -208,13 +206,12 @@ class RootPlaces:
             self._promoting.wake_promoter()
 
     def end(self, ranks: Ranks, seconds: float) -> None:
-        """Wait for this place's promoter, at most `seconds`."""
+        """Wait for the promoter, at most `seconds`."""
         if self._promoting is not None and self.keeps(ranks):
             self._promoting.end_promoter(seconds)
 
 
 def _make_room(root: PromotingRoot, step: int, seconds: float, *, hurry: bool) -> bool:
-    """Return whether there is room within `seconds`. Coordinator only."""
     end = time.monotonic() + seconds
     while not root.make_room(step, hurry=hurry):
         if time.monotonic() > end:
@@ -225,7 +222,7 @@ def _make_room(root: PromotingRoot, step: int, seconds: float, *, hurry: bool) -
 
 
 class _HighestStep:
-    """Highest step in a place that may be slow, asked in a thread until it answers."""
+    """Highest step in a place that may be slow, asked in a thread."""
 
     def __init__(self, catalogue: Catalogue) -> None:
         self.catalogue = catalogue
@@ -238,11 +235,7 @@ class _HighestStep:
         return TimedCall(self.catalogue.store.url, self.catalogue.highest)
 
     def above(self, step: int, *, again: bool, wait_until: float, confirm_until: float) -> int | None:
-        """Return the highest step if it is known to be above `step`.
-
-        Wait for the first answer until `wait_until` (`time.monotonic()`). With `again`, confirm a higher step, until
-        `confirm_until`.
-        """
+        """Return the highest step if it is above `step`, known by `wait_until` and, with `again`, confirmed."""
         if self._highest is None and self._call.is_done:
             self._take_answer(0.0)
         if self._highest is None and time.monotonic() < wait_until:
@@ -273,10 +266,7 @@ _Asked = Mapping[int, frozenset[str]]
 
 
 def _repeat_indexes(catalogue: Catalogue, ranks: Ranks, places: HostPlaces) -> None:
-    """Publish here other hosts' indexes for saves with files, but no index, on this host. Collective.
-
-    A place that cannot be read is left unchanged.
-    """
+    """Publish here other hosts' indexes for files without one. Collective."""
 
     def unnamed() -> _Asked:
         try:
@@ -301,7 +291,6 @@ def _repeat_indexes(catalogue: Catalogue, ranks: Ranks, places: HostPlaces) -> N
 
 
 def _unnamed(catalogue: Catalogue) -> dict[int, frozenset[str]]:
-    """Return the data files per step that their index does not name."""
     found = {}
     for folder in catalogue.folders():
         names = {entry.name for entry in folder.entries}

@@ -1,9 +1,8 @@
 """Policies for saving: when a save is due. They can be combined with `|`.
 
-`OnSignal` saves on SIGTERM and other signals (preemption); its handlers only record a signal, and the manager reacts
-between two steps. All managers of a process share one handler per signal, and may end in any order: the last one
-restores the earlier handler. A handler that the program installs later stays. A forked child gets the earlier handlers
-back, so that `terminate()` ends it.
+All managers of a process share one handler per signal, and may end in any order: the last one restores the earlier
+handler. A handler that the program installs later stays. A forked child gets the earlier handlers back, so that
+`terminate()` ends it.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class Moment:
     seconds_since_save: float
     """Seconds since the last save, or since the manager was created."""
     signals: frozenset[int] = frozenset()
-    """Signals that this process has received and the manager has not handled yet."""
+    """Signals that this process has received and the manager has not handled."""
     requested: bool = False
     """Whether this process has called `request_save` since the last save."""
 
@@ -55,11 +54,12 @@ class SavePolicy(ABC):
     stays_due = False
     """Whether a save, once due, stays due until it is made. Ranks then communicate only when it is due: `due` is also
     called in another thread, with step 0, and the save may be one step late. A subclass that overrides `due` must set
-    it again."""
+    it again.
+    """
     signals: frozenset[int] = frozenset()
     """Signals for which the manager must install handlers."""
     stop_signals: frozenset[int] = frozenset()
-    """The signals in `signals` that end the training."""
+    """Those of `signals` that end the training."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -104,7 +104,7 @@ class SaveAny(SavePolicy):
             object.__setattr__(self, name, frozenset().union(*(getattr(policy, name) for policy in self.policies)))
 
     def due(self, moment: Moment) -> bool:
-        """Return whether any policy decides to save."""
+        """See `SavePolicy.due`."""
         return any(policy.due(moment) for policy in self.policies)
 
 
@@ -134,7 +134,7 @@ class EverySteps(SavePolicy):
         object.__setattr__(self, "same_everywhere", True)
 
     def due(self, moment: Moment) -> bool:
-        """Return whether the step is due."""
+        """See `SavePolicy.due`."""
         return moment.step >= self.first and moment.step % self.steps == 0
 
 
@@ -160,7 +160,7 @@ class EverySeconds(SavePolicy):
             raise ValueError(f"EverySeconds({self.seconds!r}): a time is a number of seconds, more than 0")
 
     def due(self, moment: Moment) -> bool:
-        """Return whether the time has passed."""
+        """See `SavePolicy.due`."""
         return moment.seconds_since_save >= self.seconds
 
 
@@ -181,7 +181,7 @@ class OnRequest(SavePolicy):
     stays_due = True
 
     def due(self, moment: Moment) -> bool:
-        """Return whether this process has called `request_save`."""
+        """See `SavePolicy.due`."""
         return moment.requested
 
 
@@ -221,7 +221,7 @@ class OnSignal(SavePolicy):
         object.__setattr__(self, "stop_signals", frozenset(self.stop) & frozenset(self.numbers))
 
     def due(self, moment: Moment) -> bool:
-        """Return whether this process has received one of the signals."""
+        """See `SavePolicy.due`."""
         return bool(self.signals & moment.signals)
 
 
@@ -238,7 +238,7 @@ class SignalWatch:
         self._noted: set[int] = set()
         self._received_stop = False
         self.stopped_at: float | None = None
-        """Monotonic time at which this process learned of a signal to end the training."""
+        """Monotonic time of the first signal to end the training."""
 
     def start(self) -> None:
         """Install the handlers. Raises ValueError outside of the main thread."""
@@ -250,7 +250,7 @@ class SignalWatch:
             _handler_of(number).watches.add(self)
 
     def stop(self) -> None:
-        """Stop recording; the last watch of a signal restores the earlier handler. Idempotent."""
+        """Stop; the last watch of a signal restores the earlier handler. Idempotent."""
         for number in self._numbers:
             for handler in _handlers.get(number, ()):
                 handler.watches.discard(self)
@@ -258,15 +258,15 @@ class SignalWatch:
 
     @property
     def noted(self) -> frozenset[int]:
-        """Signals received since the last `clear`."""
+        """Signals since the last `clear`."""
         return frozenset(self._noted)
 
     def clear(self, numbers: Iterable[int]) -> None:
-        """Remove handled signals from the record."""
+        """Forget handled signals."""
         self._noted.difference_update(numbers)
 
     def heard_of_stop(self) -> None:
-        """Record the time of the first signal to end the training."""
+        """Record that the training ends."""
         if self.stopped_at is None:
             self.stopped_at = time.monotonic()
 
@@ -292,7 +292,7 @@ _Previous = Callable[[int, FrameType | None], Any] | int | bytes
 
 
 class _Handler:
-    """Handler of one signal for all watches that are started while it is installed."""
+    """Handler of one signal for all watches."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -317,7 +317,7 @@ class _Handler:
 _ACTION_BYTES = 512
 
 _handlers: dict[int, list[_Handler]] = {}
-"""Our handlers in order of installation; several only if the program installed its own between."""
+"""In order of installation; several only if the program installed its own between."""
 
 
 def _installed(number: int) -> _Handler | None:
@@ -337,7 +337,7 @@ def _handler_of(number: int) -> _Handler:
 
 
 def _restore(number: int) -> None:
-    """Restore the earlier handler of a signal, if ours has no watch."""
+    """Restore a signal's earlier handler if ours has no watch."""
     handler = _installed(number)
     is_idle = handler is not None and not handler.watches
     if is_idle and threading.current_thread() is threading.main_thread():  # else it passes signals on until then
@@ -375,7 +375,7 @@ _forking = threading.local()
 
 
 def _block_before_fork() -> None:
-    """Block the watched signals until a forked child has its own handlers, because the child would lose them."""
+    """Block watched signals until a forked child has its own handlers."""
     watched = [number for number, handlers in _handlers.items() if handlers]
     _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, watched) if watched else None
 
@@ -386,7 +386,6 @@ def _unblock_after_fork() -> None:
 
 
 def _give_back_in_child() -> None:
-    """Restore the earlier handlers in a forked child."""
     for number, handlers in _handlers.items():
         for handler in handlers:
             handler.watches.clear()

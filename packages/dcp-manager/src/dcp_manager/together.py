@@ -43,7 +43,7 @@ class Ranks:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Arguments of `dcp_core.save` and `load` for these ranks, without a time limit."""
+        """Arguments of `dcp_core.save` and `load` for these ranks."""
         return {"process_group": self.process_group, "no_dist": self.no_dist, "peers": self.peers}
 
     @property
@@ -71,7 +71,7 @@ class Ranks:
     def combine(self, what: str, own: Callable[[], T], function: Callable[[list[T]], R]) -> R:
         """Call `own` on all ranks, and `function` with their values, in rank order, on the coordinator.
 
-        All ranks return the result, or raise the error. Collective.
+        All ranks return its result, or raise the error. Collective.
         """
         with self.coordinator() as them:
             return them.all_reduce(what, own, function)

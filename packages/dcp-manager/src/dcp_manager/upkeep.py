@@ -1,7 +1,6 @@
 """Maintenance of a manager's root: prepares each save; after a save, updates `latest` and removes checkpoints.
 
-The file `latest` has the directory name of the checkpoint that was published last. Retention removes what the keep
-policy does not select; `StepGuard` is the policy for saves of lower steps.
+The file `latest` has the directory name of the checkpoint that was published last.
 """
 
 from __future__ import annotations
@@ -42,13 +41,13 @@ class StepGuard:
         self._restored: int | None = None
 
     def restored(self, step: int) -> None:
-        """Record the step of a restore; higher steps count as abandoned on purpose."""
+        """Record a restored step; higher steps count as abandoned on purpose."""
         self._restored = step
 
     def check(
         self, step: int, highest: int | None, running: Collection[int] = (), beyond: tuple[int, str] | None = None
     ) -> None:
-        """Check a step before its save, or raise ValueError if it is too low and the policy is `raise`."""
+        """Raise ValueError if a step is too low and the policy is `raise`."""
         top = max((*running, step if highest is None else highest))
         place = self._name(top)
         if beyond is not None and beyond[0] > top:
@@ -65,7 +64,7 @@ class StepGuard:
         _log.warning("%s", message)
 
     def spares_higher(self, step: int) -> bool:
-        """Return whether retention must keep undamaged higher steps."""
+        """Return whether undamaged higher steps must be kept."""
         on_purpose = self._restored is not None and self._restored <= step
         return self.policy != "allow" and not on_purpose
 
@@ -97,11 +96,11 @@ class Retention:
 
     @property
     def best(self) -> tuple[KeepBest, ...]:
-        """The policies that keep the best checkpoints."""
+        """The policies that keep the best."""
         return self._policy.best()
 
     def sweep(self, running: Collection[int], *, always: bool = False) -> None:
-        """Remove leftovers of killed processes, once or with `always`."""
+        """Remove leftovers of killed processes, once or `always`."""
         if always or not self._swept:
             self._catalogue.sweep(running=running)
             self._swept = True
@@ -124,7 +123,7 @@ class Retention:
 
 
 def tell_removed(checkpoint_ids: Iterable[str]) -> None:
-    """Notify observers (`dcp_on_event`) of removed checkpoints."""
+    """Notify observers of removed checkpoints."""
     for place in checkpoint_ids:
         plugins.emit(CheckpointEvent("manage", "remove", "finished", 0, place))
 
@@ -159,7 +158,7 @@ class Upkeep:
         self._protection = self._where.protection(self._ranks, self._retain)
 
     def close(self, seconds: float) -> None:
-        """Wait for a copy to other hosts, at most `seconds`."""
+        """Wait for a copy, at most `seconds`."""
         if self._protection is not None:
             self._protection.close(seconds)
 
@@ -213,10 +212,7 @@ class Upkeep:
         return found
 
     def prepare(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Prepare a step's directory, on ranks that maintain a place.
-
-        Raises ValueError if `lower_steps` refuses the step.
-        """
+        """Prepare a step's directory, on ranks that maintain a place. Raises ValueError as `StepGuard.check`."""
         with self._lock:
             highest = self._catalogue.highest()
             near, beyond = (None if highest is None else highest.step), None
@@ -229,7 +225,7 @@ class Upkeep:
             self._catalogue.prepare(step, metrics, after=highest, best=self._retention.best)
 
     def begun(self, number: int, step: int, future: Future[Any]) -> None:
-        """Register a background save; after its end `latest` is published and retention runs."""
+        """Register a background save; at its end `latest` is published and retention runs."""
         with self._lock:
             self._preparing.discard(step)
             self._background.add(number, step, future, lambda saved: self._settle(step, saved=saved))
@@ -279,7 +275,7 @@ class Upkeep:
             self._retain(self._published)
 
     def _retain(self, copied: int) -> None:
-        """Apply retention after a copy, if this rank maintains a place; never raises."""
+        """Apply retention after a copy, as `_settle` does."""
         if not self._where.keeps(self._ranks):
             return
         with self._lock:
@@ -290,7 +286,7 @@ class Upkeep:
 
 
 def _number(name: str, value: Any) -> float:
-    """Return a number, or a tensor, array or numpy scalar without dimensions, as a float."""
+    """Return a float from a number, or a tensor, array or numpy scalar without dimensions."""
     shape = getattr(value, "shape", None)
     if hasattr(value, "full_tensor"):  # its item() may be a collective, and this is one rank
         what = "a DTensor, of which each rank may hold a part: pass value.full_tensor().item()"
