@@ -1,7 +1,4 @@
-"""Other checkpoint formats: loads, saves and converts `torch.save` files and safetensors in bounded memory.
-
-Checkpoints in this project's own format are planned in `dcp_core`, and stored by `dcp_fs` and other packages.
-"""
+"""Other checkpoint formats: loads, saves and converts `torch.save` files and safetensors in bounded memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`convert`: conversion between checkpoint formats in bounded memory, with optional renaming, casts and file sizes."""
+"""`convert`: conversion between checkpoint formats in bounded memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Conversion", "convert", "open_content"]
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Conversion:
-    """Report of a conversion: the format that was written, and how much. Its `repr` is a short text for notebooks."""
+    """Report of a conversion. Its `repr` is a short text for notebooks."""
 
     source: str
     """Path or URI that was read."""
@@ -33,7 +33,7 @@ class Conversion:
     tensors: int
     """Number of tensors; every name of a tied tensor counts."""
     objects: int
-    """Number of other values that were selected; `WriteOptions.objects` decides about them in formats of tensors."""
+    """Number of other values that were selected, written or not (see `WriteOptions.objects`)."""
     bytes: int
     """Size in bytes of the tensors' elements; tied tensors count once."""
 
@@ -45,14 +45,13 @@ class Conversion:
 def open_content(path: str | os.PathLike[str], *, format: str | None = None) -> Content:  # noqa: A002 - what users call it
     """Open a checkpoint or file of any format as a `Content`, which the caller closes.
 
-    A checkpoint at a URI is read in place. A file of another format at a URI is copied into a temporary folder, which
-    `Content.close` removes.
+    Files of formats other than checkpoints are downloaded from a URI into a temporary folder, until `Content.close`.
 
     Raises:
         CheckpointNotFoundError: There is nothing at `path`.
         UnsupportedFormatError: No installed converter recognises the format.
         CorruptCheckpointError: The checkpoint or file is damaged.
-        PluginNotFoundError: No installed package opens the URI; the message names the package to install.
+        PluginNotFoundError: No installed package opens the URI.
         InvalidPlaceError: `path` is empty, or a URI that has lost a slash.
     """
     if scheme_of(path) == "file":
@@ -92,20 +91,17 @@ def convert(
     """Convert a checkpoint or file to another format, tensor by tensor; an error leaves the destination unchanged.
 
     Args:
-        source: File, folder or URI to read; its format is detected from its content.
-        destination: File or folder to write; `format`, or else the name, selects the format. A checkpoint may be
-            written to a URI that an installed storage opens.
-        source_format: Name of the source's format; None detects it.
-        format: Name of the format to write: `checkpoint`, `torch`, `safetensors`, or a plug-in's format.
+        source: File, folder or URI to read.
+        destination: File or folder to write. A checkpoint may be written to a URI that an installed storage opens.
+        source_format: Name of the source's format; None detects it from the content.
+        format: Name of the format to write: `checkpoint`, `torch`, `safetensors`, or a plug-in's format; None selects
+            it by the name of the destination.
         include: Shell patterns of the names to convert; empty for all names.
         exclude: Shell patterns of the names to leave out.
-        rename: Name in the source → name in the result; see `rename_values`.
+        rename: Name in the source → name in the result. A renamed value leaves its nested dict or list.
         rename_regex: Pairs (regular expression, replacement) for names that `rename` lacks.
         dtype: Dtype of floating-point tensors in the result; None keeps their dtypes.
         options: Options for writing.
-
-    Returns:
-        A report: the format that was written, the number of values, and the bytes of the tensors.
 
     Raises:
         DcpError: The conversion failed; the subclass gives the reason: not found, damaged, unsafe, unsupported.
@@ -156,17 +152,17 @@ def _reporting(options: WriteOptions, progress: Progress) -> WriteOptions:
 
 
 def _local_or_uri(place: str | os.PathLike[str]) -> str:
-    """Return a path without `file://`, or the URI. Raises InvalidPlaceError."""
+    """Return a path without `file://`, or the URI."""
     return file_path(place) if scheme_of(place) == "file" else os.fspath(place)
 
 
 def _spelled(place: str) -> str:
-    """Normalise a place: an absolute path, or a URI without trailing slashes."""
+    """Return an absolute path, or a URI without trailing slashes."""
     return os.path.abspath(place) if scheme_of(place) == "file" else place.rstrip("/")
 
 
 def _check_target(uri: str, name: str) -> None:
-    """Refuse a destination that cannot be written (a URI, for some formats) before anything is read or written."""
+    """Refuse a URI for formats that cannot be written to one."""
     scheme = scheme_of(uri)
     if not takes_uris(converter_for(name)):
         raise UnsupportedFormatError(

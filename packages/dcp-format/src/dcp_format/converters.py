@@ -1,7 +1,4 @@
-"""Protocol of the converter of a format, and look-up of converters by format name or by file content.
-
-A package adds a converter with the hook `dcp_register_converters`.
-"""
+"""Contract of a format's converter (hook `dcp_register_converters`), and look-up by format name or file content."""
 
 from __future__ import annotations
 
@@ -41,8 +38,8 @@ _logger = library_logger(__name__)
 class Converter(Protocol):
     """Converter of one format: detects, reads and writes files of this format.
 
-    Methods get paths of local files and folders. The methods of a converter with a true attribute `takes_uris` also get
-    URIs of installed storages; for other converters, the files at a URI are downloaded first.
+    Methods get local paths. If a converter has a true attribute `takes_uris`, they also get URIs of installed storages;
+    for other converters, the files at a URI are downloaded first.
     """
 
     def detect(self, path: str | os.PathLike[str]) -> bool:
@@ -69,7 +66,7 @@ def converter_for(name: str) -> Converter:
     """Return the converter of a format by name.
 
     Raises:
-        PluginNotFoundError: No installed package has a converter of that name; the message lists the available ones.
+        PluginNotFoundError: No installed package has a converter of that name.
     """
     made = plugins.converter(name)
     found: Converter = made() if isinstance(made, type) else made
@@ -82,8 +79,6 @@ def detect(path: str | os.PathLike[str]) -> str:
     Raises:
         CheckpointNotFoundError: There is nothing at `path`.
         UnsupportedFormatError: No installed converter recognises the format.
-        PluginNotFoundError: No installed package opens the URI.
-        InvalidPlaceError: The path or URI is invalid.
     """
     if scheme_of(path) == "file":
         return _detect_file(file_path(path))
@@ -95,19 +90,13 @@ def detect(path: str | os.PathLike[str]) -> str:
 
 
 def detect_at_uri(uri: str) -> str | None:
-    """Return the name of the format at a URI, if a converter that reads URIs recognises it; None otherwise.
-
-    Raises:
-        PluginNotFoundError: No installed package opens the URI.
-        InvalidPlaceError: The URI is invalid.
-        StorageError, OSError: The storage failed.
-    """
+    """Return the name of the format at a URI, if a converter that reads URIs recognises it; None otherwise."""
     names = [name for name in plugins.names("converters") if takes_uris(converter_for(name))]
     return next((name for name in names if converter_for(name).detect(uri)), None)
 
 
 def takes_uris(converter: Converter) -> bool:
-    """Whether a converter reads and writes URIs directly, without downloaded copies."""
+    """Whether a converter reads and writes URIs directly."""
     return bool(getattr(converter, "takes_uris", False))
 
 
@@ -160,9 +149,9 @@ class CheckpointConverter:
     """Converter of checkpoint folders, which have an index `.metadata`."""
 
     fallback = True
-    """True: `CheckpointConverter` is used for names that no other converter selects."""
+    """Names that no other converter selects are checkpoints."""
     takes_uris = True
-    """True: checkpoints at URIs are read and written in place, since every store publishes an index atomically."""
+    """Checkpoints at URIs are written in place, since every store publishes an index atomically."""
 
     detect, read, write = staticmethod(is_checkpoint), staticmethod(open_checkpoint), staticmethod(write_checkpoint)
 
@@ -198,7 +187,7 @@ class SafetensorsConverter:
         return Path(path).suffix in (SUFFIX, ".hf")
 
     def read(self, path: Place) -> Content:
-        """Read all tensors of a safetensors file or folder as a `Content`."""
+        """Read a safetensors file or folder as a `Content`."""
         folder = open_safetensors(path)
         return stored_content(folder.store, folder.index)
 
@@ -206,7 +195,7 @@ class SafetensorsConverter:
 
 
 def _begins_as_one(path: Path) -> bool:
-    """Whether a file begins like safetensors: a header length that fits the file, then JSON."""
+    """Whether a file begins with a header length that fits the file, then JSON."""
     with path.open("rb") as file:
         head = file.read(9)
     return len(head) == 9 and head[8:] == b"{" and int.from_bytes(head[:8], "little") < path.stat().st_size

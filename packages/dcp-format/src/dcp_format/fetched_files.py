@@ -1,4 +1,4 @@
-"""Downloads of files at a URI into a temporary folder, for formats with readers that need local files."""
+"""Downloads of files at a URI, for formats with readers that need local files."""
 
 from __future__ import annotations
 
@@ -18,26 +18,22 @@ _INDEX_SUFFIX = ".index.json"
 
 
 class Fetched:
-    """A downloaded copy of the files at a URI; `close` removes it.
+    """A downloaded copy of the files at a URI, in a temporary folder; `close` removes it.
 
     Raises:
         CheckpointNotFoundError: There is neither a file nor a folder with safetensors files at the URI.
-        PluginNotFoundError: No installed package opens the URI.
-        InvalidPlaceError: The URI is invalid.
-        StorageError, OSError: The storage failed, or the temporary folder is full.
     """
 
     def __init__(self, uri: str) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="dcp-format-")
         try:
             self.path = self._fetch(uri)
-            """Path of the copy: a file or a folder."""
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
-        """Remove the downloaded copy."""
+        """Remove the copy."""
         self._folder.cleanup()
 
     def _fetch(self, uri: str) -> Path:

@@ -7,7 +7,7 @@ __all__ = ["dcp_register_converters"]
 
 @hookimpl
 def dcp_register_converters() -> dict[str, str]:
-    """Return name per format → import path of its converter."""
+    """Return format → import path of its converter."""
     return {
         "checkpoint": "dcp_format.converters:CheckpointConverter",
         "safetensors": "dcp_format.converters:SafetensorsConverter",

@@ -1,7 +1,5 @@
 """Conversion of a checkpoint (of this project or stock) to a `Content`, and of a `Content` to a checkpoint folder.
 
-Tensors and objects are read and verified when they are used.
-
 Source: torch 2.13 `torch.distributed.checkpoint.filesystem` (contents of its folders; `dcp_manifest` reads them).
 """
 
@@ -55,16 +53,13 @@ def is_checkpoint(path: str | os.PathLike[str]) -> bool:
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Content:
-    """Open the checkpoint at a path or URI as a `Content`. Errors: see `open_store`, `read_index`, `stored_content`."""
+    """Open the checkpoint at a path or URI as a `Content`."""
     store = open_store(path)
     return stored_content(store, StoreBackend(store).read_index())
 
 
 def write_checkpoint(content: Content, path: str | os.PathLike[str], options: WriteOptions) -> None:
-    """Write a `Content` as a checkpoint; an old checkpoint in the folder stays until the new one is published.
-
-    All threads together use `options.max_inflight_bytes`; `options.tick` gets the bytes just read from the source.
-    """
+    """Write a `Content` as a checkpoint; an old checkpoint in the folder stays until the new one is published."""
     content = ticking(content, options.tick)
     store, memory = open_store(path), options.max_inflight_bytes
     backend = StoreBackend(store, layout=options.layout, threads=_THREADS, max_inflight_bytes=memory)
@@ -125,11 +120,10 @@ def _form(entry: TensorEntry) -> TensorForm:
 
 
 def stored_content(store: Store, index: CheckpointIndex) -> Content:
-    """Return the `Content` of a checkpoint, given its index.
+    """Return the `Content` of a checkpoint; values are read and verified when they are used.
 
     Raises:
-        CorruptCheckpointError: Chunks do not cover their tensor, or have no file.
-        UnsupportedValueError: The checkpoint has values of one rank only, which other formats cannot store.
+        UnsupportedValueError: The checkpoint has values of single ranks.
     """
     _check_owners(index, store.url)
     problems = coverage_problems(index)
@@ -174,7 +168,7 @@ def _entries(index: CheckpointIndex, reader: ChunkReader) -> Iterator[TensorEntr
 
 
 def _object(store: Store, name: str, item: StoredItem) -> bytes:
-    """Return the bytes of an object, verified and decoded."""
+    """Return the bytes of an object, verified."""
     decoder, found = ItemDecoder(ExtensionRegistry()), list[bytes]()
 
     def done(data: memoryview) -> None:

@@ -1,7 +1,4 @@
-"""Stream of a whole tensor's bytes in row-major order, read from its stored chunks piece by piece.
-
-Chunks of whole rows are streamed one after another. Other chunks are assembled in memory, several rows at a time.
-"""
+"""Stream of a whole tensor's bytes in row-major order, read from its stored chunks piece by piece."""
 
 from __future__ import annotations
 
@@ -47,10 +44,7 @@ class ChunkPieces:
         return self._by_chunks(max_bytes) if rows else self._by_boxes(max_bytes)
 
     def rows(self, start: int, stop: int) -> memoryview:
-        """Return the bytes of rows [start, stop) along the first dimension.
-
-        Other rows are read only if they share a CRC block with these rows.
-        """
+        """Return the bytes of rows [start, stop), and read only CRC blocks that contain them."""
         offsets = (start, *(0,) * (len(self._shape) - 1))
         sizes = (stop - start, *self._shape[1:])
         slab = np.empty((*sizes, self._item_bytes), np.uint8)
@@ -60,7 +54,7 @@ class ChunkPieces:
         return slab.reshape(-1).data
 
     def _by_chunks(self, max_bytes: int) -> Iterator[memoryview]:
-        """Yield the pieces of one chunk after another; the next piece is read while the caller processes this one."""
+        """Yield chunks of whole rows; the next piece is read while the caller processes this one."""
         steps = self._steps(max_bytes // 2)
         buffers = [memoryview(bytearray()), memoryview(bytearray())]
 
@@ -89,7 +83,7 @@ class ChunkPieces:
         yield piece
 
     def _steps(self, max_bytes: int) -> Iterator[Step]:
-        """Yield the steps through all chunks in order: pieces of chunks that end at borders of their CRC blocks."""
+        """Yield pieces of chunks that end at borders of their CRC blocks."""
         for chunk in sorted(self.chunks, key=lambda chunk: chunk.offsets):
             encoded = chunk.item.blocks
             block = block_bytes(chunk.nbytes) if encoded is None else encoded.block_bytes
@@ -98,7 +92,7 @@ class ChunkPieces:
                 yield chunk, start, min(size, chunk.nbytes - start)
 
     def _by_boxes(self, max_bytes: int) -> Iterator[memoryview]:
-        """Yield boxes of the tensor, assembled from its chunks; chunks that have only one CRC are checked first."""
+        """Yield boxes of several rows; chunks with only one CRC are checked first."""
         in_parts = self.nbytes > max_bytes // 2
         for chunk in self.chunks:
             item = self._reader.item(chunk)
@@ -160,16 +154,12 @@ def boxes_of(shape: tuple[int, ...], limit: int) -> Iterator[Box]:
 
 
 class _WholeCheck:
-    """Check of chunks that have one CRC for many blocks: the checksum is updated with each piece of a chunk."""
+    """Check of chunks that have one CRC for many blocks."""
 
     def __init__(self) -> None:
         self._value = 0
 
     def update(self, reader: ChunkReader, step: Step, piece: memoryview) -> None:
-        """Update the checksum with the next bytes of a chunk.
-
-        Raises CorruptCheckpointError at the end of a damaged chunk.
-        """
         chunk, start, size = step
         item = reader.item(chunk)
         if item is None or not item.has_one_crc:

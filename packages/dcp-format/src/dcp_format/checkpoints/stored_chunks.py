@@ -1,7 +1,4 @@
-"""Reader of single stored chunks: raw chunks, chunks in a `torch.save` archive, and chunks encoded by transforms.
-
-Small chunks are read in batches. Chunks that must be decoded whole are cached.
-"""
+"""Reader of single stored chunks: raw chunks, chunks in a `torch.save` archive, and chunks encoded by transforms."""
 
 from __future__ import annotations
 
@@ -51,14 +48,13 @@ class ChunkReader:
         self._pool = ThreadPoolExecutor(_READ_AHEAD_THREADS, thread_name_prefix="dcp-format")  # starts none yet
 
     def submit(self, function: Callable[..., R], *arguments: Any) -> Future[R]:
-        """Run `function(*arguments)` in a reader thread; returns the future of its result."""
+        """Run a function in a reader thread."""
         return self._pool.submit(function, *arguments)
 
     def prepare(self, chunks: Sequence[StoredChunk]) -> None:
-        """Prepare for reading the chunks in the given order: read archive directories, and batch small chunks.
+        """Prepare for reading the chunks in this order: read archive directories, and batch small chunks.
 
-        A batch contains neighbours in the given order, not in a file: if a tensor has a chunk in every file, batches by
-        file would have to be read whole for a single chunk.
+        Batches are neighbours in this order: batches by file would be read whole for a single chunk of a tensor.
         """
         self._decoder.look_into(((chunk.name, chunk.item) for chunk in chunks), partial(read_items, self._store))
         for chunk in chunks:
@@ -92,7 +88,7 @@ class ChunkReader:
             read_items(self._store, [self._request(chunk, start, start + len(into), into)])
 
     def _small(self, chunk: StoredChunk) -> bytes:
-        """Return a small chunk from its cached batch; after the batch was evicted, the chunk is read alone."""
+        """Return a small chunk from its batch; it is read alone after the batch was evicted."""
         number = self._batch_of[chunk]
         with self._lock:
             batch = self._kept.get(number)
@@ -129,7 +125,6 @@ class ChunkReader:
         return found
 
     def _decode(self, chunk: StoredChunk) -> memoryview:
-        """Decode all values of a chunk that is stored in an archive or through transforms."""
         with self._lock:
             data = self._decoded.get(chunk)
             if data is None:

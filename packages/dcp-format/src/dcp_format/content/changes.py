@@ -1,4 +1,4 @@
-"""Changes during a conversion: selection and renaming of values, casts of tensors to another dtype."""
+"""Changes during a conversion: selection, renaming and casts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ V = TypeVar("V")
 
 
 def select_values(content: Content, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> Content:
-    """Return the content with the values that match a pattern in `include` and no pattern in `exclude`.
+    """Return the values that match a pattern in `include` and no pattern in `exclude`.
 
     Raises:
         MissingKeyError: A pattern of `include` matches no name, or `exclude` leaves no value.
@@ -62,7 +62,7 @@ def select_values(content: Content, include: Sequence[str] = (), exclude: Sequen
 
 
 def _meant(pattern: str, names: Sequence[str]) -> str:
-    """Return a hint for a pattern that matches no name: everything below it, or the names that are most like it."""
+    """Return a hint for a pattern that matches no name."""
     if any(name.startswith(f"{pattern}.") for name in names):
         return f"; did you mean {f'{pattern}.*'!r}, for all values below it?"
     return suggest(pattern, names)
@@ -76,7 +76,6 @@ def rename_values(
     Raises:
         UnsupportedValueError: Two values would get the same name.
         MissingKeyError: `rename` has a name that no value has.
-        ValueError: A pattern is not a regular expression.
     """
     names = KeyMap(rename, patterns)
     if not names:
@@ -110,7 +109,7 @@ def rename_values(
 
 
 def cast_tensors(content: Content, dtype: torch.dtype) -> Content:
-    """Return the content with floating-point tensors cast to another dtype; integers and booleans are unchanged."""
+    """Return the content with floating-point tensors cast to another dtype."""
     check_cast(dtype)
     name = str(dtype).removeprefix("torch.")
     tensors = {}
@@ -123,7 +122,7 @@ def cast_tensors(content: Content, dtype: torch.dtype) -> Content:
 
 
 def check_cast(dtype: torch.dtype) -> None:
-    """Raise TypeError if `dtype` is not a dtype, and ValueError if floating-point tensors cannot be cast to it."""
+    """Raise TypeError or ValueError if floating-point tensors cannot be cast to `dtype`."""
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"dtype={dtype!r} is no dtype: pass one such as torch.bfloat16")
     if not dtype.is_floating_point or dtype in _PACKED:
@@ -131,7 +130,7 @@ def check_cast(dtype: torch.dtype) -> None:
 
 
 def cast_dtype(old: torch.dtype, new: torch.dtype | None) -> torch.dtype:
-    """Return the dtype that tensors of dtype `old` get: `new` if they are cast; packed ones and integers are not."""
+    """Return the dtype that tensors of dtype `old` get; packed ones and integers keep theirs."""
     return old if new is None or not old.is_floating_point or old in _PACKED else new
 
 

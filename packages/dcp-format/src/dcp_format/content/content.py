@@ -1,8 +1,4 @@
-"""`Content` of a checkpoint or file during a conversion: tensors as streams of bytes, objects, names and nesting.
-
-Nothing here reads or writes a format. A converter's `read` returns a `Content`, its `write` gets one; see
-`converters`.
-"""
+"""`Content` of a checkpoint or file during a conversion; converters read it from a format and write it to one."""
 
 from __future__ import annotations
 
@@ -26,7 +22,7 @@ _SHOWN = 8
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """A tensor during a conversion: shape, dtype, and its row-major little-endian bytes, which are read on demand.
+    """A tensor during a conversion: its row-major little-endian bytes are read on demand.
 
     `dtype` is the name of torch's dtype without `torch.`; `shape` is in elements.
     """
@@ -60,12 +56,12 @@ class Content:
 
     @property
     def nbytes(self) -> int:
-        """Size of all tensors together, bytes; tied tensors count once."""
+        """Size of all tensors in bytes; tied tensors count once."""
         return sum(entry.data.nbytes for entry in self.tensors.values())
 
 
 def ticking(content: Content, tick: Callable[[int], None]) -> Content:
-    """Return the same content with progress reports: `tick` is called with the size in bytes per used piece."""
+    """Return the content with progress reports: `tick` is called with the bytes of each used piece."""
     tensors = {name: replace(entry, data=_Ticking(entry.data, tick)) for name, entry in content.tensors.items()}
     return replace(content, tensors=tensors)
 
@@ -83,11 +79,7 @@ class _Ticking:
 
 
 def refuse_objects(names: Iterable[str], where: str, *, remedy: str = _REMEDY) -> None:
-    """Raise an error if there are objects, for a format that holds only tensors.
-
-    Raises:
-        UnsupportedValueError: There are objects; the message has their names and the remedy.
-    """
+    """Raise UnsupportedValueError if there are objects, for a format that holds only tensors."""
     found = sorted(names)
     if found:
         more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
@@ -102,15 +94,14 @@ class WriteOptions:
     """Options for writing a file or checkpoint; each format uses the options that apply to it.
 
     Args:
-        max_inflight_bytes: Limit of the memory for pieces of tensors, in bytes.
+        max_inflight_bytes: Limit of the memory for pieces of tensors.
         overwrite: Whether an existing destination may be replaced.
-        shard_bytes: Maximum size of one file in bytes, for formats with several files.
+        shard_bytes: Maximum size of one file, for formats with several files; a larger tensor gets its own file.
         objects: Treatment of objects by formats that hold tensors only: `refuse` (raise an error), `beside` (write them
-            to a file next to the tensors) or `skip` (leave them out).
+            to a file next to the tensors) or `skip`.
         layout: Layout of a checkpoint's data files.
-        compression: Compression of a checkpoint's data: `auto`, `planes`, `zstd`, or another setting of
-            `FileSystemWriter`.
-        tick: Progress callback: called with the number of bytes just converted.
+        compression: Compression of a checkpoint's data, as for `FileSystemWriter`: `auto`, `planes`, `zstd`, ….
+        tick: Called with the number of bytes just converted.
 
     Example:
         ```python

@@ -1,8 +1,4 @@
-"""Atomic creation of a file, which appears under its name only when it is complete and durable.
-
-Temporary files of killed processes are removed at the next write of the same file. Saves of checkpoints use markers
-instead (see `dcp_io`).
-"""
+"""Atomic creation of a file, which appears under its name only when it is complete and durable."""
 
 from __future__ import annotations
 
@@ -35,7 +31,7 @@ _MAX_HEADER_BYTES = 100_000_000  # of safetensors, by the format
 
 
 def temporary_name(name: str) -> str:
-    """Return a new temporary name, with the identity of this process, for a file with the final name `name`."""
+    """Return a new temporary name, with the identity of this process, for a file `name`."""
     me = this_process()
     owner = f"w{_where(me)}-{me.pid:x}-{me.start_ticks:x}-{secrets.token_hex(4)}"
     return f".{name}.{owner}{TEMPORARY_SUFFIX}"
@@ -44,9 +40,9 @@ def temporary_name(name: str) -> str:
 def sweep(store: LocalStore, ours: Callable[[str], bool]) -> None:
     """Remove the temporary files of killed processes from the folder of `store`.
 
-    A file is removed if its process has certainly ended; if this is unknown, as for other machines, a day after the
-    last write to it. Kept are files with names that `temporary_name` did not make, files that `begins_as_written` does
-    not recognise, and files whose final name (an argument of `ours`) the caller may not replace.
+    If it is unknown whether a process has ended, as on other machines, its file is removed a day after the last write.
+    Files stay if `temporary_name` did not make their names, `begins_as_written` does not recognise them, or `ours` is
+    False for their final names.
     """
     here = this_process()
     for entry in store.list():
@@ -76,19 +72,16 @@ def begins_as_written(store: LocalStore, name: str, size: int) -> bool:
 
 
 def _where(process: ProcessIdentity) -> str:
-    """Return a short digest of host, boot and pid namespace for a file's name."""
+    """Return a short digest of host, boot and pid namespace."""
     return f"{zlib.crc32(repr((process.host, process.boot_id, process.pid_namespace)).encode()):08x}"
 
 
 @contextlib.contextmanager
 def new_file(path: str | os.PathLike[str], *, overwrite: bool) -> Iterator[Sink]:
-    """Context manager that creates a file atomically: the file written to its `Sink` appears at `path` after the block.
-
-    After an error in the `with` block, `path` is unchanged.
+    """Context manager that creates a file atomically: it appears at `path` after the block, and not after an error.
 
     Raises:
-        CheckpointExistsError: `path` exists at the beginning or at the end of the `with` block, and `overwrite` is
-            False.
+        CheckpointExistsError: `path` exists at the beginning or at the end of the block, and `overwrite` is False.
         InvalidPlaceError: `path` is a URI, or names no file.
     """
     place = Path(file_path(path)).absolute()

@@ -22,7 +22,7 @@ _SYNC_STEP_BYTES = 32 << 20
 
 
 class BoxRuns:
-    """The contiguous runs of bytes that a box of a tensor is in the row-major bytes of the whole tensor."""
+    """The contiguous runs of bytes of a box in the row-major bytes of the whole tensor."""
 
     def __init__(self, shape: Sequence[int], offsets: Sequence[int], sizes: Sequence[int], itemsize: int) -> None:
         outer = len(shape)
@@ -34,12 +34,10 @@ class BoxRuns:
         self._strides = strides[:outer]
         self._first = sum(offset * stride for offset, stride in zip(offsets, strides, strict=True))
         self.run_bytes = math.prod(sizes[outer:]) * itemsize
-        """Size of each run in bytes."""
         self.count = math.prod(self._sizes)
-        """Number of runs."""
 
     def starts(self, begin: int, end: int) -> list[int]:
-        """Return the byte offsets of the runs from number `begin`, inclusive, to `end`, exclusive."""
+        """Return the byte offsets of the runs [begin, end)."""
         if not self._sizes:
             return [self._first] * (end - begin)
         numbers = np.unravel_index(np.arange(begin, end), self._sizes)
@@ -63,7 +61,7 @@ class BoxRuns:
         return (low - 1) * self.run_bytes + min(self.run_bytes, end - self.starts(low - 1, low)[0])
 
     def spans(self, position: int, length: int) -> Iterator[tuple[int, int, int]]:
-        """Yield where bytes of the box lie in the tensor."""
+        """Yield (offset in the tensor, offset in the bytes, size) for bytes of the box from `position` on."""
         first, within = divmod(position, self.run_bytes)
         last = -(-(position + length) // self.run_bytes)
         at = 0
@@ -75,17 +73,14 @@ class BoxRuns:
 
     @property
     def extent(self) -> tuple[int, int]:
-        """Byte offsets of the first byte and after the last byte of the box; equal for an empty box."""
+        """Half-open range of bytes from the box's first to its last byte; empty for an empty box."""
         if not self.count or not self.run_bytes:
             return self._first, self._first
         return self._first, self.starts(self.count - 1, self.count)[0] + self.run_bytes
 
 
 def write_box(sink: RangeSink, place: TensorPlace, item: WriteItem, data: object) -> int:
-    """Write the box of an item into its tensor's place in a file, cast to the dtype of the file.
-
-    Memory: one piece of 4 MiB of the box, and that piece after the cast.
-    """
+    """Write an item's box into its tensor's place in a file, cast to the file's dtype, in pieces of 4 MiB."""
     chunk = tensor_data_of(item)
     runs = BoxRuns(chunk.size, chunk.chunk.offsets, chunk.chunk.sizes, ITEM_BYTES[place.dtype])
     position = started = 0
@@ -100,7 +95,6 @@ def write_box(sink: RangeSink, place: TensorPlace, item: WriteItem, data: object
 
 
 def _write_piece(sink: RangeSink, base: int, runs: BoxRuns, position: int, piece: memoryview) -> None:
-    """Write the bytes of a box from `position` on, run by run."""
     for start, at, size in runs.spans(position, len(piece)):
         sink.write_at(base + start, [piece[at : at + size]])
 
@@ -122,7 +116,7 @@ def copy_run_bytes(band: memoryview, begin: int, runs: BoxRuns, position: int, p
 
 
 def cast_pieces(item: WriteItem, data: object, dtype: str) -> Iterator[memoryview]:
-    """Yield the bytes of an item's tensor, cast to a dtype, in pieces of at most 4 MiB; errors: see `write_box`."""
+    """Yield the bytes of an item's tensor, cast to a dtype, in pieces of at most 4 MiB."""
     payload = checked_payload(item, data)
     value = payload.data
     stream: PiecewiseData = _Whole(memoryview(value)) if isinstance(value, (bytes, memoryview)) else value

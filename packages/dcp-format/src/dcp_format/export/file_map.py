@@ -1,7 +1,4 @@
-"""Map of an export's files, made by the coordinator: the file, dtype and offset per tensor, and each file's header.
-
-Stacked tensors, such as the experts of a layer, may be split into named slices. Ranks write items as they were planned.
-"""
+"""Map of an export's files, made by the coordinator: the file, dtype and offset per tensor, and each file's header."""
 
 from __future__ import annotations
 
@@ -36,10 +33,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class ExportedTensor:
-    """A whole tensor to export: its name in the state dict and in the file, its dtype in the file, its sizes.
-
-    With `slices`, the file has one tensor per given name instead: the slices along the first dimension, without gaps.
-    """
+    """A whole tensor to export; `slices` name the slices along the first dimension that the file has instead."""
 
     fqn: str
     name: str
@@ -60,7 +54,7 @@ class ExportedTensor:
 
 @dataclass(frozen=True, slots=True)
 class TensorPlace:
-    """Place of a tensor's data: temporary name of its file, offset of its first byte in the file, dtype there."""
+    """Place of a tensor's data: temporary name of its file, byte offset in the file, dtype there."""
 
     file: str
     offset: int
@@ -72,11 +66,10 @@ class PlannedFile:
     """A file of an export.
 
     Attributes:
-        name: Final name.
         temporary: Name until the export is complete; the final name where objects cannot be renamed.
         header: First bytes of the file, up to the data.
         tensors: The file's tensors, in the order of their data.
-        starts: Offset of a tensor's data in the file, bytes.
+        starts: Byte offsets of the tensors' data in the file.
     """
 
     name: str
@@ -91,7 +84,7 @@ class PlannedFile:
         return len(self.header) + sum(tensor.nbytes for tensor in self.tensors)
 
     def places(self) -> dict[str, TensorPlace]:
-        """Return FQN → place per tensor in the file."""
+        """Return FQN → place."""
         return {
             tensor.fqn: TensorPlace(self.temporary, start, tensor.dtype)
             for tensor, start in zip(self.tensors, self.starts, strict=True)
@@ -109,13 +102,7 @@ def tensors_of(
 ) -> list[ExportedTensor]:
     """Return the whole tensors that the plans of all ranks write, those of `order` first.
 
-    Args:
-        plans: Final plans of all ranks; boxes of one tensor may be in several plans.
-        order: FQNs in the wanted order; other tensors follow in the order of the plans.
-        dtype: Dtype to which floating-point tensors are cast; None for none.
-        names: Map from FQNs to names in the files; None for the FQNs.
-        aliases: FQNs of tied tensors that are not written, which `names` may rename.
-        split: Names of the slices of stacked tensors; None to split none.
+    `aliases` are FQNs of tied tensors that are not written, which `names` may rename.
 
     Raises:
         UnsupportedValueError: The format lacks a tensor's dtype, or two tensors would get the same name.
@@ -168,8 +155,7 @@ def lay_out(
 ) -> PlannedFile:
     """Return a file with its header and offsets; larger element sizes come first, so that all tensors are aligned.
 
-    If `renamed`, the file has a temporary name until it is complete. Raises UnsupportedValueError for a dtype that the
-    format lacks, or a header that is too long.
+    If `renamed`, the file has a temporary name until it is complete.
     """
     tensors = sorted(tensors, key=lambda tensor: -ITEM_BYTES.get(tensor.dtype, 0))
     header = build_header(
@@ -186,7 +172,7 @@ class SplitNames:
     """Names of the slices of stacked tensors along their first dimension.
 
     Raises:
-        ValueError: A pattern of names of slices lacks `{}`, or has another number of `*` than the tensor's pattern.
+        ValueError: A pattern of slices lacks `{}`, or has another number of `*` than the tensor's pattern.
     """
 
     def __init__(self, split: Mapping[str, str]) -> None:
@@ -201,11 +187,7 @@ class SplitNames:
         self._used: set[str] = set()
 
     def of(self, name: str, count: int | None) -> tuple[str, ...]:
-        """Return the names of the `count` slices of a tensor; empty if the tensor stays whole.
-
-        Raises:
-            UnsupportedValueError: A tensor without dimensions (`count` is None) is to be split.
-        """
+        """Return the names of the `count` slices (None for a scalar); empty if the tensor stays whole."""
         for pattern, expression, names in self._rules:
             found = expression.fullmatch(name)
             if found is not None:
@@ -231,18 +213,13 @@ def tensor_data_of(item: WriteItem) -> TensorWriteData:
 
 
 def form_of(item: WriteItem) -> tuple[str, tuple[int, ...]]:
-    """Return the name of the dtype, and the sizes in elements, of the box that an item writes."""
+    """Return the name of the dtype and the sizes of the box that an item writes."""
     data = tensor_data_of(item)
     return str(data.properties.dtype).removeprefix("torch."), tuple(data.chunk.sizes)
 
 
 def checked_payload(item: WriteItem, data: object) -> Payload:
-    """Return the bytes of an item's tensor, after checking that they are as planned.
-
-    Raises:
-        UnsupportedValueError: The planner returned bytes instead of a tensor.
-        DcpError: The tensor has another dtype or other sizes than planned.
-    """
+    """Return the bytes of an item's tensor. Raises DcpError if its dtype or sizes are not as planned."""
     if not isinstance(data, torch.Tensor):
         raise UnsupportedValueError(f"the planner gave bytes for {item.index.fqn!r}; safetensors holds tensors")
     if is_wrapper(data):

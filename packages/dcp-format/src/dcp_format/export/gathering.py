@@ -33,7 +33,7 @@ Key = tuple[int, int]
 
 @dataclass(slots=True)
 class _Band:
-    """A band that this rank writes: its tensor, its range in the tensor, and how much of it is there."""
+    """A band that this rank writes, and how many of its bytes are there."""
 
     gather: Gather
     begin: int
@@ -43,7 +43,7 @@ class _Band:
 
 
 class Gathering:
-    """One rank's part in passing bytes of tensors to the ranks that write them; handler of a dispatcher of streams.
+    """One rank's part in passing on bytes of tensors; handler of a dispatcher of streams.
 
     Memory: four bands of 4 MiB, and as much again for what arrives. `gathers` has ascending numbers. After
     `timeout_seconds` without news from other ranks, this rank stops.
@@ -77,7 +77,6 @@ class Gathering:
         Raises:
             StreamError: Another rank failed, or has ended.
             DcpError: Other ranks sent nothing for the timeout, or a tensor is not what was planned.
-            OSError: The write failed.
         """
         sent: dict[str, int] = {}
         with contextlib.ExitStack() as stack:
@@ -114,7 +113,7 @@ class Gathering:
                 self._wait(lambda: len(self._finished))
 
     def _open_next(self, band: _Band, dispatcher: Dispatcher | None) -> None:
-        """Take parts of one more band, after this one is written."""
+        """Accept parts of one more band."""
         with self._changed:
             if band.data is not None:
                 self._blocks.give_back(band.data)
@@ -148,7 +147,7 @@ class Gathering:
         return self._blocks.take(payload_bytes)
 
     def on_payload(self, stream: Stream, message: bytes, buffer: memoryview, /) -> None:
-        """Put a part of a band instead."""
+        """Copy a part into its band."""
         del stream
         tensor, number, box, position = _PART.unpack(message)
         self._guarded(lambda: self._put(self._bands[self._order[tensor, number]], box, position, buffer))
@@ -182,7 +181,7 @@ class Gathering:
             return band.data
 
     def _wait(self, progress: Callable[[], int]) -> None:
-        """Wait for a change, under the lock. Raises the error of another thread, or DcpError after the timeout."""
+        """Wait for a change, under the lock. Raises another thread's error, or DcpError after the timeout."""
         before = progress()
         news = self._changed.wait_for(lambda: self._error is not None or progress() != before, self._timeout_seconds)
         if self._error is not None:
@@ -237,7 +236,7 @@ class Gathering:
 
 
 class _Blocks:
-    """Memory for bands and for what arrives, which is used again: fresh memory costs more than the copy into it."""
+    """Memory that is used again: fresh memory costs more than the copy into it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -245,7 +244,6 @@ class _Blocks:
         self._kept_bytes = 0
 
     def take(self, size: int) -> memoryview:
-        """Return a block of this size, with any contents."""
         with self._lock:
             if self._free[size]:
                 self._kept_bytes -= size
@@ -253,7 +251,7 @@ class _Blocks:
         return memoryview(bytearray(size))
 
     def give_back(self, block: memoryview) -> None:
-        """Let the block be used again; sizes that are not used any more make room for it."""
+        """Keep the block for reuse; sizes that are not used any more make room for it."""
         with self._lock:
             if self._kept_bytes + len(block) > _KEPT_BYTES:
                 self._free.clear()
@@ -263,21 +261,21 @@ class _Blocks:
 
 
 class _Sending:
-    """The bytes of one box of this rank, which leave in the order of the bands."""
+    """The bytes of one box of this rank, in the order of the bands."""
 
     def __init__(self, gather: Gather, item: WriteItem, planner: SavePlanner, rank: int) -> None:
         chunk = tensor_data_of(item).chunk
         wanted = rank, tuple(chunk.offsets), tuple(chunk.sizes)
         found = (at for at, box in enumerate(gather.boxes) if (box.rank, box.offsets, box.sizes) == wanted)
         self.box = next(found)
-        """Number of the box in `Gather.boxes`."""
+        """Index in `Gather.boxes`."""
         self._runs = gather.runs(gather.boxes[self.box])
         self._pieces = cast_pieces(item, planner.resolve_data(item), gather.place.dtype)
         self._piece = memoryview(b"")
         self._position = 0
 
     def until(self, stop: int) -> Iterator[tuple[int, memoryview]]:
-        """Yield (number of the first byte, bytes) of what lies before the byte offset `stop` of the tensor."""
+        """Yield (offset in the box, bytes) of the box before the byte offset `stop` of the tensor."""
         end = self._runs.bytes_before(stop) if self._runs.run_bytes else 0
         while self._position < end:
             if not self._piece:

@@ -1,8 +1,7 @@
-"""Publishing of an export: final names, then the index, then removal of what it replaced.
+"""Publishing of an export: final names, then the index, then removal of the files that it replaced.
 
 At each moment the folder holds the old or the new model, whole, because new files take free names. One file that
-replaces one file does so by a single rename. Objects of an object store, which cannot be renamed, always have new
-names.
+replaces one file does so by a single rename. Objects cannot be renamed, so they always have new names.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ def publish_files(folder: Path, files: Sequence[PlannedFile], *, indexed: bool) 
 
 
 def choose_object_names(store: Store, wanted: Sequence[str], tag: str) -> Names:
-    """Return names for the objects of an export that no object has; arguments: see `choose_names`."""
+    """Return names for the objects of an export that no object has."""
     present = {entry.name for entry in store.list()}
     earlier = INDEX_NAME in present or any(name.endswith(SUFFIX) for name in present)
     return Names([fresh_name(name, present, tag) for name in wanted], indexed=len(wanted) > 1 or earlier)

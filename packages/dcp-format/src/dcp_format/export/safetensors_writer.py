@@ -1,7 +1,6 @@
-"""`save_safetensors`, and its storage writer `SafetensorsWriter`: the ranks write the files of a model together.
+"""`save_safetensors` and its storage writer `SafetensorsWriter`: the ranks write the files of a model together.
 
-Source: transformers 4 and 5, `transformers.utils` and `vocab_files_names` of the tokenizers (names of configuration and
-tokenizer files, which are copied next to the weights).
+Source: transformers 4 and 5, `transformers.utils` and `vocab_files_names` of the tokenizers (names of copied files).
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ _RESERVED = "DCP_"
 
 @dataclass(frozen=True, slots=True)
 class _ExportOptions:
-    """Options of an export; see `save_safetensors`. `config_from` may be relative to the current directory."""
+    """Options of an export; see `save_safetensors`."""
 
     max_file_bytes: int = _MAX_FILE_BYTES
     dtype: torch.dtype | None = None
@@ -84,7 +83,7 @@ class _ExportOptions:
 
     @property
     def settings(self) -> dict[str, str]:
-        """Options that decide about names, sizes and dtypes, as text: they must be the same on all ranks."""
+        """Options that must be the same on all ranks, as text."""
         found = {"max_file_bytes": self.max_file_bytes, "dtype": self.dtype}
         sorted_maps = {name: dict(sorted(getattr(self, name).items())) for name in ("rename", "split")}
         return {name: repr(value) for name, value in (found | sorted_maps).items()}
@@ -100,12 +99,11 @@ def _strings(name: str, value: Any) -> dict[str, str]:
 
 
 class SafetensorsWriter(StorageWriter, BlockingAsyncStager):
-    """Storage writer that lets the ranks write whole safetensors files together, each byte once: a background export.
+    """Storage writer that lets the ranks write whole safetensors files together: for exports in the background.
 
-    It exports with `async_save`, `AsyncSaver` or a planner of yours. Files, arguments and errors are those of
-    `save_safetensors`. A relative path is resolved when the writer is made.
+    Files, arguments and errors are those of `save_safetensors`. A relative path is resolved when the writer is created.
 
-    Ranks: every rank; the coordinator makes the files, chooses their names and publishes them.
+    Ranks: every rank; the coordinator creates and publishes the files.
 
     Example:
         ```python
@@ -122,9 +120,9 @@ class SafetensorsWriter(StorageWriter, BlockingAsyncStager):
     """
 
     stores_aliases = True
-    """True: a tied tensor is stored under one of its names; the files' metadata names the others."""
+    """A tied tensor is stored under one of its names; the files' metadata names the others."""
     ids_are_paths = True
-    """True: an id without a scheme is a path."""
+    """An id without a scheme is a path."""
 
     def __init__(
         self,
@@ -176,7 +174,7 @@ class SafetensorsWriter(StorageWriter, BlockingAsyncStager):
         return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self.save_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Check that the ranks plan together. Raises DcpError for a save without a coordinator."""
+        """Raise DcpError for a save without a coordinator."""
         del is_coordinator, args
         if not kwargs.get("use_collectives", True):
             raise DcpError("safetensors files are planned by a coordinator: save with use_collectives=True")
@@ -192,13 +190,9 @@ class SafetensorsWriter(StorageWriter, BlockingAsyncStager):
         return replace(plan, storage_data=RankFacts.of_this_rank(plan.aliases, self._options.settings))
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Make the files in full size under temporary names; return the plans with the places of the ranks' tensors.
+        """Create the files in full size under temporary names; return the plans with the places of the ranks' tensors.
 
-        Raises:
-            UnsupportedValueError: The format lacks a dtype, or two tensors would have one name.
-            MissingKeyError: `rename` or `split` name a tensor that does not exist.
-            DcpError: Ranks have different options.
-            OSError: The disk is full.
+        Raises DcpError if ranks have different options.
         """
         options, store = self._options, self._store()
         self._copies = {} if options.config_from is None else _config_files(options.config_from)
@@ -247,7 +241,7 @@ class SafetensorsWriter(StorageWriter, BlockingAsyncStager):
         self._link.open(coordinator, plan)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
-        """Write this rank's parts of the files, durably; returns a completed future of the items' results."""
+        """Write this rank's parts of the files, durably; returns a completed future."""
         if not isinstance(plan.storage_data, RankPart):
             raise DcpError("the plan lost its storage data; a planner's finish_plan must keep it")
         done: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
@@ -255,7 +249,7 @@ class SafetensorsWriter(StorageWriter, BlockingAsyncStager):
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Publish the export: configuration files, names of the files, index; then remove an older save's files."""
+        """Publish the export: configuration files, final names, index; then remove an older save's files."""
         store = self._store()
         check_complete(self._files, results)
         _copy_config_files(self._copies, store)
@@ -276,7 +270,7 @@ class SafetensorsWriter(StorageWriter, BlockingAsyncStager):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether a checkpoint id is a path or a URI; True, as `open_store` says which packages open a URI."""
+        """Return True: `open_store` raises if no package opens a URI."""
         del checkpoint_id
         return True
 
@@ -301,7 +295,7 @@ _NAMES = frozenset(
 
 
 def _config_files(folder: str | os.PathLike[str]) -> dict[str, Path]:
-    """Return name → path of the configuration and tokenizer files of a model in a folder."""
+    """Return name → path of a model's configuration and tokenizer files."""
     place = Path(folder)
     if not (place / "config.json").is_file():
         raise CheckpointNotFoundError(f"there is no config.json in {place}: check config_from")
@@ -309,7 +303,7 @@ def _config_files(folder: str | os.PathLike[str]) -> dict[str, Path]:
 
 
 def _copy_config_files(files: dict[str, Path], store: Store) -> None:
-    """Copy the files into a folder, each atomically and durably; files with the same contents are not touched."""
+    """Copy the files, each atomically and durably; equal ones are not touched."""
     for name, path in files.items():
         if isinstance(store, LocalStore) and os.path.realpath(path) == os.path.realpath(os.path.join(store.path, name)):
             continue
@@ -336,8 +330,7 @@ def save_safetensors(
     """Export tensors, sharded or not, as safetensors files of whole tensors, which are durable when this returns.
 
     All ranks write each byte once, at its final place. Ranks pass parts of tensors that are sharded by columns on to
-    each other, in bounded memory, and write long ranges. One rank uploads an object of an object store, and gets the
-    others' parts.
+    each other, in bounded memory. One rank uploads an object of an object store, and gets the others' parts.
 
     The files get their names when all ranks have written, and the index follows: at each moment the folder holds the
     earlier model, whole, or the new one. If `save_safetensors` raises, the earlier model is unchanged, unless the error
@@ -348,13 +341,12 @@ def save_safetensors(
     state dict, and the files' metadata names the others, as `safetensors.torch.save_model` does.
 
     Args:
-        state_dict: Tensors of any kind that `save` accepts, nested or not; names of nested tensors are joined by dots.
-        folder: Folder of the files, made if missing, or a URI that an installed storage handles.
-        max_file_bytes: Largest size of the tensors of one file, bytes. A larger tensor has its own file.
+        state_dict: Tensors of any kind that `save` accepts; names of nested tensors are joined by dots.
+        folder: Folder of the files, created if missing, or a URI that an installed storage handles.
+        max_file_bytes: Largest size of the tensors of one file. A larger tensor has its own file.
         dtype: Floating-point dtype to which floating-point tensors are cast; None for their own. Packed
             `float4_e2m1fn_x2` tensors stay as they are.
-        rename: Name, or dotted prefix of several names, in the state dict → name or prefix in the files. `{"model":
-            ""}` drops a prefix.
+        rename: Name, or dotted prefix, in the state dict → name or prefix in the files. `{"model": ""}` drops a prefix.
         split: Name of a stacked tensor in the files → names of its slices along the first dimension, instead:
             `{"layers.*.experts.up": "layers.*.experts.{}.up.weight"}`; `*` is one part of a name, `{}` the number of
             the slice.
@@ -364,7 +356,7 @@ def save_safetensors(
             None to copy nothing.
         process_group: Process group of the ranks that hold the model; None for all ranks.
         no_dist: Whether this process exports alone, even if process groups exist.
-        timeout_seconds: Time in seconds that a rank waits for the other ranks in one phase; None as for `save`.
+        timeout_seconds: Time that a rank waits for the other ranks in one phase; None as for `save`.
         peers: Options for how ranks detect the death of other ranks; None for the defaults.
 
     Raises:
@@ -372,7 +364,6 @@ def save_safetensors(
         UnsupportedValueError: A value is not a tensor, safetensors lacks its dtype or cannot hold its name, `split`
             names a tensor without dimensions, or two tensors would have one name.
         MissingKeyError: `rename` or `split` name a tensor that does not exist.
-        TypeError, ValueError: An option has another form than described.
         CheckpointNotFoundError: `config_from` lacks `config.json`.
         OSError: The disk failed, or is full, which is noticed before anything is written.
 

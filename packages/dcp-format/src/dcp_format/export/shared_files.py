@@ -1,7 +1,7 @@
 """Files that the ranks of one save share: the coordinator decides which rank writes what, and what it passes on.
 
-Ranks pass bytes on to each other so that one rank writes each range of a file. Otherwise, a tensor that is sharded by
-columns would be one small write per row and rank, and an object of an object store has only one writer anyway.
+One rank writes each range of a file. Otherwise, a tensor that is sharded by columns would be one small write per row
+and rank; an object of an object store has only one writer anyway.
 """
 
 from __future__ import annotations
@@ -57,11 +57,8 @@ class Gather:
 
     Attributes:
         number: Number of the tensor; the tensors of a file have ascending numbers in the order of their data.
-        fqn: FQN of the tensor.
-        place: Place of the tensor.
-        shape: Sizes of the tensor, in elements.
         boxes: Boxes of all ranks; together they are the tensor.
-        stops: For each band, the offset in the tensor after its last byte; each begins where the last one ended.
+        stops: Ascending ends of the bands, as byte offsets in the tensor.
         owners: For each band, the rank that writes it.
     """
 
@@ -79,7 +76,7 @@ class Gather:
         return {box.rank for box in self.boxes} | {*self.owners}
 
     def runs(self, box: RankBox) -> BoxRuns:
-        """Return the runs of bytes of a box in the tensor."""
+        """Return a box's runs of bytes in the tensor."""
         return BoxRuns(self.shape, box.offsets, box.sizes, ITEM_BYTES[self.place.dtype])
 
 
@@ -110,12 +107,12 @@ def gather_all(plans: Sequence[SavePlan], files: Iterable[PlannedFile], owner_of
 
 
 def cells_of(size: int) -> int:
-    """Return the number of cells of a file: aligned ranges of 4 MiB, each written by one rank."""
+    """Return the number of a file's cells: aligned ranges of 4 MiB, each written by one rank."""
     return max(1, -(-size // _BAND_BYTES))
 
 
 def _placed(files: Iterable[PlannedFile]) -> Iterator[tuple[ExportedTensor, TensorPlace, int]]:
-    """Yield the tensors of all files with their places and their numbers."""
+    """Yield the tensors of all files with their places and numbers."""
     number = 0
     for file in files:
         places = file.places()
@@ -145,7 +142,7 @@ def _gather(
     boxes: Mapping[str, list[RankBox]],
     owner_of: Callable[[int], int],
 ) -> Gather:
-    """Cut a tensor where the file has a multiple of 4 MiB."""
+    """Cut a tensor at multiples of 4 MiB in the file."""
     first = place.offset // _BAND_BYTES
     last = -(-(place.offset + tensor.nbytes) // _BAND_BYTES)
     stops = [min((cell + 1) * _BAND_BYTES - place.offset, tensor.nbytes) for cell in range(first, last)]
@@ -160,7 +157,7 @@ class RankPart:
     Attributes:
         places: FQN of a rank's item → place of the tensor.
         headers: Temporary name → header, of the files with a header that this rank writes.
-        gathers: Tensors that this rank sends or writes parts of for other ranks, or gets.
+        gathers: Tensors that this rank sends, writes or gets parts of.
         secret: Secret by which the ranks connect; empty if no rank has `gathers`.
     """
 
@@ -172,12 +169,12 @@ class RankPart:
 
 @dataclass(frozen=True, slots=True)
 class RankFacts:
-    """What the coordinator needs to know of a rank; sent to it as `storage_data` of the local plan.
+    """What the coordinator needs to know of a rank; sent as `storage_data` of the local plan.
 
     Attributes:
         host: Identity of the rank's host: ranks with the same one share the page cache.
         aliases: Tied tensors of the rank: alias → FQN under which the tensor is written.
-        settings: Options of the rank that decide about the files, by name; all ranks must have the same.
+        settings: Options that decide about the files; all ranks must have the same.
     """
 
     host: str
@@ -199,7 +196,7 @@ class RankFacts:
 
 
 def check_settings(facts: Sequence[RankFacts]) -> None:
-    """Raise DcpError if a rank has other options than the coordinator, rank 0; the message names both."""
+    """Raise DcpError if a rank has other options than rank 0."""
     first = facts[0].settings
     for rank, one in enumerate(facts):
         for name, value in one.settings.items():
@@ -211,7 +208,7 @@ def check_settings(facts: Sequence[RankFacts]) -> None:
 
 
 def agreed_aliases(plans: Iterable[SavePlan], facts: Iterable[RankFacts]) -> dict[str, str]:
-    """Return the tied tensors that no rank writes, as all ranks hold them: alias → FQN of the tensor."""
+    """Return the tied tensors that no rank writes, as all ranks hold them: alias → FQN."""
     written: set[str] = set().union(*(plan.names() for plan in plans))
     ties = {alias: target for one in facts for alias, target in one.aliases.items()}
     return {alias: target for alias, target in ties.items() if alias not in written and target in written}
@@ -225,8 +222,7 @@ def distribute(
 ) -> list[SavePlan]:
     """Return the plans with each rank's `RankPart`.
 
-    `owners` maps a file's temporary name to the rank that writes its header; None: the rank with the file's first
-    bytes.
+    `owners` maps a file's temporary name to the rank that writes its header; None: the rank with its first bytes.
     """
     files = list(files)
     places = {fqn: place for file in files for fqn, place in file.places().items()}
@@ -260,9 +256,8 @@ def share_out(
 ) -> list[SavePlan]:
     """Return the plans with each rank's `RankPart`: ranks write what they hold, or pass it on where that is better.
 
-    Ranks pass bytes on if a tensor is sharded by columns. They pass on all bytes if the storage does not write ranges
-    (`ranges`), so that each file has one writer, or if hosts would write into one aligned block of a file, which
-    network file systems lose.
+    Ranks pass bytes of column shards on. They pass on all bytes if the storage does not write ranges (`ranges`), so
+    that each file has one writer, or if hosts would write into one aligned block, which network file systems lose.
     """
     world = len(plans)
     if not ranges:

@@ -21,7 +21,7 @@ __all__ = ["RankLink", "check_complete", "create_files"]
 
 
 def create_files(store: SupportsRanges, files: Iterable[PlannedFile]) -> None:
-    """Create the files under their temporary names, in full size; after an error none of them is left.
+    """Create the files under their temporary names, in full size; an error leaves none of them.
 
     Ranks: the coordinator, before any rank writes.
     """
@@ -42,7 +42,7 @@ _CONNECT_SECONDS = 300.0
 
 
 class RankLink:
-    """This rank's connections to the ranks to which it passes bytes on, and its writing of a part with them.
+    """This rank's connections to the ranks to which it passes bytes on.
 
     A rank stops after `timeout_seconds` without news from other ranks.
     """
@@ -54,7 +54,7 @@ class RankLink:
         self._streams: Streams | None = None
 
     def open(self, coordinator: Coordinator, plan: SavePlan) -> None:
-        """Connect the ranks if any rank passes bytes on; raises StreamError if two of them cannot connect.
+        """Connect the ranks if any rank passes bytes on.
 
         Ranks: every rank, with its plan from `share_out`; collective if a rank passes bytes on.
         """
@@ -82,7 +82,7 @@ class RankLink:
                 raise stream
 
     def write(self, store: Store, plan: SavePlan, planner: SavePlanner, *, threads: int) -> list[WriteResult]:
-        """Write, upload and pass on what the rank's plan says; arguments and errors: see `write_part`."""
+        """Write, upload and pass on what the rank's plan says."""
         part: RankPart = plan.storage_data
         with self._streams or nullcontext() as streams:
             gathering = Gathering(self._rank, part.gathers, streams, self._timeout_seconds)
@@ -100,13 +100,11 @@ class RankLink:
 def write_part(
     store: SupportsRanges, plan: SavePlan, planner: SavePlanner, threads: int, gathering: Gathering
 ) -> list[WriteResult]:
-    """Write the boxes and headers of one rank into the shared files, durably; `threads` boxes at the same time.
+    """Write one rank's boxes and headers into the shared files, durably; `threads` boxes at the same time.
 
     Raises:
         CheckpointNotFoundError: A file was removed, or this rank sees another folder.
-        UnsupportedValueError, DcpError: A tensor is not what was planned.
         StreamError: Another rank failed while it passed bytes on.
-        OSError: The write failed; the message names the file.
     """
     part: RankPart = plan.storage_data
     passed_on = {gather.fqn for gather in part.gathers}
@@ -143,17 +141,15 @@ def write_part(
 
 
 def upload_part(store: Store, plan: SavePlan, planner: SavePlanner, gathering: Gathering) -> list[WriteResult]:
-    """Upload the files that this rank owns from first to last byte, each as one object, and pass on what others own.
+    """Upload this rank's files in order, each as one object, and pass on what others own; an error leaves no object.
 
     Raises:
         FileExistsError: An object of this name exists, and is not changed.
-        UnsupportedValueError, DcpError, StreamError, OSError: As for `write_part`; no object is left.
     """
     headers = dict(plan.storage_data.headers)
     made: list[Sink] = []
 
     def begin(name: str) -> None:
-        """Begin an object, after the one before it is complete."""
         if made:
             made[-1].close()
         made.append(store.create(name))
@@ -185,7 +181,7 @@ def _gathered(
     planner: SavePlanner,
     write: Callable[[Gather, int, memoryview], None],
 ) -> list[WriteResult]:
-    """Run a gathering; return a result per item, with gathered or empty tensors."""
+    """Run a gathering; return results for gathered and empty tensors."""
     sent = gathering.run(items, planner, write)
     places = plan.storage_data.places
     # The first result of a tensor has the bytes of all boxes of the rank, since the sum is what is checked.
@@ -193,11 +189,7 @@ def _gathered(
 
 
 def check_complete(files: Iterable[PlannedFile], results: Iterable[Iterable[WriteResult]]) -> None:
-    """Check that the ranks wrote as many bytes per tensor as it has, before the files get their names.
-
-    Raises:
-        DcpError: A tensor is incomplete, as a planner of the caller's left out a part of it.
-    """
+    """Raise DcpError if the ranks did not write all bytes of a tensor, as when a planner left out a part."""
     written: dict[str, int] = defaultdict(int)
     for rank_results in results:
         for result in rank_results:
@@ -215,7 +207,7 @@ _MOST_OPEN = 32
 
 
 class _OpenFiles:
-    """Thread-safe cache of open files that a rank writes; the least recently used one is synced and closed first.
+    """Thread-safe cache of open files; the least recently used one is synced and closed first.
 
     The end of a `with` block closes the files without syncing them: call `sync` before.
     """
@@ -235,12 +227,7 @@ class _OpenFiles:
 
     @contextmanager
     def using(self, name: str) -> Iterator[RangeSink]:
-        """Open a file if it is not open, and keep it open for the `with` block.
-
-        Raises:
-            CheckpointNotFoundError: The file is not there.
-            OSError: An earlier file cannot be made durable.
-        """
+        """Keep a file open for the `with` block; OSError may come from syncing another one."""
         with self._lock:
             sink = self._open.pop(name, None) or self._store.open_sized(name)
             self._open[name] = sink  # the last one is the most recently used
@@ -253,7 +240,7 @@ class _OpenFiles:
                 self._users[name] -= 1
 
     def sync(self) -> None:
-        """Make the files durable and close them. Raises OSError if that fails."""
+        """Make the files durable and close them."""
         while self._open:
             self._close(next(iter(self._open)))
 

@@ -1,7 +1,5 @@
 """Consolidation of safetensors shards of several ranks into files of whole tensors, in bounded memory.
 
-Bytes are copied unchanged, so every dtype and 0-dimensional tensors are supported.
-
 Source: torch 2.13 `torch.distributed.checkpoint._consolidate_hf_safetensors` (names, parameters,
 assignment of files to ranks).
 """
@@ -35,14 +33,12 @@ T = TypeVar("T")
 def consolidate_safetensors_files(
     input_dir: str, output_dir: str, fqn_to_index_mapping: dict[str, int], num_threads: int = 1
 ) -> None:
-    """Consolidate the shards of `input_dir` into whole tensors in `output_dir`, with a Hugging Face index.
+    """Consolidate safetensors shards like `consolidate_safetensors_files_on_every_rank`, in this process alone.
 
     Raises:
         CheckpointNotFoundError, CorruptCheckpointError: A file is missing or damaged, or a region of a tensor is in no
             file.
         MissingKeyError: The mapping names a tensor that no input file contains.
-
-    Ranks: one; not collective.
     """
     plan = _Plan.of(input_dir, output_dir, fqn_to_index_mapping)
     plan.give_names(plan.write(plan.numbers, num_threads))
@@ -56,12 +52,12 @@ def consolidate_safetensors_files_on_every_rank(
     num_threads: int = 1,
     process_group: Any = None,
 ) -> None:
-    """Consolidate safetensors shards like `consolidate_safetensors_files`, on all ranks.
+    """Consolidate safetensors shards into files of whole tensors, with a Hugging Face index, on all ranks.
 
     Rank n % world_size writes file n. No file gets its final name before every rank has written all of its files.
 
     Args:
-        input_dir: Folder of the shards; this and the next three arguments: see `consolidate_safetensors_files`.
+        input_dir: Folder of the shards.
         output_dir: Folder for the whole files.
         fqn_to_index_mapping: Name of a tensor → number of its output file.
         num_threads: Number of files that a rank writes at the same time.
@@ -89,7 +85,7 @@ def consolidate_safetensors_files_on_every_rank(
 
 
 def _together(step: Callable[[], T], group: Any) -> T:
-    """Run a step on this rank, and raise on every rank if the step failed on any rank."""
+    """Run a step, and raise on every rank if it failed on any rank."""
     error: Exception | None = None
     try:
         result = step()
@@ -111,14 +107,13 @@ class _Plan:
 
     folder: Path
     entries: Mapping[str, Sequence[TensorEntry]]
-    """Name of a file → the tensors in it."""
+    """Name of a file → its tensors."""
     metadata: Mapping[str, str]
     earlier: frozenset[str]
     """Files of an older set in the output folder."""
 
     @classmethod
     def of(cls, input_dir: str, output_dir: str, mapping: Mapping[str, int]) -> _Plan:
-        """Read the headers, and assign tensors to files."""
         input_dir, output_dir = file_path(input_dir), file_path(output_dir)
         source = open_safetensors(input_dir, ties=False)
         if Path(input_dir).resolve() == Path(output_dir).resolve():
@@ -143,11 +138,10 @@ class _Plan:
 
     @property
     def numbers(self) -> list[int]:
-        """Numbers of the files, starting at 1."""
         return [*range(1, len(self.entries) + 1)]
 
     def write(self, numbers: Sequence[int], threads: int) -> dict[str, str]:
-        """Write some of the files under temporary names, several at a time."""
+        """Write some of the files under temporary names."""
         if threads < 1:
             raise ValueError(f"num_threads={threads} must be at least 1")
         store = LocalStore(self.folder)
@@ -174,18 +168,17 @@ class _Plan:
             sink.close()
 
     def give_names(self, temporary: Mapping[str, str]) -> None:
-        """Rename the temporary files, after all were written: a failed write must leave an older set unchanged."""
+        """Rename the files, after all were written: a failed write must leave an older set unchanged."""
         for name, place in temporary.items():
             give_name(self.folder / place, self.folder / name, overwrite=True)
         LocalStore(self.folder).sync_folder()
 
     def discard(self, temporary: Mapping[str, str]) -> None:
-        """Remove the temporary files."""
         for place in temporary.values():
             LocalStore(self.folder).delete(place)
 
     def write_index(self) -> None:
-        """Write the folder's index: tensors that the index does not name are not part of the model."""
+        """Write the index: tensors that it does not name are not part of the model."""
         sizes = {name: [(entry.name, entry.data.nbytes) for entry in entries] for name, entries in self.entries.items()}
         store = LocalStore(self.folder)
         store.publish(INDEX_NAME, index_json(sizes))

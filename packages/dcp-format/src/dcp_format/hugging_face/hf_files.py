@@ -26,16 +26,16 @@ Groups = Sequence[Mapping[int, Collection[object]]]
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """File numbers and names that the coordinator assigns to a rank; sent to the rank as `SavePlan.storage_data`."""
+    """File numbers and names of a rank, which the coordinator sends as `SavePlan.storage_data`."""
 
     files: Mapping[int, str]
     stamp: Mapping[str, str]
-    """Metadata that identifies the save, and is written to each of the save's files."""
+    """Metadata of the save, written to each of its files."""
 
 
 @dataclass(frozen=True, slots=True)
 class OneFile:
-    """A safetensors file to write: its items, whether they are shards, tied tensors, and the stamp of the save."""
+    """A safetensors file to write; `sharded` if its items are shards."""
 
     name: str
     temporary: str
@@ -46,9 +46,9 @@ class OneFile:
 
 
 def names_of_files(groups: Groups, highest: int) -> list[dict[int, str]]:
-    """Return, for each rank, number → name of its files of whole tensors.
+    """Return number → name of each rank's files of whole tensors.
 
-    Names contain the numbers of the files, or consecutive numbers if several ranks write files of the same number.
+    If several ranks write files of one number, the names have consecutive numbers instead.
     """
     pairs = [(number, rank) for rank, numbers in enumerate(groups) for number in numbers]
     if len({number for number, _ in pairs}) == len(pairs):
@@ -61,10 +61,7 @@ def names_of_files(groups: Groups, highest: int) -> list[dict[int, str]]:
 
 
 def sharded_files(groups: Groups, highest: int) -> list[dict[int, str]]:
-    """Return, for each rank, number → name of its shard files; arguments: see `names_of_files`.
-
-    Names also contain the position of the rank among the ranks that write files, from 1 on.
-    """
+    """Return number → name of each rank's shard files, with its position among the writing ranks, from 1 on."""
     writing = [rank for rank, numbers in enumerate(groups) if numbers]
     return [
         {n: f"shard-{writing.index(rank) + 1:05d}-model-{n:05d}-of-{highest:05d}{SUFFIX}" for n in numbers}
@@ -75,10 +72,9 @@ def sharded_files(groups: Groups, highest: int) -> list[dict[int, str]]:
 def items_by_file(
     items: Iterable[WriteItem], files: Mapping[int, str], number: Callable[[str], int]
 ) -> dict[str, list[WriteItem]]:
-    """Return file name → items of a rank in the file. Boxes of one tensor go to different files.
+    """Return file name → items of a rank.
 
-    A name must be unique within a safetensors file, so further boxes go to files with `-part-2`, … in their names.
-    `files` has the file of the first box per tensor.
+    A name must be unique within a safetensors file, so further boxes of a tensor go to files `…-part-2`, ….
     """
     found: dict[str, list[WriteItem]] = defaultdict(list)
     seen: set[tuple[str, str]] = set()
@@ -94,14 +90,9 @@ def items_by_file(
 
 
 def write_part(store: Store, job: OneFile, planner: SavePlanner) -> list[WriteResult]:
-    """Write one file under its temporary name, durably; tensors are resolved one after another.
+    """Write one file under its temporary name, durably; an incomplete file is removed.
 
-    Returns:
-        A result for each item, in the order of the items in the file; `storage_data` is (final name, temporary name).
-
-    Raises:
-        UnsupportedValueError: The format cannot hold a tensor's dtype.
-        OSError: The write failed; the incomplete file was removed.
+    Each result's `storage_data` is (final name, temporary name).
     """
     items = sorted(job.items, key=lambda item: -tensor_data_of(item).properties.dtype.itemsize)
     header = build_header([(item.index.fqn, *form_of(item)) for item in items], _metadata(job))

@@ -1,7 +1,4 @@
-"""Storage readers for safetensors: they load to any sharding, and read only the needed bytes.
-
-`QuantizedHuggingFaceStorageReader` loads block-quantised safetensors as plain floating-point tensors, and reads only
-the blocks that a rank's shards need, with their scales.
+"""Storage readers for safetensors, plain or block-quantised: they load to any sharding, and read only the needed bytes.
 
 Source: torch 2.13 `torch.distributed.checkpoint.hf_storage` (name, parameters, accepted files), `.quantized_hf_storage`
 (names, the two schemes, how parts are paired, order of the two numbers in a byte); OCP Microscaling Formats (MX) 1.0,
@@ -46,8 +43,7 @@ class HuggingFaceStorageReader(ByteStorageReader):
     template. The format lacks checksums: `LoadReport.unverified` lists all loaded names. A missing file is an error.
 
     Args:
-        path: Path of a `.safetensors` file, of an `….index.json`, or of a folder with the index
-            `model.safetensors.index.json`.
+        path: Path of a `.safetensors` file, of an `….index.json`, or of a folder.
         thread_count: Number of threads that read.
 
     Ranks: every rank reads the headers, and the data for its shards; not collective.
@@ -82,7 +78,7 @@ class HuggingFaceStorageReader(ByteStorageReader):
 
     @property
     def fs(self) -> None:
-        """File system of the files: None, and read-only, since they are read from local folders."""
+        """None, and read-only: the files are read from local folders."""
 
     def _open(self, checkpoint_id: str | os.PathLike[str]) -> SafetensorsBackend:
         return SafetensorsBackend(checkpoint_id, threads=self.thread_count)
@@ -94,12 +90,7 @@ class HuggingFaceStorageReader(ByteStorageReader):
 
 
 class SafetensorsBackend(StoreBackend):
-    """Read-only `StoreBackend` for safetensors files.
-
-    Args:
-        path: Path of the file or folder; see `HuggingFaceStorageReader`.
-        threads: Number of threads that read.
-    """
+    """Read-only `StoreBackend` for safetensors files."""
 
     def __init__(self, path: str | os.PathLike[str], *, threads: int = 1) -> None:
         place = file_path(path)
@@ -112,12 +103,12 @@ class SafetensorsBackend(StoreBackend):
         )
 
     def read_index(self) -> CheckpointIndex:
-        """Read the headers of the files as an index. Errors: see `open_safetensors`."""
+        """Read the headers of the files as an index."""
         # A template takes every name's own bytes: nothing is gained from knowing which of them are the same.
         return open_safetensors(self._place, ties=False).index
 
     def begin_save(self, *, overwrite: bool, save_id: str | None = None) -> str:
-        """Raise UnsupportedFormatError: this backend only reads. `HuggingFaceStorageWriter` writes safetensors."""
+        """Raise UnsupportedFormatError: this backend only reads."""
         del overwrite, save_id
         raise UnsupportedFormatError(f"{self._place}: write safetensors with HuggingFaceStorageWriter")
 
@@ -128,8 +119,6 @@ _SCALES, _BLOCKS = "_scales", "_blocks"
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """A quantised tensor: the stored values and their scales."""
-
     values: str
     scales: str
     packed: bool
@@ -181,7 +170,7 @@ class QuantizedHuggingFaceStorageReader(HuggingFaceStorageReader):
         super().__init__(path, thread_count)
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Return the metadata, with the sizes and dtype (`target_dtype`) of dequantised tensors."""
+        """Return the metadata, with sizes and dtype of dequantised tensors."""
         stored = super().read_metadata(*args, **kwargs)
         self._raw = stored
         self._pairs = _pairs(stored)
@@ -216,7 +205,7 @@ class QuantizedHuggingFaceStorageReader(HuggingFaceStorageReader):
         return TensorStorageMetadata(replace(values.properties, dtype=self.target_dtype), size, [chunk])
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> torch.futures.Future[None]:
-        """Read all items of the plan, and return a completed future; quantised tensors are read one at a time."""
+        """Read all items of the plan; quantised tensors are read one at a time."""
         if self._raw is None:
             self._pairs, self._raw = {}, self._metadata
         logical = self._metadata
@@ -239,7 +228,6 @@ class QuantizedHuggingFaceStorageReader(HuggingFaceStorageReader):
         return done
 
     def _dequantised(self, item: ReadItem, pair: _Pair) -> torch.Tensor:
-        """Return the requested box of a quantised tensor, dequantised."""
         offsets, lengths = list(item.storage_offsets), list(item.lengths)
         if not pair.packed:
             side = self.block_size
@@ -265,7 +253,7 @@ class QuantizedHuggingFaceStorageReader(HuggingFaceStorageReader):
         return entry
 
     def _boxes(self, *wanted: tuple[str, Sequence[int], Sequence[int]]) -> list[torch.Tensor]:
-        """Read boxes of stored tensors, given as (name, offsets, lengths)."""
+        """Read boxes of stored tensors: (name, offsets, lengths)."""
         buffers: dict[str, torch.Tensor] = {}
         items = []
         for name, offsets, lengths in wanted:
@@ -278,13 +266,12 @@ class QuantizedHuggingFaceStorageReader(HuggingFaceStorageReader):
 
 
 class _Buffers:
-    """Minimal planner for reading tensors: a mapping holds the destination per name."""
+    """Planner for reading tensors into the values of a mapping."""
 
     def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
         self._tensors = tensors
 
     def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
-        """Return the destination tensor of the item's name."""
         return self._tensors[read_item.dest_index.fqn]
 
     def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
@@ -313,7 +300,7 @@ _SCALE_BIAS = 127
 def _dequantize_blocks(
     values: torch.Tensor, scales: torch.Tensor, block_size: int, offsets: Sequence[int]
 ) -> torch.Tensor:
-    """Dequantise a box of a matrix with square blocks that share a scale."""
+    """Dequantise a box of a matrix; each square block has one scale."""
     wide = scales.to(torch.float32)
     for dim, (offset, length) in enumerate(zip(offsets, values.shape, strict=True)):
         wide = wide.repeat_interleave(block_size, dim).narrow(dim, offset, length)

@@ -1,7 +1,5 @@
 """`HuggingFaceStorageWriter`: saves into safetensors files that Hugging Face libraries open.
 
-`hf_files` writes the files of one rank, and the modules of `export` files that all ranks share.
-
 Source: torch 2.13 `torch.distributed.checkpoint.hf_storage.HuggingFaceStorageWriter` (parameters, names of files).
 """
 
@@ -59,10 +57,8 @@ __all__ = ["HuggingFaceStorageWriter"]
 class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
     """Storage writer that saves tensors as safetensors files, for Hugging Face libraries.
 
-    Files get their final names, and the index is written, after every rank has written its files.
-
-    Values other than tensors are refused before anything is written. A tensor with several names is written under
-    each of them.
+    Files get their final names, and the index is written, after every rank has written its files. Values other than
+    tensors are refused before anything is written. A tensor with several names is written under each of them.
 
     Args:
         path: Path of the folder; a relative one means the current working folder.
@@ -70,9 +66,9 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
         thread_count: Number of files that a rank writes at the same time.
         save_distributed: Whether each rank writes its shards of the tensors into its own files. Otherwise every
             tensor must be whole on the rank that writes it.
-        enable_consolidation: Whether the files have whole tensors. A rank writes its shards of them, each byte
-            once; see `save_safetensors`.
-        thread_count_consolidation: Accepted and not used: there is nothing to join.
+        enable_consolidation: Whether the ranks write their shards into files of whole tensors, each byte once; see
+            `save_safetensors`.
+        thread_count_consolidation: Accepted and not used.
 
     Ranks: every rank; the coordinator chooses the names of the files.
 
@@ -117,7 +113,7 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
         if checkpoint_id is not None:
             self.checkpoint_id = checkpoint_id
         self.save_id = secrets.token_hex(8)
-        """Id of this save, part of its files' names. All ranks use the coordinator's id, which is new for each save."""
+        """Id of this save, part of its files' names: the coordinator's, new for each save."""
         self._rank = 0
         self._aliases: dict[str, str] = {}
         self._temporary: list[str] = []
@@ -150,18 +146,14 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
 
     @property
     def fs(self) -> None:
-        """File system of the files: always None, since they are written to local folders only.
-
-        Assigning a file system raises an error, since the property is read-only.
-        """
+        """None, and read-only: the files are written to local folders."""
 
     @property
     def metadata_path(self) -> str:
-        """Path of the index file in the folder."""
+        """Path of the index file."""
         return str(self.path / INDEX_NAME)
 
     def _store(self) -> LocalStore:
-        """Return the store of the folder."""
         return LocalStore(self.path)
 
     def storage_meta(self) -> StorageMeta | None:
@@ -169,14 +161,14 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
         return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self.save_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Store this process's rank. Raises DcpError for a save without a coordinator, which assigns file names."""
+        """Store the rank. Raises DcpError for a save without a coordinator."""
         del is_coordinator, args
         self._rank = kwargs.get("rank", 0)
         if not kwargs.get("use_collectives", True):
             raise DcpError("safetensors files are named by a coordinator: save with use_collectives=True")
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Check that all values can be written; return the plan, with tied tensors under each of their names.
+        """Return the plan, with tied tensors under each of their names.
 
         Raises:
             UnsupportedValueError: The plan has a value that is not a tensor, or a shard without `save_distributed`.
@@ -230,7 +222,7 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
         return [replace(plan, storage_data=Placement(own, stamp)) for plan, own in zip(plans, names, strict=True)]
 
     def _place_together(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Make the files that all ranks write, and return the placed plans."""
+        """Create the files that all ranks write; return the placed plans."""
         groups: dict[int, list[ExportedTensor]] = defaultdict(list)
         for tensor in tensors_of(plans, self._order):
             groups[self._number(tensor.fqn)].append(tensor)
@@ -262,7 +254,7 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
         return self.fqn_to_index_mapping[fqn]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
-        """Write this rank's files, durably, under temporary names; returns a completed future of the items' results."""
+        """Write this rank's files, durably, under temporary names; returns a completed future."""
         done: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
         placement = plan.storage_data
         if isinstance(placement, RankPart):
@@ -287,10 +279,7 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
         return {} if self.save_distributed else {a: t for a, t in self._aliases.items() if {a, t} <= names}
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Publish the save: rename the files, write the index, remove an older save's files.
-
-        At any moment the folder holds the old or the new complete set of files; see `complete_set`.
-        """
+        """Publish the save: at any moment the folder holds the old or the new complete set of files."""
         if self._shared is None:
             self._publish_parts(results)
         else:

@@ -1,8 +1,7 @@
 """Sets of safetensors files in a folder: the stamp of a save in its files, and the choice of the current set.
 
-Some folders of safetensors files have no index, so each file of this project has a stamp: its save's id, number of
-files and generation. The complete set with the highest generation is the current one, so a new set replaces the old one
-when its last file gets its name. A set of Hugging Face's has an index, and names that its libraries expect.
+Some folders have no index, so each file has a stamp: its save's id, number of files and generation. The complete set
+with the highest generation is the current one, so a new set replaces the old one when its last file gets its name.
 """
 
 from __future__ import annotations
@@ -41,11 +40,11 @@ __all__ = [
 
 SUFFIX = ".safetensors"
 SAVE_ID = "DCP_SAVE_ID"
-"""Key in a file's metadata for the id of the save, which is equal in all files of one save."""
+"""Metadata key: id of the save, equal in all of its files."""
 FILES = "DCP_FILE_COUNT"
-"""Key in a file's metadata for the number of files of the save, by which an incomplete set is recognised."""
+"""Metadata key: number of files of the save, which reveals an incomplete set."""
 GENERATION = "DCP_GENERATION"
-"""Key in a file's metadata for the generation of the save: a number that is higher than in the set it replaces."""
+"""Metadata key: a number that is higher than in the set that the save replaces."""
 # What writers of whole models, ours among them, call their files.
 _WRITTEN = re.compile(r"(shard-\d{5}-)?model(-\d{5}-of-\d{5})?(-[0-9a-f]{8})?(-part-\d+)?\.safetensors")
 _TAG_LETTERS = 8
@@ -57,7 +56,7 @@ def is_writers_name(name: str) -> bool:
 
 
 def fresh_name(name: str, present: Collection[str], save_id: str) -> str:
-    """Return `name`, or a variant of it if the folder has a file `name`, which stays until the new set is complete."""
+    """Return `name`, or a variant of it if the folder has such a file, which stays until the new set is complete."""
     return name if name not in present else f"{name.removesuffix(SUFFIX)}-{save_id[:_TAG_LETTERS]}{SUFFIX}"
 
 
@@ -70,7 +69,7 @@ class Stamp:
 
     @classmethod
     def next(cls, folder: Path, save_id: str, files: int) -> Stamp:
-        """Return the stamp of a new save of `files` files that replaces the current set in a folder."""
+        """Return the stamp of a new save that replaces the current set in a folder."""
         store = LocalStore(folder)
         names = sorted(path.name for path in folder.glob(f"*{SUFFIX}") if is_writers_name(path.name))
         highest = 0
@@ -83,7 +82,7 @@ class Stamp:
 
 
 def save_id_of(folder: Path, name: str) -> str | None:
-    """Return the id of the save that made a file; None if its stamp is missing or damaged."""
+    """Return the id of the save that wrote a file; None if its stamp is missing or damaged."""
     try:
         return headers_of(LocalStore(folder), [name])[name].metadata.get(SAVE_ID)
     except DcpError:
@@ -91,14 +90,14 @@ def save_id_of(folder: Path, name: str) -> str | None:
 
 
 def is_writers_file(store: LocalStore, name: str, size: int) -> bool:
-    """Whether a save of a model wrote a file: by its name (see `is_writers_name`) and first bytes, or by its stamp."""
+    """Whether a save of a model wrote a file: by its name and first bytes, or by its stamp."""
     if is_writers_name(name):
         return begins_as_written(store, name, size)
     return save_id_of(Path(store.path), name) is not None
 
 
 def headers_of(store: Store, names: Iterable[str]) -> dict[str, Header]:
-    """Return file name → header. Raises the errors of `read_header`, and CheckpointNotFoundError for a missing file."""
+    """Return file name → header. Raises CheckpointNotFoundError for a missing file."""
     found = {}
     for name in names:
         with contextlib.closing(store.open(name)) as source:
@@ -131,10 +130,9 @@ def chosen_set(headers: Mapping[str, Header], folder: str) -> dict[str, Header]:
 
 
 def one_save(headers: Mapping[str, Header], folder: str) -> str | None:
-    """Return the id of the save that made the files; None if they lack a stamp.
+    """Return the id of the save that wrote the files; None without a stamp.
 
-    Raises:
-        CorruptCheckpointError: Several saves made the files.
+    Raises CorruptCheckpointError if several saves wrote them.
     """
     sets = _sets(headers)
     if len(sets) > 1:
@@ -143,7 +141,7 @@ def one_save(headers: Mapping[str, Header], folder: str) -> str | None:
 
 
 def _sets(headers: Mapping[str, Header]) -> dict[str | None, list[str]]:
-    """Group files by save id. Files without an id are skipped, unless they have names of whole models."""
+    """Group files by save id, which is None for names of whole models without a stamp."""
     found: dict[str | None, list[str]] = defaultdict(list)
     for file, header in headers.items():
         save_id = header.metadata.get(SAVE_ID)
@@ -153,7 +151,6 @@ def _sets(headers: Mapping[str, Header]) -> dict[str | None, list[str]]:
 
 
 def _is_complete(headers: Mapping[str, Header], names: list[str]) -> bool:
-    """Whether all files of a set are present, if their stamps give the number of files."""
     return len(names) >= _number(headers[names[0]], FILES)
 
 
@@ -194,14 +191,14 @@ def split_by_size(entries: Iterable[T], shard_bytes: int, nbytes: Callable[[T], 
 
 
 def shard_names(count: int) -> list[str]:
-    """Return the file names that Hugging Face libraries expect for a model in `count` files."""
+    """Return the names that Hugging Face libraries expect for `count` files."""
     if count == 1:
         return [f"model{SUFFIX}"]
     return [f"model-{number:05d}-of-{count:05d}{SUFFIX}" for number in range(1, count + 1)]
 
 
 def index_json(files: Mapping[str, Iterable[tuple[str, int]]]) -> bytes:
-    """Return the index of a Hugging Face folder as JSON."""
+    """Return the index of a Hugging Face folder."""
     weight_map = {name: file for file, tensors in files.items() for name, _ in tensors}
     total = sum(size for tensors in files.values() for _, size in tensors)
     table = {"metadata": {"total_size": total}, "weight_map": weight_map}

@@ -1,4 +1,4 @@
-"""The header of a safetensors file: strict reading, and building. No tensor data is read.
+"""The header of a safetensors file: strict reading, and building.
 
 Source: the format's description in the README of huggingface/safetensors 0.8 (8 bytes of length, JSON, data).
 """
@@ -50,14 +50,14 @@ CODES: Mapping[str, str] = MappingProxyType(
         "float4_e2m1fn_x2": "F4",
     }
 )
-"""Name of a torch dtype → name of the dtype in safetensors files."""
+"""Name of a torch dtype → name in safetensors files."""
 _DTYPES = {code: dtype for dtype, code in CODES.items()}
 _PACKED = "float4_e2m1fn_x2"
 
 
 @dataclass(frozen=True, slots=True)
 class HeaderEntry:
-    """Header entry of one tensor; `start` and `stop` are byte offsets from the beginning of the file."""
+    """Header entry of one tensor; `start` and `stop` are byte offsets in the file."""
 
     name: str
     dtype: str
@@ -71,18 +71,14 @@ class Header:
     """Parsed header of a safetensors file."""
 
     entries: tuple[HeaderEntry, ...]
-    """Entries of the tensors, in the order of their data in the file."""
+    """In the order of their data in the file."""
     metadata: Mapping[str, str]
     bytes: int
-    """Length of the header with its length field, bytes; equals the offset of the data."""
+    """Length of the header with its length field; equals the offset of the data."""
 
 
 def code_of(dtype: str, key: str) -> str:
-    """Return the name of a dtype in safetensors files.
-
-    Raises:
-        UnsupportedValueError: Safetensors lacks the dtype; the message names the key and the remedy.
-    """
+    """Return the name of a dtype in safetensors files. Raises UnsupportedValueError if they lack it."""
     if dtype not in CODES:
         raise UnsupportedValueError(
             f"{key!r} has dtype {dtype}, which safetensors cannot hold; convert it (dtype=…), or leave it out"
@@ -96,8 +92,7 @@ def build_header(
     """Build the beginning of a file: length and text of the header, for data in the same order without gaps.
 
     Raises:
-        UnsupportedValueError: Safetensors lacks the dtype, cannot hold a name or the metadata, or readers refuse a
-            header of this length.
+        UnsupportedValueError: Safetensors lacks the dtype, cannot hold a name, or readers refuse such a long header.
     """
     table: dict[str, Any] = {_METADATA: dict(metadata)} if metadata else {}
     position = 0
@@ -122,7 +117,7 @@ def build_header(
 
 
 def _not_text(table: Mapping[str, Any]) -> str:
-    """Return the first name, or text of the metadata, with half of a surrogate pair."""
+    """Return the first text with half of a surrogate pair."""
     pairs = table.get(_METADATA, {}).items()
     texts: list[str] = [*table, *(text for pair in pairs for text in pair)]
     return next(text for text in texts if re.search("[\ud800-\udfff]", text))

@@ -1,7 +1,4 @@
-"""Index of a safetensors file or Hugging Face folder: each tensor is a chunk at an offset of a file.
-
-Folders of shards, with files that contain boxes of tensors, are supported. Only headers are read here.
-"""
+"""Index of a safetensors file or Hugging Face folder, from the headers alone: each tensor is a chunk of a file."""
 
 from __future__ import annotations
 
@@ -29,13 +26,13 @@ __all__ = [
 
 INDEX_NAME = "model.safetensors.index.json"
 SHARDING = "DCP_SHARDING_INFO"
-"""Key in a file's metadata: JSON, tensor name → {"saved_offsets": […]}, as torch's writer stores it."""
+"""Metadata key: JSON, tensor name → {"saved_offsets": […]}, as torch's writer stores it."""
 SHAPES = "DCP_GLOBAL_SHAPES"
-"""Key in a file's metadata: JSON, tensor name → sizes of the whole tensor, by which a missing file is noticed."""
+"""Metadata key: JSON, tensor name → sizes of the whole tensor, which reveal a missing file."""
 ALIASES = "DCP_ALIASES"
-"""Key in a file's metadata: JSON, alias → name of its tensor. An alias with other bytes than the tensor is ignored."""
+"""Metadata key: JSON, alias → name of its tensor. An alias with other bytes than the tensor is ignored."""
 STORED_ONCE = "DCP_STORED_ONCE"
-"""Key in a file's metadata: JSON, alias → name of its tensor, whose bytes the file has under this name only."""
+"""Metadata key: JSON, alias → name of its tensor, which alone has bytes in the file."""
 _COMPARED_BYTES = 4 << 20
 _SHARD = re.compile(r"shard-(\d{5})-model-(\d{5})-of-(\d{5})")
 Box = tuple[HeaderEntry, str, tuple[int, ...]]
@@ -43,17 +40,17 @@ Box = tuple[HeaderEntry, str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """An opened safetensors file or folder, with its store and index."""
+    """An opened safetensors file or folder."""
 
     store: Store
     index: CheckpointIndex
     files: tuple[str, ...]
     save_id: str | None
-    """Id of the save that wrote the files; None if the files have no save id."""
+    """None if the files have no save id."""
 
 
 def earlier_files(folder: Path) -> set[str]:
-    """Return the names of an earlier save's files in a folder: listed in its index, or named as libraries name them.
+    """Return the names of an earlier save's files: listed in the folder's index, or named as libraries name them.
 
     A save must not remove other files, such as an adapter's (LoRA).
     """
@@ -66,12 +63,11 @@ def earlier_files(folder: Path) -> set[str]:
 
 
 def open_safetensors(path: str | os.PathLike[str], *, ties: bool = True) -> Folder:
-    """Open a safetensors file, or all safetensors files of a folder; returns their index and store.
+    """Open a safetensors file, or all safetensors files of a folder.
 
     Raises:
         CheckpointNotFoundError: There is nothing at `path`, or a file that the index names is missing.
         CorruptCheckpointError: A header is damaged, files contradict each other, or a region of a tensor is in no file.
-        InvalidPlaceError: `path` is a URI, or names no file or folder.
     """
     place, index = Path(file_path(path)), INDEX_NAME
     weight_map: Mapping[str, str] | None = None
@@ -105,11 +101,7 @@ def open_safetensors(path: str | os.PathLike[str], *, ties: bool = True) -> Fold
 
 
 def read_weight_map(folder: Path, index: str = INDEX_NAME) -> dict[str, str] | None:
-    """Read the weight map (tensor → file) from a folder's index; None if no index exists.
-
-    Raises:
-        CorruptCheckpointError: The index is damaged.
-    """
+    """Read the weight map (tensor → file) from a folder's index; None if no index exists."""
     path = folder / index
     if path.exists() and not path.is_file():  # reading from a pipe would wait for a writer
         raise CorruptCheckpointError("the index is no file", file=str(path))
@@ -166,7 +158,7 @@ def _table(header: Header, key: str, file: str) -> dict[str, Any]:
 
 
 def _boxes(headers: Mapping[str, Header], weight_map: Mapping[str, str] | None, folder: str) -> dict[str, list[Box]]:
-    """Return the name per tensor → its boxes, with their files and offsets."""
+    """Return tensor name → its boxes, with their files and offsets."""
     boxes: dict[str, list[Box]] = {}
     for file, header in headers.items():
         sharding = _table(header, SHARDING, file)
@@ -214,11 +206,7 @@ def _shapes(headers: Mapping[str, Header], boxes: Mapping[str, list[Box]]) -> di
 
 
 def _ties(store: Store, headers: Mapping[str, Header], boxes: Mapping[str, list[Box]]) -> dict[str, str]:
-    """Return name → the name of the tensor that is stored for it.
-
-    The bytes are compared: a program without support for aliases may have changed one of the tensors and kept the
-    metadata.
-    """
+    """Return alias → tensor. Bytes are compared: a program without support for aliases may have changed one of them."""
     said = {
         name: str(target) for file, header in headers.items() for name, target in _table(header, ALIASES, file).items()
     }
@@ -230,7 +218,7 @@ def _ties(store: Store, headers: Mapping[str, Header], boxes: Mapping[str, list[
 
 
 def _stored_once(headers: Mapping[str, Header], boxes: Mapping[str, list[Box]]) -> dict[str, str]:
-    """Return the ties with an alias that lacks its own bytes: name → the name of the tensor."""
+    """Return alias → tensor of aliases without bytes."""
     said = {
         name: str(target)
         for file, header in headers.items()

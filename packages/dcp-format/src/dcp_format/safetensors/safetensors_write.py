@@ -1,7 +1,4 @@
-"""Conversion of a `Content` to safetensors: one file, or a Hugging Face folder of several files with an index.
-
-Files get their final names when all of them are complete, and the index follows.
-"""
+"""Conversion of a `Content` to safetensors: one file, or a Hugging Face folder of several files with an index."""
 
 from __future__ import annotations
 
@@ -45,28 +42,20 @@ __all__ = [
 _log = library_logger(__name__)
 
 OBJECTS_NAME = "objects.pt"
-"""Name of the `torch.save` file of objects in a folder; beside a single file, `<name of that file>.objects.pt`."""
+"""Name of the `torch.save` file of objects in a folder; next to a single file `NAME.safetensors`, `NAME.objects.pt`."""
 
 
 def write_safetensors(content: Content, path: str | os.PathLike[str], options: WriteOptions) -> None:
     """Write one safetensors file if `path` ends in `.safetensors`, else a folder that Hugging Face libraries open.
 
     A tensor with several names is written under each of them, and the file's metadata records that they are one tensor.
-    With `options.objects="beside"`, the file of objects is written before the tensors, and gets its final name right
-    after them: an error leaves existing files unchanged.
-
-    Args:
-        content: Tensors and objects to write.
-        path: Path of the file or folder to write.
-        options: Options for writing. A file in a folder exceeds `shard_bytes` only if it has a single tensor. The file
-            of objects is `NAME.objects.pt` next to `NAME.safetensors`, or `objects.pt` in a folder. `tick` is called
-            with the number of bytes just written.
+    With `options.objects="beside"`, the file of objects gets its final name right after the tensors' file. An error
+    leaves existing files unchanged.
 
     Raises:
         UnsupportedValueError: There are objects and `options.objects` is `refuse`, or safetensors lacks the dtype.
         UnsafeCheckpointError: An object to be written names a class or function that is not allowed.
         CheckpointExistsError: The destination exists, and `options.overwrite` is False.
-        InvalidPlaceError: `path` is a URI, or names no file or folder.
     """
     objects = options.objects
     if objects not in ("refuse", "beside", "skip"):
@@ -114,7 +103,7 @@ def _entries(content: Content) -> list[TensorEntry]:
 def write_tensor_file(
     sink: Sink, entries: Sequence[TensorEntry], metadata: Mapping[str, str], *, max_inflight_bytes: int
 ) -> None:
-    """Write one safetensors file: the header, then each tensor's bytes, larger element sizes first for alignment."""
+    """Write one safetensors file, larger element sizes first for alignment."""
     ordered = sorted(entries, key=lambda entry: -ITEM_BYTES[entry.dtype])
     sink.write([build_header([(entry.name, entry.dtype, entry.shape) for entry in ordered], metadata)])
     for entry in ordered:
@@ -130,10 +119,7 @@ def _write_folder(
     *,
     overwrite: bool,
 ) -> None:
-    """Write all files of a folder, rename them, publish the index, and then remove those from an older set.
-
-    At any moment the folder holds the old set or the new one: no new file gets the name of an old one.
-    """
+    """Write and rename all files, publish the index, then remove an older set, none of whose names a new file gets."""
     _check_folder(folder, files, overwrite=overwrite)
     store = LocalStore(folder)
     store.make()
@@ -169,7 +155,7 @@ def _write_folder(
 
 
 def remove_earlier(store: LocalStore, names: Iterable[str]) -> None:
-    """Remove the files of older saves. Files that no save made are kept, even if an index names them."""
+    """Remove the files of older saves. Files that no save wrote are kept, even if an index names them."""
     sizes = {entry.name: entry.bytes for entry in store.list()}
     for name in sorted({*names} & sizes.keys()):
         if is_writers_file(store, name, sizes[name]):

@@ -1,7 +1,5 @@
 """`BroadcastingTorchSaveReader`: one rank reads a `torch.save` file and broadcasts its tensors to the other ranks.
 
-Such files have no metadata: `DynamicMetaLoadPlanner` makes it from the template.
-
 Source: torch 2.13 `torch.distributed.checkpoint.format_utils` (names, call sequence).
 """
 
@@ -74,15 +72,11 @@ class BroadcastingTorchSaveReader(StorageReader):
             self.checkpoint_id = checkpoint_id
 
     def read_metadata(self) -> Metadata:
-        """Return empty metadata: the planner makes metadata from the template."""
+        """Return empty metadata: the planner makes it from the template."""
         return Metadata({}, storage_meta=StorageMeta(checkpoint_id=self.checkpoint_id))
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool) -> None:
-        """Store whether this rank reads the file.
-
-        Raises:
-            DcpError: The reader lacks the path of a file.
-        """
+        """Store whether this rank reads the file. Raises DcpError without a path."""
         del metadata, is_coordinator
         self.is_coordinator = _rank() == self.coordinator_rank
         if self.checkpoint_id is None:
@@ -127,7 +121,7 @@ class BroadcastingTorchSaveReader(StorageReader):
         return done
 
     def _tensors(self) -> dict[str, torch.Tensor]:
-        """Return the tensors of the file, over a memory map of it, checked."""
+        """Return the tensors of the file, over a memory map, checked."""
         state, records = map_torch_save(self.checkpoint_id or "")
         records.check_all()
         if not isinstance(state, Mapping):
@@ -172,7 +166,7 @@ class BroadcastingTorchSaveReader(StorageReader):
         targets: list[tuple[ReadItem, torch.Tensor]],
         planner: LoadPlanner,
     ) -> None:
-        """Broadcast a tensor in pieces of whole rows; every rank copies the part that it needs."""
+        """Broadcast a tensor in pieces of whole rows; every rank copies its part."""
         rows = shape[0] if shape else 1
         row_bytes = max(1, torch.Size(shape[1:]).numel() * dtype.itemsize)
         step = max(1, _BROADCAST_BYTES // row_bytes)
@@ -202,7 +196,7 @@ def _refuse_objects(plan: LoadPlan) -> None:
 
 
 def _wanted(items: Mapping[str, list[ReadItem]], planner: LoadPlanner) -> dict[str, tuple[int, ...]]:
-    """Return the names that a rank reads, with shapes of the template or, if unknown, the extent of their parts."""
+    """Return names with shapes of the template or, if unknown, the extent of their parts."""
     metadata = getattr(planner, "metadata", None)
     said = {} if metadata is None else metadata.state_dict_metadata
     found: dict[str, tuple[int, ...]] = {}
@@ -280,7 +274,7 @@ class DynamicMetaLoadPlanner(DefaultLoadPlanner):
 
 
 def _entry(tensor: torch.Tensor) -> TensorStorageMetadata:
-    """Return metadata with one chunk for the whole tensor; global sizes for a DTensor."""
+    """Return metadata with one chunk; global sizes for a DTensor."""
     size = tensor.size()
     chunk = ChunkStorageMetadata(torch.Size([0] * len(size)), size)
     return TensorStorageMetadata(TensorProperties(dtype=tensor.dtype), size, [chunk])

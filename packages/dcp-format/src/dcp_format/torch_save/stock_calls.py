@@ -1,6 +1,4 @@
-"""`dcp_to_torch_save`, `torch_save_to_dcp`: conversions under stock's names, in bounded memory; stock's command line.
-
-`dcp convert` has more options.
+"""`dcp_to_torch_save`, `torch_save_to_dcp`: conversions under stock's names, and stock's command line.
 
 Source: torch 2.13 `torch.distributed.checkpoint.format_utils` (names, parameters, arguments and output of the script).
 """
@@ -37,7 +35,7 @@ def dcp_to_torch_save(
     Args:
         dcp_checkpoint_dir: Folder of a checkpoint of this project or of stock.
         torch_save_path: Path of the file to write; an existing file is replaced.
-        max_inflight_bytes: Limit of the memory for pieces of tensors, in bytes.
+        max_inflight_bytes: Limit of the memory for pieces of tensors.
         allow_globals: Classes and functions that objects may use in addition to the default allow-list.
 
     Raises:
@@ -62,7 +60,7 @@ def torch_save_to_dcp(
     Args:
         torch_save_path: Path of a `torch.save` file of a dict or another mapping.
         dcp_checkpoint_dir: Folder to write; a checkpoint in it is replaced.
-        max_inflight_bytes: Limit of the memory for pieces of tensors, in bytes.
+        max_inflight_bytes: Limit of the memory for pieces of tensors.
         allow_globals: Classes and functions that the file may use in addition to the default allow-list.
 
     Raises:
@@ -85,12 +83,7 @@ _MODES: dict[str, tuple[Callable[[str], bool], Callable[[str, str], None]]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run stock's `format_utils` command line.
-
-    Raises:
-        DcpError: The source cannot be read, or the destination cannot be written.
-        SystemExit: The arguments are wrong.
-    """
+    """Run stock's `format_utils` command line; return its exit code."""
     parser = argparse.ArgumentParser(prog="python -m dcp_all.format_utils")
     parser.add_argument("mode", choices=list(_MODES), help="Conversion mode")
     parser.add_argument("src", help="Path to the source model")

@@ -1,8 +1,5 @@
 """Reader of `torch.save` files as a `Content`: the pickle is read with an allow-list, tensors are read on demand.
 
-The file is memory-mapped, and torch locates each tensor in it. Ordinary file reads get the tensors piece by piece.
-Folders of such files with an index, as transformers wrote them (`pytorch_model-*.bin`), are read as one `Content`.
-
 Source: torch 2.13 `torch.serialization._load` (effect of `overall_storage`).
 """
 
@@ -81,7 +78,6 @@ def open_torch_save(path: str | os.PathLike[str], *, allow_globals: Sequence[Any
         UnsafeCheckpointError: The file names a global that is not allowed.
         UnsupportedFormatError: The file has another byte order than this machine, or its records are compressed.
         UnsupportedValueError: The saved value is not a mapping.
-        InvalidPlaceError: `path` is a URI, or names no file.
     """
     path = file_path(path)
     state, records = map_torch_save(path, allow_globals=allow_globals)
@@ -116,7 +112,7 @@ def open_torch_save(path: str | os.PathLike[str], *, allow_globals: Sequence[Any
 
 
 def map_torch_save(path: str | os.PathLike[str], *, allow_globals: Sequence[Any] = ()) -> tuple[Any, _ArchiveRecords]:
-    """Return the value in a `torch.save` file, and the file's records. Arguments and errors: see `open_torch_save`.
+    """Return the value in a `torch.save` file, and the file's records. Errors: see `open_torch_save`.
 
     Objects are checked; the caller must check the CRCs of tensors, which lie in a memory map, by the records.
     """
@@ -158,7 +154,6 @@ def map_torch_save(path: str | os.PathLike[str], *, allow_globals: Sequence[Any]
 
 
 def _refuse_other_byte_order(records: _ArchiveRecords, place: str) -> None:
-    """Raise for a file of the other byte order: values are read without conversion."""
     if ObjectArchive(records.view).swapped():
         raise UnsupportedFormatError(
             f"{place} was written with the other byte order; load it with torch.load and save it again"
@@ -189,7 +184,6 @@ class _Located:
         self._crcs = records.crcs
 
     def close(self) -> None:
-        """Release the mapping."""
         self._records = None
 
     def data(self, name: str, tensor: torch.Tensor) -> PiecewiseData:
@@ -211,13 +205,12 @@ class _Located:
         return ChunkPieces(self._reader, dtype, shape, [chunk])
 
     def _check_storage(self, tensor: torch.Tensor) -> None:
-        """Check the records of a tensor's storage now, if they will not be read whole later."""
+        """Check the CRCs of a tensor's storage, if they will not be checked later."""
         storage = tensor.untyped_storage()
         if self._records is not None:
             self._records.check_range(storage.data_ptr() - self._base, storage.nbytes())
 
     def prepare(self) -> None:
-        """Prepare the reader for all located tensors."""
         self._reader.prepare(self._chunks)
 
 
@@ -226,7 +219,7 @@ _VALUES = "/data/"
 
 
 class _ArchiveRecords:
-    """Records of an archive: their byte ranges, and which records have been checked against their CRC."""
+    """Records of an archive, and which of them have been checked against their CRC."""
 
     def __init__(self, mapped: torch.UntypedStorage, *, file: str) -> None:
         empty = torch.tensor([], dtype=torch.uint8, device="cpu")
@@ -234,9 +227,7 @@ class _ArchiveRecords:
         """The whole file, mapped."""
         self._file = file
         self.address = mapped.data_ptr()
-        """Address of the first byte, in this process."""
         self.nbytes = mapped.nbytes()
-        """Size of the file in bytes."""
         try:
             records = zip_records(self.view)
         except CorruptCheckpointError as error:
@@ -252,21 +243,20 @@ class _ArchiveRecords:
         self.crcs = {
             (record.start, record.stored_bytes): record.crc32 for record in self._unchecked if not record.deflated
         }
-        """Start and length of each uncompressed record → its CRC."""
+        """(Start, length) of each uncompressed record → its CRC."""
 
     def check_small(self) -> None:
-        """Check the CRCs of all records except tensor storages. Raises CorruptCheckpointError for a damaged record."""
+        """Check the CRCs of all records except tensor storages."""
         self._check(record for record in self._unchecked if _VALUES not in record.name)
 
     def check_range(self, start: int, nbytes: int) -> None:
-        """Check the CRCs of records that overlap `nbytes` bytes from `start` on. Raises CorruptCheckpointError."""
+        """Check the CRCs of records that overlap a range of bytes."""
         stop = start + nbytes
         self._check(
             record for record in self._unchecked if record.start < stop and start < record.start + record.stored_bytes
         )
 
     def check_all(self) -> None:
-        """Check the CRC of all records not checked yet. Raises CorruptCheckpointError for a damaged record."""
         self._check(self._unchecked)
 
     def _check(self, records: Iterable[ZipRecord]) -> None:
@@ -299,15 +289,13 @@ def is_torch_weights(path: str | os.PathLike[str]) -> bool:
 
 
 def open_torch_weights(path: str | os.PathLike[str]) -> Content:
-    """Open a `torch.save` file, or all files of an index or folder, as one `Content`.
+    """Open a `torch.save` file, or all files of an index or folder, as one `Content`. Errors: see `open_torch_save`.
 
-    Of several sets in a folder (`pytorch_model.bin`, and its variant `pytorch_model.fp16.bin`), the set without a
-    variant is read. Errors: see `open_torch_save`.
+    Of several sets in a folder, the set without a variant is read: `pytorch_model.bin`, not `pytorch_model.fp16.bin`.
 
     Raises:
-        CheckpointNotFoundError: A file that the index names is missing.
         CorruptCheckpointError: Two files hold a value of the same name, or no file holds a value that the index names.
-        UnsupportedFormatError: A folder has several sets, and each is a variant: the message lists them.
+        UnsupportedFormatError: A folder has several sets, and each is a variant.
     """
     place = Path(file_path(path))
     if place.is_dir():
@@ -347,7 +335,7 @@ def open_torch_weights(path: str | os.PathLike[str]) -> Content:
 
 
 def _sets(folder: Path) -> list[str]:
-    """Return the names of the indexes and single files of weights in a folder; files of an index are not listed."""
+    """Return the names of the indexes and single files of weights in a folder, without files of an index."""
     names = sorted(path.name for path in folder.glob("*.bin*"))
     return [name for name in names if name.endswith(_INDEX_SUFFIX) or _WEIGHTS.fullmatch(name)]
 

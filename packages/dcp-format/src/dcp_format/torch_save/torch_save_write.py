@@ -54,11 +54,7 @@ def write_torch_save(
 ) -> None:
     """Write a `torch.save` file atomically; `torch.load` opens it with `weights_only=True` and `mmap=True`.
 
-    Args:
-        content: Tensors and objects to write; all objects are in memory at the same time.
-        path: Path of the file.
-        options: Options for writing; `tick` is called with the number of bytes just written.
-        allow_globals: Classes and functions that are allowed in addition to the default allow-list.
+    All objects are in memory at the same time.
 
     Raises:
         CheckpointExistsError: The file exists and `options.overwrite` is False.
@@ -112,7 +108,7 @@ def _write(
 
 
 def _number_of(pickled: bytes, crcs: Sequence[int]) -> int:
-    """Return a digest of the contents as a number of at most 40 digits."""
+    """Return a digest of the contents with at most 40 digits."""
     return int(hashlib.sha256(pickled + repr(crcs).encode()).hexdigest(), 16) % 10**40
 
 
@@ -147,7 +143,7 @@ class _Pickler(pickle.Pickler):
         return torch._utils._rebuild_tensor_v3, arguments  # noqa: SLF001
 
     def persistent_id(self, value: Any) -> Any:
-        """Return the persistent id of a storage, which names its record in the archive."""
+        """Return the persistent id of a storage, which names its record."""
         if isinstance(value, _Storage):
             return "storage", value.kind, value.record, "cpu", value.elements
         if isinstance(value, torch.storage.TypedStorage):
@@ -159,7 +155,7 @@ class _Pickler(pickle.Pickler):
         return None
 
     def _beside(self, storage: torch.UntypedStorage) -> str:
-        """Return the name of the record for a storage that an object holds."""
+        """Return the record's name for a storage that an object holds."""
         known = self._records.get(storage._cdata)  # noqa: SLF001
         if known is None:
             known = self._records[storage._cdata] = str(self._next)  # noqa: SLF001
