@@ -1,4 +1,4 @@
-"""Values of arguments and options: paths, `file://…` and URIs; sizes, rates and times. Sends no request."""
+"""Values of arguments and options: paths, `file://…` and URIs; sizes, rates and times."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def is_uri(place: str | os.PathLike[str]) -> bool:
 
 
 def existing_folder(path: str | os.PathLike[str]) -> Path:
-    """Return an existing directory. Raises CheckpointNotFoundError, which names what is there."""
+    """Return an existing directory. Raises CheckpointNotFoundError."""
     place = Path(path)
     if place.is_dir():
         return place
@@ -63,8 +63,6 @@ def open_folder(place: str) -> Store:
 
     Raises:
         CheckpointNotFoundError: The directory does not exist.
-        InvalidPlaceError: The storage rejects the URI.
-        PluginNotFoundError: No installed package opens the URI; the message names the one to install.
     """
     return open_store(place) if is_uri(place) else LocalStore(existing_folder(place))
 
@@ -75,7 +73,7 @@ _SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
 def parse_size(text: str) -> int:
-    """Parse a size such as `5GB` (powers of 1000) or `512MiB` (powers of 1024) to bytes. Raises BadParameter."""
+    """Parse a size such as `5GB` (powers of 1000) or `512MiB` (powers of 1024) to bytes."""
     found = _SIZE.fullmatch(text)
     if found is None or float(found[1]) <= 0:
         raise click.BadParameter(f"{text!r} is not a size; write it like 5GB or 512MiB")
@@ -84,7 +82,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_rate(text: str) -> int:
-    """Parse a rate such as `200MB/s` to bytes per second. Raises BadParameter."""
+    """Parse a rate such as `200MB/s` to bytes per second."""
     try:
         return max(1, parse_size(text.strip().removesuffix("/s")))
     except click.BadParameter as error:
@@ -92,7 +90,7 @@ def parse_rate(text: str) -> int:
 
 
 def parse_seconds(text: str) -> float:
-    """Parse a time span such as `1d`, `12h`, `30min` or `2w` to seconds. Raises BadParameter."""
+    """Parse a time span such as `1d`, `12h`, `30min` or `2w`."""
     found = _TIME.fullmatch(text)
     if found is None or float(found[1]) <= 0:
         raise click.BadParameter(f"{text!r} is not a time span; write it like 30min, 12h, 1d or 2w")

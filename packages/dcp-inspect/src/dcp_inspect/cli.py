@@ -1,7 +1,4 @@
-"""The command line: dispatches to the commands, and turns errors into one line and an exit code.
-
-Commands are imported when they run, which keeps `ls` fast.
-"""
+"""The command line: dispatches to the commands, and turns errors into one line and an exit code."""
 
 from __future__ import annotations
 
@@ -42,7 +39,6 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
 )
 """Command → its module in `dcp_inspect.commands` and its description."""
 _ADDED = "dcp "
-"""Prefix of other packages' commands."""
 _BUG = 1
 """Python's exit code for an unforeseen error."""
 
@@ -73,7 +69,6 @@ class _Lazy(click.Group):
             raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands without importing one."""
         del ctx
         with formatter.section("Commands"):
             formatter.write_dl([*((name, text) for name, (_, text) in COMMANDS.items()), *_added().items()])
@@ -115,10 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code.
-
-    With `--json`, an error is also a JSON object on stdout.
-    """
+    """Run the command line and return its exit code."""
     given = sys.argv[1:] if arguments is None else [*arguments]
     try:
         return _run(given)
@@ -161,7 +153,6 @@ def _failed(error: BaseException, *, as_json: bool) -> int:
 
 
 def _print_wrong_use(error: click.ClickException) -> str:
-    """Print wrong usage and return the message, which may hold line breaks."""
     error.message = in_options(" ".join(error.message.split()))  # type: ignore[misc]  # the same, on one line
     if isinstance(error, click.NoSuchOption) and error.ctx is not None:
         known = [name for each in error.ctx.command.params for name in each.opts if name.startswith("--")]
@@ -175,7 +166,6 @@ def _print_wrong_use(error: click.ClickException) -> str:
 
 
 def _print_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print a bug's traceback with control characters escaped."""
     _say("".join(traceback.format_exception(kind, error, trace)).rstrip("\n"))
 
 
@@ -186,7 +176,6 @@ def _say(text: str) -> None:
 
 
 def _wants_json(arguments: Sequence[str]) -> bool:
-    """Whether a possibly wrong command line asks for JSON."""
     options = arguments[: arguments.index("--")] if "--" in arguments else arguments
     return "--json" in options or "--json-lines" in options
 

@@ -1,4 +1,4 @@
-"""Contents of a checkpoint from its index. Needs neither torch nor values."""
+"""Contents of a checkpoint from its index."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ class Row:
     target: str | None = None
     """The tensor of an alias."""
     value: str | None = None
-    """Object as text, or class of a tensor subclass; set by `with_values`."""
+    """Object as text, or class of a tensor subclass."""
 
     def as_json(self) -> dict[str, object]:
-        """Return the row as JSON data."""
+        """Return JSON data."""
         shape = None if self.shape is None else list(self.shape)
         facts = {name: getattr(self, name) for name in ("name", "kind", "dtype", "chunks", "bytes", "stored_bytes")}
         return {**facts, "shape": shape, "rank": self.rank, "target": self.target, "value": self.value}

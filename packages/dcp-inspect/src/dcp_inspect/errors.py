@@ -1,4 +1,4 @@
-"""Errors of the command: exit codes, and messages with the libraries' advice, which is Python, in options."""
+"""Errors of the command: exit codes, and messages with the libraries' advice in options instead of Python."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ OUR_PACKAGES = frozenset(
         *("tiers", "torchtitan", "transformers", "transforms"),
     )
 )
-"""Packages whose unforeseen errors are bugs."""
+"""Their unforeseen errors are bugs."""
 _WORST_FIRST = (UNREADABLE, UNSAFE, UNSUPPORTED, NOT_FOUND, EXISTS, WRONG_USE, DIFFERENT, 0)
 
 
@@ -137,7 +137,7 @@ _PHRASES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 
 
 def in_options(message: str) -> str:
-    """Return a message with its advice in options of the command in use."""
+    """Return a message with its advice in options of the command."""
     for pattern, advice in _PHRASES:
         message = pattern.sub(advice, message)
     return message.replace("`dcp ", f"`{program()} ")

@@ -1,7 +1,6 @@
 """Bytes that each rank of a job would read and write, computed from a checkpoint's index.
 
-Tensors are sharded along their first dimension, as FSDP does: rank r of n has the r-th of n equal parts (the last parts
-may be short or empty). Every rank reads scalars.
+Rank r of n has the r-th of n equal parts of a tensor's first dimension, as in FSDP. Every rank reads scalars.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ class RankLoad:
     reads: int = 0
     files: set[str] = field(default_factory=set)
     write_bytes: int = 0
-    """Bytes of the rank's shards and its share of replicated values."""
+    """Bytes of its shards and its share of replicated values."""
 
 
 def row_range(rows: int, rank: int, world_size: int) -> tuple[int, int]:
-    """Return the rows of a rank, divided as torch's `chunk` and DTensor do."""
+    """Return a rank's rows, as torch's `chunk` and DTensor divide them."""
     step = -(-rows // world_size)
     return min(rows, rank * step), min(rows, (rank + 1) * step)
 

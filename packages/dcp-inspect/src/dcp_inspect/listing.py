@@ -47,7 +47,7 @@ class Notes:
     keeps_best: str = ""
     """The run's policies for its best checkpoints."""
     quarantine: str | None = None
-    """Reason of the quarantine, if any."""
+    """Reason of the quarantine."""
     quarantined_seconds: float | None = None
     """Time since the epoch; None if unknown."""
 
@@ -60,7 +60,7 @@ class Notes:
         return f"quarantined{'' if when is None else f' {age(time.time() - when)} ago'}: {self.quarantine}"
 
     def as_json(self) -> dict[str, object]:
-        """Return the notes as JSON data."""
+        """Return JSON data."""
         quarantine = {"reason": self.quarantine, "found_seconds": self.quarantined_seconds}
         return {"metrics": dict(self.metrics), "quarantine": None if self.quarantine is None else quarantine}
 
@@ -82,7 +82,7 @@ class Listed:
     writer: str | None = None
     save_id: str | None = None
     created_ns: int | None = None
-    """Start time of the save; None if unknown."""
+    """Start time of the save."""
     unfinished: bool = False
     """Whether the save is running or failed, without an index."""
     unreadable: bool = False
@@ -95,7 +95,7 @@ class Listed:
         return self.problem is None
 
     def as_json(self) -> dict[str, object]:
-        """Return the summary as JSON data."""
+        """Return JSON data."""
         names = (
             *("path", "step", "bytes", "values", "world_size", "modified_seconds", "complete", "problem", "writer"),
             *("save_id", "created_ns", "unfinished", "unreadable"),
@@ -107,7 +107,7 @@ def find(path: str, *, unfinished: bool = False, unreadable: bool = True) -> lis
     """Return the checkpoints in a directory or URI and below, newest first; on request, unfinished saves.
 
     A directory that cannot be listed is returned with the reason. A file such as `run.tiers.toml` stands for all its
-    places. Raises CheckpointNotFoundError.
+    places.
     """
     described = root_at(path)
     if described is not None:
@@ -178,7 +178,7 @@ def _look_at(found: FoundCheckpoint[Any]) -> Listed:
 
 
 def notes_on(found: FoundCheckpoint[Any]) -> Notes:
-    """Read the notes next to a checkpoint. Raises OSError."""
+    """Read the notes next to a checkpoint."""
     note = read_note(found.store, NOTE) if NOTE in found.notes else None
     noted = Notes() if note is None else Notes(note.metrics, note.keeps_best)
     if QUARANTINE not in found.notes:
@@ -201,7 +201,6 @@ def _notes_if_readable(found: FoundCheckpoint[Any]) -> Notes:
 
 
 def _bytes_in(folder: Any) -> int:
-    """Return the size of a folder's files; 0 if the storage fails."""
     try:
         return sum(entry.bytes for entry in folder.list())
     except Exception as error:

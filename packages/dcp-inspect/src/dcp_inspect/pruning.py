@@ -1,4 +1,4 @@
-"""Selection of the checkpoints that `dcp prune` removes. Removes nothing.
+"""Selection of the checkpoints that `dcp prune` removes.
 
 The KEEP newest checkpoints are read first, and an older one stays for each unsound one: an unread checkpoint never
 justifies a removal.
@@ -34,7 +34,7 @@ class Pruning:
     incomplete: list[Listed] = field(default_factory=list)
     """A part of the step is missing or unloadable."""
     damaged: list[tuple[Listed, str]] = field(default_factory=list)
-    """Complete but damaged ones, each with the first problem."""
+    """Complete, each with the first problem."""
     doubtful: list[tuple[Listed, str]] = field(default_factory=list)
     """Possibly newer than a kept one, with reasons."""
     without_step: list[Listed] = field(default_factory=list)
@@ -137,7 +137,6 @@ class _Reading:
         return True
 
     def is_unsound(self, step: _Step) -> bool:
-        """Whether a step was read and is not sound."""
         return any(step is other for other, _ in self.problems)
 
 
@@ -153,12 +152,10 @@ def _select(steps: Sequence[_Step], policy: KeepPolicy, reading: _Reading, *, by
 
 
 def _best_rules(steps: Sequence[_Step]) -> str:
-    """Return the policies from a run's newest note."""
     return next((one.notes.keeps_best for step in steps for one in step.listed if one.notes.keeps_best), "")
 
 
 def _policies(rules: str) -> tuple[KeepBest, ...]:
-    """Parse policies; none if the note is damaged."""
     with contextlib.suppress(ValueError):
         return KeepPolicy.parse(rules).best() if rules else ()
     return ()

@@ -1,7 +1,4 @@
-"""Removal of checkpoints by `rm` and `prune`, with safety checks; `dcp_io` removes the index, then the files.
-
-A save without an index may still run; `unfinished_save` says whether `rm` removes its files.
-"""
+"""Removal of checkpoints by `rm` and `prune`, with safety checks."""
 
 from __future__ import annotations
 

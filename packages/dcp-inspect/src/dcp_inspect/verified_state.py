@@ -1,7 +1,4 @@
-"""State file of `dcp verify --skip-verified`: the checkpoints that earlier runs found sound.
-
-An entry has the index's digest, so that a replaced checkpoint is read again.
-"""
+"""State file of `dcp verify --skip-verified`: found sound checkpoints, with digests of their indexes."""
 
 from __future__ import annotations
 
@@ -53,7 +50,7 @@ class VerifiedState:
             del self._sound[place]
 
     def write(self) -> None:
-        """Write the file atomically, also in a crash. Raises OSError."""
+        """Write the file atomically, also in a crash."""
         folder = os.path.dirname(os.path.abspath(self._path))
         descriptor, temporary = tempfile.mkstemp(prefix=f".{os.path.basename(self._path)}.", dir=folder)
         try:

@@ -75,7 +75,7 @@ def json_value(value: Any) -> Any:
 
 
 def parse_key(key: str, names: set[str]) -> tuple[str, Slices]:
-    """Split a key into name and slices; a name may itself end in brackets. Raises UsageError."""
+    """Split a key into name and slices; a name may itself end in brackets."""
     found = _SLICED.match(key)
     if key in names or found is None:
         return key, ()
@@ -113,7 +113,6 @@ def _rows(entry: Any, slices: Slices) -> Any:
 
 
 def _part(entry: Any, slices: Slices) -> Any:
-    """Return the requested part, and read no more rows than needed."""
     shape = entry.shape
     try:
         if slices and slices[0] is not ... and shape:

@@ -34,8 +34,6 @@ Bits = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A name and the property that differs."""
-
     name: str
     what: str
     """`only in A`, `only in B`, `dtype`, `shape`, `kind`, `values`, or `damaged` if unknown."""
@@ -46,7 +44,7 @@ class Difference:
     max_rel: float | None = None
     """Largest |a - b| / |b|; infinite if b is 0."""
     different: int | None = None
-    """Number of elements that differ in a bit, or beyond a given tolerance."""
+    """Number of elements that differ in a bit, or beyond a tolerance."""
 
 
 @click.command(
@@ -93,13 +91,11 @@ def _names(content: Any) -> set[str]:
 
 
 class _DamagedError(Exception):
-    """A value of one side cannot be read; the arguments are the side's letter and the message."""
+    """Arguments: the letter of the unreadable side, and the message."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """A checkpoint whose read errors name its side."""
-
     letter: str
     path: str
     content: Any
@@ -122,7 +118,7 @@ class _Side:
             return data
 
     def elements(self, name: str) -> Iterator[Bits]:
-        """Yield the elements of a tensor in pieces, one row of bytes per element."""
+        """Yield a tensor's elements, one row of bytes each, in pieces."""
         entry = self.tensor(name)
         pieces = iter(entry.data.pieces(_PIECE_BYTES))
         while True:
@@ -156,7 +152,6 @@ def _compare(
 
 
 def _objects(name: str, one: _Side, other: _Side) -> Iterator[Difference]:
-    """Compare two objects as `same_value` does."""
     a, b = one.object(name), other.object(name)
     if a == b:
         return
@@ -170,7 +165,6 @@ def _objects(name: str, one: _Side, other: _Side) -> Iterator[Difference]:
 
 
 def _excerpts(*texts: str) -> Iterator[str]:
-    """Yield the first differing part of each text."""
     alike = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*texts, strict=False))
     same = sum(1 for _ in alike)
     start = max(0, same - _SAME_LETTERS) if max(map(len, texts)) > _SHOWN_LETTERS else 0
@@ -205,7 +199,6 @@ def _only_element(entry: Any) -> str:
 
 
 def _aligned(*streams: Iterator[Bits]) -> Iterator[tuple[Bits, Bits]]:
-    """Yield equally long runs of two tensors' elements."""
     held: list[Bits | None] = [None, None]
     while True:
         for side in (0, 1):

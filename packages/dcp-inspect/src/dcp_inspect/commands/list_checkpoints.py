@@ -85,7 +85,6 @@ def _row(one: Listed, root: str, now: float, metrics: Sequence[str]) -> tuple[Ce
 
 
 def _below(path: str, root: str) -> str:
-    """Return the path relative to the requested folder, or the whole path in a root of several places."""
     if root_at(root) is not None:
         return path
     if is_uri(root):

@@ -16,7 +16,6 @@ from dcp_inspect.printing.table import print_table
 __all__ = ["command"]
 
 _SCHEMES = ("storage", "stores")
-"""Tables whose names are URI schemes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +27,7 @@ class Listed:
     module: str
     hooks: tuple[str, ...]
     offers: tuple[str, ...]
-    """Schemes, transforms or formats that the plug-in's hooks return."""
+    """Schemes, transforms or formats."""
     problem: str | None
 
 

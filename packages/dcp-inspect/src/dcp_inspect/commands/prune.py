@@ -114,7 +114,6 @@ def _as_json(path: str, pruning: Pruning, removals: list[Removal], *, removed: b
 
 
 def _stays(pruning: Pruning) -> Iterator[str]:
-    """Yield a line for each old or damaged checkpoint that stays."""
     for one, problem in pruning.damaged:
         yield f"stays {one.path}: damaged, so an older one stays for it: {problem}"
     for one, rules in pruning.best:

@@ -70,7 +70,7 @@ class _Outcome:
 
     @contextlib.contextmanager
     def errors_of(self, path: str, *, alone: bool) -> Iterator[None]:
-        """Print an error and go on; raise it if there is only one path."""
+        """Print an error and go on, unless there is only one path."""
         try:
             yield
         except Exception as error:

@@ -95,7 +95,7 @@ def command(path: str, more: tuple[str, ...], flat: bool, depth: int | None, sta
 
 
 def _is_place(text: str) -> bool:
-    """Whether an argument is a place rather than a pattern of names."""
+    """Whether an argument is a place rather than a pattern."""
     if is_uri(text):
         return True
     return (
@@ -245,7 +245,7 @@ def _cells(row: Row, stats: dict[str, float], measures: Sequence[str], values: S
 
 
 def statistics(path: str, rows: list[Row]) -> tuple[dict[str, dict[str, float]], dict[str, str]]:
-    """Compute statistics by tensor name, in pieces; also return a message for each damaged tensor."""
+    """Return statistics by tensor name, and a message for each damaged tensor."""
     from dcp_inspect.reading.values import open_values  # noqa: PLC0415 - takes torch
 
     content = open_values(path)

@@ -156,7 +156,7 @@ class _Verifier:
         return result
 
     def check(self, path: str) -> _Result:
-        """Verify a checkpoint, and again if a save replaced it during the read."""
+        """Verify a checkpoint, and again if a save replaced it meanwhile."""
         store = open_store(path)
         before = index_digest(store, [entry.name for entry in store.list()])
         if self.state is not None and before and self.state.has(path, before):
@@ -180,7 +180,6 @@ class _Verifier:
 def _check_all(
     verifier: _Verifier, paths: dict[str, None], *, recursive: bool, since: float | None
 ) -> Iterator[_Result]:
-    """Verify checkpoints; an error of one is its result."""
     for path in paths:
         if not recursive:
             yield _or_error(path, lambda path=path: verifier.check_given(path))  # type: ignore[misc]
@@ -216,7 +215,7 @@ def _check_found(verifier: _Verifier, found: FoundCheckpoint[Any], place: str) -
 
 
 def _saved_seconds(found: FoundCheckpoint[Any]) -> float:
-    """Return the seconds since the epoch of the save, or of a later copy."""
+    """Return the time since the epoch of the save, or of a later copy."""
     listed: Listed = look_at(found)
     return max(found.modified_seconds, (listed.created_ns or 0) / 1e9)
 
@@ -229,7 +228,6 @@ def _or_error(path: str, check: Callable[[], _Result]) -> _Result:
 
 
 def _as_result(path: str, error: Exception) -> _Result:
-    """Return the result for an error that is not a bug."""
     known = foreseen(error)
     if known is None:
         raise error
@@ -238,7 +236,6 @@ def _as_result(path: str, error: Exception) -> _Result:
 
 
 def _raise_if_missing(path: str) -> None:
-    """Raise if there is no checkpoint here, sound or damaged."""
     try:
         open_index(path)
     except (CheckpointNotFoundError, OtherFormatError):

@@ -1,7 +1,6 @@
 """Output of commands: lines for people, JSON for programs.
 
-All output passes through this module, which escapes unprintable characters: names, paths, values and messages may come
-from untrusted files. Only terminals get colours.
+All output passes through here to escape unprintable characters: names and values may come from untrusted files.
 """
 
 from __future__ import annotations
@@ -97,7 +96,7 @@ def styled(lines: Sequence[Sequence[Cell]]) -> Any:
 
 
 def print_json(value: object, *, in_one_line: bool = False) -> None:
-    """Print a document in ASCII, with `"NaN"`, `"Infinity"` and `"-Infinity"` as strings."""
+    """Print in ASCII, with `"NaN"`, `"Infinity"` and `"-Infinity"` as strings."""
     indent = None if in_one_line else 2
     try:
         text = json.dumps(value, indent=indent, allow_nan=False)
@@ -117,7 +116,7 @@ def _finite(value: Any) -> Any:
 
 
 def metrics_text(metrics: Mapping[str, float], *, before: str = "") -> str:
-    """Format metrics on one line after `before`; an empty text without metrics."""
+    """Format metrics on one line after `before`; empty without metrics."""
     return before + " ".join(f"{name}={value:.6g}" for name, value in metrics.items()) if metrics else ""
 
 
@@ -140,7 +139,6 @@ _WORDS = re.compile(
     )|\s+""",
     re.VERBOSE,
 )
-"""A word with the blanks before it."""
 _PLAIN_WORDS = re.compile(r"\s*\S+|\s+")
 _GUIDES = re.compile(r"[│ ]*(?:├── |└── )?")
 

@@ -1,4 +1,4 @@
-"""Suggestions for misspelled names, commands and options, and for words of other tools; none of them is accepted."""
+"""Suggestions for misspelled names, commands and options, and for words of other tools."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ _COMPARED_LETTERS = 300
 
 
 def near(name: str, candidates: Iterable[str]) -> list[str]:
-    """Return up to three candidates with a similar spelling and length; fast even among 200,000 names."""
+    """Return up to three candidates of similar spelling and length; fast even among 200,000 names."""
     if len(name) > _COMPARED_LETTERS:
         return []
     alike = (each for each in candidates if abs(len(each) - len(name)) <= max(3, len(name) // 2))

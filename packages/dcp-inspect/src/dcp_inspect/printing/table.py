@@ -88,7 +88,6 @@ def _sizes(table: Sequence[Sequence[Cell]]) -> list[list[int]]:
 def _dropped(
     columns: Sequence[str], widths: Sequence[int], drop: Sequence[str], wrap: Sequence[str], width: int
 ) -> set[str]:
-    """Return the columns to leave out so that the others fit."""
     least = {name: min(size, _TEXT_WIDTH) if name in wrap else size for name, size in zip(columns, widths, strict=True)}
     dropped: set[str] = set()
     for name in drop:

@@ -15,8 +15,6 @@ _MAX_LEVELS = 16
 
 @dataclass(slots=True, eq=False)
 class _Level:
-    """Names with a common prefix."""
-
     count: int = 0
     bytes: int = 0
     below: list[tuple[str, _Level | str]] = field(default_factory=list)
@@ -32,7 +30,7 @@ class _Level:
 
 
 def tree_lines(values: Iterable[tuple[str, int, str]], depth: int | None = None) -> Iterator[list[Cell]]:
-    """Yield the lines of a tree: a single entry is joined with its level, levels below `depth` are summed up."""
+    """Yield a tree's lines: a single entry is joined with its level, levels below `depth` are summed up."""
     waiting = [_entries(_grown(values), "", 0)]
     while waiting:
         entry = next(waiting[-1], None)
@@ -82,7 +80,6 @@ def _joined(name: str, value: _Level | str) -> tuple[str, _Level | str]:
 
 
 def _flat(level: _Level) -> Iterator[tuple[str, str]]:
-    """Yield all values below a level."""
     waiting: list[tuple[tuple[str, ...], Iterator[tuple[str, _Level | str]]]] = [((), iter(level.below))]
     while waiting:
         names, entries = waiting[-1]

@@ -1,7 +1,6 @@
-"""Content of a checkpoint without torch: raw chunks by rows, and stored objects, read on demand.
+"""Content of a checkpoint without torch, read on demand; dcp-format supplies values that need torch.
 
-dcp-format supplies values that need torch (compressed chunks, archives of tensors). Records have the attributes of
-`dcp_format.Content`.
+Records have the attributes of `dcp_format.Content`.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ OpenContent = Callable[[], Any]
 
 @runtime_checkable
 class SupportsRows(Protocol):
-    """Bytes of a tensor of which parts can be read alone."""
+    """Bytes of a tensor that can be read by rows."""
 
     def rows(self, start: int, stop: int) -> memoryview:
         """Read rows [start, stop)."""
@@ -73,7 +72,7 @@ class StoredContent:
 
 
 def stored_content(store: Store, index: CheckpointIndex, open_other: OpenContent) -> StoredContent:
-    """Return a content; `open_other` opens it by dcp-format. Raises CorruptCheckpointError."""
+    """Return a content; `open_other` opens it by dcp-format."""
     problems = coverage_problems(index)
     if problems:
         name, sentence = problems[0]
@@ -102,12 +101,12 @@ def stored_content(store: Store, index: CheckpointIndex, open_other: OpenContent
 
 
 def read_object(store: Store, name: str, item: StoredItem) -> bytes:
-    """Read an object's verified bytes. Raises like `dcp_io.read_items`."""
+    """Read an object's verified bytes."""
     return read_objects(store, {name: item})[name]
 
 
 def read_objects(store: Store, items: Mapping[str, StoredItem]) -> dict[str, bytes]:
-    """Read objects' verified bytes with few requests. Raises like `dcp_io.read_items`."""
+    """Read objects' verified bytes with few requests."""
     found: dict[str, bytes] = {}
 
     def keep(name: str) -> Callable[[memoryview], None]:
@@ -159,7 +158,7 @@ class _Elsewhere:
 
 
 class _Rows:
-    """Bytes of a tensor by rows of its first dimension; a scalar is one row."""
+    """Bytes of a tensor by rows; a scalar is one row."""
 
     def __init__(self, store: Store, tensor: StoredTensor, item_bytes: int) -> None:
         self._store = store

@@ -1,8 +1,7 @@
 """Values of every format as numpy arrays and Python objects; torch and `dcp-format` are imported on demand.
 
-Dtypes that numpy lacks are widened; packed ones stay bits. Source: OCP 8-bit floating point specification 1.0 and OCP
-microscaling formats 1.0 (values of the 8-bit floats); torch 2.13 `torch/headeronly/util/Float8_*fnuz.h` (the variants
-without infinities and negative zero).
+Source: OCP 8-bit floating point specification 1.0 and OCP microscaling formats 1.0 (values of the 8-bit floats); torch
+2.13 `torch/headeronly/util/Float8_*fnuz.h` (the variants without infinities and negative zero).
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ def _open_checkpoint(path: str) -> StoredContent:
 
 
 def whole_array(entry: Any) -> Array:
-    """Read a whole tensor; see `array_of` for its dtype."""
+    """Read a whole tensor."""
     return array_of(bytearray().join(entry.data.pieces(_READ_BYTES)), entry.dtype, entry.shape)
 
 
@@ -87,7 +86,6 @@ def load_value(data: bytes, name: str) -> Any:
 
     Raises:
         UnsafeCheckpointError: The object names a class or function that is not allowed.
-        CorruptCheckpointError: The bytes are not a stored object.
         UnsupportedFormatError: The object needs torch, and dcp-format is missing.
     """
     try:
@@ -129,7 +127,7 @@ _PYTORCH = "PyTorch, which is not installed (https://pytorch.org/get-started say
 
 
 def formats(purpose: str) -> Any:
-    """Import the converting part of dcp-format for `purpose`. Raises UnsupportedFormatError."""
+    """Import the converting part of dcp-format. Raises UnsupportedFormatError."""
     try:
         return importlib.import_module("dcp_format.conversion")  # torch included, which its front door leaves for later
     except ImportError as error:
@@ -151,7 +149,7 @@ def check_exists(path: str | os.PathLike[str]) -> None:
 
 
 def open_other_format(path: str | os.PathLike[str]) -> Any:
-    """Open a path of another format as a `dcp_format.Content`. Raises UnsupportedFormatError."""
+    """Open a path of another format as a `dcp_format.Content`."""
     try:
         package = formats(f"{os.fspath(path)} is of another format, and reading it")
     except UnsupportedFormatError:
@@ -164,7 +162,6 @@ def open_other_format(path: str | os.PathLike[str]) -> Any:
 
 
 def _may_be_known(path: str | os.PathLike[str]) -> bool:
-    """Whether a file begins like a known format."""
     with open(path, "rb") as file:
         head = file.read(9)
     return head.startswith((b"PK", b"\x80")) or head[8:] == b"{"
@@ -181,7 +178,6 @@ _FLOAT8 = {
     "float8_e5m2fnuz": (5, 2, 16),
 }
 _SCALES = "float8_e8m0fnu"
-"""Powers of two, without a sign."""
 
 
 def is_number(dtype: str) -> bool:
@@ -214,7 +210,6 @@ def _elements(data: bytes | bytearray | memoryview, dtype: str) -> Array:
 
 @functools.cache
 def _float8_values(dtype: str) -> npt.NDArray[np.float32]:
-    """Return the 256 values of a dtype, by their bits."""
     if dtype == _SCALES:
         return np.array([*(2.0 ** (bits - 127) for bits in range(255)), math.nan], np.float32)
     return np.array([_float8_value(bits, dtype) for bits in range(256)], np.float32)

@@ -1,7 +1,6 @@
 """Progress bar of a long operation, in terminals and notebooks.
 
-It is drawn in one line on stderr, without a thread, a hidden cursor or changed streams: a killed process leaves the
-terminal intact.
+It needs no thread, hidden cursor or changed streams: a killed process leaves the terminal intact.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class _Screen(Protocol):
         """Return the number of columns."""
 
     def draw(self, line: Callable[[Any], object]) -> None:
-        """Replace the display by what `line` prints to a console."""
+        """Replace the display by what `line` prints."""
 
     def clear(self) -> None:
         """Remove what is shown."""
@@ -143,9 +142,6 @@ def show_progress(enabled: bool = True) -> None:
 
     Rank 0 shows a bar when its main thread waits longer than 1.5 s, so not for background saves. Bars appear in
     terminals (on stderr) and notebooks, never in pipes and logs.
-
-    Args:
-        enabled: Whether to show bars from now on.
 
     Ranks: affects this rank only.
 

@@ -47,18 +47,15 @@ class Picture:
 def visualize(what: Any) -> Picture:
     """Draw each tensor as a box with its shards, in the colours of the ranks that hold them.
 
+    For DTensors and ShardedTensors, the picture has the shards of all ranks, for other tensors those of this rank.
     Similar tensors whose names differ only in numbers are drawn once.
 
     Args:
         what: State dict; an object with a `state_dict()`; or the path or URI of a checkpoint, whose chunks have the
             colours of the ranks that wrote them.
 
-    Returns:
-        The picture: shards of all ranks for DTensors and ShardedTensors, shards of this rank for other tensors.
-
     Raises:
         CheckpointNotFoundError: The checkpoint does not exist at the path.
-        TypeError: `what` is none of these.
         UnsupportedFormatError: A state dict is to be drawn, and dcp-core is not installed.
 
     Ranks: one; not collective, unless the `state_dict()` is.
