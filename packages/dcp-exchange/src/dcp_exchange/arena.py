@@ -1,6 +1,4 @@
-"""`Arena`: shared memory of one rank, in equal slots, which other ranks of the host read without a copy.
-
-The memory has no name, so the kernel frees it with its last descriptor.
+"""`Arena`: shared memory of one rank, which other ranks of the host read without a copy.
 
 Source: Linux `memfd_create(2)`, `mmap(2)`.
 """
@@ -21,8 +19,7 @@ __all__ = ["Arena", "Window"]
 class Arena:
     """Slots of shared memory, each with a count of users. Not thread-safe: callers hold a lock.
 
-    Raises:
-        ExchangeError: The system lacks memory, descriptors or such files.
+    The memory has no name: the kernel frees it with its last descriptor.
     """
 
     def __init__(self, slot_bytes: int, slots: Sequence[int]) -> None:
@@ -47,7 +44,7 @@ class Arena:
         return bool(self._free[purpose])
 
     def take(self, purpose: int = 0) -> int:
-        """Take a free slot for a purpose, with one user. Call `has_free` first."""
+        """Take a free slot, with one user. Call `has_free` first."""
         slot: int = self._free[purpose].pop()
         self._users[slot] = 1
         return slot
@@ -57,7 +54,7 @@ class Arena:
         self._users[slot] += users
 
     def release(self, slot: int) -> bool:
-        """Remove one user of a slot; return whether it is free now."""
+        """Remove one user; return whether the slot is free now."""
         self._users[slot] -= 1
         if self._users[slot]:
             return False
@@ -82,11 +79,7 @@ class Arena:
 
 
 class Window:
-    """View of another rank's arena, for reading only, although it is mapped writable: torch refuses read-only memory.
-
-    Raises:
-        ExchangeError: The memory cannot be mapped.
-    """
+    """View of another rank's arena, for reading only; it is mapped writable because torch refuses read-only memory."""
 
     def __init__(self, descriptor: int, slot_bytes: int) -> None:
         try:

@@ -23,7 +23,7 @@ class ExchangeInterruptedError(ExchangeError):
 
     Attributes:
         replaced: Whether a newer save replaced the checkpoint.
-        is_lack: Whether a rank lacks a resource; see `is_lack`.
+        is_lack: Whether a rank lacks a resource.
     """
 
     def __init__(self, reason: str, *, replaced: bool = False, is_lack: bool = False) -> None:

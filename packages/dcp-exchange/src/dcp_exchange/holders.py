@@ -1,4 +1,4 @@
-"""Holders: which hosts have which objects, if each host has its own objects (a `dcp_io.HostStore`)."""
+"""Holders: which hosts have which objects, if each host has its own (a `dcp_io.HostStore`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dcp_manifest import CheckpointNotFoundError, CorruptCheckpointError
 __all__ = ["Holders", "Unreadable", "by_what_they_hold", "name_in", "pack_held", "unpack_holders"]
 
 Holders = Mapping[str, tuple[int, ...]]
-"""Name of a wanted object → numbers of the hosts that have it."""
+"""Name of an object → numbers of the hosts that have it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def _lack(name: str, hosts: int, bad: Mapping[int, str]) -> Exception:
 
 
 def name_in(error: BaseException, names: Iterable[str]) -> str | None:
-    """Return the name of the object that a read error is about, or None."""
+    """Return the object that a read error is about, or None."""
     file = getattr(error, "file", None)
     text = str(error)
     candidates = [name for name in names if name == file or name in text]

@@ -83,10 +83,7 @@ class PieceReader:
     def read(self, file: str, start: int, buffer: memoryview) -> None:
         """Fill the buffer with bytes of a file from `start` on.
 
-        Raises:
-            CheckpointReplacedError: A newer save replaced the checkpoint.
-            CheckpointNotFoundError: The file is missing.
-            CorruptCheckpointError: The file is too short.
+        Raises CheckpointReplacedError if a newer save replaced the checkpoint.
         """
         with self._backend.noticing_replacement():
             try:
@@ -108,7 +105,7 @@ class PieceReader:
         self._opened.clear()
 
     def _open(self, file: str) -> Source:
-        """Return the source of a file. Each thread keeps one open: its pieces come from few files."""
+        """Return a file's source. Each thread keeps one open: its pieces come from few files."""
         known: tuple[str, Source] | None = getattr(self._own, "source", None)
         if known is not None and known[0] == file:
             return known[1]

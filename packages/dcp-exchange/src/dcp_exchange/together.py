@@ -94,8 +94,6 @@ class _Card:
 
 
 class _Exchange:
-    """One exchange on one rank, phase by phase."""
-
     def __init__(
         self,
         coordinator: Coordinator,
@@ -119,12 +117,12 @@ class _Exchange:
         self._names: list[str] | None = None
         """Names of the wanted objects, if each host has its own."""
         self.obstacle: str | None = None
-        """Why each rank must read for itself after all; the same on all ranks."""
+        """Why each rank must read for itself; the same on all ranks."""
         self._bad: dict[tuple[str, int], str] = {}
-        """Object and lowest rank of a host whose copy cannot be read → the error, as text."""
+        """(Object, lowest rank of a host) whose copy cannot be read → the error."""
 
     def agree_on_demands(self) -> bytes:
-        """Find the ranks with equal demands; return the secret of the job."""
+        """Find the ranks with equal demands; return the job's secret."""
 
         def digest() -> bytes:
             self._wanted = self._prepare()
@@ -188,10 +186,7 @@ class _Exchange:
         return Exchanged(ReadStats(0), replaced=True)
 
     def read(self, stack: contextlib.ExitStack) -> Exchanged | None:
-        """Read together; return None to begin again: another host has unreadable copies, or `obstacle` is set.
-
-        The ranks agree at the end. Until then, a rank that lacks a resource only stops the others.
-        """
+        """Read together; return None to begin again: another host has unreadable copies, or `obstacle` is set."""
         plan, delivery, backend = self._plan, self._delivery, self._wanted.backend
         take = self._coordinator.tickets(self._coordinator.world_size)
         alone = delivery.left_alone(_ranges(plan))
@@ -382,7 +377,7 @@ class _Exchange:
         return Plan(made, Topology.of(numbers), holders)
 
     def _connect_hosts(self) -> str:
-        """Connect to the ranks of other hosts that this rank needs; return a problem, or an empty text."""
+        """Connect to the needed ranks of other hosts; return a problem, or an empty text."""
         distant = Roles(self._plan, self._coordinator.rank).distant
         try:
             made = self._streams.connect_many([*distant.values()], min(self._timeout_seconds, _CONNECT_SECONDS))

@@ -60,7 +60,7 @@ class Topology:
         return tuple((host + step) % len(self.members) for step in self._steps())
 
     def keeper(self, host: int, other: int) -> int:
-        """Return the rank that keeps a host's link to another host; raise ValueError if there is no link."""
+        """Return the rank that keeps a host's link to another host; ValueError without a link."""
         steps = self._steps()
         step = (other - host) % len(self.members)
         if step not in steps:
@@ -77,8 +77,7 @@ class Topology:
     def tree(self, source: int, receivers: Collection[int]) -> dict[int, tuple[int, ...]]:
         """Return the linked hosts to which each host forwards bytes that one host sends to several.
 
-        Each receiving host gets the bytes once. Unless all hosts are receivers, hosts in a large job may forward bytes
-        that they do not want.
+        Each receiving host gets the bytes once. Other hosts in a large job may forward bytes that they do not want.
         """
         count = len(self.members)
         others = sorted({(host - source) % count for host in receivers} - {0})
@@ -125,7 +124,7 @@ class Roles:
         self.host = plan.topology.hosts[rank]
         self.neighbours = [other for other in plan.topology.members[self.host] if other != rank]
         self.distant = dict(plan.topology.links(rank))
-        """Number of another host → its rank to which this rank keeps the link."""
+        """Host → its rank to which this rank keeps the link."""
         pieces = plan.assignment
         self._readers = [
             pieces.readers[start:stop].tolist() for start, stop in itertools.pairwise(pieces.borders.tolist())
@@ -143,12 +142,12 @@ class Roles:
         return self._find(of_class, origin)[0]
 
     def onward(self, of_class: int, origin: int) -> list[int]:
-        """Return the numbers of the hosts to which this rank sends a piece."""
+        """Return the hosts to which this rank sends a piece."""
         return self._find(of_class, origin)[1]
 
     @property
     def lanes(self) -> int:
-        """Number of lanes on which pieces arrive from other hosts; see `lane`."""
+        """Number of lanes on which pieces arrive from other hosts."""
         if not self.distant:
             return 0
         return 1 if self._topology.direct else len(self._topology.members).bit_length()

@@ -1,9 +1,8 @@
 """`Transfer`: one rank's part in an exchange: it reads pieces, passes them on, and takes pieces that others read.
 
 A piece lies in a slot of the reading rank's arena, from where the other ranks of the host copy it. The rank with the
-connection to another host sends it to a rank that puts it into a slot of its own arena. Each user reports when it has
-finished with a slot, and the slot is reused. So bytes in flight never exceed the arenas, and no rank waits for another
-rank's order of reading.
+connection to another host sends it to a rank that puts it into a slot of its own arena. A slot is reused after all its
+users have finished. So bytes in flight never exceed the arenas, and no rank waits for another's order of reading.
 """
 
 from __future__ import annotations
@@ -81,7 +80,6 @@ class Transfer:
         self._awaited = {number for number, of_class in enumerate(self._classes) if self._roles.wants(of_class)}
         self._last_news = time.monotonic()
         self.bytes_received = 0
-        """Bytes of pieces that other ranks have read for this rank."""
         self._reads = ConcurrencyLimit(threads)
         # One more than read at once: others wait for what lies in this rank's slots, and in theirs, to be taken.
         self._threads = [
@@ -99,7 +97,7 @@ class Transfer:
             thread.start()
 
     def wait(self) -> None:
-        """Wait until this rank has all its bytes and has read its pieces, and no rank needs these pieces any longer.
+        """Wait until this rank has all its bytes and no rank needs the pieces that it read.
 
         The threads pass on other pieces until `close`. An error of this rank is raised.
 
@@ -118,7 +116,7 @@ class Transfer:
                 raise self._error
 
     def fail(self, error: BaseException) -> None:
-        """End the exchange on all ranks because of an error on this one; the first error counts."""
+        """End the exchange on all ranks; the first error counts."""
         with self._changed:
             self._fail(error)
 
@@ -160,7 +158,7 @@ class Transfer:
         return None
 
     def on_payload(self, stream: Stream, data: bytes, buffer: memoryview) -> None:
-        """Handle a piece that arrived from another host."""
+        """Handle a piece from another host."""
         message = decode(data)
         with self._changed:
             self._last_news = time.monotonic()
@@ -170,7 +168,7 @@ class Transfer:
         """Do nothing: all ranks have finished."""
 
     def on_lost(self, stream: Stream, reason: str) -> None:
-        """End the exchange, because pieces from this rank no longer arrive."""
+        """End the exchange: pieces from this rank no longer arrive."""
         with self._changed:
             if not self._closing:
                 self._fail(StreamError(stream.rank, stream.address, reason))
@@ -356,9 +354,9 @@ _SHORT_SECONDS, _LONG_SECONDS = 0.5, 1.0
 
 
 class ConcurrencyLimit:
-    """Number of concurrent reads, at most `most`. Not thread-safe: callers hold a lock.
+    """Number of concurrent reads, at most `most`: one more after a short read, one less after a long read.
 
-    It starts at one, grows by one after a short read, and shrinks by one after a long read.
+    Not thread-safe: callers hold a lock.
     """
 
     def __init__(self, most: int) -> None:
@@ -376,7 +374,7 @@ class ConcurrencyLimit:
         self._begun += 1
 
     def end(self, seconds: float) -> None:
-        """Count a read that ended after `seconds`."""
+        """Count a read that ended."""
         self._begun -= 1
         if seconds < _SHORT_SECONDS:
             self._limit = min(self._most, self._limit + 1)
@@ -407,12 +405,8 @@ class Message:
     """One message; the meaning of a field depends on the kind.
 
     Attributes:
-        kind: Kind of the message.
-        piece: Number of a piece.
-        slot: Number of a slot.
         origin: Number of the host that read the piece.
         checked: Whether the piece was checked on its way to this host.
-        text: Further text.
     """
 
     kind: Kind
@@ -449,7 +443,7 @@ class Sender(threading.Thread):
         self._ended = False
 
     def send(self, message: bytes, payload: memoryview, done: Callable[[], None]) -> None:
-        """Send a message with a payload later; call `done` when the payload is no longer needed."""
+        """Send a message and its payload later; `done` is called when the payload is no longer needed."""
         self._queue.put((message, payload, done))
 
     def end(self, *, abort: bool) -> None:

@@ -64,7 +64,8 @@ def assign(
     """Decide which rank reads which bytes, so that one rank reads each byte that several ranks want.
 
     The result depends on the demands, not on the order of the groups or on the machine. Time and memory grow with the
-    number of rows, not of ranks.
+    number of rows, not of ranks. The pieces are those that several ranks want, or that their only rank cannot read.
+    The owner can read the piece, and also wants it if reads stay about equal.
 
     Args:
         groups: Demands with their ranks. A rank in no group wants nothing, but may read for others.
@@ -72,10 +73,6 @@ def assign(
         holders: Object → hosts that have it; None if every rank can read all objects.
         gap_bytes: Largest gap between wanted ranges that is read rather than skipped.
         largest_piece_bytes: Limit of a piece's size, unless the piece must not be cut.
-
-    Returns:
-        The pieces that several ranks want, or that their only rank cannot read. The owner can read the piece, and also
-        wants it if reads stay about equal.
 
     Raises:
         ValueError: A rank is in two groups or is not in the job, or no host has an object.
@@ -165,7 +162,7 @@ SMALLEST_CELL_BYTES = 1 << 20
 
 
 def _keep_whole(rows: Rows) -> Rows:
-    """Remove borders inside rows that must not be cut: a rank that wants a part gets the whole row."""
+    """Remove borders inside rows that must not be cut."""
     uncut = rows.grains() == 0
     if not uncut.any():
         return rows
@@ -253,11 +250,7 @@ SLOT_BITS = 20
 
 
 def _number_sets(rows: Rows, stretches: Stretches, chosen: Numbers) -> tuple[Numbers, Positions]:
-    """Number the sets of ranks (classes) that want the chosen stretches, in the order of first occurrence.
-
-    Returns:
-        int32[chosen stretches], class; and int64[classes], position in `chosen` of the class's first stretch.
-    """
+    """Return the class of each chosen stretch, int32, and the position in `chosen` of each class's first one, int64."""
     firsts, seconds = (stretches.totals(_set_hashes(rows, seed), chosen) for seed in (1, 2))
     same_as = np.empty(len(chosen), np.int32)  # first stretch of the same class
     left = np.arange(len(chosen), dtype=np.int32)
@@ -293,10 +286,7 @@ def _set_hashes(rows: Rows, seed: int) -> Hashes:
 
 
 def _list_readers(rows: Rows, positions: Positions) -> tuple[Positions, Numbers]:
-    """Return borders, int64[positions + 1], and ranks, int32, that want the byte at ascending positions.
-
-    Position p has the ascending ranks `ranks[borders[p] : borders[p + 1]]`.
-    """
+    """Return borders, int64[positions + 1], and int32 ranks: `ranks[borders[p] : borders[p + 1]]` want position p."""
     low = np.searchsorted(positions, rows.starts, "left").astype(np.int32)
     high = np.searchsorted(positions, rows.stops, "left").astype(np.int32)
     hits = np.flatnonzero(high > low)

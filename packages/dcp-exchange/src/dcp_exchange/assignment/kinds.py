@@ -32,11 +32,6 @@ def level(kind_bytes: Positions, tiers: _Tiers, own_bytes: Positions) -> Positio
 
     Each kind, beginning with kinds of the fewest best ranks, is poured over its best ranks like water. Further rounds
     pour it over all ranks that can read it, until hardly anything moves. A better tier gets a few percent more.
-
-    Args:
-        kind_bytes: int64[kinds].
-        tiers: int8[kinds, ranks], preference: 0 is best, `IMPOSSIBLE` if the rank cannot read the kind.
-        own_bytes: int64[ranks], bytes that a rank reads in any case.
     """
     shares = np.zeros(tiers.shape, np.int64)
     loads = own_bytes.copy()
@@ -124,13 +119,7 @@ def kinds_of(
 ) -> Kinds:
     """Sort pieces by the ranks that want them and the ranks that can read them.
 
-    Args:
-        classes: int32[pieces], class of ranks that want the piece.
-        sizes: int64[pieces], bytes.
-        sets: int64[pieces], set of holders of the piece's object.
-        borders: int64[classes + 1], start per class in `readers`.
-        readers: int32, ranks of all classes.
-        places: Which ranks can read which objects.
+    `classes`, `sizes` and `sets` (of holders) are per piece, `borders` and `readers` as in `Assignment`.
     """
     set_count = len(places.can_read)
     codes, of_pieces = np.arange(len(borders) - 1), classes
@@ -160,7 +149,7 @@ def kinds_of(
 
 
 def _tiers(wanting: npt.NDArray[Any], able: npt.NDArray[Any], hosts: Positions) -> _Tiers:
-    """Return the tiers (see `Kinds`) from bool[kinds, ranks] `wanting` and `able`, and int64[ranks] `hosts`."""
+    """Return the tiers from bool[kinds, ranks] `wanting` and `able`, and int64[ranks] `hosts`."""
     by_host = np.argsort(hosts, kind="stable")
     begins = np.flatnonzero(np.append(True, np.diff(hosts[by_host]) != 0))
     counts = np.add.reduceat((wanting & able)[:, by_host].astype(np.int32), begins, axis=1)[:, hosts]

@@ -60,7 +60,7 @@ def cut_pieces(pieces: Pieces, rows: Rows, piece_bytes: int) -> Pieces:
 
 
 def _common_grids(rows: Rows, starts: Positions, stops: Positions) -> tuple[Positions, Positions]:
-    """Return grain (0 for none) and phase on the line of the grid that all rows over each range share."""
+    """Return grain (0 for none) and phase of the grid that all rows over each range share."""
     low = np.searchsorted(starts, rows.starts, "left")
     high = np.searchsorted(stops, rows.stops, "right")
     over = np.flatnonzero(high > low)
@@ -86,10 +86,7 @@ def _grid_hashes(grains: Positions, phases: Positions) -> npt.NDArray[np.uint64]
 
 
 def join_pieces(pieces: Pieces, *, piece_bytes: int, gap_bytes: int) -> Pieces:
-    """Join neighbours of at most half of `piece_bytes` that the same ranks want, up to `piece_bytes`.
-
-    A joined piece includes unwanted gaps of at most `gap_bytes`.
-    """
+    """Join neighbours of at most half of `piece_bytes` that the same ranks want, with gaps of at most `gap_bytes`."""
     if len(pieces.starts) < 2:
         return pieces
     half = piece_bytes // 2

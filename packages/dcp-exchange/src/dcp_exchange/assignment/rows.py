@@ -32,14 +32,11 @@ class Rows:
     """The rows of all groups of ranks, as ranges of the line: group after group, ascending within a group.
 
     Attributes:
-        names: Names of all objects, ascending.
         bases: int64[objects], position per object. Objects are farther apart than any gap within a piece.
-        ranks: The ranks per group, ascending.
         groups: int32[n], group of the row.
         starts: int64[n], first byte, on the line.
         stops: int64[n], end, exclusive.
         origins: int64[n], the row's original start; allowed cuts are counted from it.
-        demands: Demands per group.
     """
 
     names: tuple[str, ...]
@@ -61,13 +58,13 @@ class Rows:
         return _joined([each.grains for each in self.demands], np.int64)
 
     def objects_at(self, positions: Positions) -> Positions:
-        """Return the object at each position of the line."""
+        """Return the object at each position."""
         return np.searchsorted(self.bases, positions, "right") - 1
 
     def snapped(self, borders: Positions) -> Rows:
         """Return rows with ends moved outwards to `borders`, which are ascending and enclose every row.
 
-        A byte is in one row of a group. Rows that become empty stay as empty rows.
+        A byte is in one row of a group. Rows that become empty stay.
         """
         starts = borders[np.searchsorted(borders, self.starts, "right") - 1]
         stops = borders[np.searchsorted(borders, self.stops, "left")]

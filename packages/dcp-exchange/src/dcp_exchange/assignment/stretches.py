@@ -1,6 +1,6 @@
 """Stretches of the line that the same ranks want: a sweep over the sorted ends of all rows.
 
-The sum of one random 128-bit number per rank represents a set of ranks, without lists of ranks.
+A set of ranks is represented by the sum of one random 128-bit number per rank.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["CHUNK", "Hashes", "Stretches", "mixed", "sweep"]
 Hashes = npt.NDArray[np.uint64]
 
 CHUNK = 1 << 18
-"""Numbers per step: they need little memory and stay in the processor's cache."""
+"""Numbers per step: they stay in the processor's cache."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,7 +46,7 @@ class Stretches:
 
 
 def sweep(rows: Rows) -> Stretches:
-    """Return the stretches of the line between ends of rows."""
+    """Return the stretches of the line."""
     # Sorting numbers that hold position and group takes half the time of sorting positions for an order.
     bits = (2 * len(rows.ranks)).bit_length()
     keys = np.concatenate((rows.starts, rows.stops))
