@@ -1,7 +1,6 @@
 """Crash tests of programs that write files: faults at system calls, and disk states after a power loss.
 
-`run_traced` injects a fault at the n-th system call of functions in processes. `disk_states` computes the disk states
-that a power loss can leave. Needs x86-64 Linux, but no privileges and no compiler.
+Needs x86-64 Linux, but no privileges and no compiler.
 """
 
 from dcp_crash.disk import disk_states, snapshot

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 __all__ = ["BY_NUMBER", "CREATE_BITS", "MARK_FOLDER", "READS", "WRITES", "Kind", "Memory", "places_of"]
 
 MARK_FOLDER = "/.dcp-crash-mark/"
-"""A directory that never exists: `dcp_crash.mark` notifies the tracer by a file name in it."""
+"""A directory that never exists: a file name in it is a mark for the tracer."""
 CREATE_BITS = os.O_CREAT | os.O_TRUNC
 _AT_FDCWD = -100
 _PATH_BYTES = 4096
@@ -28,7 +28,7 @@ class Kind:
     fds: tuple[int, ...] = ()
     """Descriptors of changed or read files."""
     paths: tuple[tuple[int | None, int], ...] = ()
-    """Pairs of (directory's descriptor or None, path)."""
+    """(Directory's descriptor or None, path)."""
     flags: int | None = None
     """Open flags: the call changes files only if they create or truncate."""
     space: bool = False
@@ -97,7 +97,7 @@ class Memory:
             return memory.read(count)
 
     def write(self, address: int, data: bytes) -> None:
-        """Write bytes at an address."""
+        """Write at an address."""
         with open(f"/proc/{self._tid}/mem", "r+b", buffering=0) as memory:
             memory.seek(address)
             memory.write(data)
@@ -121,7 +121,7 @@ class Memory:
         return None if path.endswith(" (deleted)") else path
 
     def position(self, number: int) -> int:
-        """Return a descriptor's position in bytes."""
+        """Return a descriptor's position."""
         with open(f"/proc/{self._tid}/fdinfo/{_signed(number)}", encoding="ascii") as lines:
             return int(next(lines).split()[1])
 

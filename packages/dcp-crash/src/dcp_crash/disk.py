@@ -29,22 +29,7 @@ Tree = dict[str, bytes | None]
 
 @dataclass(frozen=True)
 class DiskState:
-    """One possible state of a directory (`tree`) after a power loss.
-
-    ```python
-    from pathlib import Path
-    from dcp_crash import disk_states, run_traced, snapshot
-
-    settings = Path("settings")
-    settings.mkdir()
-    before = snapshot(settings)
-    run = run_traced(lambda rank: (settings / "new").write_text("b"), settings, record=True)
-    state = [*disk_states(before, run.changes)][-1]
-    restored = Path("restored")
-    restored.mkdir()
-    state.put(restored, recorded=settings)
-    ```
-    """
+    """One possible state of a directory (`tree`) after a power loss."""
 
     at: int
     """Number of changes before the power loss."""
@@ -88,6 +73,7 @@ def disk_states(
     """Yield the possible disk states of a power loss before each change and after the last.
 
     ```python
+    import tempfile
     from pathlib import Path
     from dcp_crash import disk_states, run_traced, snapshot
 
@@ -96,19 +82,19 @@ def disk_states(
     before = snapshot(settings)
     run = run_traced(lambda rank: (settings / "new").write_text("b"), settings, record=True)
     for state in disk_states(before, run.changes):
-        print(state.at, state.how, state.tree)
+        state.put(tempfile.mkdtemp(), recorded=settings)
     ```
 
     The unsynced changes that reached the disk are: none; all; names without bytes; names and lengths without bytes;
-        bytes
-    without names; each change alone; all but one; and random choices with torn writes. Repeated states are skipped.
+    bytes without names; each change alone; all but one; and random choices with torn writes. Repeated states are
+    skipped.
 
     Args:
         before: Result of `snapshot` before the run.
         changes: `Run.changes` of `run_traced` with `record=True`.
         every: Changes between two moments; the last moment is always included.
         random_states: Random choices per moment.
-        seed: Seed of the random generator.
+        seed: Seed of the random choices.
     """
     seen: set[bytes] = set()
     moments = sorted({*range(0, len(changes) + 1, every), len(changes)})
@@ -124,8 +110,8 @@ def disk_states(
 
 
 Choose = Callable[[int], "bool | str | random.Random"]
-"""Whether a change (by number) reaches the disk: True, False, `length` for only a file's new length, or a random
-generator for a torn write.
+"""Whether a change (by number) reaches the disk: a bool, `length` for only a file's new length, or a random generator
+for a torn write.
 """
 _FILE = frozenset({"write", "truncate", "grow"})
 _NAME = frozenset({"create", "mkdir", "unlink", "rmdir", "rename", "link", "symlink"})
@@ -212,7 +198,7 @@ def _replay(before: Tree, changes: list[Change], choose: Choose) -> Tree:
 
 
 class _Disk:
-    """A simulated disk with files by inode, which exist before their names."""
+    """Files by inode, which exist before their names."""
 
     def __init__(self, before: Tree) -> None:
         self._files: list[bytearray | None] = []

@@ -32,7 +32,6 @@ class Fault:
     and returns their number. `stop`: the process is stopped before the call until `held` of `run_traced` returns.
 
     Attributes:
-        kind: Kind of the fault.
         at: Number of the counted call on the directory of `run_traced`, from 1.
         rank: Rank with counted calls.
         of: Processes with counted calls: the rank's (`own`), those that it started (`started`), or both (`all`). The

@@ -1,4 +1,4 @@
-"""ptrace, seccomp filters and registers over ctypes, for x86-64 Linux. Tracing one's own children needs no privileges.
+"""ptrace, seccomp filters and registers over ctypes, for x86-64 Linux.
 
 Source: ptrace(2), seccomp(2), linux/filter.h, linux/seccomp.h.
 """
@@ -48,7 +48,7 @@ _libc.syscall.restype = ctypes.c_long
 
 
 class Registers(ctypes.Structure):
-    """A stopped thread's registers: x86-64's `struct user_regs_struct`."""
+    """Registers of a stopped thread: x86-64's `struct user_regs_struct`."""
 
     _fields_ = [
         (name, ctypes.c_ulong)

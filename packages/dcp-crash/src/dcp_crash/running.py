@@ -33,7 +33,7 @@ class RankEnd:
     calls: list[str] = field(default_factory=list)
     """Its own system calls on the directory."""
     started_calls: list[str] = field(default_factory=list)
-    """System calls of processes that it started."""
+    """Those of processes that it started."""
     result: Any = None
     """Result of `action`; None if it raised or was killed."""
     error: str | None = None
@@ -53,7 +53,7 @@ class Run:
     struck: bool
     """Whether the fault occurred."""
     changes: list[Change]
-    """Changes in order; empty without `record=True`."""
+    """In order; empty without `record=True`."""
 
 
 def mark(text: str) -> None:
@@ -94,7 +94,7 @@ def run_traced(
         action: Function of the rank, with a result that `json.dumps` accepts.
         folder: Directory; system calls of `action` on it and everything below are counted.
         world: Number of ranks.
-        prepare: Runs before `action`, uncounted.
+        prepare: Function of the rank that runs before `action`, uncounted.
         fault: Fault to inject.
         record: Whether to record changes for `disk_states`.
         reads: Whether to count calls that read files instead of calls that change them.

@@ -223,5 +223,4 @@ def _shorten(tid: int, name: str, values: kernel.Registers) -> Callable[[], None
 
 
 def _half(count: int) -> int:
-    """Return half of a length, but 1 for 1."""
     return count // 2 if count > 1 else count
