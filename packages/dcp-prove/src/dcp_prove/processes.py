@@ -69,7 +69,7 @@ def run_ranks(
 
 
 def end_with_parent() -> None:
-    """End this process with its parent; called by a program of `run_ranks` at its start."""
+    """End this process with its parent; called at the start of a rank."""
     pipe = os.dup(0)
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)

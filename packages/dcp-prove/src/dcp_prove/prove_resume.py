@@ -66,8 +66,7 @@ def prove_resume(
         steps: Number of steps of the uninterrupted run.
         kill_at: Number of steps before the kill, from 1 to `steps` - 1, or several to try. The uninterrupted run saves
             after the same steps.
-        world_sizes: Numbers of ranks. The uninterrupted and the killed run use the first one; the resume is tried on
-            each.
+        world_sizes: Numbers of ranks: the first one for the uninterrupted and the killed run, each for the resume.
         check: Whether to raise an error if a resumed run differs.
         tolerance: Largest relative difference of losses on other numbers of ranks; None for 1e-8 (parameters in
             float64), 1e-4 (float32) or 1e-2 (float16, bfloat16).
@@ -83,7 +82,6 @@ def prove_resume(
         ResumeError: With `check`: a resumed run differs, or the training is not deterministic.
         DcpError: A run failed by itself; with the output of the rank.
         TypeError: `make_trainer` cannot be called in another process.
-        ValueError: `steps`, `kill_at` or `world_sizes` do not fit together.
 
     Ranks: called in one process, which starts the processes of the ranks.
 
@@ -125,7 +123,7 @@ class Proof:
             shutil.rmtree(self._place, ignore_errors=True)
 
     def run(self, sizes: Sequence[int], tolerance: float | None, ignore: Sequence[str]) -> ResumeReport:
-        """Run everything, and return the report; the arguments are those of `prove_resume`."""
+        """Run everything, and return the report."""
         steps, size = self.job["steps"], sizes[0]
         report = ResumeReport(steps, size)
         expected = self._train("uninterrupted", size)

@@ -45,19 +45,11 @@ def prove_script(
     The script saves with a `CheckpointManager` or `save`, and resumes by itself. Its variables are observed after each
     optimizer step. It runs in its own directory, with links to the working directory's contents except for checkpoints.
 
-    Args:
-        script: Path of the script.
-        arguments: Its arguments. `{root}` in them stands for an empty directory for checkpoints.
-        kill_at_save: Number of the save after which the script is killed, from 1 on.
-        world_sizes: Numbers of ranks, see `prove_resume`.
-        tolerance: See `prove_resume`.
-        ignore: See `prove_resume`; names begin with the name of a variable.
-        folder: See `prove_resume`.
-        timeout_seconds: Time after which one run is ended as failed.
+    `{root}` in `arguments` stands for an empty directory for checkpoints. The script is killed after save number
+    `kill_at_save`, from 1 on. Names in `ignore` begin with the name of a variable. See `prove_resume` for the others.
 
     Raises:
         DcpError: The script failed by itself, ended before the save, or had no training step.
-        FileNotFoundError: There is no such script.
     """
     path = Path(script).resolve()
     if not path.is_file():

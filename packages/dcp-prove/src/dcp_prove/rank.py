@@ -23,7 +23,7 @@ __all__ = ["run_rank"]
 
 
 def run_rank(text: str) -> None:
-    """Run a rank's part of one run in its own process; `text` is a job as JSON."""
+    """Run a rank's part of one run; `text` is a job as JSON."""
     job = json.loads(text)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     make_trainer = _unpickle(job)

@@ -59,7 +59,7 @@ class _Watcher:
         self._saves = 0
         self._steps_at_save = 0
         self._announced: dict[str, int] = {}
-        """Place of a manager's save → its number, until its events arrive."""
+        """Path of a manager's save → its number, until its events arrive."""
         self._wanted_operation: str | None = None
         self._last_seconds = 0.0
         watch = BatchWatch(self._before_forward)
@@ -68,7 +68,6 @@ class _Watcher:
         self._awaits: str | None = "restored" if self._resumed else None
 
     def start(self) -> None:
-        """Begin to watch."""
         self._watch.start()
         register_optimizer_step_post_hook(self._after_step)
         plugins.register(self, name="dcp-prove")
@@ -81,13 +80,11 @@ class _Watcher:
         CheckpointManager._save = begin_save  # type: ignore[assignment,method-assign]  # noqa: SLF001
 
     def stop(self) -> None:
-        """Close the record."""
         self._recorder.close()
         plugins.unregister("dcp-prove")
 
     @hookimpl
     def dcp_on_event(self, event: CheckpointEvent) -> None:
-        """See `dcp_base.hookspecs.HookSpecs.dcp_on_event`."""
         if event.operation != "save" or event.phase != "total":
             return
         if event.state == "started":

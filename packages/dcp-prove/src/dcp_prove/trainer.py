@@ -12,16 +12,15 @@ __all__ = ["StepResult", "Trainer", "check_trainer", "read_step"]
 
 StepResult = Any
 """Result of `Trainer.step`: the loss as a number or a tensor of one element; or a mapping with `loss`, and `samples` if
-the ids of the step's samples on this rank are known; or None."""
+the ids of the step's samples on this rank are known; or None.
+"""
 
 
 class Trainer(Protocol):
-    """A training that can be stepped, saved and restored.
+    """A training that can be stepped, saved and restored; `docs/prove-a-resume.md` has a complete one.
 
     `prove_resume` looks at everything that can be reached through the attributes of the object. Hold model, optimizer,
     scheduler, loader and so on as attributes, or in objects, containers or closures that are attributes.
-
-    `docs/prove-a-resume.md` has a complete one.
     """
 
     def step(self) -> StepResult:

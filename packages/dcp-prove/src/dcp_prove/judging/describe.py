@@ -29,7 +29,7 @@ _SHOWN = 6
 
 
 def describe(result: SizeResult, runs: Runs) -> None:
-    """Add sentences to a result about the parts that were compared, and about the others."""
+    """Add sentences about the parts that were compared, and about the others."""
     steps = [moment for record in runs.expected for step, moment in record.steps().items() if step > runs.kill_at]
     if result.exact:
         _describe_steps(result, steps)
@@ -66,6 +66,6 @@ def _describe_steps(result: SizeResult, steps: Sequence[Moment]) -> None:
 
 
 def matching_names(records: Sequence[RunRecord], patterns: Sequence[str]) -> set[str]:
-    """Return the names of items that match a pattern; `*` stands for any text."""
+    """Return the items that match a pattern; `*` stands for any text."""
     names = {name for record in records for moment in record.moments for name in moment.items}
     return {name for name in names for pattern in patterns if fnmatchcase(name, pattern)}

@@ -18,7 +18,6 @@ class Omission:
 
     title: str
     remedy: str
-    """What to add to the training."""
 
 
 OMISSIONS: Mapping[str, Omission] = MappingProxyType(

@@ -55,7 +55,7 @@ class SizeResult:
 
     @property
     def ok(self) -> bool:
-        """Whether the resumed run was equal to the uninterrupted one."""
+        """Whether the resumed run was equal."""
         return not self.differences
 
 
@@ -91,7 +91,7 @@ class ResumeReport:
         return {"ok": self.ok, "omissions": self.omissions, **asdict(self)}
 
     def raise_if_different(self) -> None:
-        """Raise ResumeError with the report if a resumed run differs, or the training is not deterministic."""
+        """Raise ResumeError if a resumed run differs, or the training is not deterministic."""
         if not self.ok:
             raise ResumeError(self)
 

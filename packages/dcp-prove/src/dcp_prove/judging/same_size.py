@@ -109,10 +109,7 @@ def _effects(runs: Runs) -> Iterator[Difference]:
 
 
 def _lasting(runs: Runs) -> Iterator[Difference]:
-    """Return the differences after the restore that remain after the next step, with the suggested omission.
-
-    Gradients count even if the next step has used them up.
-    """
+    """Return the differences after the restore that remain after the next step, or are in gradients."""
     following = {rank: runs.items(*moments) for rank, *moments in runs.pairs(runs.kill_at + 1)}
     of_first: dict[str, Item] = {}
     for rank, expected, found in runs.pairs(runs.kill_at):

@@ -1,7 +1,6 @@
 """Crawl through the objects of a training: finds its state by name, whether or not anything saves it.
 
-It looks into attributes, containers, closures, partial functions and generators, breadth first, so that the shortest
-name wins. It calls only `state_dict()` of schedulers and gradient scalers.
+It goes breadth first, so that the shortest name wins, and calls only `state_dict()` of schedulers and gradient scalers.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ class Crawl:
 
     def __init__(self, *roots: Mapping[str, Any], full: bool) -> None:
         self.found: dict[str, tuple[str, Any]] = {}
-        """Name → kind and value; see `Item.kind`."""
+        """Name → kind (see `Item.kind`) and value."""
         self.notes: list[str] = []
         self._full = full
         self._seen: dict[int, Any] = {}  # holds the objects, so that no id is used twice

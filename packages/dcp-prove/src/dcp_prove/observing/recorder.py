@@ -40,10 +40,9 @@ class Recorder:
         samples: list[Any] | None = None,
         reads: bool = True,
     ) -> None:
-        """Record a moment.
+        """Record a moment; with `reads`, what was read belongs to this moment, not the next.
 
-        Without `samples`, those of data loaders count. With `reads`, what was read belongs to this moment, not to the
-        next one.
+        Without `samples`, those of data loaders count.
         """
         batches, seen, iterators, workers = self._watch.take() if reads else ([], [], 0, 0)
         moment = Moment(at, step, full, loss=loss, batches=batches, iterators=iterators, workers=workers)

@@ -15,7 +15,8 @@ class Item(NamedTuple):
 
     kind: str
     """`parameter`, `buffer`, `batchnorm`, `gradient`, `optimizer`, `scheduler`, `scaler`, `average`, `random`,
-    `generator`, `sampler`, `epoch`, `tensor` or `value`."""
+    `generator`, `sampler`, `epoch`, `tensor` or `value`.
+    """
     digest: str
     shown: str
 
@@ -36,9 +37,9 @@ class Moment:
     samples: list[Any] = field(default_factory=list)
     """Ids of the samples since the last moment, if known."""
     iterators: int = 0
-    """Number of new data loader iterators since the last moment."""
+    """New data loader iterators since the last moment."""
     workers: int = 0
-    """Number of worker processes of the last batch's data loader."""
+    """Worker processes of the last batch's data loader."""
 
 
 @dataclass(slots=True)
@@ -50,7 +51,7 @@ class RunRecord:
     """Sentences about parts that could not be observed."""
 
     def at(self, name: str, step: int) -> Moment | None:
-        """Return the moment of that name and step, if any."""
+        """Return a moment, if any."""
         return next((moment for moment in self.moments if moment.at == name and moment.step == step), None)
 
     def steps(self) -> dict[int, Moment]:
