@@ -1,7 +1,6 @@
 """Adapters between this project and stock: use either's storages, planners and metadata in both.
 
-Only this package imports stock (`torch.distributed.checkpoint`), on first use of a name. `replace_stock` replaces
-stock's functions and classes in a process.
+Only this package imports stock (`torch.distributed.checkpoint`), on first use of a name.
 """
 
 from __future__ import annotations

@@ -30,11 +30,7 @@ Processes that the program forks have the replacement, too. Processes that it sp
 
 
 def main(arguments: list[str]) -> None:
-    """Run a program with stock replaced; `arguments` exclude the command's name.
-
-    Raises:
-        SystemExit: The arguments are wrong, the program does not exist, or it exits.
-    """
+    """Run a program with stock replaced; `arguments` exclude the command's name."""
     parser = argparse.ArgumentParser(
         prog="python -m dcp_bridge",
         description="Run a program with torch.distributed.checkpoint replaced by dcp_all.",

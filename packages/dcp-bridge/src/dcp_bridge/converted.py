@@ -1,7 +1,4 @@
-"""Lists of plan items that are converted between stock's and our classes on first access.
-
-Most functions never read the items, which are then not converted.
-"""
+"""Lists of plan items that are converted between stock's and our classes on first access: most are never read."""
 
 from __future__ import annotations
 

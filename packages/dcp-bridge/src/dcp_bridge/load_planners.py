@@ -22,21 +22,7 @@ __all__ = ["LoadPlannerForStock", "StockLoadPlanner"]
 
 
 class StockLoadPlanner(Delegating[planner.LoadPlanner], LoadPlanner):
-    """Load planner that delegates to a planner of `torch.distributed.checkpoint`.
-
-    ```python
-    import torch
-    import torch.distributed.checkpoint as stock
-    from dcp_bridge.load_planners import StockLoadPlanner
-    from dcp_core import load, save
-
-    save({"weight": torch.ones(3)}, checkpoint_id="step-1")
-    planner = StockLoadPlanner(stock.DefaultLoadPlanner(allow_partial_load=True))
-    load({"weight": torch.zeros(3), "bias": torch.zeros(3)}, checkpoint_id="step-1", planner=planner)
-    ```
-
-    Only stock's checks are made, without ours of dtypes and holes.
-    """
+    """Load planner that delegates to a planner of stock, with stock's checks only: without ours of dtypes and holes."""
 
     def __init__(self, wrapped: planner.LoadPlanner, *, trust_objects: bool = False) -> None:
         super().__init__(wrapped)
@@ -51,23 +37,23 @@ class StockLoadPlanner(Delegating[planner.LoadPlanner], LoadPlanner):
             self.wrapped.set_up_planner(state_dict, found, is_coordinator)
 
     def create_local_plan(self) -> LoadPlan:
-        """Return the wrapped planner's local plan."""
+        """Return its local plan."""
         with stock_errors("create_local_plan"):
             return own_load_plan(self.wrapped.create_local_plan())
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
-        """Return the wrapped planner's global plans."""
+        """Return its global plans."""
         with stock_errors("create_global_plan"):
             plans = self.wrapped.create_global_plan([stock_load_plan(plan) for plan in global_plan])
         return [own_load_plan(plan) for plan in plans]
 
     def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
-        """Return the wrapped planner's final plan."""
+        """Return its final plan."""
         with stock_errors("finish_plan"):
             return own_load_plan(self.wrapped.finish_plan(stock_load_plan(central_plan)))
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Pass a stored object to the wrapped planner if `dcp_core`'s allow-list permits it, or with `trust_objects`.
+        """Pass on a stored object if `dcp_core`'s allow-list permits it, or with `trust_objects`.
 
         Raises:
             UnsafeCheckpointError: The object names other classes or functions (see the message), or is not a
@@ -79,32 +65,20 @@ class StockLoadPlanner(Delegating[planner.LoadPlanner], LoadPlanner):
             self.wrapped.load_bytes(stock_read_item(read_item), value)
 
     def resolve_bytes(self, read_item: ReadItem) -> io.BytesIO:
-        """Return the wrapped planner's buffer for an object."""
+        """Return its buffer for an object."""
         return self.wrapped.resolve_bytes(stock_read_item(read_item))
 
     def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
-        """Return the wrapped planner's tensor for an item."""
+        """Return its tensor for an item."""
         return self.wrapped.resolve_tensor(stock_read_item(read_item))
 
     def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
-        """Notify the wrapped planner that a tensor was read."""
+        """Report that a tensor was read."""
         self.wrapped.commit_tensor(stock_read_item(read_item), tensor)
 
 
 class LoadPlannerForStock(Delegating[LoadPlanner], planner.LoadPlanner):
-    """Load planner of `torch.distributed.checkpoint` that delegates to our planner.
-
-    ```python
-    import torch
-    import torch.distributed.checkpoint as stock
-    from dcp_bridge.load_planners import LoadPlannerForStock
-    from dcp_core import DefaultLoadPlanner, save
-
-    save({"model": torch.ones(3)}, checkpoint_id="step-1")
-    planner = LoadPlannerForStock(DefaultLoadPlanner(rename={"encoder": "model"}))
-    stock.load({"encoder": torch.zeros(3)}, checkpoint_id="step-1", planner=planner)
-    ```
-    """
+    """Load planner of stock that delegates to our planner."""
 
     def set_up_planner(
         self,
@@ -116,32 +90,32 @@ class LoadPlannerForStock(Delegating[LoadPlanner], planner.LoadPlanner):
         self.wrapped.set_up_planner(state_dict, None if metadata is None else as_metadata(metadata), is_coordinator)
 
     def create_local_plan(self) -> planner.LoadPlan:
-        """Return the wrapped planner's local plan."""
+        """Return its local plan."""
         return stock_load_plan(self.wrapped.create_local_plan())
 
     def create_global_plan(self, global_plan: list[planner.LoadPlan]) -> list[planner.LoadPlan]:
-        """Return the wrapped planner's global plans."""
+        """Return its global plans."""
         plans = self.wrapped.create_global_plan([own_load_plan(plan) for plan in global_plan])
         return [stock_load_plan(plan) for plan in plans]
 
     def finish_plan(self, central_plan: planner.LoadPlan) -> planner.LoadPlan:
-        """Return the wrapped planner's final plan."""
+        """Return its final plan."""
         return stock_load_plan(self.wrapped.finish_plan(own_load_plan(central_plan)))
 
     def load_bytes(self, read_item: planner.ReadItem, value: io.BytesIO) -> None:
-        """Pass a stored object to the wrapped planner."""
+        """Pass on a stored object."""
         self.wrapped.load_bytes(own_read_item(read_item), value)
 
     def resolve_bytes(self, read_item: planner.ReadItem) -> io.BytesIO:
-        """Return the wrapped planner's buffer for an object."""
+        """Return its buffer for an object."""
         return self.wrapped.resolve_bytes(own_read_item(read_item))
 
     def resolve_tensor(self, read_item: planner.ReadItem) -> torch.Tensor:
-        """Return the wrapped planner's tensor for an item."""
+        """Return its tensor for an item."""
         return self.wrapped.resolve_tensor(own_read_item(read_item))
 
     def commit_tensor(self, read_item: planner.ReadItem, tensor: torch.Tensor) -> None:
-        """Notify the wrapped planner that a tensor was read."""
+        """Report that a tensor was read."""
         self.wrapped.commit_tensor(own_read_item(read_item), tensor)
 
 

@@ -24,18 +24,7 @@ __all__ = ["ReaderForStock", "StockReader"]
 
 
 class StockReader(StorageWrapper[storage.StorageReader], StorageReader):
-    """Storage reader that delegates to a reader of `torch.distributed.checkpoint`.
-
-    ```python
-    import torch
-    import torch.distributed.checkpoint as stock
-    from dcp_bridge.readers import StockReader
-    from dcp_core import load, save
-
-    save({"weight": torch.ones(3)}, checkpoint_id="step-1")
-    report = load({"weight": torch.zeros(3)}, storage_reader=StockReader(stock.FileSystemReader("step-1")))
-    assert report.unverified == ("weight",)  # stock's reader checks no CRC
-    ```
+    """Storage reader that delegates to a reader of stock.
 
     Stock's file reader unpickles `.metadata` without restriction and checks no CRC: the report lists all keys as
     unverified.
@@ -54,7 +43,7 @@ class StockReader(StorageWrapper[storage.StorageReader], StorageReader):
         self._found = None
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Return the wrapped reader's metadata; with the keyword `rank`, that rank's of a save without coordinator.
+        """Return its metadata; with the keyword `rank`, that rank's of a save without coordinator.
 
         Raises:
             CheckpointNotFoundError: The checkpoint does not exist.
@@ -92,12 +81,12 @@ class StockReader(StorageWrapper[storage.StorageReader], StorageReader):
             set_up(found, is_coordinator, **more)
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Return the wrapped reader's local plan."""
+        """Return its local plan."""
         with stock_errors("prepare_local_plan"):
             return own_load_plan(self.wrapped.prepare_local_plan(stock_load_plan(plan)))
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Return the wrapped reader's global plans."""
+        """Return its global plans."""
         with stock_errors("prepare_global_plan"):
             prepared = self.wrapped.prepare_global_plan([stock_load_plan(plan) for plan in plans])
         return [own_load_plan(plan) for plan in prepared]
@@ -111,19 +100,7 @@ class StockReader(StorageWrapper[storage.StorageReader], StorageReader):
 
 
 class ReaderForStock(StorageWrapper[StorageReader], storage.StorageReader):
-    """Storage reader of `torch.distributed.checkpoint` that delegates to our reader, which checks CRCs.
-
-    ```python
-    import torch
-    import torch.distributed.checkpoint as stock
-    from dcp_bridge.readers import ReaderForStock
-    from dcp_core import save
-    from dcp_fs import FileSystemReader
-
-    save({"weight": torch.ones(3)}, checkpoint_id="step-1")
-    stock.load({"weight": torch.zeros(3)}, storage_reader=ReaderForStock(FileSystemReader("step-1")))
-    ```
-    """
+    """Storage reader of stock that delegates to our reader, which checks CRCs."""
 
     def __init__(self, wrapped: StorageReader, *, trust_objects: bool = False) -> None:
         super().__init__(wrapped)
@@ -153,11 +130,11 @@ class ReaderForStock(StorageWrapper[StorageReader], storage.StorageReader):
         set_up(own, is_coordinator, *args, **(kwargs if takes(set_up, "kwargs") else {}))
 
     def prepare_local_plan(self, plan: planner.LoadPlan) -> planner.LoadPlan:
-        """Return the wrapped reader's local plan."""
+        """Return its local plan."""
         return stock_load_plan(self.wrapped.prepare_local_plan(own_load_plan(plan)))
 
     def prepare_global_plan(self, plans: list[planner.LoadPlan]) -> list[planner.LoadPlan]:
-        """Return the wrapped reader's global plans."""
+        """Return its global plans."""
         return [
             stock_load_plan(plan) for plan in self.wrapped.prepare_global_plan([own_load_plan(plan) for plan in plans])
         ]

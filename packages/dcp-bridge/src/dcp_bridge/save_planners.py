@@ -26,18 +26,7 @@ _OF_A_SAVE = ("state_dict", "plan", "global_plan", "metadata", "storage_meta")
 
 
 class StockSavePlanner(Delegating[planner.SavePlanner], SavePlanner):
-    """Save planner that delegates to a planner of `torch.distributed.checkpoint`, with stock's checks only.
-
-    ```python
-    import torch
-    import torch.distributed.checkpoint as stock
-    from dcp_bridge.save_planners import StockSavePlanner
-    from dcp_core import save
-
-    planner = StockSavePlanner(stock.DefaultSavePlanner())
-    save({"weight": torch.ones(3)}, checkpoint_id="step-1", planner=planner)
-    ```
-    """
+    """Save planner that delegates to a planner of stock, with stock's checks only."""
 
     def without_values(self) -> StockSavePlanner:
         """Return a copy without values, if the wrapped planner derives from stock's default."""
@@ -57,39 +46,29 @@ class StockSavePlanner(Delegating[planner.SavePlanner], SavePlanner):
             set_up_save_planner(self.wrapped, state_dict, meta, is_coordinator=is_coordinator)
 
     def create_local_plan(self) -> SavePlan:
-        """Return the wrapped planner's local plan."""
+        """Return its local plan."""
         with stock_errors("create_local_plan"):
             return own_save_plan(self.wrapped.create_local_plan())
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """Return the wrapped planner's global plans and metadata."""
+        """Return its global plans and metadata."""
         with stock_errors("create_global_plan"):
             plans, found = self.wrapped.create_global_plan([stock_save_plan(plan) for plan in all_plans])
         return [own_save_plan(plan) for plan in plans], as_metadata(found)
 
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
-        """Return the wrapped planner's final plan."""
+        """Return its final plan."""
         with stock_errors("finish_plan"):
             return own_save_plan(self.wrapped.finish_plan(stock_save_plan(new_plan)))
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
-        """Return the wrapped planner's data for an item."""
+        """Return its data for an item."""
         with stock_errors("resolve_data"):
             return self.wrapped.resolve_data(stock_write_item(write_item))
 
 
 class SavePlannerForStock(Delegating[SavePlanner], planner.SavePlanner):
-    """Save planner of `torch.distributed.checkpoint` that delegates to our planner.
-
-    ```python
-    import torch
-    import torch.distributed.checkpoint as stock
-    from dcp_bridge.save_planners import SavePlannerForStock
-    from dcp_core import DefaultSavePlanner
-
-    planner = SavePlannerForStock(DefaultSavePlanner(replicas="raise"))
-    stock.save({"weight": torch.ones(3)}, checkpoint_id="step-1", planner=planner)
-    ```
+    """Save planner of stock that delegates to our planner.
 
     Tied values are written under each name: stock's metadata has no aliases.
     """
@@ -105,18 +84,18 @@ class SavePlannerForStock(Delegating[SavePlanner], planner.SavePlanner):
         set_up_save_planner(self.wrapped, state_dict, meta, is_coordinator=is_coordinator)
 
     def create_local_plan(self) -> planner.SavePlan:
-        """Return the wrapped planner's local plan."""
+        """Return its local plan."""
         return stock_save_plan(replace(self.wrapped.create_local_plan(), aliases=None))
 
     def create_global_plan(self, all_plans: list[planner.SavePlan]) -> tuple[list[planner.SavePlan], metadata.Metadata]:
-        """Return the wrapped planner's global plans and metadata."""
+        """Return its global plans and metadata."""
         plans, found = self.wrapped.create_global_plan([own_save_plan(plan) for plan in all_plans])
         return [stock_save_plan(plan) for plan in plans], stock_metadata(found)
 
     def finish_plan(self, new_plan: planner.SavePlan) -> planner.SavePlan:
-        """Return the wrapped planner's final plan."""
+        """Return its final plan."""
         return stock_save_plan(self.wrapped.finish_plan(own_save_plan(new_plan)))
 
     def resolve_data(self, write_item: planner.WriteItem) -> torch.Tensor | io.BytesIO:
-        """Return the wrapped planner's data for an item."""
+        """Return its data for an item."""
         return self.wrapped.resolve_data(as_write_item(write_item))

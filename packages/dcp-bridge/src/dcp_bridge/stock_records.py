@@ -1,6 +1,4 @@
-"""Convert our plans, metadata and results to stock's classes.
-
-A subclass of stock's save plan keeps fields that stock's lacks; other such fields are dropped.
+"""Convert our plans, metadata and results to stock's classes; fields that stock's lack are dropped.
 
 Source: torch 2.6 and 2.13 `torch.distributed.checkpoint.{metadata,planner,storage,filesystem}` (fields).
 """

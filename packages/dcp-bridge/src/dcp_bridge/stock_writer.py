@@ -27,24 +27,11 @@ _SHOWN_ITEMS = 5
 
 
 class StockWriter(StorageWrapper[storage.StorageWriter], StorageWriter):
-    """Storage writer that delegates to a writer of `torch.distributed.checkpoint`.
-
-    ```python
-    import torch
-    import torch.distributed.checkpoint as stock
-    from dcp_bridge.stock_writer import StockWriter
-    from dcp_core import save
-
-    writer = StockWriter(stock.FileSystemWriter("step-1"))
-    save({"weight": torch.ones(3)}, storage_writer=writer)
-    ```
+    """Storage writer that delegates to a writer of stock.
 
     Errors are raised on all ranks, and no rank hangs. Durability and atomicity depend on the wrapped writer.
-
-    Args:
-        wrapped: Writer of stock.
-        check_results: Whether to raise if the writer does not report every item as written. Stock's multithreaded file
-            writer reports no error of a thread.
+    `check_results`: raise if the writer does not report every item as written. Stock's multithreaded file writer
+    reports no error of a thread.
     """
 
     def __init__(self, wrapped: storage.StorageWriter, *, check_results: bool = True) -> None:
@@ -56,7 +43,7 @@ class StockWriter(StorageWrapper[storage.StorageWriter], StorageWriter):
         self.wrapped.reset(checkpoint_id)
 
     def storage_meta(self) -> StorageMeta | None:
-        """Return the wrapped writer's storage metadata or None."""
+        """Return its storage metadata or None."""
         return own_storage_meta(self.wrapped.storage_meta())
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
@@ -68,22 +55,18 @@ class StockWriter(StorageWrapper[storage.StorageWriter], StorageWriter):
             set_up(is_coordinator, **(known if takes(set_up, "kwargs") else {}))
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Return the wrapped writer's local plan, in which tied tensors are written under each name."""
+        """Return its local plan, in which tied tensors are written under each name."""
         with stock_errors("prepare_local_plan"):
             return own_save_plan(self.wrapped.prepare_local_plan(stock_save_plan(replace(plan, aliases=None))))
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Return the wrapped writer's global plans."""
+        """Return its global plans."""
         with stock_errors("prepare_global_plan"):
             prepared = self.wrapped.prepare_global_plan([stock_save_plan(plan) for plan in plans])
         return [own_save_plan(plan) for plan in prepared]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
-        """Write a plan's items, and return a completed future.
-
-        Raises:
-            DcpError: `check_results`, and the writer did not report every item as written.
-        """
+        """Write a plan's items, and return a completed future; see `check_results`."""
         stock = planner.wrapped if isinstance(planner, StockSavePlanner) else SavePlannerForStock(planner)
         with stock_errors("write_data"):
             future = self.wrapped.write_data(stock_save_plan(plan), stock)
@@ -123,20 +106,7 @@ class StockWriter(StorageWrapper[storage.StorageWriter], StorageWriter):
 
 
 class StockStagingWriter(StockWriter):
-    """A `StockWriter` for a writer that is also a stager of asynchronous saves.
-
-    ```python
-    import torch.distributed.checkpoint as stock
-    from dcp_async import async_save
-    from dcp_bridge.stock_writer import StockStagingWriter
-
-    class Writer(stock.FileSystemWriter):
-        def stage(self, state_dict):
-            return super().stage(state_dict)
-
-    async_save({"step": 1}, storage_writer=StockStagingWriter(Writer("step-1"))).result()
-    ```
-    """
+    """A `StockWriter` for a writer that is also a stager of asynchronous saves."""
 
     @property
     def _stager(self) -> Any:
@@ -152,16 +122,16 @@ class StockStagingWriter(StockWriter):
         return self._synchronize_after_execute
 
     def stage(self, state_dict: dict[str, Any]) -> Future[dict[str, Any]] | dict[str, Any]:
-        """Return the wrapped stager's copy."""
+        """Return its copy."""
         staged: Future[dict[str, Any]] | dict[str, Any] = self._stager.stage(state_dict)
         return staged
 
     def synchronize_staging(self) -> None:
-        """Wait for the wrapped stager's copy."""
+        """Wait for its copy."""
         self._stager.synchronize_staging()
 
     def close(self) -> None:
-        """Close the wrapped stager, if possible."""
+        """Close the stager, if possible."""
         getattr(self._stager, "close", lambda: None)()
 
 

@@ -28,24 +28,12 @@ _log = library_logger(__name__)
 
 
 class WriterForStock(StorageWrapper[StorageWriter], storage.StorageWriter):
-    """Storage writer of `torch.distributed.checkpoint` that delegates to our writer.
-
-    ```python
-    import torch
-    import torch.distributed.checkpoint as stock
-    from dcp_bridge.writer_for_stock import WriterForStock
-    from dcp_fs import FileSystemWriter
-
-    writer = WriterForStock(FileSystemWriter("step-1"))
-    stock.save({"weight": torch.ones(3)}, storage_writer=writer)
-    ```
+    """Storage writer of stock that delegates to our writer.
 
     Checkpoints are durable, checksummed, and published atomically. Stock does not report other ranks' failures: the
     writer's next save or deletion removes that save's files, or a later save after this process ended.
 
-    Args:
-        wrapped: Our writer.
-        save_id: New id, equal on all ranks, for a save with `use_collectives=False`, for which stock has none.
+    `save_id` is a new id, equal on all ranks, for a save with `use_collectives=False`, for which stock has none.
     """
 
     def __init__(self, wrapped: StorageWriter, *, save_id: str | None = None) -> None:
@@ -68,15 +56,11 @@ class WriterForStock(StorageWrapper[StorageWriter], storage.StorageWriter):
         self.wrapped.reset(checkpoint_id)
 
     def storage_meta(self) -> stock_records.StorageMeta | None:
-        """Return the wrapped writer's storage metadata or None."""
+        """Return its storage metadata or None."""
         return stock_storage_meta(self.wrapped.storage_meta())
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Set up the wrapped writer.
-
-        Raises:
-            DcpError: The save uses no collectives, and `save_id` is missing.
-        """
+        """Set up the wrapped writer. Raises DcpError without collectives and `save_id`."""
         self._clear_away()
         self._is_coordinator = is_coordinator
         if not kwargs.get("use_collectives", True):
@@ -93,12 +77,12 @@ class WriterForStock(StorageWrapper[StorageWriter], storage.StorageWriter):
             set_up(is_coordinator, *args, **(kwargs if takes(set_up, "kwargs") else {}))
 
     def prepare_local_plan(self, plan: planner.SavePlan) -> planner.SavePlan:
-        """Return the wrapped writer's local plan."""
+        """Return its local plan."""
         with self._part_of_save():
             return stock_save_plan(self.wrapped.prepare_local_plan(own_save_plan(plan)))
 
     def prepare_global_plan(self, plans: list[planner.SavePlan]) -> list[planner.SavePlan]:
-        """Return the wrapped writer's global plans."""
+        """Return its global plans."""
         with self._part_of_save():
             prepared = self.wrapped.prepare_global_plan([own_save_plan(plan) for plan in plans])
             prepared = self.wrapped.placed_plans(prepared)

@@ -24,11 +24,7 @@ _OLDEST, _NEWEST = (2, 6), (2, 15)
 
 
 def check_torch(version: str) -> None:
-    """Check that the replacement was tested with a version of torch.
-
-    Raises:
-        DcpError: The version was not tested, or is not a version number.
-    """
+    """Raise DcpError if the replacement was not tested with a version of torch."""
     found = re.match(r"(\d+)\.(\d+)", version)
     if found is None or not _OLDEST <= (int(found[1]), int(found[2])) <= _NEWEST:
         oldest, newest = (".".join(map(str, each)) for each in (_OLDEST, _NEWEST))

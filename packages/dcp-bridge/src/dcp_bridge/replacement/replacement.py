@@ -40,16 +40,6 @@ _SHOWN_NAMES = 4
 class Replacement:
     """Result of `replace_stock`, and a context manager that undoes it.
 
-    ```python
-    from dcp_bridge import replace_stock
-
-    replacement = replace_stock()
-    try:
-        print(replacement)  # here runs the code that cannot be edited
-    finally:
-        replacement.undo()
-    ```
-
     Attributes:
         torch_version: Version of torch.
         replaced: Module of stock → names that now refer to our objects.
@@ -256,7 +246,7 @@ def _is_defined_by_stock(value: Any) -> bool:
 
 
 def _reduce(record: Any) -> Any:
-    """Reduce a stock record for pickle and copy, from a module where pickle finds stock's classes under their names."""
+    """Reduce a stock record for pickle and copy, from a module where pickle finds stock's classes."""
     frame = sys._getframe(1)  # noqa: SLF001 - the only way to find the caller
     if _gets_stock(frame) or frame.f_globals.get("__name__") == "copy":
         return record.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
@@ -388,7 +378,7 @@ class _StandInModule(ModuleType):
         return ours
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle by name, as cloudpickle pickles modules; the loading process imports its own."""
+        """Pickle by name, as cloudpickle pickles modules."""
         return importlib.import_module, (self.__name__,)
 
     def __dir__(self) -> list[str]:
@@ -399,7 +389,6 @@ class _ReloadGuard:
     """Import hook that refuses to reload a stand-in, which would overwrite it with stock's names."""
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> None:
-        """Find nothing; raise ImportError for a reload of a stand-in."""
         del path
         if isinstance(target, _StandInModule):
             text = f"{name} is replaced and cannot be reloaded: undo the replacement first"
@@ -415,7 +404,6 @@ def _take_back(stand_in: _StandInModule) -> None:
 
 
 def _gets_stock(frame: FrameType) -> bool:
-    """Return whether code in this frame gets stock's objects."""
     if _module(frame).startswith(_PICKLING):
         return True
     caller: FrameType | None = frame
