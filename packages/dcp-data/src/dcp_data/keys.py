@@ -14,13 +14,13 @@ _MULTIPLIER = 0x45D9F3B
 
 
 def derive_seed(*labels: int | str) -> int:
-    """Return a 63-bit seed that depends on all labels."""
+    """Return a 63-bit seed."""
     text = "/".join(map(str, labels)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
 
 
 def derive_keys(count: int, *labels: int | str) -> list[int]:
-    """Return `count` 32-bit numbers that depend on all labels."""
+    """Return `count` 32-bit numbers."""
     keys = [derive_seed(*labels, f"key {number}") for number in range(count)]
     return [key & _MASK for key in keys]
 

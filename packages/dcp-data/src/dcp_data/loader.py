@@ -1,7 +1,4 @@
-"""`ResumableLoader`: a `DataLoader` that counts the batches that it returns, not those that workers prefetch.
-
-Each sample has its own seed, so that no generator's state is saved.
-"""
+"""`ResumableLoader`: a `DataLoader` that counts the batches that it returns, not those that workers prefetch."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ __all__ = ["Part", "Share", "shares_of"]
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Positions `start` to `stop` − 1 of an epoch: one batch of one rank."""
+    """Positions [start, stop) of an epoch: one batch of one rank."""
 
     start: int
     stop: int

@@ -20,10 +20,9 @@ class Permutation:
     """Pseudo-random permutation of the numbers from 0 to `length` − 1 (at most 2^62) by `labels`, in O(1) memory.
 
     Up to 65,536 numbers are sorted by a hash of 62 bits. More go through a Feistel network over pairs of digits, with
-    cycle walking for the few numbers beyond `length`. It shuffles data, and is not a cipher.
+    cycle walking for the few numbers beyond `length`.
 
-    Source: J. Black, P. Rogaway, "Ciphers with Arbitrary Finite Domains" (2002), section 5, the generalized Feistel
-        cipher.
+    Source: J. Black, P. Rogaway, "Ciphers with Arbitrary Finite Domains" (2002), section 5.
     """
 
     def __init__(self, length: int, *labels: int | str) -> None:
@@ -39,7 +38,7 @@ class Permutation:
         return self.length
 
     def take(self, positions: torch.Tensor) -> torch.Tensor:
-        """Return the numbers at `positions` (int64 on the CPU, from 0 to `length` − 1), as a new tensor."""
+        """Return the numbers at `positions` (int64 on the CPU) as a new tensor."""
         if self._table is not None:
             return self._table[positions]
         numbers = self._walk(positions)
@@ -65,7 +64,7 @@ class Permutation:
 
 
 def _add(digits: torch.Tensor, bits: torch.Tensor, base: int) -> None:
-    """Add a digit from 32 random bits to `digits`, modulo `base`, in place."""
+    """Add a digit from 32 random bits, modulo `base`, in place."""
     bits *= base
     bits >>= 32
     digits += bits

@@ -28,7 +28,7 @@ _OF = " of "
 class Position(ABC):
     """Base of `ResumableSampler` and `ResumableStream`: a position in an epoch.
 
-    The state is equal on all ranks and independent of the world size. Arguments: see the subclasses.
+    The state is equal on all ranks and independent of the world size.
     """
 
     def __init__(

@@ -1,7 +1,4 @@
-"""`ResumableSampler`: batches of indices of a map-style data set, from a position that all ranks share.
-
-Orders by weights are equal on every machine: no rounding decides.
-"""
+"""`ResumableSampler`: batches of indices of a map-style data set, from a position that all ranks share."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ class ResumableSampler(Position):
     All ranks go through one order per epoch, which depends on `seed` and the epoch alone. Each step consumes
     `global_batch_size` samples, of which each rank gets a slice, in rank order. A job that stops between two steps and
     resumes with another number of ranks or workers continues with the same global batches: no sample is repeated or
-    omitted.
+    omitted. Orders by weights are equal on every machine.
 
     Get the batches from `loader`. For a plain `DataLoader`, use the object as batch sampler, and call `advance` after
     each step.
@@ -53,9 +50,6 @@ class ResumableSampler(Position):
         rank: This rank among the ranks that share the data (the data-parallel dimension). By default the rank in the
             default process group, read when batches are drawn.
         world_size: Number of these ranks; by default the process group's, or 1. Pass both or neither.
-
-    Raises:
-        ValueError: Arguments are out of range or do not go together.
 
     Ranks: Each rank creates its own; nothing is communicated.
 
@@ -212,21 +206,16 @@ class ResumableSampler(Position):
 
 
 class _Order(Protocol):
-    """Order of one epoch."""
-
     length: int
 
     def take(self, positions: torch.Tensor) -> torch.Tensor: ...
 
 
 class _Sequential:
-    """The elements in order."""
-
     def __init__(self, length: int) -> None:
         self.length = length
 
     def take(self, positions: torch.Tensor) -> torch.Tensor:
-        """Return the elements at `positions`, which are the same numbers."""
         return positions
 
 
@@ -238,7 +227,6 @@ class _Listed:
         self._elements = elements.to("cpu", torch.int64) if isinstance(elements, torch.Tensor) else elements
 
     def take(self, positions: torch.Tensor) -> torch.Tensor:
-        """Return the elements at `positions`, as int64."""
         if isinstance(self._elements, torch.Tensor):
             return self._elements[positions]
         found = [int(self._elements[each]) for each in positions.tolist()]
@@ -279,7 +267,7 @@ def _checked_weights(weights: Sequence[float] | torch.Tensor, length: int) -> to
 
 
 class _Drawn:
-    """Elements drawn with replacement, each position by itself, by `_checked_weights` and `labels`."""
+    """Elements drawn with replacement, each position by itself."""
 
     def __init__(self, weights: torch.Tensor, length: int, *labels: int | str) -> None:
         self.length = length
@@ -295,10 +283,9 @@ class _Drawn:
 
 
 def _draw_without_replacement(weights: torch.Tensor, length: int, *labels: int | str) -> _Listed:
-    """Return elements drawn in order, in 16 bytes per element of the data set; elements of weight 0 are never drawn.
+    """Return `length` elements of weights above 0, drawn in order, in 16 bytes per element of the data set.
 
-    `length` is at most the number of elements whose weight is not 0. Source: P. Efraimidis, P. Spirakis, "Weighted
-    random sampling with a reservoir" (2006), algorithm A.
+    Source: P. Efraimidis, P. Spirakis, "Weighted random sampling with a reservoir" (2006), algorithm A.
     """
     numbers = torch.arange(len(weights), device="cpu")
     waits = -_logarithm(uniform(numbers, derive_keys(8, *labels))) / weights

@@ -22,21 +22,19 @@ class ResumableStream(Position):
 
     Each epoch arranges the shards in a row by seed and epoch, and cuts the row into lanes, contiguous parts of equal
     length (± `chunk`). The stream takes `chunk` samples from each lane in turn, shuffled in blocks of `shuffle_buffer`.
-    So a sample's place follows from its position alone, and no sample is repeated or omitted, however unequal the
-    shards are. Each step consumes `global_batch_size` samples, of which each rank gets a slice.
+    So no sample is repeated or omitted, however unequal the shards are. Each step consumes `global_batch_size` samples,
+    of which each rank gets a slice.
 
     Shards with `__getitem__` and `__len__` are indexed. Others are read from the beginning, or from `iter_from(offset)`
     if they have it, and unwanted samples are skipped: where a lane begins inside a shard, after a resume, and where
-        workers
-    share a lane. A worker has its own lanes if the number of ranks × `micro_batches` divides `global_batch_size` /
-    `chunk`, and `lanes` × `chunk` is a multiple of `global_batch_size` × workers.
+    workers share a lane. A worker has its own lanes if the number of ranks × `micro_batches` divides
+    `global_batch_size` / `chunk`, and `lanes` × `chunk` is a multiple of `global_batch_size` × workers.
 
     Args:
         shards: Sequence of shards, or function from number to shard. A shard is an iterable of samples, or a function
             that returns one. It must give the same samples each time.
         global_batch_size: Samples per optimizer step, over all ranks.
-        lengths: Samples per shard; by default `len` per shard. Count shards of unknown length once and store the
-            numbers.
+        lengths: Samples per shard; by default `len` per shard.
         transform: Function from a sample to what is collated; not called for skipped samples.
         shuffle: Use another order of the shards in each epoch.
         shuffle_buffer: Samples of a lane that are shuffled together. Unless the shard can be indexed, each lane keeps
@@ -45,16 +43,13 @@ class ResumableStream(Position):
             most 192 lanes and no more than shards. A saved position replaces defaults.
         chunk: Samples per turn of a lane.
         seed: Seed of the order.
-        micro_batches: Batches per rank and step, for gradient accumulation.
-        drop_last: Skip an incomplete last global batch. Otherwise it is cut into smaller parts without padding, see
-            `ResumableLoader.weight`.
-        rank: This rank among the ranks that share the data. By default the rank in the default process group, read when
-            batches are drawn.
-        world_size: Number of these ranks; by default the process group's, or 1. Pass both or neither.
+        micro_batches: See `ResumableSampler`, also for the next three arguments.
+        drop_last: Skip an incomplete last global batch.
+        rank: This rank among the ranks that share the data.
+        world_size: Number of these ranks. Pass both or neither.
 
     Raises:
         TypeError: A shard has no length, and `lengths` is not given.
-        ValueError: Arguments are out of range or do not go together.
 
     Ranks: Each rank creates its own; nothing is communicated.
 
@@ -129,14 +124,7 @@ class ResumableStream(Position):
         seed_samples: bool = True,
         **options: Any,
     ) -> ResumableLoader:
-        """Return a loader of this rank's batches, which counts them.
-
-        Args:
-            collate_fn: Function from a list of samples to a batch.
-            seed_samples: Seed torch (CPU), Python and numpy for each sample by seed, epoch and position, so that
-                `transform` does not depend on ranks and workers. It takes some 20 µs per sample and keeps the trainer's
-                generators.
-            options: Other arguments of `torch.utils.data.DataLoader`, such as `num_workers` or `pin_memory`.
+        """Return a loader of this rank's batches, which counts them; arguments as for `ResumableSampler.loader`.
 
         Raises:
             TypeError: The stream decides an option, such as `batch_size`.
