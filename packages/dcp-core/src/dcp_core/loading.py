@@ -40,7 +40,7 @@ from dcp_core.records.protocols import (
     takes,
     with_states,
 )
-from dcp_core.state_dict.per_rank import RankValues
+from dcp_core.state_dict.per_rank import RankValues, rank_places
 from dcp_core.storage.cooperation import Cooperation, Offer
 from dcp_core.storage.storage_reader import ByteStorageReader
 from dcp_io import CheckpointReplacedError
@@ -190,7 +190,7 @@ class _Load:
     stateful: dict[str, Stateful] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
     metadata: Metadata | None = None
-    plan: LoadPlan | None = None
+    plan: LoadPlan = field(init=False)
     rank_values: RankValues | None = None
     exchanges: bool = True
     """Whether plans are sent to the coordinator; not if all global steps are identities."""
@@ -204,7 +204,7 @@ class _Load:
             folder = partial(absolute_id_for, asked, self.checkpoint_id)
             coordinator.agree("load", lambda: os.fspath(folder() or ""), describe="checkpoint ids")
             prepared = coordinator.all_gather("state_dict", self.prepare)
-            self.exchanges = any(changes for changes, _ in prepared)
+            self.exchanges = True in [changes for changes, _ in prepared]
             self.cooperation.choose([offer for _, offer in prepared], speaks=coordinator.is_coordinator)
             for attempt in range(_MAX_ATTEMPTS):
                 with events.phase("plan") as planning:
@@ -219,14 +219,16 @@ class _Load:
             report = self.report()
             with events.phase("load_state_dict") as applying:
                 surplus = coordinator.all_gather("load_state_dict", applying.timed(self.apply))
-            if coordinator.is_coordinator and self.metadata is not None:
+            if all(surplus) and coordinator.is_coordinator and self.metadata is not None:
                 warn_of_surplus(self.metadata, surplus)
         return report
 
     def plan_together(self, planning: Phase, *, anew: bool) -> None:
         self.reader.connect_ranks(self.coordinator)
+        shared = None
         # In a second attempt, each rank reads the index, to detect that its storage differs.
-        shared = None if anew else self.cooperation.share_metadata(self.coordinator, self.reader)
+        if self.cooperation.shares_index and not anew:
+            shared = self.cooperation.share_metadata(self.coordinator, self.reader)
         local = planning.timed(partial(self.plan_locally, shared))
         self.plan = self.coordinator.reduce_scatter("plan", local, self.plan_globally) or self.plan
 
@@ -234,7 +236,8 @@ class _Load:
         """Read all ranks' items; return whether a newer save replaced the checkpoint."""
         coordinator, reader = self.coordinator, self.reader
         if self.cooperation.together:
-            replaced = self.cooperation.read(coordinator, reader, self.finish_plan, self.planner)
+            finish = partial(self.planner.finish_plan, self.plan)
+            replaced = self.cooperation.read(coordinator, reader, finish, self.planner)
         else:
             replaced = any(coordinator.all_gather("read", reading.timed(partial(self.read, last=last))))
         reading.bytes, reading.bytes_received = reader.bytes_read, self.cooperation.bytes_received
@@ -252,22 +255,20 @@ class _Load:
     def plan_locally(self, shared: Metadata | None) -> tuple[LoadPlan | None, str | None]:
         reader = self.reader
         self.metadata = shared or read_metadata(reader, self.coordinator.rank)
-        self.restore_rank_values()
-        self.values = dict(self.template)
-        names, coordinator = self.metadata.state_dict_metadata.keys(), self.coordinator
-        self.rank_values = RankValues(self.values, names, coordinator.rank, coordinator.world_size)
-        if refused := self.rank_values.refused:
-            raise LoadMismatchError([LoadProblem(name, "ranks", message) for name, message in refused.items()])
+        if self.rank_values is not None:
+            self.rank_values.restore()
+        self.values, coordinator = dict(self.template), self.coordinator
+        if places := [*rank_places(self.values)]:
+            names = self.metadata.state_dict_metadata.keys()
+            self.rank_values = RankValues(places, names, coordinator.rank, coordinator.world_size)
+            if refused := self.rank_values.refused:
+                raise LoadMismatchError([LoadProblem(name, "ranks", message) for name, message in refused.items()])
         self.planner.set_up_planner(self.values, self.metadata, coordinator.is_coordinator)
         knows_ranks = takes(reader.set_up_storage_reader, "kwargs")
         of_rank = {"rank": coordinator.rank, "use_collectives": True} if knows_ranks else {}
         reader.set_up_storage_reader(self.metadata, coordinator.is_coordinator, **of_rank)
         self.plan = reader.prepare_local_plan(self.planner.create_local_plan())
         return self.plan if self.exchanges else None, _save_id(self.metadata)
-
-    def restore_rank_values(self) -> None:
-        if self.rank_values is not None:
-            self.rank_values.restore()
 
     def plan_globally(self, found: list[tuple[LoadPlan | None, str | None]]) -> list[LoadPlan | None]:
         save_ids = {save_id for _, save_id in found}
@@ -281,14 +282,9 @@ class _Load:
             return [None] * len(found)
         return [*self.reader.prepare_global_plan(self.planner.create_global_plan(plans))]
 
-    def finish_plan(self) -> LoadPlan:
-        if self.plan is None:
-            raise DcpError("the load was not planned")
-        return self.planner.finish_plan(self.plan)
-
     def read(self, *, last: bool) -> bool:
         """Read this rank's items; return whether the checkpoint was replaced."""
-        reader, plan = self.reader, self.finish_plan()
+        reader, plan = self.reader, self.planner.finish_plan(self.plan)
         try:
             reader.read_data(plan, self.planner).wait()
         except CheckpointNotFoundError as error:
@@ -300,8 +296,8 @@ class _Load:
         return False
 
     def apply(self) -> bytes:
-        self.restore_rank_values()
         if self.rank_values is not None:
+            self.rank_values.restore()
             self.rank_values.apply()
         local = self.planner.local_load
         for key, value in in_shared_order(self.stateful):
@@ -311,14 +307,13 @@ class _Load:
         for key, value in self.values.items():
             if key not in self.stateful:
                 self.state_dict[key] = value
-        if local is None or self.metadata is None:
+        if local is None or self.metadata is None or not local.unexpected:
             return b""
         taken = () if self.rank_values is None else self.rank_values.taken
         return surplus_bits(self.metadata, self.template, local.unexpected, taken)
 
     def report(self) -> LoadReport:
         local, reader = self.planner.local_load, self.reader
-        items = self.plan.items if self.plan is not None else []
         found = LoadReport(
             unverified=tuple(sorted(reader.unverified_keys)),
             bytes_read=reader.bytes_read or 0,
@@ -331,6 +326,7 @@ class _Load:
             bytes_received=self.cooperation.bytes_received,
         )
         if local is None:  # another planner class
+            items = self.plan.items
             used = {item.storage_index.fqn for item in items}
             stored = self.metadata.state_dict_metadata if self.metadata is not None else {}
             found.loaded = tuple(sorted({item.dest_index.fqn for item in items}))
@@ -357,7 +353,8 @@ def _load(
         try:
             return run.run()
         finally:
-            run.restore_rank_values()
+            if run.rank_values is not None:
+                run.rank_values.restore()
 
 
 def _save_id(metadata: Metadata | None) -> str | None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dcp_core.state_dict.per_rank import PerRank, RankValues, with_rank_values
+from dcp_core.state_dict.per_rank import PerRank, RankValues, rank_places, with_rank_values
 
 
 def test_a_save_copies_only_what_it_changes():
@@ -27,7 +27,9 @@ def test_a_save_copies_only_what_it_changes():
 def test_a_load_takes_the_ranks_own_value(rank, otherwise, stands, taken):
     value = PerRank("old", otherwise=otherwise)
     template = {"a": [{"rng": value}]}
-    values = RankValues(template, {f"a.0.rng.rank_{n}" for n in range(3)} | {"a.0.rng.rank_x", "a.0.rng_"}, rank, 6)
+    values = RankValues(
+        rank_places(template), {f"a.0.rng.rank_{n}" for n in range(3)} | {"a.0.rng.rank_x", "a.0.rng_"}, rank, 6
+    )
     assert template == {"a": [{"rng": stands}]}
     assert values.taken == {"a.0.rng": taken}
     if stands:
@@ -43,7 +45,7 @@ def test_a_load_takes_the_ranks_own_value(rank, otherwise, stands, taken):
 )
 def test_one_value_for_all_and_none_at_all(names, stands):
     template = {"rng": PerRank("old")}
-    values = RankValues(template, names, 0, 6)
+    values = RankValues(rank_places(template), names, 0, 6)
     assert template == {"rng": stands}
     if stands == "old":
         template["rng"] = "new"
@@ -72,7 +74,7 @@ def test_stateful_values_give_and_take_their_state(names):
     assert with_rank_values({"p": PerRank(Part(4))}, 0) == {"p": {"rank_0": ({"at": 4},)}}
     part = Part(1)
     template = {"p": PerRank(part)}
-    values = RankValues(template, names, 0, 6)
+    values = RankValues(rank_places(template), names, 0, 6)
     loaded = ({"at": 9},)
     template["p"] = loaded if names == {"p"} else {"rank_0": loaded}
     values.restore()
@@ -86,7 +88,7 @@ def test_stateful_values_give_and_take_their_state(names):
 def test_a_value_can_refuse_another_number_of_ranks(world_size):
     names = {f"loader.rank_{rank}.position" for rank in range(3)} | {"shared"}
     template = {"loader": PerRank(1, otherwise="error"), "shared": PerRank(2, otherwise="error")}
-    values = RankValues(template, names, 0, world_size)
+    values = RankValues(rank_places(template), names, 0, world_size)
     assert [*values.refused] == ([] if world_size == 3 else ["loader"])
     if world_size != 3:
         assert f"saved by 3 ranks for each of them, and there are {world_size} ranks now" in values.refused["loader"]

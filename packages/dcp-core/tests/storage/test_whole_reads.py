@@ -10,7 +10,7 @@ import torch
 from dcp_core import DefaultLoadPlanner, load, save
 from dcp_core.records.metadata import MetadataIndex
 from dcp_core.records.protocols import ReadItem
-from dcp_core.storage.storage_reader import direct_memory, split_whole_reads
+from dcp_core.storage.storage_reader import split_whole_reads
 from dcp_core.testing.memory import MemoryReader, MemoryWriter
 
 
@@ -42,7 +42,7 @@ def split(planner: DefaultLoadPlanner, folder: str, *, look: bool = False) -> tu
     if look:
         assert metadata.storage_data is not None
         assert metadata.storage_data[MetadataIndex("plain", (0, 0))]
-    requests, others = split_whole_reads(plan, planner, metadata, direct_memory)
+    requests, others = split_whole_reads(plan, planner, metadata)
     return {request.key for request in requests}, {item.dest_index.fqn for item in others}
 
 

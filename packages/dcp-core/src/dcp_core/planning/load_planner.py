@@ -161,8 +161,11 @@ class DefaultLoadPlanner(LoadPlanner):
         """Return the read items; LoadMismatchError lists all mismatches."""
         metadata = self._metadata()
         if self.flatten_state_dict:
-            self._follow_stored_names(metadata)
-            self._plan_empty(metadata)
+            surplus = metadata.state_dict_metadata.keys() - self.state_dict.keys()
+            if surplus:
+                self._follow_stored_names(metadata, surplus)
+            if surplus or self._empty:
+                self._plan_empty(metadata)
         rules = LoadRules(
             allow_missing=self.allow_partial_load,
             allow_unexpected=not self.strict,
@@ -185,12 +188,9 @@ class DefaultLoadPlanner(LoadPlanner):
             for name in self.initialised:
                 zero_tensor(self.state_dict[name])
 
-    def _follow_stored_names(self, metadata: Metadata) -> None:
+    def _follow_stored_names(self, metadata: Metadata, surplus: set[str]) -> None:
         """Flatten again if the checkpoint has other names, as saves by torch 2.3 and older do."""
         known = metadata.state_dict_metadata.keys()
-        surplus = known - self.state_dict.keys()
-        if not surplus:
-            return
 
         def opens(name: str) -> bool:
             stored = self.key_map.stored(name)
@@ -430,7 +430,7 @@ class EmptyStateDictLoadPlanner(DefaultLoadPlanner):
         self._own_tensors.update(flat.values)
         self.flatten_state_dict = True
 
-    def _follow_stored_names(self, metadata: Metadata) -> None:
+    def _follow_stored_names(self, metadata: Metadata, surplus: set[str]) -> None:
         """The names are the checkpoint's."""
 
 

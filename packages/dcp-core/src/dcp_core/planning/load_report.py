@@ -165,8 +165,6 @@ def surplus_bits(
 
     Keys below top-level keys that the template lacks, and other ranks' `PerRank` entries, do not count.
     """
-    if not unexpected:
-        return b""
     paths, tops = metadata.planner_data or {}, {str(key) for key in template}
     of_ranks = tuple(f"{name}." for name in per_rank)
     surplus = {
@@ -180,8 +178,6 @@ def surplus_bits(
 
 def warn_of_surplus(metadata: Metadata, bits_of_ranks: Collection[bytes]) -> None:
     """Warn of the keys that all ranks ignore."""
-    if not all(bits_of_ranks):
-        return
     bits = [np.frombuffer(zlib.decompress(each), np.uint8) for each in bits_of_ranks]
     names = [*metadata.state_dict_metadata]
     unused = [names[at] for at in np.flatnonzero(np.unpackbits(np.bitwise_and.reduce(bits)))]

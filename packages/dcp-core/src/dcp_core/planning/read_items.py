@@ -123,12 +123,12 @@ def plan_local_load(state_dict: dict[str, Any], metadata: Metadata, rules: LoadR
     if columns is not None:
         planned.matched.extend(columns.names)
         planned.targets.extend([(name, state_dict[name]) for name in columns.names])
-    missing = _without_filled(planned, missing, state_dict)
+        planned.items = LazyList(columns)
+    if missing:
+        missing = _without_filled(planned, missing, state_dict)
     meant = {planned.renamed.get(fqn, fqn) for fqn in state_dict} if planned.renamed else state_dict.keys()
     planned.unexpected = [name for name in entries if name not in meant]
     _report_names(planned, missing, state_dict, rules)
-    if columns is not None:
-        planned.items = LazyList(columns)
     _look_at_memory(planned, records)
     return planned
 
@@ -136,8 +136,6 @@ def plan_local_load(state_dict: dict[str, Any], metadata: Metadata, rules: LoadR
 def _without_filled(
     planned: LocalLoadPlan, missing: list[tuple[str, str]], state_dict: dict[str, Any]
 ) -> list[tuple[str, str]]:
-    if not missing:
-        return missing
     loaded = (fqn for fqn in planned.matched if fqn not in planned.resized)
     filled = MemoryRanges(tensor for fqn in loaded for tensor in _memory_of(fqn, state_dict[fqn]) or ())
     left = []
@@ -186,7 +184,7 @@ def _report_names(
     if not rules.allow_unexpected:
         for name in planned.unexpected:
             _problem(planned, name, "unexpected", f"{name!r} is in the checkpoint but not in the template")
-    for path in rules.keys.unused(state_dict):
+    for path in rules.keys.unused(state_dict) if rules.keys else ():
         likely = suggest(path, state_dict)
         _problem(planned, path, "rename", f"rename names {path!r}, which is not in the template{likely}")
 
@@ -217,8 +215,8 @@ def _plan_tensor(
     planned.items.extend(_read_items(fqn, stored_name, entry, held.chunks))
     planned.matched.append(fqn)
     if not hasattr(value, "__create_chunk_list__"):
-        targets = (shard.get() for shard in held.shards)
-        planned.targets.extend((fqn, target) for target in targets if not is_wrapper(target))
+        targets = [shard.get() for shard in held.shards]
+        planned.targets += [(fqn, target) for target in targets if not is_wrapper(target)]
 
 
 def _misfit(

@@ -5,15 +5,16 @@ The checkpoint stores a mapping with one key per rank (`rank_0`, `rank_1`, …).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, Literal
 
 import torch
 
 from dcp_core.records.protocols import in_shared_order, is_stateful
 
-__all__ = ["PerRank", "RankValues", "with_rank_values"]
+__all__ = ["PerRank", "RankPlace", "RankValues", "rank_places", "with_rank_values"]
 
 
 class PerRank:
@@ -71,7 +72,9 @@ def with_rank_values(value: Any, rank: int) -> Any:
 
 
 @dataclass(slots=True)
-class _Place:
+class RankPlace:
+    """A `PerRank` wrapper in its container."""
+
     container: Any
     key: Any
     value: PerRank
@@ -82,15 +85,17 @@ class _Place:
 class RankValues:
     """Replaces `PerRank` wrappers by their contents, in place, until `restore`."""
 
-    def __init__(self, template: dict[str, Any], names: Collection[str], rank: int, world_size: int) -> None:
+    def __init__(
+        self, places: Iterable[tuple[str, RankPlace]], names: Collection[str], rank: int, world_size: int
+    ) -> None:
         self.taken: dict[str, int | None] = {}
         """FQN → rank of the loaded entry; None without one, or if all ranks share a value."""
         self.refused: dict[str, str] = {}
         self.derived: dict[str, int] = {}
         self._rank = rank
-        self._places: list[_Place] = []
+        self._places: list[RankPlace] = []
         self._states: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
-        for name, place in sorted(_find(template, ""), key=lambda found: found[0]):
+        for name, place in sorted(places, key=itemgetter(0)):
             saved = _saved_ranks(names, name)
             if place.value.otherwise == "error" and saved and len(saved) != world_size:
                 self.refused[name] = (
@@ -154,14 +159,15 @@ def _key(rank: int) -> str:
     return f"rank_{rank}"
 
 
-def _find(container: Any, name: str) -> Iterator[tuple[str, _Place]]:
+def rank_places(container: Any, name: str = "") -> Iterator[tuple[str, RankPlace]]:
+    """Yield the FQN and place of each `PerRank` wrapper."""
     entries = container.items() if isinstance(container, dict) else enumerate(container)
     for key, value in entries:
         inner = f"{name}.{key}" if name else str(key)
         if isinstance(value, PerRank):
-            yield inner, _Place(container, key, value)
+            yield inner, RankPlace(container, key, value)
         elif isinstance(value, dict) or type(value) is list:
-            yield from _find(value, inner)
+            yield from rank_places(value, inner)
 
 
 def _saved_ranks(names: Collection[str], name: str) -> set[int]:

@@ -47,7 +47,8 @@ class Cooperation:
         self._timeout_seconds = timeout_seconds
         self._peers = peers
         self._exchange: Exchange | None = None
-        self._shares_index = False
+        self.shares_index = False
+        """Whether the coordinator reads the index for all ranks."""
         self.together = False
         self.reason = ""
         self.bytes_received = 0
@@ -78,13 +79,13 @@ class Cooperation:
         The rank with `speaks` warns if ranks cannot read together as requested.
         """
         self.together, self.reason = _choose(offers)
-        self._shares_index = self.together and all(offer.shares_index for offer in offers)
+        self.shares_index = self.together and all(offer.shares_index for offer in offers)
         if speaks and self._asked and not self.together and self.reason != _ONE_RANK:
             _log.warning("cooperative=True: each rank reads for itself all the same: %s", self.reason)
 
     def share_metadata(self, coordinator: Coordinator, reader: StorageReader) -> Metadata | None:
-        """Return metadata from the index that the coordinator reads; None if each rank must read it. Collective."""
-        if not self._shares_index or not isinstance(reader, ByteStorageReader):
+        """Return metadata from the index that the coordinator reads, if `shares_index`. Collective."""
+        if not isinstance(reader, ByteStorageReader):
             return None
         return reader.use_index(coordinator.broadcast("index", reader.read_index))
 

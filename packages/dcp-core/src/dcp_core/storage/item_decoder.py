@@ -63,13 +63,15 @@ class ItemDecoder:
     ) -> None:
         self._registry = registry
         self._allowed = partial(load_tensor, allow_globals=allow_globals, trust_objects=trust_objects)
-        self._search = ArchiveSearch()
+        self._located: dict[tuple[str, int], ArchivedTensor] = {}
 
     def look_into(self, items: Iterable[tuple[str, StoredItem]], read: Callable[[list[ReadRequest]], ReadStats]) -> int:
         """Locate tensors inside large zip archives; return the bytes read."""
+        search = ArchiveSearch()
         for key, item in items:
-            self._search.add(key, item)
-        return read(self._search.requests).bytes_read if self._search.requests else 0
+            search.add(key, item)
+        self._located = search.found
+        return read(search.requests).bytes_read if search.requests else 0
 
     def in_parts(self, key: str, item: StoredItem, sizes: tuple[int, ...]) -> PartialItem | None:
         """Return an item for reading ranges; None to decode it whole."""
@@ -78,7 +80,7 @@ class ItemDecoder:
             return PartialItem(item)
         if kind is ItemKind.BLOCKS:
             return PartialItem(item, block_undo(item, key, self._registry))
-        found = self._search.found.get((item.file, item.offset)) if kind is ItemKind.ARCHIVE else None
+        found = self._located.get((item.file, item.offset)) if kind is ItemKind.ARCHIVE else None
         return PartialItem(found.item, None, found.dtype) if found is not None and found.sizes == sizes else None
 
     def tensor(

@@ -227,7 +227,7 @@ class ByteStorageReader(ByteStorage, StorageReader):
         )
         if self._metadata is None:
             raise DcpError("set_up_storage_reader must be called before read_data")
-        requests, items = split_whole_reads(plan, planner, self._metadata, direct_memory)
+        requests, items = split_whole_reads(plan, planner, self._metadata)
         tensors: list[_Wanted] = []
         for item in items:
             stored = self._stored(item)
@@ -235,8 +235,9 @@ class ByteStorageReader(ByteStorage, StorageReader):
                 requests.append(object_request(item, stored, planner, decoder))
             else:
                 tensors.append(_Wanted(item, stored, *_chunk(self._metadata, item)))
-        keyed = [(one.item.storage_index.fqn, one.stored) for one in tensors]
-        self.bytes_read += decoder.look_into(keyed, self._backend.read)
+        archives = [(one.item.storage_index.fqn, one.stored) for one in tensors if one.stored.kind is ItemKind.ARCHIVE]
+        if archives:
+            self.bytes_read += decoder.look_into(archives, self._backend.read)
         copies = DeviceCopies()
         whole: dict[tuple[str, int, tuple[int, ...]], list[_Wanted]] = defaultdict(list)
         for one in tensors:
@@ -310,26 +311,19 @@ def tensor_request(
     nbytes = math.prod(sizes) * dtype.itemsize
     into = None if runs.counts else direct_memory(filled, dtype)
 
-    def complete() -> None:
+    def done(_: memoryview) -> None:
+        if into is None:
+            copies.finish(filled.device)
+        else:
+            increment_version(filled)
         if filled is not target:
             copy_wrapper(item.dest_index.fqn, target, filled)
         planner.commit_tensor(item, target)
 
     if into is not None:
-
-        def commit(_: memoryview) -> None:
-            increment_version(filled)
-            complete()
-
-        return ReadRequest(key, stored.item, runs.start, runs.stop, into, commit, decoder=decoder, decoded_bytes=nbytes)
-    device = filled.device
-    copies.prepare(device)
+        return ReadRequest(key, stored.item, runs.start, runs.stop, into, done, decoder=decoder, decoded_bytes=nbytes)
+    copies.prepare(filled.device)
     box = BoxCopy(sizes, dtype, item.storage_offsets, filled, copies.copy)
-
-    def done(_: memoryview) -> None:
-        copies.finish(device)
-        complete()
-
     return ReadRequest(key, stored.item, runs.start, runs.stop, None, done, box.piece, runs, decoder, nbytes)
 
 
@@ -405,16 +399,14 @@ def _copy_part(tensor: torch.Tensor, item: ReadItem, planner: LoadPlanner) -> No
     planner.commit_tensor(item, target)
 
 
-Memory = Callable[[torch.Tensor, torch.dtype], memoryview | None]
-
 _NO_CRCS = np.zeros(0, np.uint32)
 _RAW = int(ItemKind.RAW)
 
 
 def split_whole_reads(
-    plan: LoadPlan, planner: LoadPlanner, metadata: Metadata, memory_of: Memory
+    plan: LoadPlan, planner: LoadPlanner, metadata: Metadata
 ) -> tuple[list[ReadRequest], list[ReadItem]]:
-    """Return requests for tensors to read whole into `memory_of`, and the other items."""
+    """Return requests for tensors to read whole into their `direct_memory`, and the other items."""
     columns = read_columns_of(plan.items)
     places = metadata.storage_data
     untouched = isinstance(places, LazyDict) and isinstance(places.source, StorageRecords) and not places.touched
@@ -432,13 +424,13 @@ def split_whole_reads(
     table = zip(
         columns.names,
         records.index.tensor_dtype[rows].tolist(),
-        *(
+        *[
             column[chunks].tolist()
             for column in (
                 *(stored.file, stored.offset, stored.length, stored.lead, stored.stored_bytes),
                 *(stored.kinds(), stored.checked, stored.crc32, first, borders),
             )
-        ),
+        ],
         strict=True,
     )
     requests: list[ReadRequest] = []
@@ -449,7 +441,7 @@ def split_whole_reads(
         known, target = dtypes[dtype], targets[name]
         if target.requires_grad or type(target) is not torch.Tensor:
             target = target.detach()
-        into = None if kind != _RAW or known is None else memory_of(target, known)
+        into = None if kind != _RAW or known is None else direct_memory(target, known)
         if into is None or len(into) != size:
             others.append(columns.whole(name))
             continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, cast
@@ -30,7 +30,14 @@ from dcp_core.records.metadata import (
 from dcp_core.records.protocols import WriteResult
 from dcp_core.tables.plan_columns import ColumnBuilder, PlanColumns, PlannedRows, WrittenColumns, written_of
 from dcp_manifest import needed_bytes
-from dcp_manifest.index.columns import CheckpointIndex, ItemColumns, ManifestInfo, PathElement, StoredItem
+from dcp_manifest.index.columns import (
+    CheckpointIndex,
+    ItemColumns,
+    ManifestInfo,
+    PathElement,
+    RaggedStarts,
+    StoredItem,
+)
 from dcp_manifest.index.stored_items import StoredItems, take_items
 from dcp_manifest.stock.stock_write import STOCK_VERSION
 
@@ -165,6 +172,7 @@ class StorageRecords:
     def __init__(self, records: StateRecords) -> None:
         self._records = records
         self._index = records.index
+        self._ragged: dict[int, RaggedStarts] = {}
 
     def __len__(self) -> int:
         return self._length
@@ -180,7 +188,7 @@ class StorageRecords:
     def make(self, key: object) -> StorageInfo:
         """See `LazySource`."""
         row, columns = self._row(key)
-        return self._chunk(row) if columns is self._index.chunk_items else self._object(row)
+        return self._location(columns, row)
 
     def has(self, key: object) -> bool:
         """See `LazySource`."""
@@ -224,25 +232,21 @@ class StorageRecords:
             for name, row in self._records.tensors.items():
                 start = self._records.chunk_starts[row]
                 for position, offset in enumerate(self._records.offsets(row)):
-                    yield MetadataIndex(name, offset, position), self._chunk(start + position)
+                    yield (
+                        MetadataIndex(name, offset, position),
+                        self._location(self._index.chunk_items, start + position),
+                    )
         if self._index.object_items is not None:
             for name, row in self._records.objects.items():
-                yield MetadataIndex(name), self._object(row)
+                yield MetadataIndex(name), self._location(self._index.object_items, row)
 
-    @cached_property
-    def _chunk(self) -> Callable[[int], StorageInfo]:
-        return _locations(self._index, self._index.chunk_items)
-
-    @cached_property
-    def _object(self) -> Callable[[int], StorageInfo]:
-        return _locations(self._index, self._index.object_items)
-
-
-def _locations(index: CheckpointIndex, columns: ItemColumns | None) -> Callable[[int], StorageInfo]:
-    if columns is None:
-        raise KeyError("nothing is stored")
-    ragged = index.ragged_starts(columns)
-    return lambda row: StorageInfo.of(index.stored_item(columns, row, ragged))
+    def _location(self, columns: ItemColumns | None, row: int) -> StorageInfo:
+        if columns is None:
+            raise KeyError("nothing is stored")
+        ragged = self._ragged.get(id(columns))
+        if ragged is None:
+            ragged = self._ragged[id(columns)] = self._index.ragged_starts(columns)
+        return StorageInfo.of(self._index.stored_item(columns, row, ragged))
 
 
 _MODULES = ["dcp-manifest/1"]
