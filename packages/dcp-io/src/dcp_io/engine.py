@@ -236,7 +236,6 @@ class StoreBackend:
 
 
 def _below(store: Store) -> str:
-    """Describe the newest checkpoints below a folder."""
     from dcp_manifest.folders.find_checkpoints import some_below  # noqa: PLC0415 - only after a mistake
 
     try:

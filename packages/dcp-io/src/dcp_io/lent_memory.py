@@ -136,7 +136,6 @@ class _Mapping(NamedTuple):
 
 _lock = threading.Lock()
 _mappings: list[_Mapping] = []
-"""By address, without overlaps."""
 
 
 def _address(buffer: Buffer) -> int:

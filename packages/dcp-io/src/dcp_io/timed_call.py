@@ -12,7 +12,7 @@ __all__ = ["Pace", "TimedCall"]
 T = TypeVar("T")
 
 _hanging: dict[str, TimedCall[Any]] = {}
-"""While a place's call hangs, later calls fail immediately."""
+"""Calls that have timed out, by place."""
 
 
 class TimedCall(Generic[T]):

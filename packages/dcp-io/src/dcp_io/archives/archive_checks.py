@@ -78,7 +78,7 @@ def verify_zip(data: memoryview | bytes) -> bool | None:
 
 
 def archive_problem(data: memoryview | bytearray | bytes) -> str | None:
-    """Describe the damage in an archive; None if it is sound, has no CRCs or is not a zip file."""
+    """Describe an archive's damage; None if it is sound, has no CRCs or is not a zip file."""
     view = memoryview(data)
     if not is_zip(view):
         return None
@@ -128,7 +128,6 @@ def zip_records(data: memoryview | bytes) -> list[ZipRecord]:
 
 
 def _directory(view: memoryview) -> tuple[int, int, int]:
-    """Start, length and number of records."""
     tail = bytes(view[-(END.size + _MAX_COMMENT_BYTES) :])
     found = tail.rfind(b"PK\x05\x06")
     if found < 0:
@@ -188,7 +187,7 @@ def _data_start(view: memoryview, header: int, name: bytes) -> int:
 
 
 def inflated(view: memoryview, record: ZipRecord) -> bytes:
-    """Return a record's inflated data. Call `refuse_bomb` first, which bounds the memory.
+    """Return a record's inflated data; `refuse_bomb` must have bounded the memory.
 
     Raises CorruptCheckpointError or zlib.error.
     """

@@ -59,8 +59,6 @@ _DTYPES = {cls: dtype for dtype, cls in TYPED_STORAGES.items()}
 
 @dataclass(slots=True)
 class _Made:
-    """A call that was not carried out."""
-
     name: str
     arguments: tuple[Any, ...]
     state: Any = None

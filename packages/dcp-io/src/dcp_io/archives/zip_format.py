@@ -40,7 +40,7 @@ __all__ = [
 
 MAX16, MAX32 = 0xFFFF, 0xFFFFFFFF
 ZIP64_FROM_BYTES = MAX32 - 4096
-"""Smallest 64-bit size or position; leaves room for headers."""
+"""Leaves room for headers."""
 LOCAL = struct.Struct("<4sHHHHHIIIHH")
 CENTRAL = struct.Struct("<4sHHHHHHIIIHHHHHII")
 END = struct.Struct("<4sHHHHIIH")
@@ -95,7 +95,7 @@ def central_header(name: bytes, size: int, crc: int, start: int, *, described: b
 
 
 def directory_end(start: int, size: int, count: int) -> bytes:
-    """Return the end-of-directory record, without numbers that need `zip64_directory_end`."""
+    """Return the end-of-directory record."""
     few = min(count, MAX16)
     return END.pack(b"PK\x05\x06", 0, 0, few, few, min(size, MAX32), min(start, MAX32), 0)
 
@@ -253,7 +253,6 @@ def tensor_frame(dtype: str, sizes: tuple[int, ...], item_bytes: int | None = No
 
 
 def _pickle(dtype: str, sizes: Sequence[int], item_bytes: int) -> bytes:
-    """`data.pkl` rebuilds the tensor from the record `data/0`."""
     storage = TYPED_STORAGES.get(dtype)
     function, module, count = "_rebuild_tensor_v2", "torch", math.prod(sizes)
     tail = b""

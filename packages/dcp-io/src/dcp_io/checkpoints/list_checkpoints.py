@@ -53,8 +53,7 @@ def find_checkpoints(
         unfinished: Whether to include folders with files of a save that has not published an index.
         unreadable: Whether to include subfolders that cannot be listed, instead of a warning.
 
-    Raises:
-        StorageError, OSError: The storage failed.
+    Raises OSError if the storage failed.
 
     Ranks: one; not collective.
     """
@@ -71,15 +70,10 @@ def ask_places(
     """Return each place's answer; an empty one, with a warning, for a place that fails while others have something.
 
     A place after the first that is silent for `TimedCall.SILENT_AFTER_SECONDS` has failed. If no place has anything,
-    silent places are waited for: a run must not start from scratch because its checkpoints cannot be reached.
+    silent places are waited for: a run must not start from scratch because its checkpoints cannot be reached. Then the
+    first place's failure is raised, an OSError.
 
-    Args:
-        places: The places, nearest first.
-        ask: Asks one place, perhaps in another thread.
-        optional: Whether failures are not reported.
-
-    Raises:
-        OSError: The first place's failure, if no place has anything.
+    `ask` may be called in another thread. With `optional`, failures are not reported.
     """
     calls = [TimedCall(place.url, partial(ask, place)) for place in places[1:]]
     answers: list[Sequence[T]] = []
@@ -100,7 +94,6 @@ def ask_places(
 
 
 def _late_answers(calls: Sequence[TimedCall[Sequence[T]]], failed: Sequence[OSError]) -> list[Sequence[T]]:
-    """Wait for calls that hang; without answers, raise the first failure."""
     answers: list[Sequence[T]] = []
     failed = list(failed)
     for call in calls:
@@ -129,10 +122,7 @@ def running_saves(store: Store, *, stale_after_seconds: float) -> list[str]:
 def check_checkpoint(store: Store, *, deep: bool = False, entries: Sequence[Entry] | None = None) -> None:
     """Check that a checkpoint can be loaded, as far as its index and file lengths show.
 
-    Args:
-        store: The checkpoint's folder.
-        deep: Whether to read all data files as well, and check every CRC.
-        entries: The folder's listing; None lists the folder.
+    With `deep`, all data files are read, and every CRC is checked. `entries` is the folder's listing, if known.
 
     Raises:
         CheckpointNotFoundError: The index is incomplete, or a data file is missing.
@@ -161,17 +151,13 @@ def check_checkpoint(store: Store, *, deep: bool = False, entries: Sequence[Entr
 def latest_valid(
     root: Root | Store | str | os.PathLike[str], *, deep: bool = False
 ) -> FoundCheckpoint[SupportsFolders] | None:
-    """Return the newest complete checkpoint of a root or its subfolders, with `deep` the newest sound one.
+    """Return the newest complete checkpoint of a root (see `find_checkpoints`), with `deep` the newest sound one.
 
     Within a training run, the highest step is the newest. Leftovers of a crash and quarantined checkpoints are skipped,
-    and with a warning, damaged checkpoints and folders without permission.
+    and with a warning, damaged checkpoints and folders without permission. `deep` reads the data and checks every CRC,
+    which takes as long as loading.
 
-    Args:
-        root: See `find_checkpoints`.
-        deep: Whether to read the data as well, and check every CRC, which takes as long as loading.
-
-    Raises:
-        StorageError, OSError: The folders could not be listed.
+    Raises OSError if the folders cannot be listed.
 
     Ranks: one; not collective.
     """

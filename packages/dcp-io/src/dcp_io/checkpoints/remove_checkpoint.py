@@ -51,15 +51,11 @@ def checkpoint_files(store: Store, named: Collection[str] = ()) -> dict[str, int
 def remove_checkpoint(store: Store, *, also: frozenset[str] = frozenset()) -> list[str]:
     """Remove a checkpoint and leftovers of saves from its folder; returns the names of the remaining files.
 
-    The index is removed first, then the files that are a save's by name and first bytes. After an interruption
-    no loadable checkpoint is left, and a second call completes the removal.
+    The index is removed first, then the files that are a save's by name and first bytes, and then those in `also`,
+    whatever their contents. After an interruption no loadable checkpoint is left, and a second call completes the
+    removal. No process may be saving to the folder, which may be missing.
 
-    Args:
-        store: The checkpoint's folder, which may be missing. No process may be saving to it.
-        also: Further files to remove last, whatever their contents.
-
-    Raises:
-        OSError: The storage failed.
+    Raises OSError if the storage failed.
 
     Ranks: one.
     """
@@ -93,7 +89,6 @@ def clear_dead_saves(store: Store, *, stale_after_seconds: float) -> None:
 
 
 def _in_order(store: Store, named: Collection[str]) -> dict[str, int]:
-    """Indexes come first, notes last."""
     sizes = {entry.name: entry.bytes for entry in store.list()}
     for name in {*named} - sizes.keys():
         size = _size_below(store, name)

@@ -77,11 +77,10 @@ def verify_checkpoint(
     Args:
         checkpoint: The folder, as a path or as a store; for a URI pass `open_store(uri)`.
         threads: Number of files to read at the same time, at least 1.
-        on_read: Progress callback for the number of bytes just read, called by one thread at a time.
-        on_total: Callback for the number of bytes to read, called once before `on_read`.
+        on_read: Gets the number of bytes just read, in one thread at a time.
+        on_total: Gets the number of bytes to read, once before `on_read`.
 
-    Raises:
-        OSError: The storage failed.
+    Raises OSError if the storage failed.
 
     Ranks: one; not collective.
     """
@@ -138,7 +137,6 @@ def _verify_files(
 
 
 def _examine_indexes(store: Store) -> tuple[dict[str, float], dict[str, Examined]]:
-    """Return modification times and decoded contents, by file name."""
     times: dict[str, float] = {}
     examined: dict[str, Examined] = {}
     for entry in sorted(store.list(), key=attrgetter("name")):
@@ -172,7 +170,7 @@ def _items_by_file(indexes: list[CheckpointIndex]) -> dict[str, list[IndexedItem
 
 
 Span = tuple[int, int, int]
-"""Start, stop and CRC32 of an item's stored range."""
+"""Start, stop and CRC32 of a stored range."""
 
 
 class PassingCrcs:
@@ -255,7 +253,6 @@ class IndexedItem:
     key: str
     item: StoredItem
     dtype: str | None = None
-    """Without `torch.`; None for an object."""
     sizes: tuple[int, ...] = ()
 
 
@@ -301,7 +298,7 @@ def _items(count: int) -> str:
 
 
 class _Window:
-    """Sliding window over a file; only ranges that go back by more than the window are read again."""
+    """Sliding window; only ranges that go back by more than the window are read again."""
 
     def __init__(self, source: Source, size: int, on_read: Callable[[int], None]) -> None:
         self._source = source
@@ -357,7 +354,6 @@ class _FileCheck:
             self._report(f"{self.window.size - position} bytes follow the last item", None, position)
 
     def _mark_bytes(self, items: Sequence[IndexedItem]) -> int:
-        """Files of earlier writers have no mark."""
         own = own_name(self._name)
         if not self._exact or own is None or own.save_id is None or self.window.size < MARK_BYTES:
             return 0
@@ -368,7 +364,6 @@ class _FileCheck:
         self.problems.append(Problem(message, self._name, key, offset))
 
     def _report_end(self, cut: Sequence[IndexedItem]) -> None:
-        """Items beyond the end of the file are one problem."""
         size, lost = self.window.size, _keys(cut)
         wanted = max(one.item.offset + one.item.length for one in cut)
         message = f"truncated: the file ends at {size:,} of {wanted:,} bytes; {_items(len(cut))} lost"
@@ -441,7 +436,7 @@ class _FileCheck:
             self.unverified.add(one.key)
 
     def _frame(self, one: IndexedItem) -> tuple[bytes, bytes] | None:
-        """Return the bytes around a tensor's data; empty for a raw item, None if unknown."""
+        """Empty for a raw item, None if unknown."""
         item = one.item
         if not item.lead and item.length == item.stored_bytes:
             return b"", b""

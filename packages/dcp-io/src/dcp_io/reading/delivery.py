@@ -28,13 +28,11 @@ _NO_BYTES = memoryview(b"")
 class _Arrival:
     wanted: Wanted
     parts: list[Range]
-    """Ranges of the file for `take`, ascending."""
     left: int
     """Missing bytes of these parts, plus one per request for the rest."""
     memory: memoryview | None = None
-    """For the whole range, if needed."""
     crcs: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Position of a piece → its CRC and length; only with `Check.WHOLE`."""
+    """Position of a piece → its CRC and length."""
 
 
 class Delivery:

@@ -56,7 +56,7 @@ def read_items(
         store: The checkpoint's folder.
         requests: Requests for byte ranges; see `ReadRequest` for the callbacks and their threads.
         threads: Limit of the number of reader threads, at least 1.
-        verify: CRC checks of the data; see `Verify`.
+        verify: See `Verify`.
         changed_keys: Gets the key of every request with a destination that may have changed, or with a called `piece`
             or `done`, even before an error.
         max_inflight_bytes: Limit of the memory for buffers of all threads together, at least one CRC block (1 MiB),
@@ -65,7 +65,7 @@ def read_items(
     Raises:
         CheckpointNotFoundError: A file is missing; the message has its name and a key that needs it.
         CorruptCheckpointError: Bytes are damaged, or a file is too short; the message has file, key and offset.
-        ValueError: The range or destination of a request does not fit its item, or a limit is not positive.
+        ValueError: A request does not fit its item, or a limit is not positive.
         BaseException: Any error that a `piece` or `done` raises.
 
     Ranks: one; not collective.
@@ -95,7 +95,7 @@ def read_items(
 
 
 class _Scratch:
-    """Reusable buffer of one thread; a view is valid until the next `take`."""
+    """Buffer of one thread; a view is valid until the next `take`."""
 
     def __init__(self) -> None:
         self._memory = memoryview(bytearray())
@@ -171,7 +171,6 @@ class _Batch:
             self._count(size)
 
     def _take(self) -> tuple[OpenFile, Step | SharedRead] | None:
-        """The storage prefetches the reads after this one."""
         with self._lock:
             seen = list(itertools.islice(self._queue, _READS_AHEAD + 1 - len(self._ahead)))
             self._ahead += seen
@@ -227,7 +226,6 @@ class _Batch:
             return whole.memory
 
     def _deliver(self, members: Sequence[Wanted], view: memoryview, start: int, stop: int) -> None:
-        """`view` is [start, stop) of the stored range."""
         if self._rehearse:
             return
         for one in members:
@@ -308,7 +306,6 @@ def _memory(size: int) -> memoryview:
 
 
 def _around(request: ReadRequest, start: int, stop: int, scratch: _Scratch) -> list[memoryview]:
-    """Scratch surrounds the destination."""
     into = request.into
     first = min(max(start, request.start), stop)
     last = max(min(stop, request.stop), first)

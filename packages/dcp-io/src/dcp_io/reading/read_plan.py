@@ -1,6 +1,6 @@
 """Planning of reads: the range that each request must read to be verified, and which requests share a read.
 
-Small neighbours share one read. Large items are split at borders of CRC blocks. No block is read twice.
+Large items are split at borders of CRC blocks. No block is read twice.
 """
 
 from __future__ import annotations
@@ -55,7 +55,6 @@ class Check(IntEnum):
     BLOCKS = 1
     WHOLE = 2
     ARCHIVE = 3
-    """CRCs in a `torch.save` archive."""
 
 
 @dataclass(slots=True, eq=False)
@@ -83,11 +82,9 @@ class ItemRead:
     start: int
     stop: int
     steps: int = 0
-    """Remaining steps."""
     memory: memoryview | None = None
-    """Buffer, if `held`."""
     crcs: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Position of a step → its CRC and length; only with `Check.WHOLE`."""
+    """Position of a step → its CRC and length."""
 
     @property
     def base(self) -> int:
@@ -243,7 +240,7 @@ def _item_steps(members: Sequence[Wanted], rehearse: bool, step_bytes: int) -> l
 
 
 def parts_to_read(step: Step, *, run_gap_bytes: int = RUN_GAP_BYTES) -> list[tuple[int, int]]:
-    """Return the parts of a step to read, ascending, as positions in the stored range."""
+    """Return the parts of a step to read, as positions in the stored range."""
     check = step.whole.check
     if check >= Check.WHOLE or (check is Check.BLOCKS and any(one.runs is None for one in step.members)):
         return [(step.start, step.stop)]

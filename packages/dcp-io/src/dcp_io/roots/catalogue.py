@@ -121,7 +121,6 @@ class Catalogue:
         self._root = with_folders(root)
         self._stale_after_seconds = stale_after_seconds
         self._notes: dict[int, tuple[Entry, Note | None]] = {}
-        """Cache: step → note, and its entry in the listing."""
         self._complete: set[int] = set()
         self._sound: set[int] = set()
 
@@ -225,7 +224,7 @@ class Catalogue:
     def is_complete(self, step: int) -> bool:
         """Whether a checkpoint can be loaded, by index and file sizes; False if it is unreadable now. True is cached.
 
-        Also True for a checkpoint with parts on several hosts, because no host sees the others' files.
+        Also True with parts on several hosts, because no host sees the others' files.
         """
         if step in self._complete | self._sound or isinstance(self._root, HostStore):
             return True
@@ -240,7 +239,7 @@ class Catalogue:
     def is_sound(self, step: int) -> bool:
         """Whether this process has written, copied or restored a checkpoint, or else finds all its bytes sound now.
 
-        Also True for a checkpoint with parts on several hosts.
+        Also True with parts on several hosts.
         """
         if step in self._sound or isinstance(self._root, HostStore):
             return True
@@ -267,15 +266,10 @@ class Catalogue:
         after: CheckpointRecord | None = None,
         best: Sequence[KeepBest] = (),
     ) -> None:
-        """Write the note of the save that this process is about to begin.
+        """Write the note of the save that this process is about to begin; `best` is for `dcp prune`.
 
-        A damaged checkpoint of the step is removed first. An undamaged one keeps its note until `published`.
-
-        Args:
-            step: The step to be saved.
-            metrics: Metrics of the save.
-            after: A checkpoint that the note's creation time must follow, even if this host's clock is behind.
-            best: Policies that keep the best checkpoints, for `dcp prune`.
+        A damaged checkpoint of the step is removed first. An undamaged one keeps its note until `published`. The note's
+        creation time follows the checkpoint `after`, even if this host's clock is behind.
         """
         folder = self._folder(step)
         if QUARANTINE in folder.names or REMOVING in folder.names:
@@ -369,13 +363,10 @@ class Catalogue:
             policy: Policy that selects among the complete checkpoints.
             arrived: The step that was published or copied last (by default, the checkpoint made last); it stays.
             spares_higher: Whether undamaged checkpoints of higher steps than `arrived` stay.
-            protected: Function from the listing of the root to further steps that stay.
+            protected: Function from the root's listing to further steps that stay.
 
-        Returns:
-            The removed steps, and the listing without them (None if the root need not be listed).
-
-        Raises:
-            OSError: The root cannot be listed.
+        Returns the removed steps, and the listing without them (None if it is not needed). Raises OSError if the root
+        cannot be listed.
         """
         if any(isinstance(part, KeepAll) for part in parts_of(policy)):
             return [], None
@@ -481,7 +472,6 @@ class Catalogue:
             folder.store.delete(NEXT_NOTE)
 
     def _remove_temporaries(self, store: Store, entries: Collection[Entry], names: tuple[str, ...]) -> None:
-        """Remove files so old that their writers must be dead."""
         for entry in entries:
             becomes = temporary_of(entry.name)
             is_ours = becomes is not None and becomes[0].startswith(names)
@@ -489,7 +479,6 @@ class Catalogue:
                 store.delete(entry.name)
 
     def _is_being_saved(self, folder: StepFolder) -> bool:
-        """Whether a save may be running, or about to begin."""
         if running_saves(folder.store, stale_after_seconds=self._stale_after_seconds):
             return True
         name = NEXT_NOTE if NEXT_NOTE in folder.names else NOTE
@@ -558,7 +547,7 @@ class PromotingRoot(Root, Protocol):
 
 
 def _newest_protected(folders: Collection[StepFolder], records: Sequence[CheckpointRecord]) -> int | None:
-    """`records` are undamaged and in the order of creation."""
+    """`records` are undamaged and by creation."""
     by_step = {folder.step: folder for folder in folders if NAME in folder.names}
     for record in reversed(records):
         folder = by_step.get(record.step)

@@ -298,7 +298,6 @@ _KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (KeepAll, KeepBe
 
 
 def _literal(value: Any) -> str:
-    """Infinities and numbers of other libraries become Python source, too."""
     if isinstance(value, Integral):
         return repr(int(value))
     if isinstance(value, Real):

@@ -80,7 +80,6 @@ def _journals(entries: tuple[Entry, ...]) -> list[Entry]:
 
 
 def _journal(store: Store, entry: Entry) -> tuple[str, int]:
-    """Return the original's place and size; empty and 0 if unknown."""
     values = _read(store, entry)
     place, size = values.get("from"), values.get("bytes")
     return place if isinstance(place, str) else "", size if isinstance(size, int) else 0

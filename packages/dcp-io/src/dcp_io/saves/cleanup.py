@@ -85,7 +85,7 @@ def remove_leftovers(store: Store, save_id: str, entries: Iterable[Entry], *, ke
 def remove_dead_saves(store: Store, dead: Iterable[FoundMarker], current: Current, entries: list[Entry]) -> None:
     """Remove the leftovers of dead saves, and then their markers.
 
-    These are the replaced files if the dead save published the current index, otherwise its own files. If the current
+    If a dead save published the current index, these are the files that it replaced, otherwise its own. If the current
     index cannot be read, no file is removed.
     """
     if current.damage is not None:
@@ -133,7 +133,7 @@ def _is_of(name: str, save_id: str) -> bool:
 
 
 def _is_own(name: str, marker: Marker, *, world_size: int) -> bool:
-    """Whether a replaced file belongs to the new checkpoint after all."""
+    """Whether the new checkpoint has a replaced file after all."""
     own = own_name(name)
     if own is not None and own.save_id == marker.save_id:
         return True
@@ -144,7 +144,6 @@ def _is_own(name: str, marker: Marker, *, world_size: int) -> bool:
 
 
 def _is_index_of(store: Store, name: str, save_id: str) -> bool:
-    """Whether this save wrote an index without a save id in its name."""
     own = own_name(name)
     if own is None or own.kind != "index" or own.save_id is not None:
         return False
@@ -156,7 +155,6 @@ def _is_index_of(store: Store, name: str, save_id: str) -> bool:
 
 
 def _delete_made(store: Store, sizes: Mapping[str, int], named_by: str) -> bool:
-    """Failures are logged, for the next save."""
     failed = [name for name, size in sizes.items() if not _delete_one(store, name, size, named_by)]
     return not failed
 
@@ -184,7 +182,7 @@ class Current:
 
     index: CheckpointIndex | None = None
     damage: DcpError | None = None
-    """Error of reading the index."""
+    """Raised by reading the index."""
     generation: int = 0
     """The checkpoint's, or else the highest of the readable indexes; 0 without any."""
     lack: str | None = None

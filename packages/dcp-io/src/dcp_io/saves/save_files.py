@@ -1,8 +1,8 @@
-"""Files of saves: recognised by their names and first bytes, so that no other file is ever removed; and save markers.
+"""Files of saves, and save markers, which show that a save is running, and when it counts as dead.
 
-A save marker, `.dcp-save-<save id>` (and `.r<rank>` in a save without a coordinator), shows that a save is running,
-and the time after which it counts as dead. Names, markers and indexes may be forged. So a file must be empty or begin
-like a save's file: data files with a mark that names their save, indexes as a pickle, markers and notes as JSON.
+A marker is named `.dcp-save-<save id>`, and `.r<rank>` in a save without a coordinator. Names, markers and indexes may
+be forged. So a file is removed only if it is empty or begins like a save's file: data files with a mark that names
+their save, indexes as a pickle, markers and notes as JSON.
 """
 
 from __future__ import annotations
@@ -67,7 +67,6 @@ class OwnName:
     """`note` includes all small JSON files."""
     save_id: str | None = None
     temporary: bool = False
-    """Whether publishing will rename the file."""
 
 
 def data_mark(save_id: str) -> bytes:
@@ -98,10 +97,9 @@ def temporary_of(name: str) -> tuple[str, str] | None:
 
 
 def is_own_file(store: Store, name: str, size: int) -> bool:
-    """Whether a save or the checkpoint manager made a file, by its name and contents.
+    """Whether a save or the checkpoint manager made a file, by its name and contents. Raises OSError.
 
-    Also True for a save's file that a crash left empty, truncated, or with zeros as its first bytes. Raises
-    CheckpointNotFoundError if it no longer exists, and OSError.
+    Also True for a save's file that a crash left empty, truncated, or with zeros as its first bytes.
     """
     own = own_name(name)
     if own is None:
@@ -151,16 +149,14 @@ class Marker:
 
     save_id: str
     rank: int | None
-    """The writer, in a save without a coordinator."""
+    """Only in a save without a coordinator."""
     process: ProcessIdentity | None
-    """None if the marker is unreadable."""
     phase: Phase
     started_ns: int = 0
     """On the host's clock, for display."""
     replaced: tuple[str, ...] = ()
-    """Files that the save makes obsolete."""
     torn: bool = False
-    """Whether bytes are missing, as after a loss of power."""
+    """Whether bytes are missing."""
 
     @property
     def name(self) -> str:
@@ -346,7 +342,7 @@ def _identity(pid: int) -> ProcessIdentity:
 def _status(pid: int) -> tuple[str, int, int]:
     """State letter, number of threads and start ticks; ("", 0, 0) without `/proc`.
 
-    The state is the main thread's, which may end before the others.
+    The main thread may end before the others.
     """
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
@@ -361,10 +357,7 @@ _MIN_SECONDS, _MAX_SECONDS = 0.1, 60.0
 
 
 class Renewal(threading.Thread):
-    """Daemon thread that renews a save marker until `stopping` is set; if the marker is gone, it sets `lost` and ends.
-
-    If the storage fails, it retries at the next renewal.
-    """
+    """Daemon thread that renews a save marker until `stopping` is set; if the marker is gone, it sets `lost`."""
 
     def __init__(self, store: Store, marker: str, stale_after_seconds: float) -> None:
         super().__init__(name="dcp-io-marker", daemon=True)

@@ -78,7 +78,7 @@ class Scene:
     entries: list[Entry]
     markers: list[FoundMarker]
     now: float
-    """Time on the storage's clock, from the marker just written."""
+    """On the storage's clock."""
 
 
 class SaveSession:
@@ -224,7 +224,6 @@ class SaveSession:
             raise
 
     def _take_over(self, scene: Scene, *, overwrite: bool) -> None:
-        """Remove leftovers, and record the files that this save will replace."""
         current = read_current(self._store)
         if current.exists and not overwrite:
             raise CheckpointExistsError(
@@ -249,7 +248,7 @@ class SaveSession:
         remove_dead_saves(self._store, dead, current, scene.entries)
 
     def _register(self) -> None:
-        """The save counts as running in this process until `_leave` or garbage collection."""
+        """The save runs in this process until `_leave` or garbage collection."""
         key = (self._store.url, self._name)
         with _running_lock:
             if key in _running:
@@ -266,10 +265,7 @@ class SaveSession:
         )
 
     def _settle(self) -> Scene:
-        """Wait until this save is the only live one in the folder.
-
-        Of two simultaneous saves, the later one raises SaveInProgressError, and the earlier one waits for that.
-        """
+        """Wait until this save is the only live one; the later of two simultaneous saves raises SaveInProgressError."""
         deadline = time.monotonic() + _SETTLE_SECONDS
         while True:
             scene = self._look()
@@ -292,7 +288,6 @@ class SaveSession:
         return Scene(entries, find_markers(self._store, others), own[0].mtime if own else time.time())
 
     def _rivals(self, scene: Scene) -> list[FoundMarker]:
-        """Other saves that may yet publish."""
         alive = [
             found
             for found in scene.markers
@@ -320,14 +315,13 @@ class SaveSession:
         self._store.publish(self._name, self._marker.to_bytes(), tag=self.save_id, sync=sync)
 
     def _mark_ended(self) -> None:
-        """An ended save blocks no other save."""
         self._marker = replace(self._marker, phase="ended")
         with contextlib.suppress(OSError, DcpError):
             if self._store.exists(self._name):
                 self._write_marker(sync=self._sync)  # durable, as it replaces the list of files to remove
 
     def _clean_up(self, keep: Collection[str]) -> bool:
-        """Return False if the next save must remove the rest."""
+        """False leaves the rest to the next save."""
         return self._published and self._remove_replaced(keep)
 
     def _remove_replaced(self, keep: Collection[str], world_size: int = 0) -> bool:
@@ -346,7 +340,6 @@ class SaveSession:
         return current.save_id == self.save_id or current.damage is not None
 
     def _remove_own(self) -> bool:
-        """Return True if none is left."""
         return remove_leftovers(self._store, self.save_id, self._store.list())
 
 
@@ -364,10 +357,10 @@ class HostSaveSession(SaveSession):
     """
 
     may_be_published_elsewhere = False
-    """Whether another host may have published a save that failed here; its files then stay."""
+    """Whether another host may have published this save; its files then stay."""
 
     def _remove_dead(self, scene: Scene, current: Current) -> None:
-        """Another host may have published dead saves, so they stay until this save is published."""
+        """Another host may have published dead saves, so they stay for now."""
 
     def _clean_up(self, keep: Collection[str]) -> bool:
         done = super()._clean_up(keep)
@@ -432,7 +425,6 @@ class RankSaveSession(SaveSession):
         self._rank = rank
         self._world_size = 1
         self._own = (data_file_prefix(rank), f"{rank_prefix(rank)}.")
-        """Prefixes of its files."""
 
     @classmethod
     def begin_rank(

@@ -135,7 +135,6 @@ class HostStore(SupportsFolders):
         return self.size_here(name) if other is None else other.size(name)
 
     def _other_with(self, name: str) -> Store | None:
-        """Return the store with a copy; None if this host's object is read."""
         if name in self._elsewhere:
             return self.also[self._elsewhere[name]]
         if not self.also or self.exists(name):

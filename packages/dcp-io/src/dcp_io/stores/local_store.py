@@ -221,7 +221,6 @@ class LocalStore(SupportsFolders, SupportsRanges):
             sync_folder(os.path.dirname(self._path))
 
     def _inside(self, name: str) -> str:
-        """Refuse parent folders that lead out of the store."""
         path = os.path.join(self._path, check_name(name))
         if "/" in name:
             check_inside(self._path, os.path.dirname(name))
@@ -332,7 +331,6 @@ class _LocalSource(Source):
                 os.posix_fadvise(self._fd, offset, size, os.POSIX_FADV_WILLNEED)
 
     def _is_held(self, offset: int) -> bool:
-        """Whether a byte is in the page cache."""
         try:
             return os.preadv(self._fd, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
         except OSError:  # not cached, or unknown to the file system
@@ -358,7 +356,7 @@ class _LocalSource(Source):
 
 
 def _is_folder_entry(item: os.DirEntry[str]) -> bool:
-    """Whether an entry is a folder; a link that loops is not."""
+    """A link that loops is not a folder."""
     try:
         return item.is_dir()
     except OSError as error:
@@ -454,7 +452,6 @@ def _missing_file(path: str) -> UnsafeCheckpointError:
 
 
 def _reserve(fd: int, size: int) -> None:
-    """Set the size, with reserved space if possible."""
     # `os.posix_fallocate` would write to every block if the file system cannot reserve space.
     call = _fallocate()
     if call is None or size == 0:
@@ -516,7 +513,7 @@ def make_folder(path: str) -> None:
 
 
 def _is_folder(path: str) -> bool:
-    """Wait before answering: a shared file system may show a new folder late."""
+    """A shared file system may show a new folder late."""
     deadline = time.monotonic() + _SECONDS_TO_BE_SEEN
     while not os.path.lexists(path) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -565,7 +562,6 @@ def _contains(mount: str, path: str) -> bool:
 
 
 def _unescaped(text: str) -> str:
-    """Decode the octal escapes."""
     for code in ("040", "011", "012", "134"):
         text = text.replace(f"\\{code}", chr(int(code, 8)))
     return text

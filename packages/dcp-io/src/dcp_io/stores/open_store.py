@@ -60,7 +60,6 @@ def open_store(uri: str | os.PathLike[str], *, storage_options: Mapping[str, Any
 
 
 def _store_of_any(text: str, scheme: str, storage_options: Mapping[str, Any] | None, reasons: str) -> Store:
-    """Open the folder with a fallback package for unregistered schemes."""
     from dcp_base import ANY_SCHEME, installed  # noqa: PLC0415 - as in `open_store`
 
     if not _SCHEME.fullmatch(scheme):

@@ -179,7 +179,6 @@ class StreamStore(Store):
 
     @contextlib.contextmanager
     def _finding(self, name: str) -> Iterator[None]:
-        """Raise any error as CheckpointNotFoundError if a file is missing."""
         try:
             yield
         except DcpError:

@@ -70,30 +70,19 @@ def write_items(
 ) -> StoredItems:
     """Write all items or none: on return all are stored (durably with `sync`); after an error no file is left.
 
-    Items are balanced by `cost_bytes`, and resolved just before they are written. Tensors are written without a copy
-    or, if that is impossible, piece by piece. A tensor that is changed during the write fails its CRC check when it is
-    loaded.
+    Items are balanced by `cost_bytes`, and resolved just before they are written, each once, in any thread. Tensors are
+    written without a copy or, if that is impossible, piece by piece. A tensor that is changed during the write fails
+    its CRC check when it is loaded.
 
-    Args:
-        store: The checkpoint's folder; it must exist.
-        requests: The items to write; each `resolve` is called once, in any thread.
-        prefix: Prefix of the file names, e.g. `__3_` for rank 3.
-        save_id: Id of the running save; part of the file names.
-        layout: Framing of tensors, see `Layout`.
-        threads: Limit of the number of writer threads, at least 1; fewer are used for little data.
-        single_file: Whether each thread writes one file for all its items; otherwise one file per item.
-        sync: Whether files and folder are durable on return (fsync).
-        max_inflight_bytes: Limit of the memory for buffers of all threads together, for payloads in pieces.
+    The folder must exist. File names begin with `prefix`, e.g. `__3_` for rank 3, and contain `save_id`. Little data
+    takes fewer than `threads` threads. For the other arguments see `StoreBackend`.
 
-    Returns:
-        The location per item, in the order of `requests`. Without requests no file is made.
+    Returns the location per item, in the order of `requests`. Without requests no file is made.
 
     Raises:
         ValueError: A payload contradicts its dtype and sizes, or an argument is invalid.
         OSError: A write failed; the message names the file.
         BaseException: Any error of a `resolve`; of several errors, the first.
-
-    Ranks: one; not collective.
     """
     if threads < 1:
         raise ValueError(f"threads={threads} must be at least 1")
@@ -136,7 +125,6 @@ def write_items(
 class _Written:
     name: str
     positions: Sequence[int]
-    """Positions in the requests."""
     places: list[int]
     running_crcs: list[npt.NDArray[np.uint32]]
     chains: tuple[tuple[str, ...], ...]
@@ -271,7 +259,6 @@ class DataFile:
         self.blocks: dict[int, EncodedBlocks] = {}
         """Encoded blocks, by the item's offset."""
         self.chains: dict[tuple[str, ...], int] = {(): 0}
-        """Transform descriptors → number in `Place`."""
         self._forms: dict[tuple[str | None, tuple[int, ...], int], tuple[Frame | None, int, int]] = {}
 
     def add(self, key: str, payload: Payload) -> Place:
@@ -357,7 +344,6 @@ class DataFile:
         return offset, size, 0, size, _RAW, value, chain
 
     def _append(self, data: Buffer) -> None:
-        """The bytes may change afterwards."""
         self._position += len(data)
         if len(data) > CRC_BLOCK_MIN_BYTES:
             self._flush(data)
@@ -367,7 +353,7 @@ class DataFile:
                 self._flush()
 
     def _form(self, key: str, payload: Payload, size: int) -> tuple[Frame | None, int, int]:
-        """Return frame, lead and alignment; thousands of payloads may share them."""
+        """Thousands of payloads may share a form."""
         item_bytes = _item_bytes(key, payload, size)
         frame = tensor_frame(payload.dtype or "", payload.sizes, item_bytes) if self._framed else None
         form = frame, len(frame.prefix) if frame else 0, alignment(Framing.RAW, size, item_bytes, framed=self._framed)
@@ -375,7 +361,6 @@ class DataFile:
         return form
 
     def _encoded(self, key: str, payload: Payload) -> tuple[Payload, int]:
-        """Return the encoded bytes, and the chain's number."""
         frame = None
         if payload.framing == _RAW:
             frame, *_ = self._form(key, payload, _size_of(key, payload.data))
@@ -395,7 +380,6 @@ class DataFile:
         self._sink.abort()
 
     def _stream(self, data: Buffer | PiecewiseData, size: int, *, counted: bool) -> int:
-        """Write a large payload from its own memory; returns its CRC32."""
         running = RunningCrc(size)
         # A read-only buffer tells the sink that its bytes stay until `close`; see `Sink.write`.
         pieces = (
@@ -435,7 +419,7 @@ def alignment(framing: Framing, size: int, item_bytes: int, *, framed: bool) -> 
 
 
 def _size_of(key: str, data: Buffer | PiecewiseData) -> int:
-    """Raise ValueError if the payload is not contiguous."""
+    """Raise ValueError if it is not contiguous."""
     if isinstance(data, memoryview) and (data.ndim != 1 or data.itemsize != 1 or not data.c_contiguous):
         raise ValueError(f"the payload of {key!r} must be one-dimensional contiguous bytes, not {data.format!r} data")
     return len(data) if isinstance(data, _IN_MEMORY) else data.nbytes
@@ -447,7 +431,7 @@ def _joined(data: PiecewiseData, max_bytes: int) -> bytes:
 
 
 def _item_bytes(key: str, payload: Payload, size: int) -> int:
-    """Return the bytes per element; for an unknown dtype, from the payload's length."""
+    """For an unknown dtype, the length decides."""
     count = math.prod(payload.sizes)
     if not payload.dtype:
         raise ValueError(f"the payload of {key!r} is raw but names no dtype")

@@ -42,19 +42,16 @@ __all__ = [
 
 BLOCK_BYTES = 64 * 1024
 BLOCK_CRCS = "block_crcs"
-"""Column with the CRC32 of each 64 KiB block of the other columns, which are sorted by name."""
+"""CRC32 of each 64 KiB block of the other columns, which are sorted by name."""
 _PREFIX_BYTES = 8
-"""The header's length, a little-endian u64."""
 _METADATA_KEY = "dcp-manifest"
-"""The only metadata key, because the order of several is not stable."""
+"""The only key, because the order of several is not stable."""
 
 Unsigned = npt.NDArray[np.unsignedinteger[Any]]
 _DTYPES = {"U8": "<u1", "U16": "<u2", "U32": "<u4", "U64": "<u8"}
 ReadRange = Callable[[int, int], bytes]
-"""Reads (offset, length) of a file."""
 _FIRST_READ_BYTES = 16 * 1024
 UTF8 = ("utf-8", "surrogatepass")
-"""Encoding of strings, and handling of errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +61,6 @@ class Column:
     dtype: str
     """Numpy's name, such as `<u4`."""
     start: int
-    """Offset after the header."""
     stop: int
     count: int
     """1 if all rows are equal."""
@@ -77,9 +73,8 @@ class Header:
     metadata: Mapping[str, Any]
     columns: Mapping[str, Column]
     extents: Mapping[str, tuple[int, int]]
-    """Start and end of each column in the data, for all dtypes."""
+    """Start and end of each column in the data."""
     data_start: int
-    """Offset of the columns' data in the blob."""
     data_bytes: int
 
 
@@ -218,7 +213,6 @@ def _header_length(prefix: bytes | memoryview, *, size: int, file: str) -> int:
 
 
 def _parse_header(text: bytes, *, size: int, file: str) -> Header:
-    """Every number in the header is checked."""
     data_start = _PREFIX_BYTES + len(text)
     try:
         entries = json.loads(text)
@@ -234,7 +228,6 @@ def _parse_header(text: bytes, *, size: int, file: str) -> Header:
 
 
 def _column(entry: Mapping[str, Any], data_bytes: int) -> Column:
-    """The dtype is empty if it is not one of unsigned numbers."""
     start, stop = entry["data_offsets"]
     if type(start) is not int or type(stop) is not int or not 0 <= start <= stop <= data_bytes:
         raise ValueError(f"a column is stored at {start}–{stop} of {data_bytes} bytes")
@@ -297,7 +290,6 @@ class Footer:
     head_crc32: int
     manifest_crc32: int
     index_crc32: int
-    """See `index_crc32`."""
     flags: int = 0
     major: int = MAJOR
     minor: int = MINOR

@@ -30,8 +30,8 @@ class ManifestFile:
         file: Name of the file, for messages.
 
     Raises:
-        CorruptCheckpointError: The footer or the header is damaged, or the manifest is missing, as in stock's files:
-            use `read_index`.
+        CorruptCheckpointError: Footer or header are damaged, or the manifest is missing, as in stock's files: use
+            `read_index`.
         UnsupportedFormatError: A newer major version wrote the file.
 
     Example:
@@ -120,7 +120,6 @@ class ManifestFile:
         return self._sound(read)
 
     def _sound(self, read: Callable[[], T]) -> T:
-        """Errors of `read` become CorruptCheckpointError of this file."""
         try:
             return read()
         except CorruptCheckpointError:

@@ -65,9 +65,7 @@ _PATH_INDEX = re.compile(r"-?[0-9]{1,18}", re.ASCII)
 def read_index(data: Buffer, *, file: str) -> CheckpointIndex:
     """Read an index file: from its manifest or, if stock wrote it, from its pickle. Runs no code from it.
 
-    Args:
-        data: Bytes of the whole file.
-        file: Name of the file, for messages.
+    `data` is the whole file; messages name `file`.
 
     Raises:
         CorruptCheckpointError: The bytes are damaged, or the manifest of a file that this project wrote is missing.
@@ -203,7 +201,6 @@ class ManifestReader:
             raise ValueError(f"the table {name} is damaged: {error}") from error
 
     def _part(self, name: str, start: int, stop: int) -> Any:
-        """The column's length is a sum."""
         column = self.columns.get(name)
         if column is None or not 0 <= start <= stop <= column.count:
             raise ValueError(f"the column {name} does not have the rows that the tables ask for")
@@ -295,7 +292,6 @@ class ManifestReader:
         running: tuple[int, int],
         stored_bytes: npt.NDArray[np.uint64] | None = None,
     ) -> ItemColumns:
-        """`stored_bytes` replaces a missing column."""
         present = [column for column in ITEMS_OF[table] if column.field != "stored_bytes" or stored_bytes is None]
         fields = self._fields(present, start, stop)
         if stored_bytes is not None:

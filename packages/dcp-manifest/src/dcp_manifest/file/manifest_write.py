@@ -44,12 +44,12 @@ _ALIGNMENT = 8
 
 
 def encode(index: CheckpointIndex, *, interop: bool = True, head: bytes | None = None) -> bytes:
-    """Encode an index as the bytes of `.metadata`; `read_index` returns an equal index.
+    """Encode an index with `info` as the bytes of `.metadata`; `read_index` returns an equal index.
 
     Args:
-        index: Index with `info`; its item columns are None if no data is stored yet.
+        index: Its item columns are None if no data is stored yet.
         interop: Whether the head is an index that stock can load, provided that stock can read the data files.
-        head: Bytes to use as the head, whatever `interop` is; None makes the head.
+        head: Bytes to use as the head instead.
 
     Raises:
         UnsupportedFormatError: The index is inconsistent.
@@ -75,7 +75,6 @@ def encode(index: CheckpointIndex, *, interop: bool = True, head: bytes | None =
 
 
 def _write_manifest(index: CheckpointIndex) -> tuple[bytes, int]:
-    """Return manifest and index CRC; equal indexes give equal bytes."""
     if index.info is None:
         raise UnsupportedFormatError(
             "an index without info cannot be written: set CheckpointIndex.info to a ManifestInfo"
@@ -123,7 +122,7 @@ class _Columns:
 
 
 def narrow(values: npt.NDArray[Any], *, collapse: bool = True) -> Numbers:
-    """Convert non-negative numbers to the narrowest unsigned dtype; `collapse` makes equal numbers a single one."""
+    """Convert numbers to the narrowest unsigned dtype; `collapse` makes equal numbers one."""
     if len(values) == 0:
         return np.zeros(0, np.uint8)
     top = int(values.max())
@@ -183,7 +182,7 @@ def _per_tensor(index: CheckpointIndex, counts: Numbers) -> Numbers:
 def _add_paths(columns: _Columns, index: CheckpointIndex) -> None:
     """Add the paths of values in the nested state dict.
 
-    If the joined elements of each path are the value's name, only the bytes of the elements (except the last) and their
+    If each path's joined elements are the value's name, only the bytes of the elements (except the last) and their
     kinds are stored.
     """
     paths = index.paths

@@ -41,10 +41,10 @@ class Place:
     """Location of a checkpoint below the searched folder, and its step."""
 
     parts: tuple[str, ...] = ()
-    """Folders from the searched one (excluded) to the checkpoint's (included)."""
+    """Folders from the searched one (excluded) to the checkpoint's."""
     step: int | None = None
     run: tuple[str, ...] = ()
-    """Folders above the one with the step; only steps in one run are compared."""
+    """Folders above the one with the step."""
     series: tuple[str, ...] = ()
     """`run`, and the step's folder without its numbers."""
 

@@ -119,7 +119,6 @@ def some_below(root: T, *, most_folders: int = 200) -> list[FoundCheckpoint[T]]:
 
 
 def _walk(root: T, *, unreadable: bool, most_folders: float = math.inf) -> Iterator[FoundCheckpoint[T]]:
-    """Sorted by name."""
     waiting: list[tuple[tuple[str, ...], T, bool]] = [((), root, False)]
     visited = 0
     while waiting and visited < most_folders:
@@ -192,7 +191,6 @@ def _newest_first(
 
 
 def _created_ns(folder: Folder) -> int:
-    """0 if unknown."""
     try:
         info = index_of(folder).info
     except (DcpError, OSError):

@@ -115,7 +115,6 @@ def check_inside(folder: str, name: str) -> None:
 
 
 def _hub_blobs(root: str) -> str | None:
-    """Return the folder to which a Hugging Face cache's snapshot may link."""
     for place in (Path(root), *Path(root).parents):
         blobs = place.parent.parent / "blobs"
         if place.parent.name == "snapshots" and blobs.is_dir() and not blobs.is_symlink():
@@ -226,7 +225,7 @@ def _no_file(path: Path) -> UnsafeCheckpointError:
 _MAX_SECONDS = 1e11
 
 NOTE = ".dcp-note.json"
-"""Manager's note: training step, metrics, and the saving process."""
+"""Manager's note: step, metrics, and the saving process."""
 QUARANTINE = ".dcp-quarantined.json"
 """Quarantines a damaged checkpoint."""
 REMOVING = ".dcp-removing"
@@ -268,7 +267,7 @@ METADATA_NAME = ".metadata"
 DATA_SUFFIX = ".distcp"
 """Suffix of data files."""
 SAVE_MARKER_PREFIX = ".dcp-save-"
-"""Prefix of save markers: a save is running."""
+"""Prefix of save markers."""
 _RANK_INDEX = re.compile(r"__(?P<rank>\d{1,9})(?:\.(?P<save_id>[A-Za-z0-9_-]+))?\.metadata", re.ASCII)
 _RANK_DATA = re.compile(r"__(\d{1,9})_", re.ASCII)
 

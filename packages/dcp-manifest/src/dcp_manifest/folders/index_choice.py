@@ -29,9 +29,8 @@ class _Candidate:
 
     mtime: float
     generation: int | None
-    """None if stock wrote it, or if it is damaged."""
+    """None if stock wrote it, or for damage."""
     created_ns: int
-    """0 if unknown."""
     load: Callable[[], CheckpointIndex]
 
 
@@ -116,7 +115,6 @@ def _raiser(error: DcpError) -> Callable[[], CheckpointIndex]:
 def _rank_sets(
     of_ranks: Mapping[str, RankIndexName], entries: Mapping[str, float], load: Load, missing: list[str]
 ) -> Iterator[_Candidate]:
-    """Missing files are appended to `missing`."""
     named: dict[str, dict[int, str]] = {}
     plain: dict[int, str] = {}
     for name, found in of_ranks.items():
@@ -159,7 +157,6 @@ def _is_complete(files: Mapping[int, str], world_size: int, what: str, missing: 
 
 
 def _rank_index(name: str, save_id: str | None, rank: int, load: Load) -> CheckpointIndex:
-    """Check the rank and the save's id."""
     index = load(name)
     info = index.info
     if info is not None and (info.rank != rank or (save_id is not None and info.save_id != save_id)):
@@ -181,7 +178,7 @@ def _info(index: CheckpointIndex) -> ManifestInfo:
 def _plain_set(
     files: dict[int, str], entries: Mapping[str, float], load: Load, complete: set[str], missing: list[str]
 ) -> Iterator[_Candidate]:
-    """Skip a copy of a set with a save id."""
+    """A copy of a set with a save id is skipped."""
     mtime = max(entries[name] for name in files.values())
     first = min(files)
     probe = _candidate(mtime, lambda: _rank_index(files[first], None, first, load))

@@ -86,9 +86,9 @@ def out_of_bounds(shape: Sequence[int], offsets: Sequence[int], sizes: Sequence[
 
 
 def find_overlap(chunks: Sequence[BoxLike]) -> tuple[int, int] | None:
-    """Return the positions of two chunks that overlap, ascending.
+    """Return the positions of two chunks that overlap, ascending. Grids take O(n log n) time.
 
-    Sets are split where no chunk crosses, and only the rest is compared pair by pair. Grids take O(n log n) time.
+    Sets are split where no chunk crosses, and only the rest is compared pair by pair.
     """
     if len(chunks) <= _FEW:
         for row, chunk in enumerate(chunks):
@@ -165,7 +165,6 @@ def find_hole(box: BoxLike, chunks: Sequence[BoxLike]) -> Box | None:
 
 
 def _hole_from(dim: int, low: list[int], high: list[int], starts: I64, ends: I64) -> list[tuple[int, int]] | None:
-    """Search [low, high), from dimension `dim` on."""
     if dim == len(low):
         return None if len(starts) else []
     if not len(starts):
@@ -191,7 +190,6 @@ class SameDims:
     """Chunks with one number of dimensions, in table order."""
 
     rows: I64
-    """Rows of the chunks."""
     tensor: I64
     """Rows of their tensors, ascending."""
     offsets: I64

@@ -51,7 +51,7 @@ CRC_BLOCK_MAX_BYTES = 1024 * 1024
 _BLOCK_STEP_BYTES = 4096
 
 ENCODED_BLOCK_MAX_BYTES = 64 * 1024 * 1024
-"""Largest decoded size of a block, which bounds the memory for a hostile index."""
+"""Decoded size; it bounds the memory for a hostile index."""
 
 
 class Framing(IntEnum):
@@ -194,7 +194,6 @@ class BlockColumns:
     """`EncodedBlocks` as columns: a row per item, and a row per block, grouped by item."""
 
     counts: U32
-    """Blocks per item, or 0."""
     block_bytes: U32
     """Decoded block size per item, or 0."""
     lengths: U32
@@ -211,7 +210,6 @@ class ItemColumns:
 
     file: U32
     offset: npt.NDArray[np.uint64]
-    """Offsets in their files, bytes."""
     length: npt.NDArray[np.uint64]
     lead: U32
     stored_bytes: npt.NDArray[np.uint64]
@@ -222,9 +220,8 @@ class ItemColumns:
     """1 for an item with a CRC, else 0."""
     crc32: U32
     running_crcs: U32
-    """All concatenated; see `running_counts`."""
+    """All rows'; see `running_counts`."""
     blocks: BlockColumns | None = None
-    """None if no item has blocks."""
 
     def __len__(self) -> int:
         return len(self.file)

@@ -49,7 +49,7 @@ def _table(tables: Iterable[Sequence[Key]]) -> dict[Key, int]:
 
 
 def _clashing_aliases(indexes: Sequence[CheckpointIndex]) -> set[str]:
-    """Return aliases that are a tensor, or another tensor's alias, in a second index."""
+    """Return aliases that another index uses differently."""
     targets: dict[str, set[str]] = {}
     for part in indexes:
         for name, row in zip(part.alias_names, part.alias_targets.tolist(), strict=True):
@@ -90,7 +90,6 @@ def take_tensors(part: CheckpointIndex, rows: I64) -> CheckpointIndex:
 
 
 def _merge_tensors(merged: CheckpointIndex, parts: Sequence[CheckpointIndex], dtypes: dict[str, int]) -> list[I64]:
-    """Return each part's new rows."""
     facts: dict[tuple[str, int], tuple[int, int, tuple[int, ...]]] = {}
     order: dict[tuple[str, int], int] = {}
     rows: list[I64] = []

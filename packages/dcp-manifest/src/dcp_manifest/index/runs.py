@@ -78,7 +78,6 @@ def _span(counts: Sequence[int], strides: Sequence[int], run_bytes: int) -> int:
 
 
 def _starts(runs: Runs, start: int, stop: int, base: int, depth: int) -> Positions:
-    """Starts of runs that may overlap [start, stop), in the inner grid from `depth` on, at `base`."""
     if depth == len(runs.counts):
         return np.array([base], np.int64)
     stride = runs.strides[depth]

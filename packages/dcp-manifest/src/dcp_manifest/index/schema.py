@@ -53,11 +53,9 @@ __all__ = [
 MAX_NDIM: Final = 64
 MAX_POSITION: Final = (1 << 62) - 1
 MAX_NUMBERS_PER_BYTE: Final = 16
-"""Numbers per byte of the manifest that a column may have, which bounds the memory for a hostile one."""
+"""Numbers in a column per byte of the manifest, which bounds the memory for a hostile one."""
 _MAX_ITEM_BYTES = 1024
 PATH_INDEX_LIMIT: Final = 10**18
-"""Limit of list indexes in paths."""
-
 
 # Kinds of elements of a path, in the column `path.kind`: numbers, since members of an enumeration are slow to look up.
 PATH_KEY, PATH_LIST_INDEX, PATH_INT_KEY, PATH_LITERAL_KEY = range(4)
@@ -70,17 +68,16 @@ class Column:
     name: str
     """`x` stands for `chunk` or `object`, `{d}` for a dimension."""
     table: str
-    """Table with one row per number, or in words the sum that counts the numbers."""
+    """Table with one row per number, or the sum that counts them, in words."""
     meaning: str
     field: str = ""
-    """Attribute of the index, its items or their blocks; empty if the writer computes the column."""
+    """Attribute of the index, its items or their blocks; empty if computed."""
     dtype: Any = np.uint32
     """In memory; `str` for a table of strings."""
     row_of: str = ""
     numbered_from: int = 0
     """Number of that table's first row; smaller numbers mean none."""
     most: int | None = None
-    """Largest valid number."""
     is_narrowed: bool = True
     is_collapsed: bool = True
     """Whether equal numbers are stored as one."""
@@ -444,7 +441,7 @@ def _check_raw_bytes(index: CheckpointIndex, items: ItemColumns, wanted: npt.NDA
 def check_relative_path(path: str, *, file: str) -> None:
     r"""Check that a relative path stays inside the checkpoint's folder on any system; messages name `file`.
 
-    No part may be empty, `.` or `..`, or contain `\`, NUL or a drive's `:`. Raises UnsafeCheckpointError.
+    Raises UnsafeCheckpointError for a part that is empty, `.` or `..`, or contains `\`, NUL or a drive's `:`.
     """
     parts = path.split("/")
     if not {"", ".", ".."}.isdisjoint(parts) or "\\" in path or "\0" in path or parts[0][1:2] == ":":

@@ -92,7 +92,7 @@ class Budget:
         """Check that a key is cheap to hash and compare, before it goes into a dict or set.
 
         Nested tuples with shared elements take exponential time, and keys with equal hashes are compared pair by pair.
-        Raises UnsafePickleError, or TypeError if the key is not hashable.
+        Raises UnsafePickleError or TypeError.
         """
         if not _is_cheap(key):
             _, crowds = self._crowds.setdefault(id(container), (container, {}))
@@ -152,11 +152,11 @@ def _is_cheap(key: Any) -> bool:
 
 
 Call = Callable[[Budget, tuple[Any, ...]], Any]
-"""Checks a call's arguments, and returns its value or raises."""
+"""Replaces a call, and returns its value or raises."""
 New = Callable[[Budget, tuple[Any, ...], dict[str, Any]], Any]
 """Replaces a class's `__new__`, without `__init__`."""
 State = Callable[[Budget, Any, Any], Any]
-"""Sets an instance's state, and returns the instance or its replacement."""
+"""Sets an instance's state, and returns it or a replacement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,12 +207,12 @@ class PickleTable:
     find: Callable[[str], Any]
     """Full Python 3 name of a global → a stand-in of this module, or any value.
 
-    Raises `ForbiddenGlobalError`, or returns an `Opaque` for a class that may be ignored.
+    It raises `ForbiddenGlobalError`, or returns an `Opaque` to ignore a class.
     """
     calls: Mapping[int, Call] = field(default_factory=dict)
     """`id` of a value of `find` → function that replaces its calls; others cannot be called."""
     news: Mapping[int, New] = field(default_factory=dict)
-    """`id` of a class → function that replaces its `__new__`, if that is not a call."""
+    """`id` of a class → function that replaces its `__new__`."""
     states: Mapping[type, State] = field(default_factory=dict)
     lists: frozenset[type] = frozenset((list,))
     """Types that may get items by `extend`."""

@@ -1,7 +1,7 @@
-"""Safe pickle reader that makes only the calls in an allow-table; the only reader of pickles from checkpoints.
+"""Safe pickle reader, the only reader of pickles from checkpoints: it makes only the calls in an allow-table.
 
-Names are looked up in the caller's table and never imported; only functions in the table are called; state and items
-are added only to types in the table. Memory and work are bounded by a constant multiple of the pickle's length.
+Names are never imported. State and items are added only to types in the table. Memory and work are bounded by a
+constant multiple of the pickle's length.
 """
 
 from __future__ import annotations
@@ -46,12 +46,8 @@ def read_pickle(
 ) -> tuple[Any, int]:
     """Read the pickle that begins at `start`; return its value and the offset of its end.
 
-    Args:
-        data: Bytes that contain the pickle; other bytes may follow it.
-        table: Allow-table of the pickle.
-        start: Offset of the pickle in `data`.
-        budget: Limit of the calls' work; None allows one element per byte of `data`.
-        persistent: Returns the value of a persistent id; None refuses persistent ids.
+    `budget` limits the calls' work, by default to one element per byte of `data`. `persistent` returns the value of a
+    persistent id; without it, persistent ids are refused.
 
     Raises:
         BrokenPickleError: The bytes are not a pickle, or a call in it failed.
@@ -67,8 +63,6 @@ def read_pickle(
 
 
 class _Machine(ScalarReader):
-    """Each method `do_x` executes one opcode."""
-
     __slots__ = ("below", "budget", "drafts", "memo", "persistent", "proto", "table")
 
     def __init__(
@@ -171,7 +165,6 @@ class _Machine(ScalarReader):
         target.update(items)
 
     def take_items(self, types: frozenset[type]) -> Any:
-        """Return the container on the stack, if items may be added to it."""
         target = self.stack[-1]
         if type(target) not in types:
             raise TypeError(f"items for {described(target)} are not allowed")

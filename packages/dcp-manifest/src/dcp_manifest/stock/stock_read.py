@@ -38,7 +38,6 @@ Buffer = bytes | bytearray | memoryview
 Place = dict[str, Any]
 _MAX_LINKS = 16
 _OLD_METADATA = "torch.distributed._shard.sharded_tensor.metadata"
-"""Module of `TensorProperties` before torch 2.3."""
 
 
 def read_stock(data: Buffer, *, file: str) -> tuple[CheckpointIndex, int, list[str]]:
@@ -115,7 +114,7 @@ def _numbers(value: object) -> tuple[int, ...]:
 
 
 class _Reader:
-    """`limit` bounds the rows of a table: a hostile pickle may refer to one list any number of times."""
+    """A hostile pickle may refer to one list any number of times, so `limit` bounds the rows."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -181,7 +180,6 @@ class _Reader:
         )
 
     def paths(self, planner_data: object) -> dict[str, tuple[PathElement, ...]] | None:
-        """Data of other planners is ignored."""
         if type(planner_data) is not dict or not all(type(path) is tuple for path in planner_data.values()):
             return None
         if sum(map(len, planner_data.values())) > self.limit:
@@ -231,7 +229,6 @@ def _chain(value: object) -> tuple[str, ...]:
 
 
 def _places(storage_data: dict[Any, Any]) -> dict[tuple[str, tuple[int, ...] | None], Place]:
-    """The offset is None for an object."""
     places: dict[tuple[str, tuple[int, ...] | None], Place] = {}
     for key, value in storage_data.items():
         index = _state(key, "MetadataIndex")
@@ -305,7 +302,6 @@ def _loads(budget: Budget, arguments: tuple[Any, ...], depth: int) -> Any:
 
 
 def _encode(budget: Budget, arguments: tuple[Any, ...]) -> bytes:
-    """Protocol 2 stores bytes by `encode`."""
     text, encoding = arguments
     if type(text) is not str or encoding != "latin1":
         raise UnsafePickleError("encodes text in an unexpected way")

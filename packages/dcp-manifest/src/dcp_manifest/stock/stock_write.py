@@ -38,7 +38,6 @@ FILESYSTEM = "torch.distributed.checkpoint.filesystem"
 TORCH = "torch"
 GET_LAYOUT = ("torch.serialization", "_get_layout")
 STOCK_VERSION = "1.0.0"
-"""`Metadata.version` in stock's files."""
 MARKER_MODULE = "dcp-manifest/1"
 """In `StorageMeta.modules` of every head: our reader then requires a manifest. Stock ignores it."""
 _STOCK_CHAINS = {(), ("stream.zstd/1",)}
@@ -60,7 +59,6 @@ def unreadable_reason(index: CheckpointIndex) -> str | None:
 
 
 def _are_archives(items: ItemColumns) -> bool:
-    """Whether every item decodes to a `torch.save` archive."""
     trail = items.length - items.lead - items.stored_bytes
     framed = (items.framing == Framing.RAW) & (items.chain == 0) & (items.lead > 0) & (trail > 0)
     whole = (items.framing != Framing.RAW) & (items.lead == 0) & (trail == 0)
@@ -76,7 +74,7 @@ def stock_head(index: CheckpointIndex) -> bytes:
 
 
 class _Head:
-    """Repeated values are memoized at the beginning, the most frequent first: these get the shortest references."""
+    """Repeated values are memoized first, the most frequent with the shortest references."""
 
     def __init__(self, index: CheckpointIndex) -> None:
         self.index = index
@@ -122,7 +120,6 @@ class _Head:
         return out.getvalue()
 
     def prepared_sizes(self, ndim: npt.NDArray[Any], numbers: npt.NDArray[np.int64]) -> list[bytes]:
-        """Return opcodes that push the `Size` of each box, which has the next `ndim` numbers."""
         sizes, size_class, prepare = self.sizes, self.size_class, self.out.prepare
         following = iter(numbers.tolist())
         values = [tuple(islice(following, dims)) for dims in ndim.tolist()]
@@ -132,7 +129,6 @@ class _Head:
         return list(map(sizes.__getitem__, values))
 
     def prepared_properties(self) -> Iterator[tuple[tuple[int, int], bytes]]:
-        """Yield pairs (dtype, flags), with opcodes that push new `TensorProperties`."""
         index = self.index
         pairs = sorted(set(zip(index.tensor_dtype.tolist(), index.tensor_flags.tolist(), strict=True)))
         for dtype, bits in pairs:
@@ -163,7 +159,6 @@ class _Head:
             yield text(name) + tail
 
     def prepared_parts(self) -> Iterator[tuple[PathElement, bytes]]:
-        """Yield path elements that are not names, with opcodes that push them."""
         paths = self.index.paths or {}
         names = {*self.rows, *self.index.object_names}
         # A `LiteralKey` equals the text that stock writes for the key.
@@ -200,7 +195,6 @@ class _Head:
                 yield b"".join((key, self.texts[name], index, _NONE, place))
 
     def places(self, items: ItemColumns) -> list[bytes]:
-        """Yield opcodes that complete each item's key and push its `_StorageInfo`."""
         start = _DONE + self.new["_StorageInfo"] + _STATE + self.key["relative_path"]
         offset, length = self.key["offset"], self.key["length"]
         ends = [_DONE, *[_descriptors(links) + _DONE for links in self.index.chains]]
@@ -264,8 +258,6 @@ def collected(items: Sequence[bytes]) -> bytes:
 
 
 class _PickleWriter:
-    """Builder of a pickle from opcodes, with a memo."""
-
     def __init__(self, start: bytes = b"\x80\x04") -> None:
         self._parts: list[bytes] = [start]
         self.put = self._parts.append
@@ -273,18 +265,17 @@ class _PickleWriter:
         self._remembered = 0
 
     def reserve(self) -> bytes:
-        """Reserve a memo slot; return opcodes that push its value. The caller must append a `MEMOIZE`."""
+        """Return opcodes that push the next memo slot. The caller must append a `MEMOIZE`."""
         number = self._remembered
         self._remembered += 1
         return b"h" + bytes((number,)) if number < 256 else b"j" + _U32.pack(number)
 
     def prepare(self, opcodes: bytes) -> bytes:
-        """Memoize the value of opcodes; return opcodes that push it."""
+        """Return opcodes that push a memoized value."""
         self._parts.append(opcodes + MEMOIZE + b"0")
         return self.reserve()
 
     def getvalue(self) -> bytes:
-        """Exactly one value must be on the stack."""
         return b"".join((*self._parts, b"."))
 
 
