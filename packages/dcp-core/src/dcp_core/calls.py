@@ -41,44 +41,35 @@ def without_positional_path(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def with_positional_storage(parameter: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Accept `parameter` as second argument, with a warning."""
-
-    def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        name = function.__name__
-
-        @functools.wraps(function)
-        def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            if len(args) != 2:
-                return function(*args, **kwargs)
-            if parameter in kwargs:
-                raise TypeError(f"{name}() got its {parameter} twice: as a positional argument and by name")
-            if isinstance(args[1], Mapping):
-                raise TypeError(
-                    f"{name}(): a state dict is not a {parameter}: pass it first, and the path as checkpoint_id="
-                )
-            refuse_path(name, args[1], parameter)
-            warnings.warn(
-                f"the argument order of {name} has changed: pass {parameter}= by name", UserWarning, stacklevel=2
-            )
-            kwargs[parameter] = args[1]
-            return function(*args[:1], **kwargs)  # type: ignore[arg-type]
-
-        return call
-
-    return decorate
+    """Like `outside_compile`, but accept `parameter` as second argument, with a warning."""
+    return functools.partial(outside_compile, storage=parameter)
 
 
-def outside_compile(function: Callable[P, R]) -> Callable[P, R]:
+def outside_compile(function: Callable[P, R], *, storage: str | None = None) -> Callable[P, R]:
     """Like `torch.compiler.disable`, but without importing the compiler."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        if storage is not None and len(args) == 2:
+            kwargs[storage] = _positional(function.__name__, storage, args[1], kwargs)
+            args = args[:1]  # type: ignore[assignment]
         disable = getattr(sys.modules.get("torch._dynamo"), "disable", None)
         run: Callable[P, R] = function if disable is None else disable(function)
         return run(*args, **kwargs)
 
     call._torchdynamo_disable = True  # type: ignore[attr-defined]  # noqa: SLF001 - where the compiler looks
     return call
+
+
+def _positional(name: str, parameter: str, value: object, kwargs: Mapping[str, object]) -> object:
+    """Return a storage that was passed as second argument."""
+    if parameter in kwargs:
+        raise TypeError(f"{name}() got its {parameter} twice: as a positional argument and by name")
+    if isinstance(value, Mapping):
+        raise TypeError(f"{name}(): a state dict is not a {parameter}: pass it first, and the path as checkpoint_id=")
+    refuse_path(name, value, parameter)
+    warnings.warn(f"the argument order of {name} has changed: pass {parameter}= by name", UserWarning, stacklevel=3)
+    return value
 
 
 def module_command(module: str, *arguments: str) -> list[str]:

@@ -54,7 +54,6 @@ _IDENTITIES = (DefaultLoadPlanner.create_global_plan, ByteStorageReader.prepare_
 
 
 @with_positional_storage("storage_reader")
-@outside_compile
 def load(
     state_dict: dict[str, Any],
     *,

@@ -10,15 +10,16 @@ import os
 import warnings
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
 
 from dcp_base.logs import library_logger
 from dcp_core.arguments import absolute_id_for, adopted, resolve_storage
-from dcp_core.calls import outside_compile, with_positional_storage
+from dcp_core.calls import with_positional_storage
 from dcp_core.events import Operation, Phase
-from dcp_core.planning.plan_exchange import PlanExchange
+from dcp_core.planning.plan_exchange import PackedResults, PlanExchange
 from dcp_core.planning.save_planner import DefaultSavePlanner
 from dcp_core.records.metadata import DeferredMetadata, Metadata
 from dcp_core.records.protocols import (
@@ -42,7 +43,6 @@ _log = library_logger(__name__)
 
 
 @with_positional_storage("storage_writer")
-@outside_compile
 def save(
     state_dict: dict[str, Any],
     *,
@@ -122,6 +122,7 @@ class _Save:
     coordinator: Coordinator
     use_collectives: bool
     writer: StorageWriter = field(init=False)
+    exchange: PlanExchange | None = None
     metadata: Metadata | None = None
     bytes_written: int = 0
 
@@ -148,7 +149,7 @@ class _Save:
         # A writer without aliases would publish names without data: each name gets its own data, as in stock.
         return plan if writer.stores_aliases or not plan.aliases else replace(plan, aliases=None)
 
-    def write(self, plan: SavePlan) -> list[WriteResult]:
+    def write(self, plan: SavePlan) -> list[WriteResult] | PackedResults:
         written = self.writer.write_data(self.planner.finish_plan(plan), self.planner)
         written.wait()
         results = written.value()
@@ -157,20 +158,25 @@ class _Save:
             self.bytes_written = sum(result.size_in_bytes for result in results)
         else:
             self.bytes_written = int(columns.stored.columns.length.sum())
-        return results
+        return self.exchange.pack_results(results) if self.exchange and self.exchange.packs else results
 
-    def publish(self, metadata: Metadata | None, results: list[list[WriteResult]]) -> dict[str, Any] | None:
-        if metadata is None:
+    def publish(self, results: list[Any]) -> dict[str, Any] | None:
+        if self.exchange is not None:
+            self.metadata = self.exchange.metadata
+        if self.metadata is None:
             raise RuntimeError("the save was not planned")
-        self.metadata = metadata
-        self.writer.finish(metadata=metadata, results=results)
+        whole = [
+            self.exchange.unpack_results(one, rank) if self.exchange and isinstance(one, PackedResults) else one
+            for rank, one in enumerate(results)
+        ]
+        self.writer.finish(metadata=self.metadata, results=whole)
         # A Metadata would unpickle as stock's class on the other ranks; send its fields.
-        return None if self.writer.reads_back else dict(vars(metadata))
+        return None if self.writer.reads_back else dict(vars(self.metadata))
 
     def save_alone(self) -> None:
-        plans, metadata = self.planner.create_global_plan([self.plan()])
+        plans, self.metadata = self.planner.create_global_plan([self.plan()])
         (plan,) = self.writer.placed_plans(self.writer.prepare_global_plan(plans))
-        self.publish(metadata, [self.write(plan)])
+        self.publish([self.write(plan)])
 
     def result(self, fields: dict[str, Any] | None) -> Metadata:
         if self.metadata is not None:
@@ -228,21 +234,18 @@ def save_with(
 
 def _save_together(run: _Save, group: Hashable, events: Operation, total: Phase) -> Metadata:
     coordinator, writer = run.coordinator, run.writer
-    plans = PlanExchange(coordinator, run.planner, writer, group)
+    plans = run.exchange = PlanExchange(coordinator, run.planner, writer, group)
     try:
         with events.phase("plan") as planning:
             plan = plans.run(planning.timed(run.plan))
         with events.phase("write") as writing:
             writer.connect_ranks(coordinator, plan)
-            fields = coordinator.all_reduce(
-                "write",
-                writing.timed(lambda: plans.pack_results(run.write(plan))),
-                lambda packed: run.publish(plans.metadata, plans.unpack_results(packed)),
-            )
+            fields = coordinator.all_reduce("write", writing.timed(partial(run.write, plan)), run.publish)
             writing.bytes = total.bytes = run.bytes_written
             writer.follow_commit(coordinator)
     except BaseException:
         plans.forget()
         raise
-    plans.succeeded()
+    if plans.packs:
+        plans.succeeded()
     return run.result(fields)

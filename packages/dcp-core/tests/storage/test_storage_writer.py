@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dcp_core.errors import UnsupportedValueError
-from dcp_core.storage.storage_writer import bytes_payload, tensor_payload
+from dcp_core.storage.storage_writer import tensor_payload
 from dcp_core.tensors.tensor_memory import tensor_bytes
 from dcp_manifest.index.columns import Framing
 
@@ -57,10 +57,6 @@ def test_tensors_without_plain_memory_are_refused(tensor: torch.Tensor, words: s
     with pytest.raises(UnsupportedValueError, match=words) as caught:
         tensor_payload("layer.weight", tensor)
     assert "layer.weight" in str(caught.value)
-
-
-def test_objects_keep_their_bytes() -> None:
-    assert bytes_payload(b"abc").data == b"abc"
 
 
 @pytest.mark.parametrize("count", [3, 20_000])

@@ -60,7 +60,9 @@ __all__ = [
 
 
 _LOOKED_AT = 1000
-_PLAIN = frozenset((bool, int, float, str, bytes, type(None), torch.Tensor))
+SCALARS = frozenset((bool, int, float, str, type(None)))
+"""Classes whose objects are always saved, and load everywhere."""
+_PLAIN = SCALARS | {bytes, torch.Tensor}
 _DATA = (torch.utils.data.DataLoader, torch.utils.data.Dataset, torch.utils.data.Sampler)
 
 
@@ -103,7 +105,8 @@ def dump_object(value: object, *, key: str) -> bytes:
     """Serialize an object as a `torch.save` archive, or raise UnsupportedValueError; keep a `DumpedObject`'s bytes."""
     if isinstance(value, DumpedObject):
         return value.data
-    _refuse_without_state(value, key)
+    if type(value) not in _PLAIN:
+        _refuse_without_state(value, key)
     buffer = io.BytesIO()
     try:
         torch.save(value, buffer, pickle_module=_PICKLE)

@@ -28,7 +28,7 @@ from dcp_manifest.index.columns import BlockColumns, CheckpointIndex, ItemColumn
 from dcp_manifest.index.stored_items import StoredItems, take_items
 from dcp_ranks import Coordinator
 
-__all__ = ["RANK_PLANS", "PlanExchange"]
+__all__ = ["RANK_PLANS", "PackedResults", "PlanExchange"]
 
 
 # A rank's plan may belong to several global plans if other ranks' plans change.
@@ -76,7 +76,8 @@ class PlanExchange:
         self._global: GlobalPlan | None = None
         self._token: str | None = None
         self._final: list[PlannedRows | None] = []
-        self._packs = False
+        self.packs = False
+        """Whether this rank sends its results without locations that the coordinator has cached."""
         self._layout = b""
         self.metadata: Metadata | None = None
 
@@ -102,7 +103,7 @@ class PlanExchange:
 
     def pack_results(self, results: list[WriteResult]) -> list[WriteResult] | PackedResults:
         """Return the results, without locations that the coordinator knows."""
-        written = written_of(results) if self._packs else None
+        written = written_of(results)
         if written is None or self._columns is None or written.planned is not self._columns:
             return results
         tensors = int(self._columns.index.tensor_chunks.sum())
@@ -110,14 +111,11 @@ class PlanExchange:
         self._layout = packed.layout
         return packed
 
-    def unpack_results(self, packed: Sequence[list[WriteResult] | PackedResults]) -> list[list[WriteResult]]:
-        """Return all ranks' results, in rank order."""
-        return [
-            unpack(one, self._final[rank], RecentlyUsed(0) if self._global is None else self._global.layouts[rank])
-            if isinstance(one, PackedResults)
-            else one
-            for rank, one in enumerate(packed)
-        ]
+    def unpack_results(self, packed: PackedResults, rank: int) -> list[WriteResult]:
+        """Return the write results of a rank. Called on the coordinator."""
+        return unpack(
+            packed, self._final[rank], RecentlyUsed(0) if self._global is None else self._global.layouts[rank]
+        )
 
     def _propose(self, plan_locally: Callable[[], SavePlan]) -> _Offer | _Unchanged:
         self._local = plan = plan_locally()
@@ -209,9 +207,9 @@ class PlanExchange:
         local, plan = self._local, reply.rest
         if plan is None or local is None:
             raise RuntimeError("the coordinator asked for the plans twice")
-        self._packs = not self._coordinator.is_coordinator and (reply.unchanged or reply.chosen is not None)
+        self.packs = not self._coordinator.is_coordinator and (reply.unchanged or reply.chosen is not None)
         if reply.unchanged:
-            self._known = next(one for one in self._candidates if one.token == reply.token)
+            (self._known,) = [one for one in self._candidates if one.token == reply.token]
             self._columns = self._known.columns
             plan = replace(plan, items=self._columns.items())
         else:
@@ -231,10 +229,11 @@ class PlanExchange:
 def _still_agree(checks: Sequence[Sequence[int]], sums: Sequence[Sequence[bytes] | None]) -> bool:
     seen: dict[int, bytes] = {}
     for numbers, reported in zip(checks, sums, strict=True):
-        if reported is None or any(
-            seen.setdefault(number, one) != one for number, one in zip(numbers, reported, strict=True)
-        ):
+        if reported is None:
             return False
+        for number, one in zip(numbers, reported, strict=True):
+            if seen.setdefault(number, one) != one:
+                return False
     return True
 
 

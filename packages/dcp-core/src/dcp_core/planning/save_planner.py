@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from dcp_core.objects.object_bytes import DumpedObject, dump_object, report_unloadable
+from dcp_core.objects.object_bytes import SCALARS, DumpedObject, dump_object, report_unloadable
 from dcp_core.planning.global_plan import plan_columns
 from dcp_core.planning.replicas import (
     Replicas,
@@ -251,7 +251,8 @@ class DefaultSavePlanner(SavePlanner):
 
     def _dump(self, fqn: str, digests: dict[str, int] | None) -> int:
         data = dump_object(self.state_dict[fqn], key=fqn)
-        report_unloadable(data, key=fqn, strict=self.strict_objects, reported=self._reported)
+        if type(self.state_dict[fqn]) not in SCALARS:
+            report_unloadable(data, key=fqn, strict=self.strict_objects, reported=self._reported)
         small = len(data) <= _SMALL_BYTES
         if small:
             self._dumped[fqn] = data

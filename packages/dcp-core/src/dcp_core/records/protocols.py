@@ -228,6 +228,8 @@ def with_states(state_dict: Mapping[str, Any]) -> dict[str, Any]:
     stateful = {key: value for key, value in state_dict.items() if type(value) not in _TENSORS and is_stateful(value)}
     for key, value in stateful.items():
         _refuse_local_parameters(key, value)
+    if not stateful:
+        return dict(state_dict.items())
     states = {key: value.state_dict() for key, value in in_shared_order(stateful)}
     return {key: states.get(key, value) for key, value in state_dict.items()}
 

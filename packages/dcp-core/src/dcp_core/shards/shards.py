@@ -374,10 +374,10 @@ def _from_method(value: Any, get_shard: Callable[..., Any], index: MetadataIndex
 def is_sharded_tensor(value: object) -> bool:
     """Return whether a value is a ShardedTensor, without calling its methods."""
     # Compare names, because importing ShardedTensor is slow.
-    return any(
-        cls.__name__ == "ShardedTensor" and cls.__module__.startswith("torch.distributed._shard.")
-        for cls in type(value).__mro__
-    )
+    for cls in type(value).__mro__:
+        if cls.__name__ == "ShardedTensor" and cls.__module__.startswith("torch.distributed._shard."):
+            return True
+    return False
 
 
 def _of_sharded_tensor(fqn: str, tensor: Any) -> LocalTensor:

@@ -62,7 +62,13 @@ def with_rank_values(value: Any, rank: int) -> Any:
     if isinstance(value, PerRank):
         return {_key(rank): _held(value)}
     if isinstance(value, Mapping):
-        held = {key: old for key, old in value.items() if not isinstance(old, torch.Tensor)}
+        held = {
+            key: old
+            for key, old in value.items()
+            if not isinstance(old, torch.Tensor) and isinstance(old, PerRank | Mapping | list)
+        }
+        if not held:
+            return value
         changed = {key: new for key, old in in_shared_order(held) if (new := with_rank_values(old, rank)) is not old}
         return {**value, **changed} if changed else value
     if type(value) is list:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import math
 import secrets
@@ -36,7 +37,6 @@ from dcp_ranks import check_fence
 __all__ = [
     "ByteStorageWriter",
     "SavePlacement",
-    "bytes_payload",
     "column_requests",
     "tensor_payload",
 ]
@@ -67,11 +67,15 @@ class SavePlacement:
 
     def info(self, created_ns: int, rank: int | None = None) -> ManifestInfo:
         """Return the index's information; pass `rank` for a rank-local index."""
-        try:
-            writer = f"dcp-core/{version('dcp-core')}"
-        except PackageNotFoundError:  # not installed
-            writer = "dcp-core/unknown"
-        return ManifestInfo(self.save_id, self.world_size, writer, self.generation, rank, created_ns)
+        return ManifestInfo(self.save_id, self.world_size, _writer(), self.generation, rank, created_ns)
+
+
+@functools.cache
+def _writer() -> str:
+    try:
+        return f"dcp-core/{version('dcp-core')}"
+    except PackageNotFoundError:  # not installed
+        return "dcp-core/unknown"
 
 
 class ByteStorageWriter(ByteStorage, StorageWriter):
@@ -181,15 +185,8 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
             if save_id is None:
                 raise DcpError(f"rank {self._rank}: a save without collectives needs a save id that all ranks agree on")
             self._backend.begin_rank_local_save(save_id, self._rank, overwrite=self.overwrite)
-            self._take(self._place(save_id, self._rank))
-
-    def _place(self, save_id: str, rank: int, prefix: str | None = None) -> SavePlacement:
-        return SavePlacement(
-            save_id, prefix or data_file_prefix(rank), self._backend.session.generation, self._world_size
-        )
-
-    def _take(self, placement: SavePlacement) -> None:
-        self._placement, self.save_id, self._begun = placement, placement.save_id, True
+            self.save_id = save_id
+            (self._placement,) = self._place([self._rank], [None])
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Return the plan unchanged."""
@@ -218,15 +215,22 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
         return plans if all(placed) or None in prefixes else self._begin(plans, prefixes)
 
     def _begin(self, plans: list[SavePlan], prefixes: Sequence[str | None]) -> list[SavePlan]:
-        if not self._rank_local:
+        if self._rank_local:
+            ranks: Sequence[int] = [self._rank]
+        else:
             self.renew_save_id()
-            self._world_size = len(plans)
-            save_id = self._backend.begin_save(overwrite=self.overwrite, save_id=self.save_id)
-            self._take(self._place(save_id, self._rank))
-        ranks = [self._rank] if self._rank_local else range(len(plans))
+            self.save_id = self._backend.begin_save(overwrite=self.overwrite, save_id=self.save_id)
+            self._world_size, ranks = len(plans), range(len(plans))
+        placements = self._place(ranks, prefixes)
+        if not self._rank_local:
+            self._placement = placements[0]
+        return [replace(plan, storage_data=placed) for plan, placed in zip(plans, placements, strict=True)]
+
+    def _place(self, ranks: Sequence[int], prefixes: Sequence[str | None]) -> list[SavePlacement]:
+        self._begun, generation = True, self._backend.session.generation
         return [
-            replace(plan, storage_data=self._place(self.save_id, rank, prefix))
-            for rank, plan, prefix in zip(ranks, plans, prefixes, strict=True)
+            SavePlacement(self.save_id, prefix or data_file_prefix(rank), generation, self._world_size)
+            for rank, prefix in zip(ranks, prefixes, strict=True)
         ]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
@@ -238,7 +242,7 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
                 "finish_plan must keep SavePlan.storage_data"
             )
         begun_here = self._placement is not None and self._placement.save_id == placement.save_id
-        self._take(placement)
+        self._placement, self.save_id, self._begun = placement, placement.save_id, True
         if not begun_here:
             self._backend.join_save(placement.save_id)
         done: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
@@ -303,15 +307,14 @@ _SMALL_BYTES = 4 << 10
 
 def _item_request(item: WriteItem, planner: SavePlanner) -> WriteRequest:
     def resolve() -> Payload:
-        pieces = planner.resolve_pieces(item)
-        if pieces is not None and item.tensor_data is not None:
+        if item.tensor_data is not None and (pieces := planner.resolve_pieces(item)) is not None:
             dtype = str(item.tensor_data.properties.dtype).removeprefix("torch.")
             return Payload(pieces, Framing.RAW, dtype, tuple(item.tensor_data.chunk.sizes))
         data = planner.resolve_data(item)
         if isinstance(data, torch.Tensor):
             return _tensor_payload(item, data)
         if isinstance(data, io.BytesIO):
-            return bytes_payload(data)
+            return Payload(data.getbuffer(), Framing.OBJECT)
         raise UnsupportedValueError(
             f"the planner gave a {type(data).__qualname__} for {item.index.fqn!r}; it must be a tensor or a BytesIO"
         )
@@ -426,9 +429,3 @@ def _archive(key: str, tensor: torch.Tensor) -> io.BytesIO:
     buffer = io.BytesIO()
     torch.save(tensor.cpu().clone(), buffer)
     return buffer
-
-
-def bytes_payload(data: io.BytesIO | bytes | memoryview) -> Payload:
-    """Return the payload of a serialized object."""
-    view = data.getbuffer() if isinstance(data, io.BytesIO) else data
-    return Payload(view, Framing.OBJECT)

@@ -187,18 +187,14 @@ class PlanColumns:
 
     def items(self) -> LazyList[WriteItem]:
         """Return `SavePlan.items`, with records created on access."""
-        return LazyList(self, key=None if self.order is None else _by_name(self.order))
+        return LazyList(self, key=None if self.order is None else self._position)
 
+    def _position(self, item: WriteItem) -> int:
+        return self._positions.get(item.index.fqn, len(self._positions))
 
-def _by_name(order: Sequence[str]) -> Callable[[WriteItem], int]:
-    positions: dict[str, int] = {}
-
-    def position(item: WriteItem) -> int:
-        if not positions:  # most lists are never read
-            positions.update((name, number) for number, name in enumerate(order))
-        return positions.get(item.index.fqn, len(positions))
-
-    return position
+    @cached_property
+    def _positions(self) -> dict[str, int]:
+        return {name: number for number, name in enumerate(self.order or ())}
 
 
 def tensor_facts(index: CheckpointIndex, tensors: I64) -> CheckpointIndex:
@@ -351,7 +347,7 @@ class ColumnBuilder:
         """Return the columns; sizes of objects are in bytes, None if unknown."""
         kinds = np.array(self._kinds, np.int64).reshape(-1, 5)
         index = CheckpointIndex(
-            dtypes=tuple(map(dtype_name, self._dtypes)),
+            dtypes=tuple([str(dtype).removeprefix("torch.") for dtype in self._dtypes]),
             tensor_names=self._names,
             tensor_dtype=kinds[:, 0].astype(np.uint8),
             tensor_flags=kinds[:, 1].astype(np.uint8),
@@ -363,6 +359,7 @@ class ColumnBuilder:
             chunk_sizes=np.array(self._sizes, np.int64),
             object_names=objects,
             object_owner=np.zeros(len(objects), np.uint32),
+            alias_targets=np.zeros(0, np.uint32),
         )
         sizes = np.full(len(objects), -1, np.int64) if object_bytes is None else np.array(object_bytes, np.int64)
         return PlanColumns(index, kinds[:, 4].astype(np.uint8), sizes)

@@ -9,7 +9,7 @@ from typing import Any, TypeGuard
 
 import torch
 
-from dcp_core.objects.object_bytes import check_class
+from dcp_core.objects.object_bytes import SCALARS, check_class
 from dcp_core.records.lazy import LazyList
 from dcp_core.records.metadata import MetadataIndex
 from dcp_core.records.protocols import LoadItemType, ReadItem, WriteItem
@@ -65,6 +65,8 @@ def local_values(state_dict: Mapping[str, Any]) -> LocalValues:
             table.add_plain(fqn, value)
             values.usual = values.usual and not value.is_quantized
             values.held[fqn] = value
+        elif type(value) in SCALARS:
+            values.objects.append(fqn)
         elif hasattr(value, "__create_write_items__") and not is_dtensor(value):
             own[fqn] = hook_items(fqn, value)
             values.usual = False

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
-from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -276,21 +275,21 @@ class CheckpointIndex:
     """Relative paths, with `/`."""
     chains: tuple[tuple[str, ...], ...] = ()
     tensor_names: list[str] = field(default_factory=list)
-    tensor_dtype: U8 = field(default_factory=partial(np.zeros, 0, np.uint8))
-    tensor_flags: U8 = field(default_factory=partial(np.zeros, 0, np.uint8))
-    tensor_ndim: U8 = field(default_factory=partial(np.zeros, 0, np.uint8))
-    tensor_owner: U32 = field(default_factory=partial(np.zeros, 0, np.uint32))
-    tensor_shape: I64 = field(default_factory=partial(np.zeros, 0, np.int64))
-    tensor_chunks: I64 = field(default_factory=partial(np.zeros, 0, np.int64))
+    tensor_dtype: U8 = field(default_factory=lambda: np.zeros(0, np.uint8))
+    tensor_flags: U8 = field(default_factory=lambda: np.zeros(0, np.uint8))
+    tensor_ndim: U8 = field(default_factory=lambda: np.zeros(0, np.uint8))
+    tensor_owner: U32 = field(default_factory=lambda: np.zeros(0, np.uint32))
+    tensor_shape: I64 = field(default_factory=lambda: np.zeros(0, np.int64))
+    tensor_chunks: I64 = field(default_factory=lambda: np.zeros(0, np.int64))
     """Chunks per tensor."""
-    chunk_offsets: I64 = field(default_factory=partial(np.zeros, 0, np.int64))
-    chunk_sizes: I64 = field(default_factory=partial(np.zeros, 0, np.int64))
+    chunk_offsets: I64 = field(default_factory=lambda: np.zeros(0, np.int64))
+    chunk_sizes: I64 = field(default_factory=lambda: np.zeros(0, np.int64))
     chunk_items: ItemColumns | None = None
     object_names: list[str] = field(default_factory=list)
-    object_owner: U32 = field(default_factory=partial(np.zeros, 0, np.uint32))
+    object_owner: U32 = field(default_factory=lambda: np.zeros(0, np.uint32))
     object_items: ItemColumns | None = None
     alias_names: list[str] = field(default_factory=list)
-    alias_targets: U32 = field(default_factory=partial(np.zeros, 0, np.uint32))
+    alias_targets: U32 = field(default_factory=lambda: np.zeros(0, np.uint32))
     """Rows of tensors."""
     paths: dict[str, tuple[PathElement, ...]] | None = None
     info: ManifestInfo | None = None

@@ -167,6 +167,10 @@ class LocalCoordinator(Coordinator):
         super().__init__(rank=0, world_size=1, coordinator_rank=0)
         self._nonce = secrets.token_hex(8)
 
+    def agree(self, phase: str, make: Callable[[], object], describe: str) -> None:  # noqa: ARG002
+        """Call `make`."""
+        make()
+
     def reduce_scatter(self, phase: str, map_fn: Callable[[], T], reduce_fn: Callable[[list[T]], Sequence[R]]) -> R:  # noqa: ARG002
         """See `Coordinator.reduce_scatter`."""
         (answer,) = reduce_fn([map_fn()])
