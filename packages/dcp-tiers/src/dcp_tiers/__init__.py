@@ -1,7 +1,4 @@
-"""Tiers: checkpoints on several storages. A save ends in the nearest tier; promotion copies it to the others.
-
-The package needs no torch and imports names on first use, for fast plug-in discovery.
-"""
+"""Tiers: checkpoints on several storages. A save ends in the nearest tier; promotion copies it to the others."""
 
 from __future__ import annotations
 

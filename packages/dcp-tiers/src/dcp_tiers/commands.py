@@ -75,7 +75,7 @@ def _is_bad(survey: Survey) -> bool:
 
 
 def _clean(tiers: Tiers) -> dict[str, list[int]]:
-    """Remove leftovers that no promoter will reuse, but nothing if the contents of nearer tiers are unknown."""
+    """Remove leftovers that no promoter will reuse, but nothing if nearer tiers are unreadable."""
     survey = survey_tiers(tiers)
     removed: dict[str, list[int]] = {}
     for number, catalogue in enumerate(tiers.catalogues):
@@ -199,15 +199,13 @@ def promote_tiers(roots: tuple[str, ...], seconds: float | None, trust_descripti
 
 
 class _Watch:
-    """Print finished promotions and, on a terminal, the progress."""
-
     def __init__(self, *, quiet: bool) -> None:
         self._quiet = quiet
         self._draws = sys.stderr.isatty() and not quiet
         self._lock = threading.Lock()
         self.arrived: list[str] = []
         self.skipped: list[str] = []
-        """Checkpoints that the tier's policy no longer selects."""
+        """Checkpoints that the policy no longer selects."""
 
     @contextmanager
     def observing(self) -> Iterator[None]:
@@ -253,14 +251,14 @@ class Survey:
 
     tiers: Tiers
     problems: tuple[str | None, ...]
-    """Per tier, why it cannot be read."""
+    """Why a tier cannot be read."""
     steps: tuple[TieredStep, ...]
-    """By ascending step, in readable tiers."""
+    """Ascending, in readable tiers."""
     to_go_bytes: tuple[dict[int, int], ...]
     """Per tier: step → bytes that it must still get."""
 
     def bytes_in(self, number: int) -> int:
-        """Return the size of a tier's data files."""
+        """Return the size of a tier's files."""
         return sum(copy.bytes for step in self.steps if (copy := step.copies[number]) is not None)
 
     def as_json(self) -> dict[str, Any]:
@@ -301,7 +299,7 @@ class Survey:
 
 
 def survey_tiers(tiers: Tiers) -> Survey:
-    """Read the indexes in all readable tiers. One process."""
+    """Read the indexes in all readable tiers."""
     problems = tuple(map(_problem, tiers.catalogues))
     known = [
         catalogue if problem is None else None for catalogue, problem in zip(tiers.catalogues, problems, strict=True)
@@ -342,7 +340,7 @@ def bar(part: float, cells: int = 10) -> str:
 
 
 def line(*cells: str, widths: tuple[int, ...] = ()) -> str:
-    """Return padded cells as a line, with control characters escaped."""
+    """Return padded cells, with control characters escaped."""
     padded = [cell.ljust(widths[at]) if at < len(widths) else cell for at, cell in enumerate(map(printable, cells))]
     return "  ".join(padded).rstrip()
 

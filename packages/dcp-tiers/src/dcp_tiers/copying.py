@@ -1,8 +1,7 @@
 """Copy one checkpoint, or one host's part, to another tier: verified, resumable, index last, published like a save.
 
-Of parts, the first host that sees all files publishes the index. Each host has a lease, a save marker, and a journal of
-its copied files in the target. It copies its replicas of another host's part (see `dcp_io.CopyNote`) only if that host
-is gone.
+Of parts, the first host that sees all files publishes the index. Each host has a lease, a save marker, and a journal
+of its copied files in the target. It copies its replicas of another host's part only if that host is gone.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ __all__ = [
 ]
 
 JOURNAL = ".dcp-promoting.json"
-"""The target's list of verified, durable data files."""
+"""Lists the verified, durable data files in the target."""
 _PIECE_BYTES = 4 << 20
 
 
@@ -86,7 +85,7 @@ def send_file(source: Store, target: Store, name: str, crcs: PassingCrcs, passed
 
 
 def read_journal(target: Store, save_id: str, name: str = JOURNAL) -> dict[str, int]:
-    """Return the journal's files of a save, with their bytes."""
+    """Return the bytes of each file in a save's journal."""
     try:
         values = json.loads(target.read(name))
         files = values["files"].items() if values["save_id"] == save_id else ()
@@ -96,7 +95,7 @@ def read_journal(target: Store, save_id: str, name: str = JOURNAL) -> dict[str, 
 
 
 def size_of(store: Store, name: str) -> int | None:
-    """Return the size of a file, if it exists."""
+    """Return a file's size, if it exists."""
     try:
         return store.size(name)
     except CheckpointNotFoundError:
@@ -147,7 +146,7 @@ def copy_checkpoint(source: Store, target: Store, *, stale_after_seconds: float,
 
 
 def read_source(source: Store) -> tuple[bytes, CheckpointIndex, str]:
-    """Return the index, encoded and decoded, and the save id. Raises as `copy_checkpoint`."""
+    """Return the index, encoded and decoded, and the save id."""
     try:
         data = source.read(METADATA_NAME)
     except CheckpointNotFoundError as error:
@@ -166,7 +165,7 @@ def read_source(source: Store) -> tuple[bytes, CheckpointIndex, str]:
 
 
 def is_there(target: Store, index: CheckpointIndex, save_id: str) -> bool:
-    """Return whether the target has this save. Raises SupersededError for a later one."""
+    """Return whether the target has this save. Raises SupersededError."""
     current = read_current(target)
     if current.index is None or current.index.info is None or index.info is None:
         return False
@@ -227,7 +226,7 @@ def encode_journal(save_id: str, files: Mapping[str, int], source: Store, whole:
 
 
 def _remove_own_marker(target: Store, save_id: str) -> None:
-    """Remove the marker of a failed attempt of this process."""
+    """Remove the marker of this process's failed attempt."""
     name = f"{SAVE_MARKER_PREFIX}{save_id}"
     if (target.url, save_id) in _running:
         return
@@ -237,7 +236,7 @@ def _remove_own_marker(target: Store, save_id: str) -> None:
 
 
 def _remove_temporaries(target: Store, entries: list[Entry], save_id: str) -> None:
-    """Remove temporaries of a killed promoter of this save."""
+    """Remove temporaries of a killed promoter."""
     for entry in entries:
         becomes = temporary_of(entry.name)
         if becomes is not None and becomes[1] == save_id:
@@ -245,7 +244,7 @@ def _remove_temporaries(target: Store, entries: list[Entry], save_id: str) -> No
 
 
 def copy_note(source: Store, target: Store) -> None:
-    """Copy the manager's note, if it exists."""
+    """Copy the manager's note, if any."""
     with contextlib.suppress(CheckpointNotFoundError):
         note = source.read(NOTE)
         if size_of(target, NOTE) != len(note) or target.read(NOTE) != note:
@@ -263,7 +262,7 @@ class _Part:
     save_id: str
     files: tuple[str, ...]
     host: str
-    """Id of the host's directory, hexadecimal."""
+    """Id of the host's directory."""
 
 
 def copy_part(
@@ -272,7 +271,7 @@ def copy_part(
     """Copy this host's files; publish the index once the files of all hosts are there. One process per host.
 
     Return the save id, or None if files of other hosts are missing. `host` is the id of this host's directory: 16
-    hexadecimal digits. Files in a journal are not sent again. Raises as `copy_checkpoint`.
+    hexadecimal digits. Otherwise as `copy_checkpoint`.
     """
     data, index, save_id = read_source(source)
     if is_there(target, index, save_id):

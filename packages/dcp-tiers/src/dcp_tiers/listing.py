@@ -22,7 +22,7 @@ class CopyState:
     interrupted. `damaged`: quarantined, or files are missing, short or unreadable.
     """
     bytes: int
-    """Size of the data files, without copies of other hosts' parts."""
+    """Of the data files, without copies of other hosts' parts."""
     problem: str | None = None
     save_id: str | None = None
     """None if PyTorch wrote the index, or it is unreadable."""
@@ -36,7 +36,7 @@ class TieredStep:
 
     step: int
     copies: tuple[CopyState | None, ...]
-    """The copy in each tier, nearest first."""
+    """One per tier, nearest first."""
 
     @property
     def complete_in(self) -> tuple[int, ...]:

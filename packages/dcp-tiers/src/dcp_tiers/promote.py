@@ -85,12 +85,7 @@ class _Worker(threading.Thread):
 def promote(tiers: Tiers, *, seconds: float | None = None) -> dict[str, list[int]]:
     """Promote all pending checkpoints in this process; return tier → steps that have not arrived.
 
-    Args:
-        tiers: The tiers of the run.
-        seconds: Seconds without progress after which to abandon a failing tier.
-
-    Raises:
-        TiersError: The tiers come from an unconfirmed file: see `Tiers.read`.
+    A failing tier is abandoned after `seconds` without progress. Raises TiersError as `Tiers.check_trusted`.
 
     Ranks: one process.
 
@@ -134,7 +129,7 @@ def _finish(workers: Sequence[_Worker], seconds: float) -> dict[str, list[int]]:
 
 
 def tiers_to_promote(place: str, *, trust: bool) -> Tiers:
-    """Return the tiers in a file. Raises CheckpointNotFoundError without the first tier, else as `Tiers.read`."""
+    """Return a file's tiers. Raises CheckpointNotFoundError without the first tier, else as `Tiers.read`."""
     tiers = Tiers.read(place, own=True, trust=trust)
     first = tiers.places[0]
     if not first.exists(DESCRIPTION):
@@ -241,7 +236,7 @@ _LOOK_SECONDS, _ASK_SECONDS = 0.5, 10.0
 
 
 class Trainer:
-    """The trainer at the other end of a pipe, which a parent's forked children may hold longer."""
+    """The trainer at the other end of a pipe, which forked children may hold longer."""
 
     def __init__(self, descriptor: int, *, is_parent: bool) -> None:
         self._descriptor = descriptor
@@ -251,7 +246,7 @@ class Trainer:
         """Whether a line has come."""
 
     def wait(self, seconds: float) -> bool:
-        """Wait for a line or the trainer's end; return whether one came."""
+        """Return whether a line or the trainer's end came."""
         if select.select([self._descriptor], [], [], seconds)[0]:
             heard = os.read(self._descriptor, 1 << 16)
             self.has_ended = not heard or END in heard
@@ -338,7 +333,7 @@ class PromoterLock:
                 os.utime(self._file)
 
     def is_asked(self) -> bool:
-        """Return whether another process called `ask` since the last call."""
+        """Return whether another process has called `ask` since the last call."""
         seen, self._seen = self._seen, self._changed()
         return seen != self._seen
 

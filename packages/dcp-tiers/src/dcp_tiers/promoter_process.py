@@ -23,7 +23,7 @@ _log = library_logger(__name__)
 END = b"\x04"
 """Last input from a trainer, since forked children may hold the pipe longer."""
 LOG_FORMAT = "%(levelname)s:%(message)s"
-"""Format on standard error with `--events`."""
+"""On standard error with `--events`."""
 _LEVELS = {logging.getLevelName(level): level for level in (10, 20, 30, 40, 50)}
 
 
@@ -74,7 +74,7 @@ class PromoterProcess:
         return True
 
     def end(self, seconds: float | None) -> bool:
-        """Wait until the process has promoted all; return False after `seconds`."""
+        """Wait until all is promoted; return False after `seconds`."""
         process = self._running()
         if process is None:
             return True
@@ -142,7 +142,7 @@ def _emit(lines: Iterable[bytes]) -> None:
 
 
 def _relay(lines: Iterable[bytes]) -> None:
-    """Log a promoter's lines with their levels, or as warnings without one."""
+    """Log a promoter's lines with their levels, or as warnings."""
     for line in lines:
         whole = line.decode(errors="replace").rstrip("\n")
         name, _, text = whole.partition(":")

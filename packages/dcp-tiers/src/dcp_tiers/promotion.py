@@ -72,7 +72,7 @@ class Held:
     """Bytes of all files."""
 
     def index_entry(self, step: int) -> Entry | None:
-        """Return the listing's entry of an index."""
+        """Return an index's entry in the listing."""
         return next((entry for entry in self.folders[step].entries if entry.name == METADATA_NAME), None)
 
 
@@ -148,7 +148,7 @@ class Promotion:
         self._met = self._compared = False
         self._superseded: set[int] = set()
         self._parts: set[int] = set()
-        """Steps of which the tier has this host's part only."""
+        """Steps of which the tier has only this host's part."""
         self._settled: dict[tuple[int, int], Entry | None] = {}
         """(Nearer tier, step) → index that need not be sent, whatever older listings say."""
         self._reported: Sequence[Held] = ()
@@ -161,7 +161,7 @@ class Promotion:
         self.progressed_seconds = time.monotonic()
         """Monotonic time of the last bytes, or with nothing pending."""
         self.problem: str | None = None
-        """The last failure of the storage; None after a success."""
+        """The storage's last failure; None after a success."""
 
     @property
     def url(self) -> str:
@@ -213,8 +213,7 @@ class Promotion:
         """Promote the lowest pending step; return False if there is none.
 
         A step that cannot be promoted goes to `refused`, with an event, and is not retried. A host's part is skipped if
-        the tier has a later save. Retry after OSError or DcpError: a storage failed, or the step is being saved or
-        removed.
+        the tier has a later save. Retry after OSError or DcpError.
         """
         held = self._sources.look(afresh=False)
         if not self._compared:
@@ -356,7 +355,7 @@ class Promotion:
         self._limit(count)
 
     def _note_refusal(self, step: int, holders: Sequence[Held]) -> None:
-        """Note in the nearer copies that this tier will not get a step, so that no save waits."""
+        """Note in nearer copies that this tier will not get a step, so that no save waits."""
         for holder in holders:
             with contextlib.suppress(OSError):
                 note_refusal(holder.folders[step].store, self.url, self.refused[step])

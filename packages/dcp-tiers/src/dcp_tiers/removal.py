@@ -31,7 +31,7 @@ def make_room(tiers: BudgetedRoot, number: int, step: int, *, needed: int | None
     policy nor a further tier needs, those that no further tier needs, those that a further tier has refused, and only
     with `drop` those that a further tier needs. Never removed: the newest checkpoint, the newest sound one, the newest
     that copies on other hosts protect, and any that a process reads or saves. If those alone exceed the budget, return
-    True. The newest is read once per process, unless this process wrote, copied or restored it.
+    True.
 
     Args:
         tiers: The tiers.
@@ -103,7 +103,7 @@ def _candidates(
 
 
 def _is_refused(tiers: TieredRoot, number: int, entries: Collection[Entry]) -> bool:
-    """Return whether waiting for a checkpoint to be promoted would never end."""
+    """Return whether waiting for a promotion would never end."""
     further = tiers.tiers[number + 1 :]
     return any(was_refused(entries, tier.url) for tier in further)
 

@@ -141,7 +141,7 @@ class Description:
 
 
 def encode_tiers(described: Description) -> bytes:
-    """Return TOML. Raises ValueError for a policy of a user-defined class."""
+    """Return TOML. Raises ValueError for a user-defined policy."""
     lines = [
         "# Tiers of a training run's checkpoints, nearest first: for `python -m dcp_tiers.promote` and tools.",
         f"version = {_VERSION}",
@@ -166,7 +166,7 @@ def encode_tiers(described: Description) -> bytes:
 
 
 def decode_tiers(data: bytes, file: str) -> Description:
-    """Return the description in bytes. Raises TiersError, which names file and key."""
+    """Return a description. Raises TiersError, which names file and key."""
     try:
         values: dict[str, Any] = tomllib.loads(data.decode())
         version = values["version"]

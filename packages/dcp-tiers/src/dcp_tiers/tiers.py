@@ -113,7 +113,7 @@ class Tiers:
             Catalogue(store, stale_after_seconds=stale_after_seconds, folder_prefix=folder_prefix)
             for store in self._stores
         )
-        """Catalogue of each tier, nearest first."""
+        """One per tier, nearest first."""
         self.largest_bytes = 0
         """Largest checkpoint in the last listing of the first tier."""
         self._described = Description(self.tiers, folder_prefix, stale_after_seconds)
@@ -167,7 +167,7 @@ class Tiers:
 
     @classmethod
     def decode(cls, data: bytes, file: str) -> Tiers:
-        """Return the tiers in bytes; `file` is for messages. Raises TiersError."""
+        """Return the tiers in bytes of `file`. Raises TiersError."""
         found = decode_tiers(data, file)
         try:
             return cls(found.tiers, folder_prefix=found.folder_prefix, stale_after_seconds=found.stale_after_seconds)
@@ -220,8 +220,7 @@ class Tiers:
     def step(self, step: int) -> str:
         """Return the checkpoint id for saving a step: its directory in the first tier.
 
-        Raises:
-            TiersError: The step is not an integer of at least 0.
+        Raises TiersError unless the step is an integer of at least 0.
         """
         try:
             number = -1 if isinstance(step, bool) else operator.index(step)
@@ -299,10 +298,7 @@ class Tiers:
         return True
 
     def steps(self) -> list[TieredStep]:
-        """Return all steps in ascending order with the states of their copies; reads all indexes.
-
-        Raises:
-            OSError: The storage of a tier failed.
+        """Return all steps in ascending order with the states of their copies, from all indexes. Raises OSError.
 
         Ranks: one; not collective.
         """
@@ -322,8 +318,7 @@ class Tiers:
     def kept_by(self, policy: KeepPolicy) -> KeepPolicy:
         """Combine a manager's policy for the first tier with `keep_waiting`; promoters then remove nothing there.
 
-        Raises:
-            TiersError: See `check_trusted`.
+        Raises as `check_trusted`.
         """
         self.check_trusted()
         described = (replace(self.tiers[0], keep=KeepAll()), *self.tiers[1:])
@@ -331,13 +326,10 @@ class Tiers:
         return policy | self.keep_waiting
 
     def make_room(self, step: int, *, hurry: bool) -> bool:
-        """Bring the first tier within its budget before a save; return False if the save should wait.
+        """Bring the first tier within its budget before a save of `step`; return False if the save should wait.
 
-        Storage failures are logged, and the save continues.
-
-        Args:
-            step: The step about to be saved, assumed as large as the largest checkpoint there.
-            hurry: Whether the save cannot wait: a full tier then drops checkpoints that further tiers still need.
+        The step is assumed as large as the largest checkpoint there. With `hurry`, the save cannot wait: a full tier
+        drops checkpoints that further tiers still need. Storage failures are logged, and the save continues.
 
         Ranks: one.
         """
@@ -351,10 +343,7 @@ class Tiers:
         """Write the description and start the promoter process, unless it runs; log failures.
 
         The process also promotes pending checkpoints of earlier runs. After this process ends, it exits once all have
-        arrived. `CheckpointManager` calls this.
-
-        Raises:
-            TiersError: See `check_trusted`.
+        arrived. `CheckpointManager` calls this. Raises as `check_trusted`.
 
         Ranks: one.
         """
@@ -428,7 +417,7 @@ def _list_of(tiers: Sequence[Tier]) -> list[Tier]:
 
 
 def _checked(tier: Tier, store: Store) -> Tier:
-    """Return the tier, marked as per host if its store is. Raises TiersError if only the mark says so."""
+    """Return the tier, marked per host if its store is. Raises TiersError if only the mark says so."""
     if isinstance(store, HostStore):
         return tier if tier.per_host else replace(tier, per_host=True)
     if tier.copies is not None and not tier.per_host:

@@ -1,7 +1,6 @@
 """Checkpoints that further tiers need, and notes of arrival, which say to which tiers one was promoted.
 
-A note is an empty file next to the checkpoint. Retention in a near tier reads the notes, because a far tier may be
-offline. A listing is enough, and a full disk can store a note.
+A note is an empty file next to the checkpoint, because a far tier may be offline, and a full disk can store a note.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ __all__ = [
 
 
 class TieredRoot(Protocol):
-    """The part of `Tiers` that `steps_to_send` uses."""
+    """The part of `Tiers` that this module uses."""
 
     @property
     def tiers(self) -> Sequence[Tier]:
@@ -47,7 +46,7 @@ class TieredRoot(Protocol):
 
 
 def steps_to_send(tiers: TieredRoot, number: int, holder: int, folders: Sequence[StepFolder] | None = None) -> set[int]:
-    """Return the steps in tier `holder` that tier `number` needs. Reads `holder` only; a far tier may be offline."""
+    """Return the steps in tier `holder` that tier `number` needs. Reads `holder` only."""
     catalogue = tiers.catalogues[holder]
     good = [folder for folder in (catalogue.folders() if folders is None else folders) if folder.is_good]
     return select_waiting(tiers.tiers[number], good, catalogue.records(good))
@@ -77,9 +76,6 @@ class KeepWaiting(KeepPolicy):
     Combined with another policy, it protects the checkpoints that a slow or absent tier's policy selects. It reads only
     the first tier, so retention never waits for a far storage.
 
-    Args:
-        tiers: The tiers of the run; the policy is for the first of them.
-
     Example:
         ```python
         from dcp_io import KeepLast
@@ -103,11 +99,11 @@ class KeepWaiting(KeepPolicy):
 
     @property
     def metrics(self) -> frozenset[str]:
-        """Names of the metrics in the further tiers' policies."""
+        """Names of the further tiers' metrics."""
         return frozenset[str]().union(*(tier.keep.metrics for tier in self._tiers.tiers[1:]))
 
     def best(self) -> tuple[KeepBest, ...]:
-        """Return the `KeepBest` policies of all tiers."""
+        """Return all tiers' `KeepBest` policies."""
         return tuple(dict.fromkeys(each for tier in self._tiers.tiers for each in tier.keep.best()))
 
     def keep(self, records: Sequence[CheckpointRecord], now_seconds: float) -> set[int]:
@@ -144,17 +140,17 @@ def forget_arrival(store: Store, url: str) -> None:
 
 
 def has_arrived(entries: Iterable[Entry], url: str) -> bool:
-    """Return whether a note of this save says that a tier has it or will not get it."""
+    """Return whether a tier has this save or will not get it, by its notes."""
     return _has_note(entries, _ARRIVED, url) or _has_note(entries, _FORGONE, url)
 
 
 def arrival_is_noted(entries: Iterable[Entry], url: str) -> bool:
-    """Return whether a note of this save says that a tier has it."""
+    """Return whether a tier has this save, by its notes."""
     return _has_note(entries, _ARRIVED, url)
 
 
 def was_refused(entries: Iterable[Entry], url: str) -> bool:
-    """Return whether a note of this save says that promotion is impossible."""
+    """Return whether promotion of this save is impossible, by its notes."""
     return _has_note(entries, _REFUSED, url)
 
 
