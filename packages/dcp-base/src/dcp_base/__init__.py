@@ -1,6 +1,6 @@
 """Plug-ins of the project `dcp`: hook specifications, and discovery of installed plug-ins by name.
 
-The names of this package are imported on first use, because plug-in modules import it and must be quick to import.
+Names are imported on first use, because plug-in modules import this package and must be quick to import.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ Buffer = bytes | bytearray | memoryview
 def open_descriptor(path: str | os.PathLike[str], flags: int, mode: int = 0o777) -> int:
     """Open a file like `os.open`, but leave no descriptor and no new file if a signal handler raises.
 
-    With `os.open` alone, a KeyboardInterrupt can be raised after the system call but before the descriptor is assigned.
-    After an interrupt, a file created with `O_EXCL` is removed again.
+    With `os.open` alone, a KeyboardInterrupt can be raised before the descriptor is assigned. After an interrupt, a
+    file created with `O_EXCL` is removed again.
     """
     opened: list[int] = []
     try:
@@ -90,7 +90,7 @@ def read_fully(fd: int, buffers: Sequence[memoryview], offset: int) -> int:
 
 
 def _batches(buffers: Sequence[Buffer]) -> Iterator[list[Buffer]]:
-    """Split the buffers into batches for one system call each."""
+    """Split the buffers into one batch for each system call."""
     batch: list[Buffer] = []
     room = CALL_LIMIT_BYTES
     for buffer in buffers:

@@ -8,10 +8,7 @@ __all__ = ["DcpError", "DuplicatePluginError", "InvalidPlaceError", "PluginLoadE
 
 
 class DcpError(Exception):
-    """Base class of the errors of these packages.
-
-    The message is safe for terminals and logs: it is escaped by `printable`.
-    """
+    """Base class of the errors of these packages. `printable` escapes the message, for terminals and logs."""
 
     def __str__(self) -> str:
         return printable(super().__str__(), keep="\n\t")

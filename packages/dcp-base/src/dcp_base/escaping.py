@@ -1,7 +1,4 @@
-"""Escape text for terminals, logs and pages, since names in a checkpoint may contain control characters; format sizes.
-
-All output of the command `dcp` and all error messages are escaped by `printable`.
-"""
+"""Escape text for terminals and logs, since names in a checkpoint may contain control characters; format sizes."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class StorageBackendSpec:
         scheme: URI scheme without `://`; `file` also means plain paths. `*` means all unregistered schemes, if the
             writer's `validate_checkpoint_id` accepts the id.
         reader: `module:attribute` that creates a `StorageReader` from a checkpoint id.
-        writer: `module:attribute` that creates a `StorageWriter` from a checkpoint id.
+        writer: As `reader`, for a `StorageWriter`.
         guarantees: Guarantees for tools to show, e.g. `atomic publish`, `durable`.
         fallback: Whether another plug-in's storage takes precedence.
     """
@@ -81,7 +81,7 @@ class CheckpointEvent:
             is not protected.
         state: `started`, `progress` (a few times a second, from 0.15 s on), `finished` or `failed`.
         rank: Rank in the process group of the operation.
-        checkpoint_id: Checkpoint id; None if the caller passed a storage.
+        checkpoint_id: None if the caller passed a storage.
         seconds: Duration of an ended phase on this rank, including the wait for others.
         bytes: Bytes that this rank wrote or read in a finished phase. In `progress`, bytes of the state dict done so
             far, before compression.
@@ -148,6 +148,5 @@ class HookSpecs:
     def dcp_on_event(self, event: CheckpointEvent) -> None:
         """Observe an event, in the thread of the save or load.
 
-        Threads that read or write send `progress`, one at a time. Exceptions are logged and do not reach the save or
-        load.
+        Threads that read or write send `progress`, one at a time. Exceptions are logged and go no further.
         """

@@ -1,7 +1,7 @@
 """Imports by name on first use: public names of a package, `module:attribute` of a plug-in, and optional parts.
 
-Every search for plug-ins imports each plug-in's package, which must not import all its code. Parts are functions of
-higher packages that lower packages use if installed. Only the private table here names them; other packages use hooks.
+Parts are functions of higher packages that lower packages use if installed. Only the private table here names them;
+other packages use hooks.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def is_installed(part: str) -> bool:
 
 
 def import_part(part: str) -> Any:
-    """Import and return a part; PluginNotFoundError names its package, PluginLoadError if the import fails."""
+    """Import and return a part. Raises PluginNotFoundError, which names its package, or PluginLoadError."""
     path, does = PARTS[part]
     package = path.partition(".")[0].replace("_", "-")
     if not is_installed(part):
@@ -102,7 +102,7 @@ def import_part(part: str) -> Any:
 
 
 def resolve(path: str, owner: object) -> Any:
-    """Import and return a `module:attribute`; PluginLoadError names `owner`, such as the plug-in."""
+    """Import a `module:attribute`. Raises PluginLoadError, which names `owner`, such as the plug-in."""
     module, _, attribute = path.partition(":")
     try:
         value: Any = importlib.import_module(module)

@@ -13,8 +13,7 @@ __all__ = ["library_logger", "logger"]
 def library_logger(name: str) -> logging.Logger:
     """Return the logger `name`, which escapes strings and errors in the arguments of log records by `printable`.
 
-    Paths and messages of foreign errors may contain control sequences of terminals, or line breaks that fake another
-    record.
+    They may contain control sequences of terminals, or line breaks that fake another record.
     """
     logger = logging.getLogger(name)
     if _escape not in logger.filters:

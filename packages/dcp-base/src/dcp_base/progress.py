@@ -1,7 +1,4 @@
-"""Count the bytes of long operations in any thread, and report progress to observers a few times a second.
-
-`count_progress` sets a phase's counter and `find_progress` returns it. Nothing is counted without observers.
-"""
+"""Count the bytes of long operations in any thread, and report progress to observers a few times a second."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from dcp_base.registry import installed
 __all__ = ["INTERVAL_SECONDS", "Progress", "count_progress", "find_progress", "report_operation"]
 
 INTERVAL_SECONDS = 0.15
-"""Minimum interval between a phase's events on a rank."""
+"""Minimum interval between a phase's events."""
 
 
 class Progress:
@@ -35,9 +32,7 @@ class Progress:
         progress(1 << 20)  # prints nothing in less than 0.15 s
     ```
 
-    Args:
-        report: Function of bytes done and expected, called at most every `INTERVAL_SECONDS` by one thread at a time.
-            None to count nothing.
+    `report`, if given, is called at most every `INTERVAL_SECONDS`, by one thread at a time.
     """
 
     def __init__(self, report: Callable[[int, int], object] | None) -> None:
@@ -109,8 +104,7 @@ def count_progress(event: CheckpointEvent) -> Iterator[None]:
 def report_operation(operation: str, place: str | os.PathLike[str]) -> Iterator[Progress]:
     """Report the start, progress and end of an operation, such as a verification, as phase `total`.
 
-    `place` is the path or URI. Call the yielded counter with done bytes; reads and writes are not counted
-    automatically.
+    `place` is the path or URI. Call the yielded counter with done bytes.
     """
     if not installed.observed:
         yield _NOBODY

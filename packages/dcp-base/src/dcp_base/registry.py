@@ -1,7 +1,7 @@
-"""Registry of plug-ins, their discovery by entry point, and the observers of events: plug-ins and the progress bar.
+"""Registry of plug-ins, their discovery by entry point, and the observers of events.
 
-Each kind of entry (storages, transforms, …) has a table: name → a plug-in's offer; see `TABLES`. Entry points are read
-on the first search. A broken plug-in's error is raised only if no working plug-in offers the requested name.
+Each kind of entry (storages, transforms, …) has a table: name → a plug-in's offer. A broken plug-in's error is raised
+only if no working plug-in offers the requested name.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class PluginInfo:
     Args:
         name: Name of the entry point.
         distribution: Name and version of the distribution; None for `register`.
-        error: Text of the error that made the plug-in unusable, or None.
+        error: Why the plug-in is unusable, or None.
         offers: Table (`storage`, `transforms`, …) → offered names.
         module: Module of the entry point; None for `register`.
         hooks: Implemented hooks; empty if the module cannot be imported.
@@ -62,7 +62,7 @@ class PluginInfo:
 
 
 class PluginRegistry:
-    """Registry of the plug-ins of entry points and `register`. Thread-safe.
+    """Registry of the plug-ins of entry points (of `group`) and `register`. Thread-safe.
 
     ```python
     from dcp_base import PluginRegistry
@@ -70,9 +70,6 @@ class PluginRegistry:
     registry = PluginRegistry()
     print(registry.names("storage"))  # schemes such as `file` and `s3`
     ```
-
-    Args:
-        group: Entry-point group to read.
     """
 
     def __init__(self, group: str = ENTRY_POINT_GROUP) -> None:
@@ -87,7 +84,7 @@ class PluginRegistry:
         self._diverted: Callable[[CheckpointEvent], object] | None = None
 
     def register(self, plugin: object, name: str) -> None:
-        """Register a plug-in object, as if an entry point named it; PluginLoadError if a hook is invalid or fails."""
+        """Register a plug-in object. Raises PluginLoadError if a hook is invalid or fails."""
         self.discover()
         with self._lock:
             info = self._add(PluginInfo(name), plugin)
@@ -188,10 +185,7 @@ class PluginRegistry:
                 logger.warning("the observer of plugin %r failed", name, exc_info=True)
 
     def divert_events(self, to: Callable[[CheckpointEvent], object] | None) -> None:
-        """Make `emit` call `to` instead of this process's observers; None restores them.
-
-        A worker process sends its events to the trainer's observers this way.
-        """
+        """Make `emit` call `to` instead of this process's observers, as a worker process does; None restores them."""
         self._diverted = to
 
     def _observers(self) -> Sequence[tuple[str, Callable[[CheckpointEvent], object]]]:
@@ -238,7 +232,7 @@ class PluginRegistry:
             return info
 
     def _asked(self, plugin: object) -> dict[str, _Pairs]:
-        """Call a plug-in's hooks, and return table → (name, entry) pairs; raises their errors."""
+        """Call a plug-in's hooks; return table → (name, entry) pairs."""
         callers = {caller.name: caller for caller in self._manager.get_hookcallers(plugin) or ()}
         found: dict[str, _Pairs] = {}
         for table, kind in TABLES.items():
@@ -282,7 +276,7 @@ class Table:
     factories: tuple[str, ...] = ()
 
     def pairs(self, hook: str, answer: Any) -> list[tuple[str, Any]]:
-        """Check a hook's return value, and return (name, entry) pairs; TypeError or ValueError if it is invalid."""
+        """Return a hook's (name, entry) pairs. Raises TypeError or ValueError if they are invalid."""
         pairs: _Pairs
         if self.record is not None:
             specs = list(answer)
@@ -323,7 +317,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
         "converters": Table("the converter {name!r}", f"install dcp-format{SOURCE}"),
     }
 )
-"""Table by name. Its hook is `dcp_register_` with the table's name."""
+"""By name. The hook is `dcp_register_` with the table's name."""
 
 
 installed = PluginRegistry()

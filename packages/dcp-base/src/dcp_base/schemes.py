@@ -68,7 +68,7 @@ WEB_SCHEMES = ("http", "https")
 
 
 def package_for(scheme: str) -> str:
-    """Return the distribution for a URI scheme; `dcp-fsspec`, which may support it, for unknown ones."""
+    """Return the distribution for a scheme; `dcp-fsspec`, which may support it, for unknown ones."""
     if scheme in ("file", "local"):
         return "dcp-fs"
     if scheme == "keeper":
