@@ -1,6 +1,5 @@
 """Checkpoints in object stores: `ObjectStoreWriter`, `ObjectStoreReader`, and `open_store` for tools without torch.
 
-`dcp_core` plans and coordinates, `dcp_io` runs each save, and obstore sends the requests; this package connects them.
 The reader and the writer need torch, unlike the store, so they are imported on first use.
 """
 

@@ -1,4 +1,4 @@
-"""Parsing of object store URIs (`s3://bucket/folder`, …) into container and folder. No request is sent."""
+"""Parsing of object store URIs (`s3://bucket/folder`, …) into container and folder."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _FORM = re.compile(r"([a-z][a-z0-9+.-]*)://([^/]+)(?:/(.*?))?/*", re.IGNORECASE 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Address of a folder in a container (bucket) of an object store."""
+    """A folder in a container (bucket) of an object store."""
 
     root: str
-    """URI of the container; keys of objects are relative to the container."""
+    """URI of the container, to which keys are relative."""
     folder: str = ""
-    """Path of the folder: prefix of the keys of its objects, without leading and trailing slash."""
+    """Prefix of the keys of its objects, without leading and trailing slash."""
 
     @property
     def url(self) -> str:
@@ -33,7 +33,7 @@ class Address:
         return f"{self.root}/{self.folder}" if self.folder else self.root
 
     def key(self, name: str) -> str:
-        """Return the key of an object in the folder."""
+        """Return an object's key."""
         return f"{self.folder}/{name}" if self.folder else name
 
     def child(self, name: str) -> Address:
@@ -42,7 +42,7 @@ class Address:
 
 
 def is_address(checkpoint_id: str | os.PathLike[str]) -> bool:
-    """Whether a checkpoint id is a URI with the scheme of an object store."""
+    """Return whether an id has the scheme of an object store."""
     return os.fspath(checkpoint_id).partition("://")[0].lower() in SCHEMES
 
 

@@ -1,7 +1,7 @@
 """Client of one container: retries requests within a deadline; errors name the request, without credentials.
 
-The client library obstore itself retries failed connections and 5xx responses, with backoff. This module handles the
-failures that obstore cannot recognise: truncated responses, and writes whose response was lost.
+obstore itself retries failed connections and 5xx responses. This module handles failures that obstore cannot
+recognise: truncated responses, and writes whose response was lost.
 """
 
 from __future__ import annotations
@@ -39,14 +39,9 @@ _clients_lock = threading.Lock()
 class Client:
     """Client of one container (bucket) of an object store. Thread-safe.
 
-    Args:
-        native: The obstore store of the container.
-        root: URI of the container, for error messages.
-        deadline_seconds: Time after which a request is not retried.
-        unrepeated: An obstore store of the same container whose own retries are off, for conditional requests. A
-            repeated conditional request may be refused only because the first attempt succeeded and its answer was
-            lost, so this class repeats such requests itself and checks for that case. If None, `native` is used.
-        attempts: Limit of the number of attempts of a conditional request.
+    `root` is the container's URI. No request is retried after `deadline_seconds`. Conditional requests go to
+    `unrepeated`, a store without own retries, at most `attempts` times: a repeated one may be refused only because the
+    first attempt succeeded and its answer was lost.
     """
 
     def __init__(
@@ -69,13 +64,8 @@ class Client:
     ) -> T:
         """Send a request, retry it after transient errors, and return its result.
 
-        Args:
-            what: Description of the request, for error messages.
-            key: Key of the object, or a prefix of keys.
-            function: Function that sends the request; may be called several times.
-            on_doubt: Function that is called after a failed attempt, since the service may have carried the request
-                out. It returns the result of the request, or None if the request must be retried.
-            attempts: Limit of the number of attempts.
+        `what` and `key` are for error messages. `on_doubt` is called after a failed attempt, which the service may have
+        carried out; it returns the request's result, or None to retry.
 
         Raises:
             FileNotFoundError: There is no such object.
@@ -99,11 +89,7 @@ class Client:
                 return found
 
     def once(self, what: str, key: str, function: Callable[[], T]) -> T:
-        """Send a request without retries by this class; return its result. Arguments: see `call`.
-
-        Raises:
-            StorageError: The request failed, for whatever reason.
-        """
+        """Send a request without retries by this class. Raises StorageError for any failure."""
         made = Attempts(f"{what} {self.root}/{key}", 1)
         try:
             return function()
@@ -141,11 +127,11 @@ class Client:
         return data, meta
 
     def get_range(self, key: str, start: int, stop: int) -> Any:
-        """Get bytes [start, stop) of an object as a buffer, which is shorter if the object ends before `stop`."""
+        """Get bytes [start, stop) as a buffer, shorter if the object ends before."""
         return obstore.get_range(self.native, key, start=start, end=stop)
 
     def head(self, key: str) -> Any:
-        """Return the metadata of an object as obstore's dict: `size`, `last_modified`, `e_tag` and others."""
+        """Return obstore's dict: `size`, `last_modified`, `e_tag` and others."""
         return obstore.head(self.native, key)
 
     def delete(self, key: str) -> None:
@@ -153,16 +139,16 @@ class Client:
         obstore.delete(self.native, key)
 
     def listing(self, prefix: str) -> Any:
-        """List the contents of a folder: its objects as `objects`, and its subfolders as `common_prefixes`."""
+        """List a folder's objects as `objects`, and its subfolders as `common_prefixes`."""
         return obstore.list_with_delimiter(self.native, prefix or None)
 
     def writer(self, key: str, *, part_bytes: int, uploads: int) -> Any:
-        """Open a multipart upload, and return obstore's writer for it."""
+        """Return obstore's writer for a new multipart upload."""
         return obstore.open_writer(self.native, key, buffer_size=part_bytes, max_concurrency=uploads)
 
 
 def connect(root: str, options: Options) -> Client:
-    """Return the client of a container; clients are cached by options and environment variables.
+    """Return a container's client, cached by options and environment variables.
 
     Raises:
         ValueError: An option is unknown to the service, or a required option is missing.
@@ -185,10 +171,7 @@ def connect(root: str, options: Options) -> Client:
 
 
 def _wait(made: Attempts, error: BaseException) -> None:
-    """Wait before the next retry; raises if none is left.
-
-    The client's own error is not chained (`from None`), since its text may contain credentials.
-    """
+    """Wait before the next retry; raise, unchained since its text may contain credentials, if none is left."""
     message = explained(error)
     if _is_permanent(error) or not made.wait(message):
         raise made.failure(message, _remedy(error)) from None
@@ -235,16 +218,13 @@ _METADATA_SERVICES = {
 
 
 def _redacted(error: BaseException) -> str:
-    """Return the message of an obstore error without URL parameters, user names and debug output."""
+    """Return an error's message without URL parameters, user names and debug output."""
     text = " ".join(str(error).partition(_DUMP)[0].split())
     return _USER.sub("://…@", _QUERY.sub("?…", text))
 
 
 def explained(error: BaseException) -> str:
-    """Return `_redacted`; if the client found no credentials and asked the machine for some, that comes first.
-
-    Without credentials the client asks the metadata service of a cloud's virtual machines, which is nowhere else.
-    """
+    """Return `_redacted`, after a hint if the client lacks credentials and asked a cloud machine for some."""
     text = _redacted(error)
     missing = next((what for path, what in _METADATA_SERVICES.items() if path in text), None)
     if missing is None:
@@ -253,12 +233,12 @@ def explained(error: BaseException) -> str:
 
 
 def _is_permanent(error: BaseException) -> bool:
-    """Whether an error is permanent, so retrying the request is useless."""
+    """Return whether retrying is useless."""
     return isinstance(error, _PERMANENT) or _CLIENT_STATUS.search(_redacted(error)) is not None
 
 
 def _remedy(error: BaseException) -> str:
-    """Return the remedy for a failed request, as a clause for the error message."""
+    """Return the remedy as a clause."""
     refused = isinstance(error, (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError))
     if refused or _REFUSED_STATUS.search(_redacted(error)) is not None:
         return "check the credentials and what they may do with this container"

@@ -1,7 +1,4 @@
-"""`open_store`: opens a folder in an object store, or on a web server to read it; this package's plug-in registers it.
-
-Does not import torch.
-"""
+"""`open_store`: opens a folder in an object store, or on a web server to read it. Does not import torch."""
 
 from __future__ import annotations
 
@@ -28,11 +25,7 @@ def open_store(
     uploads: int = UPLOADS,
     spread: int = 0,
 ) -> ObjectStore:
-    """Open the store of a folder in an object store; no request is sent.
-
-    Raises:
-        ValueError: The URI or the options are not valid.
-    """
+    """Open the store of a folder; no request is sent. Raises ValueError for an invalid URI or option."""
     address = parse_address(uri)
     scheme = address.root.partition("://")[0]
     client = connect(address.root, Options.of(storage_options, plain_http=scheme == "http"))
@@ -44,7 +37,7 @@ class _WebFolder(ObjectStore):
     """Read-only store of the files below a URL. HTTP cannot list a folder: a checkpoint is found by its `.metadata`."""
 
     def list(self) -> list[Entry]:
-        """List only the index, if it exists: HTTP has no listing, and the index names the other files."""
+        """List only the index, if it exists; it names the other files."""
         try:
             meta = self.about(METADATA_NAME)
         except CheckpointNotFoundError:
@@ -52,25 +45,20 @@ class _WebFolder(ObjectStore):
         return [Entry(METADATA_NAME, int(meta["size"]), meta["last_modified"].timestamp())]
 
     def folders(self) -> tuple[str, ...]:
-        """Raise StorageError: a web server cannot be listed."""
         raise StorageError(f"{self.url}: a web server does not say what it has; name a checkpoint itself")
 
     def create(self, name: str, *, sync: bool = True) -> Sink:
-        """Raise StorageError: a web server is read-only."""
         del sync
         self._refuse(name)
 
     def publish(self, name: str, data: bytes | bytearray | memoryview, *, tag: str = "", sync: bool = True) -> None:
-        """Raise StorageError: a web server is read-only."""
         del data, tag, sync
         self._refuse(name)
 
     def touch(self, name: str) -> None:
-        """Raise StorageError: a web server is read-only."""
         self._refuse(name)
 
     def delete(self, name: str) -> None:
-        """Raise StorageError: a web server is read-only."""
         self._refuse(name)
 
     def _refuse(self, name: str) -> NoReturn:

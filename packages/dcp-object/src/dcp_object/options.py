@@ -1,4 +1,4 @@
-"""`Options`: the user's `storage_options`, split into obstore's option groups and completed by defaults."""
+"""`Options`: the user's `storage_options`, in obstore's groups and completed by defaults."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RETRIES = 6
 
 @dataclass(frozen=True, repr=False)
 class Options:
-    """Configuration of the client of an object store. Never printed, since it may contain credentials."""
+    """Options of a client. Never printed, since they may contain credentials."""
 
     config: dict[str, Any] = field(default_factory=dict)
     client_options: dict[str, Any] = field(default_factory=dict)
@@ -27,7 +27,7 @@ class Options:
 
     @classmethod
     def of(cls, storage_options: Mapping[str, Any] | None, *, plain_http: bool = False) -> Options:
-        """Split a user's options into obstore's three named groups, and all other options as those of the service.
+        """Split options into obstore's three named groups, and all others as those of the service.
 
         Raises:
             TypeError: One of the groups is no mapping, or the name of an option is not a string.
@@ -60,12 +60,12 @@ class Options:
 
     @property
     def deadline_seconds(self) -> float:
-        """Time after which a request is not retried, in seconds."""
+        """Time after which a request is not retried."""
         timeout = self.retry_config["retry_timeout"]
         return timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
 
     def identity(self) -> str:
-        """Return a cache key that is equal for equal options. Contains credentials, and must not be printed."""
+        """Return a cache key, equal for equal options. Contains credentials, and must not be printed."""
         parts = (self.config, self.client_options, self.retry_config, id(self.credential_provider))
         return repr([sorted(part.items()) if isinstance(part, dict) else part for part in parts])
 
@@ -74,10 +74,7 @@ class Options:
 
 
 def _names_plain_http(config: Mapping[str, Any]) -> bool:
-    """Whether the endpoint is plain HTTP, without TLS.
-
-    The client reads this from the environment only if it gets no client options.
-    """
+    """Return whether the endpoint is plain HTTP, which obstore reads only without client options."""
     if os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true", "yes", "on"):
         return True
     given = [value for name, value in config.items() if "endpoint" in name.lower()]

@@ -1,4 +1,4 @@
-"""Registration of storages and stores for the URI schemes of object stores by hooks. Does not import torch."""
+"""Hooks of storages and stores for object stores' URI schemes. Does not import torch."""
 
 from dcp_base import OBJECT_STORE_SCHEMES, WEB_SCHEMES, StorageBackendSpec, StoreSpec, hookimpl
 
@@ -10,7 +10,7 @@ _ALL = ("atomic publish", "durable", *_READING, "parallel uploads")
 
 @hookimpl
 def dcp_register_storage() -> list[StorageBackendSpec]:
-    """Return the specifications of the storages in object stores and, read-only, on web servers."""
+    """Return storages in object stores and, read-only, on web servers."""
     guarantees = {**dict.fromkeys(OBJECT_STORE_SCHEMES, _ALL), **dict.fromkeys(WEB_SCHEMES, _READING)}
     return [
         StorageBackendSpec(
@@ -25,5 +25,5 @@ def dcp_register_storage() -> list[StorageBackendSpec]:
 
 @hookimpl
 def dcp_register_stores() -> list[StoreSpec]:
-    """Return the specifications of the stores in object stores and on web servers, for tools without torch."""
+    """Return stores in object stores and on web servers."""
     return [StoreSpec(scheme, "dcp_object.opening:open_store") for scheme in (*OBJECT_STORE_SCHEMES, *WEB_SCHEMES)]

@@ -1,4 +1,4 @@
-"""`ObjectSink`: upload of one object: a small object by one conditional PUT, a large object in parallel parts."""
+"""`ObjectSink`: uploads a small object by one conditional PUT, a large object in parallel parts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dcp_object.client import Client
 __all__ = ["MAX_PARTS", "ObjectSink"]
 
 MAX_PARTS = 10_000
-"""Maximum number of parts of one object, as in S3."""
+"""Limit of S3."""
 # What an object holds between the first part's turn and the end of the upload: a beginning of what it will be.
 _RESERVED_BYTES = 16
 _STEP_BYTES = 1 << 20
@@ -19,9 +19,8 @@ _STEP_BYTES = 1 << 20
 class ObjectSink(UploadSink):
     """Sink that uploads a new object, and never replaces an existing object.
 
-    An object of more than `part_bytes` is uploaded in parts, for which services offer no conditional request. So a
-    conditional PUT of its first bytes reserves the key; the whole object replaces these bytes when all parts have
-    arrived.
+    For uploads in parts (above `part_bytes`), services offer no conditional request. So a conditional PUT of the first
+    bytes reserves the key; the whole object replaces these bytes when all parts have arrived.
     """
 
     def __init__(self, client: Client, name: str, key: str, *, part_bytes: int, uploads: int) -> None:
@@ -34,7 +33,7 @@ class ObjectSink(UploadSink):
         self._writer: Any = None
 
     def send(self, view: memoryview) -> None:
-        """Put the bytes into a part. Full parts are uploaded in the background, at most `uploads` at the same time.
+        """Append bytes. Full parts are uploaded in the background, at most `uploads` at the same time.
 
         Read-only bytes are copied only if the object is small.
         """
@@ -66,8 +65,6 @@ class ObjectSink(UploadSink):
             self._client.once("PUT (a part)", self._key, lambda: writer.write(data))
 
     def _create(self, data: bytes) -> None:
-        """Create the object, unless it exists."""
-
         def mine() -> bool | None:
             """Return True if an earlier attempt, whose response was lost, created the object; otherwise None."""
             try:
@@ -88,7 +85,7 @@ class ObjectSink(UploadSink):
             raise
 
     def complete(self) -> None:
-        """Complete the upload. On return the object is durable, and visible to all processes."""
+        """Complete the upload; the object is then durable and visible to all processes."""
         if self._writer is None:
             self._create(bytes(self._small))
             self._small = bytearray()
@@ -96,7 +93,7 @@ class ObjectSink(UploadSink):
             self._client.once("PUT (complete)", self._key, self._writer.close)
 
     def give_up(self) -> None:
-        """End a multipart upload by completing it, since obstore cannot abort it; the caller then calls `remove`."""
+        """Complete a multipart upload, since obstore cannot abort it; the caller then calls `remove`."""
         self._small = bytearray()
         if self._writer is not None:
             self._writer.close()

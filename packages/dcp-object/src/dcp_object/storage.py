@@ -22,22 +22,16 @@ _MIN_PART_BYTES, _MAX_PART_BYTES = 5 << 20, 64 << 20
 class ObjectStoreWriter(ByteStorageWriter):
     """Storage writer for a folder in an object store; an old checkpoint stays loadable until the new one is published.
 
-    Args:
-        checkpoint_id: URI of the checkpoint's folder: `s3://bucket/folder`, `gs://…`, `az://…`, `abfs://…`.
-        storage_options: Options of the object store, or None; see `open_store`.
-        overwrite: Whether an existing checkpoint in the folder may be replaced.
-        layout: `torch` or `raw`, see `dcp_io.Layout`.
-        interop: Whether to write an index that `torch.distributed.checkpoint` can load, if the layout allows it.
-        thread_count: Number of objects that this rank writes at the same time, each in parallel parts.
-        uploads: Number of parts of one object that are uploaded at the same time.
-        spread: Number of key prefixes (at most 256) over which data files are distributed; 0 for none. Useful with many
-            ranks, for services that limit the rate of requests to each prefix.
-        max_inflight_bytes: Limit of the memory for the parts of all threads together. Parts have at least 5 MiB; if the
-            limit is too small for `thread_count` x (`uploads` + 2) parts, fewer parts are uploaded at the same time.
-        stale_after_seconds: A save of another host counts as dead when it has not renewed its marker for this long.
-        compression: How items are encoded: `auto`, `planes`, `zstd`, `none` or None, a transform, a list of them, or a
-            mapping from dtypes or patterns of names to one of these; see
-            `dcp_core.encoding.compression.CompressionPolicy`.
+    Arguments that are not listed are those of `dcp_fs.FileSystemWriter`:
+
+    - `checkpoint_id`: URI of the checkpoint's folder: `s3://bucket/folder`, `gs://…`, `az://…`, `abfs://…`.
+    - `storage_options`: Options of the object store, or None; see `open_store`.
+    - `thread_count`: Number of objects that this rank writes at the same time, each in parallel parts.
+    - `uploads`: Number of parts of one object that are uploaded at the same time.
+    - `spread`: Number of key prefixes (at most 256) over which data files are distributed; 0 for none. Useful with many
+      ranks, for services that limit the rate of requests to each prefix.
+    - `max_inflight_bytes`: Limit of the memory for the parts of all threads together. Parts have at least 5 MiB; if the
+      limit is too small for `thread_count` x (`uploads` + 2) parts, fewer parts are uploaded at the same time.
 
     Example:
         ```python
@@ -81,7 +75,7 @@ class ObjectStoreWriter(ByteStorageWriter):
         super().__init__(checkpoint_id, overwrite=overwrite, interop=interop, compression=compression)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Set up the writer for a save. Raises ValueError for `spread` in a save without a coordinator."""
+        """Set up the writer. Raises ValueError for `spread` in a save without a coordinator."""
         if self.spread and not kwargs.get("use_collectives", True):
             raise ValueError("spread does not work with use_collectives=False: a rank could not clear up its files")
         super().set_up_storage_writer(is_coordinator, *args, **kwargs)
@@ -104,7 +98,7 @@ class ObjectStoreWriter(ByteStorageWriter):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether a checkpoint id is a URI with the scheme of an object store."""
+        """Return whether an id has the scheme of an object store."""
         return is_address(checkpoint_id)
 
 
@@ -160,5 +154,5 @@ class ObjectStoreReader(ByteStorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether a checkpoint id is a URI with the scheme of an object store."""
+        """Return whether an id has the scheme of an object store."""
         return is_address(checkpoint_id)

@@ -66,21 +66,21 @@ class ObjectStore(SupportsFolders):
 
     @property
     def place(self) -> Place:
-        """`remote`: all processes read from one service over the network."""
+        """Always `remote`."""
         return "remote"
 
     def make(self) -> None:
-        """Do nothing: in an object store, folders are only prefixes of keys."""
+        """Do nothing: folders are only prefixes of keys."""
 
     def child(self, name: str) -> ObjectStore:
-        """Return the store of a subfolder, with the same client."""
+        """Return a subfolder's store, with the same client."""
         address = self._address.child(name)
         return type(self)(
             self._client, address, part_bytes=self._part_bytes, uploads=self._uploads, spread=self._spread
         )
 
     def create(self, name: str, *, sync: bool = True) -> Sink:
-        """Begin the upload of a new object, and return its sink.
+        """Begin the upload of a new object.
 
         In a store opened with `spread`, a name without folders gets one of up to `spread` prefixes, such as `~3f/`; the
         sink's `name` then contains this prefix, and must be used in later calls.
@@ -95,7 +95,7 @@ class ObjectStore(SupportsFolders):
         return ObjectSink(self._client, name, key, part_bytes=self._part_bytes, uploads=self._uploads)
 
     def publish(self, name: str, data: bytes | bytearray | memoryview, *, tag: str = "", sync: bool = True) -> None:
-        """Create or replace the object by one PUT; it is always durable. Arguments: see `Store.publish`."""
+        """Create or replace the object by one PUT; it is always durable."""
         del tag, sync
         key, content = self._key(name), bytes(data)
 
@@ -124,7 +124,7 @@ class ObjectStore(SupportsFolders):
         raise StorageError(f"PUT {self.url}/{name}: others have replaced it {_REPLACE_TRIES} times meanwhile")
 
     def touch(self, name: str) -> None:
-        """Set the modification time to now by writing the same bytes again, unless the object changes."""
+        """Write the same bytes again, unless the object changes."""
         key = self._key(name)
         found = self._get(key)
         if found is None:
@@ -146,7 +146,7 @@ class ObjectStore(SupportsFolders):
         return found[0]
 
     def fetch(self, name: str, offset: int, wanted: int) -> memoryview:
-        """Return `wanted` bytes from `offset` on, by one ranged GET. Errors: see `Source.read_into`."""
+        """Return `wanted` bytes by one ranged GET. Errors: see `Source.read_into`."""
         key = self._key(name)
         if not wanted:
             self.size(name)
@@ -173,16 +173,16 @@ class ObjectStore(SupportsFolders):
             raise self._missing(name) from None
 
     def open(self, name: str) -> Source:
-        """Open the object for reads of byte ranges; each read is a request."""
+        """Open the object; each read is a request."""
         check_name(name)
         return _ObjectSource(self, name)
 
     def size(self, name: str) -> int:
-        """Return the object's size in bytes."""
+        """Return the size in bytes."""
         return int(self.about(name)["size"])
 
     def about(self, name: str) -> Mapping[str, Any]:
-        """Return the object's metadata: `size`, `last_modified`, … Raises CheckpointNotFoundError if it is missing."""
+        """Return `size`, `last_modified`, … Raises CheckpointNotFoundError if the object is missing."""
         meta = self._head(self._key(name))
         if meta is None:
             raise self._missing(name)
@@ -202,7 +202,7 @@ class ObjectStore(SupportsFolders):
         return entries
 
     def folders(self) -> tuple[str, ...]:
-        """Return the names of the direct subfolders: the next parts of the keys that begin with the folder's path."""
+        """Return the direct subfolders, from the keys."""
         return tuple(sorted(name for name in self._parts(self._listing("")) if not _SPREAD.fullmatch(name)))
 
     def delete(self, name: str) -> None:
@@ -214,7 +214,7 @@ class ObjectStore(SupportsFolders):
             return
 
     def sync_folder(self) -> None:
-        """Do nothing: acknowledged writes are already durable."""
+        """Do nothing: acknowledged writes are durable."""
 
     def _key(self, name: str) -> str:
         return self._address.key(check_name(name))
@@ -248,19 +248,15 @@ class ObjectStore(SupportsFolders):
 
 
 class _ObjectSource(Source):
-    """Source for ranged reads of an object."""
-
     __slots__ = ("_name", "_store")
 
     def __init__(self, store: ObjectStore, name: str) -> None:
         self._store, self._name = store, name
 
     def size(self) -> int:
-        """Return the object's size in bytes."""
         return self._store.size(self._name)
 
     def read_into(self, offset: int, buffers: Sequence[memoryview]) -> None:
-        """Fill the buffers by one request."""
         data, position = np.frombuffer(self.fetch(offset, sum(map(len, buffers))), np.uint8), 0
         for buffer in buffers:
             # Copies of arrays let other threads run, those of memoryviews do not.
@@ -268,7 +264,6 @@ class _ObjectSource(Source):
             position += len(buffer)
 
     def fetch(self, offset: int, size: int) -> memoryview:
-        """Return the bytes that one request reads."""
         return self._store.fetch(self._name, offset, size)
 
     def close(self) -> None:
