@@ -1,7 +1,6 @@
 """Checkpoints in fsspec's file systems: `FsspecWriter`, `FsspecReader`, and `open_store` for tools without torch.
 
-`dcp_core` plans and coordinates, `dcp_io` runs each save, and fsspec with its packages accesses the storage. The reader
-and the writer need torch, unlike the store, so they are imported on first use.
+The reader and the writer need torch, unlike the store, so they are imported on first use.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Stock's `FileSystem` interface (streams, rename, mkdir, …) on fsspec, for code that uses this interface.
-
-This project's own writer and reader use `FsspecStore` instead.
+"""Stock's `FileSystem` interface on fsspec, for code that uses this interface.
 
 Source: torch 2.13 `torch.distributed.checkpoint._fsspec_filesystem.FileSystem`.
 """
@@ -43,9 +41,9 @@ class FileSystem:
 
     @contextmanager
     def create_stream(self, path: AnyPath, mode: str) -> Generator[io.IOBase, None, None]:
-        """Open a stream on the file at `path`, as a context manager that closes the stream.
+        """Open a stream, as a context manager that closes it.
 
-        If the `with` block raises an error, a file that was created by opening it (modes `w`, `x`) is removed.
+        If the block raises an error, a file that was created by opening it (modes `w`, `x`) is removed.
         """
         path = os.fspath(path)
         opened = self._chosen().open(path, mode)  # outside: if this fails, what is there is not ours
@@ -59,16 +57,11 @@ class FileSystem:
             raise
 
     def concat_path(self, path: AnyPath, suffix: str) -> AnyPath:
-        """Return the path of `suffix` below the folder `path`."""
+        """Return the path of `suffix` below `path`."""
         return f"{os.fspath(path).rstrip('/')}/{suffix}"
 
     def init_path(self, path: AnyPath, **kwargs: Any) -> AnyPath:
-        """Select the fsspec file system for the scheme of `path`; returns the path unchanged.
-
-        Args:
-            path: Path or URI in the file system.
-            kwargs: Options of the file system, as fsspec takes them.
-        """
+        """Select the fsspec file system for the scheme of `path`, with its options; returns the path unchanged."""
         self.fs, _ = url_to_fs(os.fspath(path), **kwargs)
         return path
 
@@ -82,11 +75,11 @@ class FileSystem:
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: AnyPath) -> bool:
-        """Whether a checkpoint id is a URI for which fsspec has a file system."""
+        """Return whether fsspec has a file system for an id."""
         return is_fsspec_id(checkpoint_id)
 
     def exists(self, path: AnyPath) -> bool:
-        """Whether a file or folder exists at the path."""
+        """Return whether a file or folder exists."""
         return bool(self._chosen().exists(os.fspath(path)))
 
     def rm_file(self, path: AnyPath) -> None:
@@ -94,7 +87,7 @@ class FileSystem:
         self._chosen().rm(os.fspath(path))
 
     def ls(self, path: AnyPath) -> list[str]:
-        """Return the paths of the files and folders in a folder."""
+        """Return the paths in a folder."""
         return [str(each) for each in self._chosen().ls(os.fspath(path), detail=False)]
 
     def _chosen(self) -> Any:
@@ -104,12 +97,12 @@ class FileSystem:
 
 
 def made_file_system(path: AnyPath, options: Mapping[str, Any]) -> FileSystem:
-    """Return a `FileSystem` on the fsspec file system of a path or URI, which is made with the given options."""
+    """Return a `FileSystem` for a path or URI, with these options."""
     made = FileSystem()
     made.init_path(path, **options)
     return made
 
 
 def init_path(fs: Any, path: AnyPath, options: Mapping[str, Any]) -> Any:
-    """Return `fs.init_path(path)`, which selects the file system; a `FileSystem` also gets the options."""
+    """Return `fs.init_path(path)`; a `FileSystem` also gets the options."""
     return fs.init_path(path, **options) if isinstance(fs, FileSystem) else fs.init_path(path)

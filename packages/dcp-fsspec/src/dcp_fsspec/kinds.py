@@ -15,9 +15,9 @@ __all__ = [
 ]
 
 Kind = Literal["objects", "process", "files"]
-"""Kind of a file system. `objects`: one PUT creates or replaces an object; folders are prefixes of names. `process`:
-like `objects`, in the memory of this process. `files`: incomplete files are visible, so new contents are written to a
-temporary file, which is renamed."""
+"""`objects`: one PUT creates or replaces an object; folders are prefixes of names. `process`: the same in memory of this
+process. `files`: incomplete files are visible, so new contents are written to a temporary file, which is renamed.
+"""
 
 _OBJECTS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "oss", "cosn", "obs", "tos", "r2"})
 _S3 = frozenset({"s3", "s3a"})
@@ -31,31 +31,31 @@ def _protocols(fs: Any) -> frozenset[str]:
 
 
 def kind_of(fs: Any) -> Kind:
-    """Return the kind of an fsspec file system: `objects` (an object store), `process` (in memory) or `files`."""
+    """Return the kind of a file system."""
     names = _protocols(fs)
     return "process" if "memory" in names else "objects" if names & _OBJECTS else "files"
 
 
 def takes_exclusive_mode(fs: Any) -> bool:
-    """Whether opening a file with mode `xb` fails atomically if the file exists."""
+    """Return whether opening with mode `xb` fails atomically if the file exists."""
     return bool(_protocols(fs) & _EXCLUSIVE)
 
 
 def supports_conditions(fs: Any) -> bool:
-    """Whether the method `pipe_file` passes a condition (`IfMatch`) to the service."""
+    """Return whether `pipe_file` passes a condition (`IfMatch`) to the service."""
     return bool(_protocols(fs) & _S3)
 
 
 def is_local(fs: Any) -> bool:
-    """Whether the file system is this machine's local one, so that its paths are those of Python's `open`."""
+    """Return whether paths are those of Python's `open`."""
     return bool(_protocols(fs) & {"file", "local"})
 
 
 def renames_by_options(fs: Any) -> bool:
-    """Whether renaming over an existing file needs an option that `mv` cannot pass (WebHDFS)."""
+    """Return whether renaming over a file needs an option that `mv` cannot pass (WebHDFS)."""
     return "webhdfs" in _protocols(fs) and hasattr(fs, "_call")
 
 
 def takes_listings_option(protocol: str) -> bool:
-    """Whether the constructor of a protocol's file system accepts `use_listings_cache`; False for SSH."""
+    """Return whether the constructor accepts `use_listings_cache`; False for SSH."""
     return protocol not in _SSH

@@ -1,4 +1,4 @@
-"""`open_store`: opens the store of a URI through fsspec; this package's plug-in registers it. Does not import torch."""
+"""`open_store`: opens the store of a URI through fsspec. Does not import torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def open_store(
     Args:
         uri: URI of the folder, `scheme://…`; also a chained URI, if its file system can write.
         storage_options: Arguments of the file system's constructor, or None; never logged.
-        block_bytes: Size of the parts of an upload, bytes.
+        block_bytes: Size of the parts of an upload.
 
     Raises:
         InvalidPlaceError: fsspec does not know the scheme, or the file system does not accept the options.
@@ -49,7 +49,7 @@ def open_store(
 
 
 def is_fsspec_id(checkpoint_id: str | os.PathLike[str]) -> bool:
-    """Whether a checkpoint id is a URI for which fsspec has a file system.
+    """Return whether fsspec has a file system for an id.
 
     Source: torch 2.13 `_fsspec_filesystem.FileSystem.validate_checkpoint_id` (same result).
     """

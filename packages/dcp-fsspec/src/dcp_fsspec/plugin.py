@@ -1,4 +1,4 @@
-"""Registration by hooks of storages and stores for fsspec's URI schemes, used if no other package handles a scheme."""
+"""Hooks of storages and stores for fsspec's URI schemes, used if no other package handles a scheme."""
 
 from dcp_base import ANY_SCHEME, StorageBackendSpec, StoreSpec, hookimpl
 
@@ -29,7 +29,7 @@ _SCHEMES = (
 
 @hookimpl
 def dcp_register_storage() -> list[StorageBackendSpec]:
-    """Return the specification of the storage in fsspec's file systems, for the URI schemes that fsspec knows."""
+    """Return the storage for the schemes that fsspec knows."""
     return [
         StorageBackendSpec(
             scheme=scheme,
@@ -44,5 +44,5 @@ def dcp_register_storage() -> list[StorageBackendSpec]:
 
 @hookimpl
 def dcp_register_stores() -> list[StoreSpec]:
-    """Return the specifications of the stores for the URI schemes that fsspec knows, for tools without torch."""
+    """Return stores for the schemes that fsspec knows."""
     return [StoreSpec(scheme, "dcp_fsspec.opening:open_store", fallback=True) for scheme in _SCHEMES]

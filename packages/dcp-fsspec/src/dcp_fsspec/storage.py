@@ -23,28 +23,16 @@ _MIN_BLOCK_BYTES, _MAX_BLOCK_BYTES = 5 << 20, 64 << 20
 class FsspecWriter(FileAttributes, ByteStorageWriter, BlockingAsyncStager):
     """Storage writer for a folder of an fsspec file system; an old checkpoint stays loadable until the new one exists.
 
-    Args:
-        path: URI of the checkpoint's folder, `scheme://…`.
-        single_file_per_rank: Whether each writer thread writes one file (True), or one file per item (False).
-        sync_files: No effect; stock has it. fsspec has no call that makes acknowledged writes more durable.
-        thread_count: Number of writer threads of this rank.
-        per_thread_copy_ahead: Bytes that each thread may copy from an accelerator ahead of writing, if
-            `max_inflight_bytes` is not given.
-        overwrite: Whether an existing checkpoint in the folder may be replaced.
-        _extensions: Stream transforms of every item: the last one in the list encodes first, the first one writes the
-            file.
-        serialization_format: Only `TORCH_SAVE`; stock's other format writes files that cannot be loaded.
-        compression: How items are encoded: `auto`, `planes`, `zstd`, `none` or None, a transform, a list of them, or a
-            mapping from dtypes or patterns of names to one of these; see
-            `dcp_core.encoding.compression.CompressionPolicy`. Cannot be combined with `_extensions`.
-        layout: `torch` (readable by stock) or `raw` (smaller and faster to write, not readable by stock).
-        interop: Whether to write an index that `torch.distributed.checkpoint` can load, if the layout allows it.
-        max_inflight_bytes: Limit of the memory for buffers and uploads of all threads together; None for 64 MiB, or
-            more if `per_thread_copy_ahead` requires more.
-        stale_after_seconds: A save of another host counts as dead when it has not renewed its marker for this long.
-        storage_options: Options of the file system, as fsspec takes them, or None. Never logged.
-        cache_staged_state_dict: See `BlockingAsyncStager`; stock has this parameter from torch 2.15 on.
-        kwargs: Further options of the file system; stock takes its options this way.
+    Arguments that are not listed are those of `dcp_fs.FileSystemWriter`:
+
+    - `path`: URI of the checkpoint's folder, `scheme://…`.
+    - `sync_files`: No effect; stock has it. fsspec has no call that makes acknowledged writes more durable.
+    - `thread_count`: Number of writer threads of this rank.
+    - `max_inflight_bytes`: Limit of the memory for buffers and uploads of all threads together; None for 64 MiB, or
+      more if `per_thread_copy_ahead` requires more.
+    - `storage_options`: Options of the file system, as fsspec takes them, or None. Never logged.
+    - `cache_staged_state_dict`: See `BlockingAsyncStager`; stock has this parameter from torch 2.15 on.
+    - `kwargs`: Further options of the file system; stock takes its options this way.
 
     Source: torch 2.13 `torch.distributed.checkpoint._fsspec_filesystem.FsspecWriter` (parameters up to
     `serialization_format`, and `kwargs`).
@@ -131,7 +119,7 @@ class FsspecWriter(FileAttributes, ByteStorageWriter, BlockingAsyncStager):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether a checkpoint id is a URI for which fsspec has a file system."""
+        """Return whether fsspec has a file system for an id."""
         return is_fsspec_id(checkpoint_id)
 
 
@@ -203,5 +191,5 @@ class FsspecReader(FileAttributes, ByteStorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether a checkpoint id is a URI for which fsspec has a file system."""
+        """Return whether fsspec has a file system for an id."""
         return is_fsspec_id(checkpoint_id)

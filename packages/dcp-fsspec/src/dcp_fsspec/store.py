@@ -1,8 +1,7 @@
 """`FsspecStore`: a folder of any fsspec file system as a `dcp_io.Store`.
 
-Fsspec documents few guarantees of its file systems; `kinds` lists the assumed capabilities per file system. A
-replacement by a rename is checked: some file systems report a failed rename only by a return value, which their fsspec
-package ignores. Modification times have different keys and types.
+Fsspec documents few guarantees; `kinds` lists the assumed capabilities. A replacement by a rename is checked: some
+file systems report a failed rename only by a return value, which their fsspec package ignores.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ class FsspecStore(SupportsFolders):
 
     @property
     def place(self) -> Place:
-        """`local` for files of this machine and for fsspec's file system in memory, otherwise `remote`."""
+        """`local` for files of this machine and fsspec's file system in memory, otherwise `remote`."""
         return "local" if is_local(self._fs) or self._kind == "process" else "remote"
 
     def make(self) -> None:
@@ -95,7 +94,7 @@ class FsspecStore(SupportsFolders):
         return FsspecStore(self._fs, path, url, block_bytes=self._block_bytes)
 
     def create(self, name: str, *, sync: bool = True) -> Sink:
-        """Create a file for writing; folders within the name are made."""
+        """Create a file; folders within the name are made."""
         del sync
         path = self._inside(name)
         with self._changing():
@@ -108,7 +107,7 @@ class FsspecStore(SupportsFolders):
     def publish(self, name: str, data: bytes | bytearray | memoryview, *, tag: str = "", sync: bool = True) -> None:
         """Replace the file: by one PUT or, if the file system shows incomplete files, by renaming a temporary file.
 
-        Arguments: see `Store.publish`; `sync` has no effect, and the service determines the durability.
+        `sync` has no effect: the service determines the durability.
         """
         del sync
         path, content = self._inside(name), bytes(data)
@@ -128,7 +127,7 @@ class FsspecStore(SupportsFolders):
                 raise
 
     def touch(self, name: str) -> None:
-        """Set the file's modification time to now, if necessary by writing the same bytes again."""
+        """Set the modification time to now, if necessary by writing the same bytes again."""
         path = self._inside(name)
         with self._changing():
             if is_local(self._fs):
@@ -157,12 +156,11 @@ class FsspecStore(SupportsFolders):
             return bytes(_repeated(f"GET {self.url}/{name}", lambda: self._fs.cat_file(path)))
 
     def open(self, name: str) -> Source:
-        """Open the file for reads of byte ranges; each read is a request."""
+        """Open the file; each read is a request."""
         check_name(name)
         return RequestSource(partial(self.size, name), partial(self._read_range, name))
 
     def _read_range(self, name: str, offset: int, buffer: memoryview) -> None:
-        """Fill `buffer` with the file's bytes from `offset` on, by one ranged read."""
         path, wanted = self._inside(name), len(buffer)
         if not wanted:
             self.size(name)
@@ -191,7 +189,7 @@ class FsspecStore(SupportsFolders):
             )
 
     def size(self, name: str) -> int:
-        """Return the file's size in bytes."""
+        """Return the size in bytes."""
         return int(self._info(name)["size"])
 
     def exists(self, name: str) -> bool:
@@ -214,7 +212,7 @@ class FsspecStore(SupportsFolders):
         ]
 
     def folders(self) -> tuple[str, ...]:
-        """Return the names of the direct subfolders."""
+        """Return the direct subfolders."""
         found = (self._name(info) for info in self._ls() if info["type"] == "directory")
         return tuple(sorted(name for name in found if name))
 
@@ -225,14 +223,14 @@ class FsspecStore(SupportsFolders):
             _repeated(f"DELETE {self.url}/{name}", lambda: self._fs.rm_file(path))
 
     def remove_folder(self) -> None:
-        """Remove the folder if it is empty and the file system has folders."""
+        """Remove an empty folder, if the file system has folders."""
         if self._kind == "objects" or self._ls():
             return
         with self._changing(), contextlib.suppress(OSError):
             self._fs.rmdir(self._path)
 
     def sync_folder(self) -> None:
-        """Do nothing: fsspec has no call that makes acknowledged writes more durable."""
+        """Do nothing: fsspec has no such call."""
 
     def _inside(self, name: str) -> str:
         return f"{self._path}/{check_name(name)}"
@@ -262,7 +260,7 @@ class FsspecStore(SupportsFolders):
         return str(info["name"]).rstrip("/").rpartition("/")[2]
 
     def _refresh(self, path: str) -> None:
-        """Drop the file system's listing cache: other ranks change the same folder."""
+        """Drop the listing cache: other ranks change the same folder."""
         self._fs.invalidate_cache(path)
 
     @contextlib.contextmanager
@@ -287,15 +285,7 @@ class FsspecStore(SupportsFolders):
 
 
 def _replace_file(fs: Any, temporary: str, path: str, content: bytes, place: str) -> None:
-    """Replace a file by renaming a temporary file; the replacement is complete on return.
-
-    Args:
-        fs: File system of the kind `files`, in which incomplete files are visible.
-        temporary: Path of the file that holds `content`.
-        path: Path of the file to replace.
-        content: Contents of the temporary file, which `path` must have after the rename.
-        place: URI of `path`, for error messages.
-    """
+    """Replace `path` by renaming a temporary file, which holds `content`; complete on return."""
     _repeated(f"rename {temporary}", lambda: _rename(fs, temporary, path), attempts=1)
     if is_local(fs):  # the kernel's answer can be trusted
         return
@@ -324,8 +314,6 @@ def _read(fs: Any, path: str) -> bytes | None:
 
 
 class _FsspecSink(UploadSink):
-    """Sink that uploads a new file through an fsspec file system."""
-
     def __init__(self, fs: Any, name: str, path: str, *, exclusive: bool, block_bytes: int) -> None:
         super().__init__(name, path)
         self._fs = fs
@@ -334,7 +322,6 @@ class _FsspecSink(UploadSink):
         self._file: Any = self._once("open", lambda: fs.open(path, mode, block_size=block_bytes))
 
     def send(self, view: memoryview) -> None:
-        """Write the bytes to the file, whose buffer copies them."""
         self._once("write", lambda: self._file.write(view))
 
     def complete(self) -> None:
@@ -349,10 +336,7 @@ class _FsspecSink(UploadSink):
             self.may_exist = True
 
     def _is_there(self) -> bool:
-        """Whether the existing file of that name holds exactly these bytes.
-
-        If so, the client's first attempt, whose response was lost, made the file, and the client's retry was refused.
-        """
+        """Return whether the file holds exactly these bytes, because an earlier attempt made it without an answer."""
         buffer = getattr(self._file, "buffer", None)
         held = buffer.getvalue() if isinstance(buffer, io.BytesIO) else None
         if held is None or len(held) != self.sent_bytes:  # parts of it were sent before: only the whole can be compared
@@ -363,10 +347,7 @@ class _FsspecSink(UploadSink):
             return False
 
     def give_up(self) -> None:
-        """Abort the upload, if the file system can.
-
-        Without this, the file object could complete the upload when it is garbage-collected.
-        """
+        """Abort the upload, if possible: garbage collection of the file object could complete it."""
         with contextlib.suppress(Exception):
             self._file.discard()
         with contextlib.suppress(Exception):
@@ -375,7 +356,6 @@ class _FsspecSink(UploadSink):
             self._file.close()
 
     def remove(self) -> None:
-        """Remove the file."""
         self._fs.rm_file(self.place)
 
     def _once(self, what: str, function: Any) -> Any:
@@ -391,13 +371,7 @@ _FTP = re.compile(r"(\d{14})(\.\d+)?")
 
 
 def modified_seconds(info: Mapping[str, Any], fs: Any, *, otherwise: float) -> float:
-    """Return a file's modification time in seconds since the epoch.
-
-    Args:
-        info: Result of `fs.info` for the file.
-        fs: The file system, whose method `modified` is called if `info` has no time.
-        otherwise: Result if the file system reports no time, in seconds since the epoch.
-    """
+    """Return a file's modification time in seconds since the epoch; `otherwise` if the file system reports none."""
     found = _time_of(info)
     if found is None:
         with contextlib.suppress(Exception):
@@ -432,13 +406,7 @@ _FINAL = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError
 
 
 def _repeated(what: str, function: Callable[[], T], *, attempts: int = _ATTEMPTS) -> T:
-    """Send a request, retry it after transient errors, and return its result.
-
-    Args:
-        what: Description of the request with its path, for error messages.
-        function: Function that makes the request; may be called several times.
-        attempts: Limit of the number of attempts; 1 for requests that must not be carried out twice.
-    """
+    """Retry a request after transient errors; `attempts` is 1 if it must not be carried out twice."""
     made = Attempts(what, attempts)
     while True:
         try:
