@@ -1,7 +1,4 @@
-"""Transforms of stored bytes (compression): writers get them as options, readers find them by the index.
-
-Each transform is imported on first use: plug-in discovery imports no codecs.
-"""
+"""Transforms of stored bytes (compression): writers get them as options, readers find them by the index."""
 
 from __future__ import annotations
 

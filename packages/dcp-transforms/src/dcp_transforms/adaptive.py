@@ -5,11 +5,10 @@ A place is the parent directory of checkpoints. Each rank measures its own saves
 1. The first save to a place in this process is plain. Meanwhile the writer threads encode a few blocks as samples, and
    measure how long they waited for a processor.
 2. Later saves are of the faster kind, in bytes per second before compression: the best of the last three plain saves
-   against the last compressed save. Before the first compressed save, its rate is estimated from the samples.
+   against the last compressed save, whose rate is first estimated from the samples.
 3. After eight compressed saves one is plain, because the storage may have become faster.
 
-Compression must win by 5 %. The samples may misrepresent a whole save: a wrong estimate costs one save. See
-docs/decisions/0029.
+Compression must win by 5 %. A wrong estimate costs one save. See docs/decisions/0029.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ _NOT_OVERLAPPED = 0.25
 
 @dataclass(slots=True)
 class _Place:
-    """Measurements of saves to one place, in bytes per second before compression."""
+    """Rates of saves to one place, in bytes per second before compression."""
 
     plain: deque[float] = field(default_factory=lambda: deque(maxlen=_PLAIN_RATES))
     compressed: float | None = None
@@ -93,7 +92,7 @@ class AdaptiveCompression(CompressionPolicy):
         super().__init__("auto")
 
     def write(self, backend: StoreBackend, requests: Sequence[Writable], *, prefix: str, save_id: str) -> StoredItems:
-        """Write items through a backend, compressed or not, and measure the time."""
+        """Write items, compressed or not, and measure the time."""
         nbytes = sum(request.cost_bytes for request in requests)
         if nbytes < _MIN_SAVE_BYTES:
             return backend.write(requests, prefix=prefix, save_id=save_id)
@@ -125,7 +124,7 @@ class AdaptiveCompression(CompressionPolicy):
 
 
 def _samples(policy: CompressionPolicy, requests: Sequence[Writable], nbytes: int) -> dict[int, _Sample]:
-    """Return samples of a save, evenly spaced in bytes, by the positions of their requests."""
+    """Return samples, evenly spaced in bytes, by the positions of their requests."""
     ends = list(itertools.accumulate(request.cost_bytes for request in requests))
     count = min(_SAMPLES, nbytes // _MIN_SAVE_BYTES)
     weights = Counter(bisect.bisect(ends, nbytes * (2 * n + 1) // (2 * count)) for n in range(count))

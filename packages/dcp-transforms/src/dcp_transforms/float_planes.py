@@ -2,7 +2,7 @@
 
 A model's exponents have few different values, its mantissas are noise. So each element is rotated left by one bit,
 which moves the exponent into the top byte, and its bytes are split into groups. A group is compressed if it becomes
-smaller. Decoding restores every bit pattern.
+smaller.
 
 An encoded block, all numbers little-endian: a byte of layout (bits 0-1: logarithm to base 2 of an element's bytes; bit
 2: elements were rotated; bit 3: groups as for integers; bit 4: each byte of an element is a group), the decoded
@@ -45,7 +45,7 @@ Words = npt.NDArray[np.unsignedinteger[Any]]
 
 
 class _Layout:
-    """Split of a block's elements into planes; one cached object per split."""
+    """Split of elements into planes; one cached object per split."""
 
     def __init__(self, item_bytes: int, *, rotated: bool, integers: bool, single_bytes: bool = False) -> None:
         widths = (1,) * item_bytes if single_bytes else _WIDTHS[item_bytes][:: -1 if integers else 1]
@@ -74,11 +74,7 @@ class _Layout:
         return _Layout(_INTEGER_BYTES.get(dtype, 1), rotated=False, integers=True)
 
     def for_words(self, words: Words) -> _Layout:
-        """Return this layout, or the layout of single bytes if a wider group would hide a constant bit.
-
-        Example: the sign of AdamW's second moments is worth compressing in a group of one byte, but not in one of two
-            bytes.
-        """
+        """Return this layout, or single bytes if a wider group would hide a constant bit (as in AdamW's second moments)."""
         if self.byte & _INTEGERS or not len(words):
             return self
         varying = int(np.bitwise_or.reduce(words)) ^ int(np.bitwise_and.reduce(words))
@@ -91,7 +87,7 @@ class _Layout:
         return self
 
     def group(self, words: Words, number: int, into: npt.NDArray[np.uint8]) -> None:
-        """Gather the bytes of group `number` of elements that are not rotated, into a buffer of its length."""
+        """Gather the bytes of group `number` of elements that are not rotated."""
         first, width = self.groups[number]
         part = into.view(_UNSIGNED[width])
         # Each step passes over as few bytes as it can, and shifts and narrows in one go: memory is the limit here.
@@ -134,9 +130,7 @@ class FloatPlanes(Versioned, BlockTransformExtension):
     def for_item(self, sample: memoryview, dtype: str) -> tuple[FloatPlanes, float]:
         """Return a copy with settings that suit a tensor, and the estimated ratio of encoded to original size.
 
-        Args:
-            sample: Bytes of some of the tensor's elements.
-            dtype: Name of the tensor's dtype without `torch.`.
+        `sample` has bytes of some elements, `dtype` is the dtype's name without `torch.`.
         """
         layout = _Layout.of(dtype)
         words: Words = np.frombuffer(sample, layout.word)
@@ -153,7 +147,7 @@ class FloatPlanes(Versioned, BlockTransformExtension):
         return chosen, left / len(sample)
 
     def encode_block(self, block: memoryview, dtype: str) -> memoryview:
-        """Split a block into groups of bytes, and compress the groups that become smaller."""
+        """Split a block into groups, and compress the groups that become smaller."""
         layout = self._layout or _Layout.of(dtype)
         words: Words = np.frombuffer(block, layout.word)
         raw = [len(words) * width for _, width in layout.groups]
@@ -211,7 +205,7 @@ class FloatPlanes(Versioned, BlockTransformExtension):
 
 
 class _Scratch(threading.local):
-    """Scratch memory of a thread: allocating it per block would cost as much as the work itself."""
+    """Memory of a thread: allocating it per block would cost as much as the work itself."""
 
     def __init__(self) -> None:
         self._memory: dict[str, npt.NDArray[np.uint8]] = {}

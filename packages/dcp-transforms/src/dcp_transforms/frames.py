@@ -42,7 +42,7 @@ class FrameCompressor:
 
     @classmethod
     def for_entropy(cls) -> FrameCompressor:
-        """Return a compressor for data without repetitions: almost only entropy coding."""
+        """Return a compressor for data without repetitions."""
         options: dict[int, int] = {
             zstd.CompressionParameter.strategy: zstd.Strategy.fast,
             zstd.CompressionParameter.min_match: 7,
@@ -69,9 +69,7 @@ class FrameCompressor:
 def decompress(frame: memoryview, size: int) -> bytes:
     """Decompress a frame whose content has `size` bytes.
 
-    Raises:
-        ValueError: The header has another content size; no memory was allocated for the content.
-        zstandard.ZstdError: The frame is damaged.
+    Raises ValueError, before any allocation, if the header has another size, or `zstandard.ZstdError`.
     """
     stated = zstandard.frame_content_size(frame)
     if stated != size:

@@ -23,7 +23,7 @@ class Versioned:
 
     @classmethod
     def from_descriptor(cls, version: str) -> Self:
-        """Return a decoder for a format version. Raises ValueError if it is unknown."""
+        """Return a decoder. Raises ValueError for an unknown version."""
         if version.partition(".")[0] != cls.version:
             raise ValueError(f"version {version!r}; version {cls.version} is known")
         return cls()
