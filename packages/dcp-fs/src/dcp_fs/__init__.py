@@ -1,7 +1,4 @@
-"""Checkpoints in local or mounted folders: `FileSystemWriter`, `FileSystemReader`.
-
-`dcp_core` plans and coordinates saves and loads, `dcp_io` reads and writes the bytes; this package connects them.
-"""
+"""Checkpoints in local or mounted folders: `FileSystemWriter`, `FileSystemReader`."""
 
 from __future__ import annotations
 

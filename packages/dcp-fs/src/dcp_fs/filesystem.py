@@ -1,6 +1,4 @@
-"""Stock's `FileSystem` interface (streams, rename, mkdir, …) on local paths, for code that uses this interface.
-
-This project's own writer and reader use `dcp_io.LocalStore` instead.
+"""Stock's `FileSystem` interface on local paths, for code that uses this interface.
 
 Source: torch 2.13 `torch.distributed.checkpoint.filesystem.{FileSystemBase,FileSystem}`.
 """
@@ -23,39 +21,39 @@ AnyPath = str | os.PathLike[str]
 
 
 class FileSystemBase(ABC):
-    """Base class of stock's file-system interface: operations on the paths of one file system."""
+    """Stock's file-system interface: operations on the paths of one file system."""
 
     @contextmanager
     @abstractmethod
     def create_stream(self, path: AnyPath, mode: str) -> Generator[io.IOBase, None, None]:
-        """Open a stream on the file at `path`, as a context manager that closes the stream."""
+        """Open a stream on a file, as a context manager that closes it."""
         raise NotImplementedError
         yield
 
     @abstractmethod
     def concat_path(self, path: AnyPath, suffix: str) -> AnyPath:
-        """Return the path of `suffix` below the folder `path`."""
+        """Return the path of `suffix` below `path`."""
 
     @abstractmethod
     def rename(self, path: AnyPath, new_path: AnyPath) -> None:
-        """Rename a file; an existing file at `new_path` is replaced."""
+        """Rename a file, and replace an existing one."""
 
     @abstractmethod
     def init_path(self, path: AnyPath) -> AnyPath:
-        """Return `path` in the type that this file system uses for paths."""
+        """Return `path` in this file system's type for paths."""
 
     @abstractmethod
     def mkdir(self, path: AnyPath) -> None:
-        """Make a folder and its missing parents; the folder may already exist."""
+        """Make a folder and its missing parents, if missing."""
 
     @classmethod
     @abstractmethod
     def validate_checkpoint_id(cls, checkpoint_id: AnyPath) -> bool:
-        """Whether a checkpoint id is a path in this kind of file system."""
+        """Return whether an id is a path in such a file system."""
 
     @abstractmethod
     def exists(self, path: AnyPath) -> bool:
-        """Whether a file or folder exists at the path."""
+        """Return whether a file or folder exists."""
 
     @abstractmethod
     def rm_file(self, path: AnyPath) -> None:
@@ -79,7 +77,7 @@ class FileSystem(FileSystemBase):
 
     @contextmanager
     def create_stream(self, path: AnyPath, mode: str) -> Generator[io.IOBase, None, None]:
-        """Open a file with the mode `rb` or `wb`, as a context manager that closes the stream."""
+        """See `FileSystemBase.create_stream`; with mode `rb` or `wb`."""
         with Path(path).open(mode) as stream:
             yield cast(io.IOBase, stream)
 
@@ -88,24 +86,24 @@ class FileSystem(FileSystemBase):
         return Path(path) / suffix
 
     def rename(self, path: AnyPath, new_path: AnyPath) -> None:
-        """Rename a file, and replace an existing file at `new_path`; atomic within one file system."""
+        """See `FileSystemBase.rename`; atomic within one file system."""
         os.replace(path, new_path)
 
     def init_path(self, path: AnyPath) -> AnyPath:
-        """Return the path as a `Path`."""
+        """Return a `Path`."""
         return Path(path)
 
     def mkdir(self, path: AnyPath) -> None:
-        """Make a folder and its missing parents."""
+        """See `FileSystemBase.mkdir`."""
         Path(path).mkdir(parents=True, exist_ok=True)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: AnyPath) -> bool:
-        """Whether a checkpoint id is the path of a local folder that can be written."""
+        """Return whether an id is a local folder that can be written."""
         return is_local_id(checkpoint_id)
 
     def exists(self, path: AnyPath) -> bool:
-        """Whether a file or folder exists at the path."""
+        """See `FileSystemBase.exists`."""
         return Path(path).exists()
 
     def rm_file(self, path: AnyPath) -> None:
@@ -113,12 +111,12 @@ class FileSystem(FileSystemBase):
         Path(path).unlink()
 
     def ls(self, path: AnyPath) -> list[str]:
-        """Return the sorted paths of the files and folders in a folder."""
+        """Return the sorted paths in a folder."""
         return [str(entry) for entry in sorted(Path(path).iterdir())]
 
 
 def is_local_id(checkpoint_id: str | os.PathLike[str]) -> bool:
-    """Whether a checkpoint id is a local folder that can be written: a path or URI below an existing writable folder.
+    """Return whether an id is a path or URI below an existing folder that can be written.
 
     Source: torch 2.13 `FileSystem.validate_checkpoint_id` (same result for paths, but False for URIs).
     """

@@ -1,4 +1,4 @@
-"""Registration of the storages for paths, `file://`, `local://` and `host://` URIs by a hook. No torch."""
+"""Hook of the storages for paths, `file://`, `local://` and `host://` URIs. No torch."""
 
 from dcp_base import StorageBackendSpec, hookimpl
 
@@ -7,7 +7,7 @@ __all__ = ["dcp_register_storage"]
 
 @hookimpl
 def dcp_register_storage() -> list[StorageBackendSpec]:
-    """Return the specifications of the storages in local and mounted folders, and in folders per host."""
+    """Return the storages in folders, and in folders per host."""
     guarantees = ("atomic publish", "durable", "verified reads", "ranged reads")
     folder, own = "dcp_fs:FileSystem", "dcp_fs.storage:Host"
     return [

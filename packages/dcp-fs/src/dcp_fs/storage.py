@@ -38,7 +38,7 @@ DEFAULT_INFLIGHT_BYTES = 64 << 20
 
 
 def default_thread_count() -> int:
-    """Return the default number of threads: the number of cores that this process may use, at most 8."""
+    """Return the number of cores that this process may use, at most 8."""
     return max(1, min(_MAX_DEFAULT_THREADS, len(os.sched_getaffinity(0))))
 
 
@@ -51,7 +51,6 @@ class _LocalFolder(FileAttributes):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether a checkpoint id is the path or URI of a local folder."""
         return is_local_id(checkpoint_id)
 
 
@@ -78,8 +77,8 @@ class FileSystemWriter(_LocalFolder, ByteStorageWriter, BlockingAsyncStager):
         layout: `torch` (readable by stock) or `raw` (smaller and faster to write, not readable by stock).
         interop: Whether to write an index that `torch.distributed.checkpoint` can load, if the layout allows it.
         max_inflight_bytes: Limit of the memory for buffers of all threads together. Tensors on an accelerator, and
-            views that are not contiguous, are copied through these buffers while they are written. None for 64 MiB, or
-            more if `per_thread_copy_ahead` requires more.
+            views that are not contiguous, are copied through these buffers. None for 64 MiB, or more if
+            `per_thread_copy_ahead` requires more.
         stale_after_seconds: A save of another host counts as dead, and its leftovers are removed, when it has not
             renewed its marker for this long.
 
@@ -219,15 +218,13 @@ class _FolderOfHost(_LocalFolder):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether a checkpoint id is a folder per host."""
         return scheme_of(checkpoint_id) == "host"
 
 
 class HostWriter(HostCommit, _FolderOfHost, FileSystemWriter):
     """Storage writer for checkpoint ids `host:///path`: each host's ranks write into the folder that their host has.
 
-    Arguments: those of `FileSystemWriter`. Guarantees: those of `FileSystemWriter`, over all hosts; see
-    `dcp_core.toolkit.HostCommit`.
+    Arguments and guarantees are those of `FileSystemWriter`, over all hosts; see `dcp_core.toolkit.HostCommit`.
     """
 
     def _open(self, checkpoint_id: str | os.PathLike[str]) -> StoreBackend:
