@@ -54,10 +54,7 @@ def save_state(
 def load_state(accelerator: Any, checkpoint_id: str | os.PathLike[str], **values: Any) -> dict[str, Any]:
     """Load a checkpoint of `save_state` into the prepared and registered objects, on any number of processes.
 
-    Pass the same `values`, of the same types; they are returned by name.
-
-    Raises:
-        CheckpointException, LoadMismatchError, …: See `dcp_core.load`.
+    Pass the same `values`, of the same types; they are returned by name. Errors are those of `dcp_core.load`.
 
     Ranks: every rank; collective.
     Source: accelerate 1.15 `Accelerator.load_state`.
@@ -86,8 +83,6 @@ def _state(accelerator: Any, values: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass
 class _Loaders:
-    """Positions of an accelerator's data loaders."""
-
     _loaders: Sequence[Any]
 
     def state_dict(self) -> dict[str, Any]:
