@@ -60,11 +60,8 @@ def load_shards(
 ) -> None:
     """Load modules and optimizers (`parts`, by their names in the checkpoint) in place.
 
-    If `strict`, parameters, buffers and parameter states must match on both sides.
-
-    Raises:
-        LoadMismatchError: The checkpoint does not fit; nothing was changed. With several ranks, a CheckpointException
-            with the same text.
+    If `strict`, parameters, buffers and parameter states must match on both sides; else LoadMismatchError (with several
+    ranks, in a CheckpointException) is raised, and nothing was changed.
 
     Ranks: every rank of the job; collective.
     """
@@ -87,7 +84,7 @@ class _ShardPlanner(DefaultLoadPlanner):
 
     of_parts: tuple[str, ...] = ()
     of_settings: tuple[str, ...] = ()
-    """Name prefixes of optimizer settings, which may be unused: schedulers and torch add some."""
+    """Name prefixes of optimizer settings, which may be unused."""
 
     def create_local_plan(self) -> LoadPlan:
         plan = super().create_local_plan()
