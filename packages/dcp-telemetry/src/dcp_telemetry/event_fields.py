@@ -15,11 +15,11 @@ BUCKETS_SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 120.0, 300.
 
 
 def error_type(event: CheckpointEvent) -> str:
-    """Return an error's class name, or OpenTelemetry's `_OTHER` if the text has none."""
+    """Return an error's class name, or OpenTelemetry's `_OTHER`."""
     found = re.match(r"[A-Za-z_][\w.]*(?=:)", event.error or "")
     return found[0] if found else "_OTHER"
 
 
 def is_waiting(event: CheckpointEvent) -> bool:
-    """Return whether an event reports bytes that wait for promotion to a tier."""
+    """Return whether an event reports bytes that wait for promotion."""
     return (event.operation, event.phase) == ("promote", "waiting")

@@ -1,7 +1,4 @@
-"""OpenTelemetry exporter of spans and metrics.
-
-It uses only OpenTelemetry's API package; the application configures the SDK.
-"""
+"""OpenTelemetry exporter of spans and metrics, on OpenTelemetry's API package; the application configures the SDK."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ _SCOPE = "dcp_telemetry"
 
 
 class OpenTelemetryExporter:
-    """Exporter of metrics, and of a span per save, load and phase. Thread-safe."""
+    """See `enable_opentelemetry`. Thread-safe."""
 
     def __init__(
         self, tracer_provider: trace.TracerProvider | None, meter_provider: metrics.MeterProvider | None
@@ -43,7 +40,7 @@ class OpenTelemetryExporter:
         self._running: dict[str, dict[str, Span]] = {}
 
     def observe(self, event: CheckpointEvent) -> None:
-        """Start or end the phase's span; at its end, record metrics."""
+        """See `Exporter.observe`."""
         if is_waiting(event):
             self._waiting.set(event.bytes or 0, {"dcp.tier": event.checkpoint_id or ""})
             return
@@ -60,7 +57,7 @@ class OpenTelemetryExporter:
         self._measure(event)
 
     def close(self) -> None:
-        """End all open spans."""
+        """See `Exporter.close`."""
         for operation in [*self._running]:
             for span in reversed([*self._running.pop(operation, {}).values()]):
                 span.end()

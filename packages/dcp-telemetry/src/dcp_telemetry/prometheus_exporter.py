@@ -18,12 +18,9 @@ _STEP = re.compile(r"step\D?(\d+)|(\d+)\D*$")
 
 
 class PrometheusExporter:
-    """Keeps metrics in a Prometheus registry. Thread-safe.
+    """Keeps metrics in a Prometheus registry. Thread-safe. Raises ValueError as `enable_prometheus`.
 
     The label `tier` is a path or URI. No label has a checkpoint id or error text, which would create unlimited series.
-
-    Raises:
-        ValueError: The registry has other metrics with the same names.
     """
 
     def __init__(self, registry: CollectorRegistry | None) -> None:
@@ -63,7 +60,7 @@ class PrometheusExporter:
             yield from metric.collect()
 
     def observe(self, event: CheckpointEvent) -> None:
-        """Update the metrics with one event."""
+        """See `Exporter.observe`."""
         if is_waiting(event):
             self._waiting.labels(event.checkpoint_id).set(event.bytes or 0)
             return
@@ -86,7 +83,7 @@ class PrometheusExporter:
             self._succeeded(event)
 
     def close(self) -> None:
-        """Remove the metrics from the registry."""
+        """See `Exporter.close`."""
         self._registry.unregister(self)
 
     def _succeeded(self, event: CheckpointEvent) -> None:
