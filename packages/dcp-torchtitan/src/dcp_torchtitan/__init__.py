@@ -1,7 +1,4 @@
-"""torchtitan's checkpointer over this library, with the same options and directories `step-N`, in both directions.
-
-This package determines, as torchtitan does, which state is saved and when.
-"""
+"""torchtitan's checkpointer over this library, with the same options and directories `step-N`, in both directions."""
 
 from dcp_torchtitan.checkpoint_manager import DcpCheckpointManager
 

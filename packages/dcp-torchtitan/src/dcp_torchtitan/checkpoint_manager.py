@@ -125,7 +125,7 @@ class DcpCheckpointManager(BaseCheckpointManager):
         return loaded
 
     def _choose_step(self, asked: int) -> int | None:
-        """Return the step to load, equal on all ranks; -1 selects the highest, if any."""
+        """Return the step to load, equal on all ranks; -1 selects the highest."""
 
         def choose() -> int | None:
             found = self._manager.checkpoints()
@@ -142,7 +142,7 @@ class DcpCheckpointManager(BaseCheckpointManager):
             return ranks.broadcast("choose a checkpoint", choose)
 
     def _load_initial(self) -> bool:
-        """Load the configured initial state, if any; return whether there is one."""
+        """Return whether there is an initial state, after loading it."""
         config, path = self.config, self.config.initial_load_path
         if config.initial_load_in_hf:
             path = path or getattr(self.sd_adapter, "hf_assets_path", None)
@@ -201,7 +201,7 @@ class DcpCheckpointManager(BaseCheckpointManager):
         return state | {name: state[name].to(dtype) for name in floating}
 
     def _whole_state(self, states: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the state dict to store: model values at the top level, other states by name."""
+        """Return model values at the top level, other states by name."""
         return {name: value for name, value in states.items() if name != MODEL} | self._model_state()
 
     def _state_to_load(self) -> dict[str, Any]:
@@ -245,10 +245,9 @@ class _BackgroundSaver:
         self._saver = resources.enter_context(AsyncSaver("process" if mode == _PINNED else "thread"))
         self._copy: Future[Any] | None = None
         self.last: Future[Any] | None = None
-        """Future of the last save, done when its checkpoint exists."""
+        """Done when its checkpoint exists."""
 
     def save(self, state_dict: dict[str, Any], **arguments: Any) -> Any:
-        """Begin a save; see `AsyncSaver.save`."""
         answer: Any = self._saver.save(state_dict, async_stager=self._stager, **arguments)
         self._copy = getattr(answer, "staging_completion", None)
         self.last = future_of(answer)
@@ -270,9 +269,6 @@ def load_model(adapter: Any, model_state: dict[str, Any], path: str, *, quantize
 
     `quantized` dequantizes tensors stored in blocks with scales.
 
-    Raises:
-        CheckpointException, LoadMismatchError, …: See `dcp_core.load`.
-
     Ranks: every rank; collective.
     """
     tensors = adapter.to_hf(model_state)
@@ -285,9 +281,6 @@ def export_model(adapter: Any, model_state: dict[str, Any], folder: str) -> None
     """Export a model's state as safetensors, into the files that the model's index names, or one.
 
     Ranks write parts into the directory `sharded`, and then join them.
-
-    Raises:
-        CheckpointException, OSError, …: See `dcp_core.save`.
 
     Ranks: every rank; collective.
     """
