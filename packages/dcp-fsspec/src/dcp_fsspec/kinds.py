@@ -15,7 +15,7 @@ __all__ = [
 ]
 
 Kind = Literal["objects", "process", "files"]
-"""`objects`: one PUT creates or replaces an object; folders are prefixes of names. `process`: the same in memory of this
+"""`objects`: one PUT creates or replaces an object; folders are prefixes of names. `process`: the same in this
 process. `files`: incomplete files are visible, so new contents are written to a temporary file, which is renamed.
 """
 

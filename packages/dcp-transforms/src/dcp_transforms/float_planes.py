@@ -74,7 +74,7 @@ class _Layout:
         return _Layout(_INTEGER_BYTES.get(dtype, 1), rotated=False, integers=True)
 
     def for_words(self, words: Words) -> _Layout:
-        """Return this layout, or single bytes if a wider group would hide a constant bit (as in AdamW's second moments)."""
+        """Return this layout, or single bytes if a wider group would hide a constant bit (AdamW's second moments)."""
         if self.byte & _INTEGERS or not len(words):
             return self
         varying = int(np.bitwise_or.reduce(words)) ^ int(np.bitwise_and.reduce(words))
