@@ -271,11 +271,19 @@ def load_tensor(
     return tensor.detach()
 
 
+def _refuse_global(path: str) -> Any:
+    raise ForbiddenGlobalError(path)
+
+
+# The allow-list is built at the first global, which numbers, strings and containers do not have.
+_DEFAULT = PickleTable(_refuse_global, complete=lambda: allowed_globals().table)
+
+
 def _load(data: bytes | memoryview, allow_globals: Sequence[Any], *, trust_objects: bool) -> Any:
     if trust_objects:
         return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
     try:
-        return read_archive(data, allowed_globals(allow_globals).table)
+        return read_archive(data, allowed_globals(allow_globals).table if allow_globals else _DEFAULT)
     except ForbiddenGlobalError as error:
         if not register_library(error.path):
             raise

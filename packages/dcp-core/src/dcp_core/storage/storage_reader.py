@@ -18,14 +18,14 @@ from dcp_core.arguments import adopted
 from dcp_core.encoding.compression import ExtensionRegistry
 from dcp_core.errors import CorruptCheckpointError, DcpError
 from dcp_core.records.foreign_records import as_index
-from dcp_core.records.lazy import LazyDict
+from dcp_core.records.lazy import LazyDict, LazyList
 from dcp_core.records.metadata import Metadata, TensorStorageMetadata, note_checkpoint_id, stored_item
 from dcp_core.records.protocols import CheckpointId, LoadItemType, LoadPlan, LoadPlanner, ReadItem, StorageReader
 from dcp_core.shards.shards import box_view
 from dcp_core.storage.byte_storage import ByteStorage, collector_paused
 from dcp_core.storage.item_decoder import ItemDecoder, PartialItem
 from dcp_core.tables.metadata_columns import StorageRecords, metadata_from_index
-from dcp_core.tables.value_table import read_columns_of
+from dcp_core.tables.value_table import ReadColumns
 from dcp_core.tensors.kinds import copy_quantized, copy_wrapper, is_wrapper
 from dcp_core.tensors.tensor_memory import BoxCopy, DeviceCopies, copy_elements, tensor_bytes
 from dcp_io.engine import StoreBackend
@@ -407,12 +407,12 @@ def split_whole_reads(
     plan: LoadPlan, planner: LoadPlanner, metadata: Metadata
 ) -> tuple[list[ReadRequest], list[ReadItem]]:
     """Return requests for tensors to read whole into their `direct_memory`, and the other items."""
-    columns = read_columns_of(plan.items)
+    columns = plan.items.source if isinstance(plan.items, LazyList) else None
     places = metadata.storage_data
     untouched = isinstance(places, LazyDict) and isinstance(places.source, StorageRecords) and not places.touched
     # Looked up on the class, so that a planner that forwards missing attributes to another is not bypassed.
     targets = type(planner).plain_targets(planner)
-    if columns is None or not untouched or targets is None:
+    if not isinstance(columns, ReadColumns) or not untouched or targets is None:
         return [], plan.items
     records, stored = columns.records, columns.records.index.chunk_items
     if stored is None:

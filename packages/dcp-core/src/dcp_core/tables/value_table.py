@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
 import torch
 
 from dcp_core.objects.object_bytes import SCALARS, check_class
-from dcp_core.records.lazy import LazyList
 from dcp_core.records.metadata import MetadataIndex
 from dcp_core.records.protocols import LoadItemType, ReadItem, WriteItem
 from dcp_core.shards.shards import LocalTensor, hook_items, is_ordinary, local_tensor, written_tensor
@@ -27,7 +26,6 @@ __all__ = [
     "find_ties",
     "is_plain",
     "local_values",
-    "read_columns_of",
 ]
 
 
@@ -192,9 +190,3 @@ class WholeTensors:
             and value.dtype == self._dtypes[self._dtype_rows[row]]
             and has_memory(value)
         )
-
-
-def read_columns_of(items: Sequence[ReadItem]) -> ReadColumns | None:
-    """Return a plan's columns; None if the records exist already."""
-    source = items.source if isinstance(items, LazyList) else None
-    return source if isinstance(source, ReadColumns) else None

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from operator import itemgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -190,15 +191,15 @@ def plan_reads(
     small: list[Wanted] = []
     placed: list[tuple[int, Step | SharedRead]] = []
     for (base, _, _), members in items.items():
-        if max(one.stop for one in members) - min(one.start for one in members) < STREAM_MIN_BYTES:
+        if max([one.stop for one in members]) - min([one.start for one in members]) < STREAM_MIN_BYTES:
             small += members
         else:
-            placed += ((base + step.start, step) for step in _item_steps(members, rehearse, step_bytes))
+            placed += [(base + step.start, step) for step in _item_steps(members, rehearse, step_bytes)]
     ranges = [(one.base + one.start, one.base + one.stop) for one in small]
     limit = min(SHARED_LIMIT_BYTES, step_bytes)
     for (start, stop), positions in merge_ranges(ranges, gap_bytes=gap_bytes, limit_bytes=limit):
         placed.append((start, SharedRead(start, stop, tuple(small[position] for position in positions))))
-    placed.sort(key=lambda pair: pair[0])
+    placed.sort(key=itemgetter(0))
     return [read for _, read in placed]
 
 

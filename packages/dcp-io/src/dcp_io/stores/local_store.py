@@ -552,13 +552,13 @@ def is_network_folder(path: str) -> bool:
     for line in lines:
         before, _, after = line.partition(" - ")
         fields, kind = before.split(" "), after.partition(" ")[0]
-        if len(fields) > 4 and _contains(mount := _unescaped(fields[4]), real) and len(mount) >= longest:
+        if len(fields) < 5:
+            continue
+        mount = _unescaped(fields[4])
+        is_above = mount in ("/", real) or real.startswith(f"{mount}/")
+        if is_above and len(mount) >= longest:
             found, longest = kind, len(mount)  # of two mounts on one folder, the later one hides the other
     return found.removeprefix("fuse.").lower() in _NETWORK.split()
-
-
-def _contains(mount: str, path: str) -> bool:
-    return mount == "/" or path == mount or path.startswith(mount + "/")
 
 
 def _unescaped(text: str) -> str:

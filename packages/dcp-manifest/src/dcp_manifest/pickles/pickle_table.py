@@ -222,6 +222,8 @@ class PickleTable:
     """Types that may get items by `update`."""
     drafts: frozenset[type] = frozenset()
     """Immutable types, with instances that a state replaces."""
+    complete: Callable[[], PickleTable] | None = None
+    """Function that returns the table to use from the first global on; None to keep this one."""
 
 
 def described(value: object) -> str:

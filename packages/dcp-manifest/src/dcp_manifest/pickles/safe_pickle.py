@@ -198,6 +198,8 @@ class _Machine(ScalarReader):
 
     def find(self, module: str, name: str) -> None:
         self.budget.spend(len(module) + len(name))
+        if self.table.complete is not None:
+            self.table = self.table.complete()
         self.stack.append(self.table.find(python3_name(module, name) if self.proto < 3 else f"{module}.{name}"))
 
     def do_reduce(self) -> None:
