@@ -304,7 +304,6 @@ class AsyncSaver:
             self.close()
 
     def _enter(self, place: CheckpointId | None, *, wait: bool) -> None:
-        """Acquire the start lock, after all earlier saves if `wait`."""
         while True:
             if wait:
                 self._queue.wait_turn()
@@ -376,7 +375,6 @@ def _naming_the_end() -> Iterator[None]:
 
 
 def _warn_dropped(name: str, owner: int) -> None:
-    """Warn that a saver was garbage-collected without `close`; not in a forked child."""
     if os.getpid() == owner:
         warnings.warn(
             f"a {name} saver was dropped without close(): its resources are released once its saves have ended, but "
@@ -487,7 +485,6 @@ def _at_exit() -> None:
 
 
 def _forget_in_child() -> None:
-    """Drop the shared savers, whose threads a forked child lacks."""
     global _lock  # noqa: PLW0603 - there is one for the process
     _lock = threading.Lock()
     for saver in _savers.values():

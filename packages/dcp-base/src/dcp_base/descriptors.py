@@ -90,7 +90,6 @@ def read_fully(fd: int, buffers: Sequence[memoryview], offset: int) -> int:
 
 
 def _batches(buffers: Sequence[Buffer]) -> Iterator[list[Buffer]]:
-    """Split the buffers into one batch for each system call."""
     batch: list[Buffer] = []
     room = CALL_LIMIT_BYTES
     for buffer in buffers:

@@ -232,7 +232,6 @@ class PluginRegistry:
             return info
 
     def _asked(self, plugin: object) -> dict[str, _Pairs]:
-        """Call a plug-in's hooks; return table → (name, entry) pairs."""
         callers = {caller.name: caller for caller in self._manager.get_hookcallers(plugin) or ()}
         found: dict[str, _Pairs] = {}
         for table, kind in TABLES.items():

@@ -325,7 +325,6 @@ class _FsspecSink(UploadSink):
         self._once("write", lambda: self._file.write(view))
 
     def complete(self) -> None:
-        """Close the file, which uploads the last bytes and makes the file visible."""
         try:
             self._once("close", self._file.close)
         except BaseException as error:

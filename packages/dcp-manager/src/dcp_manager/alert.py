@@ -137,7 +137,6 @@ class _Round:
             self._wire.delete(["raised", "answers", "target", "left"])
 
     def _wait_for_reason(self) -> bool:
-        """Return True when a rank has a reason, False when this rank leaves."""
         pause = max(_LEAST_LOOK_SECONDS, self._them.world_size / _LOOKS_PER_SECOND)
         while True:
             with self._changed:
@@ -167,7 +166,6 @@ class _Round:
             self._wire.delete(answers)
 
     def _read_target(self) -> int | None:
-        """Wait for the target; None if this rank leaves."""
         start = time.monotonic()
 
         def is_over() -> bool:

@@ -67,7 +67,6 @@ class _Save:
     settled: threading.Event
 
     def failures(self, rank: int) -> _Failures | None:
-        """Return an ended save's failures by rank; None if it was skipped."""
         error = None if self.future.cancelled() else self.future.exception()
         if self.future.cancelled() or isinstance(error, SaveSkippedError):
             return None

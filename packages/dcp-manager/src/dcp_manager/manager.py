@@ -448,7 +448,6 @@ def _load_from(
     planner: LoadPlanner | None,
     cooperative: bool | None,
 ) -> LoadReport:
-    """Load a step. Collective."""
     return load(
         state,
         **places.to_read(where.reading_id(catalogue, step)),
@@ -460,8 +459,6 @@ def _load_from(
 
 
 class _TimeLimits:
-    """Limits in seconds of a manager's waits, before and after a signal that ends the training."""
-
     def __init__(
         self, watch: SignalWatch, preemption_seconds: float | None, close_seconds: float, timeout_seconds: float
     ) -> None:
@@ -475,7 +472,6 @@ class _TimeLimits:
         return self._preemption_seconds is not None
 
     def waiting(self, seconds: float | None = None) -> tuple[float, str]:
-        """Return how long to wait for background saves, and the option that limits it."""
         left = self._watch.seconds_left(self._preemption_seconds)
         limit, setting = (self._close_seconds, "close_seconds") if left is None else (left, "preemption_seconds")
         return (limit if seconds is None else seconds), setting

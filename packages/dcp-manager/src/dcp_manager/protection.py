@@ -141,7 +141,6 @@ class Protection:
                 _log.warning("step %d is not protected: the copy was given up after %.1f s", copy.step, seconds)
 
     def _run(self, copy: _Copy) -> None:
-        """Copy a save after its end and earlier copies, with the other ranks."""
         start = time.monotonic()
         try:
             with copy.coordinator as them:

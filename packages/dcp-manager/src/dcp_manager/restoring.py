@@ -254,7 +254,6 @@ def _report_unfinished(unfinished: Sequence[Unfinished], copy: _Copy | None) -> 
 def _choose(
     catalogues: Sequence[Catalogue], without: Collection[_Copy], hosts: Sequence[_Own]
 ) -> tuple[_Copy | None, dict[_Copy, str]]:
-    """Choose the copy of the highest step that looks undamaged, in the nearest place. Coordinator only."""
     problems: dict[_Copy, str] = {}
     for record, number in _copies(catalogues, hosts):
         copy = record.step, number
@@ -277,7 +276,6 @@ def _choose(
 
 
 def _copies(catalogues: Sequence[Catalogue], hosts: Sequence[_Own]) -> list[tuple[CheckpointRecord, int]]:
-    """Return all copies, the highest step and the nearest place first."""
     numbers = {catalogue.store.url: number for number, catalogue in enumerate(catalogues)}
     stores = [catalogue.store for catalogue in catalogues]
 
@@ -290,7 +288,6 @@ def _copies(catalogues: Sequence[Catalogue], hosts: Sequence[_Own]) -> list[tupl
 
 
 def _over_hosts(hosts: Sequence[_Own]) -> list[CheckpointRecord]:
-    """Return one record for each step, if possible an undamaged one."""
     records = [record for found in hosts if found is not None and not isinstance(found, OSError) for record in found]
     failed = next((found for found in hosts if isinstance(found, OSError)), None)
     if failed is not None:
@@ -304,8 +301,6 @@ def _over_hosts(hosts: Sequence[_Own]) -> list[CheckpointRecord]:
 
 
 def _nearest(catalogues: Sequence[Catalogue], step: int, without: Collection[int]) -> int | None:
-    """Return the nearest place with an undamaged copy that answers in time."""
-
     def look(catalogue: Catalogue) -> bool:
         if not catalogue.is_good(step):
             return False
@@ -322,7 +317,6 @@ def _nearest(catalogues: Sequence[Catalogue], step: int, without: Collection[int
 
 
 def _judge(catalogue: Catalogue, step: int, damage: Damage) -> tuple[_Verdict, str]:
-    """Classify a checkpoint that failed to load; quarantine a damaged one."""
     reason = damage.reason
     if _per_host(catalogue):  # another job, on other hosts, may have the missing parts
         _log.warning("step %d is passed over: %s", step, reason)
@@ -338,7 +332,6 @@ def _judge(catalogue: Catalogue, step: int, damage: Damage) -> tuple[_Verdict, s
 
 
 def _put_aside(catalogue: Catalogue, step: int, reason: str) -> bool:
-    """Quarantine a checkpoint; return False if it is gone."""
     if not catalogue.has_checkpoint(step):
         return False
     _log.warning("step %d is damaged and put aside: %s", step, reason)
@@ -349,7 +342,6 @@ def _put_aside(catalogue: Catalogue, step: int, reason: str) -> bool:
 
 @contextlib.contextmanager
 def _held(catalogue: Catalogue, ranks: Ranks, step: int) -> Iterator[None]:
-    """Hold a reader's lease while all ranks read."""
     held: list[AbstractContextManager[None]] = []
     if _per_host(catalogue):  # parts on a host are removed only after a save of this run
         yield

@@ -222,8 +222,6 @@ def _make_room(root: PromotingRoot, step: int, seconds: float, *, hurry: bool) -
 
 
 class _HighestStep:
-    """Highest step in a place that may be slow, asked in a thread."""
-
     def __init__(self, catalogue: Catalogue) -> None:
         self.catalogue = catalogue
         self._call = self._ask()

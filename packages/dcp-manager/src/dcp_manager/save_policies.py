@@ -292,8 +292,6 @@ _Previous = Callable[[int, FrameType | None], Any] | int | bytes
 
 
 class _Handler:
-    """Handler of one signal for all watches."""
-
     def __init__(self, number: int) -> None:
         self.number = number
         self.previous = _present(number)
@@ -337,7 +335,6 @@ def _handler_of(number: int) -> _Handler:
 
 
 def _restore(number: int) -> None:
-    """Restore a signal's earlier handler if ours has no watch."""
     handler = _installed(number)
     is_idle = handler is not None and not handler.watches
     if is_idle and threading.current_thread() is threading.main_thread():  # else it passes signals on until then

@@ -258,7 +258,6 @@ class Upkeep:
                 _log.warning("step %d: looking after the other checkpoints failed", step, exc_info=True)
 
     def _running(self, step: int) -> set[int]:
-        """Return the steps of current saves and copies, except the step just saved."""
         copied = frozenset[int]() if self._protection is None else self._protection.steps
         others = {other for other in self._background.steps if other != step}
         return self._preparing | self._doubtful | copied | others
@@ -275,7 +274,6 @@ class Upkeep:
             self._retain(self._published)
 
     def _retain(self, copied: int) -> None:
-        """Apply retention after a copy, as `_settle` does."""
         if not self._where.keeps(self._ranks):
             return
         with self._lock:
@@ -286,7 +284,6 @@ class Upkeep:
 
 
 def _number(name: str, value: Any) -> float:
-    """Return a float from a number, or a tensor, array or numpy scalar without dimensions."""
     shape = getattr(value, "shape", None)
     if hasattr(value, "full_tensor"):  # its item() may be a collective, and this is one rank
         what = "a DTensor, of which each rank may hold a part: pass value.full_tensor().item()"

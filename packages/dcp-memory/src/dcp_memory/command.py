@@ -124,7 +124,6 @@ def _print_all(found: Sequence[KeeperStatus], *, as_json: bool) -> None:
 
 
 def _record(status: KeeperStatus) -> dict[str, object]:
-    """Return a status for JSON, which lacks infinity."""
     record = dataclasses.asdict(status)
     return record if math.isfinite(status.idle_seconds) else {**record, "idle_seconds": None}
 

@@ -233,12 +233,10 @@ def explained(error: BaseException) -> str:
 
 
 def _is_permanent(error: BaseException) -> bool:
-    """Return whether retrying is useless."""
     return isinstance(error, _PERMANENT) or _CLIENT_STATUS.search(_redacted(error)) is not None
 
 
 def _remedy(error: BaseException) -> str:
-    """Return the remedy as a clause."""
     refused = isinstance(error, (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError))
     if refused or _REFUSED_STATUS.search(_redacted(error)) is not None:
         return "check the credentials and what they may do with this container"

@@ -276,6 +276,5 @@ def _entry(meta: Mapping[str, Any], folder: str) -> Entry:
 
 
 def _version(meta: Mapping[str, Any]) -> Any:
-    """Return the PUT condition that an object is unchanged, if the service has versions or ETags."""
     found = {name: meta[name] for name in ("e_tag", "version") if meta.get(name) is not None}
     return found or "overwrite"

@@ -138,7 +138,6 @@ def _withdraw(
     timeout_seconds: float,
     error: Exception,
 ) -> None:
-    """Make the new operation fail on other ranks, if torch's own connection answers."""
     store = shared_store(group, timeout_seconds)
     if store is None:
         return

@@ -237,7 +237,6 @@ def _has_usable_store(group: dist.ProcessGroup) -> bool:
 
 
 def _views(group: dist.ProcessGroup, timeout_seconds: float) -> tuple[TimedStore, Callable[[], KeyValueStore]]:
-    """Return torch's own connection, and a function that opens others with the same keys."""
     given = cast("KeyValueStore", store_of(group))
     if hasattr(given, "clone"):
         return TimedStore(given, timeout_seconds), given.clone
@@ -303,7 +302,6 @@ class StartAgreement:
         return self._id
 
     def _lead(self, wire: StoreWire) -> bool:
-        """Offer an id; return whether all have taken it."""
         keys = [f"hello/{rank}" for rank in range(self._world_size)]
         if not wire.has(*keys):
             return False
@@ -317,7 +315,6 @@ class StartAgreement:
         return True
 
     def _follow(self, wire: StoreWire) -> bool:
-        """Take an offer that includes this rank; return whether all have taken it."""
         if not wire.has("offer"):
             return False
         offered, drawn = json.loads(wire.get("offer")[0])
@@ -332,7 +329,6 @@ class StartAgreement:
         return wire.get(f"taken/{rank}")[0].decode() if wire.has(f"taken/{rank}") else ""
 
     def _missing(self, wire: StoreWire) -> list[int]:
-        """Return the ranks that this rank waits for."""
         everybody = range(self._world_size)
         if self._rank == 0 and self._id:
             return [rank for rank in everybody if rank and self._taken(wire, rank) != self._id]

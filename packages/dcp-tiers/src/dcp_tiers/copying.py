@@ -226,7 +226,6 @@ def encode_journal(save_id: str, files: Mapping[str, int], source: Store, whole:
 
 
 def _remove_own_marker(target: Store, save_id: str) -> None:
-    """Remove the marker of this process's failed attempt."""
     name = f"{SAVE_MARKER_PREFIX}{save_id}"
     if (target.url, save_id) in _running:
         return
@@ -236,7 +235,6 @@ def _remove_own_marker(target: Store, save_id: str) -> None:
 
 
 def _remove_temporaries(target: Store, entries: list[Entry], save_id: str) -> None:
-    """Remove temporaries of a killed promoter."""
     for entry in entries:
         becomes = temporary_of(entry.name)
         if becomes is not None and becomes[1] == save_id:
@@ -293,7 +291,6 @@ def copy_part(
 def _files_to_bring(
     source: HostStore, target: Store, index: CheckpointIndex, host: str, stale_after_seconds: float
 ) -> tuple[str, ...]:
-    """Return this host's files, without replicas that other hosts will copy."""
     entries = source.list()
     sizes = {entry.name: entry.bytes for entry in entries}
     copies = CopyNote.read(source, entries).copies
@@ -352,7 +349,6 @@ def _send_part(
 
 
 def _all_brought(target: Store, part: _Part) -> bool:
-    """Return whether journals list all files, in full length."""
     brought: set[str] = set()
     for entry in target.list():
         if entry.name.startswith(_JOURNALS):

@@ -43,8 +43,6 @@ _NICE = 10
 
 
 class _Worker(threading.Thread):
-    """Promote to one tier each time the thread is woken."""
-
     def __init__(self, promotion: Promotion) -> None:
         super().__init__(name=f"dcp-tiers {promotion.url}", daemon=True)
         self.promotion = promotion
@@ -57,7 +55,6 @@ class _Worker(threading.Thread):
         self._woken.set()
 
     def end(self, seconds: float) -> None:
-        """End when nothing is pending, or after `seconds` without progress."""
         self._ended, self._patience_seconds = time.monotonic(), seconds
         self._woken.set()
 
@@ -207,7 +204,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _follow(tiers: Tiers, trainer: Trainer, seconds: float) -> dict[str, list[int]]:
-    """Promote until the trainer has ended and all have arrived; return missing steps."""
     with PromoterLock(tiers.places[0], tiers.host_id) as lock:
         if not stand_by(tiers, lock, trainer, seconds):
             return {}

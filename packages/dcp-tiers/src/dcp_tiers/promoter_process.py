@@ -98,7 +98,6 @@ class PromoterProcess:
             threading.Thread(target=process.wait, daemon=True).start()
 
     def _running(self) -> subprocess.Popen[bytes] | None:
-        """Return the running process; None in a forked child."""
         process = self._process
         if process is None or self._owner != os.getpid() or process.poll() is not None:
             return None
@@ -142,7 +141,6 @@ def _emit(lines: Iterable[bytes]) -> None:
 
 
 def _relay(lines: Iterable[bytes]) -> None:
-    """Log a promoter's lines with their levels, or as warnings."""
     for line in lines:
         whole = line.decode(errors="replace").rstrip("\n")
         name, _, text = whole.partition(":")

@@ -111,7 +111,6 @@ class Sources:
         )
 
     def _ask(self, holder: int) -> Held | None:
-        """List a middle tier; None if it fails or is late."""
         try:
             held = TimedCall(self._tiers.tiers[holder].url, partial(self._list, holder)).result()
         except Exception as error:  # noqa: BLE001 - clients of storages raise errors of all kinds
@@ -249,7 +248,6 @@ class Promotion:
         return True
 
     def _meet(self, held: Sequence[Held]) -> None:
-        """Write the description before the first copy."""
         if self._met:
             return
         for one in held:
@@ -315,7 +313,6 @@ class Promotion:
         return copy_checkpoint(source, target, stale_after_seconds=stale, pace=self._passed)
 
     def _promote(self, step: int, holders: Sequence[Held]) -> bool:
-        """Copy a step or this host's part; return False if other hosts' parts are missing."""
         nearest = holders[0]
         if not make_room(self._tiers, self._number, step, needed=nearest.sizes[step]):
             raise StorageError(f"{self.url} is full: step {step} waits until {self._what_makes_room()}")

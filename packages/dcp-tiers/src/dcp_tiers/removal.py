@@ -94,7 +94,6 @@ def _waiting(tiers: TieredRoot, number: int) -> set[int]:
 def _candidates(
     tiers: TieredRoot, number: int, good: list[CheckpointRecord], folders: Collection[int], waiting: set[int]
 ) -> Iterator[int]:
-    """Yield complete checkpoints except the newest, in order of removal."""
     kept = tiers.tiers[number].keep.keep(good, time.time())
     steps = [record.step for record in good[:-1] if record.step in folders]
     yield from (step for step in steps if step not in kept and step not in waiting)
@@ -103,7 +102,6 @@ def _candidates(
 
 
 def _is_refused(tiers: TieredRoot, number: int, entries: Collection[Entry]) -> bool:
-    """Return whether waiting for a promotion would never end."""
     further = tiers.tiers[number + 1 :]
     return any(was_refused(entries, tier.url) for tier in further)
 

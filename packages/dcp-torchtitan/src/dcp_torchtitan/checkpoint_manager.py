@@ -125,8 +125,6 @@ class DcpCheckpointManager(BaseCheckpointManager):
         return loaded
 
     def _choose_step(self, asked: int) -> int | None:
-        """Return the step to load, equal on all ranks; -1 selects the highest."""
-
         def choose() -> int | None:
             found = self._manager.checkpoints()
             steps = [record.step for record in found]
@@ -142,7 +140,6 @@ class DcpCheckpointManager(BaseCheckpointManager):
             return ranks.broadcast("choose a checkpoint", choose)
 
     def _load_initial(self) -> bool:
-        """Return whether there is an initial state, after loading it."""
         config, path = self.config, self.config.initial_load_path
         if config.initial_load_in_hf:
             path = path or getattr(self.sd_adapter, "hf_assets_path", None)
@@ -182,7 +179,6 @@ class DcpCheckpointManager(BaseCheckpointManager):
         return is_first or last_step or step % self.config.interval == 0
 
     def _save_last(self, step: int) -> None:
-        """Save the last step (whole state, model or safetensors), and wait for it."""
         if self.config.last_save_in_hf:
             self._manager.wait()
             export_model(self.sd_adapter, self._exported_model(), self._manager.checkpoint_id(step))
@@ -201,7 +197,6 @@ class DcpCheckpointManager(BaseCheckpointManager):
         return state | {name: state[name].to(dtype) for name in floating}
 
     def _whole_state(self, states: Mapping[str, Any]) -> dict[str, Any]:
-        """Return model values at the top level, other states by name."""
         return {name: value for name, value in states.items() if name != MODEL} | self._model_state()
 
     def _state_to_load(self) -> dict[str, Any]:
@@ -295,7 +290,6 @@ def export_model(adapter: Any, model_state: dict[str, Any], folder: str) -> None
 
 
 def _reader(adapter: Any, path: str, *, quantized: bool) -> HuggingFaceStorageReader:
-    """Return a reader; for quantized models, with the options of the adapter's reader."""
     theirs: Any = adapter.get_hf_storage_reader(path, True) if quantized else None
     if not hasattr(theirs, "block_size"):
         return HuggingFaceStorageReader(path, thread_count=_THREADS)

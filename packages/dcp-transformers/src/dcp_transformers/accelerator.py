@@ -86,11 +86,9 @@ class _Loaders:
     _loaders: Sequence[Any]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return each loader's epoch and seed, and stateful loaders' states."""
         return {"positions": list(map(_position, self._loaders))}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Set the positions, except those that the checkpoint lacks."""
         for loader, (epoch, seed, state) in zip(self._loaders, state_dict["positions"], strict=False):
             loader.iteration = epoch
             if seed is not None and hasattr(_sampler(loader), "initial_seed"):

@@ -136,7 +136,6 @@ class _Run:
     _saved: dict[str, Any] = field(default_factory=dict)
 
     def find(self, resume: Any, folder: Path) -> Any:
-        """Return None, a checkpoint in the Trainer's format, or a directory with a `TrainerState`."""
         said = {"trainer": ""}
         if resume is True:
             self._source = getattr(self._manager.restore(said), "step", None)
@@ -265,7 +264,6 @@ class RandomStates(TrainerCallback):
 
 
 def _collect_state(trainer: Any, random: RandomStates, saved: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return a trainer's state dict; for a load, `saved` describes the checkpoint's trainer."""
     only_model = trainer.args.save_only_model if saved is None else saved["only_model"]
     state: dict[str, Any] = {"app": app_state(trainer.model)}
     if not only_model:

@@ -59,7 +59,6 @@ class _Place:
     last_choice: bool | None = None
 
     def choose(self) -> tuple[bool, str]:
-        """Return whether to compress the next save, and why."""
         if not self.plain:
             return False, "the rate of the storage is not known yet"
         if self.compressed_in_a_row >= _COMPRESSED_IN_A_ROW:
@@ -124,7 +123,6 @@ class AdaptiveCompression(CompressionPolicy):
 
 
 def _samples(policy: CompressionPolicy, requests: Sequence[Writable], nbytes: int) -> dict[int, _Sample]:
-    """Return samples, evenly spaced in bytes, by the positions of their requests."""
     ends = list(itertools.accumulate(request.cost_bytes for request in requests))
     count = min(_SAMPLES, nbytes // _MIN_SAVE_BYTES)
     weights = Counter(bisect.bisect(ends, nbytes * (2 * n + 1) // (2 * count)) for n in range(count))

@@ -45,8 +45,6 @@ Words = npt.NDArray[np.unsignedinteger[Any]]
 
 
 class _Layout:
-    """Split of elements into planes; one cached object per split."""
-
     def __init__(self, item_bytes: int, *, rotated: bool, integers: bool, single_bytes: bool = False) -> None:
         widths = (1,) * item_bytes if single_bytes else _WIDTHS[item_bytes][:: -1 if integers else 1]
         self.item_bytes = item_bytes
@@ -87,7 +85,6 @@ class _Layout:
         return self
 
     def group(self, words: Words, number: int, into: npt.NDArray[np.uint8]) -> None:
-        """Gather the bytes of group `number` of elements that are not rotated."""
         first, width = self.groups[number]
         part = into.view(_UNSIGNED[width])
         # Each step passes over as few bytes as it can, and shifts and narrows in one go: memory is the limit here.

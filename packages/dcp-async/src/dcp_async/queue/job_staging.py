@@ -142,7 +142,6 @@ class JobStager:
         job.waited_seconds = time.monotonic() - begun
 
     def _copy(self, job: SaveJob, values: dict[str, Any]) -> None:
-        """Copy the state for the backend; for a custom planner, with DTensors and containers."""
         if job.planner is None or type(job.planner) is DefaultSavePlanner:
             # With `compare_all`, the saver's process reads all values, so they must all be in memory.
             self._copy_for_worker(job, values, in_waves=not getattr(job.planner, "compare_all", False))
@@ -216,13 +215,11 @@ class JobStager:
 
 
 def _values(state_dict: dict[str, Any], link: GroupLink) -> dict[str, Any]:
-    """Replace wrappers such as `PerRank` by this rank's values."""
     ranked: dict[str, Any] = with_rank_values(with_states(state_dict), link.seat.rank)
     return ranked
 
 
 def _stager_of(writer: StorageWriter | None) -> AsyncStager | None:
-    """Return the storage writer if it is a stager, as in stock, and not a plain one."""
     return writer if isinstance(writer, AsyncStager) and not is_plain_blocking(writer) else None
 
 
@@ -236,7 +233,6 @@ def _take_staged(job: SaveJob, done: Future[dict[str, Any]]) -> None:
 
 
 def _report_copy(job: SaveJob) -> None:
-    """Emit the event `stage`, except for the caller's own stager."""
     if job.staged is None:
         return
     seat, seconds = job.link.seat, time.monotonic() - job.copy_begun

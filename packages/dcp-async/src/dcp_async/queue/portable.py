@@ -163,7 +163,6 @@ class NamedKey:
 
 @functools.cache
 def _class_named(name: str, base: type) -> type:
-    """Make a class with the name that warnings are to show."""
     return type(name, (base,), {})
 
 

@@ -315,7 +315,6 @@ class StoreLink(GroupLink):
 
     @contextlib.contextmanager
     def _connection(self) -> Iterator[None]:
-        """Use `store` in this thread only; its own thread ends with the block."""
         with self._lock:
             try:
                 yield
@@ -432,7 +431,6 @@ class LinkTable:
         return number, f"{place}/{number}"
 
     def _withdraw(self, group: dist.ProcessGroup, key: str, rank: int, world_size: int, error: Exception) -> None:
-        """Make the starting save fail on the other ranks."""
         store = shared_store(group, self._options.timeout_seconds)
         if store is None:
             return

@@ -166,7 +166,6 @@ class SaveQueue:
             return self._changed.wait_for(ready, seconds)
 
     def _wait_turn(self, ready: Callable[[], bool]) -> None:
-        """Wait at most `save_seconds` for each earlier save."""
         with self._changed:
             while not ready():
                 before = self._running or self._waiting
@@ -197,7 +196,6 @@ class SaveQueue:
             job.future.set_result(result)
 
     def _begin(self, job: SaveJob) -> bool:
-        """Return False if the save was superseded."""
         with self._changed:
             if self._waiting is not job:
                 return False
@@ -225,7 +223,6 @@ def _next_unasked(failed: list[SaveJob]) -> BaseException | None:
 
 
 def _log_at_end(failed: list[SaveJob], owner: int) -> None:
-    """Log unread errors, except in a forked child."""
     if os.getpid() == owner:
         _log_unasked(failed)
 

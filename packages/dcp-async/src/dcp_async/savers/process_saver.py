@@ -194,7 +194,6 @@ class ProcessBackend:
             return worker
 
     def _worker_ended(self) -> None:
-        """Tell the other ranks, from a thread, to expect a new worker."""
         for link in list(self._links.values()):
             with contextlib.suppress(CoordinatorLostError):  # the group may have ended since
                 link.worker_ended()
@@ -227,7 +226,6 @@ class ProcessBackend:
         )
 
     def _give_up(self, job: SaveJob, error: BaseException) -> None:
-        """Report a failed save to observers, and forget what was sent."""
         self._phases.fail(job, error)
         if job.staged is not None:
             sent = self._known.structures.get(job.staged.structure.identifier)
@@ -320,7 +318,6 @@ def _metadata(job: SaveJob, saved: Saved, pickled_writer: bytes | None) -> Metad
 
 
 def _raised(failure: Failure) -> BaseException:
-    """Return the worker's error, with its traceback as the cause."""
     error = failure.revive()
     cause = WorkerError(f"in the saver's process:\n{failure.text}")
     if error is None:
@@ -350,7 +347,6 @@ class _ReportedPhases:
         plugins.emit(event)
 
     def fail(self, job: SaveJob, error: BaseException) -> None:
-        """Emit `failed` events, unless the worker has reported the end."""
         if self._over:
             return
         seat, place = job.link.seat, job.checkpoint_id

@@ -170,7 +170,6 @@ class WorkerProcess:
         return False, spent
 
     def _receive(self) -> Any:
-        """Receive a message; None if its rest does not arrive."""
         try:
             self._connection.settimeout(self._options.silence_seconds)
             message = read_message(self._connection)
@@ -260,7 +259,6 @@ def _search_path() -> list[str]:
 
 
 def _pass_on(message: object) -> bool:
-    """Handle any message but an answer; return False for an answer."""
     if isinstance(message, Logged):
         logger = library_logger(message.logger)
         if logger.isEnabledFor(message.level):

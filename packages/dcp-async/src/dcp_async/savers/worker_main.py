@@ -114,7 +114,6 @@ def _report(trainer: Trainer, error: BaseException) -> None:
 
 
 def _watch(parent: int) -> int:
-    """Return a descriptor that becomes readable when the trainer has ended."""
     try:
         watched = os.pidfd_open(parent)
     except ProcessLookupError:

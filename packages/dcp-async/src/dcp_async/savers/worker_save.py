@@ -119,7 +119,6 @@ class WorkerSaves:
 
     @contextlib.contextmanager
     def _feed(self, save: Save) -> Iterator[WaveFeed | None]:
-        """Yield a save's feed of waves; then the trainer stops waiting."""
         waves, self._waves = self._waves, None
         if waves is None:
             yield None

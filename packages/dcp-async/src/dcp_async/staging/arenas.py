@@ -265,7 +265,6 @@ class ArenaPool:
             return arena
 
     def _make_room(self, nbytes: int, arena: Arena, idle: list[Arena]) -> int | None:
-        """Drop idle arenas until `arena` may grow to `nbytes`, else return the bytes in use."""
         droppable = [each for each in idle if each is not arena]
         others = sum(each.nbytes for each in (*self._free, *self._taken) if each is not arena)
         limit = others + nbytes if self._max_bytes is None else self._max_bytes

@@ -120,7 +120,6 @@ class Copier:
     def _copy_one(
         self, source: torch.Tensor, placement: Placement, row: int, memory: torch.Tensor
     ) -> Callable[[], object]:
-        """Start a copy; return a function that waits for it."""
         strides = copied_strides(source.shape, source.stride(), compact=bool(placement.compact[row]))
         source = source.detach()
         target = arena_view(memory, int(placement.offsets[row]), source.dtype, source.shape, strides)
@@ -214,8 +213,6 @@ def staged_tensors(
 
 @dataclass(slots=True, eq=False)
 class _Known:
-    """A structure, and where its tensors were last."""
-
     structure: Structure
     sources: Sources
     placement: Placement

@@ -175,7 +175,6 @@ def place(sources: Sources, budget: Budget | None = None) -> Placement:
 
 
 def _beyond(slots: I64, movable: I64, budget: Budget | None) -> npt.NDArray[np.bool_]:
-    """Mark the groups to copy in waves."""
     later = np.zeros(len(slots), bool)
     if budget is None or slots.sum() <= budget.nbytes:
         return later

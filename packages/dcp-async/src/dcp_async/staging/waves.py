@@ -150,8 +150,6 @@ class WaveSource:
 
 
 class _Reader:
-    """The row-major bytes of a tensor, in pieces."""
-
     def __init__(self, tensor: torch.Tensor, piece_bytes: int) -> None:
         data = tensor_payload("", tensor).data
         self.left = tensor.nbytes
@@ -162,7 +160,6 @@ class _Reader:
         self._piece = np.zeros(0, np.uint8)
 
     def copy_to(self, address: int) -> int:
-        """Copy the next piece; return its size in bytes."""
         wanted = size = min(self._piece_bytes, self.left)
         while wanted:
             if not len(self._piece):
@@ -305,14 +302,12 @@ class WaveFeed:
                 self._wait_for(lambda: bool(self._missing) or self._released)
 
     def _wait_for(self, happened: Callable[[], bool]) -> None:
-        """Wait in a writer thread; raise if the feed or another thread fails."""
         while not self._changed.wait_for(lambda: happened() or self._error is not None, _CHECK_SECONDS):
             check_stop()
         if self._error is not None:
             raise self._error
 
     def _ask(self) -> None:
-        """Request bytes for free slots, first for the item with the fewest."""
         while self._free and self._unanswered < _UNANSWERED:
             item = min(
                 (each for each in self._items.values() if each.wants > 0), key=lambda one: one.held, default=None
@@ -337,7 +332,6 @@ class WaveFeed:
             self._fail(StagingMismatchError("the trainer stopped copying in the middle of a save"))
 
     def _hear(self, kind: str, *rest: Any) -> bool:
-        """Handle an answer; return whether it is the last."""
         if kind == "failed":
             self._fail(pickle.loads(rest[0]))
             return True
@@ -357,7 +351,6 @@ class WaveFeed:
         return False
 
     def _arrived(self) -> None:
-        """Count a complete item; after the last one, let the trainer continue."""
         if self._missing is not None:
             self._missing -= 1
             if not self._missing:

@@ -92,7 +92,6 @@ class Writing:
             self._ask({"do": "drop", "id": self._id})
 
     def _is_lent(self, file: FileId) -> bool:
-        """Return whether a memory file is lent; if so, the object keeps it."""
         known = self._known.get(file)
         if known is None:
             answer = self._ask({"do": "refer", "id": self._id, "device": file.device, "inode": file.inode})

@@ -172,7 +172,6 @@ class Arenas:
             borrower.making = size
 
     def _keep_to_allowance(self, size: int) -> bool:
-        """Destroy useless arenas; return whether the allowance has room for another one."""
         allowance = (self._generations + 1) * sum(_rounded(each.most_bytes) for each in self._borrowers)
         for arena in self._useless():
             if self.nbytes + size <= allowance:
@@ -181,7 +180,6 @@ class Arenas:
         return self.nbytes + size <= allowance
 
     def _useless(self) -> list[Arena]:
-        """Return free arenas that fit no borrower's last loans, the smallest first."""
         wanted = [nbytes for each in self._borrowers for nbytes in each.recent]
         useless = (
             arena

@@ -103,7 +103,6 @@ class Pool:
         self._jobs.put(job)
 
     def _make_room(self, nbytes: int) -> None:
-        """Count the bytes of a new segment; raise MemoryError."""
         while len(self.segments) + self._making >= (limit := resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2):
             if not self.reclaim():
                 raise MemoryError(
@@ -291,7 +290,6 @@ def _memberships(proc: str) -> Iterator[tuple[list[str], str]]:
 
 
 def _limits(mount: str, path: str, limit_name: str, usage_name: str, prefix: str) -> Iterator[int]:
-    """Yield the free bytes of a group and groups above it that are visible and limited."""
     while True:
         folder = f"{mount}{path}".rstrip("/")
         limit, usage = _number(f"{folder}/{limit_name}"), _number(f"{folder}/{usage_name}")

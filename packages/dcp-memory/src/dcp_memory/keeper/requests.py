@@ -112,7 +112,6 @@ def _commit(keeper: Keeper, peer: Peer, fields: dict[str, Any]) -> None:
 
 
 def _check_extents(reservation: Reservation, payload: bytes, size: int, left: int) -> None:
-    """Raise ValueError unless extents lie in memory of the object, and have its size."""
     ends = {arena.segment.inode: arena.segment.nbytes for arena in reservation.arenas}
     for piece in reservation.ranges:
         ends[piece.inode] = max(ends.get(piece.inode, 0), piece.offset + piece.nbytes)

@@ -97,7 +97,6 @@ class Server:
             os.close(self._parent)
 
     def _watch_parent(self) -> int | None:
-        """Return a descriptor that becomes readable when the parent ends."""
         if self._options.parent is None:
             return None
         try:
@@ -127,7 +126,6 @@ class Server:
             self._admit(connection)
 
     def _admit(self, connection: socket.socket) -> None:
-        """Accept connections of the keeper's own user alone."""
         connection.setblocking(False)
         try:
             pid, uid = peer_of(connection)
@@ -185,7 +183,6 @@ class Server:
         self._keeper.pool.collect()
 
     def _check(self) -> None:
-        """Close unidentified connections, free unused memory, end an idle keeper."""
         now = time.monotonic()
         for peer in [peer for peer in self._peers if not peer.greeted and now - peer.since > GREETING_SECONDS]:
             self._forget(peer)

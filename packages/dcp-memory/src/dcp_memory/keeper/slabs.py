@@ -125,7 +125,6 @@ class Slabs:
                     self.give_back(piece)
 
     def _find(self, nbytes: int, least_bytes: int = _LEAST_BYTES) -> SlabRange | None:
-        """Return the first range that is large enough, else the largest of at least `least_bytes`."""
         best: tuple[int, _Slab, int] | None = None
         for slab in self._slabs.values():
             for at, (start, stop) in enumerate(slab.free):
@@ -146,7 +145,6 @@ class Slabs:
         return SlabRange(slab.segment.inode, start, size)
 
     def _grow_for(self, nbytes: int) -> None:
-        """Allocate a slab unless one is being allocated; raise MemoryError, also for the last one."""
         failed, self._failed = self._failed, None
         if failed is not None:
             raise MemoryError(failed)

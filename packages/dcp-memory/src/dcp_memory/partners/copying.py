@@ -66,8 +66,6 @@ def copy_to_partners(coordinator: Coordinator, request: CopyRequest, *, rate: fl
 
 
 class _Copy:
-    """One copy on one rank."""
-
     def __init__(self, coordinator: Coordinator, request: CopyRequest, rate: float | None) -> None:
         self._coordinator = coordinator
         self._request = request
@@ -84,7 +82,6 @@ class _Copy:
         return 0 if self._courier is None else self._courier.bytes_sent
 
     def carry_out(self, progress: Progress) -> None:
-        """Run all phases; raise _NotProtectedError on all ranks if the copy fails."""
         secret, hosts, reason = self._coordinator.all_reduce("parts", self._look, _agree)
         if reason is not None:
             raise _NotProtectedError(reason)
@@ -141,7 +138,6 @@ class _Copy:
         return made.card
 
     def _find_neighbours(self, cards: Sequence[StreamCard | None]) -> list[int]:
-        """Return leaders of other stores that have proved to be on this machine."""
         streams = self._streams
         if streams is None:
             return []
@@ -153,7 +149,6 @@ class _Copy:
         return [rank for rank, stream in found.items() if isinstance(stream, Stream) and stream.same_host]
 
     def _connect(self, stack: contextlib.ExitStack, partners: dict[int, int], progress: Progress) -> str | None:
-        """Connect to the partner and the hosts with this partner, and begin; return as `_wait` does."""
         streams, part, rank = self._streams, self._part, self._coordinator.rank
         if streams is None or part is None:
             return None
@@ -229,12 +224,10 @@ def _is_over(states: Sequence[str | None]) -> bool:
 
 
 def _choose(found: list[list[int]], leaders: Sequence[int]) -> dict[int, int]:
-    """Return the partner per leader, from who shares a machine; coordinator only."""
     return partners_of(group_by_host({leader: found[leader] for leader in sorted({*leaders})}))
 
 
 def _lower_priority() -> None:
-    """Lower the priority of this thread and its future threads."""
     with contextlib.suppress(OSError, AttributeError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 

@@ -382,7 +382,6 @@ class Courier:
             stream.post(encode(Message(Kind.DONE)))
 
     def _refuse(self, stream: Stream, error: BaseException) -> None:
-        """Take nothing more from a rank, and say why; free the room in a full store."""
         with self._lock:
             self._closed_to.add(stream.rank)
         if stream.rank in self._intakes:

@@ -236,7 +236,6 @@ class Peers:
         return sorted(card.addresses, key=lambda address: (address == _LOOPBACK) != near)
 
     def _connect(self, *, refused: bool = False) -> None:
-        """Try the next address of the rank above."""
         self._above, card = None, self._above_card
         if card is None:
             return

@@ -242,7 +242,6 @@ class RelayRound(StoreRound):
         return None
 
     def _turn(self, end: float) -> Verdict | None:
-        """Wait briefly and process frames; return the store's verdict of a failed phase."""
         self._links.pause(max(0.0, min(end, self._next_look) - time.monotonic()))
         for below, frame in self._links.take(self._key):
             if frame.kind == _DOWN:
@@ -269,7 +268,6 @@ class RelayRound(StoreRound):
         return self._note(self._read()) if self._wire.has(self._verdict) else None
 
     def _note(self, verdict: Verdict) -> Verdict | None:
-        """Return the verdict unless all went well: then the answer will follow."""
         if not verdict.ok:
             return verdict
         if self._decided is None:

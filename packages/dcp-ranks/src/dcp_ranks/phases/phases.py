@@ -218,7 +218,6 @@ class PhasedCoordinator(Coordinator):
     def _conclude(
         self, number: int, phase: str, outcomes: list[Outcome], own: Any, answer: Callable[[list[Any]], Answer]
     ) -> Answer:
-        """Decide the verdict; never raise."""
         failures = [outcome.failure for outcome in outcomes if outcome.failure is not None]
         if failures:
             return Answer(Verdict(failures=shorten(failures)))
@@ -264,7 +263,6 @@ class PhasedCoordinator(Coordinator):
         self.close()
 
     def _abandon(self, error: BaseException) -> None:
-        """End the operation for all ranks, after an interrupt between or inside phases."""
         if not self._ended:
             self._ended = True
             self._withdraw(self._passed, failure_of(self.rank, error))

@@ -94,7 +94,6 @@ class StoreRound:
         self._wire.put(self._ready, b"")  # the rank that leads may be another process than this one
 
     def _declare(self, verdict: Verdict) -> Verdict:
-        """Return the verdict that was declared first."""
         text, keys = self._text(verdict)
         winner = self._wire.claim(self._verdict, text)
         if not self._leads:
@@ -106,7 +105,6 @@ class StoreRound:
         return self._open(winner)
 
     def _text(self, verdict: Verdict) -> tuple[str, list[str]]:
-        """Return a verdict as text, and the further keys of a large one."""
         data = encode(verdict)
         if len(data) <= self.INLINE_BYTES:
             return "i" + base64.b64encode(data).decode(), []
@@ -147,7 +145,6 @@ class StoreRound:
         return 2 * GRACE_SECONDS if own.failure is not None else self._seat.timeout_seconds + MARGIN_SECONDS
 
     def _wait(self, key: str, deadline: float) -> bool:
-        """Return whether the key was set in time and before a rank was lost."""
         peers = self._peers
         if peers is None:
             return self._wire.wait(partial(self._wire.has, key), deadline)

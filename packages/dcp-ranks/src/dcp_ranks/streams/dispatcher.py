@@ -204,7 +204,6 @@ class Dispatcher:
             self._handler.on_lost(reception.stream, reception.end)
 
     def _set_events(self, descriptor: int) -> None:
-        """Register the events that a stream waits for; any thread may call this."""
         with self._lock:
             reception = self._receptions.get(descriptor)
             if reception is not None and not self._closed:

@@ -200,7 +200,6 @@ class Stream:
         return StreamError(self.rank, self.address, reason)
 
     def _write_posted(self, *, block: bool) -> bool:
-        """Write posted messages; return False if that would block. Holds the lock."""
         while self._posted:
             views = self._posted[0]
             size = sum(map(len, views))
@@ -215,7 +214,6 @@ class Stream:
         return True
 
     def _write(self, views: list[memoryview], descriptor: int | None, *, block: bool) -> bool:
-        """Write views, without the sent parts; return False if that would block."""
         ancillary = []
         if descriptor is not None:
             ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
@@ -239,7 +237,6 @@ class Stream:
 
 
 def _write_head(kind: int, message: bytes, payload_bytes: int, *, descriptor: bool) -> bytes:
-    """Return head and message of a frame. Raises ValueError if the message is too long."""
     if len(message) > MAX_MESSAGE_BYTES:
         raise ValueError(
             f"the message has {len(message)} bytes; a message has at most {MAX_MESSAGE_BYTES}: send more as its payload"
@@ -248,12 +245,10 @@ def _write_head(kind: int, message: bytes, payload_bytes: int, *, descriptor: bo
 
 
 def _byte_views(buffers: Sequence[memoryview]) -> list[memoryview]:
-    """Return the non-empty buffers as bytes. Raises TypeError if one is not contiguous."""
     return [memoryview(buffer).cast("B") for buffer in buffers if memoryview(buffer).nbytes]
 
 
 def _advance(views: list[memoryview], sent_bytes: int) -> None:
-    """Remove the sent bytes from the views, in place."""
     done = 0
     for view in views:
         if len(view) > sent_bytes:

@@ -259,7 +259,6 @@ class Streams:
 
 
 def _open_local_door() -> tuple[list[socket.socket], str]:
-    """Open an abstract Unix socket, if possible."""
     name = f"dcp-streams-{secrets.token_hex(16)}"
     with contextlib.suppress(OSError), contextlib.ExitStack() as stack:  # not Linux, or a sandbox
         door = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))

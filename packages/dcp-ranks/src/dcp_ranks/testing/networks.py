@@ -111,7 +111,6 @@ def networks_missing() -> str:
 
 @contextlib.contextmanager
 def _namespace() -> Iterator[int]:
-    """Yield the id of a process in a new network namespace."""
     own = os.readlink("/proc/self/ns/net")
     with subprocess.Popen(["unshare", "--net", "sleep", "infinity"]) as process:
         try:

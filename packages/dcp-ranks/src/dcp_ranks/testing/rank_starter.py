@@ -151,7 +151,6 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _become_rank(descriptors: Sequence[int], environment: Mapping[str, str], folder: str) -> None:
-    """Run a rank in the forked process; does not return."""
     try:
         connection, output = descriptors
         os.dup2(output, 1)

@@ -150,7 +150,6 @@ class _FileFinder(importlib.abc.MetaPathFinder):
 
 @contextlib.contextmanager
 def _clean_slate() -> Iterator[None]:
-    """Reset global state around each call."""
     environment, folder, dtype = dict(os.environ), os.getcwd(), torch.get_default_dtype()
     torch.manual_seed(0)
     try:

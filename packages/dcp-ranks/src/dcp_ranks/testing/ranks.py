@@ -176,7 +176,6 @@ class RankPool:
             self._processes[message.rank].send(message)
 
     def _collect(self, world_size: int, limit_seconds: float, *, expected: Collection[int]) -> dict[int, Reply]:
-        """Return the replies; end processes that are late."""
         replies: dict[int, Reply] = {}
         deadline = time.monotonic() + limit_seconds
         with selectors.DefaultSelector() as selector:
@@ -275,13 +274,11 @@ class _RankProcess:
         self._shown_from = os.fstat(self._output.fileno()).st_size
 
     def output(self) -> str:
-        """Return the output since `mark_output`, or its end if it is long."""
         size = os.fstat(self._output.fileno()).st_size
         start = max(self._shown_from, size - _SHOWN_BYTES)
         return os.pread(self._output.fileno(), size - start, start).decode(errors="replace")
 
     def kill_after(self, seconds: float) -> None:
-        """Kill the process after `seconds`, unless `keep` is called first."""
         self._kill_timer = threading.Timer(seconds, self._process.kill)
         self._kill_timer.start()
 
@@ -291,7 +288,6 @@ class _RankProcess:
             self._kill_timer = None
 
     def how_it_ended(self) -> str:
-        """Return a text such as `exited with status 1`."""
         try:
             code = self._process.wait(_ABORT_SECONDS)
         except subprocess.TimeoutExpired:
@@ -325,7 +321,6 @@ def _call(function: Callable[..., Any], args: Sequence[Any]) -> Call:
 
 
 def _own_modules() -> dict[str, str]:
-    """Return loaded modules' files outside Python and installed packages."""
     paths = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), *site.getsitepackages()]
     installed = tuple(f"{path}{os.sep}" for path in paths)
     found = {}
