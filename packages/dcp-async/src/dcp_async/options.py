@@ -39,7 +39,7 @@ class AsyncCheckpointerType(Enum):
 
 
 def saver_name(kind: Enum | str) -> str:
-    """Return the value of a kind of saver, also of stock's enum."""
+    """Return a kind's value, also of stock's enum."""
     return str(kind.value) if isinstance(kind, Enum) else kind
 
 

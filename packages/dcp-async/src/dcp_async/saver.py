@@ -130,10 +130,10 @@ class AsyncSaver:
         """Start the worker process and return when it is ready, so that the first save is as fast as later ones.
 
         Args:
-            process_group: Process group of the ranks that will save together; None for all ranks.
+            process_group: As for `save`.
             state_dict: State dict like those to be saved, to allocate memory and send its structure to the worker.
             checkpoint_id: Checkpoint id of a later save, for a storage that lends memory for the copy.
-            no_dist: Whether saves will be from this process alone.
+            no_dist: As for `save`.
 
         Raises:
             WorkerError: The worker process cannot be started.
@@ -257,7 +257,7 @@ class AsyncSaver:
         In a forked child process, `close` does nothing.
 
         Args:
-            seconds: Longest time in seconds to wait; None for `SaverOptions.close_seconds`.
+            seconds: Longest time to wait; None for `SaverOptions.close_seconds`.
 
         Raises:
             SaverDeadlineError: A save has not ended within `seconds`; the saves are then ended as by `end`.
@@ -469,7 +469,7 @@ def shared_saver(
 
 
 def close_savers() -> None:
-    """Close all shared savers, see `AsyncSaver.close`. The next `async_save` creates a new saver."""
+    """Close all shared savers, as `AsyncSaver.close` does. The next `async_save` creates a new one."""
     with _lock:
         savers = [*_savers.values()]
         _savers.clear()
@@ -478,7 +478,7 @@ def close_savers() -> None:
 
 
 def _at_exit() -> None:
-    """Close shared savers and log unread errors; Python has joined their threads before."""
+    """Close shared savers, whose threads Python has joined; log unread errors."""
     for saver in _savers.values():
         saver.log_unasked()
         saver.end()

@@ -1,7 +1,4 @@
-"""`DcpCheckpointIO`: Lightning plug-in for checkpoints in directories or object stores.
-
-The strategy decides which ranks call it, with which part of the state.
-"""
+"""`DcpCheckpointIO`: Lightning plug-in for checkpoints in directories or object stores."""
 
 from __future__ import annotations
 
@@ -27,10 +24,8 @@ _log = library_logger(__name__)
 PathLike = str | os.PathLike[str]
 
 META_OF_LIGHTNING = "meta.pt"
-"""File of Lightning's own sharded checkpoints."""
-
 ASIDE = ".replaced"
-"""Suffix of a file that a new directory replaces; it is removed once the directory is complete."""
+"""Suffix of a file that a new directory replaces, until the directory is complete."""
 
 _NEWEST = ("last", "hpc_ckpt_")  # Lightning resumes from these names without checking the contents
 
@@ -97,11 +92,8 @@ class DcpCheckpointIO:
     def load_checkpoint(self, path: PathLike, map_location: Any = None, weights_only: bool | None = None) -> Any:
         """Load a whole checkpoint, or a file by `torch.save`. Our tensors are read to the CPU before `map_location`.
 
-        `weights_only=False` unpickles without restriction, which can run code.
-
-        Raises:
-            FileNotFoundError: The checkpoint does not exist.
-            UnsafeCheckpointError: An object needs a class that is not allowed.
+        `weights_only=False` unpickles without restriction, which can run code. Otherwise an object of a class that is
+        not allowed raises UnsafeCheckpointError. A missing checkpoint raises FileNotFoundError.
         """
         path = self.source_of(path)
         if os.path.isfile(path):

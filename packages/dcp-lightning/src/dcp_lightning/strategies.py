@@ -1,7 +1,4 @@
-"""Strategies of Lightning's Trainer with ranks that save and load their own parts.
-
-Canonical parameter names allow resuming with another strategy and world size.
-"""
+"""Strategies of Lightning's Trainer with ranks that save and load their own parts."""
 
 from __future__ import annotations
 
@@ -80,7 +77,7 @@ class DcpTrainerStrategy(OwnCheckpointIO):
 
 
 class DcpDDPStrategy(DcpTrainerStrategy, DDPStrategy):
-    """`DDPStrategy` with ranks that share the writing of replicated state."""
+    """`DDPStrategy` whose ranks share the writing of replicated state."""
 
 
 class DcpFSDPStrategy(DcpTrainerStrategy, FSDPStrategy):

@@ -208,7 +208,6 @@ class Tolerance:
         self._checkpoint_id = checkpoint_id
         self._limit = limit
         self.count = 0
-        """Number of failures since the last success."""
         self._owed: list[BaseException] = []
 
     def succeeded(self) -> None:

@@ -241,7 +241,6 @@ class CheckpointManager:
         return Moment(step, seconds, self._watch.noted, self._requested)
 
     def _has_reason(self) -> bool:
-        """Return whether this rank has a reason to save. Thread-safe."""
         return self._reasons.due(self._moment(0))
 
     def save(self, step: int, state: State, *, metrics: Mapping[str, float] | None = None) -> Future[Metadata] | None:
@@ -269,7 +268,6 @@ class CheckpointManager:
         return future
 
     def _look_back(self, *, tolerates: bool) -> None:
-        """Raise errors of background saves beyond the tolerance, unless this is the last save."""
         if self._saver is None:
             return
         # The saver would wait for the earlier save without this limit.
@@ -327,7 +325,7 @@ class CheckpointManager:
         Args:
             state: The template, filled in place; see `dcp_core.load`.
             step: The step to load; None tries all steps, from the highest down.
-            planner: Load planner; see `dcp_core.load`.
+            planner: See `dcp_core.load`.
             cooperative: Whether the ranks read together; see `dcp_core.load`.
             min_step: Lowest step to load, without `step`; lower ones raise an error.
             wait_for_hosts_seconds: Time to wait for missing parts of the newest step, or for `min_step`, without
@@ -363,7 +361,6 @@ class CheckpointManager:
         Raises:
             UnfinishedSaveError: A save takes longer; it continues, and may still be published. With several ranks, all
                 ranks raise a CheckpointException that contains this error.
-            CheckpointException, OSError, …: The error of a failed save.
 
         Ranks: every rank; collective if there is a saver.
         """

@@ -104,7 +104,6 @@ class Wanted:
     """Steps for which a restore waits."""
 
     min_step: int | None = None
-    """Lowest step to load."""
     wait_seconds: float = 0.0
     """Time to wait for `min_step`, or for missing parts of the newest step."""
 

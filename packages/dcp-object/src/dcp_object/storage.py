@@ -106,7 +106,7 @@ class ObjectStoreReader(ByteStorageReader):
     """Storage reader for a folder in an object store: reads byte ranges of objects, and checks their CRCs.
 
     Args:
-        checkpoint_id: URI of the checkpoint's folder: `s3://bucket/folder`, `gs://…`, `az://…`, `abfs://…`.
+        checkpoint_id: URI of the checkpoint's folder, as for `ObjectStoreWriter`.
         storage_options: Options of the object store, or None; see `open_store`.
         verify: CRC checks of the data; see `dcp_io.Verify`.
         thread_count: Number of concurrent requests of this rank.

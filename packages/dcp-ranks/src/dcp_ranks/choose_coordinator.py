@@ -1,4 +1,4 @@
-"""Choose the coordinator for a process group, and return the size of the job."""
+"""Choose the coordinator for a process group."""
 
 from __future__ import annotations
 

@@ -94,10 +94,7 @@ class CoordinatorTimeoutError(RanksError, TimeoutError):
 class PeerLostError(RanksError, ConnectionError):
     """Ranks were lost during a phase: their processes have ended, or their hosts do not answer.
 
-    Args:
-        phase: Name of the phase.
-        ranks: Lost ranks (within the process group).
-        how: How each of `ranks` was lost, such as "its process has ended".
+    `how` says how each of `ranks` (within the process group) was lost, such as "its process has ended".
     """
 
     def __init__(self, phase: str, ranks: Sequence[int], how: Sequence[str]) -> None:
@@ -117,10 +114,7 @@ class PeerLostError(RanksError, ConnectionError):
 class StreamError(RanksError, ConnectionError):
     """A connection to another rank cannot be made, or is lost.
 
-    Args:
-        rank: Rank at the other end.
-        address: Addresses that were tried; may be empty.
-        reason: Cause and remedy.
+    `address` has the addresses that were tried, if any; `reason` is cause and remedy.
     """
 
     def __init__(self, rank: int, address: str, reason: str) -> None:

@@ -16,10 +16,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class interrupts_deferred:  # noqa: N801 - reads as `with interrupts_deferred():`
     """Defer signals during a short block: handlers written in Python run at its end, not inside it.
 
-    Outside the main thread, where Python runs no signal handlers, it only holds the lock.
-
-    Args:
-        lock: Lock to hold in the block, or None.
+    The block also holds `lock`, if given. Outside the main thread, Python runs no signal handlers.
 
     Example:
         ```python

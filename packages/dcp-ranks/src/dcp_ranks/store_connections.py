@@ -68,12 +68,8 @@ def borrow_store(
 ) -> tuple[TimedStore, Callable[[], None]] | None:
     """Take a connection to the process group's store from a pool, or open a new one.
 
-    Under a launcher such as torchrun, a group's first call agrees on an id of this start, so that ranks ignore older
-    keys.
-
-    Args:
-        group: Process group of the ranks.
-        timeout_seconds: Seconds, plus one, that the store may take for an answer.
+    It answers within `timeout_seconds` plus one. Under a launcher such as torchrun, a group's first call agrees on an
+    id of this start, so that ranks ignore older keys.
 
     Returns:
         The connection, and a function that returns it to the pool. None if the group has no store or is fake, or if the
@@ -136,11 +132,7 @@ def shared_peers(
 ) -> Peers:
     """Return the monitor of the other ranks of a group, shared by all its operations.
 
-    Args:
-        group: Process group of the ranks.
-        store: Connection from `borrow_store`.
-        coordinator_rank: Rank within the group at the top of the tree.
-        options: The same on all ranks.
+    `store` is from `borrow_store`. The coordinator rank is at the top of the tree. Options are the same on all ranks.
 
     Example:
         ```python

@@ -81,11 +81,7 @@ def enable_opentelemetry(
     ```
 
     Each save or load is a span with a child per phase. In the foreground, it is a child of the current span. A repeated
-    call replaces the providers.
-
-    Args:
-        tracer_provider: Receives spans; None for the global provider.
-        meter_provider: Receives metrics; None for the global provider.
+    call replaces the providers; None stands for the global ones.
 
     Raises:
         ImportError: `opentelemetry-api` is not installed.
@@ -113,7 +109,7 @@ def enable_prometheus(registry: CollectorRegistry | None = None) -> None:
     The application serves them, with `prometheus_client.start_http_server`. A repeated call discards earlier metrics.
 
     Args:
-        registry: Receives metrics; None for `prometheus_client.REGISTRY`.
+        registry: None for `prometheus_client.REGISTRY`.
 
     Raises:
         ImportError: `prometheus-client` is not installed.

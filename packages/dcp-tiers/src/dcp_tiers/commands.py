@@ -205,7 +205,6 @@ class _Watch:
         self._lock = threading.Lock()
         self.arrived: list[str] = []
         self.skipped: list[str] = []
-        """Checkpoints that the policy no longer selects."""
 
     @contextmanager
     def observing(self) -> Iterator[None]:
@@ -251,7 +250,6 @@ class Survey:
 
     tiers: Tiers
     problems: tuple[str | None, ...]
-    """Why a tier cannot be read."""
     steps: tuple[TieredStep, ...]
     """Ascending, in readable tiers."""
     to_go_bytes: tuple[dict[int, int], ...]

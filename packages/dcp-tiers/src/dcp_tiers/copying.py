@@ -119,7 +119,7 @@ def copy_checkpoint(source: Store, target: Store, *, stale_after_seconds: float,
 
     Raises:
         UnsupportedFormatError: Checkpoints of this kind are not copied.
-        SupersededError: The target has a later save of the step.
+        SupersededError: See there.
         CorruptCheckpointError: The source is damaged.
         SaveInProgressError: A save or another copy is running in the target.
         CheckpointNotFoundError: The source was removed or replaced meanwhile.
@@ -304,7 +304,7 @@ def _files_to_bring(
 def _hosts_gone(
     source: HostStore, target: Store, host: str, owners: Collection[str], stale_after_seconds: float
 ) -> set[str]:
-    """Return hosts that left the job, or sent nothing `stale_after_seconds` after this host."""
+    """Return hosts that left the job, or sent nothing long after this host."""
     present = JobHosts(source.parent()).noted()
     gone = set() if present is None else {*owners} - present
     journals = {entry.name: entry.mtime for entry in target.list() if entry.name.startswith(_JOURNALS)}

@@ -239,7 +239,6 @@ class Trainer:
         self._parent = os.getppid() if is_parent else None
         self.has_ended = False
         self.has_saved = False
-        """Whether a line has come."""
 
     def wait(self, seconds: float) -> bool:
         """Return whether a line or the trainer's end came."""

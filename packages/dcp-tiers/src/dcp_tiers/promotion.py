@@ -69,7 +69,6 @@ class Held:
     arrived: frozenset[int]
     """Steps with a note of arrival."""
     sizes: dict[int, int]
-    """Bytes of all files."""
 
     def index_entry(self, step: int) -> Entry | None:
         """Return an index's entry in the listing."""
@@ -258,7 +257,6 @@ class Promotion:
         self._met = True
 
     def _compare(self, held: list[Held]) -> list[Held]:
-        """Forget arrivals that the tier, perhaps replaced, has lost."""
         self._compared = True
         if not any(one.arrived for one in held):
             return held

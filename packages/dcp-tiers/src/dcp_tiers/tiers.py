@@ -186,9 +186,7 @@ class Tiers:
     def write(self) -> None:
         """Write `run.tiers.toml` into the first tier for other processes; a promoter writes it to the others.
 
-        Raises:
-            ValueError: Other processes cannot read a policy of a user-defined class.
-            OSError: The storage failed.
+        Raises ValueError for a policy of a user-defined class, OSError if the storage fails.
 
         Ranks: one.
         """
@@ -239,11 +237,9 @@ class Tiers:
         With a per-host tier, the id stands for all hosts' directories and the other tiers, which supply missing files;
         the load checks for completeness.
 
-        Args:
-            step: The step. None, which `latest` returns without checkpoints, is an error.
-
         Raises:
-            CheckpointNotFoundError: No tier has a complete copy; the message says what each tier lacks.
+            CheckpointNotFoundError: The step is None, as from `latest` without checkpoints, or no tier has a complete
+                copy; the message says what each tier lacks.
         """
         near = self._stores[0]
         if step is not None and isinstance(near, HostStore):
@@ -267,10 +263,7 @@ class Tiers:
 
         A copy is complete if its index and all files have full length. In a per-host tier, this host's index is enough.
         Higher incomplete steps are skipped with a warning, and so are tiers that are unreadable or silent for half a
-        minute, if others have checkpoints.
-
-        Raises:
-            OSError: A tier could not be read, and the others have no checkpoint.
+        minute, if others have checkpoints; otherwise OSError is raised.
 
         Ranks: one; not collective.
         """

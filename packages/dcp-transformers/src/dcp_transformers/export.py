@@ -1,7 +1,4 @@
-"""`export_model`: write a checkpoint's model as a directory for `from_pretrained` and the Hub.
-
-The weights are saved with the model's class and configuration as one string.
-"""
+"""`export_model`: write a checkpoint's model as a directory for `from_pretrained` and the Hub."""
 
 from __future__ import annotations
 

@@ -92,9 +92,7 @@ class TrainerCheckpoints:
     def train(self, resume_from_checkpoint: Any = None, trial: Any = None, **arguments: Any) -> Any:
         """Train like `Trainer.train`; return after background saves end.
 
-        Raises:
-            CheckpointNotFoundError: The requested checkpoint does not exist, or none can be loaded.
-            CheckpointException, …: A load or save failed; see `dcp_core.load` and `dcp_core.save`.
+        Raises CheckpointNotFoundError, or an error of `dcp_core.load` or `save`.
 
         Ranks: every rank; collective.
         """
@@ -244,7 +242,7 @@ class RandomStates(TrainerCallback):
         self.loaded, self._derives_for = state_dict, rank
 
     def on_epoch_begin(self, *_: Any, **__: Any) -> None:
-        """Set the loaded state for the epoch's order, if any, and record the state."""
+        """Set the loaded state for the epoch's order; record the state."""
         if self.loaded and self.loaded["epoch_start"]:
             RandomState().load_state_dict(self.loaded["epoch_start"])
         self._epoch_start = RandomState().state_dict()

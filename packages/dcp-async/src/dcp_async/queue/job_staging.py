@@ -29,8 +29,8 @@ __all__ = ["JobStager", "lender_for"]
 class JobStager:
     """Copier of one saver's state dicts; the caller of `stage` holds `entry`.
 
-    `seconds` limits `await_copy` and `finish`. `free_memory` waits for earlier saves, to use their memory for waves; it
-    is held weakly, because its queue references this object.
+    `seconds` limits `await_copy` and `finish`. `free_memory` waits for earlier saves; it is held weakly, because its
+    queue references this object.
     """
 
     def __init__(self, stager: Stager, entry: Entry, seconds: float, free_memory: Callable[[], object]) -> None:
@@ -41,7 +41,7 @@ class JobStager:
         self._thread: ThreadPoolExecutor | None = None
 
     def stage_now(self, state_dict: dict[str, Any], link: GroupLink, checkpoint_id: CheckpointId | None) -> Staged:
-        """Stage a state dict as a warm-up; the caller passes it to `give_back`."""
+        """Stage for a warm-up; the caller passes the copy to `give_back`."""
         values, lender = _values(state_dict, link), lender_for(checkpoint_id)
         return self._stager.stage(values, in_waves=True, free_memory=self._free_memory, lender=lender)
 
@@ -67,7 +67,7 @@ class JobStager:
     def stage(
         self, job: SaveJob, state_dict: dict[str, Any], stager: AsyncStager | None
     ) -> SaveFuture | AsyncSaveResponse:
-        """Stage the state dict of a save, in a thread if the stager is asynchronous."""
+        """Stage a save, in a thread if the stager is asynchronous."""
         job.copy_begun = time.monotonic()
         try:
             return self._begin_copy(job, state_dict, stager)
@@ -120,9 +120,8 @@ class JobStager:
     def finish(self, job: SaveJob) -> None:
         """Copy the rest in waves, while the queued save writes it; return normally if the save itself fails.
 
-        Raises:
-            SaverDeadlineError: The storage did not take the bytes in time; the save fails.
-            Exception: A tensor could not be copied or has changed; the save fails with the same error.
+        If a tensor cannot be copied or has changed, or the storage is late (SaverDeadlineError), the save fails with
+        the raised error.
         """
         if job.waves is None:
             return
@@ -150,7 +149,7 @@ class JobStager:
         job.done.append(lambda: self._stager.pool.give_back(arena))
 
     def plan_and_copy(self, job: SaveJob) -> None:
-        """Run a custom planner's local planning, and copy its data for the worker."""
+        """Run a custom planner's local planning; copy its data for the worker."""
         values, job.staged_state = job.staged_state or {}, None
         if job.planner is not None and type(job.planner) is not DefaultSavePlanner:
             coordinates = job.link.seat.rank == 0
@@ -253,7 +252,7 @@ def _report_copy(job: SaveJob) -> None:
 
 
 def lender_for(checkpoint_id: CheckpointId | None, storage_writer: StorageWriter | None = None) -> MemoryLender | None:
-    """Return the lender of a save's storage; None also if the storage cannot be opened."""
+    """Return the lender of a save's storage, if any."""
     try:
         if storage_writer is not None:
             return storage_writer.lender()

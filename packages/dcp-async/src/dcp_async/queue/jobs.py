@@ -1,4 +1,4 @@
-"""`SaveJob`, the record of one asynchronous save, and `SaveFuture`, the caller's future."""
+"""Records of one asynchronous save: `SaveJob`, and `SaveFuture` for the caller."""
 
 from __future__ import annotations
 
@@ -32,12 +32,7 @@ class SaveFuture(Future[Metadata]):
         self._owner = os.getpid()
 
     def result(self, timeout: float | None = None) -> Metadata:
-        """Return the metadata once the checkpoint is published.
-
-        Raises:
-            TimeoutError: The save has not ended within `timeout` seconds.
-            Exception: The save failed with this error.
-        """
+        """Return the metadata once the checkpoint is published; raise the save's error, or TimeoutError."""
         self._check_here()
         try:
             return super().result(timeout)
@@ -45,7 +40,7 @@ class SaveFuture(Future[Metadata]):
             self.asked = self.asked or self.done()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Return the error, or None, once the save has ended; raise TimeoutError after `timeout` seconds."""
+        """Return the error, or None, once the save has ended; raise TimeoutError."""
         self._check_here()
         found = super().exception(timeout)
         self.asked = True
@@ -158,7 +153,6 @@ class SaveJob:
     """Keeps the store's server running after `destroy_process_group`."""
     may_be_superseded: bool = False
     done: list[Callable[[], object]] = field(default_factory=list)
-    """Functions that `release` calls."""
 
     def __post_init__(self) -> None:
         # A caller cannot stop a save, so its futures cannot be cancelled (`asyncio.wrap_future` tries).

@@ -1,7 +1,7 @@
 """Custom planners, and keys of unknown classes, in a form for a worker process.
 
-Planner methods that access tensors run in the trainer, on the staged copy; methods that access only plans run in the
-worker, on a copy of the planner. A checkpoint stores keys as text, so a portable key keeps only `str` and `repr`.
+Planner methods that access tensors run in the trainer, on the staged copy; the others run in the worker, on a copy of
+the planner. A checkpoint stores keys as text, so a portable key keeps only `str` and `repr`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["NamedKey", "NamedText", "PlannedElsewhere", "StagedPlanner", "pickle
 
 @dataclass(frozen=True, slots=True)
 class PlannedElsewhere:
-    """Local plan from the trainer, and the names of its items' staged data."""
+    """The trainer's local plan, and the names of its items' staged data."""
 
     plan: SavePlan
     names: dict[MetadataIndex, str]
@@ -47,7 +47,7 @@ def plan_here(
 
 
 class StagedPlanner(SavePlanner):
-    """Planner of the worker process, with the local plan that a custom planner made in the trainer.
+    """Planner of the worker process, with a custom planner's local plan from the trainer.
 
     `planner` is a copy without tensors; `values` are staged tensors and objects by their names in `planned`.
     """
@@ -173,7 +173,7 @@ def _stand_in(class_name: str, name: str, described: str, text: str | None) -> N
 
 
 def portable(skeleton: Skeleton) -> Skeleton:
-    """Return a skeleton with portable keys; the same object if any process can unpickle its keys."""
+    """Return a skeleton with portable keys; unchanged if any process can unpickle its keys."""
     kind = skeleton[0]
     if kind == "l":
         below = _all_portable(skeleton[1])

@@ -77,10 +77,9 @@ class StoreAddress:
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """Connection settings of one rank's saver for a process group; sent to the worker once per group.
+    """One rank's connection settings of a process group; sent to the worker once.
 
     The saves are the operations of `series`. `hosts_store` is whether this trainer may be the store's server.
-    `timeout_seconds` limits the wait for other ranks in one phase.
     """
 
     key: str
@@ -98,7 +97,7 @@ class Seat:
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """Number of one save in its group, the same on all ranks; `epoch` counts the workers that ended before."""
+    """Number of one save, the same on all ranks; `epoch` counts the workers that ended before."""
 
     sequence: int
     epoch: int = 0
@@ -108,7 +107,7 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class SharedPeers:
-    """Monitor of a group's ranks, and the connection of the thread that uses it here."""
+    """Monitor of a group's ranks, and this thread's connection for it."""
 
     peers: Peers
     store: TimedStore
@@ -117,8 +116,8 @@ class SharedPeers:
 class Meeting:
     """Factory of coordinators, one for each save of a saver in one process group.
 
-    `store` is under the savers' prefix, over its own connection; None connects to the address in `seat`. Without
-    `shared`, the monitors know a rank only after the first phase of its first save.
+    `store` has its own connection; None connects to the address in `seat`. Without `shared`, the monitors know a rank
+    only after the first phase of its first save.
     """
 
     def __init__(self, seat: Seat, store: KeyValueStore | None = None, shared: SharedPeers | None = None) -> None:
@@ -131,7 +130,7 @@ class Meeting:
         self._peers: Peers | None = None
 
     def coordinator(self, ticket: Ticket, *, watch: bool = True) -> Coordinator:
-        """Return the coordinator of one save, without waiting; with `watch`, lost ranks are detected."""
+        """Return a save's coordinator, without waiting; with `watch`, lost ranks are detected."""
         seat = self.seat
         if self.store is None:
             return LocalCoordinator()
@@ -164,7 +163,6 @@ class Meeting:
             self._peers = None
 
     def _renewed_peers(self, store: KeyValueStore, ticket: Ticket) -> Peers:
-        """Return the monitor, which all ranks replace after the end of a worker."""
         if self._peers is None or self._epoch != ticket.epoch:
             self.close()
             seat = self.seat
@@ -179,7 +177,7 @@ _KEPT_SAVES = 1024
 
 
 class GroupLink:
-    """Link of a saver to the other ranks of a group; the base class is for a rank alone."""
+    """Link of a saver to a group's ranks; the base class is for a rank alone."""
 
     agrees = True
     """Whether ranks can agree to skip or supersede a save without waiting."""
@@ -228,11 +226,11 @@ class GroupLink:
     def report_losses(self, ticket: Ticket) -> None:
         """Make a save in a worker fail if a rank is lost; called from time to time.
 
-        Workers watch each other only after the first phase of their first save.
+        Workers watch each other only after their first phase.
         """
 
     def for_worker(self) -> Seat:
-        """Return a worker's settings. Raises WorkerError if it cannot reach the store."""
+        """Return a worker's settings. Raises WorkerError without a reachable store."""
         return self.seat
 
     def worker_ended(self) -> None:
@@ -421,7 +419,7 @@ class LinkTable:
             raise
 
     def _number(self, group: dist.ProcessGroup, key: str, store: TimedStore) -> tuple[int, str]:
-        """Return this saver's number in its group, whose savers all ranks create in the same order, and its prefix."""
+        """Return this saver's number, by the order of creation on all ranks, and its prefix."""
         place = f"{start_prefix(group)}dcp-async/{key}"
         if group not in self._numbers:
             apart = TimedStore(innermost_store(store), store.timeout_seconds)

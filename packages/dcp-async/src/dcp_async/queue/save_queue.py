@@ -1,4 +1,4 @@
-"""Queue of saves with overlap policies, which runs one save at a time in a thread."""
+"""Queue of saves with overlap policies."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GO, SKIP, SUPERSEDED = "go", "skip", "superseded"
 
 
 class SaveQueue:
-    """Queue of one process's saves, which a thread runs in order; `save_seconds` limits each wait."""
+    """Queue of one process's saves, which a thread runs one at a time; `save_seconds` limits each wait."""
 
     def __init__(self, run: Callable[[SaveJob], Metadata], name: str, save_seconds: float = 3600.0) -> None:
         self._run = run
@@ -60,7 +60,7 @@ class SaveQueue:
             raise error
 
     def next_unasked(self) -> BaseException | None:
-        """Return the next unread error, if any, and mark it as read."""
+        """Return the next unread error, marked as read."""
         return _next_unasked(self._failed)
 
     def log_unasked(self) -> None:
@@ -81,7 +81,7 @@ class SaveQueue:
         return True
 
     def wait_turn(self) -> None:
-        """Wait until no save is running or queued. Raises SaverDeadlineError if one takes `save_seconds`."""
+        """Wait until all saves have ended. Raises SaverDeadlineError if one takes `save_seconds`."""
         self._wait_turn(lambda: not self.busy)
 
     def put(self, job: SaveJob) -> None:
@@ -100,7 +100,7 @@ class SaveQueue:
             raise
 
     def drain(self, seconds: float) -> None:
-        """Wait until no save is running or queued. Raises SaverDeadlineError after `seconds`."""
+        """Wait until all saves have ended. Raises SaverDeadlineError after `seconds`."""
         if not self._wait(lambda: not self.busy, seconds):
             running = self._running or self._waiting
             where = "" if running is None else f" to {running.checkpoint_id!s}"
@@ -245,7 +245,7 @@ def _superseded(job: SaveJob) -> SaveSkippedError:
 
 
 def check_policy(job: SaveJob, policy: Overlap) -> None:
-    """Raise OperationError if ranks have different policies, and would wait for each other."""
+    """Raise OperationError if ranks have different policies."""
     other = job.ticket.overlap
     if other and other != policy:
         raise OperationError(
@@ -255,7 +255,7 @@ def check_policy(job: SaveJob, policy: Overlap) -> None:
 
 
 class Entry:
-    """Lock of a saver: either a save starts or copies tensors, or a thread changes tensors inside `lock`."""
+    """Lock of a saver: a save starts or copies tensors, or a thread changes tensors inside `lock`."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -290,7 +290,7 @@ class Entry:
     def enter(self, seconds: float) -> bool:
         """Return whether this thread may start a save, after at most `seconds`.
 
-        Raises OperationError if this thread is already starting a save.
+        Raises OperationError if this thread is already starting one.
         """
         here = threading.get_ident()
         with self._changed:
@@ -311,7 +311,7 @@ class Entry:
             self._changed.notify_all()
 
     def copy_later(self) -> Callable[[], None]:
-        """Keep threads out of `lock` after `leave`, until the returned function is called."""
+        """Keep threads out of `lock` until the returned function is called."""
         with self._changed:
             self._copies += 1
         return self._end_copy

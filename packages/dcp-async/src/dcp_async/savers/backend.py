@@ -18,7 +18,7 @@ __all__ = ["Backend", "BackendRun", "ThreadBackend"]
 
 
 class Backend(Protocol):
-    """Contract of the thread or process that runs the saves of an `AsyncSaver`."""
+    """Runs the saves of an `AsyncSaver`, in a thread or process."""
 
     shares_memory: bool
     """Whether staged copies must be in memory that another process can map."""
@@ -28,15 +28,15 @@ class Backend(Protocol):
         ...
 
     def before_save(self) -> None:
-        """Prepare for a save, before the copy, in the thread that calls `save`. Must not wait."""
+        """Prepare for a save, before the copy, in the caller's thread. Must not wait."""
         ...
 
     def run(self, job: SaveJob) -> Metadata:
-        """Run one save, and return the checkpoint's metadata. All calls come from one thread."""
+        """Run one save; return the metadata. All calls come from one thread."""
         ...
 
     def close(self) -> None:
-        """Release all resources, such as processes. Garbage collection of the backend must release them too."""
+        """Release all resources, such as processes. Garbage collection must release them too."""
         ...
 
 
@@ -49,7 +49,7 @@ class BackendRun:
         self._backend = backend
 
     def __call__(self, job: SaveJob) -> Metadata:
-        """Save once the copy is complete; report an error of staging to the other ranks."""
+        """Save once the copy is complete; report a staging error to other ranks."""
         try:
             self.copies.await_copy(job)
             if job.staged is None and self._backend.shares_memory:

@@ -63,7 +63,7 @@ class _Known:
 
 
 class ProcessBackend:
-    """Backend that saves in a worker process, which starts on first use and is replaced after its end."""
+    """Backend with a worker process, which starts on first use and is replaced after its end."""
 
     shares_memory = True
 
@@ -108,7 +108,6 @@ class ProcessBackend:
             WorkerError: The worker cannot be started, or the storage writer or planner cannot be sent.
             WorkerLostError: The worker ended during the save.
             SaverDeadlineError: The save took longer than `save_seconds`.
-            Exception: The save failed in the worker with this error.
         """
         self._phases.begin()
         try:

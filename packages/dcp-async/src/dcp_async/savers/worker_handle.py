@@ -113,7 +113,7 @@ class WorkerProcess:
         self._ready = True
 
     def send(self, message: object, descriptor: int | None = None) -> None:
-        """Send a message. Raises WorkerLostError if the worker has ended, or was killed for accepting no data."""
+        """Send a message. Raises WorkerLostError if the worker has ended, or accepted no data and was killed."""
         try:
             self._connection.settimeout(self._options.silence_seconds)
             self.bytes_sent += send_message(self._connection, message, descriptor)
@@ -127,11 +127,8 @@ class WorkerProcess:
     def read(self, deadline: float, *, starts: bool = False, meanwhile: Callable[[], object] | None = None) -> Any:
         """Return the worker's next answer; pass on events, log records and warnings before it.
 
-        `meanwhile` is called every few seconds.
-
-        Raises:
-            WorkerLostError: The worker has ended, or was killed because it sent no heartbeat for too long.
-            SaverDeadlineError: The deadline (`time.monotonic()`) has passed; the worker was killed.
+        `meanwhile` is called every few seconds. A worker that sends no heartbeat (WorkerLostError), or no answer before
+        `deadline` of `time.monotonic` (SaverDeadlineError), is killed.
         """
         limit = "start_seconds" if starts else "save_seconds"
         left = deadline - time.monotonic()

@@ -1,4 +1,4 @@
-"""Main program of a worker process, which exits as soon as the trainer ends, even if it is killed."""
+"""Main program of a worker process, which exits as soon as the trainer ends or is killed."""
 
 from __future__ import annotations
 
@@ -40,10 +40,7 @@ class Trainer:
                 os._exit(1)
 
     def listen(self, parent: int) -> None:
-        """Queue the trainer's messages; exit when it ends.
-
-        The process `parent` is watched as well, because its forks may keep the socket open.
-        """
+        """Queue the trainer's messages; exit when its process ends, even if forks keep the socket open."""
         poller = select.poll()
         poller.register(self._connection, select.POLLIN)
         poller.register(_watch(parent), select.POLLIN)

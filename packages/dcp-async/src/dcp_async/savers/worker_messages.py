@@ -1,7 +1,6 @@
-"""Messages between trainer and worker, and their transport over a socket. Imports no torch.
+"""Messages between trainer and worker, pickled: both belong to the same program and user. Imports no torch.
 
-Pickle is safe here: both processes belong to the same program and user. A file descriptor follows its message with
-one extra byte (SCM_RIGHTS).
+A file descriptor follows its message with one extra byte (SCM_RIGHTS).
 """
 
 from __future__ import annotations
@@ -143,7 +142,7 @@ class Warned:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A save succeeded, with a save id for the metadata, or the metadata."""
+    """A save succeeded: a save id for the metadata, or the metadata."""
 
     number: int
     save_id: str | None
@@ -172,10 +171,7 @@ def send_message(connection: socket.socket, message: object, descriptor: int | N
 def read_message(connection: socket.socket) -> Any:
     """Receive one message; for a `NewArena` or `NewWaves`, message and file descriptor.
 
-    Raises:
-        EOFError: The peer has closed the connection.
-        TimeoutError: No data arrived for the connection's timeout.
-        pickle.UnpicklingError: The message cannot be unpickled here; `__cause__` has the error.
+    Raises EOFError, TimeoutError, or UnpicklingError, whose `__cause__` has the error.
     """
     (length,) = _LENGTH.unpack(_read(connection, _LENGTH.size))
     data = _read(connection, length)

@@ -187,7 +187,6 @@ class WorkerSaves:
         return state, writer, planner
 
     def _join_process_group(self, meeting: Meeting, ticket: Ticket) -> None:
-        """Join the gloo group of all workers, a new one after a worker was replaced."""
         seat, wanted = meeting.seat, (meeting.seat.key, ticket.epoch)
         if seat.address is None or self._process_group == wanted:
             return

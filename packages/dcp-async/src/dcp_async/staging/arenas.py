@@ -27,10 +27,9 @@ _CUDA_HOST_REGISTER_PORTABLE = 1
 
 
 class Arena:
-    """A reusable memory buffer that holds the staged tensors of one save at a time.
+    """A reusable buffer for the staged tensors of one save at a time.
 
-    With `shared`, it is a memory file, which another process can map by its `descriptor`; with `pinned`, it is pinned
-    if CUDA is available.
+    With `shared`, it is a memory file, which another process can map by its `descriptor`.
     """
 
     def __init__(self, *, shared: bool, pinned: bool) -> None:
@@ -165,11 +164,9 @@ class LentArenas:
             return sum(arena.nbytes for arena in self._taken)
 
     def take(self, nbytes: int, lender: MemoryLender) -> LentArena:
-        """Borrow an arena of at least `nbytes` bytes.
+        """Borrow an arena of at least `nbytes`.
 
-        Raises:
-            NotEnoughMemoryError: The arena would be larger than `max_bytes`.
-            OSError: The lender's memory is full.
+        Raises NotEnoughMemoryError, or OSError if the lender's memory is full.
         """
         if self._max_bytes is not None and nbytes > self._max_bytes:
             raise NotEnoughMemoryError(
@@ -235,12 +232,7 @@ class ArenaPool:
             return self._lent.nbytes + sum(arena.nbytes for arena in (*self._free, *self._taken))
 
     def take(self, nbytes: int, lender: MemoryLender | None = None) -> Arena:
-        """Return an unused arena of at least `nbytes` bytes, from the `lender` if given.
-
-        Raises:
-            NotEnoughMemoryError: All arenas together would exceed `max_bytes`.
-            OSError: The lender's memory is full.
-        """
+        """Return an unused arena of at least `nbytes`, from the `lender` if given; raise as `LentArenas.take` does."""
         if lender is not None:
             return self._lent.take(nbytes, lender)
         with self._lock:

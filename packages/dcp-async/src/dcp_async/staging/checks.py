@@ -39,11 +39,9 @@ def check_described(contents: Contents, sources: Sources) -> None:
 
 
 def check_placed(contents: Contents, sources: Sources, placement: Placement) -> None:
-    """Check that each copy lies inside the arena, is aligned, and includes all bytes of its tensor.
+    """Raise StagingMismatchError unless each copy lies inside the arena, is aligned, and has all bytes of its tensor.
 
-    Raises:
-        UnsupportedValueError: The storage of a tensor is smaller than its shape and strides require.
-        StagingMismatchError: The layout is wrong.
+    Raise UnsupportedValueError for a storage that is smaller than its tensor.
     """
     for row in sources.without_memory():
         check_memory(contents.names[row], contents.tensors[row])
@@ -117,7 +115,7 @@ class Samples:
 
 
 class MutationGuard:
-    """Guard that samples up to 64 bytes at random positions of at most `samples` contiguous tensors in host memory."""
+    """Samples up to 64 bytes at random positions of at most `samples` contiguous tensors in host memory."""
 
     def __init__(self, samples: int = 64) -> None:
         self._samples = samples

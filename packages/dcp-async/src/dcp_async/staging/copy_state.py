@@ -65,7 +65,7 @@ def copied_strides(shape: Sequence[int], strides: tuple[int, ...], *, compact: b
 
 
 def on_this_stream(function: Callable[[], T]) -> Callable[[], T]:
-    """Wrap a function for another thread, whose CUDA copies come after this thread's current stream."""
+    """Wrap a function for another thread; its CUDA copies come after this thread's current stream."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return function
     stream = torch.cuda.current_stream()
@@ -163,8 +163,7 @@ _KEPT_STRUCTURES = 16
 class Structure:
     """Skeleton of a state dict, and layout of the tensors in the arena.
 
-    From offset `resident_bytes` on, tensors are copied in waves. `compact` copies are contiguous instead of having the
-    tensor's strides.
+    From offset `resident_bytes` on, tensors are copied in waves. `compact` copies are contiguous.
     """
 
     identifier: str
@@ -199,7 +198,7 @@ class Staged:
 def staged_tensors(
     structure: Structure, memory: torch.Tensor, addresses: torch.Tensor | None = None
 ) -> list[torch.Tensor]:
-    """Return the tensors as views of an arena's memory, and of `addresses` for waves."""
+    """Return the tensors as views of an arena, and of `addresses` for waves."""
     described = zip(leaves_of(structure.skeleton), structure.offsets, structure.compact, strict=True)
     found = []
     for (dtype, shape, strides), offset, compact in described:
@@ -242,13 +241,13 @@ class Stager:
     ) -> Staged:
         """Copy a state dict into an arena; the copy is complete on return, except for waves.
 
-        With `nested` False, each top-level container is one object. `free_memory` waits for earlier copies, if memory
-        is full. A `lender` gives the memory for the whole copy.
+        With `nested` False, each top-level container is one object. `free_memory` waits for earlier copies. A `lender`
+        gives the memory for the whole copy.
 
         Raises:
             UnsupportedValueError: A tensor or object cannot be saved.
             NotEnoughMemoryError: The copy would exceed the memory limit.
-            StagingMismatchError: A tensor changed or moved, or its copy does not match its description.
+            StagingMismatchError: A tensor changed, or its copy is wrong.
         """
         with self._lock:
             contents = look_through(state_dict, nested=nested, forms=self._forms)
@@ -263,7 +262,7 @@ class Stager:
         return self.budget.nbytes, placement.nbytes - self.budget.nbytes
 
     def stage_as_it_is(self, state_dict: dict[str, Any]) -> tuple[dict[str, Any], Arena]:
-        """Copy for a custom planner, which keeps container types, DTensors and objects."""
+        """Copy for a custom planner, with container types, DTensors and objects."""
         arenas: list[Arena] = []
 
         def copy_tensors(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -1,7 +1,4 @@
-"""Layout of tensor copies in an arena: shared bytes are copied once, and unused bytes are not.
-
-With a `Budget`, the largest copies that do not fit pass through a window of the arena in waves.
-"""
+"""Layout of tensor copies in an arena. With a `Budget`, the largest copies pass through a window of it in waves."""
 
 from __future__ import annotations
 
@@ -135,8 +132,8 @@ def _extent(tensor: torch.Tensor) -> int:
 def place(sources: Sources, budget: Budget | None = None) -> Placement:
     """Return the layout of the copies of tensors in an arena.
 
-    Tensors that share memory share it in the arena, as one aligned group, so views stay views. Groups that do not fit
-    into `budget` come last, the largest if possible.
+    Tensors that share memory share it there, as one aligned group, so views stay views. Groups that do not fit into
+    `budget` come last.
     """
     # A tensor that is not aligned for its dtype is copied separately, as bytes: in the arena torch might crash on it.
     astray = sources.addresses % sources.item_bytes != 0

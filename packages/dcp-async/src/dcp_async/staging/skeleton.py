@@ -69,10 +69,9 @@ class Contents:
 def look_through(
     state_dict: Mapping[Any, Any], *, nested: bool = True, forms: dict[Hashable, Any] | None = None
 ) -> Contents:
-    """Split a state dict into skeleton, tensors, and objects, which are copied (serialized).
+    """Split a state dict into skeleton, tensors, and objects, which are serialized. Raises UnsupportedValueError.
 
-    With `nested` False, each top-level container is one object. Pass the same cache `forms` for each save. Raises
-    UnsupportedValueError for a value that cannot be saved.
+    With `nested` False, each top-level container is one object. Pass the same cache `forms` for each save.
     """
     walk = _Walk(nested=nested, forms={} if forms is None else forms)
     walk.contents.skeleton = walk.mapping(state_dict, "", top=True)

@@ -1,6 +1,6 @@
 """Waves: copying of tensors that do not fit into the memory for copies, while the save writes them.
 
-`WaveSource` is the trainer's part: the thread that called `save` copies on request, so that nothing changes before the
+For `WaveSource` in the trainer, the thread that called `save` copies on request, so that nothing changes before the
 last byte is copied. `WaveFeed` is the save's part. Each message is one packet:
 
     ("begin", item, offset, dtype, shape, strides)   an item in the layout of the copies
@@ -40,10 +40,7 @@ _SLICE_SECONDS = 0.1
 
 
 class WaveSource:
-    """Source of one save's tensors that do not fit.
-
-    The window is the end of `memory`. `check` raises an error if a tensor has changed since the copy began.
-    """
+    """The tensors that do not fit. The window is the end of `memory`; `check` raises if a tensor has changed."""
 
     def __init__(
         self,
@@ -65,12 +62,9 @@ class WaveSource:
         self._ours, self.saver_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
     def serve(self, is_over: Callable[[], bool], seconds: float) -> None:
-        """Serve requests until everything is copied or the save has ended.
+        """Serve requests until everything is copied or the save has ended; the save fails with a raised error.
 
-        Raises:
-            SaverDeadlineError: The storage did not take the bytes within `seconds`.
-            StagingMismatchError: A tensor was changed.
-            Exception: A tensor cannot be copied. The save fails with the same error.
+        Raises SaverDeadlineError after `seconds`, StagingMismatchError for a changed tensor, or a copy's error.
         """
         try:
             self._serve(is_over, time.monotonic() + seconds, seconds)
@@ -220,7 +214,7 @@ def reserve_addresses(nbytes: int) -> torch.Tensor:
 class WaveFeed:
     """Source of the bytes of tensors that are copied in waves.
 
-    `connection` is a socket to the `WaveSource`, closed by `close`. `piece_bytes` is the size of a slot.
+    `connection`, to the `WaveSource`, is closed by `close`. `piece_bytes` is the size of a slot.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Connections of this process to keepers, one per keeper, with mapped segments and the lender of memory."""
+"""Connections to keepers, one per keeper, with mapped segments and the lender of memory."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Segments:
         link.when_lost.append(self.forget)
 
     def get(self, inode: int, epoch: int) -> MemoryFile:
-        """Return a segment; raise KeeperLostError if the connection is lost, OSError if too many files are open."""
+        """Return a segment. Raises KeeperLostError, or OSError if too many files are open."""
         key = epoch, inode
         with self._lock:
             found = self._files.get(key)
@@ -184,11 +184,9 @@ class Lender:
         link.when_lost.append(self._lose)
 
     def lend(self, nbytes: int, *, seconds: float) -> Loan:
-        """Lend at least `nbytes` bytes (1 or more), newly allocated after `seconds`; start a keeper if needed.
+        """Lend at least `nbytes` (1 or more), newly allocated after `seconds`; start a keeper if needed.
 
-        Raises:
-            StorageError: The keeper lacks the memory (`errno` is ENOSPC), or could not be started.
-            KeeperLostError: The keeper does not answer.
+        Raises StorageError (`errno` is ENOSPC) if memory is missing or no keeper starts, or KeeperLostError.
         """
         if nbytes < 1:
             raise ValueError(f"nbytes={nbytes} must be at least 1")

@@ -1,4 +1,4 @@
-"""`Link`: this process's connection to a keeper, shared by its threads, which starts the keeper if need be."""
+"""`Link`: this process's connection to a keeper, which it starts if need be."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Link:
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
         self._unanswered: socket.socket | None = None
-        """Connection on which the keeper owes an answer."""
+        """Connection of an unanswered request."""
         self._keeps_alive = False
         self._later: deque[tuple[int, int]] = deque()
         self.when_lost: list[Callable[[], object]] = []
@@ -85,7 +85,7 @@ class Link:
             NoKeeperError: The run has no keeper.
             KeeperLostError: The connection of this epoch is lost, or the keeper does not answer.
             StorageError: The keeper's memory is full; `errno` is ENOSPC.
-            KeeperRefusedError: The keeper or its folder belongs to another user.
+            KeeperRefusedError: See there.
         """
         with self._lock:
             for attempt in range(2):
@@ -366,7 +366,7 @@ def check_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
 def start_process(run: str, folder: str, options: Mapping[str, Any], seconds: float = START_SECONDS) -> None:
     """Start a keeper in its own session, unless this run has one, and wait until it accepts connections.
 
-    Options that are None have their defaults. Raises StorageError with the keeper's output after `seconds`.
+    Raises StorageError, with the keeper's output, after `seconds`.
     """
     arguments = [run, "--detach"]
     for name, value in options.items():

@@ -51,11 +51,7 @@ def keep_streams_open() -> None:
 
 
 def run_keeper(options: KeeperOptions, ready: int | None = None) -> None:
-    """Serve a run until the keeper is stopped; return immediately if the run has a keeper.
-
-    Raises:
-        OSError: The folder of keepers cannot be used; the message says why.
-    """
+    """Serve a run until stopped; return immediately if it has a keeper. Raises OSError for an unusable folder."""
     os.umask(0o077)
     with KeeperFolder(folder_path(), make=True) as folder, folder.alone(options.run) as alone:
         if alone:
@@ -65,10 +61,7 @@ def run_keeper(options: KeeperOptions, ready: int | None = None) -> None:
 
 
 def run_detached(options: KeeperOptions) -> int:
-    """Start a keeper in its own session, which signals to the caller's process group do not reach.
-
-    Return the exit code, once the keeper accepts connections or has failed.
-    """
+    """Start a keeper in its own session; return the exit code, once it accepts connections or has failed."""
     os.environ[FOLDER_VARIABLE] = folder_path()  # it leaves the working folder, from which the path may start
     answers, ready = os.pipe()
     if os.fork():

@@ -46,10 +46,8 @@ class Arena:
 
     segment: Segment
     borrower: Borrower | None = None
-    """Connection with a loan or reservation."""
     lent: bool = False
     users: int = 0
-    """Number of objects and sinks in it."""
     left: set[int] = field(default_factory=set)
     """Lost connections whose processes may still use it."""
     known: set[int] = field(default_factory=set)
@@ -225,7 +223,7 @@ _OF_SIZE = -1
 
 
 def _best(arenas: Iterable[Arena], nbytes: int, borrower: Borrower, most_bytes: int | None = _OF_SIZE) -> Arena | None:
-    """Return the smallest fitting arena (`most_bytes` None: of any size), preferably one that is mapped already."""
+    """Return the smallest arena that fits (`most_bytes` None: any), preferably one that is mapped already."""
     most = _most_bytes(nbytes) if most_bytes == _OF_SIZE else most_bytes
     fitting = [arena for arena in arenas if _fits(arena, nbytes, most)]
     return min(

@@ -23,7 +23,6 @@ class StoredObject:
     size: int
     mtime: float
     blob: bytes | None
-    """Bytes of a small object."""
     extents: bytes = b""
     """Records of `wire.EXTENT`, in order."""
     ranges: tuple[SlabRange, ...] = ()

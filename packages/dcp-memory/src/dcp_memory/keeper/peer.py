@@ -54,11 +54,9 @@ class Peer:
         return self._next
 
     def receive(self) -> dict[str, Any] | None:
-        """Read arrived bytes; return the fields of a complete request, with its `payload`, or None.
+        """Return the fields of a complete request, with its `payload`, or None.
 
-        Raises:
-            ValueError: The bytes are not a request.
-            ConnectionError: The client has closed the connection.
+        Raises ValueError if the bytes are not a request, ConnectionError at the connection's end.
         """
         while True:
             if self._wanted:

@@ -40,7 +40,6 @@ class Pool:
         self._freeing = 0
         """Bytes that the thread has yet to free."""
         self.destroyed = 0
-        """Number of destroyed segments."""
         self.segments: dict[int, Segment] = {}
         self._available = available
         self._wake = wake

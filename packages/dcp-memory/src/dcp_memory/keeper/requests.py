@@ -35,7 +35,6 @@ class Keeper:
         self.began = time.time()
         self.stopping = False
         self.clients: Callable[[], int] = int
-        """Returns the number of clients."""
 
     def forget(self, peer: Peer) -> None:
         """Free everything of a closed connection."""

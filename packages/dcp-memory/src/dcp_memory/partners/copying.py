@@ -33,7 +33,6 @@ class _Found:
     save_id: str = ""
     host: str = ""
     needed: frozenset[str] = frozenset()
-    """All files of the index."""
     own: frozenset[str] = frozenset()
     """Those that the host has, without copies of others."""
 
@@ -72,7 +71,6 @@ class _Copy:
         self._rate = rate
         self._peers = request.peers or PeerOptions()
         self.leads = request.leaders[coordinator.rank] == coordinator.rank
-        """Whether this rank looks after its host's store."""
         self._part: _Part | None = None
         self._streams: Streams | None = None
         self._courier: Courier | None = None
@@ -217,7 +215,7 @@ def _agree(found: list[_Found | None]) -> tuple[bytes, tuple[str, ...], str | No
 
 
 def _is_over(states: Sequence[str | None]) -> bool:
-    """Return whether all parts are with their partners; raise _NotProtectedError if a host has a problem."""
+    """Return whether all parts are with their partners. Raises _NotProtectedError."""
     if problem := next(filter(None, states), None):
         raise _NotProtectedError(problem)
     return all(state is None for state in states)

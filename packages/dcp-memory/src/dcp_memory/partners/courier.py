@@ -47,7 +47,6 @@ class Kind(IntEnum):
     WANTED = 2
     """Numbers of files that the receiver lacks."""
     PIECE = 3
-    """Bytes of a file, as payload."""
     DONE = 4
     """The receiver has all wanted files."""
     REFUSED = 5
@@ -60,10 +59,8 @@ class Message:
 
     kind: Kind
     number: int = 0
-    """Number of the file."""
     offset: int = 0
     crc: int = 0
-    """CRC32 of the piece."""
     text: str = ""
     """Numbers of wanted files, or a reason."""
 
@@ -174,12 +171,7 @@ class Intake:
             self._complete()
 
     def take(self, message: Message, piece: memoryview) -> None:
-        """Take the next bytes of a file.
-
-        Raises:
-            CorruptCheckpointError: The bytes were changed, or are not the next ones.
-            OSError: The store failed, or is full.
-        """
+        """Take the next bytes of a file. Raises CorruptCheckpointError for wrong bytes, OSError if the store fails."""
         name = self._names[message.number]
         if crc32(piece) != message.crc:
             raise CorruptCheckpointError("a piece was changed on its way", file=name, offset=message.offset)
@@ -270,7 +262,6 @@ class Courier:
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
         self.resume: Callable[[Stream], object] = lambda _: None
-        """The dispatcher's `resume`."""
         self.bytes_sent = 0
         self.problem: str | None = None
         """Why this host's part is not with its partner, as a clause."""

@@ -95,15 +95,9 @@ class Peers:
 
     One instance serves all operations of a group with the same coordinator rank, in all threads of this process.
 
-    Args:
-        store: Connection to the group's store, where this rank publishes its process identity and addresses.
-        number: Number of this monitor in the store; the same on all ranks.
-        rank: Rank of this process within the group.
-        world_size: Number of ranks in the group.
-        coordinator_rank: Rank within the group at the top of the tree.
-        options: The same on all ranks.
-        process: Identity of this rank's process; None for the calling process.
-        fan_out: Largest number of leaders below one rank; None for a tree without leaders.
+    This rank publishes the identity of `process` (None: the calling process) and its addresses in `store`, where
+    `number` tells monitors apart. `number` and `options` are the same on all ranks. The coordinator rank is at the top
+    of the tree, which has no leaders if `fan_out` is None.
     """
 
     def __init__(
@@ -192,7 +186,7 @@ class Peers:
             self._see_out(self._guests.unwelcome())
 
     def _calls(self, above: Card, seen: Container[int]) -> bool:
-        """Return whether this rank connects to the rank above; it watches the `seen` ones."""
+        """Return whether this rank connects to the rank above instead of watching it."""
         return above.rank not in seen
 
     def _wire(self, store: KeyValueStore) -> StoreWire:
@@ -364,7 +358,6 @@ class _PeerHandles:
     doors: dict[int, socket.socket] = field(default_factory=dict)
     links: dict[int, Link] = field(default_factory=dict)
     watched: dict[int, int] = field(default_factory=dict)
-    """Descriptor of a process → rank."""
 
     def add_link(self, link: Link) -> None:
         self.links[link.fileno()] = link

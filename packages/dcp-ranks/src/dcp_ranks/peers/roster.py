@@ -28,8 +28,8 @@ _START_FIELD = 19  # field of /proc/<pid>/stat, counted after the process's name
 class ProcessIdentity:
     """Unique identity of a process in a cluster.
 
-    `host` is the boot id and pid namespace: processes with the same `host` see each other's pids. `started`, the start
-    time in clock ticks since the boot, tells apart processes with the same pid.
+    `host` is boot id and pid namespace: processes with the same `host` see each other's pids. `started`, in clock ticks
+    since the boot, tells apart processes with the same pid.
     """
 
     host: str
@@ -55,8 +55,8 @@ def own_identity() -> ProcessIdentity:
 def watch_process(process: ProcessIdentity, own_host: str) -> int | None:
     """Open a pidfd, which becomes readable when the process ends; the caller must close it.
 
-    Return None if the process is on another machine or in another container than `own_host`, or the kernel lacks pidfd.
-    Raise ProcessLookupError if the process has ended.
+    Return None for another machine or container than `own_host`, or if the kernel lacks pidfd. Raise
+    ProcessLookupError if the process has ended.
     """
     if process.host != own_host or not hasattr(os, "pidfd_open"):
         return None

@@ -73,13 +73,9 @@ def own_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
 class CollectiveCoordinator(PhasedCoordinator):
     """Coordinator of ranks that communicate by object collectives of a process group.
 
-    The group's next operation waits for `close`. Only the group's timeout detects a missing rank, and its error names
-    no rank. While an operation runs in another thread, the trainer must not use the same group.
-
-    Args:
-        group: Process group of the ranks.
-        coordinator_rank: Rank within the group that runs each `reduce_fn`.
-        timeout_seconds: Seconds that an operation waits for this rank's earlier operations.
+    The group's next operation waits for `close`, at most `timeout_seconds`. Only the group's timeout detects a missing
+    rank, and its error names no rank. While an operation runs in another thread, the trainer must not use the same
+    group.
 
     Example:
         ```python

@@ -31,12 +31,8 @@ class Coordinator(ABC):
     derive from `Exception`, such as `KeyboardInterrupt`, is re-raised unchanged on its own rank. Waiting is limited: a
     rank raises `PeerLostError` or `CoordinatorTimeoutError`, which name ranks, or `CoordinatorLostError`.
 
-    Results of `map_fn` and `reduce_fn` are pickled for other ranks, and passed directly on the coordinator.
-
-    Args:
-        rank: Rank of this process within the group.
-        world_size: Number of ranks in the group.
-        coordinator_rank: Rank within the group that runs each `reduce_fn`.
+    Results of `map_fn` and `reduce_fn` are pickled for other ranks, and passed directly on the coordinator, the rank
+    `coordinator_rank` within the group.
     """
 
     def __init__(self, rank: int, world_size: int, coordinator_rank: int) -> None:

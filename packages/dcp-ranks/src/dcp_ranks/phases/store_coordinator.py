@@ -33,10 +33,13 @@ class StoreCoordinator(PhasedCoordinator):
     """Coordinator of ranks that communicate through a store. A rank may use several at the same time, in any threads.
 
     The constructor draws the operation's sequence number without waiting. All ranks must construct their coordinators
-    in the same order, before any user code runs. `rank`, `world_size` and `coordinator_rank` are as for `Coordinator`.
+    in the same order, before any user code runs.
 
     Args:
         store: Connection to the store; no other coordinator may use it meanwhile (see `borrow_store`).
+        rank: Rank of this process within the group.
+        world_size: Number of ranks in the group.
+        coordinator_rank: Rank within the group that runs each `reduce_fn`.
         sequence: Sequence number from `draw`; None to draw one.
         timeout_seconds: Seconds that a rank waits for the others in one phase, from its own arrival.
         hosts_store: Whether this process may be the store's server: `close` then waits seconds at most until every rank
@@ -107,7 +110,7 @@ class StoreCoordinator(PhasedCoordinator):
     def give_up_on(self, lost: Mapping[int, str]) -> None:
         """Make the first phase fail on all ranks, unless it has ended, because ranks (rank → how) are lost.
 
-        For a process that does not run the operation, but watches the processes that it needs.
+        For a process that watches the processes that it needs, without running the operation.
         """
         self._round(0).give_up_on(lost)
 

@@ -64,10 +64,7 @@ class StoreRound:
         self._own_keys: list[str] = []
 
     def run(self, outcome: Outcome, conclude: Callable[[list[Outcome]], Answer]) -> tuple[Verdict, bytes | None]:
-        """Send this rank's outcome; return the verdict and, if it is scattered, this rank's pickled value. Collective.
-
-        `conclude` runs once, on the coordinator, with the outcomes in rank order.
-        """
+        """Send this rank's outcome; return as `PhasedCoordinator._exchange` does. Collective."""
         if self._wire.has(self._verdict):  # others have given up on this rank
             return self._read(), None
         self._own_keys = self._wire.put(f"{self._up}{self._seat.rank}", encode(outcome))

@@ -45,7 +45,6 @@ class Attempt:
         self.connection: socket.socket | None = None
         self.events = 0
         self.until = now
-        """Time of the monotonic clock."""
         self.is_done = False
         """Whether `connection` is authenticated and belongs to the caller."""
         self.failed: list[str] = []

@@ -1,8 +1,7 @@
 """Listening sockets of a rank, and how two ranks of one job authenticate each other over a new TCP connection.
 
-Connections carry only HMACs of random numbers under a shared secret. The listener publishes a challenge in the store.
-The caller sends a random number with an HMAC of both numbers, and the listener answers with another HMAC. Later
-messages are not encrypted.
+The listener publishes a challenge in the store. The caller sends a random number with an HMAC of both numbers under
+a shared secret, and the listener answers with another HMAC. Later messages are not encrypted.
 """
 
 from __future__ import annotations
@@ -141,7 +140,7 @@ class Guests(Generic[Guest]):
     def __init__(self, receive: Callable[[socket.socket], Guest]) -> None:
         self._receive = receive
         self.waiting: dict[Guest, float] = {}
-        """Connection, the oldest first → time of arrival."""
+        """By time of arrival."""
 
     def accept(self, door: socket.socket) -> Iterator[Guest]:
         """Yield accepted connections, at most 64 per call."""

@@ -166,12 +166,8 @@ class TimedStore:
 class StoreWire:
     """Keys of a `torch.distributed` store under a prefix: values of any size, counters, and keys that are set once.
 
-    All methods raise `CoordinatorLostError` if the store does not answer.
-
-    Args:
-        store: Connection to the store; no other thread may use it.
-        prefix: Prefix of every key.
-        world_size: Number of ranks that poll the store; more ranks poll less often.
+    All methods raise `CoordinatorLostError` if the store does not answer. No other thread may use `store`. The more
+    ranks poll it (`world_size`), the less often each does.
 
     Example:
         ```python
