@@ -27,12 +27,9 @@ class StoreBackend:
     """Byte engine for the folder of one checkpoint: carries out saves and loads for the storages of `dcp_core`.
 
     Args:
-        store: The folder.
-        layout: See `Layout`.
         threads: Number of writer or reader threads of this rank.
         single_file: Whether each writer thread writes one file for all its items; otherwise one file per item.
         sync: Whether saves survive a crash of the machine (fsync).
-        verify: See `Verify`.
         stale_after_seconds: See `SaveSession.begin`.
         max_inflight_bytes: Limit of the memory for buffers of a write or a read.
 
@@ -154,10 +151,8 @@ class StoreBackend:
     def read_index(self) -> CheckpointIndex:
         """Return the index of the newest complete checkpoint.
 
-        Raises:
-            CheckpointNotFoundError: The checkpoint does not exist.
-            CorruptCheckpointError, UnsafeCheckpointError, UnsupportedFormatError: The index is damaged, hostile, or of
-                an unknown format.
+        Raises CheckpointNotFoundError without a checkpoint, CorruptCheckpointError, UnsafeCheckpointError or
+        UnsupportedFormatError for a damaged, hostile or unknown index.
         """
         current = read_current(self.store)
         if current.damage is not None:

@@ -14,12 +14,10 @@ T = TypeVar("T")
 
 
 class RecentlyUsed(Generic[K, T]):
-    """Cache that evicts the least recently used values (LRU); thread-safe.
+    """Cache of `size` values that evicts the least recently used ones (LRU); thread-safe.
 
-    Args:
-        size: Number of values.
-        weigh: Weight of a value, such as its size in bytes.
-        free_weight: Total weight up to which the cache may hold more than `size` values.
+    It may hold more values up to the total weight `free_weight`; `weigh` returns a value's weight, such as its size in
+    bytes.
 
     Example:
         ```python

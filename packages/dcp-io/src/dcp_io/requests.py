@@ -44,7 +44,7 @@ class PiecewiseData(Protocol):
 
 
 class StreamEncoder(Protocol):
-    """Encodes a stream of bytes; used by several threads at the same time."""
+    """Encodes a stream of bytes. Thread-safe."""
 
     def get_descriptor(self) -> str:
         """Return the descriptor by which a reader finds the decoder."""
@@ -74,7 +74,7 @@ class BlockEncoder(Protocol):
 
 
 class BlockDecoder(Protocol):
-    """Decodes an item's blocks; used by several threads at the same time."""
+    """Decodes an item's blocks. Thread-safe."""
 
     def decode(self, data: memoryview, into: memoryview) -> None:
         """Decode a block into `into`; raises if lengths differ."""
@@ -156,10 +156,10 @@ class ReadRequest:
     All positions are byte positions in the item's stored range; for an item in encoded blocks, in its decoded bytes.
     The bytes are delivered in one of three ways:
 
-    - `into`: the bytes are written to this buffer.
-    - `piece`: this callback gets disjoint pieces (position, bytes), in any order, from any thread and from several at
-      the same time. Inner borders are multiples of the item's CRC block. If the item has CRCs at block borders, a piece
-      is verified before the call. If it has a single CRC, the check comes before `done`.
+    - `into`: they are written to this buffer.
+    - `piece`: this callback gets disjoint pieces (position, bytes), in any order, in parallel from several threads.
+      Inner borders are multiples of the item's CRC block. If the item has CRCs at block borders, a piece is verified
+      before the call. If it has a single CRC, the check comes before `done`.
     - neither: `done` receives all bytes, which takes memory for all of them.
 
     A view passed to `piece` or `done` is valid only during the call, unless it is `into`.

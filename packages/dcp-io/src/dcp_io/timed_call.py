@@ -56,12 +56,8 @@ class TimedCall(Generic[T]):
     def result(self, *, forever: bool = False, seconds: float | None = None) -> T:
         """Return the result, or raise the function's error.
 
-        Args:
-            forever: Whether to wait as long as it takes; otherwise not at all while an earlier call of the place hangs.
-            seconds: Time to wait otherwise; None for `SILENT_AFTER_SECONDS`.
-
-        Raises:
-            TimeoutError: The result is late; the call continues, and another `result` may wait for it.
+        With `forever`, waits as long as it takes. Otherwise waits `seconds` (None for `SILENT_AFTER_SECONDS`), but not
+        at all while an earlier call of the place hangs, and raises TimeoutError for a late result; the call continues.
         """
         earlier = None if self._begun else _hanging.get(self.place)
         if earlier is not None:

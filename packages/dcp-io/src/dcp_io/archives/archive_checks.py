@@ -66,7 +66,7 @@ class ZipRecord:
 
 
 def verify_zip(data: memoryview | bytes) -> bool | None:
-    """Whether the directory and all CRCs of an archive are right; None without CRCs, or for other bytes."""
+    """Whether an archive's directory and CRCs are right; None without CRCs, or for other bytes."""
     view = memoryview(data)
     if not is_zip(view):
         return None
@@ -92,10 +92,7 @@ def archive_problem(data: memoryview | bytearray | bytes) -> str | None:
 
 
 def refuse_bomb(records: Sequence[ZipRecord], nbytes: int) -> None:
-    """Raise CorruptCheckpointError for a zip bomb, or for overlapping records.
-
-    `torch.save` does not compress, so a sound archive's records do not exceed its `nbytes`.
-    """
+    """Raise CorruptCheckpointError for overlapping records, or more than `nbytes`: `torch.save` does not compress."""
     if sum(record.bytes for record in records) > nbytes:
         raise CorruptCheckpointError("its records claim more bytes than the archive has")
 

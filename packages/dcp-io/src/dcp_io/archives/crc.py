@@ -48,7 +48,7 @@ class RunningCrc:
         self.value = 0
 
     def update(self, data: Buffer) -> None:
-        """Add the next piece; ValueError if there are too many bytes."""
+        """Add a piece; ValueError if there are too many bytes."""
         size = len(data)
         if self._position + size > self._length:
             raise ValueError(f"more bytes than the {self._length} that were announced")
@@ -64,14 +64,14 @@ class RunningCrc:
         self.value, self._position = value, position
 
     def borders(self) -> npt.NDArray[np.uint32]:
-        """Return the CRC32 up to each interior block border; ValueError if bytes are missing."""
+        """Return the CRC32 up to each block border; ValueError if bytes are missing."""
         if self._position != self._length:
             raise ValueError(f"{self._length - self._position} of {self._length} bytes have not arrived")
         return np.array(self._borders, np.uint32) if self._borders else _NO_BORDERS
 
 
 def running_crcs(buffers: Sequence[Buffer]) -> tuple[int, npt.NDArray[np.uint32]]:
-    """Return the CRC32 of buffers, and up to each block border."""
+    """Return the CRC32 of buffers, and up to each interior block border."""
     running = RunningCrc(sum(map(len, buffers)))
     for buffer in buffers:
         running.update(buffer)
@@ -79,7 +79,7 @@ def running_crcs(buffers: Sequence[Buffer]) -> tuple[int, npt.NDArray[np.uint32]
 
 
 def crc_at(item: StoredItem, position: int) -> int:
-    """Return the recorded CRC32 of an item's first `position` bytes; ValueError without one."""
+    """Return the CRC32 of an item's first bytes; ValueError if unknown."""
     if position == 0:
         return 0
     if position == item.stored_bytes and item.crc32 is not None:

@@ -58,7 +58,7 @@ def is_zip(data: Buffer) -> bool:
 
 
 def local_lengths(header: Buffer) -> tuple[int, int] | None:
-    """Return the lengths of name and extra field; None for other bytes."""
+    """Return the lengths of name and extra field."""
     if len(header) < LOCAL.size or not is_zip(header):
         return None
     *_, name_bytes, extra_bytes = LOCAL.unpack_from(header)

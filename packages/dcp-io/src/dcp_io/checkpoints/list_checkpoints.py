@@ -46,14 +46,12 @@ def find_checkpoints(
     """Return the checkpoints of a root and its subfolders, newest first; see `dcp_manifest.checkpoints_below`.
 
     Of several copies of a checkpoint, the nearest precedes. An unreadable place is skipped with a warning if another
-    place has checkpoints.
+    place has checkpoints. Raises OSError if the storage failed.
 
     Args:
         root: A path, a URI, a store, or a `Root`. The folder may be missing.
         unfinished: Whether to include folders with files of a save that has not published an index.
         unreadable: Whether to include subfolders that cannot be listed, instead of a warning.
-
-    Raises OSError if the storage failed.
 
     Ranks: one; not collective.
     """
@@ -125,8 +123,8 @@ def check_checkpoint(store: Store, *, deep: bool = False, entries: Sequence[Entr
     With `deep`, all data files are read, and every CRC is checked. `entries` is the folder's listing, if known.
 
     Raises:
-        CheckpointNotFoundError: The index is incomplete, or a data file is missing.
-        CorruptCheckpointError: The index is damaged, a file is too short, or `deep` found damage.
+        CheckpointNotFoundError: The index is incomplete, or a file is missing.
+        CorruptCheckpointError: The index or a file is damaged.
         UnsafeCheckpointError, UnsupportedFormatError: The index is hostile, or of an unknown format.
         OSError: The storage failed.
     """

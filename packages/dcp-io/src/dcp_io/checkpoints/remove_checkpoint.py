@@ -42,7 +42,7 @@ __all__ = [
 def checkpoint_files(store: Store, named: Collection[str] = ()) -> dict[str, int]:
     """Return name → size of the files that `remove_checkpoint` would remove, in this order. Raises OSError.
 
-    `named` are data files of the index, perhaps in subfolders.
+    `named` are the index's data files.
     """
     sizes = _in_order(store, named)
     return {name: size for name, size in sizes.items() if is_index_name(name) or _is_there(store, name, size)}
@@ -168,9 +168,9 @@ class ReadingSign:
 
 
 def is_dead_sign(store: Store, entry: Entry, *, stale_after_seconds: float) -> bool:
-    """Whether a reader's lease is gone, or its process dead. Raises OSError.
+    """Whether a reader's lease is gone, or its process dead; on another host, if old or dated far in the future.
 
-    On another host, leases that are old, or dated far in the future, count as dead.
+    Raises OSError.
     """
     data = b""
     try:

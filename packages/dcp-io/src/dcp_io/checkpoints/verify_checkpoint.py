@@ -1,4 +1,4 @@
-"""Verification of a whole checkpoint: index, data files, and coverage of tensors by chunks."""
+"""Verification of a whole checkpoint."""
 
 from __future__ import annotations
 
@@ -74,13 +74,8 @@ def verify_checkpoint(
     The checks cover the index, the coverage of tensors by chunks, every item's CRCs (in checkpoints of stock, the CRCs
     inside the archives), archive frames, gaps, overlaps, the ends of files, and missing files.
 
-    Args:
-        checkpoint: The folder, as a path or as a store; for a URI pass `open_store(uri)`.
-        threads: Number of files to read at the same time, at least 1.
-        on_read: Gets the number of bytes just read, in one thread at a time.
-        on_total: Gets the number of bytes to read, once before `on_read`.
-
-    Raises OSError if the storage failed.
+    For a URI pass `open_store(uri)`. `threads` files are read at the same time. `on_total` gets the number of bytes to
+    read, once, and then `on_read` the bytes just read, in one thread at a time. Raises OSError if the storage failed.
 
     Ranks: one; not collective.
     """
@@ -270,7 +265,7 @@ def verify_file(
 ) -> FileReport:
     """Verify one data file, and every item in it. Raises OSError.
 
-    `exact`: this project wrote the file, so gaps are short and zero, and it ends with the last item.
+    `exact`: this project wrote it, so gaps are short and zero, and it ends with the last item.
     """
     try:
         source = store.open(name)
@@ -414,7 +409,6 @@ class _FileCheck:
         self._report("the stored data differ from what was written", one.key, start + bad)
 
     def _first_bad_block(self, item: StoredItem, blocks: EncodedBlocks) -> int:
-        """Return its start; 0 if only the item's CRC is wrong."""
         start = position = item.offset + item.lead
         for length, wanted in zip(blocks.lengths.tolist(), blocks.crcs.tolist(), strict=True):
             if crc32(self.window.view(position, position + length)) != wanted:
@@ -436,7 +430,6 @@ class _FileCheck:
             self.unverified.add(one.key)
 
     def _frame(self, one: IndexedItem) -> tuple[bytes, bytes] | None:
-        """Empty for a raw item, None if unknown."""
         item = one.item
         if not item.lead and item.length == item.stored_bytes:
             return b"", b""

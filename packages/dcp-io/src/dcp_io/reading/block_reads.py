@@ -17,10 +17,7 @@ _NO_BORDERS = np.zeros(0, np.uint32)
 
 
 def with_blocks_apart(requests: Iterable[ReadRequest], *, whole: bool) -> list[ReadRequest]:
-    """Replace requests for encoded items by one request per needed block, or per block with `whole`.
-
-    Raises ValueError or CorruptCheckpointError if request, item and blocks do not match.
-    """
+    """Replace requests for encoded items by one request per needed block, or per block with `whole`."""
     apart: list[ReadRequest] = []
     for request in requests:
         if request.decoder is None:

@@ -1,4 +1,4 @@
-"""CRC checks of bytes that were read, and pages for destinations.
+"""CRC checks of bytes that were read.
 
 Source: Linux `madvise(2)`, `mincore(2)`.
 """
@@ -32,7 +32,7 @@ _POPULATE_WRITE = 23
 
 
 def make_pages(buffer: memoryview) -> None:
-    """Create a large buffer's pages together, which is faster than a fault for each page."""
+    """Create a large buffer's pages, faster than by faults."""
     if len(buffer) < _LEAST_BYTES:
         return
     mincore = kernel_call("mincore", ctypes.c_void_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_ubyte))
@@ -48,7 +48,7 @@ def make_pages(buffer: memoryview) -> None:
 
 
 def read_with_crc(file: OpenFile, position: int, buffers: Sequence[memoryview], value: int) -> int:
-    """Fill the buffers, and return the CRC32 `value` continued over the bytes."""
+    """Fill the buffers, and return the CRC32 continued from `value`."""
     for buffer in buffers:
         make_pages(buffer)
     if file.fetch is not None:
@@ -75,10 +75,7 @@ def _copy_with_crc(data: memoryview, buffers: Sequence[memoryview], value: int) 
 def check_blocks(
     key: str, item: StoredItem, start: int, stop: int, buffers: Sequence[memoryview], value: int | None = None
 ) -> None:
-    """Check bytes [start, stop) of a stored range, both of them block borders, against its CRCs.
-
-    `value` is the CRC32 up to `stop`, if known.
-    """
+    """Check bytes [start, stop) of a stored range, at block borders; `value` is the CRC32 up to `stop`, if known."""
     if value is None:
         value = crc_at(item, start)
         for buffer in buffers:
@@ -96,7 +93,7 @@ def check_blocks(
 
 
 def check_whole(key: str, item: StoredItem, crcs: Mapping[int, tuple[int, int]]) -> None:
-    """Check a stored range against its single CRC, from its pieces' CRC32s."""
+    """Check a stored range by its pieces' CRC32s."""
     value = 0
     for position in sorted(crcs):
         value = combine(value, *crcs[position])
@@ -105,7 +102,7 @@ def check_whole(key: str, item: StoredItem, crcs: Mapping[int, tuple[int, int]])
 
 
 def check_archive(key: str, item: StoredItem, data: memoryview) -> bool:
-    """Verify an archive by its own CRCs; False if there are none."""
+    """Verify an archive by its own CRCs; False without any."""
     verdict = verify_zip(data)
     if verdict is False or (item.framing is Framing.TORCH_ZIP and not is_zip(data)):
         raise CorruptCheckpointError(
@@ -141,8 +138,8 @@ class Demands:
     Attributes:
         names: Files of the checkpoint's folder, ascending; each has at least one row.
         objects: int32[n], position of the row's file in `names`.
-        starts: int64[n], first byte per row.
-        stops: int64[n], end per row, exclusive; no row is empty.
+        starts: int64[n], first byte.
+        stops: int64[n], exclusive end; no row is empty.
         grains: int64[n]; a row may be cut at `start + k * grain`, and not at all if 0.
     """
 

@@ -38,13 +38,13 @@ class _Arrival:
 class Delivery:
     """Delivers pieces of files to the read requests of one rank, in any order, from any thread.
 
-    `done` is called once, after all bytes of the request were checked and delivered. Raises the errors of `read_items`.
+    `done` is called once, after all bytes of the request were checked and delivered. For requests and errors see
+    `read_items`.
 
     Args:
-        requests: Requests for byte ranges, as for `read_items`.
         verify: CRC checks of the data: `blocks`, `full` or False.
         run_gap_bytes: Largest gap between two runs of an item that is read rather than skipped.
-        changed_keys: A set to which each request's key is added before its destination changes.
+        changed_keys: Gets each request's key before its destination changes.
         count: Called with the number of bytes per delivered part.
 
     Example:

@@ -15,7 +15,7 @@ __all__ = ["OpenFile"]
 class OpenFile:
     """A data file that closes itself after its last planned read.
 
-    Raises CheckpointNotFoundError if it is missing, CorruptCheckpointError if it is too short.
+    Raises CheckpointNotFoundError or, for a short file, CorruptCheckpointError.
     """
 
     def __init__(self, store: Store, name: str, wanted: Sequence[Wanted]) -> None:

@@ -54,13 +54,13 @@ def read_items(
 
     Args:
         store: The checkpoint's folder.
-        requests: Requests for byte ranges; see `ReadRequest` for the callbacks and their threads.
-        threads: Limit of the number of reader threads, at least 1.
+        requests: See `ReadRequest` for the callbacks and their threads.
+        threads: Limit of the number of reader threads.
         verify: See `Verify`.
         changed_keys: Gets the key of every request with a destination that may have changed, or with a called `piece`
             or `done`, even before an error.
-        max_inflight_bytes: Limit of the memory for buffers of all threads together, at least one CRC block (1 MiB),
-            without destinations and requests that have neither `into` nor `piece`.
+        max_inflight_bytes: Limit of the memory for buffers of all threads, at least one CRC block (1 MiB), without
+            destinations and requests that have neither `into` nor `piece`.
 
     Raises:
         CheckpointNotFoundError: A file is missing; the message has its name and a key that needs it.
@@ -95,8 +95,6 @@ def read_items(
 
 
 class _Scratch:
-    """Buffer of one thread; a view is valid until the next `take`."""
-
     def __init__(self) -> None:
         self._memory = memoryview(bytearray())
 

@@ -50,7 +50,7 @@ STEP_BYTES = 2 << 20
 
 
 class Check(IntEnum):
-    """CRCs that verify a read; of several requests for one item, the greatest counts."""
+    """CRCs that verify a read; of several requests, the greatest counts."""
 
     NOTHING = 0
     BLOCKS = 1
@@ -60,7 +60,7 @@ class Check(IntEnum):
 
 @dataclass(slots=True, eq=False)
 class Wanted:
-    """A request, the part [start, stop) of the stored range to read, and its CRC check."""
+    """A request, and the part [start, stop) of the stored range to read."""
 
     request: ReadRequest
     start: int
@@ -132,10 +132,7 @@ class ReadSizes:
 
 
 def want(request: ReadRequest, verify: Verify, *, run_gap_bytes: int = RUN_GAP_BYTES) -> Wanted:
-    """Choose the range to read for a request, wide enough for the check that `verify` selects.
-
-    Raises ValueError or CorruptCheckpointError if request and item do not match.
-    """
+    """Choose the range to read for a request, wide enough for the check that `verify` selects."""
     item = request.item
     start, stop, size = request.start, request.stop, item.stored_bytes
     if not 0 <= start <= stop <= size:
@@ -282,7 +279,7 @@ Positions = npt.NDArray[np.int64]
 
 
 def merge_ranges(ranges: Sequence[Range], *, gap_bytes: int, limit_bytes: int) -> list[tuple[Range, list[int]]]:
-    """Group ranges that overlap or are at most `gap_bytes` apart; returns each group's range and positions, ascending.
+    """Group ranges that overlap or are at most `gap_bytes` apart, by range and positions, ascending.
 
     A group exceeds `limit_bytes` only if a single range does.
     """

@@ -1,8 +1,8 @@
 """`Catalogue`: the checkpoints under one root, over any store.
 
-Each checkpoint is a folder `step-<n>`, or with another prefix. It may contain `.dcp-note.json` (metrics and the saving
-process), `.dcp-note-next.json` (note of a save that has not yet replaced the checkpoint), `.dcp-quarantined.json`
-(damaged), `.dcp-reading-<id>` (a reader's lease) and `.dcp-removing` (removal has begun).
+A checkpoint's folder may contain `.dcp-note.json` (metrics and the saving process), `.dcp-note-next.json` (note of a
+save that has not yet replaced the checkpoint), `.dcp-quarantined.json` (damaged), `.dcp-reading-<id>` (a reader's
+lease) and `.dcp-removing` (removal has begun).
 """
 
 from __future__ import annotations
@@ -206,7 +206,6 @@ class Catalogue:
         return CheckpointRecord(folder.step, created, note.metrics, reason)
 
     def _note(self, folder: StepFolder) -> Note | None:
-        """Cached until its entry in the listing changes."""
         entry = next((entry for entry in folder.entries if entry.name == NOTE), None)
         if entry is None:
             return None
@@ -361,12 +360,11 @@ class Catalogue:
 
         Args:
             policy: Policy that selects among the complete checkpoints.
-            arrived: The step that was published or copied last (by default, the checkpoint made last); it stays.
+            arrived: The step that was published or copied last (by default, made last); it stays.
             spares_higher: Whether undamaged checkpoints of higher steps than `arrived` stay.
-            protected: Function from the root's listing to further steps that stay.
+            protected: Returns further steps that stay, from the root's listing.
 
-        Returns the removed steps, and the listing without them (None if it is not needed). Raises OSError if the root
-        cannot be listed.
+        Returns the removed steps, and the listing without them (None if it is not needed). Raises OSError.
         """
         if any(isinstance(part, KeepAll) for part in parts_of(policy)):
             return [], None
@@ -395,8 +393,8 @@ class Catalogue:
         """Return the steps without which a run could lose progress. Raises OSError.
 
         They are the last step that copies on other hosts protect, the newest sound checkpoints, by creation and by step
-        (clocks may be wrong, and a restore takes the highest step), and newer unsound ones. A single checkpoint is not
-        read. `good` is not quarantined and in the order of creation.
+        (clocks may be wrong, and a restore takes the highest step), and newer unsound ones. `good` is not quarantined
+        and in the order of creation; a single checkpoint is not read.
         """
         copied = _newest_protected(folders, good)
         by_step = [replace(record, created_seconds=record.step) for record in good]

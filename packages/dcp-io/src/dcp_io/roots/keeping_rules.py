@@ -33,9 +33,8 @@ class KeepPolicy(ABC):
     def keep(self, records: Sequence[CheckpointRecord], now_seconds: float) -> set[int]:
         """Return the steps to keep.
 
-        Args:
-            records: Records in the order of creation, which may differ from the order of steps.
-            now_seconds: Current time, in seconds since the epoch.
+        `records` are in the order of creation, which may differ from the order of steps; `now_seconds` is since the
+        epoch.
         """
 
     def select(

@@ -123,7 +123,7 @@ def read_if_there(store: Store, name: str) -> bytes | None:
 def read_if_allowed(store: Store, name: str) -> bytes | None:
     """Return a note's bytes; None if it is missing or, with a warning, unreadable for this user.
 
-    A link out of the folder is also None: one false note must not hide the other checkpoints.
+    A link out of the folder is unreadable: one false note must not hide other checkpoints.
     """
     try:
         return read_if_there(store, name)

@@ -18,7 +18,7 @@ from dcp_manifest.folders.folder import DATA_SUFFIX
 __all__ = ["Unfinished", "describe_unfinished", "ended_journals"]
 
 COPY_JOURNAL = ".dcp-promoting"
-"""Prefix of journals of copies: JSON with `save_id`, `bytes`, and `from`, the place of the original."""
+"""Prefix of copies' journals: JSON with `save_id`, `bytes`, and `from`, the original's place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def describe_unfinished(
 def ended_journals(store: Store, entries: tuple[Entry, ...], *, stale_after_seconds: float) -> list[Entry]:
     """Return the journals of ended copies next to a published checkpoint. Raises OSError.
 
-    Another save's journal must be unchanged for `stale_after_seconds`: a host may still copy its part.
+    Another save's journal must be old: a host may still copy its part.
     """
     journals = _journals(entries)
     if not journals or running_saves(store, stale_after_seconds=stale_after_seconds):

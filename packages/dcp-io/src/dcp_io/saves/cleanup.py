@@ -42,10 +42,7 @@ _log = library_logger(__name__)
 
 
 def replaced_names(save_id: str, rank: int | None, current: Current, entries: Iterable[Entry]) -> tuple[str, ...]:
-    """Return the files that a new save makes obsolete: indexes first, then data files.
-
-    `rank` is the calling rank in a save without a coordinator.
-    """
+    """Return the files that a new save makes obsolete, indexes first. `rank` is set in a save without a coordinator."""
     indexes: list[str] = []
     for entry in entries:
         parts = rank_index_name(entry.name)
@@ -184,7 +181,7 @@ class Current:
     damage: DcpError | None = None
     """Raised by reading the index."""
     generation: int = 0
-    """The checkpoint's, or else the highest of the readable indexes; 0 without any."""
+    """The checkpoint's, or the highest of readable indexes; 0 without any."""
     lack: str | None = None
     """Missing rank-local indexes, in words."""
 

@@ -1,8 +1,7 @@
 """Files of saves, and save markers, which show that a save is running, and when it counts as dead.
 
-A marker is named `.dcp-save-<save id>`, and `.r<rank>` in a save without a coordinator. Names, markers and indexes may
-be forged. So a file is removed only if it is empty or begins like a save's file: data files with a mark that names
-their save, indexes as a pickle, markers and notes as JSON.
+Names, markers and indexes may be forged. So a file is removed only if it is empty or begins like a save's file: data
+files with a mark that names their save, indexes as a pickle, markers and notes as JSON.
 """
 
 from __future__ import annotations
@@ -129,7 +128,7 @@ def _begins_as(own: OwnName, head: bytes) -> bool:
 
 
 Phase = Literal["starting", "saving", "ended"]
-"""`starting`: the save looks for others in the folder. `saving`: it owns the folder. `ended`: only cleanup remains."""
+"""`starting`: looks for other saves. `saving`: owns the folder. `ended`: only cleanup remains."""
 
 _NAME = re.compile(re.escape(SAVE_MARKER_PREFIX) + r"([A-Za-z0-9_-]{1,64})(?:\.r([0-9]{1,9}))?")
 _SAVE_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -177,7 +176,7 @@ class Marker:
 
     @classmethod
     def from_bytes(cls, name: str, data: bytes) -> Marker:
-        """Parse a marker; damaged bytes leave only the name's save id and rank."""
+        """Parse a marker; if damaged, only the name's save id and rank."""
         found = _NAME.fullmatch(name)
         if found is None:
             raise ValueError(f"{name!r} is not the name of a save marker")
@@ -204,7 +203,7 @@ class FoundMarker:
     entry: Entry
 
     def is_dead(self, *, now: float, stale_after_seconds: float) -> bool:
-        """Whether the save counts as dead: it has ended, its process is gone, or its marker is old or dated far ahead.
+        """Whether the save has ended, its process is gone, or its marker is old or dated far ahead.
 
         `now` is on the storage's clock.
         """
@@ -231,7 +230,7 @@ def marker_name(save_id: str, rank: int | None) -> str:
 
 
 def check_save_id(save_id: str) -> str:
-    """Raise ValueError if an id cannot be part of a file name."""
+    """Raise ValueError for an id that no file name may contain."""
     if not _SAVE_ID.fullmatch(save_id):
         raise ValueError(f"save id {save_id!r} must be 1 to 64 letters, digits, '_' or '-'")
     return save_id
@@ -319,7 +318,7 @@ def this_process() -> ProcessIdentity:
 
 
 def can_be_checked(process: ProcessIdentity) -> bool:
-    """Whether `is_gone` can tell: same host, boot and pid namespace."""
+    """Whether host, boot and pid namespace are this process's."""
     here = this_process()
     same = (process.host, process.boot_id, process.pid_namespace) == (here.host, here.boot_id, here.pid_namespace)
     return same and process.pid > 0

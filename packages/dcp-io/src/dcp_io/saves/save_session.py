@@ -1,4 +1,4 @@
-"""One save in a folder: begin, publish, finish or abort; alone, per host or per rank, or joined."""
+"""One save in a folder: alone, per host or per rank, or joined."""
 
 from __future__ import annotations
 
@@ -85,7 +85,6 @@ class SaveSession:
     """One running save, from `begin` to `finish` or `abort`.
 
     Whenever a process is killed, loading gives the old checkpoint until the index is published, and then the new one.
-    Every other step can be repeated or skipped without harm.
 
     Example:
         ```python
@@ -134,7 +133,7 @@ class SaveSession:
             store: The checkpoint's folder, which is made if it is missing.
             overwrite: Whether this save may replace a checkpoint.
             stale_after_seconds: A save on another host counts as dead if it has not renewed its marker for this long.
-            save_id: Id of the save, never used before in this folder; None generates an id.
+            save_id: Id that was never used in this folder; None generates one.
             sync: Whether markers and published objects are durable.
 
         Raises:
@@ -321,7 +320,6 @@ class SaveSession:
                 self._write_marker(sync=self._sync)  # durable, as it replaces the list of files to remove
 
     def _clean_up(self, keep: Collection[str]) -> bool:
-        """False leaves the rest to the next save."""
         return self._published and self._remove_replaced(keep)
 
     def _remove_replaced(self, keep: Collection[str], world_size: int = 0) -> bool:
@@ -333,7 +331,6 @@ class SaveSession:
         return True
 
     def _may_be_published(self) -> bool:
-        """Whether a published index may already depend on this save's files."""
         if not self._publishing:
             return False
         current = read_current(self._store)
@@ -395,7 +392,7 @@ class JoinedSave:
     def abort(self) -> None:
         """Remove this rank's files if the coordinator certainly will not publish them; never raises.
 
-        While the save's marker exists, the coordinator or the next save removes them.
+        While the save's marker exists, the coordinator or the next save does.
         """
         with contextlib.suppress(OSError, DcpError):
             if self._store.exists(marker_name(self.save_id, None)):

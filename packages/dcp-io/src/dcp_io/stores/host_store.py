@@ -1,4 +1,4 @@
-"""`HostStore`, base class of stores that each host of a job has for itself, and `HostFolder`.
+"""Stores that each host of a job has for itself.
 
 URIs may name folders with copies: `host:///path?also=s3%3A%2F%2Fbucket%2Frun`.
 """
@@ -26,7 +26,7 @@ def host_folder(path: str) -> str:
 
 
 def host_uri(path: str | os.PathLike[str], also: Sequence[str] = ()) -> str:
-    """Return the URI of a host's folder, and of shared folders with copies, nearest first."""
+    """Return the URI of a host's folder; see `with_also`."""
     return with_also(f"{HOST_SCHEME}://{quote(os.path.abspath(path))}", also)
 
 
@@ -46,13 +46,10 @@ def with_also(uri: str, also: Sequence[str]) -> str:
 class HostStore(SupportsFolders):
     """Base class of stores under a name by which each host of a job has its own store, such as its disk.
 
-    Objects are written to this host's store. Missing objects are read from the stores in `also`. A subclass implements
-    `open_here` and `size_here` instead of `open` and `size`, `child`, `parent`, and the other abstract methods of
-    `Store`. Its `exists` and `list` cover this host's objects only. Its package registers a function that opens its
-    URIs (see `dcp_base.StoreSpec`) with `split`.
-
-    Args:
-        also: Shared stores with copies, nearest first.
+    Objects are written to this host's store. Missing objects are read from the stores in `also`, nearest first. A
+    subclass implements `open_here` and `size_here` instead of `open` and `size`, `child`, `parent`, and the other
+    abstract methods of `Store`. Its `exists` and `list` cover this host's objects only. Its package registers a
+    function that opens its URIs (see `dcp_base.StoreSpec`) with `split`.
 
     Example:
         ```python
@@ -146,10 +143,6 @@ class HostFolder(HostStore, LocalStore):
     """A folder of the local file system under a path where each host of a job has its own folder.
 
     Guarantees: those of `LocalStore`, among the processes of one host.
-
-    Args:
-        path: Path of the folder, the same on all hosts.
-        also: See `HostStore`.
 
     Example:
         ```python

@@ -468,7 +468,7 @@ def _fallocate() -> Callable[..., int] | None:
 
 
 def start_writeback(fd: int, offset: int, length: int) -> None:
-    """Ask the kernel to begin writing a range, without waiting; only fsync reports errors."""
+    """Ask the kernel to begin writing a range; only fsync reports errors."""
     call = kernel_call("sync_file_range", ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
     if call is not None and length > 0:
         call(fd, offset, length, _SYNC_FILE_RANGE_WRITE)
@@ -542,7 +542,7 @@ _NETWORK = (
 
 
 def is_network_folder(path: str) -> bool:
-    """Whether an absolute path is in a network file system; False if mounts are unknown."""
+    """Whether an absolute path is in a network file system, as far as known."""
     try:
         lines = _MOUNTS.read_text(errors="surrogateescape").splitlines()
     except OSError:

@@ -27,7 +27,7 @@ def open_store(uri: str | os.PathLike[str], *, storage_options: Mapping[str, Any
 
     Args:
         uri: A path, `file://…`, `host://…` (see `HostFolder`), or a URI with a scheme of an installed package.
-        storage_options: Options of the storage, such as an endpoint, which its package documents.
+        storage_options: Options of the storage, such as an endpoint; see its package.
 
     Raises:
         PluginNotFoundError: No installed package handles the scheme; the message names the package to install.
@@ -35,7 +35,7 @@ def open_store(uri: str | os.PathLike[str], *, storage_options: Mapping[str, Any
         ValueError: The options or the URI do not fit the storage.
         InvalidPlaceError: The path is empty, or looks like a URI that lost a slash.
 
-    Ranks: one; no request is sent to the storage.
+    Ranks: one; sends no request to the storage.
     """
     text, scheme = os.fspath(uri), scheme_of(uri)
     if scheme in ("file", HOST_SCHEME):

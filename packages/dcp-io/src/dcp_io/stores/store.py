@@ -1,7 +1,7 @@
 """Base classes of stores for checkpoint files: a store is a folder of named byte objects.
 
 A new kind of storage implements `Store`, `Sink` and `Source`, without rename or append. The `Supports…` classes and
-protocols are for stores that can do more; a wrapper supports those that it passes on.
+protocols are for stores that can do more.
 """
 
 from __future__ import annotations
@@ -125,9 +125,7 @@ class Source(ABC):
 class RequestSource(Source):
     """A source of a storage without open objects: each read is its own request.
 
-    Args:
-        size: Returns the object's size in bytes.
-        read: Fills one buffer from an offset on, with the errors of `read_into`.
+    `read` fills one buffer from an offset on, with the errors of `read_into`.
 
     Example:
         ```python

@@ -178,12 +178,11 @@ _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 5.0
 
 
 class Attempts:
-    """Retry counter of one request: limits number and time of attempts, and waits random, growing pauses between them.
+    """Retry counter of one request, which waits random, growing pauses between attempts.
 
-    Neither `what` nor messages may contain secrets.
+    Neither `what`, the request and its object, nor messages may contain secrets.
 
     Args:
-        what: Description of the request and its object, for messages.
         limit: Limit of the number of attempts.
         deadline_seconds: Time after which no further attempt is begun.
 
@@ -229,12 +228,7 @@ class Attempts:
 
 
 class UploadSink(Sink):
-    """Base class of sinks that upload to a service.
-
-    Args:
-        name: Name of the object in its store.
-        place: URI of the object in the service, for messages.
-    """
+    """Base class of sinks that upload to a service; `place` is the object's URI, for messages."""
 
     def __init__(self, name: str, place: str) -> None:
         self.place = place

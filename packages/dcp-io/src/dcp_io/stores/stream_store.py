@@ -32,9 +32,7 @@ class StreamStore(Store):
     leaves the leftovers of a killed save. If the file system's rename does not replace an existing file, a crash during
     `publish` may leave no file. `sync` fsyncs streams with a file descriptor, and a folder with a `Path`.
 
-    Args:
-        fs: The file system. Its methods are called from several threads, as by stock.
-        path: The folder, in the form that the file system uses.
+    Methods of `fs` are called from several threads, as by stock. `path` is the folder, in the form that `fs` uses.
 
     Example:
         ```python

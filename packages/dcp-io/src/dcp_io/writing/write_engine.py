@@ -71,13 +71,12 @@ def write_items(
     """Write all items or none: on return all are stored (durably with `sync`); after an error no file is left.
 
     Items are balanced by `cost_bytes`, and resolved just before they are written, each once, in any thread. Tensors are
-    written without a copy or, if that is impossible, piece by piece. A tensor that is changed during the write fails
-    its CRC check when it is loaded.
+    written without a copy or, if that is impossible, piece by piece. A tensor that changes during the write fails its
+    CRC check when it is loaded.
 
-    The folder must exist. File names begin with `prefix`, e.g. `__3_` for rank 3, and contain `save_id`. Little data
-    takes fewer than `threads` threads. For the other arguments see `StoreBackend`.
-
-    Returns the location per item, in the order of `requests`. Without requests no file is made.
+    The folder must exist. File names begin with `prefix`, e.g. `__3_` for rank 3, and contain `save_id`. For the other
+    arguments see `StoreBackend`; little data takes fewer threads. Returns the location per item, in the order of
+    `requests`.
 
     Raises:
         ValueError: A payload contradicts its dtype and sizes, or an argument is invalid.
@@ -152,7 +151,7 @@ def _stored_items(file: _Written) -> StoredItems:
 
 
 class Batch:
-    """State shared by the writer threads of one `write_items`.
+    """State shared by the writer threads.
 
     `open_file` creates the data file with a number, and returns name and writer.
     """
@@ -206,7 +205,7 @@ def _runs(requests: Sequence[Writable]) -> Iterator[tuple[Alike | None, Sequence
 def assign_to_threads(requests: Sequence[Writable], threads: int) -> list[list[int]]:
     """Assign the largest requests first, each to the thread with the fewest bytes; returns their positions.
 
-    Requests that share an `Alike` and a size stay together.
+    Those that share an `Alike` and a size stay together.
     """
     total = sum([request.cost_bytes for request in requests])
     count = max(1, min(threads, len(requests), -(-total // FILE_MIN_BYTES)))
@@ -231,10 +230,10 @@ The garbage collector does not track tuples of numbers.
 
 
 class DataFile:
-    """Writer of one data file.
+    """Writer of one data file, which begins with the mark of its save.
 
-    The file begins with the mark of its save. Payloads are aligned to 64 bytes (small raw ones to their element size);
-    the gaps are zero. `count` gets numbers of payload bytes, before any encoding.
+    Payloads are aligned to 64 bytes (small raw ones to their element size); the gaps are zero. `count` gets numbers of
+    payload bytes, before any encoding.
     """
 
     def __init__(
@@ -262,10 +261,7 @@ class DataFile:
         self._forms: dict[tuple[str | None, tuple[int, ...], int], tuple[Frame | None, int, int]] = {}
 
     def add(self, key: str, payload: Payload) -> Place:
-        """Append one item. Its memory must not change until `close`.
-
-        Raises ValueError if the payload's length contradicts dtype and sizes, and OSError.
-        """
+        """Append one item. Its memory must not change until `close`. Raises ValueError for a wrong length."""
         chain = 0
         if payload.blocks is not None and _size_of(key, payload.data):
             return self._add_blocks(key, payload, payload.blocks)
@@ -353,7 +349,6 @@ class DataFile:
                 self._flush()
 
     def _form(self, key: str, payload: Payload, size: int) -> tuple[Frame | None, int, int]:
-        """Thousands of payloads may share a form."""
         item_bytes = _item_bytes(key, payload, size)
         frame = tensor_frame(payload.dtype or "", payload.sizes, item_bytes) if self._framed else None
         form = frame, len(frame.prefix) if frame else 0, alignment(Framing.RAW, size, item_bytes, framed=self._framed)
@@ -419,7 +414,6 @@ def alignment(framing: Framing, size: int, item_bytes: int, *, framed: bool) -> 
 
 
 def _size_of(key: str, data: Buffer | PiecewiseData) -> int:
-    """Raise ValueError if it is not contiguous."""
     if isinstance(data, memoryview) and (data.ndim != 1 or data.itemsize != 1 or not data.c_contiguous):
         raise ValueError(f"the payload of {key!r} must be one-dimensional contiguous bytes, not {data.format!r} data")
     return len(data) if isinstance(data, _IN_MEMORY) else data.nbytes

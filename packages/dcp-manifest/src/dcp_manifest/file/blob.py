@@ -1,7 +1,4 @@
-"""Container of a manifest: named columns of unsigned numbers in a safetensors blob, and the footer of `.metadata`.
-
-A table of strings is two columns: the UTF-8 text, and each string's bytes.
-"""
+"""Container of a manifest: named columns of unsigned numbers in a safetensors blob, and the footer of `.metadata`."""
 
 from __future__ import annotations
 

@@ -20,14 +20,10 @@ T = TypeVar("T")
 
 
 class ManifestFile:
-    """Reader of a manifest in a file, by byte ranges on demand. Not thread-safe.
+    """Reader of a manifest in a file of `size` bytes, by byte ranges on demand. Not thread-safe.
 
-    All bytes that are read are verified by the CRCs of their 64 KiB blocks; damage elsewhere goes unnoticed.
-
-    Args:
-        read: Function that reads bytes of the file: (offset, length) → bytes.
-        size: Size of the file, bytes.
-        file: Name of the file, for messages.
+    All bytes that are read are verified by the CRCs of their 64 KiB blocks; damage elsewhere goes unnoticed. `read`
+    maps (offset, length) to bytes; messages name `file`.
 
     Raises:
         CorruptCheckpointError: Footer or header are damaged, or the manifest is missing, as in stock's files: use
@@ -65,11 +61,8 @@ class ManifestFile:
     def tensor(self, name: str, *, owner: int = 0) -> CheckpointIndex:
         """Return an index that contains one tensor: its row, its chunks and their items, all checked.
 
-        The index has the complete tables of dtypes, files and chains, but no paths.
-
-        Args:
-            name: Name or alias of the tensor; an alias is then included in the index.
-            owner: 0 for a tensor of the whole job, r + 1 for a tensor that only rank r saved.
+        The index has the complete tables of dtypes, files and chains, but no paths. If `name` is an alias, the index
+        includes it. `owner` is 0 for a tensor of the whole job, r + 1 for a tensor that only rank r saved.
 
         Raises:
             KeyError: The manifest lacks such a tensor.

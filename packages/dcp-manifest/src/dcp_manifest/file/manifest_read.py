@@ -163,7 +163,7 @@ class ManifestReader:
     def column(
         self, name: str, start: int = 0, stop: int | None = None, *, total: int | None = None, dim: int = 0
     ) -> Any:
-        """Return rows [start, stop) of a column, in the schema's dtype; a list for a table of strings.
+        """Return rows [start, stop) of a column, in the schema's dtype; a list for strings.
 
         `total` is the number of rows of a column that a sum counts.
         """

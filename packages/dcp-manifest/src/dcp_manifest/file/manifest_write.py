@@ -48,7 +48,7 @@ def encode(index: CheckpointIndex, *, interop: bool = True, head: bytes | None =
 
     Args:
         index: Its item columns are None if no data is stored yet.
-        interop: Whether the head is an index that stock can load, provided that stock can read the data files.
+        interop: Whether the head is an index that stock can load, if stock can read the data files.
         head: Bytes to use as the head instead.
 
     Raises:

@@ -26,8 +26,7 @@ def step_of(name: str) -> int | None:
     """Return the training step in a folder's name; None without a step.
 
     A step is a number after the word `step` (`global_step`), `iter` (`iteration`), `checkpoint` (`ckpt`) or `epoch`;
-    the first word in this list decides. A name of digits alone is also a step. Other numbers (`seed-3`, `rank_0`,
-    `2024-01-31`) are not.
+    the first word in this list decides. A name of digits alone is also a step; `seed-3` or `2024-01-31` is not.
     """
     for word in _WORDS:
         found = word.findall(name)
@@ -75,8 +74,8 @@ def newest_first(found: Iterable[T], place: Callable[[T], Place], made: Callable
     """Sort checkpoints: within a run by descending step; of equal steps, the later checkpoint first.
 
     Of several runs, the run nearest to the searched folder precedes; of equally near runs, the run whose newest
-    checkpoint was made later. Checkpoints without a step follow, the latest first. `made` returns a comparable
-    creation time, and is called only if steps do not decide.
+    checkpoint is later. Checkpoints without a step follow, the latest first. `made` returns a comparable creation time,
+    and is called only if steps do not decide.
     """
     runs: dict[tuple[str, ...], dict[int, list[T]]] = defaultdict(lambda: defaultdict(list))
     without: list[T] = []

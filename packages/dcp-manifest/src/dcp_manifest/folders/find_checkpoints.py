@@ -54,7 +54,7 @@ _LOST_AND_FOUND = "lost+found"
 
 @dataclass(frozen=True, slots=True)
 class FoundCheckpoint(Generic[F]):
-    """A checkpoint that a search found: a folder with an index; on request, also one with data files and no index."""
+    """A folder with an index; on request, also one with data files and no index."""
 
     store: F
     """A store of `dcp_io`, or a `LocalFolder`."""
@@ -100,8 +100,7 @@ def checkpoints_below(root: T, *, unfinished: bool = False, unreadable: bool = F
         unreadable: Whether to return also subfolders that cannot be listed. Otherwise a subfolder without permission is
             skipped with a warning, and any other failure is raised.
 
-    Raises:
-        OSError: The storage failed, or this process may not list `root`.
+    Raises OSError if the storage failed, or this process may not list `root`.
     """
     found = []
     for one in _walk(root, unreadable=unreadable):
@@ -169,7 +168,7 @@ def _noted_step(folder: Folder, entries: Sequence[Entry]) -> int | None:
 def merge_places(places: Sequence[Sequence[FoundCheckpoint[F]]]) -> list[FoundCheckpoint[F]]:
     """Merge the checkpoints of several folders with copies of one run, newest first.
 
-    Of copies of one save, the copy in the earlier folder precedes; of different saves of one step, the later save.
+    Copies of one save stay in the order of folders; of different saves of one step, the later save precedes.
     """
     number = {one.store.url: number for number, found in enumerate(places) for one in found}
     return _newest_first([one for found in places for one in found], lambda url: -number[url])
@@ -203,7 +202,7 @@ def first_valid(
 ) -> FoundCheckpoint[F] | None:
     """Return the first checkpoint that passes a check; each skipped one is logged.
 
-    Quarantined checkpoints, those being removed, and those for which `check` raises DcpError or OSError are skipped.
+    Checkpoints that are put aside are skipped, and those for which `check` raises DcpError or OSError.
     """
     for one in found:
         if one.put_aside is not None:

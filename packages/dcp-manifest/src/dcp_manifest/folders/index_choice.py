@@ -25,8 +25,6 @@ _TRIES = 5
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A complete index: one file, or one per rank."""
-
     mtime: float
     generation: int | None
     """None if stock wrote it, or for damage."""
@@ -56,16 +54,13 @@ def current_index(folder: Folder, entries: Sequence[Entry] | None = None) -> Che
 
 
 def choose_index(entries: Mapping[str, float], load: Load) -> CheckpointIndex:
-    """Return the newest complete index of a folder.
+    """Return the newest complete index among the files in `entries` (name → modification time).
 
     The index with the higher generation is newer; of equal generations, the index of the later save; if either number
     is unknown, the file with the later modification time. A damaged index is an error: no older index is used instead.
 
-    `entries` maps files to modification times; `load` returns the index in a file, with the errors of `read_index`.
-
-    Raises:
-        CheckpointNotFoundError: All indexes are incomplete; the message names the ranks with missing indexes.
-        CorruptCheckpointError, UnsafeCheckpointError, UnsupportedFormatError: The newest index cannot be read.
+    `load` returns a file's index. Raises the errors of `load` for the newest index, and CheckpointNotFoundError, with
+    the ranks that lack indexes, if all are incomplete.
     """
     of_ranks = {name: found for name in entries if (found := rank_index_name(name)) is not None}
     if METADATA_NAME in entries and not of_ranks:

@@ -86,10 +86,7 @@ def out_of_bounds(shape: Sequence[int], offsets: Sequence[int], sizes: Sequence[
 
 
 def find_overlap(chunks: Sequence[BoxLike]) -> tuple[int, int] | None:
-    """Return the positions of two chunks that overlap, ascending. Grids take O(n log n) time.
-
-    Sets are split where no chunk crosses, and only the rest is compared pair by pair.
-    """
+    """Return the positions of two chunks that overlap, ascending. Grids take O(n log n) time."""
     if len(chunks) <= _FEW:
         for row, chunk in enumerate(chunks):
             for other in range(row + 1, len(chunks)):
@@ -147,7 +144,7 @@ def _overlap_by_pairs(starts: I64, ends: I64, ordered: I64, dim: int) -> tuple[i
 def find_hole(box: BoxLike, chunks: Sequence[BoxLike]) -> Box | None:
     """Return the first region of `box`, in row-major order, that no chunk covers.
 
-    The chunks may overlap, and may reach beyond the box.
+    Chunks may overlap, and may reach beyond the box.
     """
     if math.prod(box[1]) == 0:
         return None
@@ -289,7 +286,7 @@ def _are_apart(tensor: I64, offsets: I64, sizes: I64) -> bool:
 def _not_in_grids(tensor: I64, offsets: I64, sizes: I64) -> list[int]:
     """Return the tensors with chunks that may not form a grid.
 
-    In a grid, boxes with different starts in a dimension do not overlap there, and no two have all starts equal.
+    In a grid, no two boxes overlap in a dimension with different starts, or have all starts equal.
     """
     doubtful = [np.zeros(0, np.int64)]
     order = np.lexsort((*offsets.T, tensor))

@@ -1,7 +1,7 @@
 """Columns of an index in memory: the form of manifests, stock's pickle and planners' records.
 
 Tables: tensors (T rows), chunks (C rows, grouped by tensor in table order), objects (O rows), aliases (A rows). Ragged
-columns (shapes, offsets, sizes) are flat; a row has as many numbers as its tensor has dimensions.
+columns (shapes, offsets, sizes) are flat: one number per dimension of the row's tensor.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ _KINDS = np.array(
 
 @dataclass(slots=True)
 class BlockColumns:
-    """`EncodedBlocks` as columns: a row per item, and a row per block, grouped by item."""
+    """`EncodedBlocks` as columns: a row per item, and per block."""
 
     counts: U32
     block_bytes: U32
@@ -232,7 +232,7 @@ class ItemColumns:
         return kinds
 
     def running_counts(self) -> I64:
-        """Return the running CRCs per row: 0 for an item without CRCs or in encoded blocks."""
+        """Return the running CRCs per row: 0 without CRCs or in encoded blocks."""
         bordered = self.checked != 0
         if self.blocks is not None:
             bordered &= self.blocks.counts == 0
@@ -328,10 +328,7 @@ class CheckpointIndex:
 
     @staticmethod
     def ragged_starts(columns: ItemColumns) -> RaggedStarts:
-        """Return each row's start in `running_crcs`, and its first row of blocks, both with the end.
-
-        The second list is empty if no item has blocks.
-        """
+        """Return each row's start in `running_crcs`, and in the blocks (empty without blocks), both with the end."""
         return starts(
             columns.running_counts()
         ).tolist(), [] if columns.blocks is None else columns.blocks.starts().tolist()
@@ -341,11 +338,11 @@ class CheckpointIndex:
         return starts(self.tensor_chunks)
 
     def box_starts(self) -> I64:
-        """Return each tensor's start in `chunk_offsets` and `chunk_sizes`, then the end: T + 1 numbers."""
+        """As `chunk_starts`, for `chunk_offsets` and `chunk_sizes`."""
         return starts(self.tensor_chunks * self.tensor_ndim.astype(np.int64))
 
     def shape_starts(self) -> I64:
-        """Return each tensor's start in `tensor_shape`, then the end: T + 1 numbers."""
+        """As `chunk_starts`, for `tensor_shape`."""
         return starts(self.tensor_ndim)
 
 
@@ -387,7 +384,7 @@ def distinct(numbers: npt.NDArray[Number]) -> npt.NDArray[Number]:
 
 
 class BoxLayout:
-    """Positions of one dimension's numbers in a flat column of boxes of different dimensions."""
+    """Positions of one dimension's numbers in a column of boxes."""
 
     def __init__(self, ndim: npt.NDArray[np.integer[Any]]) -> None:
         self.boxes = len(ndim)

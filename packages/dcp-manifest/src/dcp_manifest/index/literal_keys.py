@@ -1,7 +1,7 @@
 """Dict keys other than strings as path elements.
 
-Stock stores only `str(key)`. For plain literals (numbers, bool, None, bytes, tuples of these and of strings) a load
-without a template restores the key from this text.
+Stock stores only `str(key)`. A load without a template restores plain literals (numbers, bool, None, bytes, tuples of
+these and of strings) from this text.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class LiteralKey(str):
     def of(cls, key: object) -> LiteralKey | None:
         """Return a dict key's path element; None if its text does not restore it.
 
-        Raises ValueError for a number with more digits than Python converts to text.
+        Raises ValueError for a number with too many digits.
         """
         if type(key) is int:
             return cls(repr(key))

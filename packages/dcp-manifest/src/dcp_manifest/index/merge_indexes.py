@@ -20,7 +20,7 @@ Key = TypeVar("Key")
 
 
 def merge_rank_indexes(indexes: Sequence[CheckpointIndex]) -> CheckpointIndex:
-    """Merge the indexes of all ranks, in rank order, into their union; its `info` is the first's, with `rank=None`.
+    """Merge the indexes of all ranks, in rank order; `info` is the first's, with `rank=None`.
 
     Either all indexes have items, or none. Of equal boxes of a tensor, and of objects or aliases of the same name, the
     first rank's is used. Coverage is not checked. Raises CorruptCheckpointError if ranks disagree on a tensor's dtype,

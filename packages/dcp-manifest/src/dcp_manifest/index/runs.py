@@ -17,9 +17,8 @@ Positions = npt.NDArray[np.int64]
 class Runs:
     """Regular grid of runs of `run_bytes` bytes; the first begins at byte `start`.
 
-    Along dimension d, outermost first, the runs have `counts[d]` positions at distances of `strides[d]` bytes. A stride
-    is at least the span of the inner dimensions, so runs are ascending and never overlap. A grid without dimensions is
-    a single run.
+    Along dimension d, outermost first, there are `counts[d]` runs at distances of `strides[d]` bytes. A stride is at
+    least the span of the inner dimensions, so runs are ascending and never overlap. No dimensions: a single run.
     """
 
     start: int

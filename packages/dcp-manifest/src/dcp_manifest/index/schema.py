@@ -1,7 +1,4 @@
-"""Schema of an index: all columns of a manifest, their limits and their meaning; `docs/format.md` repeats them.
-
-Writer and reader follow this table, and `check_index` checks an index by it, before and after it is stored.
-"""
+"""Schema of an index: all columns of a manifest, their limits and their meaning; `docs/format.md` repeats them."""
 
 from __future__ import annotations
 
@@ -332,7 +329,7 @@ def check_index(index: CheckpointIndex) -> None:
 def derived_bytes(index: CheckpointIndex, item_bytes: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.int64]:
     """Return the decoded bytes per chunk; -1 for an unknown dtype. Raises ValueError if a chunk exceeds any memory.
 
-    `item_bytes` is the size of each dtype's elements, or 0; None for the sizes that this version knows.
+    `item_bytes` is the size of each dtype's elements, or 0.
     """
     if item_bytes is None:
         item_bytes = np.array([ITEM_BYTES.get(dtype, 0) for dtype in index.dtypes] or [0], np.int64)

@@ -54,7 +54,7 @@ class BrokenPickleError(ValueError):
 
 
 class UnsafePickleError(ValueError):
-    """The table does not allow a feature of the pickle, or its limit of work or memory is exceeded."""
+    """The pickle has a forbidden feature, or needs too much work or memory."""
 
 
 class ForbiddenGlobalError(UnsafePickleError):
@@ -66,10 +66,7 @@ class ForbiddenGlobalError(UnsafePickleError):
 
 
 class Budget:
-    """Limit of the elements that a pickle's calls may copy and its keys may hash.
-
-    A hostile pickle may contain `set(range(1 << 40))`, or copy one list a million times.
-    """
+    """Limit of the elements that a pickle's calls may copy and its keys may hash."""
 
     __slots__ = ("_crowds", "_late", "_left", "_levels", "_within")
 
@@ -113,10 +110,7 @@ class Budget:
             raise UnsafePickleError(f"has more than {_MAX_SAME_HASH} keys of the same hash")
 
     def nest(self, container: object, values: Iterable[Any]) -> None:
-        """Limit the nesting of containers that Python frees by recursion; called after `values` were added.
-
-        Freeing a deeply nested `deque` overflows the C stack and ends the process.
-        """
+        """Limit the nesting of containers, after `values` were added: freeing a deep `deque` overflows the C stack."""
         inner = [value for value in values if type(value) in _FRAGILE] if type(container) in _FRAGILE else []
         if not inner:
             return
@@ -250,7 +244,7 @@ _U32, _I32, _F64 = struct.Struct("<I"), struct.Struct("<i"), struct.Struct(">d")
 
 
 class ScalarReader:
-    """Reader of scalar opcodes, with a position and a stack; each method `do_x` executes one opcode.
+    """Reader of scalar opcodes; each method `do_x` executes one opcode.
 
     Lengths are checked before memory is allocated.
     """

@@ -41,14 +41,10 @@ _OLD_METADATA = "torch.distributed._shard.sharded_tensor.metadata"
 
 
 def read_stock(data: Buffer, *, file: str) -> tuple[CheckpointIndex, int, list[str]]:
-    """Read the index from a pickle of stock's `Metadata`, of torch 2.3 to 2.15, with which `data` begins.
+    """Read the index from the pickle of stock's `Metadata` (torch 2.3 to 2.15) with which `data` begins.
 
     Returns the index, without `info` and with unchecked items; the offset of the pickle's end; `StorageMeta.modules`.
-
-    Raises:
-        CorruptCheckpointError: The bytes are not a pickle of a valid `Metadata`.
-        UnsafeCheckpointError: The pickle has a class or call that does not belong in an index, or the name of a data
-            file leads out of the checkpoint's folder.
+    Raises CorruptCheckpointError or UnsafeCheckpointError; see `read_index`.
     """
     try:
         value, end = read_stock_pickle(bytes(data))

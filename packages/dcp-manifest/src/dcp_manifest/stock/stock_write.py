@@ -74,8 +74,7 @@ def stock_head(index: CheckpointIndex) -> bytes:
 
 
 class _Head:
-    """Repeated values are memoized first, the most frequent with the shortest references."""
-
+    # Repeated values are memoized first, the most frequent with the shortest references.
     def __init__(self, index: CheckpointIndex) -> None:
         self.index = index
         self.out = out = _PickleWriter()
@@ -235,7 +234,7 @@ def text(value: str) -> bytes:
 
 
 def text_2(value: str) -> bytes:
-    """Return opcodes of protocol 2 that push a str."""
+    """Like `text`, of protocol 2."""
     data = value.encode("utf-8", "surrogatepass")
     return b"X" + _U32.pack(len(data)) + data
 
@@ -246,7 +245,7 @@ def global_(module: str, name: str) -> bytes:
 
 
 def global_2(module: str, name: str) -> bytes:
-    """Return opcodes of protocol 2 that push a class or function."""
+    """Like `global_`, of protocol 2."""
     return f"c{module}\n{name}\n".encode()
 
 
