@@ -130,7 +130,7 @@ def _is_of(name: str, save_id: str) -> bool:
 
 
 def _is_own(name: str, marker: Marker, *, world_size: int) -> bool:
-    """Whether the new checkpoint has a replaced file after all."""
+    """Whether the new checkpoint has a replaced file."""
     own = own_name(name)
     if own is not None and own.save_id == marker.save_id:
         return True
@@ -225,7 +225,7 @@ def index_digest(store: Store, names: Iterable[str]) -> str:
 
 
 def _highest_generation(store: Store, names: Iterable[str]) -> int:
-    """A new save must not look older than any readable index."""
+    """A new save must look newer than any readable index."""
     highest = 0
     for name in names:
         with contextlib.suppress(DcpError):

@@ -98,7 +98,7 @@ class HostStore(SupportsFolders):
 
     @abstractmethod
     def size_here(self, name: str) -> int:
-        """Return the size of this host's object."""
+        """Return its size."""
 
     def read_elsewhere(self, names: Mapping[str, int]) -> None:
         """Read objects (name → index in `also`) elsewhere, since no host has them in full."""
@@ -127,7 +127,7 @@ class HostStore(SupportsFolders):
         return self.open_here(name) if other is None else other.open(name)
 
     def size(self, name: str) -> int:
-        """Return the size of the object here, or of its copy."""
+        """Return its size, or its copy's."""
         other = self._other_with(name)
         return self.size_here(name) if other is None else other.size(name)
 

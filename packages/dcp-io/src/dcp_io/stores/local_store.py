@@ -481,7 +481,7 @@ _SECONDS_TO_BE_SEEN = 5.0
 
 
 def not_a_folder(path: str) -> NotADirectoryError:
-    """Return the error for a path that is a file, or leads through one."""
+    """Return the error for a path that is, or leads through, a file."""
     file = path
     while not os.path.lexists(file) and os.path.dirname(file) != file:
         file = os.path.dirname(file)

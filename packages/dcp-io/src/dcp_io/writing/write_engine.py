@@ -441,7 +441,7 @@ def _item_bytes(key: str, payload: Payload, size: int) -> int:
 def measure_items(
     requests: Sequence[Writable], *, prefix: str, save_id: str, layout: Layout, threads: int, single_file: bool
 ) -> StoredItems:
-    """Return what `write_items` would return, with meaningless CRCs."""
+    """Return the result of `write_items`, with meaningless CRCs."""
     if not requests:
         return StoredItems.of([])
 

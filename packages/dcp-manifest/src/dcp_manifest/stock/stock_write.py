@@ -250,7 +250,7 @@ def global_2(module: str, name: str) -> bytes:
 
 
 def collected(items: Sequence[bytes]) -> bytes:
-    """Return opcodes that push a tuple of the items' values."""
+    """Return opcodes that push a tuple of values."""
     if len(items) <= 3:
         return b"".join((*items, _TUPLES[len(items)]))
     return b"".join((b"(", *items, b"t"))
@@ -264,7 +264,7 @@ class _PickleWriter:
         self._remembered = 0
 
     def reserve(self) -> bytes:
-        """Return opcodes that push the next memo slot. The caller must append a `MEMOIZE`."""
+        """Return opcodes that push the next slot. The caller appends a `MEMOIZE`."""
         number = self._remembered
         self._remembered += 1
         return b"h" + bytes((number,)) if number < 256 else b"j" + _U32.pack(number)
