@@ -188,7 +188,7 @@ class AsyncSaver:
                 saver's stager. If `stage` returns a future, `save` may return before the copy is complete.
             no_dist: Whether to save from this process alone.
             use_collectives: Whether ranks plan together; with False, every rank plans alone.
-            overlap: Overlap policy of this save; None for the saver's policy.
+            overlap: Overlap policy of this save; None for the saver's.
 
         Returns:
             Future of the checkpoint's metadata, done when the checkpoint is published; with a stager that returns
@@ -453,10 +453,7 @@ def shared_saver(
 ) -> AsyncSaver:
     """Return the `AsyncSaver` that `async_save` uses, for its methods `warm_up`, `lock`, `wait` and `close`.
 
-    With `options` None, a new saver has the defaults.
-
-    Raises:
-        ValueError: The saver already exists with other options; close it first.
+    Raises ValueError if it already exists with other options.
     """
     name = saver_name(kind)
     with _lock:

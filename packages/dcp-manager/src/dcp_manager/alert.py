@@ -44,10 +44,8 @@ class Alert:
     def exchanges(self, *, reason: bool, seconds: float) -> bool:
         """Count a call of `maybe_save`; return whether ranks exchange their reasons in it, the same on all ranks.
 
-        `seconds` limits the wait for other ranks' answers. Without `watch` before it, each call is an exchange.
-
-        Raises:
-            PeerLostError, CoordinatorTimeoutError, CoordinatorLostError: The ranks could not agree.
+        `seconds` limits the wait for other ranks' answers; if ranks fail to agree, a `RanksError` is raised. Without
+        `watch` before it, each call is an exchange.
         """
         if self._round is not None and not self._round.reaches_target(reason=reason, seconds=seconds):
             return False

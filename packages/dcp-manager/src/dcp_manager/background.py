@@ -1,4 +1,4 @@
-"""Outcomes of saves: the record of background saves, and the tolerance of failed ones."""
+"""Outcomes of background saves, and the tolerance of failed ones."""
 
 from __future__ import annotations
 
@@ -173,10 +173,7 @@ def _failures_of(error: BaseException, rank: int) -> _Failures:
 def _joined(
     reported: list[tuple[dict[int, _End], frozenset[int], dict[int, str]]],
 ) -> tuple[dict[int, _End], dict[int, str]]:
-    """Merge the ranks' reports into outcomes of saves that have ended everywhere, and late ranks.
-
-    The lowest rank's report wins. If a rank has stopped waiting for a save, the failures are reported with the timeout.
-    """
+    """Merge reports: the lowest rank's wins; a save that a rank stopped waiting for has failures and a timeout."""
     running = frozenset[int]().union(*(numbers for _, numbers, _ in reported))
     decided: dict[int, _End] = {}
     late = {rank: text for *_, lateness in reported for rank, text in lateness.items()}
@@ -247,8 +244,7 @@ class Tolerance:
     def passes(self, error: BaseException) -> bool:
         """Count a failure, and return whether it is tolerated; the same on all ranks.
 
-        A rank may have only the text of another rank's error, so each rank judges its own causes, and the coordinator
-        decides.
+        A rank may have only the text of another rank's error, so each rank judges its own causes.
 
         Ranks: every rank; collective if the error is a `CheckpointException`, which is raised on all ranks.
         """

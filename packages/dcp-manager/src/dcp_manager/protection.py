@@ -1,4 +1,4 @@
-"""Copies of hosts' parts of a checkpoint on other hosts, after each save, and which places have a checkpoint."""
+"""Copies of hosts' parts of a checkpoint on other hosts, and which places have a checkpoint."""
 
 from __future__ import annotations
 

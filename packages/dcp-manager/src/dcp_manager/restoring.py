@@ -138,8 +138,7 @@ def restore_newest(
     While the time of `wanted` lasts, a step is loaded only if there is no higher one.
 
     Raises:
-        CheckpointNotFoundError: No checkpoint can be loaded although there are some (training must not silently start
-            from scratch), or a rank does not find files that the coordinator finds.
+        CheckpointNotFoundError: As for `CheckpointManager.restore`: training must not silently start from scratch.
 
     Ranks: every rank; collective.
     """

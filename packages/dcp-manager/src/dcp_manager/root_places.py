@@ -130,7 +130,6 @@ class RootPlaces:
 
     @property
     def _run(self) -> str | None:
-        """Id of the run, from the shared places if its hosts have none."""
         shared = [catalogue.store.url for catalogue in self.catalogues[1:]]
         return hashlib.sha256("\n".join(shared).encode()).hexdigest()[:16] if shared else None
 
@@ -159,9 +158,9 @@ class RootPlaces:
         return hosts
 
     def protection(self, ranks: Ranks, copied: Callable[[int], object]) -> Protection | None:
-        """Return the copies of hosts' parts on other hosts, after `start`, if the root has any; see `Protection`.
+        """Return the root's `Protection`, if any, after `start`.
 
-        Ranks: every rank; collective if the root has such copies.
+        Ranks: every rank; collective if the root copies hosts' parts.
         """
         if self._copies is None or self._hosts is None:
             return None

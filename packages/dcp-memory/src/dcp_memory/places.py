@@ -42,9 +42,7 @@ def folder_path() -> str:
 class KeeperFolder:
     """The open folder of keepers; a context manager. Paths through its descriptor are short and stay valid.
 
-    Raises:
-        FileNotFoundError: The folder, or one above it, does not exist.
-        PermissionError: The folder belongs to another user, others may write to it, or it is a link.
+    Raises FileNotFoundError, or PermissionError if it belongs to another user, others may write to it, or it is a link.
     """
 
     def __init__(self, path: str, *, make: bool = False) -> None:

@@ -104,9 +104,7 @@ class Client:
     def put(self, key: str, data: bytes, mode: Any) -> None:
         """Put an object by one request, without retries by this class.
 
-        Raises:
-            FileNotFoundError: The object to be replaced does not exist.
-            StorageError: The container is missing.
+        Raises FileNotFoundError if the object to be replaced, StorageError if the container is missing.
         """
         try:
             obstore.put(self._unrepeated, key, data, mode=mode, use_multipart=False)
@@ -148,11 +146,7 @@ class Client:
 
 
 def connect(root: str, options: Options) -> Client:
-    """Return a container's client, cached by options and environment variables.
-
-    Raises:
-        ValueError: An option is unknown to the service, or a required option is missing.
-    """
+    """Return a container's client, cached by options and environment variables. Raises ValueError for wrong options."""
     environment = tuple(sorted((k, v) for k, v in os.environ.items() if k.upper().startswith(_ENVIRONMENT)))
     key = (os.getpid(), root, options.identity(), hash(environment))
     with _clients_lock:

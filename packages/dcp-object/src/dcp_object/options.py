@@ -29,9 +29,7 @@ class Options:
     def of(cls, storage_options: Mapping[str, Any] | None, *, plain_http: bool = False) -> Options:
         """Split options into obstore's three named groups, and all others as those of the service.
 
-        Raises:
-            TypeError: One of the groups is no mapping, or the name of an option is not a string.
-            ValueError: An endpoint is no URL.
+        Raises TypeError if a group is not a mapping or a name is not a string, ValueError if an endpoint is not a URL.
         """
         given = dict(storage_options or {})
         if not all(isinstance(name, str) for name in given):

@@ -85,7 +85,7 @@ def send_file(source: Store, target: Store, name: str, crcs: PassingCrcs, passed
 
 
 def read_journal(target: Store, save_id: str, name: str = JOURNAL) -> dict[str, int]:
-    """Return the bytes of each file in a save's journal."""
+    """Return a journal's files of a save, with bytes."""
     try:
         values = json.loads(target.read(name))
         files = values["files"].items() if values["save_id"] == save_id else ()
@@ -119,11 +119,10 @@ def copy_checkpoint(source: Store, target: Store, *, stale_after_seconds: float,
 
     Raises:
         UnsupportedFormatError: Checkpoints of this kind are not copied.
-        SupersededError: See there.
+        SupersededError: The target has a later save of the step.
         CorruptCheckpointError: The source is damaged.
         SaveInProgressError: A save or another copy is running in the target.
         CheckpointNotFoundError: The source was removed or replaced meanwhile.
-        OSError: A storage failed.
     """
     data, index, save_id = read_source(source)
     if is_there(target, index, save_id):

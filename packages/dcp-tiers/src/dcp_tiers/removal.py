@@ -25,7 +25,7 @@ class BudgetedRoot(TieredRoot, Protocol):
 
 
 def make_room(tiers: BudgetedRoot, number: int, step: int, *, needed: int | None = None, drop: bool = False) -> bool:
-    """Remove checkpoints of a tier until step `step` fits; return False if the caller should wait. One process.
+    """Remove checkpoints of tier `number` until a step fits; return False if the caller should wait. One process.
 
     The budget of a first tier without one is its disk. Removal order, oldest first: checkpoints that neither the tier's
     policy nor a further tier needs, those that no further tier needs, those that a further tier has refused, and only
@@ -33,15 +33,8 @@ def make_room(tiers: BudgetedRoot, number: int, step: int, *, needed: int | None
     that copies on other hosts protect, and any that a process reads or saves. If those alone exceed the budget, return
     True.
 
-    Args:
-        tiers: The tiers.
-        number: Number of the tier.
-        step: The step about to be written; its own directory is not counted.
-        needed: Bytes of the step; None for the largest checkpoint in the tier.
-        drop: Whether to act as with `when_full="drop"`.
-
-    Raises:
-        OSError: The storage of the tier failed.
+    The directory of `step`, which is about to be written, is not counted. `needed` is its bytes; None stands for the
+    largest checkpoint in the tier. Raises OSError if the storage fails.
     """
     tier, catalogue = tiers.tiers[number], tiers.catalogues[number]
     free = _free_bytes(catalogue.store) if tier.max_bytes is None and number == 0 else None
@@ -117,7 +110,7 @@ def _report(tiers: TieredRoot, number: int, step: int, size: int, *, lost: bool)
 def retain_in(tiers: TieredRoot, number: int, arrived: int | None) -> list[StepFolder] | None:
     """Remove checkpoints that neither the tier's policy nor a further tier needs; see `dcp_io.Catalogue.retain`.
 
-    Steps above the arrived one stay: a run that lost its first tier may have restarted by mistake.
+    Steps above the arrived one stay: the run may have restarted by mistake.
     """
     further = range(number + 1, len(tiers.tiers))
     _, left = tiers.catalogues[number].retain(

@@ -136,7 +136,6 @@ class Tiers:
         Raises:
             CheckpointNotFoundError: The file does not exist.
             TiersError: The file does not describe tiers, or is for other directories; or see `own`.
-            OSError: The storage failed.
         """
         text = os.fspath(place)
         is_file = text.endswith(".toml") and not os.path.isdir(text)
@@ -358,7 +357,7 @@ class Tiers:
     def end_promoter(self, seconds: float | None = None) -> None:
         """Wait for the promoter, at most `seconds`; an event and a warning say what further tiers lack.
 
-        Another trainer's promoter is waited for only if this process has saved. An unreadable first tier is logged.
+        Another trainer's promoter is waited for only if this process has saved.
 
         Ranks: one.
         """
@@ -410,7 +409,7 @@ def _list_of(tiers: Sequence[Tier]) -> list[Tier]:
 
 
 def _checked(tier: Tier, store: Store) -> Tier:
-    """Return the tier, marked per host if its store is. Raises TiersError if only the mark says so."""
+    """Return the tier, marked per host if its store is."""
     if isinstance(store, HostStore):
         return tier if tier.per_host else replace(tier, per_host=True)
     if tier.copies is not None and not tier.per_host:
@@ -435,7 +434,7 @@ def lacking_steps(tiers: TieredRoot) -> dict[str, list[int]]:
 
 
 def _wait_for_promoter(tiers: TieredRoot, promoter: PromoterProcess, seconds: float | None) -> dict[str, list[int]]:
-    """Wait for the promoter, but not if it hangs with nothing left to copy; return what tiers lack."""
+    """Return what tiers lack, after the promoter's end, or when it hangs with nothing left to copy."""
     end = float("inf") if seconds is None else time.monotonic() + seconds
     try:
         _wait(tiers, promoter, end)

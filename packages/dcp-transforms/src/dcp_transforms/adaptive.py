@@ -8,7 +8,7 @@ A place is the parent directory of checkpoints. Each rank measures its own saves
    against the last compressed save, whose rate is first estimated from the samples.
 3. After eight compressed saves one is plain, because the storage may have become faster.
 
-Compression must win by 5 %. A wrong estimate costs one save. See docs/decisions/0029.
+Compression must win by 5 %. See docs/decisions/0029.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class _Sample(CompressionPolicy):
 
 
 def _slowdown() -> float:
-    """Return this thread's time ÷ its processor time; a short sample cannot show the wait."""
+    """Return this thread's time ÷ its processor time."""
     try:
         ran, waited, _ = map(int, Path("/proc/thread-self/schedstat").read_text().split())
     except (OSError, ValueError):  # a kernel without these counters

@@ -85,7 +85,7 @@ class Link:
             NoKeeperError: The run has no keeper.
             KeeperLostError: The connection of this epoch is lost, or the keeper does not answer.
             StorageError: The keeper's memory is full; `errno` is ENOSPC.
-            KeeperRefusedError: See there.
+            KeeperRefusedError: The keeper or its folder belongs to another user.
         """
         with self._lock:
             for attempt in range(2):

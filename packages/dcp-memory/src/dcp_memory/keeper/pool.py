@@ -1,7 +1,7 @@
 """`Pool`: a keeper's segments, its budget, and the thread that allocates and frees them.
 
-Call all methods in the keeper's main thread. The keeper allocates each segment, a memory file of fixed size, so that
-its control group pays for the pages.
+Call all methods in the keeper's main thread. The keeper allocates the memory files, so that its control group pays
+for the pages.
 
 Source: Linux `memfd_create(2)`; `fcntl(2)`, open file description locks. They last as long as the description is open
 or mapped in any process, and so tell whether children of a dead client still use its memory.
@@ -226,8 +226,7 @@ class Segment:
 def make_segment(nbytes: int, available: Callable[[], int], *, zeroed: bool) -> Segment:
     """Make a memory file in which all pages exist; `nbytes` is a multiple of the page size.
 
-    Pages are written if `zeroed`, so that mapping them is cheap. `available` is called repeatedly. Raises OSError
-    (ENOSPC, or too many open files).
+    Pages are written if `zeroed`, so that mapping them is cheap. `available` is called repeatedly. Raises OSError.
     """
     descriptor = os.memfd_create("dcp-keeper", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
@@ -262,10 +261,7 @@ _CACHE = ("inactive_file", "active_file")
 
 
 def available_bytes(groups: str = _GROUPS, proc: str = "/proc") -> int:
-    """Return how many bytes this process could allocate now, without swapping and without being killed.
-
-    The page cache of files counts as free.
-    """
+    """Return how many bytes this process could allocate now, without swapping and without being killed."""
     found = [_machine(proc)]
     for controllers, path in _memberships(proc):
         if "memory" in controllers:

@@ -1,7 +1,6 @@
 """`Courier`: a host's leader in a copy, which sends its part to its partner and takes the parts of others.
 
-The leaders exchange an offer of files, the wanted ones, their pieces, and the end. `Intake` is the copy of another
-host's part: verified files in the own store, and a note of them.
+The leaders exchange an offer of files, the wanted ones, their pieces, and the end.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class Relays(Peers):
 
     @property
     def cut_off(self) -> bool:
-        """Whether there is no connection to the rank above, which may be alive."""
+        """Whether there is no connection to the rank above."""
         above = self._above_card
         return above is not None and self._above is None and above.rank not in self.lost
 
@@ -226,7 +226,6 @@ class RelayRound(StoreRound):
                     return decided
 
     def _without_above(self, decided: Verdict) -> tuple[Verdict, Answers] | None:
-        """Return the result if all went well but the rank above will not answer."""
         above = self._links.above_rank
         if self._links.cut_off and self._strayed:
             if not decided.scattered:

@@ -162,7 +162,7 @@ class StoreCoordinator(PhasedCoordinator):
             self._lost = True
 
     def _round(self, number: int) -> StoreRound:
-        """Return the phase to run; the first uses the store, so that all ranks have left their cards."""
+        """The first phase uses the store, so that all ranks have left their cards."""
         if self._relays is not None and number > 0:
             return RelayRound(self._wire, number, self._seat, self._relays, self._operation)
         return StoreRound(self._wire, number, self._seat, self._peers, self._peers_store)

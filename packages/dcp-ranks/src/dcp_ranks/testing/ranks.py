@@ -100,7 +100,7 @@ class RankPool:
         Args:
             world_size: Number of ranks.
             function: Any function that cloudpickle can pickle.
-            args: Arguments of the function.
+            args: Its arguments.
             timeout: Seconds after which unfinished ranks are ended and reported with their stacks; None for the pool's.
             kill_after: Rank → seconds after which its process is killed (SIGKILL).
             expect_death: Ranks that must end before `function` returns; their results are None.
@@ -108,7 +108,6 @@ class RankPool:
 
         Raises:
             RankError: The function raised on some rank, took too long, or a process ended unexpectedly.
-            ValueError: `world_size` is not between 1 and `max_ranks`.
         """
         if not 1 <= world_size <= self._max_ranks:
             raise ValueError(f"world_size is {world_size}; this pool has 1 to {self._max_ranks} ranks")

@@ -2,9 +2,7 @@
 
 A `TCPStore` waits forever, in native code, if its server is stopped or cut off, so a thread makes each connection's
 requests. Before Python 3.14, a thread that returns from native code at interpreter exit aborts the process, so a
-signal then stops the thread of an unanswered request for good.
-
-Waiting polls: a store's blocking `wait` holds its connection, blocks signal handling, and warns at each timeout.
+signal then stops it for good. Waiting polls: a store's blocking `wait` holds its connection and blocks signal handling.
 """
 
 from __future__ import annotations
