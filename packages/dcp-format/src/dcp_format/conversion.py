@@ -50,9 +50,6 @@ def open_content(path: str | os.PathLike[str], *, format: str | None = None) -> 
     Raises:
         CheckpointNotFoundError: There is nothing at `path`.
         UnsupportedFormatError: No installed converter recognises the format.
-        CorruptCheckpointError: The checkpoint or file is damaged.
-        PluginNotFoundError: No installed package opens the URI.
-        InvalidPlaceError: `path` is empty, or a URI that has lost a slash.
     """
     if scheme_of(path) == "file":
         place = file_path(path)
@@ -105,7 +102,6 @@ def convert(
 
     Raises:
         DcpError: The conversion failed; the subclass gives the reason: not found, damaged, unsafe, unsupported.
-        UnsupportedFormatError: The format cannot be written to a URI; nothing has been read or written.
         PluginNotFoundError: No installed package opens a URI; the message names the package to install.
         InvalidPlaceError: The source or destination is empty, or a URI that has lost a slash.
 
@@ -162,7 +158,6 @@ def _spelled(place: str) -> str:
 
 
 def _check_target(uri: str, name: str) -> None:
-    """Refuse a URI for formats that cannot be written to one."""
     scheme = scheme_of(uri)
     if not takes_uris(converter_for(name)):
         raise UnsupportedFormatError(

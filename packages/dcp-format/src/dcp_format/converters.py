@@ -63,11 +63,7 @@ class Converter(Protocol):
 
 
 def converter_for(name: str) -> Converter:
-    """Return the converter of a format by name.
-
-    Raises:
-        PluginNotFoundError: No installed package has a converter of that name.
-    """
+    """Return the converter of a format. Raises PluginNotFoundError if no installed package has it."""
     made = plugins.converter(name)
     found: Converter = made() if isinstance(made, type) else made
     return found
@@ -76,9 +72,7 @@ def converter_for(name: str) -> Converter:
 def detect(path: str | os.PathLike[str]) -> str:
     """Return the name of the format at a path or URI; the files at a URI may be downloaded to detect it.
 
-    Raises:
-        CheckpointNotFoundError: There is nothing at `path`.
-        UnsupportedFormatError: No installed converter recognises the format.
+    Raises CheckpointNotFoundError or UnsupportedFormatError.
     """
     if scheme_of(path) == "file":
         return _detect_file(file_path(path))
@@ -90,7 +84,7 @@ def detect(path: str | os.PathLike[str]) -> str:
 
 
 def detect_at_uri(uri: str) -> str | None:
-    """Return the name of the format at a URI, if a converter that reads URIs recognises it; None otherwise."""
+    """Return the format at a URI, if a converter that reads URIs recognises it; None otherwise."""
     names = [name for name in plugins.names("converters") if takes_uris(converter_for(name))]
     return next((name for name in names if converter_for(name).detect(uri)), None)
 
@@ -124,11 +118,7 @@ def _detect_file(path: str | os.PathLike[str]) -> str:
 
 
 def format_of_name(path: str | os.PathLike[str]) -> str:
-    """Return the format that the name of a new file or folder selects.
-
-    Raises:
-        UnsupportedFormatError: No format, or several, match the name.
-    """
+    """Return the format that a new name selects. Raises UnsupportedFormatError if none or several match."""
     suited = {name: made for name in plugins.names("converters") if (made := converter_for(name)).suits(path)}
     if len(suited) > 1:
         suited = {name: made for name, made in suited.items() if not getattr(made, "fallback", False)}
@@ -175,7 +165,7 @@ class SafetensorsConverter:
     """Converter of safetensors files and Hugging Face folders."""
 
     def detect(self, path: Place) -> bool:
-        """Whether the path is a safetensors file, or a folder that has such files and no checkpoint index."""
+        """Whether the path is a safetensors file, or a folder of such files without a checkpoint index."""
         place = Path(path)
         if place.is_dir():
             has_files = (place / INDEX_NAME).exists() or any(place.glob(f"*{SUFFIX}"))

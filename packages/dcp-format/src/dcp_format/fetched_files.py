@@ -18,11 +18,7 @@ _INDEX_SUFFIX = ".index.json"
 
 
 class Fetched:
-    """A downloaded copy of the files at a URI, in a temporary folder; `close` removes it.
-
-    Raises:
-        CheckpointNotFoundError: There is neither a file nor a folder with safetensors files at the URI.
-    """
+    """A downloaded copy of the files at a URI, in a temporary folder; `close` removes it."""
 
     def __init__(self, uri: str) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="dcp-format-")

@@ -120,11 +120,7 @@ def _form(entry: TensorEntry) -> TensorForm:
 
 
 def stored_content(store: Store, index: CheckpointIndex) -> Content:
-    """Return the `Content` of a checkpoint; values are read and verified when they are used.
-
-    Raises:
-        UnsupportedValueError: The checkpoint has values of single ranks.
-    """
+    """Return the `Content` of a checkpoint. Raises UnsupportedValueError if it has values of single ranks."""
     _check_owners(index, store.url)
     problems = coverage_problems(index)
     if problems:
@@ -168,7 +164,6 @@ def _entries(index: CheckpointIndex, reader: ChunkReader) -> Iterator[TensorEntr
 
 
 def _object(store: Store, name: str, item: StoredItem) -> bytes:
-    """Return the bytes of an object, verified."""
     decoder, found = ItemDecoder(ExtensionRegistry()), list[bytes]()
 
     def done(data: memoryview) -> None:

@@ -37,7 +37,7 @@ class ChunkPieces:
         self.nbytes: int = math.prod(shape) * self._item_bytes
 
     def pieces(self, max_bytes: int) -> Iterator[memoryview]:
-        """Yield the tensor's bytes in row-major order; a piece is valid until the next piece is requested."""
+        """Yield the bytes; a piece is valid until the next piece is requested."""
         if not self.nbytes:
             return iter(())
         rows = all(chunk.sizes[1:] == self._shape[1:] and not any(chunk.offsets[1:]) for chunk in self.chunks)
@@ -83,7 +83,7 @@ class ChunkPieces:
         yield piece
 
     def _steps(self, max_bytes: int) -> Iterator[Step]:
-        """Yield pieces of chunks that end at borders of their CRC blocks."""
+        """Yield pieces of chunks that end at borders of CRC blocks."""
         for chunk in sorted(self.chunks, key=lambda chunk: chunk.offsets):
             encoded = chunk.item.blocks
             block = block_bytes(chunk.nbytes) if encoded is None else encoded.block_bytes
@@ -117,7 +117,6 @@ class ChunkPieces:
     def _fill(
         self, slab: npt.NDArray[np.uint8], offsets: tuple[int, ...], sizes: tuple[int, ...], chunk: StoredChunk
     ) -> None:
-        """Copy the overlap of a chunk with the box that `slab` holds."""
         first = tuple(map(max, offsets, chunk.offsets))
         last = tuple(
             min(offset + size, at + have)

@@ -1,4 +1,4 @@
-"""Reader of single stored chunks: raw chunks, chunks in a `torch.save` archive, and chunks encoded by transforms."""
+"""Reader of single stored chunks: raw, in a `torch.save` archive, or encoded by transforms."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ class ChunkReader:
         return self._pool.submit(function, *arguments)
 
     def prepare(self, chunks: Sequence[StoredChunk]) -> None:
-        """Prepare for reading the chunks in this order: read archive directories, and batch small chunks.
+        """Read archive directories, and batch small chunks that are neighbours in this order.
 
-        Batches are neighbours in this order: batches by file would be read whole for a single chunk of a tensor.
+        Batches by file would be read whole for a single chunk of a tensor.
         """
         self._decoder.look_into(((chunk.name, chunk.item) for chunk in chunks), partial(read_items, self._store))
         for chunk in chunks:
@@ -72,7 +72,7 @@ class ChunkReader:
             self._batch_of[chunk] = len(self._batches) - 1
 
     def item(self, chunk: StoredChunk) -> StoredItem | None:
-        """Return the stored item of a chunk that can be read in parts; None if the chunk must be decoded whole."""
+        """Return the stored item of a chunk; None if the chunk must be decoded whole."""
         found = self._partial.get(chunk)
         return None if found is None else found.item
 

@@ -25,8 +25,7 @@ V = TypeVar("V")
 def select_values(content: Content, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> Content:
     """Return the values that match a pattern in `include` and no pattern in `exclude`.
 
-    Raises:
-        MissingKeyError: A pattern of `include` matches no name, or `exclude` leaves no value.
+    Raises MissingKeyError if a pattern of `include` matches no name, or nothing is left.
     """
     names = [*content.tensors, *content.objects, *content.aliases]
     for pattern in include:
@@ -73,9 +72,7 @@ def rename_values(
 ) -> Content:
     """Return the content with new names. A renamed value leaves its nested dict or list: its name is a key by itself.
 
-    Raises:
-        UnsupportedValueError: Two values would get the same name.
-        MissingKeyError: `rename` has a name that no value has.
+    Raises UnsupportedValueError if two values would get the same name, MissingKeyError if `rename` has an unknown name.
     """
     names = KeyMap(rename, patterns)
     if not names:

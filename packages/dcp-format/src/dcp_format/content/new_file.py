@@ -80,9 +80,7 @@ def _where(process: ProcessIdentity) -> str:
 def new_file(path: str | os.PathLike[str], *, overwrite: bool) -> Iterator[Sink]:
     """Context manager that creates a file atomically: it appears at `path` after the block, and not after an error.
 
-    Raises:
-        CheckpointExistsError: `path` exists at the beginning or at the end of the block, and `overwrite` is False.
-        InvalidPlaceError: `path` is a URI, or names no file.
+    Raises CheckpointExistsError if `path` exists at the beginning or at the end, and `overwrite` is False.
     """
     place = Path(file_path(path)).absolute()
     refuse_existing(place, overwrite=overwrite)
@@ -99,11 +97,7 @@ def new_file(path: str | os.PathLike[str], *, overwrite: bool) -> Iterator[Sink]
 
 
 def give_name(temporary: Path, place: Path, *, overwrite: bool) -> None:
-    """Move a finished file to `place` atomically.
-
-    Raises:
-        CheckpointExistsError: Another process has made a file at `place`, and `overwrite` is False.
-    """
+    """Move a finished file to `place` atomically. Raises CheckpointExistsError like `new_file`."""
     if not overwrite:
         # Unlike a rename, a new link never replaces an existing file.
         try:
@@ -123,7 +117,7 @@ def give_name(temporary: Path, place: Path, *, overwrite: bool) -> None:
 
 @contextlib.contextmanager
 def aborting(sink: Sink) -> Iterator[None]:
-    """Abort the sink, which removes its file, if the `with` block raises an error."""
+    """Abort the sink, which removes its file, after an error."""
     try:
         yield
     except BaseException:

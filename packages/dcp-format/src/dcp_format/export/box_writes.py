@@ -1,4 +1,4 @@
-"""Writes of a tensor's box into the whole tensor's place in a file: one range for rows, one for each row of columns."""
+"""Writes of a tensor's box into the whole tensor's place in a file."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class BoxRuns:
         return (low - 1) * self.run_bytes + min(self.run_bytes, end - self.starts(low - 1, low)[0])
 
     def spans(self, position: int, length: int) -> Iterator[tuple[int, int, int]]:
-        """Yield (offset in the tensor, offset in the bytes, size) for bytes of the box from `position` on."""
+        """Yield (offset in the tensor, offset in the bytes, size)."""
         first, within = divmod(position, self.run_bytes)
         last = -(-(position + length) // self.run_bytes)
         at = 0
@@ -100,7 +100,7 @@ def _write_piece(sink: RangeSink, base: int, runs: BoxRuns, position: int, piece
 
 
 def copy_run_bytes(band: memoryview, begin: int, runs: BoxRuns, position: int, piece: memoryview) -> None:
-    """Copy bytes of a box into a range of the tensor's bytes in memory."""
+    """Copy bytes of a box into a range of the tensor's bytes."""
     length = runs.run_bytes
     whole = len(piece) // length
     if position % length == 0 and whole * length == len(piece) and whole > 1:

@@ -1,4 +1,4 @@
-"""Map of an export's files, made by the coordinator: the file, dtype and offset per tensor, and each file's header."""
+"""Map of an export's files, made by the coordinator: file, dtype and offset per tensor, and each file's header."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ExportedTensor:
 
     @property
     def nbytes(self) -> int:
-        """Size of the tensor in the file, bytes."""
+        """Size in the file."""
         return math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
     @property
@@ -103,10 +103,6 @@ def tensors_of(
     """Return the whole tensors that the plans of all ranks write, those of `order` first.
 
     `aliases` are FQNs of tied tensors that are not written, which `names` may rename.
-
-    Raises:
-        UnsupportedValueError: The format lacks a tensor's dtype, or two tensors would get the same name.
-        MissingKeyError: `names` or `split` names a tensor that does not exist.
     """
     found: dict[str, ExportedTensor] = {}
     names, split = names or KeyMap(), split or SplitNames({})
@@ -140,7 +136,7 @@ def tensors_of(
 
 
 def _check_aliases(aliases: Iterable[str], names: KeyMap, taken: dict[str, str]) -> None:
-    """Raise UnsupportedValueError if another name of a tied tensor is the name of a tensor in the files."""
+    """Raise UnsupportedValueError if another name of a tied tensor is the name of a tensor."""
     for alias in aliases:
         name = names.stored(alias)
         if taken.setdefault(name, alias) != alias:
@@ -155,7 +151,7 @@ def lay_out(
 ) -> PlannedFile:
     """Return a file with its header and offsets; larger element sizes come first, so that all tensors are aligned.
 
-    If `renamed`, the file has a temporary name until it is complete.
+    `renamed` files have a temporary name until they are complete.
     """
     tensors = sorted(tensors, key=lambda tensor: -ITEM_BYTES.get(tensor.dtype, 0))
     header = build_header(
@@ -169,11 +165,7 @@ def lay_out(
 
 
 class SplitNames:
-    """Names of the slices of stacked tensors along their first dimension.
-
-    Raises:
-        ValueError: A pattern of slices lacks `{}`, or has another number of `*` than the tensor's pattern.
-    """
+    """Names of the slices of stacked tensors along their first dimension. Raises ValueError for a wrong pattern."""
 
     def __init__(self, split: Mapping[str, str]) -> None:
         self._rules: list[tuple[str, re.Pattern[str], str]] = []

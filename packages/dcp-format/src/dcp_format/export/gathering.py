@@ -1,7 +1,7 @@
 """`Gathering`: one rank's part in passing bytes of tensors to the ranks that write them, in bounded memory.
 
-Every rank goes through its bands in the order of the plan, as a sender and as an owner, and an owner accepts parts of
-its next few bands only. So the earliest incomplete band always makes progress, whatever the ranks' pace.
+Every rank goes through its bands in the same order, and an owner accepts parts of its next few bands only. So the
+earliest incomplete band always makes progress, whatever the ranks' pace.
 """
 
 from __future__ import annotations
@@ -74,9 +74,7 @@ class Gathering:
     def run(self, items: Sequence[WriteItem], planner: SavePlanner, write: Write) -> dict[str, int]:
         """Pass on this rank's boxes, write its bands in order; return FQN → bytes of its boxes after the cast.
 
-        Raises:
-            StreamError: Another rank failed, or has ended.
-            DcpError: Other ranks sent nothing for the timeout, or a tensor is not what was planned.
+        Raises StreamError if another rank failed, DcpError if other ranks sent nothing for the timeout.
         """
         sent: dict[str, int] = {}
         with contextlib.ExitStack() as stack:
@@ -113,7 +111,6 @@ class Gathering:
                 self._wait(lambda: len(self._finished))
 
     def _open_next(self, band: _Band, dispatcher: Dispatcher | None) -> None:
-        """Accept parts of one more band."""
         with self._changed:
             if band.data is not None:
                 self._blocks.give_back(band.data)
@@ -154,7 +151,7 @@ class Gathering:
         self._blocks.give_back(buffer)
 
     def on_goodbye(self, stream: Stream, /) -> None:
-        """Do nothing: the other rank has sent all of its parts."""
+        """Do nothing: the other rank has sent its parts."""
 
     def on_lost(self, stream: Stream, reason: str, /) -> None:
         """Fail, unless this rank has finished."""
@@ -172,7 +169,6 @@ class Gathering:
             self._changed.notify_all()
 
     def _complete(self, band: _Band) -> memoryview:
-        """Wait until all parts of a band are there."""
         with self._changed:
             while band.filled < band.stop - band.begin:
                 self._wait(lambda: band.filled)
@@ -268,7 +264,6 @@ class _Sending:
         wanted = rank, tuple(chunk.offsets), tuple(chunk.sizes)
         found = (at for at, box in enumerate(gather.boxes) if (box.rank, box.offsets, box.sizes) == wanted)
         self.box = next(found)
-        """Index in `Gather.boxes`."""
         self._runs = gather.runs(gather.boxes[self.box])
         self._pieces = cast_pieces(item, planner.resolve_data(item), gather.place.dtype)
         self._piece = memoryview(b"")

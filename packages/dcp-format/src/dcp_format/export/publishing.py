@@ -1,7 +1,7 @@
 """Publishing of an export: final names, then the index, then removal of the files that it replaced.
 
-At each moment the folder holds the old or the new model, whole, because new files take free names. One file that
-replaces one file does so by a single rename. Objects cannot be renamed, so they always have new names.
+At each moment the folder holds the old or the new model, whole, because new files take free names, or one file
+replaces one file by a rename.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Names", "choose_names", "choose_object_names", "publish_files", "pub
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Final names of an export's files, and whether its index is needed to find them."""
+    """Final names of an export's files."""
 
     files: Sequence[str]
     indexed: bool
@@ -30,7 +30,7 @@ class Names:
 
 
 def choose_names(folder: Path, wanted: Sequence[str], tag: str, *, always_indexed: bool) -> Names:
-    """Return names for the files of an export that an older save's files do not have."""
+    """Return names that an older save's files do not have."""
     present = {path.name for path in folder.glob(f"*{SUFFIX}")}
     if not always_indexed and len(wanted) == 1 and present <= {*wanted}:
         return Names(wanted, indexed=False)
@@ -40,9 +40,9 @@ def choose_names(folder: Path, wanted: Sequence[str], tag: str, *, always_indexe
 
 
 def publish_files(folder: Path, files: Sequence[PlannedFile], *, indexed: bool) -> None:
-    """Rename complete and durable files, write the index if there is one, and remove an older save's files.
+    """Rename complete files, write the index if there is one, and remove an older save's files.
 
-    Ranks: the coordinator, after all ranks have written.
+    Ranks: the coordinator, after all writes.
     """
     store = LocalStore(folder)
     earlier = earlier_files(folder)
@@ -59,7 +59,7 @@ def publish_files(folder: Path, files: Sequence[PlannedFile], *, indexed: bool) 
 
 
 def choose_object_names(store: Store, wanted: Sequence[str], tag: str) -> Names:
-    """Return names for the objects of an export that no object has."""
+    """Return names that no object has."""
     present = {entry.name for entry in store.list()}
     earlier = INDEX_NAME in present or any(name.endswith(SUFFIX) for name in present)
     return Names([fresh_name(name, present, tag) for name in wanted], indexed=len(wanted) > 1 or earlier)
@@ -68,7 +68,7 @@ def choose_object_names(store: Store, wanted: Sequence[str], tag: str) -> Names:
 def publish_objects(store: Store, files: Sequence[PlannedFile], *, indexed: bool) -> None:
     """Write the index of complete objects if there is one, and remove an older save's objects.
 
-    Ranks: the coordinator, after all ranks have uploaded.
+    Ranks: the coordinator, after all uploads.
     """
     if not indexed:
         return
@@ -85,5 +85,4 @@ def _index(files: Sequence[PlannedFile]) -> bytes:
 
 
 def _sizes(tensor: ExportedTensor) -> list[tuple[str, int]]:
-    """Return the names and sizes in bytes of the tensors in the file."""
     return [(name, tensor.nbytes // len(tensor.stored)) for name, _ in tensor.stored]

@@ -180,7 +180,7 @@ class SafetensorsWriter(StorageWriter, BlockingAsyncStager):
             raise DcpError("safetensors files are planned by a coordinator: save with use_collectives=True")
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Return the plan with this rank's host and tied tensors. Raises UnsupportedValueError if there are objects."""
+        """Return the plan with this rank's facts. Raises UnsupportedValueError if there are objects."""
         refuse_objects(
             {item.index.fqn for item in plan.items if item.type == WriteItemType.BYTE_IO},
             "safetensors",
@@ -190,10 +190,7 @@ class SafetensorsWriter(StorageWriter, BlockingAsyncStager):
         return replace(plan, storage_data=RankFacts.of_this_rank(plan.aliases, self._options.settings))
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Create the files in full size under temporary names; return the plans with the places of the ranks' tensors.
-
-        Raises DcpError if ranks have different options.
-        """
+        """Create the files in full size under temporary names; return the plans with the tensors' places."""
         options, store = self._options, self._store()
         self._copies = {} if options.config_from is None else _config_files(options.config_from)
         facts = [RankFacts.of(plan) for plan in plans]
@@ -249,7 +246,7 @@ class SafetensorsWriter(StorageWriter, BlockingAsyncStager):
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Publish the export: configuration files, final names, index; then remove an older save's files."""
+        """Publish the export, then remove an older save's files."""
         store = self._store()
         check_complete(self._files, results)
         _copy_config_files(self._copies, store)
@@ -295,7 +292,6 @@ _NAMES = frozenset(
 
 
 def _config_files(folder: str | os.PathLike[str]) -> dict[str, Path]:
-    """Return name → path of a model's configuration and tokenizer files."""
     place = Path(folder)
     if not (place / "config.json").is_file():
         raise CheckpointNotFoundError(f"there is no config.json in {place}: check config_from")
@@ -332,9 +328,8 @@ def save_safetensors(
     All ranks write each byte once, at its final place. Ranks pass parts of tensors that are sharded by columns on to
     each other, in bounded memory. One rank uploads an object of an object store, and gets the others' parts.
 
-    The files get their names when all ranks have written, and the index follows: at each moment the folder holds the
-    earlier model, whole, or the new one. If `save_safetensors` raises, the earlier model is unchanged, unless the error
-    came from removing its files.
+    At each moment the folder holds the earlier model, whole, or the new one. If `save_safetensors` raises, the earlier
+    model is unchanged, unless the error came from removing its files.
 
     One file is named `model.safetensors`; several are `model-00001-of-0000N.safetensors`, with an index. A name that an
     earlier model uses gets a part of the save's id. A tied tensor is stored once, under the first of its names in the
@@ -352,9 +347,8 @@ def save_safetensors(
             the slice.
         metadata: Pairs of strings for the files' metadata, in addition to `{"format": "pt"}`; keys that begin with
             `DCP_` are reserved.
-        config_from: Folder with a `config.json`, which is copied with the tokenizer's files right before the publish;
-            None to copy nothing.
-        process_group: Process group of the ranks that hold the model; None for all ranks.
+        config_from: Folder with a `config.json`, which is copied with the tokenizer's files; None to copy nothing.
+        process_group: The ranks that hold the model; None for all ranks.
         no_dist: Whether this process exports alone, even if process groups exist.
         timeout_seconds: Time that a rank waits for the other ranks in one phase; None as for `save`.
         peers: Options for how ranks detect the death of other ranks; None for the defaults.

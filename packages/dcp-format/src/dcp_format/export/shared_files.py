@@ -1,7 +1,6 @@
 """Files that the ranks of one save share: the coordinator decides which rank writes what, and what it passes on.
 
-One rank writes each range of a file. Otherwise, a tensor that is sharded by columns would be one small write per row
-and rank; an object of an object store has only one writer anyway.
+One rank writes each range of a file: a column shard would be one small write per row.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class Gather:
     """A tensor with ranges of bytes, the bands. One rank writes a band and gets the other ranks' parts.
 
     Attributes:
-        number: Number of the tensor; the tensors of a file have ascending numbers in the order of their data.
+        number: Ascending in the order of the data.
         boxes: Boxes of all ranks; together they are the tensor.
         stops: Ascending ends of the bands, as byte offsets in the tensor.
         owners: For each band, the rank that writes it.
@@ -81,7 +80,7 @@ class Gather:
 
 
 def gather_columns(plans: Sequence[SavePlan], files: Iterable[PlannedFile]) -> list[Gather]:
-    """Return the tensors with boxes of short runs on several ranks; these ranks take turns as owners of bands."""
+    """Return the tensors with boxes of short runs on several ranks, which take turns as owners of bands."""
     boxes = _boxes(plans)
     found = []
     for tensor, place, number in _placed(files):
@@ -112,7 +111,6 @@ def cells_of(size: int) -> int:
 
 
 def _placed(files: Iterable[PlannedFile]) -> Iterator[tuple[ExportedTensor, TensorPlace, int]]:
-    """Yield the tensors of all files with their places and numbers."""
     number = 0
     for file in files:
         places = file.places()
@@ -142,7 +140,6 @@ def _gather(
     boxes: Mapping[str, list[RankBox]],
     owner_of: Callable[[int], int],
 ) -> Gather:
-    """Cut a tensor at multiples of 4 MiB in the file."""
     first = place.offset // _BAND_BYTES
     last = -(-(place.offset + tensor.nbytes) // _BAND_BYTES)
     stops = [min((cell + 1) * _BAND_BYTES - place.offset, tensor.nbytes) for cell in range(first, last)]
@@ -156,7 +153,7 @@ class RankPart:
 
     Attributes:
         places: FQN of a rank's item → place of the tensor.
-        headers: Temporary name → header, of the files with a header that this rank writes.
+        headers: Temporary name → header that this rank writes.
         gathers: Tensors that this rank sends, writes or gets parts of.
         secret: Secret by which the ranks connect; empty if no rank has `gathers`.
     """
@@ -173,8 +170,8 @@ class RankFacts:
 
     Attributes:
         host: Identity of the rank's host: ranks with the same one share the page cache.
-        aliases: Tied tensors of the rank: alias → FQN under which the tensor is written.
-        settings: Options that decide about the files; all ranks must have the same.
+        aliases: Alias → FQN under which the tied tensor is written.
+        settings: Options that all ranks must have in common.
     """
 
     host: str
@@ -272,7 +269,7 @@ def share_out(
 
 
 def host_conflict(plans: Sequence[SavePlan], hosts: Sequence[str]) -> str | None:
-    """Return the temporary name of a file with an aligned block that two hosts would write; None without one."""
+    """Return the temporary name of a file with an aligned block that two hosts would write, or None."""
     if len(set(hosts)) < 2:
         return None
     blocks: dict[str, list[tuple[int, int, str]]] = defaultdict(list)

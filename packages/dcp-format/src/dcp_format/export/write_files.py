@@ -1,4 +1,4 @@
-"""Writing of the files that ranks share: creation by the coordinator, each rank's writes or uploads, a last check."""
+"""Writing of the files that ranks share."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class RankLink:
     def open(self, coordinator: Coordinator, plan: SavePlan) -> None:
         """Connect the ranks if any rank passes bytes on.
 
-        Ranks: every rank, with its plan from `share_out`; collective if a rank passes bytes on.
+        Ranks: every rank, with its plan from `share_out`; collective.
         """
         self.close()
         self._rank = coordinator.rank
@@ -100,12 +100,7 @@ class RankLink:
 def write_part(
     store: SupportsRanges, plan: SavePlan, planner: SavePlanner, threads: int, gathering: Gathering
 ) -> list[WriteResult]:
-    """Write one rank's boxes and headers into the shared files, durably; `threads` boxes at the same time.
-
-    Raises:
-        CheckpointNotFoundError: A file was removed, or this rank sees another folder.
-        StreamError: Another rank failed while it passed bytes on.
-    """
+    """Write one rank's boxes and headers into the shared files, durably; `threads` boxes at the same time."""
     part: RankPart = plan.storage_data
     passed_on = {gather.fqn for gather in part.gathers}
     direct = [item for item in plan.items if item.index.fqn not in passed_on]
@@ -141,10 +136,9 @@ def write_part(
 
 
 def upload_part(store: Store, plan: SavePlan, planner: SavePlanner, gathering: Gathering) -> list[WriteResult]:
-    """Upload this rank's files in order, each as one object, and pass on what others own; an error leaves no object.
+    """Upload this rank's files in order, and pass on what others own; an error leaves no object.
 
-    Raises:
-        FileExistsError: An object of this name exists, and is not changed.
+    Raises FileExistsError if an object of this name exists, which is not changed.
     """
     headers = dict(plan.storage_data.headers)
     made: list[Sink] = []
@@ -181,7 +175,6 @@ def _gathered(
     planner: SavePlanner,
     write: Callable[[Gather, int, memoryview], None],
 ) -> list[WriteResult]:
-    """Run a gathering; return results for gathered and empty tensors."""
     sent = gathering.run(items, planner, write)
     places = plan.storage_data.places
     # The first result of a tensor has the bytes of all boxes of the rank, since the sum is what is checked.
@@ -189,7 +182,7 @@ def _gathered(
 
 
 def check_complete(files: Iterable[PlannedFile], results: Iterable[Iterable[WriteResult]]) -> None:
-    """Raise DcpError if the ranks did not write all bytes of a tensor, as when a planner left out a part."""
+    """Raise DcpError if a part of a tensor was not written, as when a planner left it out."""
     written: dict[str, int] = defaultdict(int)
     for rank_results in results:
         for result in rank_results:

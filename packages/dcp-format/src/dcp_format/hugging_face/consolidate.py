@@ -36,8 +36,7 @@ def consolidate_safetensors_files(
     """Consolidate safetensors shards like `consolidate_safetensors_files_on_every_rank`, in this process alone.
 
     Raises:
-        CheckpointNotFoundError, CorruptCheckpointError: A file is missing or damaged, or a region of a tensor is in no
-            file.
+        CorruptCheckpointError: A file is damaged, or a region of a tensor is in no file.
         MissingKeyError: The mapping names a tensor that no input file contains.
     """
     plan = _Plan.of(input_dir, output_dir, fqn_to_index_mapping)
@@ -103,8 +102,6 @@ def _together(step: Callable[[], T], group: Any) -> T:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Assignment of tensors to output files."""
-
     folder: Path
     entries: Mapping[str, Sequence[TensorEntry]]
     """Name of a file → its tensors."""

@@ -46,10 +46,7 @@ class OneFile:
 
 
 def names_of_files(groups: Groups, highest: int) -> list[dict[int, str]]:
-    """Return number → name of each rank's files of whole tensors.
-
-    If several ranks write files of one number, the names have consecutive numbers instead.
-    """
+    """Return number → name of each rank's files, numbered consecutively if several ranks write one number."""
     pairs = [(number, rank) for rank, numbers in enumerate(groups) for number in numbers]
     if len({number for number, _ in pairs}) == len(pairs):
         names = {(number, rank): f"model-{number:05d}-of-{highest:05d}{SUFFIX}" for number, rank in pairs}
@@ -72,10 +69,7 @@ def sharded_files(groups: Groups, highest: int) -> list[dict[int, str]]:
 def items_by_file(
     items: Iterable[WriteItem], files: Mapping[int, str], number: Callable[[str], int]
 ) -> dict[str, list[WriteItem]]:
-    """Return file name → items of a rank.
-
-    A name must be unique within a safetensors file, so further boxes of a tensor go to files `…-part-2`, ….
-    """
+    """Return file name → items of a rank. A name is unique within a file: further boxes go to `…-part-2`, …."""
     found: dict[str, list[WriteItem]] = defaultdict(list)
     seen: set[tuple[str, str]] = set()
     for item in items:

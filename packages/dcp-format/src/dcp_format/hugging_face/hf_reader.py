@@ -78,7 +78,7 @@ class HuggingFaceStorageReader(ByteStorageReader):
 
     @property
     def fs(self) -> None:
-        """None, and read-only: the files are read from local folders."""
+        """None, and read-only: the files are local."""
 
     def _open(self, checkpoint_id: str | os.PathLike[str]) -> SafetensorsBackend:
         return SafetensorsBackend(checkpoint_id, threads=self.thread_count)
@@ -132,12 +132,10 @@ class QuantizedHuggingFaceStorageReader(HuggingFaceStorageReader):
     template their names are `X.weight` and `X_blocks` (or `X`). Other tensors are loaded as they are stored.
 
     Args:
-        path: Path of the file or folder; see `HuggingFaceStorageReader`.
+        path: See `HuggingFaceStorageReader`, also for `thread_count`.
         thread_count: Number of threads that read.
         target_dtype: Dtype of dequantised tensors, also in the metadata.
         block_size: Number of rows and columns of a block of a matrix; each block has one scale.
-
-    Ranks: every rank reads the data for its shards; not collective.
 
     Example:
         ```python

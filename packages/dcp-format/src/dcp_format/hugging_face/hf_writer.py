@@ -123,11 +123,7 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
 
     @property
     def path(self) -> Path:
-        """Absolute path of the folder; an assigned path takes effect at the next save.
-
-        Raises:
-            InvalidPlaceError: It is a URI.
-        """
+        """Absolute path of the folder; an assigned path takes effect at the next save."""
         return Path(file_path(self.absolute_id))
 
     @path.setter
@@ -146,7 +142,7 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
 
     @property
     def fs(self) -> None:
-        """None, and read-only: the files are written to local folders."""
+        """None, and read-only: the files are local."""
 
     @property
     def metadata_path(self) -> str:
@@ -170,8 +166,7 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Return the plan, with tied tensors under each of their names.
 
-        Raises:
-            UnsupportedValueError: The plan has a value that is not a tensor, or a shard without `save_distributed`.
+        Raises UnsupportedValueError for objects, or a shard without `save_distributed`.
         """
         refuse_objects(
             {item.index.fqn for item in plan.items if item.type == WriteItemType.BYTE_IO},
@@ -192,10 +187,9 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
         return replace(plan, splittable=False, aliases=None)
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Remove the files of killed saves; return the plans with file names for each rank as `storage_data`.
+        """Remove the files of killed saves; return the plans with file names as `storage_data`.
 
-        Raises:
-            MissingKeyError: `fqn_to_index_mapping` lacks the name of a tensor.
+        Raises MissingKeyError if `fqn_to_index_mapping` lacks a tensor.
         """
         self._shared = None
         if self.enable_consolidation:
@@ -289,7 +283,6 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
         metadata.storage_meta = self.storage_meta()
 
     def _publish_parts(self, results: list[list[WriteResult]]) -> None:
-        """Publish files that single ranks wrote."""
         store = self._store()
         folder = Path(store.path)
         files: dict[str, list[tuple[str, int]]] = defaultdict(list)
@@ -311,7 +304,7 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
         remove_earlier(store, earlier - files.keys())
 
     def abort(self, error: BaseException) -> None:
-        """Remove the files that this rank wrote for a failed save."""
+        """Remove the files of a failed save."""
         del error
         self._link.close()
         store = self._store()

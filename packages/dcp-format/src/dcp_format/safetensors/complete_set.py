@@ -1,7 +1,7 @@
 """Sets of safetensors files in a folder: the stamp of a save in its files, and the choice of the current set.
 
-Some folders have no index, so each file has a stamp: its save's id, number of files and generation. The complete set
-with the highest generation is the current one, so a new set replaces the old one when its last file gets its name.
+Without an index, the complete set with the highest generation is the current one, so a new set replaces the old one
+when its last file gets its name.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _TAG_LETTERS = 8
 
 
 def is_writers_name(name: str) -> bool:
-    """Whether a file name is one that this project or Hugging Face libraries give to files of a model."""
+    """Whether this project or Hugging Face libraries give such a name to files of a model."""
     return _WRITTEN.fullmatch(name) is not None
 
 
@@ -69,7 +69,7 @@ class Stamp:
 
     @classmethod
     def next(cls, folder: Path, save_id: str, files: int) -> Stamp:
-        """Return the stamp of a new save that replaces the current set in a folder."""
+        """Return the stamp of a save that replaces the current set in a folder."""
         store = LocalStore(folder)
         names = sorted(path.name for path in folder.glob(f"*{SUFFIX}") if is_writers_name(path.name))
         highest = 0
@@ -108,8 +108,7 @@ def headers_of(store: Store, names: Iterable[str]) -> dict[str, Header]:
 def chosen_set(headers: Mapping[str, Header], folder: str) -> dict[str, Header]:
     """Return the current files of a folder without an index: the newest complete set, and all files without a stamp.
 
-    Raises CheckpointNotFoundError if no save has all of its files, CorruptCheckpointError for two sets of one
-    generation.
+    Raises CheckpointNotFoundError without a complete set, CorruptCheckpointError for two sets of one generation.
     """
     sets = _sets(headers)
     if len(sets) == 1 and not any(_number(headers[name], FILES) for names in sets.values() for name in names):

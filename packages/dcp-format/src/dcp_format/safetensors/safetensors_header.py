@@ -91,8 +91,7 @@ def build_header(
 ) -> bytes:
     """Build the beginning of a file: length and text of the header, for data in the same order without gaps.
 
-    Raises:
-        UnsupportedValueError: Safetensors lacks the dtype, cannot hold a name, or readers refuse such a long header.
+    Raises UnsupportedValueError if safetensors lacks the dtype, cannot hold a name, or readers refuse the length.
     """
     table: dict[str, Any] = {_METADATA: dict(metadata)} if metadata else {}
     position = 0
@@ -126,9 +125,7 @@ def _not_text(table: Mapping[str, Any]) -> str:
 def read_header(source: Source, *, file: str) -> Header:
     """Read the header of a file, and check that it describes every byte exactly once.
 
-    Raises:
-        CorruptCheckpointError: The file is not a safetensors file, is truncated, or its header is inconsistent.
-        UnsupportedFormatError: The file has an unknown dtype.
+    Raises CorruptCheckpointError, or UnsupportedFormatError for an unknown dtype.
     """
     size = source.size()
     if size < 8:
@@ -193,7 +190,6 @@ def _entry(name: str, record: Any, base: int, file: str) -> HeaderEntry:
 
 
 def _check_tiling(entries: Sequence[HeaderEntry], base: int, size: int, file: str) -> None:
-    """Check that every byte after the header belongs to exactly one tensor."""
     position = base
     for entry in entries:
         if entry.start != position:

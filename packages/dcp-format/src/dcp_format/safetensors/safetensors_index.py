@@ -65,9 +65,8 @@ def earlier_files(folder: Path) -> set[str]:
 def open_safetensors(path: str | os.PathLike[str], *, ties: bool = True) -> Folder:
     """Open a safetensors file, or all safetensors files of a folder.
 
-    Raises:
-        CheckpointNotFoundError: There is nothing at `path`, or a file that the index names is missing.
-        CorruptCheckpointError: A header is damaged, files contradict each other, or a region of a tensor is in no file.
+    Raises CheckpointNotFoundError, or CorruptCheckpointError if a header is damaged, files contradict each other, or a
+    region of a tensor is in no file.
     """
     place, index = Path(file_path(path)), INDEX_NAME
     weight_map: Mapping[str, str] | None = None
@@ -158,7 +157,6 @@ def _table(header: Header, key: str, file: str) -> dict[str, Any]:
 
 
 def _boxes(headers: Mapping[str, Header], weight_map: Mapping[str, str] | None, folder: str) -> dict[str, list[Box]]:
-    """Return tensor name → its boxes, with their files and offsets."""
     boxes: dict[str, list[Box]] = {}
     for file, header in headers.items():
         sharding = _table(header, SHARDING, file)
@@ -218,7 +216,6 @@ def _ties(store: Store, headers: Mapping[str, Header], boxes: Mapping[str, list[
 
 
 def _stored_once(headers: Mapping[str, Header], boxes: Mapping[str, list[Box]]) -> dict[str, str]:
-    """Return alias → tensor of aliases without bytes."""
     said = {
         name: str(target)
         for file, header in headers.items()

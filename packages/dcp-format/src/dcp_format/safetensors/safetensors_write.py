@@ -51,11 +51,6 @@ def write_safetensors(content: Content, path: str | os.PathLike[str], options: W
     A tensor with several names is written under each of them, and the file's metadata records that they are one tensor.
     With `options.objects="beside"`, the file of objects gets its final name right after the tensors' file. An error
     leaves existing files unchanged.
-
-    Raises:
-        UnsupportedValueError: There are objects and `options.objects` is `refuse`, or safetensors lacks the dtype.
-        UnsafeCheckpointError: An object to be written names a class or function that is not allowed.
-        CheckpointExistsError: The destination exists, and `options.overwrite` is False.
     """
     objects = options.objects
     if objects not in ("refuse", "beside", "skip"):

@@ -93,9 +93,7 @@ class BroadcastingTorchSaveReader(StorageReader):
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> torch.futures.Future[None]:
         """Broadcast the tensors of the template one after another, and copy each rank's shards into its template.
 
-        Raises:
-            CheckpointException: A rank failed, or a tensor has another shape in the file than in a template; raised on
-                every rank, before any tensor is sent.
+        Raises CheckpointException on every rank, before any tensor is sent, if a rank failed or a shape differs.
         """
         items: dict[str, list[ReadItem]] = defaultdict(list)
         for item in plan.items:
@@ -121,7 +119,6 @@ class BroadcastingTorchSaveReader(StorageReader):
         return done
 
     def _tensors(self) -> dict[str, torch.Tensor]:
-        """Return the tensors of the file, over a memory map, checked."""
         state, records = map_torch_save(self.checkpoint_id or "")
         records.check_all()
         if not isinstance(state, Mapping):
@@ -208,7 +205,6 @@ def _wanted(items: Mapping[str, list[ReadItem]], planner: LoadPlanner) -> dict[s
 
 
 def _copy(piece: torch.Tensor, start: int, item: ReadItem, target: torch.Tensor) -> None:
-    """Copy an item's part of the rows from `start` on."""
     if not piece.dim():
         copy_elements(target, piece)
         return

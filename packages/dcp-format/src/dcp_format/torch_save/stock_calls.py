@@ -28,15 +28,11 @@ def dcp_to_torch_save(
     max_inflight_bytes: int = _INFLIGHT_BYTES,
     allow_globals: Sequence[Any] = (),
 ) -> None:
-    """Convert a checkpoint to one `torch.save` file, which appears only when complete.
+    """Convert a checkpoint of this project or of stock to one `torch.save` file, which appears only when complete.
 
-    `torch.load` opens the file with `mmap=True`, and also with `weights_only=True` if the objects in the file allow it.
-
-    Args:
-        dcp_checkpoint_dir: Folder of a checkpoint of this project or of stock.
-        torch_save_path: Path of the file to write; an existing file is replaced.
-        max_inflight_bytes: Limit of the memory for pieces of tensors.
-        allow_globals: Classes and functions that objects may use in addition to the default allow-list.
+    An existing file is replaced. `torch.load` opens the file with `mmap=True`, and also with `weights_only=True` if the
+    objects in the file allow it. `allow_globals`: classes and functions that objects may use in addition to the default
+    allow-list.
 
     Raises:
         CheckpointNotFoundError, CorruptCheckpointError, UnsafeCheckpointError: The checkpoint cannot be read.
@@ -55,13 +51,9 @@ def torch_save_to_dcp(
     max_inflight_bytes: int = _INFLIGHT_BYTES,
     allow_globals: Sequence[Any] = (),
 ) -> None:
-    """Convert a `torch.save` file to a checkpoint; runs no code from the file.
+    """Convert a `torch.save` file of a mapping to a checkpoint; runs no code from the file.
 
-    Args:
-        torch_save_path: Path of a `torch.save` file of a dict or another mapping.
-        dcp_checkpoint_dir: Folder to write; a checkpoint in it is replaced.
-        max_inflight_bytes: Limit of the memory for pieces of tensors.
-        allow_globals: Classes and functions that the file may use in addition to the default allow-list.
+    A checkpoint in the folder is replaced. `allow_globals`: see `dcp_to_torch_save`.
 
     Raises:
         CheckpointNotFoundError, CorruptCheckpointError, UnsafeCheckpointError: The file cannot be read.

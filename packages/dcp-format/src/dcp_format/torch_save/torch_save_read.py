@@ -73,8 +73,6 @@ def open_torch_save(path: str | os.PathLike[str], *, allow_globals: Sequence[Any
     """Open a `torch.save` file as a `Content`: nested mappings are flattened as by `save`, tied tensors become aliases.
 
     Raises:
-        CheckpointNotFoundError: The file does not exist.
-        CorruptCheckpointError: The file is not a `torch.save` file, or is damaged.
         UnsafeCheckpointError: The file names a global that is not allowed.
         UnsupportedFormatError: The file has another byte order than this machine, or its records are compressed.
         UnsupportedValueError: The saved value is not a mapping.
@@ -112,7 +110,7 @@ def open_torch_save(path: str | os.PathLike[str], *, allow_globals: Sequence[Any
 
 
 def map_torch_save(path: str | os.PathLike[str], *, allow_globals: Sequence[Any] = ()) -> tuple[Any, _ArchiveRecords]:
-    """Return the value in a `torch.save` file, and the file's records. Errors: see `open_torch_save`.
+    """Return the value in a `torch.save` file, and the file's records.
 
     Objects are checked; the caller must check the CRCs of tensors, which lie in a memory map, by the records.
     """
@@ -171,8 +169,6 @@ def _is_plain_tensor(value: object) -> bool:
 
 
 class _Located:
-    """Byte ranges of tensors in a mapped file."""
-
     def __init__(self, path: Path, records: _ArchiveRecords) -> None:
         self._store = LocalStore(path.parent)
         self._name = path.name
@@ -224,7 +220,6 @@ class _ArchiveRecords:
     def __init__(self, mapped: torch.UntypedStorage, *, file: str) -> None:
         empty = torch.tensor([], dtype=torch.uint8, device="cpu")
         self.view = memoryview(empty.set_(mapped).numpy())  # type: ignore[arg-type]
-        """The whole file, mapped."""
         self._file = file
         self.address = mapped.data_ptr()
         self.nbytes = mapped.nbytes()
@@ -281,7 +276,7 @@ _USUAL = ("pytorch_model", "diffusion_pytorch_model", "adapter_model")
 
 
 def is_torch_weights(path: str | os.PathLike[str]) -> bool:
-    """Whether a path is a `torch.save` file, an index of such files, or a folder with weights in such files."""
+    """Whether a path is a `torch.save` file, an index of such files, or a folder with such files."""
     place = Path(path)
     if place.is_dir():
         return bool(_sets(place))
@@ -289,13 +284,10 @@ def is_torch_weights(path: str | os.PathLike[str]) -> bool:
 
 
 def open_torch_weights(path: str | os.PathLike[str]) -> Content:
-    """Open a `torch.save` file, or all files of an index or folder, as one `Content`. Errors: see `open_torch_save`.
+    """Open a `torch.save` file, or all files of an index or folder, as one `Content`.
 
     Of several sets in a folder, the set without a variant is read: `pytorch_model.bin`, not `pytorch_model.fp16.bin`.
-
-    Raises:
-        CorruptCheckpointError: Two files hold a value of the same name, or no file holds a value that the index names.
-        UnsupportedFormatError: A folder has several sets, and each is a variant.
+    Raises UnsupportedFormatError if each is a variant.
     """
     place = Path(file_path(path))
     if place.is_dir():

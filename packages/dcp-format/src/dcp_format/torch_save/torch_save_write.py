@@ -38,8 +38,6 @@ class _Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Storage:
-    """Placeholder of a tensor's storage."""
-
     record: str
     kind: type
     elements: int
@@ -54,11 +52,7 @@ def write_torch_save(
 ) -> None:
     """Write a `torch.save` file atomically; `torch.load` opens it with `weights_only=True` and `mmap=True`.
 
-    All objects are in memory at the same time.
-
-    Raises:
-        CheckpointExistsError: The file exists and `options.overwrite` is False.
-        CorruptCheckpointError: The source is damaged. An existing file at `path` is unchanged.
+    All objects are in memory at the same time. An error leaves an existing file unchanged.
     """
     content = ticking(content, options.tick)
     values: dict[str, Any] = {}
@@ -108,7 +102,6 @@ def _write(
 
 
 def _number_of(pickled: bytes, crcs: Sequence[int]) -> int:
-    """Return a digest of the contents with at most 40 digits."""
     return int(hashlib.sha256(pickled + repr(crcs).encode()).hexdigest(), 16) % 10**40
 
 
@@ -123,7 +116,6 @@ class _Pickler(pickle.Pickler):
         """Name of a record → storage of a tensor inside an object."""
 
     def reducer_override(self, value: Any) -> Any:
-        """Reduce a placeholder to the call of torch's function that rebuilds the tensor."""
         if not isinstance(value, _Tensor):
             return reduce_exactly(value)
         entry = value.entry
@@ -143,7 +135,7 @@ class _Pickler(pickle.Pickler):
         return torch._utils._rebuild_tensor_v3, arguments  # noqa: SLF001
 
     def persistent_id(self, value: Any) -> Any:
-        """Return the persistent id of a storage, which names its record."""
+        """Return the id of a storage, which names its record."""
         if isinstance(value, _Storage):
             return "storage", value.kind, value.record, "cpu", value.elements
         if isinstance(value, torch.storage.TypedStorage):
