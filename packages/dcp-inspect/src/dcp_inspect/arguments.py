@@ -49,7 +49,7 @@ def is_uri(place: str | os.PathLike[str]) -> bool:
 
 
 def existing_folder(path: str | os.PathLike[str]) -> Path:
-    """Return an existing directory. Raises CheckpointNotFoundError."""
+    """Return an existing directory."""
     place = Path(path)
     if place.is_dir():
         return place
@@ -59,11 +59,7 @@ def existing_folder(path: str | os.PathLike[str]) -> Path:
 
 
 def open_folder(place: str) -> Store:
-    """Open the store of an existing directory, or of a URI.
-
-    Raises:
-        CheckpointNotFoundError: The directory does not exist.
-    """
+    """Open the store of an existing directory, or of a URI."""
     return open_store(place) if is_uri(place) else LocalStore(existing_folder(place))
 
 

@@ -34,7 +34,7 @@ _READ_BY = "; `dcp show`, `dcp cat`, `dcp diff` and `dcp convert` read other for
 
 
 class OtherFormatError(UnsupportedFormatError):
-    """The path has files of another format, which a converter may read."""
+    """The path has files of another format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,6 @@ class Row:
     rank: int | None = None
     """Owner; None for a value of the whole job."""
     target: str | None = None
-    """The tensor of an alias."""
     value: str | None = None
     """Object as text, or class of a tensor subclass."""
 
@@ -66,9 +65,7 @@ class Row:
 def open_index(path: str | os.PathLike[str]) -> CheckpointIndex:
     """Read the index of the checkpoint in a folder or at a URI.
 
-    Raises:
-        CheckpointNotFoundError: There is no checkpoint; the message names what was found instead.
-        OtherFormatError: `path` is a file of another format, or a folder of such files.
+    Raises OtherFormatError for files of another format, CheckpointNotFoundError otherwise.
     """
     if is_uri(path):
         return _index_at(os.fspath(path))

@@ -35,7 +35,6 @@ KINDS: Mapping[int, str] = MappingProxyType(
         INTERRUPTED: "interrupted",
     }
 )
-"""Exit code → name in JSON."""
 
 OUR_PACKAGES = frozenset(
     f"dcp_{name}"
@@ -69,7 +68,6 @@ def first_line(error: BaseException) -> str:
 
 
 def _plugin_in(error: Exception) -> str | None:
-    """Return the foreign plug-in whose code raised an error."""
     from dcp_base import installed  # noqa: PLC0415 - as above
 
     raised_in = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]

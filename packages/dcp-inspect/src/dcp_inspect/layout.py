@@ -71,7 +71,6 @@ def plan_reads(
 
 
 def _readers(chunk: StoredChunk, shape: tuple[int, ...], world_size: int) -> tuple[int, int]:
-    """Return the ranks [first, last) that read a chunk."""
     if not shape:
         return 0, world_size
     step = max(1, -(-shape[0] // world_size))

@@ -47,7 +47,6 @@ class Notes:
     keeps_best: str = ""
     """The run's policies for its best checkpoints."""
     quarantine: str | None = None
-    """Reason of the quarantine."""
     quarantined_seconds: float | None = None
     """Time since the epoch; None if unknown."""
 

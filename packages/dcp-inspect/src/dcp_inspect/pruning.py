@@ -76,8 +76,8 @@ def choose(
 ) -> Pruning:
     """Select the checkpoints to remove: in each run, those below its `keep` newest sound steps.
 
-    Names in a run differ in the step only: `step-500` and `step-600`, but not `ema-step-500`. `checkpoints` are newest
-    first. `examine` returns a first problem; without it, complete checkpoints count as sound.
+    Names in a run differ in the step only. `checkpoints` are newest first. `examine` returns a first problem; without
+    it, complete checkpoints count as sound.
     """
     pruning = Pruning()
     runs: dict[Parts, dict[Parts, _Step]] = defaultdict(dict)
@@ -141,7 +141,6 @@ class _Reading:
 
 
 def _select(steps: Sequence[_Step], policy: KeepPolicy, reading: _Reading, *, by_step: bool = False) -> list[_Step]:
-    """Return the sound steps that a policy keeps, highest first."""
     numbered = dict(enumerate(reversed(steps)))
     records = [
         CheckpointRecord(number, number if by_step else step.created_ns / 1e9, step.metrics)

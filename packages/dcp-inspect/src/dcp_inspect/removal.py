@@ -48,8 +48,7 @@ def plan_removal(path: str, store: Store, *, force: bool = False) -> Removal:
     Raises:
         CheckpointNotFoundError: There is neither a checkpoint nor the remains of an unfinished save.
         SaveInProgressError: A process may use the folder; not with `force`.
-        CorruptCheckpointError, …: The index cannot be read; not with `force`.
-        StorageError: The checkpoint is on a web server.
+        CorruptCheckpointError: The index cannot be read; not with `force`.
     """
     if scheme_of(store.url) in WEB_SCHEMES:
         raise StorageError(f"{path}: checkpoints on web servers can be read, not removed")
@@ -96,11 +95,7 @@ def preview_removal(path: str, store: Store, *, force: bool = False) -> Removal:
 
 
 def remove(removal: Removal) -> None:
-    """Remove the files, and the folder if it is then empty. The safety checks run again, since a prompt takes time.
-
-    Raises:
-        SaveInProgressError: Since `plan_removal`, a process began to use the checkpoint, or another one replaced it.
-    """
+    """Remove the files, and the folder if it is then empty. The safety checks run again, since a prompt takes time."""
     store = removal.store
     if not removal.force:
         again = plan_removal(removal.path, store)
@@ -127,7 +122,6 @@ def _refuse_users(store: Store, path: str) -> None:
 
 
 _PATIENCE = age(STALE_AFTER_SECONDS)
-"""Time without a write, in words, that ends a save without a marker."""
 
 
 @dataclass(frozen=True, slots=True)

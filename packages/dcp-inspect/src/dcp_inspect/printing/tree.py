@@ -30,7 +30,7 @@ class _Level:
 
 
 def tree_lines(values: Iterable[tuple[str, int, str]], depth: int | None = None) -> Iterator[list[Cell]]:
-    """Yield a tree's lines: a single entry is joined with its level, levels below `depth` are summed up."""
+    """Yield a tree's lines; levels below `depth` are summed up."""
     waiting = [_entries(_grown(values), "", 0)]
     while waiting:
         entry = next(waiting[-1], None)

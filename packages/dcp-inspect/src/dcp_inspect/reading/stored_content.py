@@ -144,8 +144,6 @@ def _is_plain(chunk: StoredChunk) -> bool:
 
 
 class _Elsewhere:
-    """Bytes of a tensor in a content opened on first use."""
-
     def __init__(self, nbytes: int, find: Callable[[], Any]) -> None:
         self.nbytes = nbytes
         self._find = find

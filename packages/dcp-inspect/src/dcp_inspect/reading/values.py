@@ -45,9 +45,7 @@ _COMPRESSED = "reading compressed tensors, and objects that hold tensors,"
 def open_values(path: str | os.PathLike[str]) -> Any:
     """Open a path as a `StoredContent`, or as a `dcp_format.Content` of another format.
 
-    Raises:
-        CheckpointNotFoundError: There is nothing of a known format.
-        UnsupportedFormatError: No installed converter recognises the format, or dcp-format is missing.
+    Raises UnsupportedFormatError if no installed converter recognises it, or dcp-format is missing.
     """
     try:
         return _open_checkpoint(os.fspath(path))
@@ -84,9 +82,8 @@ def array_rows(entry: Any, start: int, stop: int) -> Array:
 def load_value(data: bytes, name: str) -> Any:
     """Return the value of a stored object.
 
-    Raises:
-        UnsafeCheckpointError: The object names a class or function that is not allowed.
-        UnsupportedFormatError: The object needs torch, and dcp-format is missing.
+    Raises UnsafeCheckpointError for a class or function that is not allowed, UnsupportedFormatError if dcp-format is
+    missing.
     """
     try:
         return read_plain_object(data)
@@ -188,8 +185,7 @@ def is_number(dtype: str) -> bool:
 def array_of(data: bytes | bytearray | memoryview, dtype: str, shape: tuple[int, ...] = (-1,)) -> Array:
     """Return row-major little-endian bytes as an array, without a copy if numpy has the dtype.
 
-    bfloat16 and 8-bit floats become float32, complex32 becomes complex64, and packed or quantized dtypes become
-    unsigned integers with their bits.
+    bfloat16 and 8-bit floats become float32, complex32 complex64; packed or quantized dtypes stay bits.
     """
     return _elements(data, dtype).reshape(shape)
 

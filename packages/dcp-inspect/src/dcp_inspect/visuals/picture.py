@@ -70,10 +70,7 @@ class Row:
 
 
 def draw_holders(title: str, rows: Sequence[Row], *, alone: str, world_size: int = 1) -> str:
-    """Draw the holders of each tensor as SVG; `alone` is the text for boxes without ranks.
-
-    The first dimension in which a tensor is cut goes right, the second one down.
-    """
+    """Draw the holders of each tensor as SVG; `alone` is the text for boxes without ranks."""
     ranks = max((rank + 1 for row in rows for holders in row.boxes.values() for rank in holders), default=0)
     ranks = max(ranks, world_size)
     held = [0] * ranks

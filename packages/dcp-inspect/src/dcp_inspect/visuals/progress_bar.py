@@ -156,7 +156,7 @@ def show_progress(enabled: bool = True) -> None:
 
 
 def observe(event: CheckpointEvent) -> None:
-    """Show, move or remove the bar of an event's operation."""
+    """Show, move or remove the bar of an operation."""
     bar = _state.bar
     if bar is None:
         if event.state == "started" and event.phase == "total" and _is_waited_for(event):
@@ -176,7 +176,7 @@ def observe(event: CheckpointEvent) -> None:
 
 
 def _is_waited_for(event: CheckpointEvent) -> bool:
-    """Whether the operation runs in the main thread of the job's first process."""
+    """Whether the operation runs in the main thread of rank 0."""
     first = event.rank == 0 and all(os.environ.get(name, "0") == "0" for name in _RANKS)
     return first and event.operation in _VERBS and threading.current_thread() is threading.main_thread()
 
