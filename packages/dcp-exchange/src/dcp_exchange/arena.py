@@ -68,7 +68,7 @@ class Arena:
         return len(self._users)
 
     def view(self, slot: int, size: int) -> memoryview:
-        """Return the first `size` bytes of a slot, writable."""
+        """Return the first `size` bytes, writable."""
         start = slot * self.slot_bytes
         return self._memory[start : start + size]
 

@@ -32,9 +32,9 @@ def pack_held(store: HostStore, names: Sequence[str]) -> bytes:
 
 
 def by_what_they_hold(hosts: Sequence[Sequence[int]], packed: Sequence[bytes | None]) -> tuple[tuple[int, ...], ...]:
-    """Split hosts with ranks that see different objects: two containers of one machine, each with its own directories.
+    """Split hosts with ranks that see different objects, such as two containers of one machine.
 
-    `packed` has results of `pack_held`. Return groups of ascending ranks, in the order of their lowest ranks.
+    Return groups of ascending ranks, in the order of their lowest ranks.
     """
     found: dict[tuple[int, bytes | None], list[int]] = {}
     for number, members in enumerate(hosts):
@@ -51,11 +51,8 @@ def unpack_holders(
 ) -> Holders:
     """Return the holders per object, from results of `pack_held` per rank.
 
-    `bad` maps object and lowest rank of a host with an unreadable copy to the error.
-
-    Raises:
-        CheckpointNotFoundError: No host has one of the objects.
-        CorruptCheckpointError: No copy of an object can be read.
+    `bad` maps object and lowest rank of a host with an unreadable copy to the error. Raises CheckpointNotFoundError if
+    no host has an object, CorruptCheckpointError if no copy can be read.
     """
     found: dict[str, list[int]] = {name: [] for name in names}
     for number, members in enumerate(hosts):

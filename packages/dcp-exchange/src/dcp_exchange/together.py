@@ -50,14 +50,12 @@ def read_together(
     less than 64 MiB beyond the destinations, unless a larger block is checked as a whole.
 
     If ranks cannot connect, lose a connection, or lack memory, descriptors or threads, each reads for itself. Hosts
-    with their own objects (a `dcp_io.HostStore`) read these; after a missing or unreadable copy, all ranks read again
-    with another host's copy, and call `prepare` again. `timeout_seconds` is the longest time without messages from
-    other ranks.
+    with their own objects (a `dcp_io.HostStore`) read these; after a missing or unreadable copy, all ranks call
+    `prepare` again and read another host's copy. `timeout_seconds` is the longest time without messages.
 
     Raises:
         CheckpointException: A rank failed; raised on all ranks.
-        ExchangeError: Hosts have their own objects, and two living ranks lost their connection, or a rank lacks a
-            resource; raised on all ranks.
+        ExchangeError: Hosts have their own objects, and ranks cannot exchange them; raised on all ranks.
 
     Ranks: every rank; collective.
     """
@@ -84,13 +82,10 @@ def read_together(
 
 @dataclass(frozen=True, slots=True)
 class _Card:
-    """A rank's message to the coordinator before ranks connect."""
-
     card: StreamCard | str
     """How to connect to the rank, or why it cannot connect."""
     demands: Demands | None
     apart: bool
-    """Whether each host has objects of its own."""
 
 
 class _Exchange:
@@ -108,9 +103,7 @@ class _Exchange:
         self._wanted: PreparedRead
         self._delivery: Delivery
         self._groups: list[list[int]]
-        """On the coordinator: ranks with equal demands."""
         self._demands: list[Demands]
-        """On the coordinator: demands per group."""
         self._sends = False
         self._streams: Streams
         self._plan: Plan
@@ -122,7 +115,6 @@ class _Exchange:
         """(Object, lowest rank of a host) whose copy cannot be read → the error."""
 
     def agree_on_demands(self) -> bytes:
-        """Find the ranks with equal demands; return the job's secret."""
 
         def digest() -> bytes:
             self._wanted = self._prepare()
@@ -173,7 +165,7 @@ class _Exchange:
         return failed[0] if failed else None
 
     def _lack(self, error: DcpError) -> Exchanged:
-        """Return that the checkpoint was replaced if a host reports it; otherwise raise the error on all ranks."""
+        """Return whether the checkpoint was replaced; otherwise raise the error on all ranks."""
 
         def is_replaced() -> bool:
             return self._wanted.backend.replaced_by() is not None
@@ -279,7 +271,6 @@ class _Exchange:
         )
 
     def read_alone(self, reason: str) -> Exchanged | None:
-        """Read for this rank alone; return None as `read` does."""
         wanted = self._wanted
 
         def read() -> ReadStats | Unreadable | None:

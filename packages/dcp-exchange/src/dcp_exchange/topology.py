@@ -40,7 +40,7 @@ class Topology:
 
     @classmethod
     def of(cls, hosts: Sequence[int]) -> Topology:
-        """Return the topology of a job from the host per rank, as any number."""
+        """Return the topology from the host per rank, as any number."""
         found: dict[int, list[int]] = {}
         for rank, host in enumerate(hosts):
             found.setdefault(host, []).append(rank)
@@ -56,7 +56,7 @@ class Topology:
         )
 
     def neighbours(self, host: int) -> tuple[int, ...]:
-        """Return the hosts with links to a host, ascending round the circle."""
+        """Return the linked hosts, ascending round the circle."""
         return tuple((host + step) % len(self.members) for step in self._steps())
 
     def keeper(self, host: int, other: int) -> int:
@@ -75,9 +75,9 @@ class Topology:
         return [(other, self.keeper(other, host)) for other in kept]
 
     def tree(self, source: int, receivers: Collection[int]) -> dict[int, tuple[int, ...]]:
-        """Return the linked hosts to which each host forwards bytes that one host sends to several.
+        """Return the linked hosts to which each host forwards bytes; each receiving host gets them once.
 
-        Each receiving host gets the bytes once. Other hosts in a large job may forward bytes that they do not want.
+        Other hosts in a large job may forward bytes that they do not want.
         """
         count = len(self.members)
         others = sorted({(host - source) % count for host in receivers} - {0})

@@ -1,8 +1,8 @@
 """`Transfer`: one rank's part in an exchange: it reads pieces, passes them on, and takes pieces that others read.
 
-A piece lies in a slot of the reading rank's arena, from where the other ranks of the host copy it. The rank with the
-connection to another host sends it to a rank that puts it into a slot of its own arena. A slot is reused after all its
-users have finished. So bytes in flight never exceed the arenas, and no rank waits for another's order of reading.
+A piece lies in a slot of the reading rank's arena, from where the other ranks of the host copy it; of another host, one
+rank gets it into its own arena. A slot is reused after all users have finished. So bytes in flight never exceed the
+arenas, and no rank waits for another's order of reading.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Transfer:
         self._senders = {host: Sender(self._streams[peer], self.fail) for host, peer in self._roles.distant.items()}
 
     def start(self) -> None:
-        """Pass this rank's arena to the neighbours, and start the threads; raise StreamError if a neighbour is lost."""
+        """Pass this rank's arena to the neighbours, and start the threads."""
         greeting = encode(Message(Kind.ARENA, self._arena.slot_bytes))
         for neighbour in self._roles.neighbours:
             self._streams[neighbour].send(greeting, descriptor=self._arena.descriptor)
@@ -206,7 +206,7 @@ class Transfer:
                     self._fail(error)
 
     def _next_task(self) -> _Task | None:
-        """Wait for a task; return None at the end. Taking comes before reading, so that slots become free."""
+        """Wait for a task; None at the end. Taking comes before reading, so that slots become free."""
         with self._changed:
             while not self._closing and self._error is None:
                 if self._tasks:

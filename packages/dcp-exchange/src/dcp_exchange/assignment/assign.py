@@ -37,8 +37,8 @@ class Assignment:
         objects: int32[n], position of the piece's object in `names`.
         starts: int64[n], first byte in the object.
         stops: int64[n], end, exclusive.
-        owners: int32[n], rank that reads the piece and passes it on.
-        classes: int32[n], class of the piece.
+        owners: int32[n], rank that reads the piece.
+        classes: int32[n].
         borders: int64[classes + 1]: class c has the ranks `readers[borders[c] : borders[c + 1]]`.
         readers: int32, ranks, ascending within a class.
     """
@@ -64,18 +64,14 @@ def assign(
     """Decide which rank reads which bytes, so that one rank reads each byte that several ranks want.
 
     The result depends on the demands, not on the order of the groups or on the machine. Time and memory grow with the
-    number of rows, not of ranks. The pieces are those that several ranks want, or that their only rank cannot read.
-    The owner can read the piece, and also wants it if reads stay about equal.
+    number of rows, not of ranks. A rank in no group wants nothing, but may read for others. An owner can read its
+    pieces, and also wants them if reads stay about equal.
 
-    Args:
-        groups: Demands with their ranks. A rank in no group wants nothing, but may read for others.
-        hosts: Host per rank, as any number.
-        holders: Object → hosts that have it; None if every rank can read all objects.
-        gap_bytes: Largest gap between wanted ranges that is read rather than skipped.
-        largest_piece_bytes: Limit of a piece's size, unless the piece must not be cut.
+    `hosts` has the host per rank, as any number. `holders` maps objects to hosts that have them; None if every rank can
+    read all objects. Gaps up to `gap_bytes` between wanted ranges are read rather than skipped. Pieces have at most
+    `largest_piece_bytes`, unless they must not be cut.
 
-    Raises:
-        ValueError: A rank is in two groups or is not in the job, or no host has an object.
+    Raises ValueError if a rank is in two groups or is not in the job, or no host has an object.
     """
     rows = _keep_whole(line_up(groups, len(hosts), gap_bytes))
     places = places_of(rows.names, hosts, holders)
@@ -107,7 +103,7 @@ def assign(
 @dataclass(frozen=True, slots=True, eq=False)
 class _Separated:
     own_bytes: Positions
-    """int64[ranks], bytes that each rank alone wants, and can read."""
+    """int64[ranks], bytes that only this rank wants, and can read."""
     pieces: Pieces
     examples: Positions
     """int64[classes], a piece of each class."""
@@ -118,7 +114,7 @@ def _separate(rows: Rows, stretches: Stretches, places: Places) -> _Separated | 
 @overload
 def _separate(rows: Rows, stretches: Stretches, places: Places, *, may_refuse: Literal[False]) -> _Separated: ...
 def _separate(rows: Rows, stretches: Stretches, places: Places, *, may_refuse: bool = True) -> _Separated | None:
-    """Separate shared bytes from ranks' own; return None if there are too many pieces or sets."""
+    """Return None if there are too many pieces or sets."""
     if may_refuse and _count_readers(rows, stretches, np.flatnonzero(stretches.counts[:CHUNK] > 1)) > MOST_READERS:
         return None  # those of the first stretches are too many already
     own_bytes, is_alone = _find_own(rows, stretches, places)
@@ -177,7 +173,7 @@ def _keep_whole(rows: Rows) -> Rows:
 
 
 def _coarsen(rows: Rows, stretches: Stretches, *, gap_bytes: int, most_readers: int) -> Rows:
-    """Widen rows, over gaps up to `gap_bytes`, to borders of equal cells that list at most `most_readers` in all."""
+    """Widen rows to borders of equal cells that list at most `most_readers` in all."""
     sizes = rows.group_sizes[rows.groups]
     # A row has at least as many cells as fit into it.
     least = int((sizes * (rows.stops - rows.starts)).sum()) // most_readers
@@ -192,10 +188,7 @@ def _coarsen(rows: Rows, stretches: Stretches, *, gap_bytes: int, most_readers: 
 
 
 def choose_owners(kinds: Kinds, sizes: Positions, own_bytes: Positions) -> Positions:
-    """Choose the rank, int64[pieces], that reads each piece. `own_bytes` of a rank are read in any case.
-
-    A rank's pieces of one kind are neighbours, so it reads forwards.
-    """
+    """Choose the rank, int64[pieces], that reads each piece. A rank's pieces of one kind are neighbours."""
     kind_bytes = np.zeros(len(kinds.tiers), np.int64)
     np.add.at(kind_bytes, kinds.of_pieces, sizes)
     shares = level(kind_bytes, kinds.tiers, own_bytes)
@@ -214,7 +207,7 @@ def choose_owners(kinds: Kinds, sizes: Positions, own_bytes: Positions) -> Posit
 
 
 def _split(sizes: Positions, shares: Positions, owed: Positions) -> Positions:
-    """Split pieces into one run per rank, with sizes close to the rank's share and its remainder."""
+    """Split pieces into one run per rank, with sizes close to the rank's share."""
     wanted = np.maximum(shares + owed, 0)
     wanted[shares == 0] = 0
     if not wanted.any():
@@ -264,7 +257,7 @@ def _number_sets(rows: Rows, stretches: Stretches, chosen: Numbers) -> tuple[Num
 
 
 def _match(firsts: Hashes, seconds: Hashes, left: Numbers, same_as: Numbers, shift: int) -> Numbers:
-    """Match stretches by a hash table whose slots their first stretch represents; return those of other classes."""
+    """Match stretches by a hash table; return those that are unlike the first stretch in their slot."""
     table = np.full(1 << SLOT_BITS, -1, np.int32)
     others = []
     for begin in range(0, len(left), CHUNK):

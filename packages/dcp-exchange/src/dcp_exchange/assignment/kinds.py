@@ -54,7 +54,7 @@ def level(kind_bytes: Positions, tiers: _Tiers, own_bytes: Positions) -> Positio
 
 
 def _pour(amount: int, levels: Positions) -> Positions:
-    """Distribute an amount so that the lowest levels rise to the same height."""
+    """Raise the lowest levels to the same height."""
     order = np.argsort(levels, kind="stable")
     ascending = levels[order]
     below = np.cumsum(ascending)
@@ -149,7 +149,6 @@ def kinds_of(
 
 
 def _tiers(wanting: npt.NDArray[Any], able: npt.NDArray[Any], hosts: Positions) -> _Tiers:
-    """Return the tiers from bool[kinds, ranks] `wanting` and `able`, and int64[ranks] `hosts`."""
     by_host = np.argsort(hosts, kind="stable")
     begins = np.flatnonzero(np.append(True, np.diff(hosts[by_host]) != 0))
     counts = np.add.reduceat((wanting & able)[:, by_host].astype(np.int32), begins, axis=1)[:, hosts]

@@ -19,9 +19,9 @@ class Pieces:
     """Ranges of the line, ascending, each wanted by one set of ranks; as columns.
 
     Attributes:
-        starts: int64[n], first byte.
-        stops: int64[n], end, exclusive.
-        classes: int32[n], set of the ranks that want the piece.
+        starts: int64[n].
+        stops: int64[n], exclusive.
+        classes: int32[n], set of ranks.
         follows: bool[n], whether no rank wants bytes between this piece and the one before.
     """
 

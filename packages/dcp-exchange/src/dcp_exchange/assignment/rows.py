@@ -33,9 +33,9 @@ class Rows:
 
     Attributes:
         bases: int64[objects], position per object. Objects are farther apart than any gap within a piece.
-        groups: int32[n], group of the row.
-        starts: int64[n], first byte, on the line.
-        stops: int64[n], end, exclusive.
+        groups: int32[n].
+        starts: int64[n].
+        stops: int64[n], exclusive.
         origins: int64[n], the row's original start; allowed cuts are counted from it.
     """
 
@@ -74,11 +74,7 @@ class Rows:
 
 
 def line_up(groups: Sequence[Group], world_size: int, gap_bytes: int) -> Rows:
-    """Lay the rows of all groups on one line, with objects more than `gap_bytes` apart.
-
-    Raises:
-        ValueError: A rank is in two groups or is not in the job, or a group has no rank.
-    """
+    """Lay the rows of all groups on one line, with objects more than `gap_bytes` apart."""
     _check_ranks(groups, world_size)
     ordered = sorted(groups, key=lambda group: min(group[1]))
     demands = tuple(each for each, _ in ordered)

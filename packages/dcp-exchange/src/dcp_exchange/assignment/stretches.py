@@ -27,8 +27,8 @@ class Stretches:
     """Ranges between neighbouring ends of rows that some rank wants; as columns, ascending.
 
     Attributes:
-        starts: int64[n], first byte.
-        stops: int64[n], end, exclusive.
+        starts: int64[n].
+        stops: int64[n], exclusive.
         counts: int32[n], number of ranks that want the stretch.
         steps: Group of the row that begins, or group + number of groups of the row that ends, at the sorted ends.
         behind: int32[n], position in `steps` of the last end at the stretch's start.
