@@ -132,7 +132,7 @@ class Memory:
             return file.read(count)
 
     def vectors(self, address: int, count: int) -> list[tuple[int, int]]:
-        """Return (address, length in bytes) pairs of an `iovec` array."""
+        """Return (address, length) pairs of an `iovec` array."""
         return list(struct.iter_unpack("QQ", self.read(address, 16 * count)))
 
     def gather(self, address: int, count: int, length: int) -> bytes:

@@ -198,8 +198,6 @@ def _replay(before: Tree, changes: list[Change], choose: Choose) -> Tree:
 
 
 class _Disk:
-    """Files by inode, which exist before their names."""
-
     def __init__(self, before: Tree) -> None:
         self._files: list[bytearray | None] = []
         # Processes see `_seen`, which may differ from the disk.

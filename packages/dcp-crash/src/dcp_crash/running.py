@@ -212,8 +212,6 @@ def _end(status: int, report: int, calls: list[str], started_calls: list[str]) -
 
 
 class _Watch:
-    """Kill remaining ranks at the deadline, or shortly after a rank was killed."""
-
     def __init__(self, timeout_seconds: float, grace_seconds: float) -> None:
         self._timeout_seconds = timeout_seconds
         self._grace_seconds = grace_seconds

@@ -1,7 +1,4 @@
-"""Count and record processes' system calls on one directory, and inject a fault.
-
-A seccomp filter stops only these system calls; everything else runs at full speed.
-"""
+"""Count and record processes' system calls on one directory, and inject a fault."""
 
 from __future__ import annotations
 
