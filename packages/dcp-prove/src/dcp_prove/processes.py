@@ -36,11 +36,8 @@ def run_ranks(
 ) -> None:
     """Run a command as the ranks of one job on this machine, and wait for them.
 
-    The ranks get the environment variables of `torchrun`; `folder` gets their output, `rank0.log` and so on. With
-    `killed`, they must end by SIGKILL.
-
-    Raises:
-        DcpError: A rank ended otherwise than expected; with the end of its output.
+    The ranks get the environment variables of `torchrun`; `folder` gets their output. With `killed`, they must end by
+    SIGKILL. Raises DcpError, with the end of its output, if a rank ended otherwise.
     """
     store = launcher_store()
     processes: list[subprocess.Popen[bytes]] = []

@@ -56,13 +56,13 @@ def prove_resume(
     """Prove that a training continues after a kill as if it had never been interrupted, or say what is missing.
 
     Train `steps` steps without an interruption; train `kill_at` steps, save, and kill by SIGKILL; resume in new
-    processes. Everything reachable from the trainer is compared, and the global random states, and what data loaders
-    and models read: bit by bit on as many ranks, as far as possible on other numbers of ranks.
+    processes. Everything reachable from the trainer is compared, the global random states, and what data loaders and
+    models read: bit by bit on as many ranks, as far as possible on other numbers of ranks.
 
     Args:
         make_trainer: Function (directory) → `Trainer`, of a module, or a `functools.partial` of one. It is called on
             each rank of each run, in a new process, with an initialised process group if there are several ranks. The
-            directory is for checkpoints, empty at first, and the same for all ranks and for the resume.
+            directory for checkpoints is empty at first, and the same for all ranks and for the resume.
         steps: Number of steps of the uninterrupted run.
         kill_at: Number of steps before the kill, from 1 to `steps` - 1, or several to try. The uninterrupted run saves
             after the same steps.
@@ -71,7 +71,7 @@ def prove_resume(
         tolerance: Largest relative difference of losses on other numbers of ranks; None for 1e-8 (parameters in
             float64), 1e-4 (float32) or 1e-2 (float16, bfloat16).
         ignore: Names of parts of the state that need not be equal, with `*` for any text: `trainer.history*`.
-        backend: Backend of the process group, if there are several ranks.
+        backend: Backend of the process group.
         folder: Directory for checkpoints, records and output, which is kept; None for a temporary one.
         timeout_seconds: Time after which one run is ended as failed.
 
@@ -103,7 +103,7 @@ def prove_resume(
 
 @dataclass(slots=True)
 class Proof:
-    """One proof, whose directory exists within a `with` block; `job` has the settings of all runs."""
+    """One proof, whose directory exists within a `with` block."""
 
     job: dict[str, Any]
     kills: Sequence[int]

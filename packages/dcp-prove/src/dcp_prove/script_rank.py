@@ -45,8 +45,6 @@ def run_script(text: str) -> None:
 
 
 class _Watcher:
-    """Watcher of a script, which kills the process after the wanted save."""
-
     def __init__(self, job: Mapping[str, Any]) -> None:
         self._folder = Path(job["records"])
         self._kill_at_save = job["kill_at_save"]
@@ -143,10 +141,7 @@ def _fail(text: str) -> NoReturn:
 
 
 def _variables(frame: FrameType | None) -> list[dict[str, Any]]:
-    """Return the variables of the script's module and of its running functions, the outermost first.
-
-    Functions differ between an optimizer step and a forward call; objects that both reach get the outermost's name.
-    """
+    """Return the variables of the script's module and of its running functions, the outermost first."""
     frames = []
     while frame is not None:
         if _is_users(frame):

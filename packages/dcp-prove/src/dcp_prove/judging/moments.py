@@ -17,10 +17,7 @@ _SHOWN_IDS = 8
 
 
 def differing_items(expected: Moment, found: Moment) -> dict[str, tuple[Item, Item]]:
-    """Return name → both items, for items that differ or are absent from the resumed run.
-
-    Items that only the resumed run has are not lost state.
-    """
+    """Return name → both items, for items that differ or are absent from the resumed run."""
     pairs = {name: (item, found.items.get(name, ABSENT)) for name, item in expected.items.items()}
     return {name: (one, other) for name, (one, other) in pairs.items() if one.digest != other.digest}
 

@@ -53,10 +53,7 @@ class Runs:
 def find_unsteady(
     expected: Sequence[RunRecord], other: Sequence[RunRecord], until: int
 ) -> tuple[list[Difference], set[str]]:
-    """Compare two equal runs up to a step.
-
-    Returns differences that show that the training is not deterministic, and names of other items that differ.
-    """
+    """Return differences of equal runs that show that the training is not deterministic, and other differing items."""
     differences: list[Difference] = []
     names: set[str] = set()
     for rank, (one, two) in enumerate(zip(expected, other, strict=True)):
@@ -154,8 +151,7 @@ def _causes_of_reads(
 ) -> set[str]:
     """Return the omissions that other samples or batches suggest.
 
-    A sampler's own parts (`own`) count; other numbers in `weak` only if the samples agree with their name, because
-    frameworks have many that differ after each resume.
+    Numbers in `weak` but not `own` count only if the samples agree with their name: frameworks have many that differ.
     """
     order = next((each for each in effects if each.name == "samples"), None)
     content = next((each for each in effects if each.name == "batches"), None)

@@ -187,7 +187,6 @@ def _is_average(prefix: str, part: nn.Module) -> bool:
 
 
 def _role_of(owner: Any, name: str, role: str) -> str:
-    """Return a part's role: the epoch of a sampler or loader, another part of a sampler, or the owner's role."""
     if name.endswith(".epoch") and (isinstance(owner, Sampler) or hasattr(type(owner), "set_epoch")):
         return "epoch"
     return "sampler" if isinstance(owner, Sampler) else role
@@ -211,7 +210,6 @@ def _children(value: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def _bound(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Return a function's closure, object or partial arguments."""
     if isinstance(value, functools.partial):
         yield f"{name}.func", value.func
         yield f"{name}.args", value.args

@@ -39,7 +39,6 @@ class Moment:
     iterators: int = 0
     """New data loader iterators since the last moment."""
     workers: int = 0
-    """Worker processes of the last batch's data loader."""
 
 
 @dataclass(slots=True)
@@ -48,7 +47,6 @@ class RunRecord:
 
     moments: list[Moment]
     notes: list[str] = field(default_factory=list)
-    """Sentences about parts that could not be observed."""
 
     def at(self, name: str, step: int) -> Moment | None:
         """Return a moment, if any."""
