@@ -107,7 +107,6 @@ class _Swap:
         self.guard = _ReloadGuard()
 
     def begin(self) -> None:
-        """Install the stand-ins, and rebind loaded modules' globals."""
         modules = {id(module): (module, self.stand_ins[name]) for name, module in self.stock.items()}
         # Submodules are also attributes of the package.
         self.own[""] |= {name: stand_in for name, stand_in in self.stand_ins.items() if name}
@@ -246,7 +245,7 @@ def _is_defined_by_stock(value: Any) -> bool:
 
 
 def _reduce(record: Any) -> Any:
-    """Reduce a stock record for pickle and copy, from a module where pickle finds stock's classes."""
+    """Reduce a stock record for pickle and copy."""
     frame = sys._getframe(1)  # noqa: SLF001 - the only way to find the caller
     if _gets_stock(frame) or frame.f_globals.get("__name__") == "copy":
         return record.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
@@ -258,7 +257,6 @@ def _is_call(value: Any) -> bool:
 
 
 def _is_protocol(kind: type) -> bool:
-    """Return whether a class is a protocol; deriving from it does not depend on stock."""
     return bool(getattr(kind, "_is_protocol", False))
 
 
@@ -290,7 +288,6 @@ class _BoundName:
             self.namespace[self.name] = self.new
 
     def restore(self) -> None:
-        """Set the old value, unless other code changed it."""
         if self.namespace.get(self.name) is self.new:
             self.namespace[self.name] = self.old
 
@@ -312,7 +309,6 @@ def _bound_names(swaps: Mapping[int, tuple[Any, Any]], *, with_torch: bool = Fal
 
 
 def _is_derived_from(namespace: Mapping[str, Any], classes: frozenset[int]) -> bool:
-    """Return whether a module defines a class derived from one of these classes' ids."""
     return any(
         isinstance(value, type)
         and value.__module__ == namespace.get("__name__")
