@@ -91,8 +91,7 @@ def default_lanes(global_batch_size: int, shards: int) -> tuple[int, int]:
     """Return the number of lanes and the chunk.
 
     A step reads at most 16 lanes and not more than there are shards; their number divides the global batch size. With
-    enough shards there are up to 12 times as many lanes. Then each worker has separate lanes if the ranks divide a
-    step's lanes and the worker count divides 12.
+    enough shards there are up to 12 times as many lanes, so that workers have separate lanes.
     """
     units = max(
         each for each in range(1, _UNITS_OF_A_STEP + 1) if global_batch_size % each == 0 and each <= max(1, shards)

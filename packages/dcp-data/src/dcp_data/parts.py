@@ -48,8 +48,7 @@ def shares_of(
     """Yield one rank's batches for the rest of an epoch.
 
     A global batch is cut into `world_size` × `micro_batches` parts of equal size (±1), ordered by rank, then batch. At
-    an epoch's end, a part without samples gets a neighbour's sample with weight 0: all ranks take the same number of
-    steps.
+    an epoch's end, a part without samples gets a neighbour's sample with weight 0.
     """
     parts = world_size * micro_batches
     while consumed < length:

@@ -154,7 +154,7 @@ class ResumableSampler(Position):
             seed_samples: Seed torch (CPU), Python and numpy for each sample by seed, epoch and position, so that
                 augmentation does not depend on ranks and workers. It takes some 20 µs per sample and keeps the
                 trainer's generators.
-            options: Other arguments of `torch.utils.data.DataLoader`, such as `num_workers` or `pin_memory`.
+            options: Other arguments of `torch.utils.data.DataLoader`, such as `num_workers`.
 
         Raises:
             ValueError: The data set has another number of elements than the sampler.
@@ -220,8 +220,6 @@ class _Sequential:
 
 
 class _Listed:
-    """Elements that a sequence or tensor lists."""
-
     def __init__(self, elements: Sequence[int] | torch.Tensor) -> None:
         self.length = len(elements)
         self._elements = elements.to("cpu", torch.int64) if isinstance(elements, torch.Tensor) else elements

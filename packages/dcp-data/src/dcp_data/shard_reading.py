@@ -91,7 +91,6 @@ class _Lane:
         return True
 
     def _take(self, shard: int) -> Any:
-        """Return the opened shard in place of the lane's previous one."""
         if shard != self._shard:
             self._shard, self._opened, self._iterator = shard, self._open(shard), None
         return self._opened
