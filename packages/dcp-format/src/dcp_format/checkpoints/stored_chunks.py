@@ -88,7 +88,7 @@ class ChunkReader:
             read_items(self._store, [self._request(chunk, start, start + len(into), into)])
 
     def _small(self, chunk: StoredChunk) -> bytes:
-        """Return a small chunk from its batch; it is read alone after the batch was evicted."""
+        """The chunk is read alone after its batch was evicted."""
         number = self._batch_of[chunk]
         with self._lock:
             batch = self._kept.get(number)

@@ -72,7 +72,6 @@ def begins_as_written(store: LocalStore, name: str, size: int) -> bool:
 
 
 def _where(process: ProcessIdentity) -> str:
-    """Return a short digest of host, boot and pid namespace."""
     return f"{zlib.crc32(repr((process.host, process.boot_id, process.pid_namespace)).encode()):08x}"
 
 

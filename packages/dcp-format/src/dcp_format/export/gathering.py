@@ -33,8 +33,6 @@ Key = tuple[int, int]
 
 @dataclass(slots=True)
 class _Band:
-    """A band that this rank writes, and how many of its bytes are there."""
-
     gather: Gather
     begin: int
     stop: int
@@ -247,7 +245,7 @@ class _Blocks:
         return memoryview(bytearray(size))
 
     def give_back(self, block: memoryview) -> None:
-        """Keep the block for reuse; sizes that are not used any more make room for it."""
+        """Sizes that are not used any more make room for the block."""
         with self._lock:
             if self._kept_bytes + len(block) > _KEPT_BYTES:
                 self._free.clear()
@@ -257,8 +255,6 @@ class _Blocks:
 
 
 class _Sending:
-    """The bytes of one box of this rank, in the order of the bands."""
-
     def __init__(self, gather: Gather, item: WriteItem, planner: SavePlanner, rank: int) -> None:
         chunk = tensor_data_of(item).chunk
         wanted = rank, tuple(chunk.offsets), tuple(chunk.sizes)
@@ -270,7 +266,7 @@ class _Sending:
         self._position = 0
 
     def until(self, stop: int) -> Iterator[tuple[int, memoryview]]:
-        """Yield (offset in the box, bytes) of the box before the byte offset `stop` of the tensor."""
+        """Yield (offset in the box, bytes) before the byte offset `stop` of the tensor."""
         end = self._runs.bytes_before(stop) if self._runs.run_bytes else 0
         while self._position < end:
             if not self._piece:

@@ -54,8 +54,6 @@ _RESERVED = "DCP_"
 
 @dataclass(frozen=True, slots=True)
 class _ExportOptions:
-    """Options of an export; see `save_safetensors`."""
-
     max_file_bytes: int = _MAX_FILE_BYTES
     dtype: torch.dtype | None = None
     rename: Mapping[str, str] = field(default_factory=dict)

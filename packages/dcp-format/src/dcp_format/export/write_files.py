@@ -233,7 +233,6 @@ class _OpenFiles:
                 self._users[name] -= 1
 
     def sync(self) -> None:
-        """Make the files durable and close them."""
         while self._open:
             self._close(next(iter(self._open)))
 

@@ -138,7 +138,6 @@ class _Plan:
         return [*range(1, len(self.entries) + 1)]
 
     def write(self, numbers: Sequence[int], threads: int) -> dict[str, str]:
-        """Write some of the files under temporary names."""
         if threads < 1:
             raise ValueError(f"num_threads={threads} must be at least 1")
         store = LocalStore(self.folder)

@@ -264,8 +264,6 @@ class QuantizedHuggingFaceStorageReader(HuggingFaceStorageReader):
 
 
 class _Buffers:
-    """Planner for reading tensors into the values of a mapping."""
-
     def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
         self._tensors = tensors
 
@@ -277,7 +275,6 @@ class _Buffers:
 
 
 def _pairs(metadata: Metadata) -> dict[str, _Pair]:
-    """Return the quantised tensors by the names that a template may use."""
     names = metadata.state_dict_metadata.keys()
     pairs: dict[str, _Pair] = {}
     for scales in names:

@@ -216,7 +216,6 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
         return [replace(plan, storage_data=Placement(own, stamp)) for plan, own in zip(plans, names, strict=True)]
 
     def _place_together(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Create the files that all ranks write; return the placed plans."""
         groups: dict[int, list[ExportedTensor]] = defaultdict(list)
         for tensor in tensors_of(plans, self._order):
             groups[self._number(tensor.fqn)].append(tensor)

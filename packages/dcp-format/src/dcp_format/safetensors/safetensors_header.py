@@ -116,7 +116,6 @@ def build_header(
 
 
 def _not_text(table: Mapping[str, Any]) -> str:
-    """Return the first text with half of a surrogate pair."""
     pairs = table.get(_METADATA, {}).items()
     texts: list[str] = [*table, *(text for pair in pairs for text in pair)]
     return next(text for text in texts if re.search("[\ud800-\udfff]", text))

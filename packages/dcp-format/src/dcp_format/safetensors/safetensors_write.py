@@ -161,7 +161,6 @@ def remove_earlier(store: LocalStore, names: Iterable[str]) -> None:
 
 
 def _check_folder(folder: Path, files: Mapping[str, Sequence[TensorEntry]], *, overwrite: bool) -> None:
-    """Check before writing that the folder may be replaced and that the format can hold the tensors."""
     for old in (*folder.glob(f"*{SUFFIX}"), folder / INDEX_NAME):
         refuse_existing(old, overwrite=overwrite)
     for entries in files.values():

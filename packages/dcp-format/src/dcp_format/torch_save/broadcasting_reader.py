@@ -163,7 +163,6 @@ class BroadcastingTorchSaveReader(StorageReader):
         targets: list[tuple[ReadItem, torch.Tensor]],
         planner: LoadPlanner,
     ) -> None:
-        """Broadcast a tensor in pieces of whole rows; every rank copies its part."""
         rows = shape[0] if shape else 1
         row_bytes = max(1, torch.Size(shape[1:]).numel() * dtype.itemsize)
         step = max(1, _BROADCAST_BYTES // row_bytes)

@@ -241,11 +241,10 @@ class _ArchiveRecords:
         """(Start, length) of each uncompressed record → its CRC."""
 
     def check_small(self) -> None:
-        """Check the CRCs of all records except tensor storages."""
+        """Check all records except tensor storages."""
         self._check(record for record in self._unchecked if _VALUES not in record.name)
 
     def check_range(self, start: int, nbytes: int) -> None:
-        """Check the CRCs of records that overlap a range of bytes."""
         stop = start + nbytes
         self._check(
             record for record in self._unchecked if record.start < stop and start < record.start + record.stored_bytes
@@ -327,7 +326,7 @@ def open_torch_weights(path: str | os.PathLike[str]) -> Content:
 
 
 def _sets(folder: Path) -> list[str]:
-    """Return the names of the indexes and single files of weights in a folder, without files of an index."""
+    """Return the indexes and single files of weights in a folder, without files of an index."""
     names = sorted(path.name for path in folder.glob("*.bin*"))
     return [name for name in names if name.endswith(_INDEX_SUFFIX) or _WEIGHTS.fullmatch(name)]
 

@@ -30,8 +30,6 @@ _PICKLE_PROTOCOL = 2
 
 @dataclass(frozen=True, slots=True)
 class _Tensor:
-    """Placeholder of a tensor in the pickled state dict."""
-
     record: str
     entry: TensorEntry
 
@@ -135,7 +133,6 @@ class _Pickler(pickle.Pickler):
         return torch._utils._rebuild_tensor_v3, arguments  # noqa: SLF001
 
     def persistent_id(self, value: Any) -> Any:
-        """Return the id of a storage, which names its record."""
         if isinstance(value, _Storage):
             return "storage", value.kind, value.record, "cpu", value.elements
         if isinstance(value, torch.storage.TypedStorage):
@@ -147,7 +144,6 @@ class _Pickler(pickle.Pickler):
         return None
 
     def _beside(self, storage: torch.UntypedStorage) -> str:
-        """Return the record's name for a storage that an object holds."""
         known = self._records.get(storage._cdata)  # noqa: SLF001
         if known is None:
             known = self._records[storage._cdata] = str(self._next)  # noqa: SLF001
