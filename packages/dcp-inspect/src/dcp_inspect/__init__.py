@@ -1,6 +1,6 @@
 """The `dcp` command: look at checkpoints, verify, compare, convert, plan and remove them; progress bars and pictures.
 
-Each command is a module of `dcp_inspect.commands`.
+Each command is a module.
 """
 
 from __future__ import annotations

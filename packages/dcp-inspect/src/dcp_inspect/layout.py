@@ -1,6 +1,6 @@
 """Bytes that each rank of a job would read and write, computed from a checkpoint's index.
 
-Rank r of n has the r-th of n equal parts of a tensor's first dimension, as in FSDP. Every rank reads scalars.
+Tensors are sharded along their first dimension, as FSDP does. Every rank reads scalars.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Selection of the checkpoints that `dcp prune` removes.
-
-The KEEP newest checkpoints are read first, and an older one stays for each unsound one: an unread checkpoint never
-justifies a removal.
-"""
+"""Selection of the checkpoints that `dcp prune` removes: one that is unread never justifies a removal."""
 
 from __future__ import annotations
 

@@ -92,7 +92,6 @@ def command(source: str, destination: str, as_json: bool, **given: Any) -> int:
 
 
 def _check_source(package: Any, source: str) -> None:
-    """Refuse an unknown format with the error of `show`."""
     if is_uri(source):
         return
     try:

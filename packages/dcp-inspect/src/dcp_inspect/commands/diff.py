@@ -194,7 +194,6 @@ def _tensors(
 
 
 def _only_element(entry: Any) -> str:
-    """Return a tensor's only element as text, if it is not shown as bits."""
     return str(whole_array(entry).reshape(-1)[0]) if is_number(entry.dtype) else ""
 
 

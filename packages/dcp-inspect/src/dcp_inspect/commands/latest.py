@@ -63,7 +63,6 @@ def command(path: str, deep: bool, as_json: bool) -> int:
 
 
 def _damage(path: str) -> tuple[str | None, bool]:
-    """Return a checkpoint's first problem, and whether reading failed."""
     try:
         problems = verify_checkpoint(open_store(path), threads=len(os.sched_getaffinity(0))).problems
     except Exception as error:

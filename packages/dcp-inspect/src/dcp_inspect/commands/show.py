@@ -95,7 +95,6 @@ def command(path: str, more: tuple[str, ...], flat: bool, depth: int | None, sta
 
 
 def _is_place(text: str) -> bool:
-    """Whether an argument is a place rather than a pattern."""
     if is_uri(text):
         return True
     return (
@@ -289,7 +288,6 @@ _MAX_TENSORS = 100
 
 
 def _with_values(path: str | os.PathLike[str], index: CheckpointIndex, rows: Sequence[Row]) -> list[Row]:
-    """Add the values of small objects, unless they are too many, and the classes of tensors."""
     small = {row.name for row in rows if row.kind == "object" and row.stored_bytes <= _SMALL_OBJECT_BYTES}
     items = (
         {name: item for name, item in stored_objects(index) if name in small and item.kind is ItemKind.ARCHIVE}

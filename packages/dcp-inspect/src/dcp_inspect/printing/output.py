@@ -1,7 +1,4 @@
-"""Output of commands: lines for people, JSON for programs.
-
-All output passes through here to escape unprintable characters: names and values may come from untrusted files.
-"""
+"""Output of commands, with unprintable characters escaped: names and values may come from untrusted files."""
 
 from __future__ import annotations
 

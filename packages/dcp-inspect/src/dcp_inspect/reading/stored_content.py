@@ -1,7 +1,4 @@
-"""Content of a checkpoint without torch, read on demand; dcp-format supplies values that need torch.
-
-Records have the attributes of `dcp_format.Content`.
-"""
+"""Content of a checkpoint without torch, read on demand, with the attributes of `dcp_format.Content`."""
 
 from __future__ import annotations
 
