@@ -37,8 +37,7 @@ _Task = tuple[Callable[[], None], int]
 class Transfer:
     """One rank's part in an exchange; a `dcp_ranks.StreamHandler` whose threads do the slow work.
 
-    The delivery expects only the shared bytes. The owner of the arena closes it after `close`. `timeout_seconds` is the
-    longest time without messages from other ranks.
+    The owner of the arena closes it after `close`. `timeout_seconds` is the longest time without messages.
     """
 
     def __init__(
@@ -239,7 +238,6 @@ class Transfer:
         self._pass_on(message.piece, slot, view, message.origin)
 
     def _pass_on(self, piece: int, slot: int, view: memoryview, origin: int) -> None:
-        """Check a piece in a slot of this rank, announce it, and take it."""
         of_class = self._classes[piece]
         wants = self._roles.wants(of_class)
         checked = wants and self._delivery.check(self._names[piece], self._starts[piece], view)

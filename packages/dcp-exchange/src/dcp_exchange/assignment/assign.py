@@ -207,7 +207,6 @@ def choose_owners(kinds: Kinds, sizes: Positions, own_bytes: Positions) -> Posit
 
 
 def _split(sizes: Positions, shares: Positions, owed: Positions) -> Positions:
-    """Split pieces into one run per rank, with sizes close to the rank's share."""
     wanted = np.maximum(shares + owed, 0)
     wanted[shares == 0] = 0
     if not wanted.any():
@@ -223,7 +222,6 @@ def _split(sizes: Positions, shares: Positions, owed: Positions) -> Positions:
 
 
 def _relieve(owners: Positions, sizes: Positions, kinds: Kinds, own_bytes: Positions, targets: Positions) -> None:
-    """Move pieces away from ranks that have more than one piece above their target."""
     loads = own_bytes.copy()
     np.add.at(loads, owners, sizes)
     largest = int(sizes.max(initial=0))

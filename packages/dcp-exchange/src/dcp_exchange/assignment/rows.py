@@ -62,10 +62,7 @@ class Rows:
         return np.searchsorted(self.bases, positions, "right") - 1
 
     def snapped(self, borders: Positions) -> Rows:
-        """Return rows with ends moved outwards to `borders`, which are ascending and enclose every row.
-
-        A byte is in one row of a group. Rows that become empty stay.
-        """
+        """Return rows with ends moved outwards to `borders`, which enclose every row; rows that become empty stay."""
         starts = borders[np.searchsorted(borders, self.starts, "right") - 1]
         stops = borders[np.searchsorted(borders, self.stops, "left")]
         same = self.groups[1:] == self.groups[:-1]
