@@ -124,7 +124,7 @@ def _may_trace() -> bool:
 def install_filter(numbers: Iterable[int], creating: Iterable[tuple[int, int]], create_bits: int) -> None:
     """Install a seccomp filter that stops this process, its threads and children at system calls.
 
-    Calls in `creating` stop only if the flags at the given argument position have one of `create_bits`.
+    Calls in `creating` stop only if the flags at the given position have one of `create_bits`.
     """
     rules = [_rule(number, None, 0) for number in numbers]
     rules += [_rule(number, argument, create_bits) for number, argument in creating]
