@@ -93,8 +93,6 @@ def _prove(runs: _ScriptRuns, sizes: Sequence[int], tolerance: float | None, ign
 
 @dataclass(frozen=True, slots=True)
 class _ScriptRuns:
-    """Runs of one script, each in its own directory."""
-
     script: Path
     arguments: tuple[str, ...]
     kill_at_save: int
@@ -110,7 +108,7 @@ class _ScriptRuns:
         first_step: int | None = None,
         resume_from: str | None = None,
     ) -> list[RunRecord]:
-        """Run the script, and return each rank's record; `resume_from` names the killed run."""
+        """`resume_from` names the killed run."""
         folder = self.place / name
         shutil.rmtree(folder, ignore_errors=True)
         for part in ("work", "root"):

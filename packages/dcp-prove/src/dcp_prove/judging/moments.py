@@ -10,7 +10,7 @@ from dcp_prove.observing.records import Item, Moment
 __all__ = ["ABSENT", "STATE_KINDS", "differing_items", "differing_reads", "item_difference"]
 
 STATE_KINDS = frozenset({"parameter", "buffer", "batchnorm", "optimizer", "scheduler", "scaler", "average", "random"})
-"""Kinds of items that must be equal after every step. A gradient, for example, may differ until it is zeroed."""
+"""Kinds of items that must be equal after every step, unlike gradients, which may differ until zeroed."""
 
 ABSENT = Item("", "", "absent")
 _SHOWN_IDS = 8

@@ -69,7 +69,6 @@ def _restored(runs: Runs, result: SizeResult) -> list[Difference]:
 
 
 def _unwrapped(moment: Moment) -> Moment:
-    """Return a moment with the names of models without wrappers."""
     return replace(moment, items={name.replace(".module.", "."): item for name, item in moment.items.items()})
 
 
@@ -98,7 +97,6 @@ def _samples(runs: Runs, result: SizeResult) -> list[Difference]:
 
 
 def _joined_steps(records: Sequence[RunRecord]) -> dict[int, Moment]:
-    """Return each step with the samples of all ranks, each once."""
     steps: dict[int, Moment] = {}
     for record in records:
         for step, moment in record.steps().items():

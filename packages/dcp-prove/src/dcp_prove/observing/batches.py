@@ -100,7 +100,6 @@ class BatchWatch:
 
 
 def _ids_of(index: Any) -> list[Any]:
-    """Return the ids of a batch's samples from the loader's index."""
     indices = getattr(index, "indices", None)
     ids = indices if isinstance(indices, list) else index if isinstance(index, (list, tuple)) else [index]
     known = [int(each) for each in ids if hasattr(each, "__index__")]
