@@ -245,7 +245,6 @@ def _is_defined_by_stock(value: Any) -> bool:
 
 
 def _reduce(record: Any) -> Any:
-    """Reduce a stock record for pickle and copy."""
     frame = sys._getframe(1)  # noqa: SLF001 - the only way to find the caller
     if _gets_stock(frame) or frame.f_globals.get("__name__") == "copy":
         return record.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
@@ -271,8 +270,6 @@ _SPARED = ("torch.", "dcp_bridge.")
 
 @dataclass(frozen=True, slots=True)
 class _BoundName:
-    """A loaded module's global, and its values before and during a replacement."""
-
     module: str
     name: str
     namespace: dict[str, Any]
