@@ -38,8 +38,7 @@ class ResumableSampler(Position):
         global_batch_size: Samples per optimizer step, over all ranks.
         shuffle: Use a pseudo-random order, another one in each epoch, in memory that does not grow with the data set.
         seed: Seed of the order.
-        weights: One relative probability per element, copied as float64. A resume within an epoch needs the same
-            weights.
+        weights: One relative probability per element. A resume within an epoch needs the same weights.
         replacement: Draw with replacement; with False, no element is drawn twice in an epoch.
         num_samples: Samples of an epoch, with weights; by default the number of elements.
         order: Function from an epoch's number to its indices, a sequence or tensor that is equal on all ranks. It
@@ -265,8 +264,6 @@ def _checked_weights(weights: Sequence[float] | torch.Tensor, length: int) -> to
 
 
 class _Drawn:
-    """Elements drawn with replacement, each position by itself."""
-
     def __init__(self, weights: torch.Tensor, length: int, *labels: int | str) -> None:
         self.length = length
         # Whole numbers, because sums of fractions depend on the machine: probabilities are exact to 2^-52.
