@@ -31,7 +31,7 @@ from dcp_core.records.protocols import LoadItemType, ReadItem
 from dcp_core.shards.shards import LocalTensor, local_tensor
 from dcp_core.state_dict.flatten import KeyMap
 from dcp_core.tables.metadata_columns import StateRecords, records_of
-from dcp_core.tables.value_table import ReadColumns, WholeTensors
+from dcp_core.tables.value_table import ReadColumns
 from dcp_core.tensors.kinds import is_dtensor, is_quantized_dtype, is_wrapper
 from dcp_core.tensors.tensor_memory import has_memory
 from dcp_manifest.index.boxes import box_text, find_hole, find_overlap, intersect, overlaps
@@ -97,14 +97,13 @@ def plan_local_load(state_dict: dict[str, Any], metadata: Metadata, rules: LoadR
     planned = LocalLoadPlan()
     records = records_of(metadata)
     columns = None if records is None else ReadColumns(records, [], planned.items)
-    whole = None if records is None else WholeTensors(records)
     entries = metadata.state_dict_metadata
     missing: list[tuple[str, str]] = []
     for fqn, value in state_dict.items():
         stored = rules.keys.stored(fqn) if rules.keys else fqn
         if stored != fqn:
             planned.renamed[fqn] = stored
-        elif columns is not None and whole is not None and whole.match(fqn, value):
+        elif columns is not None and columns.fits(fqn, value):
             columns.names.append(fqn)
             continue
         entry = entries.get(stored)

@@ -423,7 +423,7 @@ def split_whole_reads(
     first = np.cumsum(borders) - borders
     table = zip(
         columns.names,
-        records.index.tensor_dtype[rows].tolist(),
+        [records.dtypes[row] for row in rows.tolist()],
         *[
             column[chunks].tolist()
             for column in (
@@ -436,12 +436,12 @@ def split_whole_reads(
     requests: list[ReadRequest] = []
     filled: list[torch.Tensor] = []
     others: list[ReadItem] = []
-    files, dtypes = records.index.files, records.dtypes
+    files = records.index.files
     for name, dtype, file, offset, length, lead, size, kind, checked, crc, start, count in table:
-        known, target = dtypes[dtype], targets[name]
+        target = targets[name]
         if target.requires_grad or type(target) is not torch.Tensor:
             target = target.detach()
-        into = None if kind != _RAW or known is None else direct_memory(target, known)
+        into = None if kind != _RAW or dtype is None else direct_memory(target, dtype)
         if into is None or len(into) != size:
             others.append(columns.whole(name))
             continue

@@ -106,8 +106,9 @@ class StateRecords:
 
     @cached_property
     def dtypes(self) -> list[torch.dtype | None]:
-        """None for dtypes that this torch lacks."""
-        return [getattr(torch, name, None) for name in self.index.dtypes]
+        """Dtype per tensor; None if this torch lacks it."""
+        known = [getattr(torch, name, None) for name in self.index.dtypes]
+        return [known[number] for number in self.index.tensor_dtype.tolist()]
 
     def is_same_data(self, one: str, other: str) -> bool:
         """Return whether tensors were tied or have equal CRCs."""

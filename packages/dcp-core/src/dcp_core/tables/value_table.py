@@ -21,7 +21,6 @@ from dcp_core.tensors.tensor_memory import check_memory, has_memory
 __all__ = [
     "Held",
     "ReadColumns",
-    "WholeTensors",
     "archive_checked",
     "find_ties",
     "is_plain",
@@ -163,30 +162,20 @@ class ReadColumns:
         yield from map(self.whole, self.names)
         yield from self.others
 
+    def fits(self, fqn: str, value: object) -> bool:
+        """Return whether one equal chunk stores this tensor, which is not sharded."""
+        row = self.records.tensors.get(fqn)
+        return (
+            row is not None
+            and is_plain(value)
+            and value.shape == self.records.single[row]
+            and value.dtype == self.records.dtypes[row]
+            and has_memory(value)
+        )
+
     def whole(self, name: str) -> ReadItem:
         """Return the item that reads a tensor whole."""
         lengths = torch.Size(self.records.single[self.records.tensors[name]] or ())
         nothing = torch.Size((0,) * len(lengths))
         index = MetadataIndex(name, nothing, 0)
         return ReadItem(LoadItemType.TENSOR, index, nothing, index, nothing, lengths)
-
-
-class WholeTensors:
-    """Finds unsharded tensors stored in one equal chunk."""
-
-    def __init__(self, records: StateRecords) -> None:
-        self._rows = records.tensors
-        self._shapes = records.single
-        self._dtypes = records.dtypes
-        self._dtype_rows = records.index.tensor_dtype.tolist()
-
-    def match(self, fqn: str, value: object) -> bool:
-        """Return whether one chunk stores this tensor."""
-        row = self._rows.get(fqn)
-        return (
-            row is not None
-            and is_plain(value)
-            and value.shape == self._shapes[row]
-            and value.dtype == self._dtypes[self._dtype_rows[row]]
-            and has_memory(value)
-        )
