@@ -102,7 +102,7 @@ def test_the_session_that_builds_the_site_runs_no_tests() -> None:
 
 def test_the_session_that_builds_the_site_can_break_long_signatures() -> None:
     """Without ruff or black, mkdocstrings leaves each signature on one line, whatever `line_length` says."""
-    (tools,) = re.findall(r'"docs": \((.*)\)', (ROOT / "integration_tests" / "environments.py").read_text())
+    (tools,) = re.findall(r'"docs": \((.*)\)', (ROOT / "tools" / "environments.py").read_text())
     assert '"ruff"' in tools
 
 
