@@ -1,6 +1,6 @@
-"""Adapters for kinds of modules and optimizers: base classes, and the registry of installed adapters.
+"""Base classes of adapters for kinds of modules and optimizers, and the registry of installed adapters.
 
-Plugins register adapters by the hook `dcp_register_state_adapters`; this package's own are in `dcp_state.wrappers`.
+Plugins register adapters by the hook `dcp_register_state_adapters`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,9 @@ __all__ = ["Adapters", "Layer", "ModuleAdapter", "OptimizerAdapter", "installed_
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Attribute of a wrapper that holds the wrapped module.
+    """Attribute `child` of a wrapper that holds the wrapped module.
 
-    Args:
-        child: Name of the attribute.
-        in_keys: Whether the keys of `wrapper.state_dict()` contain this name.
+    `in_keys`: whether the keys of `wrapper.state_dict()` contain this name.
     """
 
     child: str
@@ -34,21 +32,19 @@ class Layer:
 
 
 class ModuleAdapter:
-    """Base class of adapters for one kind of module; the default methods change nothing.
+    """Adapter for one kind of module; the default methods change nothing.
 
-    Each process creates one instance of a registered subclass, and calls `handles` once per module class.
+    A process creates one instance, and calls `handles` once per module class.
 
     Example:
         ```python
         import torch
         from dcp_state import Layer, ModuleAdapter
 
-
         class Lora(torch.nn.Module):
             def __init__(self, base):
                 super().__init__()
                 self.base = base
-
 
         class LoraAdapter(ModuleAdapter):  # named by the hook `dcp_register_state_adapters`
             def handles(self, kind):
@@ -60,11 +56,11 @@ class ModuleAdapter:
     """
 
     def handles(self, kind: type[nn.Module]) -> bool:
-        """Return whether the adapter handles modules of the class `kind`."""
+        """Return whether the adapter handles modules of this class."""
         raise NotImplementedError(f"{type(self).__name__} does not say what it handles")
 
     def layer(self, module: nn.Module) -> Layer | None:
-        """Return the layer to the wrapped child, which canonical names leave out, or None."""
+        """Return the layer that canonical names leave out, or None."""
         del module
         return None
 
@@ -78,9 +74,9 @@ class ModuleAdapter:
         return {}
 
     def around(self, root: nn.Module, options: StateDictOptions) -> contextlib.AbstractContextManager[Any]:
-        """Return a context manager for calls of `root.state_dict()` and `root.load_state_dict()`.
+        """Return a context manager for `root.state_dict()` and `root.load_state_dict()`.
 
-        It is entered once for each adapter that handles a module in `root`.
+        It is entered once per adapter that handles a module in `root`.
         """
         del root, options
         return contextlib.nullcontext()
@@ -89,39 +85,31 @@ class ModuleAdapter:
     """Whether the context of `around` gathers whole tensors if `full_state_dict` is set."""
 
     owns_optimizer_state: ClassVar[bool] = False
-    """Whether `name_optimizer_state` and its inverse convert optimizer state of models with such modules."""
+    """Whether `name_optimizer_state` and its inverse convert optimizer state."""
 
     def name_optimizer_state(
         self, root: nn.Module, optimizer: torch.optim.Optimizer, packed: dict[str, Any], options: StateDictOptions
     ) -> dict[str, Any]:
-        """Return `packed`, an `optimizer.state_dict()`, with keys of `root.state_dict()` instead of indices.
-
-        Ranks: may be collective.
-        """
+        """Return `packed`, an `optimizer.state_dict()`, with keys of `root.state_dict()`. Ranks: may be collective."""
         raise NotImplementedError
 
     def pack_optimizer_state(
         self, root: nn.Module, optimizer: torch.optim.Optimizer, named: dict[str, Any], options: StateDictOptions
     ) -> dict[str, Any]:
-        """Return `named`, a result of `name_optimizer_state`, in the form that `optimizer.load_state_dict` takes.
-
-        Ranks: may be collective.
-        """
+        """Return a result of `name_optimizer_state` in the form for `load_state_dict`. Ranks: may be collective."""
         raise NotImplementedError
 
 
 class OptimizerAdapter:
-    """Base class of adapters for one kind of optimizer; every method but `handles` has a default.
+    """Adapter for one kind of optimizer; every method but `handles` has a default.
 
     Example:
         ```python
         import torch
         from dcp_state import OptimizerAdapter
 
-
         class Sketched(torch.optim.SGD):
             pass  # makes its state in a way that a trial step cannot find out
-
 
         class SketchedAdapter(OptimizerAdapter):  # named by the hook `dcp_register_state_adapters`
             def handles(self, kind):
@@ -133,18 +121,18 @@ class OptimizerAdapter:
     """
 
     def handles(self, kind: type[torch.optim.Optimizer]) -> bool:
-        """Return whether the adapter handles optimizers of the class `kind`."""
+        """Return whether the adapter handles optimizers of this class."""
         raise NotImplementedError(f"{type(self).__name__} does not say what it handles")
 
     def check(self, optimizer: torch.optim.Optimizer) -> None:
-        """Raise `UnsupportedOptimizerError` if the state of the optimizer cannot be stored by parameter name."""
+        """Raise `UnsupportedOptimizerError` if the state cannot be stored by parameter name."""
         del optimizer
 
     def inner(self, optimizer: torch.optim.Optimizer) -> Sequence[torch.optim.Optimizer] | None:
         """Return the inner optimizers of a wrapper, which hold all state; None to rely on detection.
 
-        Two kinds are detected: a wrapper that shares groups and state with the one optimizer inside it, and a container
-        with all trained parameters in its attribute `optimizers`.
+        Detected are a wrapper that shares groups and state with the one optimizer inside it, and a container with all
+        trained parameters in its attribute `optimizers`.
         """
         del optimizer
         return None
@@ -152,16 +140,16 @@ class OptimizerAdapter:
     def initial_state(
         self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any], parameter: torch.Tensor
     ) -> dict[str, Any] | None:
-        """Return a parameter's state before its first step, name → value, in new tensors; None to find it by a trial.
+        """Return a parameter's state before its first step in new tensors; None to find it by a trial.
 
-        A trial is a step of a copy of the optimizer on another parameter. `group` is the parameter's group.
+        A trial is a step of a copy of the optimizer. `group` is the parameter's group.
         """
         del optimizer, group, parameter
         return None
 
 
 class Adapters:
-    """Registry of this process's adapters."""
+    """Registry of adapters."""
 
     def __init__(self, adapters: Mapping[str, ModuleAdapter | OptimizerAdapter]) -> None:
         self._modules = [adapter for adapter in adapters.values() if isinstance(adapter, ModuleAdapter)]
@@ -169,7 +157,7 @@ class Adapters:
         self._by_class: dict[type[nn.Module], tuple[ModuleAdapter, ...]] = {}
 
     def of_module(self, kind: type[nn.Module]) -> tuple[ModuleAdapter, ...]:
-        """Return all adapters that handle modules of the class `kind`."""
+        """Return all adapters that handle modules of this class."""
         found = self._by_class.get(kind)
         if found is None:
             found = tuple(adapter for adapter in self._modules if adapter.handles(kind))

@@ -2,8 +2,7 @@
 
 Saved names of `app_state` are `model.<FQN>`, `optimizer.state.<FQN>.<name>`, `optimizer.hyperparameters.<FQN>`,
 `optimizer.groups` (hyperparameters of groups without parameters, in order), `schedulers`, and the names of further
-values. They are the same for all wrappers. Hyperparameters are saved per parameter, so a load may group parameters, or
-split the model into pipeline stages, in another way.
+values. Hyperparameters are saved per parameter, so a load may have other groups or pipeline stages.
 
 Source: torch 2.13 `torch.distributed.checkpoint.state_dict` (signatures and meanings of the two functions).
 """
@@ -40,10 +39,9 @@ def get_state_dict(
     submodules: set[nn.Module] | None = None,
     options: StateDictOptions | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the results of `get_model_state_dict` and `get_optimizer_state_dict`, which describe the arguments.
+    """Return the results of `get_model_state_dict` and `get_optimizer_state_dict`, with their arguments.
 
     Ranks: every rank that holds a part of the model; collective for FSDP1 and for `full_state_dict`.
-    Source: torch 2.13 `state_dict.get_state_dict`.
     """
     options = check_options(options)
     with collector_paused():
@@ -64,13 +62,10 @@ def set_state_dict(
 ) -> IncompatibleKeys:
     """Load optimizer state as `set_optimizer_state_dict` does, then model state as `set_model_state_dict` does.
 
-    These functions describe the arguments. With optimizers, an empty `model_state_dict` leaves the model unchanged.
-
-    Returns:
-        Missing and unexpected names of the model; its `report` also has the optimizer state.
+    With optimizers, an empty `model_state_dict` leaves the model unchanged. The result's `report` also has the
+    optimizer state.
 
     Ranks: every rank that holds a part of the model; collective for FSDP1 and for `broadcast_from_rank0`.
-    Source: torch 2.13 `state_dict.set_state_dict`.
     """
     options = check_options(options)
     with collector_paused():
@@ -95,26 +90,24 @@ def app_state(
     strict: bool = True,
     **values: Any,
 ) -> AppState:
-    """Combine the state of a training run (model, optimizers, schedulers, step …) in one value for `save` and `load`.
+    """Combine the state of a training run in one value for `save` and `load`.
 
     Args:
-        model: Model in any wrappers, or the pipeline stages of this rank with the names of the whole model.
-        optimizer: One or several optimizers of the model or of its stages, or None.
+        model: Model in any wrappers, or this rank's pipeline stages with the whole model's names.
+        optimizer: One or several, or None.
         scheduler: One or several objects with `state_dict` and `load_state_dict`, or None.
-        strict: Whether a load raises an error for missing and unexpected names of model and optimizer.
-        values: Further values by name: numbers and tensors, read after a load as `app["step"]`; objects with
-            `state_dict` and `load_state_dict`, restored in place; values that differ between ranks, in a `PerRank`; and
-            `random=RandomState()`, which is kept for each rank.
+        strict: Whether missing and unexpected names of model and optimizer are errors in a load.
+        values: Further values by name: numbers and tensors, read after a load as `app["step"]`; `Stateful`s, restored
+            in place; values that differ between ranks, in a `PerRank`; and `random=RandomState()`.
 
     Returns:
-        A `Stateful`, which reads the state when it is saved, not now.
+        A `Stateful`, which reads the state at each save.
 
     Raises:
-        TypeError: An argument is of another kind; the message has the right call.
+        TypeError: An argument is of another kind.
         ValueError: A value has a reserved name.
 
-    Ranks: every rank that saves or loads; not collective. `state_dict` and `load_state_dict` of the result are
-    collective for FSDP1 models only.
+    Ranks: every rank that saves or loads; not collective. The result's methods are collective for FSDP1 models only.
 
     Example:
         ```python
@@ -174,7 +167,7 @@ def _check_arguments(
 
 
 class AppState:
-    """State of a training run as one `Stateful`; see `app_state`.
+    """Result of `app_state`.
 
     `app["name"]` is the further value of that name; `report` is the `StateReport` of the last load.
 
@@ -235,11 +228,7 @@ class AppState:
         return {**state, **with_states(self._values)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the training run from a state dict that a load has filled, or from `state_dict()` of another run.
-
-        Raises:
-            StateMismatchError: The state dict does not fit; the message has every reason.
-        """
+        """Restore the training run; StateMismatchError has every reason why the state dict does not fit."""
         self.report = StateReport()
         absent = state_dict.absent if isinstance(state_dict, PartialState) else []
         with collector_paused():
@@ -329,7 +318,7 @@ def _reported_name(path: Sequence[Any]) -> str:
 
 
 def _take_own(value: PerRank, other: Any) -> None:
-    """Restore this rank's value from another run's, unless `load` has filled it in place."""
+    """Restore this rank's value, unless `load` has filled it in place."""
     if other is value:
         return
     state = other.value if isinstance(other, PerRank) else other
@@ -340,7 +329,7 @@ def _take_own(value: PerRank, other: Any) -> None:
 
 
 def _telling(packed: Any) -> Hashable:
-    """Return a cache key that is equal only for bitwise equal hyperparameters, unlike their `repr`."""
+    """Return a cache key that, unlike `repr`, is equal only for bitwise equal hyperparameters."""
     try:
         return value_bytes(packed)
     except Exception:  # noqa: BLE001 - what cannot be pickled is equal to itself alone

@@ -1,7 +1,7 @@
 """Canonical names (FQNs) of a model's parameters and buffers, which do not depend on wrappers.
 
 An FQN is the path of attribute names from the model to the tensor, without attributes of wrappers. A key of
-`state_dict()` may contain them (`module.` of DDP, `_orig_mod.` of `torch.compile`).
+`state_dict()` may contain them (`module.` of DDP).
 """
 
 from __future__ import annotations
@@ -24,42 +24,38 @@ _EXTRA_STATE = "_extra_state"
 
 @dataclass(slots=True)
 class ModelNames:
-    """Canonical names of one model's parameters, persistent buffers and extra states."""
+    """Names of parameters, persistent buffers and extra states."""
 
     raw_keys: dict[str, str] = field(default_factory=dict)
     """FQN → key of `state_dict()`, in its order."""
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
-    """FQN → parameter or buffer; a tied tensor has several entries."""
+    """A tied tensor has several entries."""
     fqn_of: dict[torch.Tensor, str] = field(default_factory=dict)
-    """Parameter → its FQN in optimizer state: its first name in `named_parameters()`."""
+    """Parameter → its first FQN in `named_parameters()`."""
     aliases: dict[str, str] = field(default_factory=dict)
-    """Further FQN of a tied parameter or buffer → its first FQN."""
+    """Further FQN of a tied tensor → its first FQN."""
     joined: dict[torch.Tensor, list[str]] = field(default_factory=dict)
-    """Flat parameter (FSDP1) → FQNs of the parameters in it."""
+    """Flat parameter (FSDP1) → FQNs in it."""
     module_prefixes: dict[nn.Module, list[str]] = field(default_factory=dict)
-    """Module → prefixes of its FQNs, each `""` or ending with a dot."""
+    """Each prefix is `""` or ends with a dot."""
     adapters: dict[ModuleAdapter, list[nn.Module]] = field(default_factory=dict)
     fqn_prefixes: dict[str, str] = field(default_factory=dict)
-    """Prefix of keys of `state_dict()` → FQN prefix, for each module."""
+    """Prefix of keys → FQN prefix, for each module."""
     raw_prefixes: dict[str, str] = field(default_factory=dict)
-    """FQN prefix → prefix of keys of `state_dict()`; for a wrapper and its child, the child's."""
+    """FQN prefix → prefix of keys; for a wrapper and its child, the child's."""
 
     def fqn(self, key: str) -> str:
-        """Return the FQN for a key of `state_dict()`, also for a key that a state dict hook added."""
+        """Return a key's FQN, also if a state dict hook added the key."""
         return _translated(key, self.fqn_prefixes)
 
     def raw_key(self, fqn: str) -> str:
-        """Return the key of `state_dict()` for any FQN."""
+        """Return an FQN's key of `state_dict()`."""
         known = self.raw_keys.get(fqn)
         return _translated(fqn, self.raw_prefixes) if known is None else known
 
 
 def name_model(model: nn.Module, *, modifiers: str = "_fqn_modifiers", adapters: Adapters | None = None) -> ModelNames:
-    """Find the canonical names of a model, without communication.
-
-    Raises:
-        UnsupportedValueError: Two tensors have the same name.
-    """
+    """Find a model's names without communication; UnsupportedValueError if two tensors have the same."""
     adapters = adapters or installed_adapters()
     for module in model.modules():
         for adapter in adapters.of_module(type(module)):
@@ -72,7 +68,7 @@ def name_model(model: nn.Module, *, modifiers: str = "_fqn_modifiers", adapters:
 
 
 def name_models(models: Sequence[nn.Module], *, modifiers: str = "_fqn_modifiers") -> list[ModelNames]:
-    """Find the canonical names in several modules of one model; raise as `name_model` does, also across modules."""
+    """Find the names in several modules of one model, like `name_model`."""
     adapters = installed_adapters()
     parts = [name_model(model, modifiers=modifiers, adapters=adapters) for model in models]
     seen: dict[str, int] = {}
@@ -179,14 +175,14 @@ class OptimizerNames:
     other_names: dict[str, list[str]] = field(default_factory=dict)
     """First FQN of a tied parameter → its other FQNs."""
     joined: dict[torch.Tensor, list[str]] = field(default_factory=dict)
-    """Flat parameter (FSDP1) → FQNs of the parameters in it."""
+    """Flat parameter (FSDP1) → FQNs in it."""
     known: set[str] = field(default_factory=set)
     """Every FQN of the model, including buffers."""
     owner: tuple[ModuleAdapter, nn.Module, ModelNames] | None = None
-    """Adapter with `owns_optimizer_state`, its model, and the model's names; or None."""
+    """Adapter with `owns_optimizer_state`, its model, and the names."""
 
     def fqn(self, parameter: torch.Tensor, group: int, position: int) -> str:
-        """Return the FQN of a parameter; raise StateMismatchError if the model does not hold it."""
+        """Return a parameter's FQN; StateMismatchError if the model does not hold it."""
         found = self.fqn_of.get(parameter)
         if found is None:
             problem = (
@@ -198,11 +194,11 @@ class OptimizerNames:
         return found
 
     def fqns(self, parameter: torch.Tensor, group: int, position: int) -> list[str]:
-        """Return the FQNs of all parameters in a flat parameter; raise as `fqn` does."""
+        """Return all FQNs in a flat parameter; raise as `fqn` does."""
         return self.joined.get(parameter) or [self.fqn(parameter, group, position)]
 
     def candidates(self, fqn: str) -> list[str]:
-        """Return the FQNs under which a parameter's state may have been saved: several for a tied one."""
+        """Return the FQNs under which state may have been saved: several for a tied parameter."""
         return [fqn, *self.other_names.get(fqn, ())]
 
 

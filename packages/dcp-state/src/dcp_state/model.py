@@ -38,19 +38,18 @@ def get_model_state_dict(
 
     Args:
         model: Model in any nesting of DDP, FSDP1, FSDP2, tensor parallel, compiled and checkpointed wrappers.
-        submodules: Modules to which the state dict is limited; None for the whole model (deprecated).
-        options: Options; None for the defaults.
+        submodules: Modules to limit the state to; None for all (deprecated).
+        options: None for the defaults.
 
     Returns:
         FQN → parameter, persistent buffer or extra state. Tensors share the model's memory; sharded ones are DTensors.
         A tied parameter has an entry for each of its names.
 
     Raises:
-        UnsupportedValueError: Two tensors of the model have the same canonical name.
-        CheckpointException: With `full_state_dict`, a rank failed while tensors were gathered; raised on all ranks.
+        UnsupportedValueError: Two tensors have the same canonical name.
+        CheckpointException: With `full_state_dict`, a rank failed; raised on all ranks.
 
     Ranks: every rank that holds a part of the model; collective for FSDP1 and for `full_state_dict`.
-    Source: torch 2.13 `state_dict.get_model_state_dict`.
     """
     options = check_options(options)
     with collector_paused():
@@ -63,11 +62,8 @@ def set_model_state_dict(
 ) -> IncompatibleKeys:
     """Load a state dict of `get_model_state_dict` into a model, which may have other wrappers and parallelism.
 
-    Args:
-        model: Model in any wrappers; see `get_model_state_dict`.
-        model_state_dict: FQN → tensor or extra state; not changed. Tensors are copied into the model, except that a
-            model on the meta device takes the tensors themselves. Deprecated, as in stock: submodule → its state dict.
-        options: Options; None for the defaults.
+    Tensors are copied into the model, except that a model on the meta device takes the tensors themselves. Deprecated,
+    as in stock: submodule → its state dict.
 
     Returns:
         Missing and unexpected names, and a `StateReport`.
@@ -77,7 +73,6 @@ def set_model_state_dict(
         CheckpointException: With `broadcast_from_rank0`, a rank failed; raised on all ranks.
 
     Ranks: every rank that holds a part of the model; collective for FSDP1 and for `broadcast_from_rank0`.
-    Source: torch 2.13 `state_dict.set_model_state_dict`.
     """
     options = check_options(options)
     with collector_paused():
@@ -88,7 +83,7 @@ def set_model_state_dict(
 def model_state(
     model: nn.Module, names: ModelNames, options: StateDictOptions, submodules: set[nn.Module] | None = None
 ) -> dict[str, Any]:
-    """Do the work of `get_model_state_dict` for a model with known names."""
+    """See `get_model_state_dict`; for a model with known names."""
     _refuse_hidden_parameters(model)
     with _around(model, names, options):
         raw = model.state_dict()
@@ -109,7 +104,7 @@ def restore_model(
     *,
     may_be_empty: bool = False,
 ) -> IncompatibleKeys:
-    """Do the work of `set_model_state_dict` for a model with known names; `may_be_empty` allows an empty state dict."""
+    """See `set_model_state_dict`; for a model with known names."""
     state_dict = _by_names(state_dict, names)
     meta = any(tensor.is_meta for tensor in names.tensors.values())
     done: set[str] = set()
@@ -150,7 +145,7 @@ def restore_model(
 
 
 def _is_part(tensor: torch.Tensor | None) -> bool:
-    """Return whether a parameter is the local tensor of a DTensor: tensor parallelism in DDP."""
+    """Return whether a parameter is a DTensor's local tensor: tensor parallelism in DDP."""
     return tensor is not None and "_st_info" in tensor.__dict__
 
 
@@ -162,10 +157,7 @@ def _placed(name: str, value: Any, like: torch.Tensor | None) -> Any:
 
 
 def _refuse_hidden_parameters(model: nn.Module) -> None:
-    """Raise for a model with a state dict that lacks parameters: the first forward replaces them by plain attributes.
-
-    Source: torch 2.13 `torch.distributed.tensor.parallel.ddp` (`_reconstruct_dtensor`).
-    """
+    """Raise if the first forward replaced parameters by plain attributes, as tensor parallelism in DDP does."""
     hooks = "torch.distributed.tensor.parallel.ddp"
     if hooks not in sys.modules:
         return
@@ -183,7 +175,7 @@ def _refuse_hidden_parameters(model: nn.Module) -> None:
 
 
 def _by_names(state_dict: Mapping[Any, Any], names: ModelNames) -> Mapping[str, Any]:
-    """Flatten a state dict of submodules (submodule → state dict) to names."""
+    """Flatten submodule → state dict to names."""
     if not any(isinstance(key, nn.Module) for key in state_dict):
         return state_dict
     warnings.warn(
@@ -234,7 +226,7 @@ def submodule_prefixes(names: ModelNames, submodules: set[nn.Module] | None) -> 
 
 
 def take_submodules(state: dict[str, Any], prefixes: list[str] | None, *, keep: bool) -> dict[str, Any]:
-    """Return the values below one of `prefixes` (None: all); without `keep`, cut the prefix off."""
+    """Return the values below `prefixes` (None: all); without `keep`, cut the prefix off."""
     if prefixes is None:
         return state
     return {
@@ -254,7 +246,7 @@ def _around(model: nn.Module, names: ModelNames, options: StateDictOptions) -> I
 
 
 def _can_load_directly(model: nn.Module, names: ModelNames) -> bool:
-    """Return whether the model has no load hooks, overrides or meta tensors, so that `_load_directly` suffices."""
+    """Return whether there are no load hooks, overrides or meta tensors."""
     if len(names.tensors) != len(names.raw_keys) or any(tensor.is_meta for tensor in names.tensors.values()):
         return False
     if type(model).load_state_dict is not nn.Module.load_state_dict:

@@ -30,18 +30,18 @@ OptimizerStateType: TypeAlias = dict[str, Any]
 
 @dataclass
 class StateDictOptions:
-    """Options for getting and setting the state dicts of models and optimizers.
+    """Options for getting and setting state dicts.
 
     Args:
-        full_state_dict: Whether state dicts have whole tensors instead of shards, for getting and for setting.
+        full_state_dict: Whether state dicts have whole tensors instead of shards.
         cpu_offload: Whether tensors are on the CPU. With `full_state_dict`, ranks other than 0 get an empty dict.
-        ignore_frozen_params: Whether parameters without `requires_grad` are left out of the model's state dict.
-        keep_submodule_prefixes: With `submodules`, whether names begin with the name of the submodule.
-        strict: Whether setting raises an error for missing and unexpected names.
-        broadcast_from_rank0: Whether only rank 0 has the state dict to set, and broadcasts it tensor by tensor.
-            Requires `full_state_dict`.
+        ignore_frozen_params: Whether the model's state dict lacks parameters without `requires_grad`.
+        keep_submodule_prefixes: Whether names begin with the submodule's.
+        strict: Whether missing and unexpected names are errors.
+        broadcast_from_rank0: Whether rank 0 broadcasts the state dict to set, tensor by tensor. Requires
+            `full_state_dict`.
         flatten_optimizer_state_dict: Whether optimizer state is one flat dict, `state.<FQN>.<name>` and
-            `param_groups.<FQN>.<hyperparameter>`, which is independent of how parameters are grouped.
+            `param_groups.<FQN>.<hyperparameter>`, independent of groups.
         dsd_fqn_modifiers: Name of a method of modules that returns name → child module, for the children whose names
             the module's state dict hooks remove from keys.
 
@@ -69,11 +69,7 @@ class StateDictOptions:
 
 
 def check_options(options: StateDictOptions | None) -> StateDictOptions:
-    """Check the options and return them; None returns the defaults.
-
-    Raises:
-        ValueError: `broadcast_from_rank0` without `full_state_dict`.
-    """
+    """Return the options, or the defaults; ValueError for `broadcast_from_rank0` without `full_state_dict`."""
     options = options or StateDictOptions()
     if options.broadcast_from_rank0 and not options.full_state_dict:
         raise ValueError("broadcast_from_rank0 sends whole tensors: set full_state_dict=True with it")

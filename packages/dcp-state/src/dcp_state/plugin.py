@@ -1,4 +1,4 @@
-"""Registration of this package's adapters by a hook. Does not import torch."""
+"""Registers this package's adapters, without importing torch."""
 
 from dcp_base import hookimpl
 
@@ -7,7 +7,7 @@ __all__ = ["dcp_register_state_adapters"]
 
 @hookimpl
 def dcp_register_state_adapters() -> dict[str, str]:
-    """Return name per adapter for PyTorch's wrappers and optimizers → import path of its class."""
+    """Return adapter's name → import path."""
     return {
         "checkpointed": "dcp_state.wrappers:CheckpointedAdapter",
         "compiled": "dcp_state.wrappers:CompiledAdapter",

@@ -18,14 +18,14 @@ __all__ = ["RandomState", "random_state_kept"]
 class RandomState:
     """State of the global random number generators: torch (CPU and CUDA), Python and, if it is imported, numpy.
 
-    CUDA state covers the current device, and all others on which this process has allocated memory. Every rank has its
-    own state: `app_state(…, random=RandomState())` keeps it for each rank; in other state dicts, wrap it in `PerRank`.
+    CUDA state covers the current device, and others on which this process has allocated memory. Every rank has its own
+    state, which `app_state(…, random=RandomState())` keeps; in other state dicts, wrap it in `PerRank`.
 
-    A rank that the saving job had is restored bit by bit. Any other rank derives its state from its number and the
-    state of rank (its number modulo the number of saving ranks): the same in each resume, and different from every
-    other rank. `LoadReport.derived` says so.
+    A rank that saved is restored bit by bit. Any other rank derives its state from its number and the state of rank
+    (number modulo saved ranks): the same in each resume, and different from every other rank. `LoadReport.derived`
+    lists it.
 
-    Your own generators (`torch.Generator`, `numpy.random.default_rng`) are not included: save their states.
+    Save the states of your own generators (`torch.Generator`, `numpy.random.default_rng`).
 
     Source: torch `get_rng_state`, `torch.cuda.get_rng_state`; Python `random.getstate`; numpy `random.get_state`.
 
@@ -41,7 +41,7 @@ class RandomState:
     """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return name (`torch`, `python`, `cuda`, `cuda_devices`, `numpy`) → state, as tensors and plain values."""
+        """Return name (`torch`, `python`, `cuda`, `cuda_devices`, `numpy`) → state."""
         version, words, gauss = random.getstate()
         state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": [version, list(words), gauss]}
         if torch.cuda.is_available():
@@ -56,7 +56,7 @@ class RandomState:
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Set the generators with states in `state_dict`, of CUDA devices as far as they exist."""
+        """Set the generators, of CUDA devices that exist."""
         torch.set_rng_state(state_dict["torch"].to("cpu", torch.uint8))
         version, words, gauss = state_dict["python"]
         random.setstate((version, tuple(words), gauss))
@@ -71,7 +71,7 @@ class RandomState:
             numpy.random.set_state((kind, numpy.array(keys, numpy.uint32), *rest))
 
     def load_derived_state(self, state_dict: dict[str, Any], rank: int) -> None:
-        """Seed the generators from a saving rank's state and this rank's number, which no saving rank had."""
+        """Seed the generators from a saving rank's state and this rank's number."""
         torch.default_generator.manual_seed(_derived_seed(state_dict["torch"], rank, "torch"))
         random.seed(_derived_seed(state_dict["python"], rank, "python"))
         if "cuda" in state_dict and torch.cuda.is_available():
@@ -92,7 +92,7 @@ def _other_devices_in_use() -> list[int]:
 
 
 def _derived_seed(state: Any, rank: int, name: str) -> int:
-    """Return a seed of 63 bits that depends on all arguments."""
+    """Return 63 bits that depend on all arguments."""
     data = bytes(state.tolist()) if isinstance(state, torch.Tensor) else repr(state).encode()
     key = f"{name} {rank}".encode()
     return int.from_bytes(hashlib.blake2b(data, key=key, digest_size=8).digest(), "little") >> 1
@@ -100,7 +100,7 @@ def _derived_seed(state: Any, rank: int, name: str) -> int:
 
 @contextlib.contextmanager
 def random_state_kept(device: torch.device) -> Iterator[None]:
-    """Restore the random number generators of torch, Python and numpy at the end of the context."""
+    """Restore the generators of torch, Python and numpy at the end."""
     devices = [device] if device.type == "cuda" else []
     python = random.getstate()
     numpy = sys.modules.get("numpy")

@@ -1,4 +1,4 @@
-"""Reports of loads into a model or optimizer, and the errors of state that does not fit."""
+"""Reports of loads into a model or optimizer, and errors of state that does not fit."""
 
 from __future__ import annotations
 
@@ -25,9 +25,7 @@ _SHOWN_PROBLEMS = 50
 class StateMismatchError(DcpError, RuntimeError, ValueError):
     """A state dict does not fit the model or optimizer, which was not changed.
 
-    Args:
-        what: The state that was to be restored, e.g. `optimizer state`.
-        problems: Reasons, one sentence each, with the FQN and the remedy.
+    `what` was to be restored, e.g. `optimizer state`; `problems` are sentences with FQN and remedy.
     """
 
     def __init__(self, what: str, problems: Sequence[str]) -> None:
@@ -47,7 +45,7 @@ class UnsupportedOptimizerError(DcpError, TypeError, NotImplementedError):
 
 
 def nameless_state(optimizer: Any, keys: Sequence[Any]) -> UnsupportedOptimizerError:
-    """Return the error for an optimizer whose `state` has keys other than parameters."""
+    """Return the error for state keys that are not parameters."""
     return UnsupportedOptimizerError(
         f"{class_name(optimizer)} has state that belongs to no parameter "
         f"({', '.join(map(repr, keys[:5]))}) and so has no name; save `optimizer.state_dict()` as it is"
@@ -55,7 +53,7 @@ def nameless_state(optimizer: Any, keys: Sequence[Any]) -> UnsupportedOptimizerE
 
 
 def class_name(value: object) -> str:
-    """Return the full name of a value's class, for messages."""
+    """Return a class's full name, for messages."""
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
@@ -68,9 +66,9 @@ class StateReport:
 
     restored: list[str] = field(default_factory=list)
     initialised: dict[str, str] = field(default_factory=dict)
-    """Name of state that was initialised or left unchanged → the reason."""
+    """State that was initialised or left unchanged → the reason."""
     dropped: dict[str, str] = field(default_factory=dict)
-    """Name in the state dict whose value was not used → the reason."""
+    """Unused value's name → the reason."""
 
     def merge(self, other: StateReport) -> None:
         """Add the entries of another report."""

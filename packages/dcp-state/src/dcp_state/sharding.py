@@ -1,11 +1,11 @@
-"""Sharding: conversion of whole tensors to shards and back, across ranks.
+"""Conversion of whole tensors to shards and back, across ranks.
 
-`broadcast_tensors` sends the state dict of rank 0 tensor by tensor, and each rank keeps its shards; all ranks check
-names and shapes before the first tensor is sent. `convert_tensors` gathers whole tensors: on every rank, or in pieces
-on rank 0 only. Each rank needs memory for its result and for one more tensor, or one more piece.
+`broadcast_tensors` sends rank 0's state dict tensor by tensor, after all ranks checked names and shapes.
+`convert_tensors` gathers whole tensors on every rank, or in pieces on rank 0 only. Each rank needs memory for its
+result and one more tensor or piece.
 
-Ranks exchange errors before and after a sequence of transfers. In between no rank may stop: a failed rank continues to
-communicate, with scratch memory, and reports its error at the end.
+Ranks exchange errors before and after a sequence of transfers. In between, a failed rank continues to communicate, with
+scratch memory.
 """
 
 from __future__ import annotations
@@ -62,17 +62,17 @@ __all__ = [
 
 T = TypeVar("T")
 PIECE_BYTES = 16 << 20
-"""Limit of the pieces in which tensors are sent, bytes."""
+"""Limit of the pieces in which tensors are sent."""
 
 
 class Errors:
-    """Holder of this rank's first error, until the other ranks are notified."""
+    """This rank's first error, until the other ranks are notified."""
 
     def __init__(self) -> None:
         self.first: Exception | None = None
 
     def attempt(self, function: Callable[[], T]) -> T | None:
-        """Call the function and return its result; None if it raises an error, and after any error."""
+        """Return the function's result; None if it raises an error, and after any error."""
         if self.first is not None:
             return None
         try:
@@ -82,18 +82,16 @@ class Errors:
             return None
 
     def tell(self) -> None:
-        """Raise this rank's first error, if there is one."""
+        """Raise this rank's first error."""
         if self.first is not None:
             raise self.first
 
 
 @contextmanager
 def all_ranks(phase: str, *, alone: bool = False) -> Iterator[tuple[Coordinator, Errors]]:
-    """Context manager for a sequence of tensor transfers; at its end, an error of any rank is raised on all ranks.
+    """Context manager for a sequence of tensor transfers; at its end, any rank's error is raised on all ranks.
 
-    It yields the coordinator for collectives, and an `Errors` for calls that may fail on one rank.
-
-    Ranks: every rank of the job; collective. With `alone`, one rank, which alone raises its errors.
+    `Errors` wraps calls that may fail on one rank. Ranks: every rank of the job; collective, except with `alone`.
     """
     errors = Errors()
     with make_coordinator(no_dist=alone or not dist.is_initialized()) as coordinator:
@@ -102,7 +100,7 @@ def all_ranks(phase: str, *, alone: bool = False) -> Iterator[tuple[Coordinator,
 
 
 def box_of(fqn: str, whole: torch.Tensor, shard: LocalShard) -> torch.Tensor:
-    """Return the region of a whole tensor that a shard holds, as a view."""
+    """Return a shard's region of a whole tensor, as a view."""
     return box_view(whole, shard.offsets, shard.sizes, key=fqn)
 
 
@@ -112,7 +110,7 @@ def same_placement(value: DTensor, like: DTensor) -> bool:
 
 
 def fill_shards(fqn: str, whole: torch.Tensor, target: torch.Tensor) -> None:
-    """Copy this rank's shards of a whole tensor into a tensor or DTensor of the same global shape."""
+    """Copy this rank's shards of a whole tensor into a tensor of the same global shape."""
     held = local_tensor(fqn, target)
     if held is None:
         raise StateMismatchError(fqn, [f"{fqn}: a {type(target).__name__} cannot take a tensor"])
@@ -124,10 +122,9 @@ def fill_shards(fqn: str, whole: torch.Tensor, target: torch.Tensor) -> None:
 def place(fqn: str, value: Any, like: Any) -> Any:
     """Return `value` with the sharding of the tensor `like`; shares memory with `value` if possible.
 
-    Raises:
-        StateMismatchError: The global shapes differ, or `value` is sharded and `like` is not.
+    StateMismatchError: the global shapes differ, or only `value` is sharded.
 
-    Ranks: every rank with shards of `value` or `like`; collective only if both are sharded, and differently.
+    Ranks: every rank with shards; collective only if both are sharded, and differently.
     """
     if not isinstance(value, torch.Tensor) or not isinstance(like, torch.Tensor):
         return value
@@ -171,16 +168,10 @@ class _Sent:
 def broadcast_model(
     known_tensors: Mapping[str, torch.Tensor], state_dict: Mapping[str, Any], *, may_be_empty: bool = False
 ) -> tuple[dict[str, Any], set[str]]:
-    """Fill a model's parameters and buffers in place with the values of the same FQNs in rank 0's state dict.
+    """Fill a model's parameters and buffers in place from rank 0's state dict, by FQN.
 
-    `state_dict` is used on rank 0 only.
-
-    Returns:
-        Values that could not be copied in place (objects, tensors on the meta device or with unknown names), and the
-        names that were filled.
-
-    Raises:
-        CheckpointException: A shape differs, or a rank failed; raised on all ranks.
+    Returns values that could not be copied in place (objects, tensors on the meta device or with unknown names), and
+    the filled names. CheckpointException: a shape differs, or a rank failed; raised on all ranks.
 
     Ranks: every rank; collective.
     """
@@ -214,19 +205,13 @@ def broadcast_tensors(
 ) -> dict[str, Any]:
     """Broadcast rank 0's flat state dict to every rank.
 
-    Args:
-        source: Returns name → whole tensor or object; called on rank 0 only. Its errors are raised on all ranks.
-        target: Function (name, value) → tensor or DTensor to fill on this rank, or None if it needs none.
-        problem: Function (name, shape and dtype) → the reason why a tensor does not fit, or None.
-        may_be_empty: Whether rank 0 may have nothing to send.
+    `source` returns name → whole tensor or object, on rank 0 only. `target`(name, value) returns a tensor or DTensor to
+    fill, or None. `problem`(name, shape and dtype) returns the reason why a tensor does not fit, or None. Returns name
+    → filled target, None for a tensor without target, or object; in rank 0's order.
 
-    Returns:
-        Name → filled target, None for a tensor without target, or object; in rank 0's order.
+    CheckpointException: a value does not fit, or a rank failed; raised on all ranks.
 
-    Raises:
-        CheckpointException: A value does not fit, or a rank failed; raised on all ranks.
-
-    Ranks: every rank of the default group; collective. Takes memory for one tensor besides the targets.
+    Ranks: every rank of the default group; collective.
     """
     results: dict[str, Any] = {}
     values: dict[str, Any] = {}
@@ -294,10 +279,7 @@ def _device() -> torch.device:
 def convert_tensors(state_dict: dict[str, Any], options: StateDictOptions) -> dict[str, Any]:
     """Return a new state dict with tensors gathered, and moved to the CPU, according to the options.
 
-    With both options, it is empty on all ranks except rank 0.
-
-    Raises:
-        CheckpointException: A rank failed; raised on all ranks after the last exchange, so no rank hangs.
+    With both options, it is empty except on rank 0. CheckpointException: a rank failed; raised on all ranks.
 
     Ranks: with `full_state_dict`, every rank that holds shards; collective.
     """
@@ -332,7 +314,7 @@ def convert_tensors(state_dict: dict[str, Any], options: StateDictOptions) -> di
 
 
 def _check(name: str, value: DTensor) -> None:
-    """Raise for a tensor whose `full_tensor()` or shards would give other values."""
+    """Raise if `full_tensor()` or shards would give other values."""
     if shard_method(value, "__create_chunk_list__") is not None:
         raise UnsupportedValueError(
             f"{name!r} describes its own shards, so it cannot be gathered to a whole tensor: save it without "
@@ -342,7 +324,7 @@ def _check(name: str, value: DTensor) -> None:
 
 
 def map_tensors(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
-    """Copy nested containers of PyTorch's pytree, with `function(tensor)` for each tensor."""
+    """Copy containers of PyTorch's pytree, with `function(tensor)` for each tensor."""
     if isinstance(value, torch.Tensor):
         return function(value)
     if isinstance(value, Mapping):
@@ -352,7 +334,7 @@ def map_tensors(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
 
 
 def named_tensors(value: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors in nested containers with dotted names of keys and indices."""
+    """Yield nested tensors with dotted names of keys and indices."""
     if isinstance(value, torch.Tensor):
         yield name, value
         return
@@ -370,14 +352,13 @@ def _to_all(value: DTensor, errors: Errors) -> torch.Tensor | None:
 
 
 def _kind(value: DTensor) -> str:
-    """Return the class of the shards if they are wrapper tensors, otherwise an empty string."""
     local = value._local_tensor  # noqa: SLF001 - to_local() builds an autograd node
     local = local.wait() if hasattr(local, "wait") else local
     return type(local).__qualname__ if is_wrapper(unwrapped(local)) else ""
 
 
 def _by_class(name: str, value: DTensor, errors: Errors) -> torch.Tensor | None:
-    """Gather wrapper tensors on every rank: the class alone knows how their inner tensors form a whole."""
+    """Gather on every rank: only the class knows how inner tensors form a whole."""
     try:
         whole = value.full_tensor()  # the class refuses on every rank, or on none
     except RuntimeError as error:  # NotImplementedError is one
@@ -389,7 +370,7 @@ def _by_class(name: str, value: DTensor, errors: Errors) -> torch.Tensor | None:
 
 
 def _to_rank_0(name: str, value: DTensor, errors: Errors) -> torch.Tensor | None:
-    """Gather a whole tensor on the CPU of rank 0 (None elsewhere); no communication if rank 0 holds no shard of it."""
+    """Gather on the CPU of rank 0 (None elsewhere); no communication if rank 0 holds no shard."""
     ranks = value.device_mesh.mesh.flatten().tolist()
     if 0 not in ranks:
         return None
@@ -412,7 +393,7 @@ def _to_rank_0(name: str, value: DTensor, errors: Errors) -> torch.Tensor | None
 def _send_or_receive(
     name: str, box: LocalBox, owner: int, part: torch.Tensor | None, whole: torch.Tensor | None, value: DTensor
 ) -> None:
-    """Move one box from its owner to rank 0, in pieces of whole rows."""
+    """Move a box from its owner to rank 0, in pieces of whole rows."""
     rows = box.sizes[0] if box.sizes else 1
     row_bytes = max(1, value.element_size() * math.prod(box.sizes[1:]))
     step = max(1, PIECE_BYTES // row_bytes)
@@ -433,7 +414,7 @@ def _send_or_receive(
 
 
 def _owners(name: str, value: DTensor) -> dict[LocalBox, int]:
-    """Return each box of a tensor with the first rank that holds it; the same on all ranks."""
+    """Return each box's first rank; the same on all ranks."""
     mesh = value.device_mesh.mesh
     owners: dict[LocalBox, int] = {}
     seen: set[tuple[int, ...]] = set()

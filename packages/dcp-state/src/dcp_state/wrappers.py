@@ -44,29 +44,29 @@ __all__ = [
 
 
 class Fsdp1Adapter(ModuleAdapter):
-    """Adapter that removes `_fsdp_wrapped_module.` from names, and gets sharded or whole state by FSDP's functions."""
+    """Removes `_fsdp_wrapped_module.` from names, and gets sharded or whole state by FSDP's functions."""
 
     gathers: ClassVar[bool] = True
     owns_optimizer_state: ClassVar[bool] = True
 
     def handles(self, kind: type[nn.Module]) -> bool:
-        """Return whether the class is `FullyShardedDataParallel`."""
+        """See `ModuleAdapter`."""
         return issubclass(kind, FullyShardedDataParallel)
 
     def layer(self, module: nn.Module) -> Layer:
-        """Return the layer to the wrapped module; FSDP's hooks remove its prefix from keys."""
+        """FSDP's hooks remove the prefix from keys."""
         del module
         return Layer("_fsdp_wrapped_module", in_keys=False)
 
     def joined_parameters(self, module: nn.Module) -> Mapping[torch.Tensor, list[str]]:
-        """Return the flat parameter and its members' paths; empty with `use_orig_params`, which hides it."""
+        """See `ModuleAdapter`; empty with `use_orig_params`, which hides it."""
         handle = getattr(module, "_handle", None)
         if handle is None or handle._use_orig_params:  # noqa: SLF001 - there is no public way
             return {}
         return {handle.flat_param: list(handle.flat_param._fqns)}  # noqa: SLF001 - as above
 
     def around(self, root: nn.Module, options: StateDictOptions) -> contextlib.AbstractContextManager[Any]:
-        """Return a context manager in which state dicts have shards, or whole tensors with `full_state_dict`."""
+        """State dicts have shards, or whole tensors with `full_state_dict`."""
         return _state_dict_type(root, options)
 
     def name_optimizer_state(
@@ -115,47 +115,47 @@ def _state_dict_type(root: nn.Module, options: StateDictOptions) -> Iterator[Non
 
 
 class CheckpointedAdapter(ModuleAdapter):
-    """Adapter that removes `_checkpoint_wrapped_module.` from names."""
+    """Removes `_checkpoint_wrapped_module.` from names."""
 
     def handles(self, kind: type[nn.Module]) -> bool:
-        """Return whether the class is `CheckpointWrapper` or `OffloadWrapper`."""
+        """See `ModuleAdapter`."""
         return issubclass(kind, ActivationWrapper)
 
     def layer(self, module: nn.Module) -> Layer:
-        """Return the layer to the wrapped module."""
+        """See `ModuleAdapter`."""
         del module
         return Layer("_checkpoint_wrapped_module", in_keys=False)
 
 
 class CompiledAdapter(ModuleAdapter):
-    """Adapter that removes `_orig_mod.` from names."""
+    """Removes `_orig_mod.` from names."""
 
     def handles(self, kind: type[nn.Module]) -> bool:
-        """Return whether the class is `OptimizedModule`, without importing `torch._dynamo`, which is slow."""
+        """See `ModuleAdapter`. Does not import `torch._dynamo`, which is slow."""
         dynamo = sys.modules.get("torch._dynamo.eval_frame")
         return dynamo is not None and issubclass(kind, dynamo.OptimizedModule)
 
     def layer(self, module: nn.Module) -> Layer:
-        """Return the layer to the original module."""
+        """See `ModuleAdapter`."""
         del module
         return Layer("_orig_mod", in_keys=True)
 
 
 class DdpAdapter(ModuleAdapter):
-    """Adapter that removes `module.` from names."""
+    """Removes `module.` from names."""
 
     def handles(self, kind: type[nn.Module]) -> bool:
-        """Return whether the class is `DistributedDataParallel` or `DataParallel`."""
+        """See `ModuleAdapter`."""
         return issubclass(kind, (DistributedDataParallel, DataParallel))
 
     def layer(self, module: nn.Module) -> Layer:
-        """Return the layer to the replicated module."""
+        """See `ModuleAdapter`."""
         del module
         return Layer("module", in_keys=True)
 
 
 class Fsdp2Adapter(ModuleAdapter):
-    """Adapter that reshards modules before their parameters are named."""
+    """Reshards modules before their parameters are named."""
 
     def handles(self, kind: type[nn.Module]) -> bool:
         """Return whether `fully_shard` changed the module's class."""
@@ -168,14 +168,14 @@ class Fsdp2Adapter(ModuleAdapter):
 
 
 class LbfgsAdapter(OptimizerAdapter):
-    """Adapter that refuses LBFGS; the error message names an alternative."""
+    """Refuses LBFGS; the message names an alternative."""
 
     def handles(self, kind: type[torch.optim.Optimizer]) -> bool:
-        """Return whether the class derives from LBFGS."""
+        """See `OptimizerAdapter`."""
         return issubclass(kind, torch.optim.LBFGS)
 
     def check(self, optimizer: torch.optim.Optimizer) -> None:
-        """Raise `UnsupportedOptimizerError`."""
+        """See `OptimizerAdapter`."""
         raise UnsupportedOptimizerError(
             f"{type(optimizer).__name__} keeps one history for all parameters together, which has no names and cannot "
             "be resharded; save `optimizer.state_dict()` as it is, for a resume with the same parameters"
@@ -183,10 +183,10 @@ class LbfgsAdapter(OptimizerAdapter):
 
 
 class TorchaoAdapter(OptimizerAdapter):
-    """Adapter that makes the initial state as the optimizer does: a trial step would compile the optimizer's step."""
+    """Makes initial state as the optimizer does: a trial step would compile its step."""
 
     def handles(self, kind: type[torch.optim.Optimizer]) -> bool:
-        """Return whether torchao's base class of Adam optimizers is a base, without importing torchao."""
+        """See `OptimizerAdapter`. Does not import torchao."""
         return any(
             base.__module__ == "torchao.optim.adam" and base.__name__ == "_AdamBase" and hasattr(base, "_new_buffer")
             for base in kind.__mro__

@@ -1,8 +1,7 @@
 """Copies and comparisons of optimizer state, and isolated deep copies of an optimizer's plain data.
 
-Isolated copies share no mutable object with the original, and run no code of its classes, so changes of a stand-in
-never reach the optimizer. Objects that may not be harmless (modules, other optimizers, process groups, handles) are
-refused instead of shared.
+Isolated copies share no mutable object with the original, and run no code of its classes. Objects that may not be
+harmless (modules, other optimizers, process groups, handles) are refused.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ __all__ = ["IsolatedCopies", "copy_value", "same_value"]
 
 
 def copy_value(value: Any) -> Any:
-    """Return a copy that shares no memory with the value."""
+    """Return a copy that shares no memory."""
     if isinstance(value, torch.Tensor):
         return clone_tensor(value)
     if isinstance(value, dict):
@@ -37,7 +36,7 @@ def copy_value(value: Any) -> Any:
 
 
 def same_value(one: Any, other: Any) -> bool:
-    """Return whether two values are equal; of sharded tensors, only this rank's shards are compared."""
+    """Return whether values are equal; of sharded tensors, only this rank's shards are compared."""
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         return _same_tensor(one, other)
     if type(one) is not type(other):
@@ -68,18 +67,14 @@ _SEQUENCES = (list, set, frozenset, deque)
 
 
 class IsolatedCopies:
-    """Copier that turns several references to one object into references to one copy."""
+    """Copies an object with several references once."""
 
     def __init__(self, known: list[tuple[Any, Any]]) -> None:
         self._copies = {id(original): made for original, made in known}
         self._kept = [original for original, _ in known]  # an id is one object's as long as that lives
 
     def copy(self, value: Any) -> Any:
-        """Return an isolated copy of a value, or an immutable value itself.
-
-        Raises:
-            TypeError: An object is neither plain data nor a function of plain data only.
-        """
+        """Return an isolated copy, or an immutable value itself; TypeError if that is impossible."""
         if id(value) in self._copies:
             return self._copies[id(value)]
         if isinstance(value, _IMMUTABLE):
@@ -120,7 +115,7 @@ class IsolatedCopies:
         raise TypeError(type(value).__name__)
 
     def _callable(self, value: Any) -> Any:
-        """Copy a function with copies of its closure's values; bind a method of a copied object to the copy."""
+        """Copy a function's closure; bind a method of a copied object to the copy."""
         if isinstance(value, types.MethodType):
             return types.MethodType(value.__func__, self.copy(value.__self__))
         if isinstance(value, types.BuiltinFunctionType):
@@ -137,7 +132,6 @@ class IsolatedCopies:
         return made
 
     def _object(self, value: Any) -> Any:
-        """Copy an object of a class written in Python that keeps everything in its `__dict__`."""
         kind = type(value)
         try:
             made = object.__new__(kind)

@@ -40,7 +40,7 @@ STATE = "state"
 GROUPS = "param_groups"
 PARAMS = "params"
 PARAM_NAMES = "param_names"
-"""Names of a group's parameters (`named_parameters()`), never restored, as groups may differ."""
+"""Never restored, as groups may differ."""
 
 
 @dataclass(slots=True)
@@ -49,14 +49,14 @@ class SavedOptimizer:
 
     state: dict[str, dict[str, Any]] = field(default_factory=dict)
     hyperparameters: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    """FQN → hyperparameters; a group's parameters may share a mapping."""
+    """FQN → hyperparameters; parameters may share a mapping."""
     empty_groups: list[Mapping[str, Any]] = field(default_factory=list)
     unsaved: frozenset[str] = frozenset()
     """FQNs whose hyperparameters may be missing."""
 
 
 def is_text(value: object) -> bool:
-    """Return whether an entry is a string, or a list or tuple of strings."""
+    """Return whether an entry is a string, or strings in a list or tuple."""
     return isinstance(value, str) or (isinstance(value, list | tuple) and all(isinstance(one, str) for one in value))
 
 
@@ -66,7 +66,7 @@ def is_flat(state_dict: Mapping[str, Any]) -> bool:
 
 
 def read_saved(state_dict: Mapping[str, Any], known: Collection[str]) -> SavedOptimizer:
-    """Parse an optimizer state dict, without copying tensors; raise StateMismatchError if it has neither form."""
+    """Parse an optimizer state dict, or raise StateMismatchError."""
     if is_flat(state_dict):
         return _read_flat(state_dict, known)
     saved = SavedOptimizer(dict(state_dict.get(STATE, {})))
@@ -102,7 +102,7 @@ def _read_flat(state_dict: Mapping[str, Any], known: Collection[str]) -> SavedOp
 
 
 def _fqn_and_path(rest: str, known: Collection[str]) -> tuple[str, list[str]]:
-    """Split `<fqn>.<path>` at the longest known FQN; before the last element if none is known."""
+    """Split `<fqn>.<path>` at the longest known FQN, or before the last element."""
     parts = rest.split(".")
     for length in range(len(parts) - 1, 0, -1):
         fqn = ".".join(parts[:length])
@@ -112,7 +112,7 @@ def _fqn_and_path(rest: str, known: Collection[str]) -> tuple[str, list[str]]:
 
 
 def flatten_optimizer_state(state_dict: Mapping[str, Any]) -> dict[str, Any]:
-    """Flatten a nested optimizer state dict, without copying tensors."""
+    """Flatten a nested optimizer state dict."""
     flat: dict[str, Any] = {}
 
     def add(prefix: str, values: Mapping[str, Any]) -> None:
@@ -131,7 +131,7 @@ def flatten_optimizer_state(state_dict: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rename(state_dict: Mapping[str, Any], function: Callable[[str], str]) -> dict[str, Any]:
-    """Rename the parameters in a nested optimizer state dict, without copying tensors. An empty dict stays empty."""
+    """Rename the parameters in a nested optimizer state dict. An empty dict stays empty."""
     if not state_dict:
         return {STATE: {}, GROUPS: []}
     return {
@@ -157,13 +157,13 @@ class FittedState:
     parameters: list[tuple[int, torch.Tensor]] = field(default_factory=list)
     """Parameter index → number of its group, and the parameter."""
     dtypes: dict[Any, dict[str, torch.dtype]] = field(default_factory=dict)
-    """Parameter index → name → dtype that the state tensor keeps; torch would cast it to the parameter's dtype."""
+    """Parameter index → name → dtype to keep; torch would cast to the parameter's dtype."""
     problems: list[str] = field(default_factory=list)
     taken: set[str] = field(default_factory=set)
     report: StateReport = field(default_factory=StateReport)
 
     def apply(self) -> None:
-        """Load the state, without the casts to the parameter's dtype of torch's `load_state_dict`."""
+        """Load the state, without torch's casts to the parameter's dtype."""
         if self.names.owner is not None:
             owner, root, model_names = self.names.owner
             named = rename({STATE: self.state, GROUPS: self.groups}, model_names.raw_key)
@@ -189,7 +189,7 @@ class FittedState:
 
 
 def _without_others(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that torch can load: tensors, numbers, and containers that can be built from a generator."""
+    """Return the values that torch can load: tensors, numbers, and containers that a generator can fill."""
     return {name: value for name, value in values.items() if _is_for_torch(value)}
 
 
@@ -198,7 +198,7 @@ def _is_for_torch(value: Any) -> bool:
 
 
 def _keep_objects(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]], state: Any) -> None:
-    """Put loaded state into the optimizer's existing objects, which wrappers and containers also reference."""
+    """Set loaded state in the existing objects, which wrappers and containers also reference."""
     if not holds_its_own_state(optimizer):
         return
     loaded, loaded_state = optimizer.param_groups, optimizer.state
@@ -224,7 +224,7 @@ def fit(
     *,
     adopt: bool,
 ) -> FittedState:
-    """Match saved state to an optimizer, whose groups may differ; return the state dict to load, and change nothing.
+    """Match saved state to an optimizer, whose groups may differ; change nothing.
 
     `empty_groups` has hyperparameters for groups without parameters, in order. With `adopt`, the optimizer may take the
     saved tensors themselves. Of the options, only `strict` is used.
@@ -314,10 +314,7 @@ def _hyperparameters(
     saved: SavedOptimizer,
     empty_groups: Iterator[Mapping[str, Any]],
 ) -> Mapping[str, Any]:
-    """Return the saved hyperparameters for a group, possibly none.
-
-    The group keeps its names, and its bookkeeping if its parameters were saved with different ones.
-    """
+    """Return a group's saved hyperparameters, without names and bookkeeping that its parameters do not share."""
     own_names = {PARAM_NAMES, *({_NAME} & group.keys())}
     if not fqns:
         own = next(empty_groups, {})
@@ -355,7 +352,7 @@ def _without(hyperparameters: Mapping[str, Any], names: Collection[str]) -> dict
 
 
 def _is_bookkeeping(fitted: FittedState, name: str, *values: Any) -> bool:
-    """Return whether an entry identifies a group, or says how to compute a step rather than which values."""
+    """Return whether an entry identifies a group, or says how to compute a step."""
     texts = all(value is None or is_text(value) for value in values)
     return name in _IMPLEMENTATIONS or (texts and name not in fitted.optimizer.defaults)
 
@@ -365,14 +362,14 @@ def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
 
 
 def _equal(one: Any, other: Any) -> bool:
-    """Return whether two hyperparameters are bitwise equal, or a number and a tensor of the same value."""
+    """Compare bitwise, or a number with a tensor's value."""
     if isinstance(one, torch.Tensor) is not isinstance(other, torch.Tensor):
         return bool(torch.equal(torch.as_tensor(one, device="cpu"), torch.as_tensor(other, device="cpu")))
     return same_value(one, other)
 
 
 def _like(name: str, value: Any, current: Any) -> Any:
-    """Convert a saved hyperparameter to its current type: a tensor stays a tensor, as schedulers and graphs use it.
+    """Convert a saved hyperparameter to its current type: schedulers and graphs use tensors.
 
     Only for the learning rate does a tensor become a number: the optimizer may need other ones as tensors.
     """

@@ -1,17 +1,13 @@
 """Initial state of a parameter that was never stepped, found by a trial step on a stand-in optimizer.
 
-The template for a load needs this state. Stock takes a real step with lr=0 instead, which sets step counters to 1 and
-runs hooks.
+Templates of loads need it. Stock takes a real step with lr=0 instead, which sets step counters to 1 and runs hooks.
 
-Method: a stand-in of the optimizer takes a trial step with a parameter and a gradient of zeros, and the first value
+Method: the stand-in has the optimizer's class, copies of its plain data, and a trial parameter; it lacks hooks,
+replaced methods and data that cannot be copied. It steps with a parameter and a gradient of zeros, and the first value
 under each name of the state is recorded. A second trial with another gradient finds names that zeros do not create.
 Trials with another parameter find state that depends on the parameter's numbers, such as a copy of the weights: it
-needs a trial step for each parameter. The optimizers of `torch.optim` make their state before the update, from shapes
-and dtypes alone: one trial that ends there finds the state of a whole group.
-
-The stand-in has the same class, copies of the optimizer's plain data, and a trial parameter. It lacks hooks, replaced
-methods (as schedulers and profilers make) and data that cannot be copied. A trial step that needs them fails, without
-changing the optimizer.
+needs a trial for each parameter. The optimizers of `torch.optim` make their state before the update, from shapes and
+dtypes alone: one trial that ends there finds the state of a whole group.
 """
 
 from __future__ import annotations
@@ -45,7 +41,7 @@ class _StopHereError(Exception):
 
 
 class Recorded(dict[str, Any]):
-    """State dict of the trial parameter, which records the first value under each name."""
+    """State dict of the trial parameter, which records first values."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__()
@@ -57,13 +53,13 @@ class Recorded(dict[str, Any]):
         super().__setitem__(name, value)
 
     def setdefault(self, name: str, default: Any = None) -> Any:
-        """Set a default, and record the value."""
+        """Record a default."""
         if name not in self:
             self[name] = default
         return self[name]
 
     def update(self, *args: Any, **kwargs: Any) -> None:
-        """Update, and record the values."""
+        """Record the values."""
         for name, value in dict(*args, **kwargs).items():
             self[name] = value
 
@@ -72,12 +68,11 @@ class Recorded(dict[str, Any]):
         return self
 
     def initial(self) -> dict[str, Any]:
-        """Return name → first recorded value, from before the first update."""
+        """Return name → first recorded value."""
         return {name: _before(name, self.first[name], value) for name, value in self.items()}
 
 
 def _before(name: str, first: Any, last: Any) -> Any:
-    """Return the first value, or the last one if its type, dtype or shape differs."""
     if not _alike(first, last):
         return last
     if name == "step" and _is_number(first) and float(first) == float(last) != 0:
@@ -121,11 +116,9 @@ def make_stand_in(
 ) -> Iterator[tuple[torch.optim.Optimizer, list[str]]]:
     """Make a stand-in that trains the trial parameters (at least one) with the hyperparameters of `group`.
 
-    The optimizer is not changed, and no code of its class is called. At the end, the stand-in's attributes are cleared,
-    because references to itself would keep its tensors.
-
-    Raises:
-        UnsupportedOptimizerError: `param_groups` and `state` are properties, so they may belong to another object.
+    No code of the optimizer's class is called. At the end, the stand-in's attributes are cleared, because references to
+    itself would keep its tensors. UnsupportedOptimizerError: `param_groups` and `state` are properties, so they may
+    belong to another object.
     """
     kind = type(optimizer)
     if not holds_its_own_state(optimizer):
@@ -181,7 +174,7 @@ def _shadow_class_attributes(kind: type, attributes: dict[str, Any], copies: Iso
 def step_stand_in(
     stand_in: torch.optim.Optimizer, closure: Callable[[], Any] | None, *, only_prepare: bool = False
 ) -> None:
-    """Take one step of a stand-in without side effects: generators of random numbers, hooks and modes are restored.
+    """Take one step of a stand-in without side effects on random generators, hooks and modes.
 
     A step of a torch class ends when state is made, before the update; with `only_prepare`, which requires
     `prepares_state`, even if none was made.
@@ -230,7 +223,7 @@ def _stopping(stand_in: Any, *, always: bool) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _no_global_hooks() -> Iterator[None]:
-    """Disable hooks registered for all optimizers: a step may call a base class's step, which runs them."""
+    """Disable hooks for all optimizers: a step may call a base class's step, which runs them."""
     registries: list[Any] = [
         torch_optimizer._global_optimizer_pre_hooks,  # noqa: SLF001 - there is no public way
         torch_optimizer._global_optimizer_post_hooks,  # noqa: SLF001 - as above
@@ -254,8 +247,6 @@ Fill = Callable[[torch.Tensor], Any]
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """Initial state of one kind of parameters."""
-
     state: dict[str, Any]
     counted: frozenset[str] = frozenset()
     """Names whose values a step with a gradient changes."""
@@ -264,10 +255,7 @@ class _Known:
 
 
 class InitialStates:
-    """Initial states of one optimizer's parameters; the optimizer is never changed.
-
-    The adapter is asked before a trial step, which parameters of one kind share.
-    """
+    """Initial states of one optimizer's parameters. The adapter is asked before a trial step."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, adapter: OptimizerAdapter | None) -> None:
         self._optimizer = optimizer
@@ -277,11 +265,7 @@ class InitialStates:
 
     @torch.inference_mode(mode=False)  # the tensors are trained with later
     def of(self, group_index: int, parameters: Sequence[torch.Tensor]) -> list[dict[str, Any]]:
-        """Return the initial state (name → value) per parameter, in new tensors.
-
-        Raises:
-            UnsupportedOptimizerError: The trial step failed.
-        """
+        """Return the initial state per parameter, in new tensors, or raise UnsupportedOptimizerError."""
         is_packed = type(self._optimizer).state_dict is not torch.optim.Optimizer.state_dict
         if parameters and self._adapter is None and not is_packed and self._is_value_free(group_index, parameters[0]):
             made = self._prepared(self._optimizer.param_groups[group_index], parameters)
@@ -311,16 +295,16 @@ class InitialStates:
             return None
 
     def prepare(self) -> None:
-        """Cache the initial states for which trial steps succeed."""
+        """Cache initial states, where trial steps succeed."""
         for number, group in enumerate(self._optimizer.param_groups):
             for parameter in group["params"]:
                 self.like(number, parameter)
 
     def is_untouched(self, group_index: int, parameter: torch.Tensor, values: Mapping[str, Any]) -> bool:
-        """Return whether the optimizer took no step for a parameter: its state equals its initial state.
+        """Return whether a parameter's state equals its initial state: the optimizer took no step for it.
 
-        Such state need not be loaded. It must not be loaded if the optimizer makes state from the first gradient, or
-        treats parameters without state differently.
+        It must not be loaded if the optimizer makes state from the first gradient, or treats parameters without state
+        differently.
         """
         if self._of_adapter(group_index, parameter) is not None or self._is_value_free(group_index, parameter):
             return False
@@ -351,7 +335,7 @@ class InitialStates:
         return self._known[kind]
 
     def _is_value_free(self, group_index: int, parameter: torch.Tensor) -> bool:
-        """Return whether a group's initial state depends on hyperparameters, shapes and dtypes alone."""
+        """Return whether initial state depends on hyperparameters, shapes and dtypes alone."""
         if group_index not in self._value_free:
             small = torch.zeros((1, 1), dtype=parameter.dtype, device=parameter.device)
             group = self._optimizer.param_groups[group_index]
@@ -359,10 +343,7 @@ class InitialStates:
         return self._value_free[group_index]
 
     def _prepared(self, group: Mapping[str, Any], parameters: Sequence[torch.Tensor]) -> list[dict[str, Any]]:
-        """Return the state that torch's own code makes for parameters before any update, perhaps none.
-
-        That code uses no values, so the trial parameters and their gradients share the parameters' memory.
-        """
+        """Return the state that torch makes before any update; trial parameters share the memory of parameters."""
         try:
             trials = [parameter.detach().requires_grad_() for parameter in parameters]
             for trial in trials:
@@ -375,7 +356,7 @@ class InitialStates:
             return []
 
     def _packed(self, group: Mapping[str, Any], parameter: torch.Tensor, known: _Known) -> _Known:
-        """Convert state to the form of the optimizer's `state_dict()`: some classes rename or nest it there."""
+        """Convert state to the form of `state_dict()`, where some classes rename or nest it."""
         kind: Any = type(self._optimizer)
         if kind.state_dict is torch.optim.Optimizer.state_dict or not known.state:
             return known
@@ -407,7 +388,7 @@ class InitialStates:
         return replace(of_zeros, state=state, by_value=frozenset(differing))
 
     def _probe(self, group: Mapping[str, Any], parameter: torch.Tensor, fill: Fill) -> _Known:
-        """Find the state of a trial parameter, and the names of values that a non-zero gradient changes."""
+        """Find a trial parameter's state, and the names of values that a non-zero gradient changes."""
         tried: list[Recorded] = []
         errors: list[UnsupportedOptimizerError] = []
         for gradient, its_group in ((0.0, group), (_OTHER_VALUE, _without_decay(group))):
@@ -423,7 +404,7 @@ class InitialStates:
         return _Known({name: copy_value(value) for name, value in state.items()}, counted)
 
     def _try(self, group: Mapping[str, Any], parameter: torch.Tensor, fill: Fill, gradient: float) -> Recorded:
-        """Record a trial step with a constant gradient: without a closure, else with one, else with a sparse one."""
+        """Record a trial step: without a closure, else with one, else with a sparse gradient."""
         first_error: Exception | None = None
         missing: list[str] = []
         for sparse, closure in ((False, None), (False, _closure), (True, None)):
@@ -456,7 +437,6 @@ class InitialStates:
 
 
 def _size(state: Mapping[str, Any], name: str) -> int:
-    """Return a value's number of elements: small values (step counts) are compared first."""
     value = state[name]
     return value.numel() if isinstance(value, torch.Tensor) else 0
 
@@ -481,11 +461,10 @@ def _no_entries(gradient: torch.Tensor) -> torch.Tensor:
 
 
 def _without_decay(group: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the group without weight decay, which would make the first momentum depend on the weights."""
+    """Weight decay would make the first momentum depend on the weights."""
     return {**group, _WEIGHT_DECAY: 0.0} if isinstance(group.get(_WEIGHT_DECAY), float) else group
 
 
 def _kind(parameter: torch.Tensor) -> Hashable:
-    """Return a key that is equal for parameters of the same shape, dtype, device, strides and sharding."""
     spec: Hashable = dtensor_layout(parameter) if is_dtensor(parameter) else None
     return tuple(parameter.shape), parameter.dtype, parameter.device, parameter.stride(), spec

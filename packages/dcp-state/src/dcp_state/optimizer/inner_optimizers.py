@@ -1,7 +1,7 @@
 """Search for the optimizers that hold the state in wrappers and containers (accelerate, Lightning, torchtitan, …).
 
-A wrapper is recognised without importing these libraries: its groups and its state are the objects of the optimizer
-inside it. Others that contain optimizers are refused, unless an adapter returns the inner ones.
+A wrapper is recognised by groups and state that are the inner optimizer's objects. Others that contain optimizers are
+refused, unless an adapter returns the inner ones.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ _DEPTH = 3
 def as_optimizers(optimizers: Optimizers) -> tuple[torch.optim.Optimizer, ...]:
     """Return the inner optimizers, which hold the state, each once.
 
-    Raises:
-        UnsupportedOptimizerError: An object is not a `torch.optim.Optimizer`, or contains others in an unknown way.
+    UnsupportedOptimizerError: not a `torch.optim.Optimizer`, or it contains others in an unknown way.
     """
     given: Any = optimizers
     if isinstance(given, torch.optim.Optimizer) or not isinstance(given, Iterable):
@@ -38,7 +37,7 @@ def as_optimizers(optimizers: Optimizers) -> tuple[torch.optim.Optimizer, ...]:
 
 
 def holds_its_own_state(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether `param_groups` and `state` are attributes, not properties."""
+    """Return whether groups and state are attributes, not properties."""
     attributes = _attributes(optimizer)
     kind = type(optimizer)
     plain = all(name in attributes and not hasattr(_static(kind, name), "__get__") for name in _OWN[:2])
@@ -62,7 +61,7 @@ def _unwrap(optimizer: Any, outer: Sequence[Any]) -> Iterator[torch.optim.Optimi
 
 
 def _inner(optimizer: torch.optim.Optimizer) -> Sequence[torch.optim.Optimizer] | None:
-    """Return the inner optimizers of a wrapper; None if the optimizer holds its state itself."""
+    """Return a wrapper's inner optimizers, else None."""
     adapter = installed_adapters().of_optimizer(optimizer)
     named = adapter.inner(optimizer) if adapter is not None else None
     if named is not None:
@@ -118,7 +117,7 @@ def _joins_groups(optimizer: Any, held: Sequence[Any]) -> bool:
 
 
 def _is_container(optimizer: Any, attributes: Mapping[str, Any], held: Sequence[Any]) -> bool:
-    """Return whether the attribute `optimizers` holds all trained parameters and all state."""
+    """Return whether `optimizers` holds all trained parameters and all state."""
     if len(_found(attributes.get("optimizers", ()))) != len(held) or _adds_state(optimizer, held):
         return False
     own = {id(parameter): parameter for group in optimizer.param_groups for parameter in group["params"]}

@@ -55,24 +55,20 @@ def get_optimizer_state_dict(
 ) -> dict[str, Any]:
     """Return the state of optimizers by canonical names of parameters; model and optimizers are not changed.
 
-    Args:
-        model: The model with the optimizers' parameters; see `get_model_state_dict`.
-        optimizers: One or several optimizers; the result has their groups one after another.
-        submodules: Modules to limit the state to; None for all parameters (deprecated).
-        options: Options; None for the defaults.
+    The groups of several optimizers follow each other. A trainable parameter without state has its initial state here,
+    so the result can also be the template for a load; stock takes a step with lr=0 instead. For `submodules`
+    (deprecated) and `options` see `get_model_state_dict`.
 
     Returns:
         `{"state": {FQN: {name: value}}, "param_groups": […]}` with FQNs as `params`, or the flat form; see
-        `StateDictOptions.flatten_optimizer_state_dict`. Tensors share the optimizers' memory. A trainable parameter
-        without state has its initial state here, so the result can also be the template for a load.
+        `StateDictOptions.flatten_optimizer_state_dict`. Tensors share the optimizers' memory.
 
     Raises:
         StateMismatchError: An optimizer has a parameter that is not in the model.
         UnsupportedOptimizerError: The state cannot be stored by parameter name (LBFGS).
-        CheckpointException: With `full_state_dict`, a rank failed while tensors were gathered; raised on all ranks.
+        CheckpointException: With `full_state_dict`, a rank failed; raised on all ranks.
 
     Ranks: every rank that holds a part of the model; collective for FSDP1 and for `full_state_dict`.
-    Source: torch 2.13 `state_dict.get_optimizer_state_dict`, which takes a step with lr=0 to make missing state.
     """
     options = check_options(options)
     with collector_paused():
@@ -89,11 +85,7 @@ def set_optimizer_state_dict(
 ) -> StateReport:
     """Load a state dict of `get_optimizer_state_dict` into optimizers, which may have other groups and wrappers.
 
-    Args:
-        model: The model with the optimizers' parameters.
-        optimizers: One or several optimizers.
-        optim_state_dict: State, nested or flat, or the `optimizer.state_dict()` of a single optimizer; not changed.
-        options: Options; None for the defaults.
+    `optim_state_dict` is nested or flat, or a single optimizer's `state_dict()`; it is not changed.
 
     Returns:
         A report of the names of state that was restored, initialised and dropped (None in stock).
@@ -103,7 +95,6 @@ def set_optimizer_state_dict(
         CheckpointException: With `broadcast_from_rank0`, a rank failed; raised on all ranks.
 
     Ranks: every rank that holds a part of the model; collective for FSDP1 and for `broadcast_from_rank0`.
-    Source: torch 2.13 `state_dict.set_optimizer_state_dict`.
     """
     options = check_options(options)
     with collector_paused():
@@ -117,7 +108,7 @@ def optimizer_state(
     options: StateDictOptions,
     submodules: set[nn.Module] | None = None,
 ) -> dict[str, Any]:
-    """Do the work of `get_optimizer_state_dict` for modules with known names."""
+    """See `get_optimizer_state_dict`; for modules with known names."""
     names = optimizer_names(parts)
     state: dict[str, Any] = {}
     groups: list[dict[str, Any]] = []
@@ -157,7 +148,7 @@ def _name(optimizer: torch.optim.Optimizer, names: OptimizerNames, options: Stat
 
 
 def _complete(optimizer: torch.optim.Optimizer, initial: InitialStates, *, whole: bool) -> dict[str, Any]:
-    """Return `optimizer.state_dict()` with initial state for trainable parameters that have none.
+    """Return `optimizer.state_dict()` with missing initial state.
 
     Unless parameters are `whole`, a parameter without elements here may have its state on another rank.
     """
@@ -176,7 +167,7 @@ def _complete(optimizer: torch.optim.Optimizer, initial: InitialStates, *, whole
 
 
 def _check_nameable(optimizer: torch.optim.Optimizer, packed: Mapping[str, Any]) -> None:
-    """Refuse state that belongs to no parameter, and warn of entries besides state and groups."""
+    """Refuse state without a parameter, and warn of entries besides state and groups."""
     indices = {index for group in packed[GROUPS] for index in group[PARAMS]}
     nameless = [key for key in packed[STATE] if key not in indices]
     if nameless:
@@ -198,7 +189,7 @@ def restore_optimizers(
     state_dict: Mapping[str, Any],
     options: StateDictOptions,
 ) -> StateReport:
-    """Do the work of `set_optimizer_state_dict` for modules with known names of one model."""
+    """See `set_optimizer_state_dict`; for modules with known names of one model."""
     optimizers = as_optimizers(optimizers)
     names = optimizer_names(parts)
     initial = [InitialStates(optimizer, _adapter_of(optimizer)) for optimizer in optimizers]
@@ -231,7 +222,7 @@ def restore_saved(
     adopt: bool,
     initial: Sequence[InitialStates] | None = None,
 ) -> StateReport:
-    """Load saved state into each optimizer; if it does not fit one of them, no optimizer is changed.
+    """Load saved state into each optimizer, or change none if it does not fit.
 
     With `adopt`, optimizers may take the saved tensors themselves. `initial` has the known initial states.
     """
@@ -261,7 +252,7 @@ def restore_saved(
 def _with_names(
     state_dict: Mapping[str, Any], optimizers: Sequence[torch.optim.Optimizer], names: OptimizerNames
 ) -> Mapping[str, Any]:
-    """Replace the indices of a plain `optimizer.state_dict()` by names; return any other state dict unchanged."""
+    """Replace the indices of a plain `optimizer.state_dict()` by names."""
     groups = state_dict.get(GROUPS, [])
     if not any(isinstance(index, int) for group in groups for index in group.get(PARAMS, ())):
         return state_dict
@@ -332,18 +323,14 @@ def load_sharded_optimizer_state_dict(
 ) -> dict[str, Any]:
     """Load the optimizer state under a key of a checkpoint for an FSDP1 model, without an optimizer.
 
-    Args:
-        model_state_dict: Sharded state dict of the model, by FQN. State with its parameter's shape is sharded like it.
-        optimizer_key: Key of the optimizer state in the saved state dict.
-        storage_reader: Storage reader of the checkpoint.
-        planner: Load planner; None for `DefaultLoadPlanner`.
+    State with the shape of a parameter in `model_state_dict` (FQN → tensor) is sharded like it.
 
     Returns:
         `{optimizer_key: state}`, nested like the saved state dict, with sharded tensors, whole tensors and objects.
 
     Raises:
         MissingKeyError: The checkpoint lacks values below `optimizer_key`.
-        CheckpointException: Reading failed on one of several ranks; raised on all of them.
+        CheckpointException: One of several ranks failed; raised on all of them.
 
     Ranks: every rank of the default group; collective.
     Source: torch 2.13 `optimizer.load_sharded_optimizer_state_dict`.
