@@ -39,6 +39,7 @@ from dcp_core.objects.allowed_globals import (
 )
 from dcp_core.records.protocols import is_stateful
 from dcp_core.shards.shards import is_shard
+from dcp_core.tensors.kinds import SCALARS
 from dcp_io.archives.archive_checks import ZipRecord, inflated, refuse_bomb, zip_records
 from dcp_io.archives.zip_format import LOCAL, local_lengths
 from dcp_manifest.pickles.pickle_table import Budget, ForbiddenGlobalError, PickleTable, UnsafePickleError
@@ -60,8 +61,6 @@ __all__ = [
 
 
 _LOOKED_AT = 1000
-SCALARS = frozenset((bool, int, float, str, type(None)))
-"""Classes whose objects are always saved, and load everywhere."""
 _PLAIN = SCALARS | {bytes, torch.Tensor}
 _DATA = (torch.utils.data.DataLoader, torch.utils.data.Dataset, torch.utils.data.Sampler)
 

@@ -10,7 +10,7 @@ import hashlib
 import marshal
 import secrets
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -60,35 +60,35 @@ class _Reply:
     unchanged: bool = False
 
 
+@dataclass(slots=True)
 class PlanExchange:
     """Exchange of one save's plans on one rank, with a cache by `group`."""
 
-    def __init__(self, coordinator: Coordinator, planner: SavePlanner, writer: StorageWriter, group: Hashable) -> None:
-        self._coordinator = coordinator
-        self._planner = planner
-        self._writer = writer
-        self._group = (group, coordinator.rank, coordinator.world_size, coordinator.coordinator_rank)
-        self._local: SavePlan | None = None
-        self._columns: PlanColumns | None = None
-        self._key: Hashable = None
-        self._candidates: list[RankPlan] = []
-        self._known: RankPlan | None = None
-        self._global: GlobalPlan | None = None
-        self._token: str | None = None
-        self._final: list[PlannedRows | None] = []
-        self.packs = False
-        """Whether this rank sends its results without locations that the coordinator has cached."""
-        self._layout = b""
-        self.metadata: Metadata | None = None
+    coordinator: Coordinator
+    planner: SavePlanner
+    writer: StorageWriter
+    group: Hashable
+    metadata: Metadata | None = field(init=False, default=None)
+    packs: bool = field(init=False, default=False)
+    """Whether this rank sends its results without locations that the coordinator has cached."""
+    _local: SavePlan | None = field(init=False, default=None)
+    _columns: PlanColumns | None = field(init=False, default=None)
+    _key: Hashable = field(init=False, default=None)
+    _candidates: list[RankPlan] = field(init=False, default_factory=list)
+    _known: RankPlan | None = field(init=False, default=None)
+    _global: GlobalPlan | None = field(init=False, default=None)
+    _token: str | None = field(init=False, default=None)
+    _final: Sequence[PlannedRows | None] = field(init=False, default=())
+    _layout: bytes = field(init=False, default=b"")
 
     def run(self, plan_locally: Callable[[], SavePlan]) -> SavePlan:
         """Agree on the global plan, and return this rank's final plan.
 
         Ranks: every rank; collective: one phase, or two if only some ranks have a cached plan.
         """
-        reply = self._coordinator.reduce_scatter("plan", partial(self._propose, plan_locally), self._answer)
+        reply = self.coordinator.reduce_scatter("plan", partial(self._propose, plan_locally), self._answer)
         if reply.rest is None:
-            reply = self._coordinator.reduce_scatter("plan", self._offer, self._answer)
+            reply = self.coordinator.reduce_scatter("plan", self._offer, self._answer)
         return self._accept(reply)
 
     def forget(self) -> None:
@@ -119,10 +119,11 @@ class PlanExchange:
 
     def _propose(self, plan_locally: Callable[[], SavePlan]) -> _Offer | _Unchanged:
         self._local = plan = plan_locally()
-        made_by = self._planner.plan_key()
+        made_by = self.planner.plan_key()
         mark = None if made_by is None else fingerprint(plan, made_by)
         if mark is not None:
-            self._key = (self._group, mark)
+            ranks = (self.coordinator.rank, self.coordinator.world_size, self.coordinator.coordinator_rank)
+            self._key = (self.group, ranks, mark)
             self._candidates = RANK_PLANS.get(self._key) or []
         if not self._candidates:
             return self._offer()
@@ -154,8 +155,8 @@ class PlanExchange:
         self.metadata.planner_data = dict(known.planner_data) if known.planner_data is not None else None
         items = [LazyList(rows) for rows in known.plans]
         plans = [SavePlan(one, added) for one, added in zip(items, known.storage_data, strict=True)]
-        self._planner.adopt_global_plan(plans, self.metadata)
-        plans = self._writer.placed_plans(self._writer.prepare_global_plan(plans))
+        self.planner.adopt_global_plan(plans, self.metadata)
+        plans = self.writer.placed_plans(self.writer.prepare_global_plan(plans))
         self._final = [*known.plans]
         # The storage may have changed the items.
         return [
@@ -167,9 +168,9 @@ class PlanExchange:
 
     def _plan(self, offers: Sequence[_Offer]) -> list[_Reply]:
         all_plans = [offer.plan for offer in offers]
-        plans, metadata = self._planner.create_global_plan(all_plans)
+        plans, metadata = self.planner.create_global_plan(all_plans)
         self.metadata = metadata
-        plans = self._writer.placed_plans(self._writer.prepare_global_plan(plans))
+        plans = self.writer.placed_plans(self.writer.prepare_global_plan(plans))
         chosen = [columns_of(plan.items) for plan in plans]
         records = records_of(metadata)
         # None for a rank with items that are not in the metadata's index.
@@ -194,7 +195,7 @@ class PlanExchange:
             GLOBAL_PLANS.put(self._token, self._global)
         replies = []
         for rank, (plan, one, local) in enumerate(zip(plans, chosen, all_plans, strict=True)):
-            by = None if rows[rank] is None or rank == self._coordinator.rank else one.chosen
+            by = None if rows[rank] is None or rank == self.coordinator.rank else one.chosen
             checks = None
             if self._token is not None:
                 number_of = {name: n for n, (ranks, names) in enumerate(sets) if rank in ranks for name in names}
@@ -207,7 +208,7 @@ class PlanExchange:
         local, plan = self._local, reply.rest
         if plan is None or local is None:
             raise RuntimeError("the coordinator asked for the plans twice")
-        self.packs = not self._coordinator.is_coordinator and (reply.unchanged or reply.chosen is not None)
+        self.packs = not self.coordinator.is_coordinator and (reply.unchanged or reply.chosen is not None)
         if reply.unchanged:
             (self._known,) = [one for one in self._candidates if one.token == reply.token]
             self._columns = self._known.columns

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from dcp_core.objects.object_bytes import SCALARS, DumpedObject, dump_object, report_unloadable
+from dcp_core.objects.object_bytes import DumpedObject, dump_object, report_unloadable
 from dcp_core.planning.global_plan import plan_columns
 from dcp_core.planning.replicas import (
     Replicas,
@@ -32,6 +32,7 @@ from dcp_core.shards.shards import LocalTensor, find_part, find_state_dict_objec
 from dcp_core.state_dict.flatten import flatten, merge_paths, name_empty_mappings
 from dcp_core.tables.plan_columns import columns_of
 from dcp_core.tables.value_table import Held, find_ties, local_values
+from dcp_core.tensors.kinds import SCALARS
 from dcp_ranks import job_size
 
 __all__ = ["DefaultSavePlanner", "create_default_local_save_plan", "create_write_items"]
@@ -131,7 +132,11 @@ class DefaultSavePlanner(SavePlanner):
         self._dumped = {}
         if self.flatten_state_dict:
             flat = flatten(state_dict)
-            state_dict, self.mappings, self._empty = flat.values, flat.paths, name_empty_mappings(flat)
+            state_dict, self.mappings, self._empty = (
+                flat.values,
+                flat.paths,
+                name_empty_mappings(flat) if flat.empty else {},
+            )
             for kind, text in flat.text_keys.items():
                 warnings.warn(
                     f"a key of class {kind.__qualname__} is recorded as its text, {text!r}: a load into a template "

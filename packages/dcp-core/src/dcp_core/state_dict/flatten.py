@@ -23,7 +23,7 @@ import torch
 
 from dcp_core.errors import CorruptCheckpointError, UnsupportedValueError
 from dcp_core.shards.shards import holds_shard
-from dcp_core.tensors.kinds import TensorLike, children_of, rebuilt
+from dcp_core.tensors.kinds import SCALARS, TensorLike, children_of, rebuilt
 from dcp_manifest.index.columns import PathElement
 from dcp_manifest.index.literal_keys import LiteralKey
 
@@ -190,7 +190,8 @@ def _fill(
         element = key if positions or type(key) is str else _element(key, flat)
         name, at, real = f"{prefix}{element}", (*path, element), (*keys, key)
         # Checking every tensor for a Mapping would take most of the time.
-        below = None if isinstance(value, torch.Tensor) else rules.entries(value, name)
+        leaf = type(value) in SCALARS or isinstance(value, torch.Tensor)
+        below = None if leaf else rules.entries(value, name)
         if below is not None:
             if value:
                 _fill(flat, below[0], f"{name}.", at, real, rules, positions=below[1])

@@ -9,13 +9,13 @@ from typing import Any, TypeGuard
 
 import torch
 
-from dcp_core.objects.object_bytes import SCALARS, check_class
+from dcp_core.objects.object_bytes import check_class
 from dcp_core.records.metadata import MetadataIndex
 from dcp_core.records.protocols import LoadItemType, ReadItem, WriteItem
 from dcp_core.shards.shards import LocalTensor, hook_items, is_ordinary, local_tensor, written_tensor
 from dcp_core.tables.metadata_columns import StateRecords
 from dcp_core.tables.plan_columns import ColumnBuilder
-from dcp_core.tensors.kinds import ArchivedTensor, archive_wrapper, is_dtensor, is_quantized_dtype, is_wrapper
+from dcp_core.tensors.kinds import SCALARS, ArchivedTensor, archive_wrapper, is_dtensor, is_quantized_dtype, is_wrapper
 from dcp_core.tensors.tensor_memory import check_memory, has_memory
 
 __all__ = [

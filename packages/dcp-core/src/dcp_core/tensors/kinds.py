@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DESCRIBING",
+    "SCALARS",
     "ArchivedTensor",
     "TensorLike",
     "archive_quantized",
@@ -53,7 +54,9 @@ __all__ = [
     "zeros_like",
 ]
 
-_LEAVES = frozenset({int, float, complex, bool, str, bytes, type(None), torch.Tensor, torch.nn.Parameter})
+SCALARS = frozenset({int, float, bool, str, type(None)})
+"""Classes whose objects can always be saved, and loaded everywhere."""
+_LEAVES = SCALARS | {complex, bytes, torch.Tensor, torch.nn.Parameter}
 _SEQUENCES = (list, tuple, collections.deque)
 
 

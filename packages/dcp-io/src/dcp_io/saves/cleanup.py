@@ -106,7 +106,9 @@ def remove_dead_saves(store: Store, dead: Iterable[FoundMarker], current: Curren
 def remove_orphans(store: Store, entries: Iterable[Entry], *, now: float, stale_after_seconds: float) -> None:
     """Remove old temporary markers. `now` is on the storage's clock."""
     old = [entry for entry in entries if abs(now - entry.mtime) > stale_after_seconds]
-    _delete_made(store, {entry.name: entry.bytes for entry in old if is_marker_temporary(entry.name)}, "its name")
+    orphans = {entry.name: entry.bytes for entry in old if is_marker_temporary(entry.name)}
+    if orphans:
+        _delete_made(store, orphans, "its name")
 
 
 def remove_own(store: Store, sizes: Mapping[str, int]) -> list[str]:

@@ -106,7 +106,7 @@ class SaveSession:
         self._sync = sync
         self.save_id = check_save_id(save_id)
         self._marker = Marker(save_id, rank, this_process(), "starting", time.time_ns())
-        self._name = self._marker.name
+        self._name = marker_name(save_id, rank)
         self._renewal = Renewal(store, self._name, stale_after_seconds)
         self._leave: Callable[[], object] = self._renewal.stopping.set
         self._marker_is_ours = False
@@ -208,9 +208,8 @@ class SaveSession:
 
     def _enter(self, *, overwrite: bool) -> None:
         self._store.make()
-        self._register()
         try:
-            self._check_id_is_new()
+            self._register()
             self._marker_is_ours = True
             self._write_marker(sync=False)
             self._take_over(self._settle(), overwrite=overwrite)
@@ -229,7 +228,8 @@ class SaveSession:
                 f"Checkpoint already exists in {self._store.url}, and overwrite=False; "
                 "choose another id, or allow overwriting"
             )
-        self._remove_dead(scene, current)
+        if scene.markers:
+            self._remove_dead(scene, current)
         remove_orphans(self._store, scene.entries, now=scene.now, stale_after_seconds=self._stale_after_seconds)
         self.generation = current.generation + 1
         info = None if current.index is None else current.index.info
@@ -255,9 +255,6 @@ class SaveSession:
             _running.add(key)
         self._leave = weakref.finalize(self, _forget, self._renewal, key)
 
-    def _check_id_is_new(self) -> None:
-        pass
-
     def _used_before(self, name: str) -> CheckpointExistsError:
         return CheckpointExistsError(
             f"save id {self.save_id!r} was used before in {self._store.url} ({name}); every save needs a new id"
@@ -268,7 +265,7 @@ class SaveSession:
         deadline = time.monotonic() + _SETTLE_SECONDS
         while True:
             scene = self._look()
-            rivals = self._rivals(scene)
+            rivals = self._rivals(scene) if scene.markers else []
             if not rivals:
                 return scene
             for rival in rivals:
@@ -323,10 +320,11 @@ class SaveSession:
         return self._published and self._remove_replaced(keep)
 
     def _remove_replaced(self, keep: Collection[str], world_size: int = 0) -> bool:
-        if not remove_replaced(self._store, self._marker, keep=keep, world_size=world_size):
-            return False
-        if self._sync and self._marker.replaced:
-            self._store.sync_folder()  # a disk that loses a removal must keep the marker, which repeats it
+        if self._marker.replaced:
+            if not remove_replaced(self._store, self._marker, keep=keep, world_size=world_size):
+                return False
+            if self._sync:
+                self._store.sync_folder()  # a disk that loses a removal must keep the marker, which repeats it
         self._store.delete(self._name)
         return True
 
@@ -450,7 +448,8 @@ class RankSaveSession(SaveSession):
         self._world_size = info.world_size if info is not None else 1
         super().publish(name, data)
 
-    def _check_id_is_new(self) -> None:
+    def _register(self) -> None:
+        super()._register()
         for entry in self._store.list():
             is_file = entry.name.startswith(self._own) and belongs_to(entry.name, self.save_id)
             if is_file or entry.name == self._name:

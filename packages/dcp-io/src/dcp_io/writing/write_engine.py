@@ -9,7 +9,7 @@ import itertools
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, get_args
 
 import numpy as np
@@ -150,34 +150,32 @@ def _stored_items(file: _Written) -> StoredItems:
     return StoredItems(columns, [file.name], file.chains[1:])
 
 
+@dataclass(slots=True)
 class Batch:
     """State shared by the writer threads.
 
     `open_file` creates the data file with a number, and returns name and writer.
     """
 
-    def __init__(
-        self, requests: Sequence[Writable], open_file: Callable[[int], tuple[str, DataFile]], *, single_file: bool
-    ) -> None:
-        self._requests = requests
-        self._open_file = open_file
-        self._single_file = single_file
-        self._written: list[_Written] = []
+    requests: Sequence[Writable]
+    open_file: Callable[[int], tuple[str, DataFile]]
+    single_file: bool
+    written: list[_Written] = field(init=False, default_factory=list)
 
     def items(self) -> StoredItems:
         """Return the locations, in order."""
-        written = sorted(self._written, key=operator.attrgetter("name"))
+        written = sorted(self.written, key=operator.attrgetter("name"))
         order = np.argsort(np.concatenate([file.positions for file in written]), kind="stable")
         return StoredItems.joined([*map(_stored_items, written)], order)
 
     def write_bucket(self, thread: int, bucket: Sequence[int], stop: StopSignal) -> None:
         """Write one thread's items."""
-        for number, positions in [(thread, bucket)] if self._single_file else [(item, [item]) for item in bucket]:
+        for number, positions in [(thread, bucket)] if self.single_file else [(item, [item]) for item in bucket]:
             stop.check()
-            name, file = self._open_file(number)
+            name, file = self.open_file(number)
             places: list[int] = []
             try:
-                for alike, requests in _runs([self._requests[position] for position in positions]):
+                for alike, requests in _runs([self.requests[position] for position in positions]):
                     if alike is not None:
                         places += file.add_alike(requests[0].key, alike, alike.resolve(requests), len(requests))
                         stop.check()
@@ -189,7 +187,7 @@ class Batch:
             except BaseException:
                 file.abort()
                 raise
-            self._written.append(_Written(name, positions, places, file.running_crcs, tuple(file.chains), file.blocks))
+            self.written.append(_Written(name, positions, places, file.running_crcs, tuple(file.chains), file.blocks))
 
 
 def _runs(requests: Sequence[Writable]) -> Iterator[tuple[Alike | None, Sequence[Writable]]]:

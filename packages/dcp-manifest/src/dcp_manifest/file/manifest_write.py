@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from itertools import chain
 from typing import Any, cast
 
@@ -98,10 +98,10 @@ def _write_manifest(index: CheckpointIndex) -> tuple[bytes, int]:
     return manifest, index_crc32
 
 
+@dataclass(slots=True)
 class _Columns:
-    def __init__(self) -> None:
-        self.stored: dict[str, Numbers] = {}
-        self.rows: dict[str, int] = {}
+    stored: dict[str, Numbers] = field(default_factory=dict)
+    rows: dict[str, int] = field(default_factory=dict)
 
     def add(self, column: Column, values: Any, *, dim: int = 0) -> None:
         name = column.name.format(d=dim)

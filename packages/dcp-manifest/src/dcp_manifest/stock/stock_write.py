@@ -115,8 +115,8 @@ class _Head:
         ids = text("checkpoint_id") + _NONE + text("save_id") + save_id + text("load_id") + _NONE
         modules = text("modules") + b"]" + text(MARKER_MODULE) + b"a"
         out.put(b"u" + text("storage_meta") + global_(METADATA, "StorageMeta") + _NEW + _STATE + ids + modules + _DONE)
-        out.put(text("version") + text(STOCK_VERSION) + _DONE)
-        return out.getvalue()
+        out.put(text("version") + text(STOCK_VERSION) + _DONE + b".")
+        return b"".join(out.parts)
 
     def prepared_sizes(self, ndim: npt.NDArray[Any], numbers: npt.NDArray[np.int64]) -> list[bytes]:
         sizes, size_class, prepare = self.sizes, self.size_class, self.out.prepare
@@ -258,9 +258,9 @@ def collected(items: Sequence[bytes]) -> bytes:
 
 class _PickleWriter:
     def __init__(self, start: bytes = b"\x80\x04") -> None:
-        self._parts: list[bytes] = [start]
-        self.put = self._parts.append
-        self.put_all = self._parts.extend
+        self.parts: list[bytes] = [start]
+        self.put = self.parts.append
+        self.put_all = self.parts.extend
         self._remembered = 0
 
     def reserve(self) -> bytes:
@@ -271,11 +271,8 @@ class _PickleWriter:
 
     def prepare(self, opcodes: bytes) -> bytes:
         """Return opcodes that push a memoized value."""
-        self._parts.append(opcodes + MEMOIZE + b"0")
+        self.parts.append(opcodes + MEMOIZE + b"0")
         return self.reserve()
-
-    def getvalue(self) -> bytes:
-        return b"".join((*self._parts, b"."))
 
 
 _START = b"\x80\x04" + text("dcp-manifest stub") + b"0"
@@ -302,5 +299,5 @@ def stub_head(reason: str) -> bytes:
     future = writer.prepare(global_(futures, "Future") + b")R")
     error = writer.prepare(global_("builtins", "RuntimeError") + text(sentence) + b"\x85R")
     writer.put(global_(futures, "Future.set_exception") + future + error + b"\x86R0")
-    writer.put(global_(futures, "Future.result") + future + b"\x85R")
-    return writer.getvalue()
+    writer.put(global_(futures, "Future.result") + future + b"\x85R.")
+    return b"".join(writer.parts)
