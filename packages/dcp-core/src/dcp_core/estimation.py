@@ -58,7 +58,7 @@ class EstimatingSaver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RankEstimate:
-    """Estimate of one rank's part of a save."""
+    """One rank's part of an estimate."""
 
     bytes: int
     """Bytes that the rank writes; the coordinator's include the index."""
@@ -80,19 +80,19 @@ class RankEstimate:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Estimate:
-    """Estimate of a save, per rank in rank order; an upper bound if the writer compresses."""
+    """Estimate of a save, in rank order; an upper bound if the writer compresses."""
 
     ranks: tuple[RankEstimate, ...]
     is_upper_bound: bool = False
 
     @property
     def bytes(self) -> int:
-        """Bytes of all files, including the index."""
+        """Bytes of all files."""
         return sum(rank.bytes for rank in self.ranks)
 
     @property
     def files(self) -> int:
-        """Number of files, including the index."""
+        """Number of files, with the index."""
         return sum(rank.files for rank in self.ranks)
 
     @property

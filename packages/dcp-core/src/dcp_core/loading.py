@@ -192,7 +192,7 @@ class _Load:
     plan: LoadPlan = field(init=False)
     rank_values: RankValues | None = None
     exchanges: bool = True
-    """Whether plans are sent to the coordinator; not if all global steps are identities."""
+    """Whether plans are sent; not if all global steps are identities."""
 
     def run(self) -> LoadReport:
         asked, coordinator = self.storage_reader, self.coordinator

@@ -128,7 +128,7 @@ class CompressionPolicy:
         """Whether all items are stored unchanged."""
 
     def apply(self, key: str, payload: Payload) -> Payload:
-        """Return an item's payload with its transforms."""
+        """Add an item's transforms."""
         for dtype, pattern, rule in self._rules:
             if dtype in (None, payload.dtype) and fnmatch.fnmatchcase(key, pattern):
                 return rule.apply(payload)
@@ -249,7 +249,7 @@ class ExtensionRegistry:
         self.extensions: dict[str, type[Extension]] = {}
 
     def register(self, cls: type[Extension]) -> None:
-        """Add a transform class, replacing one with the same `registry_name`."""
+        """Add a class, replacing one of the same `registry_name`."""
         self.extensions[cls.registry_name()] = cls
 
     def from_descriptor_list(self, descriptors: Sequence[str]) -> Sequence[Extension]:
@@ -292,7 +292,7 @@ class ItemStreams:
         self.extensions = tuple(extensions or ())
 
     def transform_save_stream(self, write_item: object, raw_stream: IO[bytes]) -> tuple[IO[bytes], list[str]]:
-        """Return a stream that encodes into a file and leaves it open, and the descriptors."""
+        """Return a stream that encodes into an open file, and the descriptors."""
         del write_item
         stream = cast("IO[bytes]", _ItemStream(raw_stream))
         for extension in self.extensions:
@@ -444,7 +444,7 @@ class BlockUndo:
 
 
 def block_undo(stored: StoredItem, key: str, registry: ExtensionRegistry) -> BlockUndo:
-    """Return the decoder of an item's blocks."""
+    """Return an item's decoder."""
     transforms = transforms_of(stored, key, registry)
     for descriptor, transform in zip(stored.chain, transforms, strict=True):
         if not hasattr(transform, "decode_block"):

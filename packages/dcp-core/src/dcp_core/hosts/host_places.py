@@ -41,7 +41,7 @@ class HostPlaces:
 
     @property
     def coordinates(self) -> bool:
-        """Whether this rank is the coordinator."""
+        """Whether this is the coordinator."""
         return self.rank == self.coordinator_rank
 
     @property
@@ -55,7 +55,7 @@ class HostPlaces:
         return len({*self.leaders})
 
     def claim(self, store: Store) -> None:
-        """Write the run's id into this rank's directory if necessary."""
+        """Write the run's id if necessary."""
         if not store.exists(RUN_FILE):
             store.publish(RUN_FILE, json.dumps({"run": self.run}).encode())
 

@@ -101,7 +101,7 @@ class DumpedObject:
 
 
 def dump_object(value: object, *, key: str) -> bytes:
-    """Serialize an object as a `torch.save` archive, or raise UnsupportedValueError; keep a `DumpedObject`'s bytes."""
+    """Serialize as a `torch.save` archive, or raise UnsupportedValueError; a `DumpedObject` is already serialized."""
     if isinstance(value, DumpedObject):
         return value.data
     if type(value) not in _PLAIN:
@@ -154,7 +154,7 @@ def _without_state(value: Any) -> Iterator[object]:
 
 
 def scan(data: bytes, *, allow_globals: Sequence[Any] = ()) -> list[str]:
-    """Return the sorted globals that `load_object` would refuse, without importing or calling them."""
+    """Return the sorted globals that `load_object` would refuse, without importing them."""
     named: set[str] = set()
     try:
         _examine(data, allowed_globals(allow_globals), named)
@@ -182,7 +182,7 @@ def report_unloadable(
     allow_globals: Sequence[Any] = (),
     reported: set[str] | None = None,
 ) -> None:
-    """Warn of an object that a load would refuse, once per reason; UnsupportedValueError if `strict`."""
+    """Warn once of an object that a load would refuse; UnsupportedValueError if `strict`."""
     if _is_plain(data):
         return
     refused: set[str] = set()
@@ -208,7 +208,7 @@ def report_unloadable(
 
 
 class _Plain(pickle.Unpickler):
-    """Unpickles without globals, so nothing is called; only for bytes from this process."""
+    """Unpickles without globals; only for bytes from this process."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise ForbiddenGlobalError(f"{module}.{name}")
@@ -381,7 +381,7 @@ class ObjectArchive:
         self._records: dict[str, ZipRecord] | None = None
 
     def pickled(self) -> tuple[bytes, int]:
-        """Return bytes that contain the pickle, and its offset."""
+        """Return bytes with the pickle, and its offset."""
         data = self._data
         # torch.save writes the pickle first; reading the directory would take longer than the rest.
         if isinstance(data, bytes) and data[8:10] == b"\0\0":

@@ -52,7 +52,7 @@ _TOP = "top"
 
 
 def create_default_local_load_plan(state_dict: dict[str, Any], metadata: Metadata, strict: bool = True) -> LoadPlan:
-    """Return a flat template's load plan; LoadMismatchError lists all mismatches."""
+    """Return a flat template's plan; LoadMismatchError lists all mismatches."""
     rules = LoadRules(allow_missing=not strict, allow_lossy_casts=True)
     planned = plan_local_load(state_dict, as_metadata(metadata), rules)
     if planned.problems:
@@ -407,7 +407,7 @@ class EmptyStateDictLoadPlanner(DefaultLoadPlanner):
     def set_up_planner(
         self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
     ) -> None:
-        """Build the template in the empty `state_dict`; MissingKeyError if a key is missing."""
+        """Build the template; MissingKeyError if a key is missing."""
         if state_dict:
             raise ValueError("EmptyStateDictLoadPlanner builds the state dict itself: pass an empty one")
         self.metadata = metadata

@@ -45,8 +45,6 @@ class _Offer:
 
 @dataclass(frozen=True, slots=True)
 class _Unchanged:
-    """Token per earlier save → digests of replicated values."""
-
     sums: dict[str, list[bytes]]
 
 
@@ -62,7 +60,7 @@ class _Reply:
 
 @dataclass(slots=True)
 class PlanExchange:
-    """Exchange of one save's plans on one rank, with a cache by `group`."""
+    """One save's plans on one rank, with a cache by `group`."""
 
     coordinator: Coordinator
     planner: SavePlanner
@@ -97,7 +95,7 @@ class PlanExchange:
         GLOBAL_PLANS.drop(self._token)
 
     def succeeded(self) -> None:
-        """Record that the coordinator has cached this rank's locations."""
+        """The coordinator has cached this rank's locations."""
         if self._known is not None:
             self._known.layout = self._layout
 
@@ -262,7 +260,7 @@ class RankPlan:
 
 @dataclass(slots=True)
 class GlobalPlan:
-    """Cached global plan on the coordinator, without storage locations."""
+    """Cached global plan, without storage locations."""
 
     index: CheckpointIndex
     planner_data: Any
@@ -278,7 +276,7 @@ GLOBAL_PLANS: RecentlyUsed[str | None, GlobalPlan] = RecentlyUsed(_KEPT)
 
 
 def fingerprint(plan: SavePlan, made_by: Hashable) -> bytes | None:
-    """Return a plan's cache key; None if that takes too long."""
+    """Return a plan's cache key; None if that takes long."""
     if type(plan) is not SavePlan:
         return None
     columns = columns_of(plan.items)
@@ -348,7 +346,7 @@ class PackedResults:
     objects: ItemColumns
     layout: bytes
     places: ItemColumns | None
-    """None if the coordinator has cached the locations."""
+    """None if the coordinator has them."""
 
 
 def pack(stored: StoredItems, tensors: int, known_layout: bytes) -> PackedResults:

@@ -61,7 +61,7 @@ def same_value(one: Any, other: Any) -> bool:
 
 
 def value_bytes(value: Any) -> bytes:
-    """Return bytes that identify type and bits, or raise if an object cannot be pickled."""
+    """Return bytes that identify type and bits; raise if impossible."""
     data = b""
     for kind in (_Pickler, _SetPickler):
         into = io.BytesIO()

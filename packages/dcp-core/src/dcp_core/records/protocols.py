@@ -73,7 +73,7 @@ class WriteItemType(StockEnum):
 
 
 class LoadItemType(StockEnum):
-    """Box of a tensor, or serialized object."""
+    """Box of a tensor, or object."""
 
     TENSOR = 1
     BYTE_IO = 2
@@ -196,7 +196,7 @@ class Stateful(Protocol):
 
 
 class PartialState(dict[Any, Any]):
-    """State for `load_state_dict`; `absent` has the paths of missing values."""
+    """Loaded state; `absent` has the paths of missing values."""
 
     def __init__(self, state: dict[Any, Any], absent: list[tuple[Any, ...]]) -> None:
         super().__init__(state)
@@ -314,7 +314,7 @@ class SavePlanner(ABC):
         return None
 
     def without_values(self) -> SavePlanner:
-        """Return this planner, or a copy without values, for a process that plans other saves."""
+        """Return this planner, or a copy without values."""
         return self
 
     def plan_key(self) -> Hashable | None:

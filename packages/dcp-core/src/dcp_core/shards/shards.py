@@ -62,7 +62,7 @@ _PARTIAL = DESCRIBING | {"_is_flat_param", "_fsdp_flattened"}
 
 @dataclass(frozen=True, slots=True)
 class LocalShard:
-    """A box of the global tensor, and access to its local memory."""
+    """A box of the global tensor, and its local memory."""
 
     offsets: torch.Size
     sizes: torch.Size
@@ -194,7 +194,7 @@ def _no_shards(fqn: str, value: object) -> PlanError:
 
 
 def is_ordinary(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is of torch's own classes and not described as shards."""
+    """Return whether a tensor is of torch's classes and has no shards."""
     if type(tensor) is not torch.Tensor and type(tensor) is not torch.nn.Parameter:
         return False
     attributes = tensor.__dict__
@@ -211,7 +211,7 @@ def box_view(tensor: torch.Tensor, offsets: Sequence[int], sizes: Sequence[int],
 
 
 def find_part(value: object, fqn: str, offsets: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
-    """Return a box's local memory, in global elements, or raise PlanError."""
+    """Return a box's local memory, or raise PlanError."""
     held = written_tensor(fqn, value)
     for shard in () if held is None else held.shards:
         within = [begin - start for begin, start in zip(offsets, shard.offsets, strict=True)]
@@ -222,14 +222,14 @@ def find_part(value: object, fqn: str, offsets: Sequence[int], sizes: Sequence[i
 
 
 def find_tensor_shard(tensor: torch.Tensor, index: MetadataIndex) -> torch.Tensor:
-    """Return a shard as `find_shard` does, or an ordinary tensor itself."""
+    """Return a shard, or an ordinary tensor itself."""
     if is_ordinary(tensor) and not any(index.offset or ()):
         return tensor
     return find_shard(tensor, index)
 
 
 def find_state_dict_object(state_dict: Mapping[str, Any], index: MetadataIndex) -> Any:
-    """Return an object, or a shard's local memory; PlanError if it does not exist."""
+    """Return an object or shard; PlanError if it does not exist."""
     if index.fqn not in state_dict:
         raise PlanError(f"the state dict has no object with the FQN {index.fqn!r}")
     value = state_dict[index.fqn]
@@ -372,7 +372,7 @@ def _from_method(value: Any, get_shard: Callable[..., Any], index: MetadataIndex
 
 
 def is_sharded_tensor(value: object) -> bool:
-    """Return whether a value is a ShardedTensor, without calling its methods."""
+    """Return whether a value is a ShardedTensor."""
     # Compare names, because importing ShardedTensor is slow.
     for cls in type(value).__mro__:
         if cls.__name__ == "ShardedTensor" and cls.__module__.startswith("torch.distributed._shard."):

@@ -75,8 +75,8 @@ def flatten(
 ) -> FlatState:
     """Flatten without copying leaves; UnsupportedValueError if the state dict contains itself or an FQN twice.
 
-    Unless `descend_plain`, a nested mapping without tensors is a leaf, as in torch 2.3. `opens` returns whether to
-    flatten a container because the checkpoint has values below its name.
+    Unless `descend_plain`, a nested mapping without tensors is a leaf, as in torch 2.3. `opens` returns whether the
+    checkpoint has values below a container's name.
     """
     flat = FlatState()
     try:
@@ -290,7 +290,7 @@ def is_empty_mapping(name: str, path: Path) -> bool:
 
 
 def merge_paths(parts: Iterable[Mapping[str, Path]]) -> dict[str, Path]:
-    """Merge ranks' paths, first per name; rename empty mappings if another rank uses the name."""
+    """Merge ranks' paths; rename empty mappings if another rank uses the name."""
     merged: dict[str, Path] = {}
     displaced: dict[Path, None] = {}
     for part in parts:
@@ -332,7 +332,7 @@ def traverse_state_dict(
 ) -> None:
     """Call `visitor(path, leaf)` for each leaf, with the paths of `flatten`.
 
-    A list is traversed if `keep_traversing` is true for an element, or an element is a mapping or a traversed list.
+    A list is traversed if it contains a mapping or traversed list, or `keep_traversing` is true for an element.
     """
     if keep_traversing is None:
         flat = flatten(state_dict)
@@ -369,7 +369,7 @@ def _is_traversed(items: list[Any], keep_traversing: Callable[[object], bool]) -
 
 
 def print_tensor(path: Path, value: object, print_fun: Callable[[str], None] = print) -> None:
-    """Print a leaf's path and a tensor's shape and dtype."""
+    """Print a leaf's path, shape and dtype."""
     if isinstance(value, torch.Tensor):
         print_fun(f"{path}: {type(value).__name__} {tuple(value.shape)} {value.dtype}")
     else:

@@ -146,7 +146,7 @@ class ByteStorageReader(ByteStorage, StorageReader):
         return self.use_index(self.read_index())
 
     def read_index(self) -> CheckpointIndex:
-        """Read the index for `use_index`, on one rank for all; raises like `read_metadata`."""
+        """Read the index for `use_index`, on one rank for all."""
         self._reopen()
         return self._backend.read_index()
 
@@ -328,7 +328,7 @@ def tensor_request(
 
 
 def direct_memory(target: torch.Tensor, dtype: torch.dtype) -> memoryview | None:
-    """Return the memory if `dtype` can be read directly into it, else None."""
+    """Return memory for reading `dtype` directly, or None."""
     if not (target.is_cpu and target.dtype is dtype and target.is_contiguous() and type(target) is torch.Tensor):
         return None
     return None if target.is_conj() or target.is_neg() else tensor_bytes(target)
@@ -406,7 +406,7 @@ _RAW = int(ItemKind.RAW)
 def split_whole_reads(
     plan: LoadPlan, planner: LoadPlanner, metadata: Metadata
 ) -> tuple[list[ReadRequest], list[ReadItem]]:
-    """Return requests for tensors to read whole into their `direct_memory`, and the other items."""
+    """Return requests for tensors to read whole, and other items."""
     columns = plan.items.source if isinstance(plan.items, LazyList) else None
     places = metadata.storage_data
     untouched = isinstance(places, LazyDict) and isinstance(places.source, StorageRecords) and not places.touched

@@ -257,7 +257,7 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
         return self._compression.write(self._backend, requests, prefix=placement.prefix, save_id=placement.save_id)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Publish the index, which creates the checkpoint; then remove a replaced checkpoint's files."""
+        """Publish the index, which creates the checkpoint; then remove a replaced one's files."""
         index = written_index(metadata, results)
         placement = self._placement
         if placement is None:  # a subclass may name its files without prepare_global_plan
@@ -323,7 +323,7 @@ def _item_request(item: WriteItem, planner: SavePlanner) -> WriteRequest:
 
 
 def column_requests(columns: PlanColumns, planner: SavePlanner) -> Iterator[Writable]:
-    """Yield a plan's write requests in order, without `WriteItem`s for `plain_values`."""
+    """Yield a plan's write requests, without `WriteItem`s for `plain_values`."""
     values: Mapping[str, Any] = planner.plain_values() or {}
     index = columns.index
     dtypes = [dtype_of(name) for name in index.dtypes]

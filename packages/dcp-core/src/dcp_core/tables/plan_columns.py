@@ -1,7 +1,4 @@
-"""Save plans and write results as columns, without a Python object per item; a *row* is a position in a column.
-
-`SavePlan.items` and write results are `LazyList`s; iterating over them creates stock's records.
-"""
+"""Save plans and write results as columns, without a Python object per item; a *row* is a position in a column."""
 
 from __future__ import annotations
 
@@ -50,7 +47,7 @@ I64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Items of a local plan that the rank writes."""
+    """Items that the rank writes."""
 
     chunks: I64
     objects: I64
@@ -91,7 +88,7 @@ class PlanColumns:
         self.object_bytes = object_bytes
         self.hints = hints
         self.chosen: Selection | None = None
-        """Selection that created these columns. Not pickled."""
+        """Not pickled."""
         self.order: Sequence[str] | None = None
 
     def __getstate__(self) -> tuple[CheckpointIndex, U8, I64, I64 | None]:
@@ -111,7 +108,7 @@ class PlanColumns:
             yield object_item(name, nbytes)
 
     def tensor_items(self, row: int) -> list[WriteItem]:
-        """Return a tensor's write items, in order."""
+        """Return a tensor's write items."""
         index, name, size = self.index, self.index.tensor_names[row], torch.Size(self.shapes[row])
         properties = properties_of(index.dtypes[index.tensor_dtype[row]], int(index.tensor_flags[row]))
         kind = WriteItemType.TENSOR if self.whole[row] else WriteItemType.SHARD
@@ -152,7 +149,7 @@ class PlanColumns:
         return ranges(first[:-1][tensors], first[1:][tensors])
 
     def take_tensors(self, rows: I64) -> PlanColumns:
-        """Return some tensors, in this order, and all objects."""
+        """Return some tensors and all objects."""
         index = take_tensors(self.index, rows)
         index.tensor_names = [self.index.tensor_names[row] for row in rows.tolist()]
         return PlanColumns(index, self.whole[rows], self.object_bytes)
@@ -198,7 +195,7 @@ class PlanColumns:
 
 
 def tensor_facts(index: CheckpointIndex, tensors: I64) -> CheckpointIndex:
-    """Return names, dtypes and shapes of tensors as an index."""
+    """Return tensors' names, dtypes and shapes as an index."""
     shapes = index.shape_starts()
     return replace(
         index,
@@ -239,12 +236,12 @@ class WrittenColumns:
 
 
 def write_result(item: WriteItem, stored: StoredItem) -> WriteResult:
-    """Return the result for an item and its location."""
+    """Return an item's result."""
     return WriteResult(index=item.index, size_in_bytes=stored.length, storage_data=StorageInfo.of(stored))
 
 
 def written_of(results: Sequence[WriteResult]) -> WrittenColumns | None:
-    """Return results' columns; None if the records exist already."""
+    """Return results' columns; None if the records exist."""
     source = results.source if isinstance(results, LazyList) else None
     return source if isinstance(source, WrittenColumns) else None
 
@@ -325,7 +322,7 @@ class ColumnBuilder:
         *,
         whole: bool,
     ) -> None:
-        """Add a tensor of any kind, with this rank's chunks."""
+        """Add a tensor with this rank's chunks."""
         self._names.append(fqn)
         dtype = self._dtypes.setdefault(properties.dtype, len(self._dtypes))
         if properties.layout is torch.strided and properties.memory_format is torch.contiguous_format:
@@ -344,7 +341,7 @@ class ColumnBuilder:
             self._sizes.extend(chunk.sizes)
 
     def columns(self, objects: list[str], object_bytes: Sequence[int] | None = None) -> PlanColumns:
-        """Return the columns; sizes of objects are in bytes, None if unknown."""
+        """Return the columns; objects' bytes are None if unknown."""
         kinds = np.array(self._kinds, np.int64).reshape(-1, 5)
         index = CheckpointIndex(
             dtypes=tuple([str(dtype).removeprefix("torch.") for dtype in self._dtypes]),

@@ -61,7 +61,7 @@ _SEQUENCES = (list, tuple, collections.deque)
 
 
 def children_of(value: Any) -> list[tuple[Any, Any]] | None:
-    """Return (position, mapping key or attribute; child) pairs of a container, or None."""
+    """Return (position, key or attribute; child) pairs of a container, or None."""
     if type(value) in _LEAVES:
         return None
     if _is_sequence(value):
@@ -134,7 +134,7 @@ def is_dtensor(value: object) -> TypeGuard[DTensor]:
 
 
 def as_dtensor(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the DTensor behind a DDP parameter's `_st_info`, sharing its memory; others are unchanged."""
+    """Return the DTensor behind a DDP parameter's `_st_info`, sharing its memory."""
     spec = tensor.__dict__.get("_st_info")
     if spec is None:
         return tensor
@@ -172,7 +172,7 @@ _TRANSPARENT = {
 
 
 def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a transparent class's inner tensor; other tensors are unchanged."""
+    """Return a transparent class's inner tensor."""
     kind = type(tensor)
     while kind not in _PLAIN and (name := _TRANSPARENT.get(f"{kind.__module__}.{kind.__qualname__}")) is not None:
         tensor = getattr(tensor, name)
@@ -216,7 +216,7 @@ class ArchivedTensor(torch.Tensor):
 
 
 def archive_wrapper(key: str, tensor: torch.Tensor) -> io.BytesIO:
-    """Return a wrapper's archive on the CPU."""
+    """Return a wrapper's archive."""
     if isinstance(tensor, ArchivedTensor):
         return io.BytesIO(tensor.archive)
     buffer = io.BytesIO()
@@ -260,7 +260,6 @@ def _inner(tensor: Any) -> tuple[dict[str, torch.Tensor], Any]:
 
 
 def _waited(tensor: Any) -> torch.Tensor:
-    """Wait for a collective: `full_tensor()` may return unfinished inner tensors."""
     return tensor.wait() if hasattr(tensor, "wait") else tensor  # type: ignore[no-any-return]
 
 
@@ -272,7 +271,7 @@ def _rebuilt(tensor: Any, inner: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def clone_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a detached copy, also of classes without `clone`."""
+    """Return a detached copy, also without `clone`."""
     if is_dtensor(tensor) and is_wrapper(tensor._local_tensor):  # noqa: SLF001
         return with_local(tensor, clone_tensor(tensor._local_tensor))  # noqa: SLF001
     if is_dtensor(tensor) or type(tensor) in _PLAIN or not is_traceable_wrapper_subclass(tensor):

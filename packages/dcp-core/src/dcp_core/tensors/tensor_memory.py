@@ -78,7 +78,7 @@ class BoxCopy:
         self._copy = copy
 
     def piece(self, position: int, data: memoryview) -> None:
-        """Copy a piece's elements in the box; `position` is in bytes."""
+        """Copy a piece, at `position` in bytes."""
         if not len(data):
             return
         flat = torch.frombuffer(data, dtype=torch.uint8).view(self._dtype)
@@ -218,7 +218,7 @@ class _Lane:
 
 
 def small_bytes(tensor: torch.Tensor) -> bytes | None:
-    """Copy the bytes of an ordinary contiguous CPU tensor, or return None."""
+    """Copy an ordinary contiguous CPU tensor's bytes, or return None."""
     if not (tensor.is_cpu and tensor.is_contiguous()) or tensor.is_conj() or tensor.is_neg():
         return None
     return ctypes.string_at(tensor.data_ptr(), tensor.nbytes)
@@ -240,7 +240,7 @@ class _Memory:
 
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:
-    """Return a writable view of a contiguous CPU tensor, which keeps the memory alive."""
+    """Return a writable view of a contiguous CPU tensor, which keeps its memory alive."""
     if tensor.numel() == 0:
         return memoryview(bytearray())
     # `Tensor.numpy` would forbid resizing the storage forever, which FSDP does.
@@ -352,7 +352,7 @@ def check_memory(fqn: str, tensor: torch.Tensor) -> None:
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
-    """Return whether storage covers a strided tensor; True for meta and quantized tensors."""
+    """Return whether storage covers a strided tensor."""
     count = tensor.numel()
     if not count or tensor.is_meta or tensor.is_quantized:
         return True
