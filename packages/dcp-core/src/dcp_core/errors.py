@@ -5,45 +5,45 @@ Each class also derives from a built-in exception, in brackets. Messages name ke
 ```
 dcp_base:
 DcpError (Exception)                                        base class
-   InvalidPlaceError (ValueError)                           a path or URI is malformed
-   PluginNotFoundError (LookupError, RuntimeError)          a package must be installed
-   DuplicatePluginError (ValueError)                        two plug-ins offer the same name
-   PluginLoadError (ImportError)                            a plug-in cannot be imported
+   InvalidPlaceError (ValueError)                           malformed path or URI
+   PluginNotFoundError (LookupError, RuntimeError)          package not installed
+   DuplicatePluginError (ValueError)                        name offered twice
+   PluginLoadError (ImportError)                            plug-in not importable
    dcp_manifest:
-   CheckpointNotFoundError (FileNotFoundError)              no checkpoint, or a missing file
+   CheckpointNotFoundError (FileNotFoundError)              no checkpoint or file
       dcp_io.CheckpointReplacedError                        replaced during a read
    CorruptCheckpointError (ValueError)                      damaged or incomplete
-   UnsupportedFormatError (ValueError)                      newer version, unknown layout or transform
-      dcp_inspect.OtherFormatError                          another format, for a converter
-   UnsafeCheckpointError (ValueError)                       tries to run code or leave its folder
+   UnsupportedFormatError (ValueError)                      unknown version, layout or transform
+      dcp_inspect.OtherFormatError                          another format
+   UnsafeCheckpointError (ValueError)                       runs code or leaves its folder
    dcp_tiers:
-   TiersError (ValueError)                                  wrong description of tiers
+   TiersError (ValueError)                                  wrong tiers
    dcp_io:
    CheckpointExistsError (FileExistsError)                  exists; `overwrite` is off
       dcp_tiers.SupersededError                             internal
    SaveInProgressError (FileExistsError)                    another save is running
    StorageError (OSError)                                   failed after all retries
-      dcp_memory.KeeperLostError                            a keeper ended or does not answer
+      dcp_memory.KeeperLostError                            keeper ended or silent
    dcp_ranks:
    RanksError                                               coordination of ranks
-      CheckpointException (RuntimeError)                    a phase failed; raised on all ranks
-      CoordinatorLostError (ConnectionError)                the ranks' store does not answer
+      CheckpointException (RuntimeError)                    phase failed, on all ranks
+      CoordinatorLostError (ConnectionError)                the ranks' store is silent
       CoordinatorTimeoutError (TimeoutError)                a rank missed the deadline
       PeerLostError (ConnectionError)                       a rank has died
       StreamError (ConnectionError)                         no connection to a rank
-      OperationError (RuntimeError, ValueError)             an operation cannot continue, or ranks disagree
+      OperationError (RuntimeError, ValueError)             impossible, or ranks disagree
    dcp_core:
    MissingKeyError (KeyError)                               the checkpoint lacks a name
    NotEnoughMemoryError (MemoryError)                       a tensor exceeds free memory
-   PlanError (ValueError)                                   chunks leave holes, overlap or disagree
-   SaveSkippedError (RuntimeError)                          a saver's overlap policy skipped the save
+   PlanError (ValueError)                                   holes, overlaps, disagreement
+   SaveSkippedError (RuntimeError)                          skipped by overlap policy
    UnsupportedValueError (TypeError, ValueError)            a value cannot be saved
-   LoadMismatchError (RuntimeError, ValueError)             template and checkpoint do not match
+   LoadMismatchError (RuntimeError, ValueError)             template and checkpoint differ
    dcp_state:
-   StateMismatchError (RuntimeError, ValueError)            state dict and model do not match
+   StateMismatchError (RuntimeError, ValueError)            state dict and model differ
    UnsupportedOptimizerError (TypeError, NotImplementedError)  optimizer state without names
    dcp_async:
-   StagingMismatchError (RuntimeError)                      a copy does not match its tensor
+   StagingMismatchError (RuntimeError)                      copy and tensor differ
    SaverClosedError (RuntimeError)                          the saver is closed
    SaverDeadlineError (TimeoutError)                        a save exceeded its deadline
    WorkerError (RuntimeError)                               the worker cannot be used
@@ -58,7 +58,7 @@ DcpError (Exception)                                        base class
    dcp_memory:
    KeeperRefusedError (PermissionError)                     a keeper is another user's
 dcp_core:
-UnloadableObjectWarning (UserWarning)                       an object loads only with `allow_globals`
+UnloadableObjectWarning (UserWarning)                       needs `allow_globals`
 DivergentReplicaWarning (UserWarning)                       replicas differ between ranks
 dcp_manifest:
 BrokenPickleError (ValueError)                              internal

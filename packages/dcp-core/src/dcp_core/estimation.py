@@ -71,9 +71,7 @@ class RankEstimate:
     index_bytes: int = 0
     """0 except on the coordinator."""
     waiting_bytes: int = 0
-    """Bytes beyond an asynchronous saver's staging memory: its `save` waits until they are written, except by other
-    ranks.
-    """
+    """Bytes beyond an asynchronous saver's staging memory: its `save` waits until they are written."""
     waiting_seconds: float | None = 0.0
     """Seconds of waiting for these bytes; None if the rate is unknown."""
 
@@ -162,9 +160,9 @@ def estimate(
     Sizes are exact without compression and upper bounds with it. Only objects, and tensors below 64 KiB, are
     serialized. Meta tensors count like others.
 
-    `saver` is an asynchronous saver, such as `dcp_async.AsyncSaver`, with copies that count as staging memory; it
-    refuses meta tensors. Other arguments are as for `save`: `checkpoint_id` selects the writer and the earlier saves
-    for the rate (None: a local directory). The writer is not changed, the storage not accessed.
+    `saver` is an asynchronous saver, such as `dcp_async.AsyncSaver`, with copies that count; it refuses meta tensors.
+    Other arguments are as for `save`: `checkpoint_id` selects the writer and the earlier saves for the rate (None: a
+    local directory). The writer is not changed, the storage not accessed.
 
     Returns:
         The same estimate on all ranks. Times cover the phase `write`.

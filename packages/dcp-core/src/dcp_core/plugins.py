@@ -48,10 +48,10 @@ def converter(name: str) -> Any:
 
 
 def register(plugin: object, *, name: str) -> None:
-    """Register a plug-in in this process; PluginLoadError if its hooks are invalid."""
+    """Register a plug-in; PluginLoadError if its hooks are invalid."""
     installed.register(plugin, name=name)
 
 
 def unregister(name: str) -> None:
-    """Remove a plug-in that `register` added, or raise PluginNotFoundError."""
+    """Remove a registered plug-in, or raise PluginNotFoundError."""
     installed.unregister(name)

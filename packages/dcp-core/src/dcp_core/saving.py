@@ -75,8 +75,7 @@ def save(
         planner: Used by one save at a time; None for a `DefaultSavePlanner`.
         process_group: Ranks that save together; None for all.
         no_dist: Whether this process saves alone, even if process groups exist.
-        use_collectives: Whether the ranks plan together. If False, every rank writes its replicated tensors and a
-            rank-local index.
+        use_collectives: Whether the ranks plan together. If not, each writes its replicas and a rank-local index.
         timeout_seconds: Wait for other ranks in one phase, from this rank's arrival.
         peers: How ranks detect others' death before the timeout.
 

@@ -169,7 +169,7 @@ def _split(key: str) -> tuple[str, str]:
 
 @dataclass(slots=True)
 class OptimizerNames:
-    """Names of parameters in one or several modules of a model."""
+    """Names of parameters in modules of a model."""
 
     fqn_of: dict[torch.Tensor, str] = field(default_factory=dict)
     other_names: dict[str, list[str]] = field(default_factory=dict)
@@ -203,7 +203,7 @@ class OptimizerNames:
 
 
 def optimizer_names(parts: Sequence[tuple[nn.Module, ModelNames]]) -> OptimizerNames:
-    """Join the names in several modules of a model."""
+    """Join the names in several modules."""
     joined = OptimizerNames()
     for module, names in parts:
         joined.fqn_of.update(names.fqn_of)

@@ -214,7 +214,7 @@ def _is_frozen(tensor: torch.Tensor) -> bool:
 
 
 def submodule_prefixes(names: ModelNames, submodules: set[nn.Module] | None) -> list[str] | None:
-    """Return the FQN prefixes of submodules; None for the whole model."""
+    """Return submodules' FQN prefixes; None for the whole model."""
     if not submodules:
         return None
     warnings.warn(

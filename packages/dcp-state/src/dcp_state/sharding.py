@@ -62,7 +62,6 @@ __all__ = [
 
 T = TypeVar("T")
 PIECE_BYTES = 16 << 20
-"""Limit of the pieces in which tensors are sent."""
 
 
 class Errors:
@@ -170,8 +169,8 @@ def broadcast_model(
 ) -> tuple[dict[str, Any], set[str]]:
     """Fill a model's parameters and buffers in place from rank 0's state dict, by FQN.
 
-    Returns values that could not be copied in place (objects, tensors on the meta device or with unknown names), and
-    the filled names. CheckpointException: a shape differs, or a rank failed; raised on all ranks.
+    Returns values that could not be copied in place (objects, meta tensors, unknown names), and the filled names.
+    CheckpointException: a shape differs, or a rank failed; raised on all ranks.
 
     Ranks: every rank; collective.
     """

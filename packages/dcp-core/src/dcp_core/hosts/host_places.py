@@ -66,8 +66,7 @@ def find_places(
     """Find which ranks share a directory and to which run it belongs; create missing directories.
 
     The run is the directory's, the coordinator's `run`, the last that this process found here, or random. Unless
-    `saves`, a rank manages an unusable directory alone, so that a full disk or a silent keeper does not prevent a
-    restore.
+    `saves`, a rank manages an unusable directory alone, so that a restore is possible.
 
     Ranks: every rank; collective, two phases.
     """
@@ -80,8 +79,8 @@ def look_in_places(
 ) -> tuple[HostPlaces, R]:
     """Find which ranks share a directory and examine each, without creating any.
 
-    Each managing rank calls `look`; the coordinator calls `decide` with all results (None from other ranks) and sends
-    the decision to all ranks. A rank manages an unusable directory alone.
+    Each managing rank calls `look`; the coordinator calls `decide` with all results (None from other ranks) for all
+    ranks. A rank manages an unusable directory alone.
 
     Ranks: every rank; collective, two phases.
     """

@@ -88,7 +88,7 @@ class AllowList:
 def allowed_globals(extra: Sequence[Any] = ()) -> AllowList:
     """Return the defaults, torch's safe globals and `extra`; defaults keep their restrictions.
 
-    ValueError: `extra` contains a function that could run any code, such as `eval`.
+    ValueError: a function in `extra` could run any code.
     """
     return _allow_list(tuple(extra), frozenset(torch.serialization.get_safe_globals()))
 
@@ -104,7 +104,7 @@ def default_allow_list() -> AllowList:
 
 
 def register_library(path: str) -> bool:
-    """Import torchao's modules for a global; return whether that registered it."""
+    """Import torchao's modules for a global, and return whether they have it."""
     if path.partition(".")[0] != "torchao" or importlib.util.find_spec("torchao") is None:
         return False
     for module in _TORCHAO:

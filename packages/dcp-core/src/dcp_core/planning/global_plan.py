@@ -337,7 +337,7 @@ def cut_dim(sizes: Sequence[int]) -> int | None:
 def assign(things: Candidates, world_size: int) -> Assignment:
     """Assign items or their parts so that all ranks write about the same number of bytes.
 
-    Ranks with the same items exceed their average by at most 1/128 or `MIN_PART_BYTES`, as far as items may be cut.
+    Ranks with the same items exceed their average by at most 1/128 or `MIN_PART_BYTES`.
     """
     holders = np.diff(things.first)
     settled = things.settled | (holders == 1)

@@ -132,7 +132,7 @@ class LoadReport:
 
 
 class NearNames:
-    """Finds similar names, among many only with a common component."""
+    """Finds similar names."""
 
     def __init__(self, candidates: Iterable[str]) -> None:
         self._candidates = sorted(candidates)
@@ -153,7 +153,7 @@ class NearNames:
 
 
 def suggest(key: str, candidates: Iterable[str]) -> str:
-    """Return `'; did you mean …?'` with the most similar candidates, or nothing."""
+    """Return `'; did you mean …?'` with similar candidates, or nothing."""
     near = difflib.get_close_matches(key, list(candidates), n=3, cutoff=0.6)
     return f"; did you mean {' or '.join(repr(name) for name in near)}?" if near else ""
 
@@ -163,7 +163,7 @@ def surplus_bits(
 ) -> bytes:
     """Return one compressed bit per checkpoint key: whether this rank ignores it.
 
-    Keys below top-level keys that the template lacks, and other ranks' `PerRank` entries, do not count.
+    Keys below missing top-level keys, and other ranks' `PerRank` entries, do not count.
     """
     paths, tops = metadata.planner_data or {}, {str(key) for key in template}
     of_ranks = tuple(f"{name}." for name in per_rank)

@@ -49,7 +49,7 @@ def create_default_local_save_plan(state_dict: dict[str, Any], is_coordinator: b
 
 
 def create_write_items(fqn: str, object: Any) -> list[WriteItem]:  # noqa: A002 - stock's name
-    """Return the write items of an object, or of this rank's chunks."""
+    """Return the write items of a value's local chunks."""
     return list(local_values({fqn: object}).items)
 
 
@@ -230,7 +230,7 @@ class DefaultSavePlanner(SavePlanner):
         return found
 
     def lookup_object(self, index: MetadataIndex) -> Any:
-        """Return the object for an index, or the local memory of its shard."""
+        """Return the object or shard for an index."""
         return find_state_dict_object(self.state_dict, index)
 
     def transform_object(self, write_item: WriteItem, object: Any) -> Any:  # noqa: A002 - stock's name

@@ -62,7 +62,7 @@ class StockEnum(Enum):
 
 
 class MemoryFormatEncoding(Enum):
-    """Numbers for memory formats, which cannot be pickled."""
+    """Numbers for memory formats."""
 
     TORCH_CONTIGUOUS_FORMAT = 0
     TORCH_CHANNELS_LAST = 1
@@ -209,7 +209,7 @@ class StorageInfo:
 
     @classmethod
     def of(cls, stored: StoredItem) -> StorageInfo:
-        """Return a manifest record's location."""
+        """Return a record's location."""
         return cls(stored.file, stored.offset, stored.length, list(stored.chain) or None, stored)
 
 
@@ -304,7 +304,7 @@ def note_checkpoint_id(metadata: Metadata, checkpoint_id: str | os.PathLike[str]
 
 
 class DeferredMetadata(Metadata):
-    """Calls `read` at the first access to a field."""
+    """Calls `read` at the first access."""
 
     def __init__(self, read: Callable[[], Metadata]) -> None:
         object.__setattr__(self, "_read", read)

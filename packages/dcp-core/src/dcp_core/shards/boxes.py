@@ -60,7 +60,7 @@ def local_boxes(
 ) -> tuple[tuple[int, ...], tuple[LocalBox, ...]]:
     """Return a sharded tensor's local shape and boxes (row-major) at one mesh position.
 
-    There are several boxes if local rows are not contiguous globally. A placement of None replicates.
+    Local rows that are not contiguous globally have several boxes. A placement of None replicates.
     """
     intervals: list[Intervals] = [[(0, extent)] if extent else [] for extent in shape]
     for size, position, placement in zip(mesh_shape, coordinate, placements, strict=True):

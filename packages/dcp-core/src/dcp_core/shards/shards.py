@@ -158,13 +158,13 @@ def shard_method(value: Any, name: str) -> Callable[..., Any] | None:
 
 
 def hook_items(fqn: str, value: Any) -> list[WriteItem]:
-    """Return the write items from `__create_write_items__`, if any."""
+    """Return `__create_write_items__`'s items, if any."""
     create = shard_method(value, "__create_write_items__")
     return [] if create is None else [as_write_item(item) for item in create(fqn, value)]
 
 
 def find_shard(value: object, index: MetadataIndex) -> torch.Tensor:
-    """Return the memory of the index's shard, or of the only one."""
+    """Return the memory of the index's shard, or the only one."""
     get_shard = shard_method(value, "__get_tensor_shard__")
     if get_shard is not None:
         return _from_method(value, get_shard, index)()

@@ -1,8 +1,8 @@
 """Flatten nested state dicts to FQNs as stock does, unflatten them, and rename keys in a load.
 
 An FQN joins a path's elements with dots. Mappings are flattened, and lists that contain a tensor or mapping at any
-depth. Other pytree containers (tuples, deques, registered classes) are flattened only if they contain a sharded tensor.
-Everything else is a leaf. Empty mappings have no FQN.
+depth. Other pytree containers are flattened only if they contain a sharded tensor. Everything else is a leaf. Empty
+mappings have no FQN.
 
 `paths` contain stock's elements: str for dict keys, int for list indices, `LiteralKey` for other literal keys; `keys`
 contain the original keys.

@@ -90,7 +90,7 @@ def check_format(serialization_format: Enum) -> None:
 class FileAttributes(ByteStorage):
     """Mixin with stock's attributes `fs` and `path`.
 
-    The default `fs` is only for inspection; another `fs`, or replaced methods, read and write all data.
+    The default `fs` is only for inspection; another, or replaced methods, read and write all data.
     """
 
     _fs: Any = None
@@ -102,7 +102,7 @@ class FileAttributes(ByteStorage):
 
     @property
     def fs(self) -> Any:
-        """Like stock's `FileSystemBase`."""
+        """Like stock's."""
         if self._fs is None:
             self._fs = self._make_fs()
             self._fs_as_made = dict(_variables(self._fs))

@@ -196,7 +196,7 @@ class ByteStorageReader(ByteStorage, StorageReader):
         return done
 
     def prepare_read(self, plan: LoadPlan, planner: LoadPlanner) -> PreparedRead:
-        """Return the read requests for an `Exchange`, which replaces `read_data`."""
+        """Return the requests for an `Exchange`, which replaces `read_data`."""
         planner = adopted(planner, LoadPlanner)  # stock may call this
         self.bytes_read = 0
         backend = self._backend
@@ -205,7 +205,7 @@ class ByteStorageReader(ByteStorage, StorageReader):
         )
 
     def finish_read(self, stats: ReadStats) -> None:
-        """Record statistics of the requests of `prepare_read`."""
+        """Record statistics of `prepare_read`."""
         self.bytes_read += stats.bytes_read
         self.unverified_keys = set(stats.unverified_keys)
 

@@ -138,7 +138,7 @@ class StateRecords:
             yield name, BytesStorageMetadata()
 
     def offsets(self, row: int) -> Boxes:
-        """Return a tensor's chunk offsets in elements."""
+        """Return a tensor's chunk offsets."""
         return self._boxes(self.index.chunk_offsets, row)
 
     def _boxes(self, numbers: np.ndarray[Any, np.dtype[np.int64]], row: int) -> Boxes:
@@ -199,7 +199,7 @@ class StorageRecords:
             return False
 
     def file_bytes(self) -> dict[str, int]:
-        """Return the bytes per data file."""
+        """Return bytes per file."""
         return needed_bytes(self._index)
 
     def keys(self) -> Iterator[MetadataIndex]:

@@ -1,4 +1,4 @@
-"""Tests on two ranks; the functions at the end run there."""
+"""Tests on two ranks."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def load_on_ranks(door: Door, value: float, placements: tuple[Placement, ...]) -
 
 
 def load_part(door: Door, value: float, placements: tuple[Placement, ...]) -> int:
-    """Return the bytes that load this rank's shard, -1 for a wrong value."""
+    """Return the bytes that load this shard, -1 for a wrong value."""
     template = {"sharded": part(0.0, placements)["sharded"]}
     report = door.load(template)
     right = same(template["sharded"].to_local(), part(value, placements)["sharded"].to_local())
