@@ -131,7 +131,7 @@ class PlanError(DcpError, ValueError):
 
 
 class SaveSkippedError(DcpError, RuntimeError):
-    """An overlap policy skipped the save (`skip`) or replaced it by a later one (`latest`)."""
+    """An overlap policy skipped the save (`skip`) or replaced it (`latest`)."""
 
 
 class UnsupportedValueError(DcpError, TypeError, ValueError):

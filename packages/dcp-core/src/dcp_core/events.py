@@ -49,7 +49,7 @@ class Phase:
     own_seconds: float = 0.0
 
     def timed(self, function: Callable[[], T]) -> Callable[[], T]:
-        """Wrap a function to add its duration to `own_seconds`."""
+        """Add a function's duration to `own_seconds`."""
 
         def call() -> T:
             start = time.monotonic()

@@ -63,7 +63,7 @@ class HostCommit(ByteStorageWriter):
         self._is_committed = False
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Prepare the writer; UnsupportedValueError without a coordinator."""
+        """UnsupportedValueError without a coordinator."""
         if not kwargs.get("use_collectives", True):
             raise UnsupportedValueError(
                 f"{self.checkpoint_id} is a store of each host, which needs a save with use_collectives=True"

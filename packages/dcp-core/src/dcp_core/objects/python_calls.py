@@ -234,7 +234,7 @@ def _path(make: type[pathlib.PurePath]) -> Call:
 
 
 def set_attributes(budget: Budget, instance: Any, state: Any) -> Any:
-    """Set attributes, charging the budget; refuse ones that hide the class's."""
+    """Set attributes; refuse ones that hide the class's."""
     if state is None:
         return instance
     if type(state) is not dict or any(type(name) is not str or hasattr(type(instance), name) for name in state):

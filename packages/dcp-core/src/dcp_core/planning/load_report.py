@@ -47,7 +47,7 @@ class LoadProblem:
 
 
 class LoadMismatchError(DcpError, RuntimeError, ValueError):
-    """Template and checkpoint do not match; `problems` lists all mismatches."""
+    """Template and checkpoint do not match; see `problems`."""
 
     def __init__(self, problems: list[LoadProblem]) -> None:
         shown = "\n".join(f"  {problem.message}" for problem in problems[:SHOWN_PROBLEMS])

@@ -326,7 +326,7 @@ class SavePlanner(ABC):
         del plans, metadata
 
     def plan_family(self) -> str:
-        """Return the class name on which ranks must agree; subclasses may be mixed."""
+        """Return the class name on which ranks must agree."""
         kinds = [cls for cls in type(self).__mro__ if issubclass(cls, SavePlanner) and cls is not SavePlanner]
         return (kinds or [type(self)])[-1].__qualname__
 
@@ -392,7 +392,7 @@ class Storage(ABC):
     """Base class of storage readers and writers."""
 
     checkpoint_id: Any = None
-    """Default for a `save` or `load` without a checkpoint id."""
+    """Default id of a `save` or `load`."""
     absolute_id: Any = None
     """Id for a save or load that runs later or in another process, if it differs from `checkpoint_id`."""
 

@@ -56,7 +56,7 @@ class PerRank:
 
 
 def with_rank_values(value: Any, rank: int) -> Any:
-    """Replace each `PerRank` by this rank's entry, copying only its containers."""
+    """Replace each `PerRank` by this rank's entry."""
     if isinstance(value, torch.Tensor):  # the check for a Mapping is slow
         return value
     if isinstance(value, PerRank):
@@ -126,7 +126,7 @@ class RankValues:
             self._places.append(place)
 
     def restore(self) -> None:
-        """Restore the wrappers, with their loaded values."""
+        """Restore the wrappers and loaded values."""
         for place in self._places:
             if place.path is not None:
                 held = place.container[place.key]

@@ -23,7 +23,7 @@ _ONE_RANK = "there is one rank"
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """One rank's request and abilities."""
+    """One rank's request."""
 
     asked: bool | None
     obstacle: str | None

@@ -151,7 +151,7 @@ class ByteStorageReader(ByteStorage, StorageReader):
         return self._backend.read_index()
 
     def use_index(self, index: CheckpointIndex) -> Metadata:
-        """Return the metadata of an index that any rank read. The index must not change afterwards."""
+        """Return the metadata of an index, which must not change afterwards."""
         self._backend.use_index(index)
         metadata = metadata_from_index(index)
         note_checkpoint_id(metadata, self.checkpoint_id).load_id = self.load_id

@@ -295,7 +295,7 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
         return not self._compression.changes_nothing
 
     def abort(self, error: BaseException) -> None:
-        """Delete this rank's files of a failed save."""
+        """Delete this rank's files."""
         del error
         if self._opened is not None:  # otherwise nothing was written
             self._opened.abort_save()

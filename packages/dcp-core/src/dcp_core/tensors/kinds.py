@@ -280,7 +280,7 @@ def clone_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def zeros_like(key: str, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return a meta wrapper's zeroed copy on another device."""
+    """Return a meta wrapper's zeroed copy."""
     try:
         made = _zeros_like(tensor, device)
     except Exception as error:
@@ -348,7 +348,7 @@ def copy_wrapper(key: str, target: torch.Tensor, source: torch.Tensor) -> None:
 
 
 def plain_values(key: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Return a wrapper's values as a plain CPU tensor."""
+    """Return a wrapper's values on the CPU."""
     if isinstance(tensor, ArchivedTensor):  # this process created the archive
         tensor = torch.load(io.BytesIO(tensor.archive), map_location="cpu", weights_only=False)
     if tensor.is_quantized:

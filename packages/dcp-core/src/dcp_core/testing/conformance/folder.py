@@ -72,7 +72,7 @@ class Door:
 
 
 class StorageFixtures(ABC):
-    """Fixtures of the conformance suite, some to override."""
+    """Fixtures of the suite, some to override."""
 
     registered = True
     """Whether a plug-in registers the ids' URI scheme; if not, only readers and writers are tested."""

@@ -73,7 +73,7 @@ def state(value: float) -> dict[str, Any]:
 
 
 def random_state(seed: int = 0) -> dict[str, Any]:
-    """Return a state dict of random bytes without repeated ranges."""
+    """Return a state dict of random bytes."""
     return {"large": _filled(300, 1000, seed=seed), "small": _filled(9, 7, seed=seed + 1), "object": {"seed": seed}}
 
 
