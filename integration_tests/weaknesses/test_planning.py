@@ -115,9 +115,9 @@ def load_traffic(folder: str, count: int) -> int:
     told = []
     original = StoreCoordinator._exchange
 
-    def exchange(self: Any, step: Any, outcome: Any, conclude: Any) -> Any:
+    def exchange(self: Any, number: Any, phase: Any, outcome: Any, conclude: Any) -> Any:
         told.append(len(encode(outcome)))
-        return original(self, step, outcome, conclude)
+        return original(self, number, phase, outcome, conclude)
 
     with mock.patch.object(StoreCoordinator, "_exchange", exchange):
         dcp.load(template, checkpoint_id=folder)

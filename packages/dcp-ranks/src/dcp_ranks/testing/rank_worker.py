@@ -113,18 +113,7 @@ class _Worker:
         with _clean_slate(), warnings.catch_warnings():
             _set_filters(cloudpickle.loads(message.filters))
             function, arguments = cloudpickle.loads(message.function)
-            try:
-                return bytes(cloudpickle.dumps(function(*arguments)))
-            finally:
-                _leave_subgroups()
-
-
-def _leave_subgroups() -> None:
-    """Destroy all but the default group: gloo's threads of each wake 100 times a second."""
-    if dist.is_initialized():
-        groups = dist.distributed_c10d._world.pg_map  # noqa: SLF001 - torch has no public list of them
-        for group in [group for group in groups if group is not dist.group.WORLD]:
-            dist.destroy_process_group(group)
+            return bytes(cloudpickle.dumps(function(*arguments)))
 
 
 class _FileFinder(importlib.abc.MetaPathFinder):

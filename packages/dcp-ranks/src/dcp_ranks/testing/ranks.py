@@ -69,8 +69,8 @@ class RankPool:
 
     Processes are kept between calls, stopped (SIGSTOP) until the next one; a dead or stuck one is replaced. Each call
     starts with torch's seed 0, the caller's warning filters, and the initial environment and directory. The process
-    group is kept for calls with the same world size and backend, and replaced after a failed call; groups that a call
-    made are destroyed at its end.
+    group is kept for calls with the same world size and backend, and replaced after a failed call. With it processes
+    are replaced that keep many threads.
 
     Args:
         max_ranks: Largest world size.
