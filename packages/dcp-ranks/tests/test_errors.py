@@ -107,9 +107,10 @@ def test_a_lost_store_raises_its_error():
         raise RuntimeError("timed out")
 
 
-def test_a_rank_that_is_alone_raises_its_error():
-    nan = float("nan")  # which is not equal to itself
-    assert type(caught(lambda: LocalCoordinator().agree("step", lambda: nan, "steps"))) is errors.OperationError
+def test_a_rank_that_is_alone_agrees_with_itself_and_raises_its_error():
+    alone = LocalCoordinator()
+    alone.agree("step", lambda: float("nan"), "steps")  # which is not equal to itself
+    assert type(caught(lambda: alone.agree("step", lambda: 1 // 0, "steps"))) is ZeroDivisionError
 
 
 def raised_on_ranks(rank):
