@@ -10,6 +10,7 @@ import io
 import pickle
 import tempfile
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -41,30 +42,25 @@ def our_module(name: str) -> ModuleType:
     return importlib.import_module(f"dcp_all.{name}")
 
 
-def records() -> list[tuple[str, str]]:
-    """Module and name of each dataclass that both have."""
+def classes(is_kind: Callable[[type], bool]) -> list[tuple[str, str]]:
+    """Module and name of each class of a kind that both have."""
     return [
         (module, name)
         for module in MODULES
         for name, value in vars(stock_module(module)).items()
         if isinstance(value, type)
-        and dataclasses.is_dataclass(value)
+        and is_kind(value)
         and value.__module__ == f"{STOCK}.{module}"
         and hasattr(our_module(module), name)
     ]
+
+
+def records() -> list[tuple[str, str]]:
+    return classes(dataclasses.is_dataclass)
 
 
 def enums() -> list[tuple[str, str]]:
-    return [
-        (module, name)
-        for module in MODULES
-        for name, value in vars(stock_module(module)).items()
-        if isinstance(value, type)
-        and issubclass(value, enum.Enum)
-        and value.__module__ == f"{STOCK}.{module}"
-        and not name.startswith("_")
-        and hasattr(our_module(module), name)
-    ]
+    return [(module, name) for module, name in classes(lambda kind: issubclass(kind, enum.Enum)) if name[0] != "_"]
 
 
 def sample(modules: Any, field: dataclasses.Field[Any]) -> Any:

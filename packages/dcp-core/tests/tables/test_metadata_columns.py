@@ -19,7 +19,6 @@ from dcp_core.records.metadata import (
 )
 from dcp_core.tables import metadata_columns
 from dcp_core.tables.metadata_columns import index_from_metadata, metadata_from_index
-from dcp_core.tables.plan_columns import dtype_name
 from dcp_manifest.index.columns import Framing, ManifestInfo, StoredItem
 from dcp_manifest.index.literal_keys import LiteralKey
 
@@ -190,7 +189,7 @@ def test_what_a_manifest_cannot_hold_is_named() -> None:
 def test_dtype_names() -> None:
     dtypes = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
     for dtype in dtypes:
-        assert dtype_of(dtype_name(dtype)) is dtype
+        assert dtype_of(str(dtype).removeprefix("torch.")) is dtype
     for name in ("float3", "nn", "Tensor"):
         with pytest.raises(UnsupportedFormatError, match=name):
             dtype_of(name)

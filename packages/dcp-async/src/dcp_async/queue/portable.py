@@ -129,8 +129,8 @@ def pickled(what: str, value: object) -> bytes:
 _ANYWHERE = {str, int, float, complex, bool, bytes, type(None)}
 
 
-class NamedText(str):  # noqa: SLOT000 - there are few, and mypy knows no slots of text
-    """Key for a `str` subclass: equals the same text, and has the original `str()` and `repr()`."""
+class _Named:
+    """Key with the `str()` and `repr()` of an object of another class."""
 
     _name: str
     _repr: str
@@ -142,23 +142,16 @@ class NamedText(str):  # noqa: SLOT000 - there are few, and mypy knows no slots 
         return self._repr
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _stand_in, (type(self).__qualname__, self._name, self._repr, str.__str__(self))
+        text = str.__str__(self) if isinstance(self, str) else None
+        return _stand_in, (type(self).__qualname__, self._name, self._repr, text)
 
 
-class NamedKey:
-    """Key for any other class: same `str()` and `repr()`, equal only to itself."""
+class NamedText(_Named, str):  # noqa: SLOT000 - there are few, and mypy knows no slots of text
+    """Key for a `str` subclass: equal to the same text."""
 
-    _name: str
-    _repr: str
 
-    def __str__(self) -> str:
-        return self._name
-
-    def __repr__(self) -> str:
-        return self._repr
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _stand_in, (type(self).__qualname__, self._name, self._repr, None)
+class NamedKey(_Named):
+    """Key for any other class: equal only to itself."""
 
 
 @functools.cache

@@ -35,7 +35,6 @@ __all__ = [
     "Selection",
     "WrittenColumns",
     "columns_of",
-    "dtype_name",
     "object_item",
     "written_of",
 ]
@@ -360,11 +359,6 @@ class ColumnBuilder:
         )
         sizes = np.full(len(objects), -1, np.int64) if object_bytes is None else np.array(object_bytes, np.int64)
         return PlanColumns(index, kinds[:, 4].astype(np.uint8), sizes)
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """Return a dtype's name in manifests, such as `float32`."""
-    return str(dtype).removeprefix("torch.")
 
 
 def columns_of(items: Sequence[WriteItem]) -> PlanColumns:
