@@ -279,6 +279,7 @@ def screenshots(session: nox.Session) -> None:
     """Make the pictures of the command for the docs, from real runs."""
     python = shared(session, "demo")
     session.run(python, "-m", "tools.screenshots", env=SINGLE_THREAD, external=True)
+    session.run(python, "-m", "tools.diagrams", external=True)
 
 
 @nox.session(venv_backend="none")

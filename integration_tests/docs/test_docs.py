@@ -17,6 +17,7 @@ import pytest
 
 from integration_tests.benchmarks.figures import faster
 from integration_tests.docs.page_scripts import PageScripts
+from tools.diagrams import DIAGRAMS, IMAGES
 
 try:
     import tomllib
@@ -215,3 +216,13 @@ def test_code_of_the_pages_fits() -> None:
         if len(line) > 88
     ]
     assert wide == []
+
+
+@pytest.mark.parametrize("name", DIAGRAMS)
+def test_diagrams_are_what_their_module_draws(name: str) -> None:
+    """And none of their words is cut off on the right, at an average width of half the height of a letter."""
+    drawn = str(DIAGRAMS[name]())
+    assert (IMAGES / f"{name}.svg").read_text(encoding="utf-8") == drawn, "python -m tools.diagrams writes it"
+    for kind, x, words in re.findall(r'<text class="([^"]*)" x="([\d.]+)"[^>]*>([^<]+)<', drawn):
+        share = 0.5 if "mid" in kind else 0 if "end" in kind else 1
+        assert float(x) + share * 6.5 * len(words) <= 400, words
