@@ -28,8 +28,8 @@ BOUNDS: Mapping[str, tuple[int, int]] = {
     "second save, one process: functions": (291, 250),
     "second save, one process: modules": (50, 60),
     "second save, one process: switches": (309, 250),
-    "lines of code": (57_400, 44_000),
-    "words in docstrings": (105_400, 70_000),
+    "lines of code": (60_000, 44_000),
+    "words in docstrings": (90_000, 70_000),
     "public names": (512, 250),
     "exception classes": (53, 40),
     "small modules of one importer": (23, 5),
@@ -39,7 +39,8 @@ BOUNDS: Mapping[str, tuple[int, int]] = {
     "members of Sink": (4, 5),
     "members of Source": (3, 4),
 }
-"""Figure → its bound, and the aim. The two of the text's length are rounded up: a fix may take a line."""
+"""Figure → its bound, and the aim. The two of the text's length leave room for features: without those
+that came after the merge of modules, there are 57,400 lines."""
 _ATTEMPTS = 3
 _SECONDS = 600.0
 

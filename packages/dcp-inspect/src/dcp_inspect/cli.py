@@ -29,6 +29,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "convert": ("convert", "Convert between checkpoints, torch.save files and safetensors."),
         "plan": ("plan", "Show what each rank of a job would read and write."),
         "latest": ("latest", "Print the path of the newest checkpoint that can be loaded."),
+        "du": ("usage", "Show the disk space of checkpoints, and what policies would free."),
         "rm": ("remove", "Remove checkpoints."),
         "prune": ("prune", "Remove all but the newest checkpoints under a directory."),
         "unquarantine": ("unquarantine", "Let readers use a quarantined checkpoint again."),
