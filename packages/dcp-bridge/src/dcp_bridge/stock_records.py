@@ -50,7 +50,7 @@ class ExtendedSavePlan(planner.SavePlan):
 
     usable: bool = True
     aliases: dict[str, str] | None = None
-    digests: dict[str, int] | None = None
+    digests: dict[Any, int] | None = None
     splittable: bool = False
 
 

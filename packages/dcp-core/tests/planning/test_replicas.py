@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from dcp_core.planning import save_planner
 from dcp_core.planning.replicas import DivergentReplicaWarning, replica_digest
 from dcp_core.planning.save_planner import DefaultSavePlanner
 from dcp_core.records.protocols import SavePlan
+from dcp_core.testing.wrapper_tensors import WRAPPER_GLOBALS, BlockTensor
 
 KIB = 1024
 
@@ -44,12 +46,40 @@ def test_samples_are_few_bytes_of_a_large_tensor(monkeypatch: pytest.MonkeyPatch
     assert seen == [16 * 64, 16 * KIB, 64 * KIB]
 
 
+def _strided(values: torch.Tensor) -> list[torch.Tensor]:
+    """Return equal tensors with other strides."""
+    wider = values.new_zeros(values.shape[0], values.shape[1] * 2)
+    wider[:, ::2] = values
+    return [values.t().contiguous().t(), wider[:, ::2]]
+
+
+@pytest.mark.parametrize("rows", [3, 700])
 @pytest.mark.parametrize(
-    "tensor",
-    [torch.zeros(300, 300).t(), torch.zeros(30_000, dtype=torch.complex64).conj(), torch.zeros(3, device="meta")],
+    "dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.bool, torch.float64, torch.complex128]
 )
-def test_what_is_not_cheap_is_not_compared(tensor: torch.Tensor) -> None:
-    assert replica_digest(tensor, everything=False) is None
+def test_strides_do_not_change_what_is_compared(rows: int, dtype: torch.dtype) -> None:
+    values = torch.arange(rows * 701).reshape(rows, 701).to(dtype)
+    other = values.clone()
+    other[-1, -1] = 0 if dtype is torch.bool else 1
+    same, different = (replica_digest(each, everything=False) for each in (values, other))
+    assert same is not None
+    assert different != same
+    assert [replica_digest(each, everything=False) for each in _strided(values)] == [same] * 2
+    assert [replica_digest(each, everything=False) for each in _strided(other)] == [different] * 2
+
+
+@pytest.mark.parametrize("size", [3, 30_000])
+def test_conjugated_and_negative_views_are_compared_by_value(size: int) -> None:
+    conjugated = torch.full((size,), 1 + 2j).conj()
+    for view in (conjugated, conjugated.imag):
+        copied = view.resolve_conj().resolve_neg().clone()
+        assert view.is_conj() or view.is_neg()
+        assert replica_digest(view, everything=False) == replica_digest(copied, everything=False) is not None
+        assert replica_digest(view, everything=False) != replica_digest(copied + 1, everything=False)
+
+
+def test_a_tensor_without_data_is_not_compared() -> None:
+    assert replica_digest(torch.zeros(3, device="meta"), everything=False) is None
 
 
 def plans(
@@ -70,10 +100,26 @@ KINDS: dict[str, Any] = {
     "large": lambda rank: torch.full((BIG,), float(rank)),
     "parameter": lambda rank: torch.nn.Parameter(torch.full((BIG,), float(rank))),
     "bfloat16": lambda rank: torch.full((BIG,), rank, dtype=torch.bfloat16),
+    "channels last": lambda rank: torch.full((64, 64, 8, 8), rank).to(memory_format=torch.channels_last),
+    "transposed on one rank": lambda rank: torch.full((300, 300), float(rank)).t() if rank else torch.zeros(300, 300),
+    "wrapper": lambda rank: BlockTensor.of(torch.full((BIG,), float(rank))),
+    "quantized": lambda rank: torch.quantize_per_tensor(torch.full((3,), float(rank)), 0.1, 0, torch.qint8),
     "object": lambda rank: f"rank {rank}",
     "large object": lambda rank: f"{rank}" * BIG,
     "tensors in an object": lambda rank: (torch.full((BIG,), rank), 1),
 }
+
+
+pytestmark = [
+    pytest.mark.usefixtures("wrapper_globals"),
+    pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning"),
+]
+
+
+@pytest.fixture
+def wrapper_globals() -> Iterator[None]:
+    with torch.serialization.safe_globals(WRAPPER_GLOBALS):
+        yield
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -98,32 +144,48 @@ def test_replicas_that_are_equal(monkeypatch: pytest.MonkeyPatch, kind: str) -> 
     assert all(list(plan.digests or ()) == ["layer.value"] for plan in made)
 
 
-@pytest.mark.parametrize(("placement", "compared"), [(Replicate(), True), (Shard(0), False)])
-def test_replicated_dtensors_are_compared_and_shards_are_not(
-    monkeypatch: pytest.MonkeyPatch, placement: Any, compared: bool
-) -> None:
-    made = []
-    for rank in range(2):
-        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=2)
-        try:
-            mesh = DeviceMesh("cpu", torch.arange(2))
-            value = DTensor.from_local(torch.full((BIG,), float(rank)), mesh, [placement], run_check=False)
-            made.append(_plan(monkeypatch, value))
-        finally:
-            dist.destroy_process_group()
+LAYOUTS: dict[str, tuple[list[Any], bool]] = {
+    "replicated": ([Replicate(), Replicate()], True),
+    "sharded over all ranks": ([Shard(0), Shard(0)], False),
+    "sharded, and the shards replicated": ([Replicate(), Shard(0)], True),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_boxes_that_several_ranks_hold_are_compared(layout: str) -> None:
+    placements, compared = LAYOUTS[layout]
+    made = [_plan_of_rank(rank, torch.arange(4).reshape(2, 2), placements) for rank in range(4)]
+    assert [bool(plan.digests) for plan in made] == [compared] * 4
+    _check_globally(made, differs=compared)
+
+
+def test_equally_named_shards_of_several_meshes_are_compared() -> None:
+    """Such as those of pipeline stages that count their layers from 0, and of groups of experts."""
+    stages = torch.tensor([[0, 1], [2, 3]])
+    made = [_plan_of_rank(rank, stages[rank // 2], [Shard(0)]) for rank in range(4)]
+    assert [list(plan.digests or ()) for plan in made] == [[("w", (0,))], [("w", (BIG,))]] * 2
+    _check_globally(made, differs=True)
+
+
+def _plan_of_rank(rank: int, ranks: torch.Tensor, placements: list[Any]) -> SavePlan:
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=4)
+    try:
+        local = torch.full((BIG,), float(rank))
+        value = DTensor.from_local(local, DeviceMesh("cpu", ranks), placements, run_check=False)
+        planner = DefaultSavePlanner()
+        planner.set_up_planner({"w": value})
+        return planner.create_local_plan()
+    finally:
+        dist.destroy_process_group()
+
+
+def _check_globally(made: list[SavePlan], *, differs: bool) -> None:
     planner = DefaultSavePlanner(replicas="raise")
     planner.set_up_planner({})
-    if compared:
+    if differs:
         with pytest.raises(PlanError, match="'w' on ranks"):
             planner.create_global_plan(made)
     else:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             planner.create_global_plan(made)
-
-
-def _plan(monkeypatch: pytest.MonkeyPatch, value: Any) -> SavePlan:
-    monkeypatch.setattr(save_planner, "job_size", lambda: 2)
-    planner = DefaultSavePlanner()
-    planner.set_up_planner({"w": value})
-    return planner.create_local_plan()

@@ -169,7 +169,7 @@ class _Walk:
 
 def _facts(held: LocalTensor) -> tuple[Any, ...]:
     properties = held.properties
-    return held.size, held.whole, properties.dtype, properties.requires_grad, properties.pin_memory
+    return held.size, held.whole, held.shared, properties.dtype, properties.requires_grad, properties.pin_memory
 
 
 def leaves_of(node: Skeleton) -> Iterator[tuple[torch.dtype, torch.Size, tuple[int, ...]]]:
@@ -217,14 +217,14 @@ def fill(skeleton: Skeleton, tensors: Iterator[torch.Tensor], objects: Iterator[
 
 
 def _local(facts: tuple[Any, ...], boxes: list[tuple[torch.Size, torch.Size, torch.Tensor]]) -> LocalTensor:
-    size, whole, dtype, requires_grad, pin_memory = facts
+    size, whole, shared, dtype, requires_grad, pin_memory = facts
     properties = TensorProperties(dtype=dtype, requires_grad=requires_grad, pin_memory=pin_memory)
     shards = tuple(LocalShard(offsets, sizes, _given(tensor)) for offsets, sizes, tensor in boxes)
-    return LocalTensor(size, properties, whole, shards)
+    return LocalTensor(size, properties, whole, shards, shared)
 
 
 def _by_value(stored: TensorByValue, facts: tuple[Any, ...], box: tuple[torch.Size, torch.Size]) -> torch.Tensor:
-    return ArchivedTensor(stored.data, box[1], facts[2])
+    return ArchivedTensor(stored.data, box[1], facts[3])
 
 
 def _given(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:

@@ -413,7 +413,7 @@ class WavePlanner(DefaultSavePlanner):
         super().set_up_planner(state_dict, storage_meta, is_coordinator)
         self._described = frozenset(name for name, value in self.state_dict.items() if self.feed.holds(value))
 
-    def replica_digests(self, held: Mapping[str, torch.Tensor | LocalTensor]) -> dict[str, int]:
+    def replica_digests(self, held: Mapping[str, torch.Tensor | LocalTensor]) -> dict[Any, int]:
         """Return checksums of readable tensors."""
         return super().replica_digests({name: held[name] for name in held if name not in self._described})
 

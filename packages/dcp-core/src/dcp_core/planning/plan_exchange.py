@@ -20,7 +20,7 @@ import numpy.typing as npt
 from dcp_core.planning.replicas import value_bytes
 from dcp_core.records.lazy import LazyList
 from dcp_core.records.metadata import Metadata
-from dcp_core.records.protocols import SavePlan, SavePlanner, StorageWriter, WriteResult
+from dcp_core.records.protocols import ReplicaKey, SavePlan, SavePlanner, StorageWriter, WriteResult
 from dcp_core.tables.metadata_columns import metadata_from_index, planned_rows, records_of
 from dcp_core.tables.plan_columns import PlanColumns, PlannedRows, Selection, WrittenColumns, columns_of, written_of
 from dcp_io.recently_used import RecentlyUsed
@@ -236,12 +236,12 @@ def _still_agree(checks: Sequence[Sequence[int]], sums: Sequence[Sequence[bytes]
     return True
 
 
-def _names(plan: SavePlan, numbers: npt.NDArray[np.int32] | None) -> list[list[str]]:
-    sets: dict[int, list[str]] = {}
+def _names(plan: SavePlan, numbers: npt.NDArray[np.int32] | None) -> list[list[ReplicaKey]]:
+    sets: dict[int, list[ReplicaKey]] = {}
     for name, number in zip(plan.digests or (), () if numbers is None else numbers.tolist(), strict=False):
         if number >= 0:
             sets.setdefault(number, []).append(name)
-    return [sorted(sets[number]) for number in sorted(sets)]
+    return [sorted(sets[number], key=str) for number in sorted(sets)]
 
 
 # Several models, optimizers and groups may alternate.
@@ -254,7 +254,7 @@ class RankPlan:
 
     token: str
     columns: PlanColumns
-    checks: list[list[str]]
+    checks: list[list[ReplicaKey]]
     layout: bytes = b""
 
 
@@ -307,8 +307,8 @@ def fingerprint(plan: SavePlan, made_by: Hashable) -> bytes | None:
     return digest.digest()
 
 
-def check_sums(plan: SavePlan, checks: Sequence[Sequence[str]]) -> list[bytes]:
-    """Return one digest of checksums per list of FQNs."""
+def check_sums(plan: SavePlan, checks: Sequence[Sequence[ReplicaKey]]) -> list[bytes]:
+    """Return one digest of checksums per list of keys."""
     digests = plan.digests or {}
     return [
         hashlib.blake2b(np.array([digests[name] for name in names], np.uint32).data, digest_size=8).digest()
@@ -316,13 +316,13 @@ def check_sums(plan: SavePlan, checks: Sequence[Sequence[str]]) -> list[bytes]:
     ]
 
 
-def compared_values(all_plans: Sequence[SavePlan]) -> list[tuple[tuple[int, ...], list[str]]]:
-    """Return (ranks, FQNs with checksums that exactly these ranks hold)."""
-    holders: dict[str, list[int]] = {}
+def compared_values(all_plans: Sequence[SavePlan]) -> list[tuple[tuple[int, ...], list[ReplicaKey]]]:
+    """Return (ranks, keys with checksums that exactly these ranks hold)."""
+    holders: dict[ReplicaKey, list[int]] = {}
     for rank, plan in enumerate(all_plans):
         for name in plan.digests or ():
             holders.setdefault(name, []).append(rank)
-    sets: dict[tuple[int, ...], list[str]] = {}
+    sets: dict[tuple[int, ...], list[ReplicaKey]] = {}
     for name, ranks in holders.items():
         if len(ranks) > 1:
             sets.setdefault(tuple(ranks), []).append(name)

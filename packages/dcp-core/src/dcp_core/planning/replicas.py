@@ -12,15 +12,16 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from dcp_core.errors import PlanError
 from dcp_core.planning.global_plan import plan_columns
 from dcp_core.planning.stock_global_plan import check_coverage, create_default_global_save_plan
 from dcp_core.records.metadata import MetadataIndex
-from dcp_core.records.protocols import SavePlan, WriteItem
+from dcp_core.records.protocols import ReplicaKey, SavePlan, WriteItem
 from dcp_core.tables.plan_columns import columns_of
-from dcp_core.tensors.kinds import is_wrapper
+from dcp_core.tensors.kinds import hidden_parts, is_wrapper
 from dcp_core.tensors.tensor_memory import contiguous, tensor_bytes
 
 __all__ = [
@@ -84,22 +85,36 @@ def value_digest(value: Any) -> bytes:
 
 
 def replica_digest(tensor: torch.Tensor, *, everything: bool) -> int | None:
-    """Return a checksum for comparing replicas; None if it would be expensive.
+    """Return a checksum for comparing replicas, whatever their strides; None if it would be expensive.
 
     Unless `everything` is set, only tensors in this process's memory get one: over all bytes up to 64 KiB, otherwise
     over 16 samples, 1/1024 of the bytes.
     """
-    if tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or is_wrapper(tensor):
-        return None  # the memory does not contain the values
-    if everything or (tensor.is_cpu and tensor.nbytes <= _SMALL_BYTES):
-        return zlib.crc32(tensor_bytes(contiguous(tensor.cpu())))
-    if not tensor.is_cpu or not tensor.is_contiguous():
+    if tensor.is_quantized or is_wrapper(tensor):
+        digests = [replica_digest(part, everything=everything) for part in hidden_parts(tensor)]
+        return None if None in digests or not digests else zlib.crc32(repr(digests).encode())
+    if not everything and not tensor.is_cpu:
         return None
-    data = np.frombuffer(tensor_bytes(tensor), np.uint8)
-    size = max(64, min(_LARGEST_SAMPLE_BYTES, len(data) // (1024 * _SAMPLES)))
-    # The samples include the tensor's first and last bytes.
-    starts = np.linspace(0, len(data) - size, _SAMPLES, dtype=np.int64)
+    if everything or tensor.nbytes <= _SMALL_BYTES:
+        return zlib.crc32(tensor_bytes(contiguous(tensor.resolve_conj().resolve_neg().cpu())))
+    size = max(64, min(_LARGEST_SAMPLE_BYTES, tensor.nbytes // (1024 * _SAMPLES))) // tensor.itemsize
+    # The samples include the tensor's first and last elements.
+    starts = np.linspace(0, tensor.numel() - size, _SAMPLES, dtype=np.int64)
+    if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+        return zlib.crc32(tensor_bytes(_elements(tensor, (starts[:, None] + np.arange(size)).ravel())))
+    data = np.frombuffer(tensor_bytes(tensor), f"V{tensor.itemsize}")
     return zlib.crc32(np.concatenate([data[start : start + size] for start in starts.tolist()]).data)
+
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _elements(tensor: torch.Tensor, positions: npt.NDArray[np.int64]) -> torch.Tensor:
+    """Return elements by their row-major positions."""
+    if not (tensor.is_complex() or tensor.is_neg()):  # torch cannot index tensors of some dtypes
+        tensor = tensor.view(_INTEGERS[tensor.itemsize])
+    at = tuple([torch.from_numpy(each) for each in np.unravel_index(positions, tuple(tensor.shape))])
+    return tensor[at].resolve_conj().resolve_neg()
 
 
 class _Elements:
@@ -212,13 +227,13 @@ def agreed_aliases(all_plans: Sequence[SavePlan]) -> dict[str, str]:
 
 def divergent_keys(all_plans: Sequence[SavePlan]) -> dict[str, list[int]]:
     """Return FQN → ranks that differ from the lowest."""
-    first: dict[str, int] = {}
-    divergent: dict[str, list[int]] = defaultdict(list)
+    first: dict[ReplicaKey, int] = {}
+    divergent: dict[str, set[int]] = defaultdict(set)
     for rank, plan in enumerate(all_plans):
         for key, digest in (plan.digests or {}).items():
             if first.setdefault(key, digest) != digest:
-                divergent[key].append(rank)
-    return dict(divergent)
+                divergent[key if isinstance(key, str) else key[0]].add(rank)
+    return {name: sorted(ranks) for name, ranks in divergent.items()}
 
 
 def report_divergence(divergent: dict[str, list[int]], replicas: Replicas) -> None:
@@ -229,7 +244,8 @@ def report_divergence(divergent: dict[str, list[int]], replicas: Replicas) -> No
     more = f"; and {len(divergent) - _SHOWN_KEYS} more" if len(divergent) > _SHOWN_KEYS else ""
     text = (
         f"{len(divergent)} value(s) differ between ranks under one name, and only the lowest rank's is saved: "
-        f"{shown}{more}. Wrap values that belong to one rank in PerRank, and make DTensors of the shards of a tensor"
+        f"{shown}{more}. Wrap values that belong to one rank in PerRank, make DTensors of the shards of a tensor, and "
+        "give different tensors, such as those of two pipeline stages or groups of experts, different names"
     )
     if replicas == "raise":
         raise PlanError(text)

@@ -27,7 +27,7 @@ from dcp_core.planning.replicas import (
     value_digest,
 )
 from dcp_core.records.metadata import Metadata, MetadataIndex, StorageMeta
-from dcp_core.records.protocols import SavePlan, SavePlanner, WriteItem, WriteItemType
+from dcp_core.records.protocols import ReplicaKey, SavePlan, SavePlanner, WriteItem, WriteItemType
 from dcp_core.shards.shards import LocalTensor, find_part, find_state_dict_object
 from dcp_core.state_dict.flatten import flatten, merge_paths, name_empty_mappings
 from dcp_core.tables.plan_columns import columns_of
@@ -39,6 +39,7 @@ __all__ = ["DefaultSavePlanner", "create_default_local_save_plan", "create_write
 
 _SMALL_BYTES = 64 * 1024
 _COMPARED_OBJECT_BYTES = 16 << 20
+_COMPARED_SHARDS = 16
 _OF_A_SAVE = {"state_dict", "plan", "global_plan", "metadata", "storage_meta"}
 
 
@@ -254,7 +255,7 @@ class DefaultSavePlanner(SavePlanner):
         hooks = (own.resolve_data, own.lookup_object, own.transform_object)
         return (kind.resolve_data, kind.lookup_object, kind.transform_object) == hooks
 
-    def _dump(self, fqn: str, digests: dict[str, int] | None) -> int:
+    def _dump(self, fqn: str, digests: dict[ReplicaKey, int] | None) -> int:
         data = dump_object(self.state_dict[fqn], key=fqn)
         if type(self.state_dict[fqn]) not in SCALARS:
             report_unloadable(data, key=fqn, strict=self.strict_objects, reported=self._reported)
@@ -267,17 +268,19 @@ class DefaultSavePlanner(SavePlanner):
             digests[fqn] = zlib.crc32(digest or data)
         return len(data)
 
-    def replica_digests(self, held: Mapping[str, Held]) -> dict[str, int]:
-        """Return checksums of tensors that this rank holds whole."""
-        digests: dict[str, int] = {}
+    def replica_digests(self, held: Mapping[str, Held]) -> dict[ReplicaKey, int]:
+        """Return checksums of tensors and shards that other ranks may hold, too."""
+        digests: dict[ReplicaKey, int] = {}
         for fqn, value in held.items():
-            if isinstance(value, LocalTensor):
-                if len(value.shards) != 1 or value.shards[0].sizes != value.size:
-                    continue
-                tensor = value.shards[0].get()
-            else:
-                tensor = value.detach()
-            digest = replica_digest(tensor, everything=self.compare_all)
-            if digest is not None:
-                digests[fqn] = digest
+            parts: list[tuple[ReplicaKey, torch.Tensor]] = []
+            if not isinstance(value, LocalTensor):
+                parts = [(fqn, value.detach())]
+            elif value.shared:
+                for shard in value.shards[:_COMPARED_SHARDS]:
+                    whole = shard.sizes == value.size
+                    parts.append((fqn if whole else (fqn, tuple(shard.offsets)), shard.get()))
+            for key, tensor in parts:
+                digest = replica_digest(tensor, everything=self.compare_all)
+                if digest is not None:
+                    digests[key] = digest
         return digests

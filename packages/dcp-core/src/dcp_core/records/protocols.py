@@ -45,6 +45,7 @@ __all__ = [
     "LoadPlanner",
     "PartialState",
     "ReadItem",
+    "ReplicaKey",
     "SavePlan",
     "SavePlanner",
     "Stateful",
@@ -142,6 +143,10 @@ class NamedItems(Protocol):
         ...
 
 
+ReplicaKey = str | tuple[str, tuple[int, ...]]
+"""FQN of a whole value, or FQN and offsets of a shard."""
+
+
 @dataclass(frozen=True)
 class SavePlan:
     """The items that one rank writes.
@@ -149,7 +154,7 @@ class SavePlan:
     Attributes:
         usable: False means "use the plan of the last save", as in stock.
         aliases: FQN of a tied tensor → FQN that stores its data.
-        digests: FQN of a small replica → checksum to compare between ranks.
+        digests: FQN, with the offsets of a shard → checksum to compare between ranks.
         splittable: Whether ranks with the same box may each write a part, which the planner can resolve.
     """
 
@@ -158,7 +163,7 @@ class SavePlan:
     planner_data: Any = None
     usable: bool = True
     aliases: dict[str, str] | None = None
-    digests: dict[str, int] | None = None
+    digests: dict[ReplicaKey, int] | None = None
     splittable: bool = False
 
     def names(self) -> set[str]:

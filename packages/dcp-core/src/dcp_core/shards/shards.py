@@ -34,6 +34,7 @@ from dcp_core.tensors.kinds import (
     unwrapped,
 )
 from dcp_core.tensors.tensor_memory import check_tensor
+from dcp_ranks import job_size
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -79,6 +80,8 @@ class LocalTensor(TensorLike):
     whole: bool
     """Whether each rank holds the whole tensor."""
     shards: tuple[LocalShard, ...]
+    shared: bool = True
+    """Whether other ranks may hold the same boxes."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -302,7 +305,8 @@ def _of_dtensor(fqn: str, tensor: DTensor, *, allow_meta: bool) -> LocalTensor:
             # No rank holds a box, but the tensor must not be missing from the checkpoint.
             none = torch.Size((0,) * len(shape))
             shards = (LocalShard(none, tensor.size(), lambda: empty_like_part(fqn, local, shape)),)
-    return LocalTensor(tensor.size(), properties, False, shards)
+    shared = tensor.device_mesh.size() != job_size() or any(each.is_replicate() for each in tensor.placements)
+    return LocalTensor(tensor.size(), properties, False, shards, shared)
 
 
 def _of_chunks(fqn: str, value: Any, chunks: Sequence[ChunkStorageMetadata]) -> LocalTensor:

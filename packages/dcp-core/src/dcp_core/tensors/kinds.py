@@ -43,6 +43,7 @@ __all__ = [
     "described_like",
     "dtensor_layout",
     "empty_like_part",
+    "hidden_parts",
     "is_dtensor",
     "is_quantized_dtype",
     "is_wrapper",
@@ -317,6 +318,19 @@ def _parts(tensor: Any) -> Iterator[torch.Tensor]:
         return
     for each in _inner(tensor)[0].values():
         yield from _parts(each)
+
+
+def hidden_parts(tensor: Any) -> list[torch.Tensor]:
+    """Return the plain tensors in which a wrapper or quantized tensor keeps its values; none if unknown."""
+    if tensor.is_quantized:
+        scheme = _scheme(tensor)
+        if scheme in _OF_TENSOR:
+            scale = torch.tensor([tensor.q_scale(), tensor.q_zero_point()], dtype=torch.float64, device="cpu")
+            return [tensor.int_repr(), scale]
+        if scheme in _OF_CHANNELS:
+            return [tensor.int_repr(), tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points()]
+        return []
+    return [*_parts(tensor)] if is_traceable_wrapper_subclass(tensor) else []
 
 
 def _have_one_form(one: Any, other: Any) -> bool:
