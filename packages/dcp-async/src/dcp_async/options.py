@@ -91,7 +91,7 @@ class SaverOptions:
             returns when only `max_staging_bytes` are left to be written.
         copy_threads: Number of threads that copy tensors in host memory; by default one for each usable core, at most
             four.
-        pin_memory: Whether the memory for staged copies is pinned, if CUDA is available.
+        pin_memory: Whether the memory for staged copies is pinned, if the accelerator has pinned memory.
         mutation_guard: Whether to detect tensors that change during the copy, by comparing samples of their bytes.
         save_seconds: Time in seconds after which the worker of a running save is killed; a save in a thread is not
             limited. Also limits how long `save` waits for an earlier save, and a save for the copy of its state dict.

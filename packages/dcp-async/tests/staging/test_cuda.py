@@ -15,6 +15,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_arenas_are_pinned(shared: bool) -> None:
+    torch.ones(1, device="cuda")
     arena = Arena(shared=shared, pinned=True)
     arena.reserve(1 << 20)
     assert arena.view().is_pinned()

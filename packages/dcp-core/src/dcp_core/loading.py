@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from dcp_core.arguments import absolute_id_for, adopted, read_metadata, resolve_storage
@@ -43,6 +44,7 @@ from dcp_core.records.protocols import (
 from dcp_core.state_dict.per_rank import RankValues, rank_places
 from dcp_core.storage.cooperation import Cooperation, Offer
 from dcp_core.storage.storage_reader import ByteStorageReader
+from dcp_core.tensors.devices import finish_computing
 from dcp_io import CheckpointReplacedError
 from dcp_ranks import DEFAULT_TIMEOUT_SECONDS, Coordinator, PeerOptions, make_coordinator
 
@@ -284,6 +286,8 @@ class _Load:
     def read(self, *, last: bool) -> bool:
         """Read this rank's items; return whether the checkpoint was replaced."""
         reader, plan = self.reader, self.planner.finish_plan(self.plan)
+        if torch.accelerator.is_available():
+            finish_computing()  # reading threads must not write before it
         try:
             reader.read_data(plan, self.planner).wait()
         except CheckpointNotFoundError as error:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from dcp_base.logs import library_logger
@@ -35,6 +36,7 @@ from dcp_core.records.protocols import (
 )
 from dcp_core.state_dict.per_rank import with_rank_values
 from dcp_core.tables.plan_columns import written_of
+from dcp_core.tensors.devices import finish_computing
 from dcp_ranks import DEFAULT_TIMEOUT_SECONDS, Coordinator, PeerOptions, make_coordinator
 
 __all__ = ["save", "save_state_dict", "save_with"]
@@ -149,7 +151,11 @@ class _Save:
         return plan if writer.stores_aliases or not plan.aliases else replace(plan, aliases=None)
 
     def write(self, plan: SavePlan) -> list[WriteResult] | PackedResults:
-        written = self.writer.write_data(self.planner.finish_plan(plan), self.planner)
+        plan = self.planner.finish_plan(plan)
+        if torch.accelerator.is_available():
+            held = self.planner.plain_values()
+            finish_computing(None if held is None else held.values())
+        written = self.writer.write_data(plan, self.planner)
         written.wait()
         results = written.value()
         columns = written_of(results)

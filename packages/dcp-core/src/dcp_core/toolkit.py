@@ -69,6 +69,15 @@ from dcp_core.storage.item_decoder import ItemDecoder, PartialItem
 from dcp_core.storage.storage_writer import tensor_payload
 from dcp_core.tables.plan_columns import columns_of
 from dcp_core.tables.value_table import archive_checked, is_plain
+from dcp_core.tensors.devices import (
+    CopyStream,
+    accelerator,
+    device_module,
+    devices_in_use,
+    group_device,
+    on_this_stream,
+    pin,
+)
 from dcp_core.tensors.kinds import (
     DESCRIBING,
     ArchivedTensor,
@@ -96,6 +105,7 @@ __all__ = [
     "CompressedRequest",
     "Compression",
     "CompressionPolicy",
+    "CopyStream",
     "DeferredMetadata",
     "DumpedObject",
     "FileAttributes",
@@ -117,6 +127,7 @@ __all__ = [
     "TensorPieces",
     "absolute_id",
     "absolute_id_for",
+    "accelerator",
     "adopted",
     "allowed_globals",
     "archive_checked",
@@ -135,12 +146,15 @@ __all__ = [
     "contiguous",
     "copy_elements",
     "described_like",
+    "device_module",
+    "devices_in_use",
     "dtensor_boxes",
     "dtensor_layout",
     "dump_object",
     "find_holders",
     "find_places",
     "flatten",
+    "group_device",
     "holds_entry",
     "holds_shard",
     "how_to_allow",
@@ -157,8 +171,10 @@ __all__ = [
     "name_empty_mappings",
     "note_checkpoint_id",
     "note_rate",
+    "on_this_stream",
     "one_setting",
     "outside_compile",
+    "pin",
     "plain_values",
     "read_archive",
     "rebuilt",

@@ -102,7 +102,7 @@ def test_pieces_reach_a_device_through_reused_buffers(dtype: torch.dtype, stride
     memory = torch.zeros(512, 1024, dtype=dtype, device="cuda")
     target = memory.t()[:, :512].t() if strided else memory[:, :512].contiguous()
     copies = DeviceCopies()
-    copies.prepare(target.device)
+    copies.prepare(target)
     copier = BoxCopy((512, 1024), torch.float32, (0, 0), target, copies.copy)
     scratch = torch.empty(64 << 10, dtype=torch.uint8)
     stored = tensor_bytes(chunk)

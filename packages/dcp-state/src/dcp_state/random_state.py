@@ -12,14 +12,16 @@ from typing import Any
 
 import torch
 
+from dcp_core.toolkit import device_module, devices_in_use
+
 __all__ = ["RandomState", "random_state_kept"]
 
 
 class RandomState:
-    """State of the global random number generators: torch (CPU and CUDA), Python and, if it is imported, numpy.
+    """State of the global random number generators: torch (CPU and accelerator), Python and, if it is imported, numpy.
 
-    CUDA state covers the current device, and others on which this process has allocated memory. Every rank has its own
-    state, which `app_state(…, random=RandomState())` keeps; in other state dicts, wrap it in `PerRank`.
+    An accelerator's state covers the current device, and others on which this process has allocated memory. Every rank
+    has its own state, which `app_state(…, random=RandomState())` keeps; in other state dicts, wrap it in `PerRank`.
 
     A rank that saved is restored bit by bit. Any other rank derives its state from its number and the state of rank
     (number modulo saved ranks): the same in each resume, and different from every other rank. `LoadReport.derived`
@@ -27,7 +29,7 @@ class RandomState:
 
     Save the states of your own generators (`torch.Generator`, `numpy.random.default_rng`).
 
-    Source: torch `get_rng_state`, `torch.cuda.get_rng_state`; Python `random.getstate`; numpy `random.get_state`.
+    Source: torch `get_rng_state`, and that of the device's module; Python `random.getstate`; numpy `random.get_state`.
 
     Example:
         ```python
@@ -41,14 +43,15 @@ class RandomState:
     """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return name (`torch`, `python`, `cuda`, `cuda_devices`, `numpy`) → state."""
+        """Return name → state: `torch`, `python`, `numpy`, and of an accelerator `cuda`, `cuda_devices`, or like it."""
         version, words, gauss = random.getstate()
         state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": [version, list(words), gauss]}
-        if torch.cuda.is_available():
-            state["cuda"] = torch.cuda.get_rng_state()
-            others = {number: torch.cuda.get_rng_state(number) for number in _other_devices_in_use()}
+        kind, module = _accelerator()
+        if module is not None:
+            state[kind] = module.get_rng_state()
+            others = {number: module.get_rng_state(number) for number in _other_devices_in_use(module)}
             if others:
-                state["cuda_devices"] = others
+                state[f"{kind}_devices"] = others
         numpy = sys.modules.get("numpy")
         if numpy is not None:
             kind, keys, *rest = numpy.random.get_state()
@@ -56,15 +59,16 @@ class RandomState:
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Set the generators, of CUDA devices that exist."""
+        """Set the generators, of devices that exist."""
         torch.set_rng_state(state_dict["torch"].to("cpu", torch.uint8))
         version, words, gauss = state_dict["python"]
         random.setstate((version, tuple(words), gauss))
-        if "cuda" in state_dict and torch.cuda.is_available():
-            torch.cuda.set_rng_state(state_dict["cuda"].to("cpu", torch.uint8))
-            for number, state in state_dict.get("cuda_devices", {}).items():
-                if int(number) < torch.cuda.device_count():
-                    torch.cuda.set_rng_state(state.to("cpu", torch.uint8), int(number))
+        kind, module = _accelerator()
+        if module is not None and kind in state_dict:
+            module.set_rng_state(state_dict[kind].to("cpu", torch.uint8))
+            for number, state in state_dict.get(f"{kind}_devices", {}).items():
+                if int(number) < module.device_count():
+                    module.set_rng_state(state.to("cpu", torch.uint8), int(number))
         if "numpy" in state_dict:
             numpy = importlib.import_module("numpy")  # no dependency: only where the saved run had it
             kind, keys, *rest = state_dict["numpy"]
@@ -74,21 +78,24 @@ class RandomState:
         """Seed the generators from a saving rank's state and this rank's number."""
         torch.default_generator.manual_seed(_derived_seed(state_dict["torch"], rank, "torch"))
         random.seed(_derived_seed(state_dict["python"], rank, "python"))
-        if "cuda" in state_dict and torch.cuda.is_available():
-            torch.cuda.manual_seed_all(_derived_seed(state_dict["cuda"], rank, "cuda"))
+        kind, module = _accelerator()
+        if module is not None and kind in state_dict:
+            module.manual_seed_all(_derived_seed(state_dict[kind], rank, kind))
         if "numpy" in state_dict:
             numpy = importlib.import_module("numpy")
             seed = _derived_seed(state_dict["numpy"], rank, "numpy")
             numpy.random.seed([seed & 0xFFFFFFFF, seed >> 32])
 
 
-def _other_devices_in_use() -> list[int]:
-    current = torch.cuda.current_device()
-    return [
-        number
-        for number in range(torch.cuda.device_count())
-        if number != current and torch.cuda.memory_reserved(number) > 0
-    ]
+def _accelerator() -> tuple[str, Any | None]:
+    if not torch.accelerator.is_available():
+        return "", None
+    device = torch.device(str(torch.accelerator.current_accelerator()))
+    return device.type, device_module(device)
+
+
+def _other_devices_in_use(module: Any) -> list[int]:
+    return [number for number in devices_in_use(module) if number != module.current_device()]
 
 
 def _derived_seed(state: Any, rank: int, name: str) -> int:
@@ -101,11 +108,12 @@ def _derived_seed(state: Any, rank: int, name: str) -> int:
 @contextlib.contextmanager
 def random_state_kept(device: torch.device) -> Iterator[None]:
     """Restore the generators of torch, Python and numpy at the end."""
-    devices = [device] if device.type == "cuda" else []
+    module = device_module(device)
+    devices, kind = ([], "cuda") if module is None else ([device], device.type)
     python = random.getstate()
     numpy = sys.modules.get("numpy")
     of_numpy = numpy.random.get_state() if numpy is not None else None
-    with torch.random.fork_rng(devices=devices):
+    with torch.random.fork_rng(devices=devices, device_type=kind):
         try:
             yield
         finally:

@@ -30,6 +30,7 @@ from dcp_core.toolkit import (
     clone_tensor,
     dtensor_boxes,
     dtensor_layout,
+    group_device,
     is_dtensor,
     is_wrapper,
     local_tensor,
@@ -181,7 +182,7 @@ def broadcast_model(
         if known is None:
             return torch.empty(sent.shape, dtype=sent.dtype, device="cpu")
         if known.is_meta:
-            return torch.empty_like(known, device=_device())
+            return torch.empty_like(known, device=group_device())
         filled.add(name)
         return known
 
@@ -252,7 +253,7 @@ def _broadcast(
     target: Callable[[str, Any], torch.Tensor | None],
     errors: Errors,
 ) -> torch.Tensor | None:
-    device = _device()
+    device = group_device()
     prepared = None
     if source is not None:
         prepared = errors.attempt(lambda: source.detach().to(device).contiguous())
@@ -268,11 +269,6 @@ def _broadcast(
         return destination
 
     return errors.attempt(take)
-
-
-def _device() -> torch.device:
-    on_gpu = dist.is_initialized() and dist.get_backend() == "nccl"
-    return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
 
 
 def convert_tensors(state_dict: dict[str, Any], options: StateDictOptions) -> dict[str, Any]:

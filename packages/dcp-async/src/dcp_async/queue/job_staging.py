@@ -14,13 +14,13 @@ from dcp_async.queue.jobs import AsyncSaveResponse, SaveFuture, SaveJob
 from dcp_async.queue.portable import plan_here
 from dcp_async.queue.save_agreement import GroupLink
 from dcp_async.queue.save_queue import Entry
-from dcp_async.staging.copy_state import Staged, Stager, on_this_stream
+from dcp_async.staging.copy_state import Staged, Stager
 from dcp_async.staging.stagers import DefaultStager, is_plain_blocking
 from dcp_async.staging.waves import WaveSource
 from dcp_base import scheme_of
 from dcp_core import AsyncStager, DcpError, DefaultSavePlanner, StorageWriter, plugins
 from dcp_core.hookspecs import CheckpointEvent
-from dcp_core.toolkit import CheckpointId, with_rank_values, with_states
+from dcp_core.toolkit import CheckpointId, on_this_stream, with_rank_values, with_states
 from dcp_io import MemoryLender, lender_of, open_store
 
 __all__ = ["JobStager", "lender_for"]

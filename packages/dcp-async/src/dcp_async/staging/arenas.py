@@ -11,19 +11,18 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from dcp_core.errors import NotEnoughMemoryError
+from dcp_core.toolkit import pin
 from dcp_io import LentMemory, MemoryLender
 
 __all__ = ["Arena", "ArenaPool", "LentArena", "LentArenas", "whole_pages"]
 
 _PAGE_BYTES = mmap.PAGESIZE
-_CUDA_HOST_REGISTER_PORTABLE = 1
 
 
 class Arena:
@@ -37,7 +36,7 @@ class Arena:
         self.nbytes = 0
         self.grown = 0
         self.closed = False
-        self._pinned = pinned and torch.cuda.is_available()
+        self._pinned = pinned and torch.accelerator.is_available()
         self._memory: npt.NDArray[np.uint8] = np.zeros(0, np.uint8)
         self._unpin: Callable[[], object] | None = None
         self._user: weakref.ref[npt.NDArray[np.uint8]] | None = None
@@ -56,20 +55,19 @@ class Arena:
 
     def reserve(self, nbytes: int) -> None:
         """Grow to at least `nbytes`; growing loses the contents."""
-        if nbytes <= self.nbytes:
-            return
-        self._release()
-        size = whole_pages(nbytes)
-        if self.descriptor >= 0:
-            os.ftruncate(self.descriptor, size)
-        mapped = mmap.mmap(self.descriptor, size)
-        # The trainer's forked children (data loaders) must not keep the memory after the trainer ends.
-        mapped.madvise(mmap.MADV_DONTFORK)
-        self._memory = np.frombuffer(mapped, np.uint8)
-        self.nbytes = size
-        self.grown += 1
+        if nbytes > self.nbytes:
+            self._release()
+            size = whole_pages(nbytes)
+            if self.descriptor >= 0:
+                os.ftruncate(self.descriptor, size)
+            mapped = mmap.mmap(self.descriptor, size)
+            # The trainer's forked children (data loaders) must not keep the memory after the trainer ends.
+            mapped.madvise(mmap.MADV_DONTFORK)
+            self._memory = np.frombuffer(mapped, np.uint8)
+            self.nbytes = size
+            self.grown += 1
         if self._pinned:
-            self._pin()
+            self._pin()  # the accelerator may be in use only now
 
     def view(self) -> torch.Tensor:
         """Return the whole buffer as uint8; it is in use until the last view is deleted."""
@@ -92,10 +90,8 @@ class Arena:
         self.nbytes = 0
 
     def _pin(self) -> None:
-        runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        address = self.address
-        if runtime.cudaHostRegister(address, self.nbytes, _CUDA_HOST_REGISTER_PORTABLE) == runtime.cudaError.success:
-            self._unpin = weakref.finalize(self._memory, runtime.cudaHostUnregister, address)
+        if self._unpin is None:
+            self._unpin = pin(self._memory, self.address, self.nbytes)
 
 
 _shared: weakref.WeakSet[Arena] = weakref.WeakSet()
@@ -138,13 +134,13 @@ class LentArena(Arena):
         self.descriptor = lent.descriptor
         self._memory = np.frombuffer(lent.memory, np.uint8)[: lent.nbytes]
         self.nbytes = lent.nbytes
-        if self._pinned:
-            self._pin()
 
     def reserve(self, nbytes: int) -> None:
         """Raise NotEnoughMemoryError if `nbytes` do not fit."""
         if nbytes > self.nbytes:
             raise NotEnoughMemoryError(f"lent memory of {self.nbytes:,} bytes cannot grow to {nbytes:,}")
+        if self._pinned:
+            self._pin()
 
 
 class LentArenas:
@@ -184,6 +180,7 @@ class LentArenas:
                 arena = LentArena(lent, pinned=self._pinned)
                 self._known.append(arena)
             self._taken[arena] = lender
+        arena.reserve(nbytes)
         return arena
 
     def give_back(self, arena: LentArena) -> None:

@@ -23,10 +23,12 @@ from dcp_async.staging.waves import WaveSource
 from dcp_core.errors import NotEnoughMemoryError
 from dcp_core.toolkit import (
     DESCRIBING,
+    CopyStream,
     check_memory,
     children_of,
     copy_elements,
     described_like,
+    device_module,
     is_dtensor,
     is_plain,
     with_local,
@@ -40,7 +42,6 @@ __all__ = [
     "Structure",
     "arena_view",
     "copied_strides",
-    "on_this_stream",
     "staged_tensors",
 ]
 
@@ -64,48 +65,39 @@ def copied_strides(shape: Sequence[int], strides: tuple[int, ...], *, compact: b
     return torch.empty(shape, device="meta").stride() if compact else strides
 
 
-def on_this_stream(function: Callable[[], T]) -> Callable[[], T]:
-    """Wrap a function for another thread; its CUDA copies come after this thread's current stream."""
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return function
-    stream = torch.cuda.current_stream()
-
-    def call() -> T:
-        with torch.cuda.stream(stream):
-            return function()
-
-    return call
-
-
 class Copier:
     """Copier into an arena, with `threads` threads including the caller's."""
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
         self._pool = ThreadPoolExecutor(threads - 1, thread_name_prefix="dcp-copy") if threads > 1 else None
-        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+        self._streams: dict[torch.device, CopyStream] = {}
 
     def copy(self, placement: Placement, tensors: Sequence[torch.Tensor], memory: torch.Tensor) -> None:
         """Copy tensors as in `placement`; the copies are complete on return."""
         begin = memory.data_ptr()
         sources, offsets, lengths = (each.tolist() for each in placement.pieces)
-        waiting = [self._copy_one(tensors[row], placement, row, memory) for row in placement.by_tensor.tolist()]
-        large = [
-            cut
-            for source, offset, length in zip(sources, offsets, lengths, strict=True)
-            if length >= _LARGE_BYTES
-            for cut in _slices(begin + offset, source, length)
-        ]
-        others = self._start_others(large)
-        move = ctypes.memmove
-        for source, offset, length in zip(sources, offsets, lengths, strict=True):
-            if length < _LARGE_BYTES:
-                move(begin + offset, source, length)
-        _drain(large)
-        for each in others:
-            each.result()
-        for wait in waiting:
-            wait()
+        busy: dict[torch.device, CopyStream] = {}
+        try:
+            for row in placement.by_tensor.tolist():
+                self._copy_one(tensors[row], placement, row, memory, busy)
+            large = [
+                cut
+                for source, offset, length in zip(sources, offsets, lengths, strict=True)
+                if length >= _LARGE_BYTES
+                for cut in _slices(begin + offset, source, length)
+            ]
+            others = self._start_others(large)
+            move = ctypes.memmove
+            for source, offset, length in zip(sources, offsets, lengths, strict=True):
+                if length < _LARGE_BYTES:
+                    move(begin + offset, source, length)
+            _drain(large)
+            for each in others:
+                each.result()
+        finally:  # the memory of a copy that failed is used by the next one
+            for stream in busy.values():
+                stream.synchronize()
 
     def close(self) -> None:
         """End the copying threads."""
@@ -118,26 +110,34 @@ class Copier:
         return [self._pool.submit(_drain, large) for _ in range(min(self._threads - 1, len(large) - 1))]
 
     def _copy_one(
-        self, source: torch.Tensor, placement: Placement, row: int, memory: torch.Tensor
-    ) -> Callable[[], object]:
+        self,
+        source: torch.Tensor,
+        placement: Placement,
+        row: int,
+        memory: torch.Tensor,
+        busy: dict[torch.device, CopyStream],
+    ) -> None:
         strides = copied_strides(source.shape, source.stride(), compact=bool(placement.compact[row]))
         source = source.detach()
         target = arena_view(memory, int(placement.offsets[row]), source.dtype, source.shape, strides)
-        if source.device.type != "cuda":
+        stream = None if source.is_cpu else busy.get(source.device) or self._stream(source.device)
+        if stream is None:
             copy_elements(target, source)
-            return lambda: None
-        stream = self._stream(source.device)
-        with torch.cuda.stream(stream):
-            copy_elements(target, source, non_blocking=True)
+            return
+        busy[source.device] = stream
         # The allocator must not give the source's memory away before the copy has read it.
-        source.record_stream(stream)
-        return stream.synchronize
+        stream.keep(source)
+        with stream.entered():
+            copy_elements(target, source, non_blocking=True)
 
-    def _stream(self, device: torch.device) -> torch.cuda.Stream:
+    def _stream(self, device: torch.device) -> CopyStream | None:
         stream = self._streams.get(device)
         if stream is None:
-            stream = self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream(device))
+            module = device_module(device)
+            if module is None:
+                return None
+            stream = self._streams[device] = CopyStream(module, device)
+        stream.follow()
         return stream
 
 

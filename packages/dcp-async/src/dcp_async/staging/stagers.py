@@ -11,8 +11,9 @@ from typing import Any
 
 from dcp_async.options import SaverOptions
 from dcp_async.staging.arenas import ArenaPool
-from dcp_async.staging.copy_state import Copier, Stager, on_this_stream
+from dcp_async.staging.copy_state import Copier, Stager
 from dcp_core import BlockingAsyncStager
+from dcp_core.toolkit import on_this_stream
 
 __all__ = ["DefaultStager", "StagingOptions", "StateDictStager", "is_plain_blocking"]
 
@@ -25,7 +26,7 @@ class StagingOptions:
         use_pinned_memory: Whether copies are in pinned memory.
         use_shared_memory: Whether copies are in memory that another process can map.
         use_async_staging: Whether `stage` copies in a thread and returns a future.
-        use_non_blocking_copy: No effect, accepted as in stock: CUDA tensors are always copied on separate streams.
+        use_non_blocking_copy: No effect, accepted as in stock: copies from devices always run on separate streams.
 
     Example:
         ```python
@@ -113,7 +114,7 @@ class StateDictStager:
     """Stager that copies state dicts to host memory synchronously, like `DefaultStager` without a thread.
 
     Args:
-        pin_memory: Whether copies are in pinned memory, if CUDA is available.
+        pin_memory: Whether copies are in pinned memory, if the accelerator has any.
         share_memory: Whether copies are in memory that another process can map.
         pin_memory_min_bytes: No effect, accepted as in stock: all tensors of a copy are in one allocation.
 

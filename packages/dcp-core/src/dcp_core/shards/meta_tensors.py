@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from dcp_core.shards.boxes import copy_declaration, declares_shards
 from dcp_core.shards.shards import is_sharded_tensor
+from dcp_core.tensors.devices import group_device
 from dcp_core.tensors.kinds import children_of, is_dtensor, rebuilt, with_local, zeros_like
 
 __all__ = ["materialise_meta"]
@@ -78,11 +78,7 @@ def _empty(path: str, like: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 def _device(device_type: str | None) -> torch.device:
     if device_type is None:
-        device_type = "cpu"
-        if dist.is_available() and dist.is_initialized():
-            world = dist.group.WORLD
-            devices = {device.type for device in world._device_types} if world is not None else set()  # noqa: SLF001
-            device_type = "cuda" if devices == {"cuda"} else "cpu"
+        return group_device()
     if device_type == "cpu":
         return torch.device("cpu")
     module = torch.get_device_module(device_type)

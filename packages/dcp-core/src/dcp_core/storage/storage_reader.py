@@ -322,7 +322,7 @@ def tensor_request(
 
     if into is not None:
         return ReadRequest(key, stored.item, runs.start, runs.stop, into, done, decoder=decoder, decoded_bytes=nbytes)
-    copies.prepare(filled.device)
+    copies.prepare(filled)
     box = BoxCopy(sizes, dtype, item.storage_offsets, filled, copies.copy)
     return ReadRequest(key, stored.item, runs.start, runs.stop, None, done, box.piece, runs, decoder, nbytes)
 

@@ -7,11 +7,13 @@ import math
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
 from dcp_core.errors import UnsupportedValueError
+from dcp_core.tensors.devices import CopyStream, device_module, pinned_buffer
 from dcp_core.tensors.kinds import is_wrapper
 
 __all__ = [
@@ -143,9 +145,9 @@ _MAX_SLOTS = 8
 
 
 class DeviceCopies:
-    """Copies CPU buffers to tensors on any device, asynchronously for CUDA. Thread-safe.
+    """Copies CPU buffers to tensors on any device, asynchronously if it has streams. Thread-safe.
 
-    Call `prepare` first, in the thread that uses the tensors: CUDA copies run in a separate stream after the current
+    Call `prepare` first, in the thread that uses the tensors: copies run in a separate stream after the current
     stream's work.
     """
 
@@ -153,12 +155,15 @@ class DeviceCopies:
         self._lanes: dict[torch.device, _Lane] = {}
         self._lock = threading.Lock()
 
-    def prepare(self, device: torch.device) -> None:
-        """Let copies run after the calling thread's work on the device."""
-        if device.type == "cuda":
-            with self._lock:
-                if device not in self._lanes:
-                    self._lanes[device] = _Lane(device)
+    def prepare(self, tensor: torch.Tensor) -> None:
+        """Let copies to a tensor run after the calling thread's work on its device."""
+        if tensor.is_cpu or (module := device_module(tensor.device)) is None:
+            return
+        with self._lock:
+            lane = self._lanes.get(tensor.device)
+            if lane is None:
+                lane = self._lanes[tensor.device] = _Lane(module, tensor.device)
+        lane.stream.keep(tensor)  # a load that fails may delete the tensor while copies still run
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Copy a CPU tensor; `source` may be changed after this returns."""
@@ -177,44 +182,44 @@ class DeviceCopies:
 
 
 class _Slot:
-    def __init__(self) -> None:
+    def __init__(self, copied: Any) -> None:
         self.memory = torch.empty(0, dtype=torch.uint8, device="cpu")
-        self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self.copied = copied
 
     def fill(self, source: torch.Tensor) -> torch.Tensor:
         self.copied.synchronize()
         if self.memory.numel() < source.nbytes:
-            self.memory = torch.empty(source.nbytes, dtype=torch.uint8, pin_memory=True, device="cpu")
+            self.memory = pinned_buffer(source.nbytes)
         staged = self.memory[: source.nbytes].view(source.dtype).view(source.shape)
         copy_elements(staged, source)
         return staged
 
 
 class _Lane:
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, module: Any, device: torch.device) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._stream.wait_stream(torch.cuda.current_stream(device))
+        self.stream = CopyStream(module, device)
+        self.stream.follow()
         self._free: queue.SimpleQueue[_Slot] = queue.SimpleQueue()
         for _ in range(_MAX_SLOTS):
-            self._free.put(_Slot())
+            self._free.put(_Slot(self.stream.event()))
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         # FIFO returns the slot with the oldest copy. Threads return slots soon, so none starves.
         slot = self._free.get()
         try:
-            staged = slot.fill(source)
-            with torch.cuda.stream(self._stream):
+            with self.stream.entered():
+                staged = slot.fill(source)
                 if target.dtype != staged.dtype or not target.is_contiguous():
                     # Convert and scatter on the device; on the host, torch would use pageable memory.
                     staged = staged.to(self._device, non_blocking=True)
                 copy_elements(target, staged, non_blocking=True)
-                slot.copied.record(self._stream)
+                self.stream.record(slot.copied)
         finally:
             self._free.put(slot)
 
     def finish(self) -> None:
-        self._stream.synchronize()
+        self.stream.synchronize()
 
 
 def small_bytes(tensor: torch.Tensor) -> bytes | None:
@@ -262,44 +267,47 @@ class TensorPieces:
 
     def pieces(self, max_bytes: int) -> Iterator[memoryview]:
         """Yield the bytes in order, at most `max_bytes` (or one element) at a time, valid until the next piece."""
-        if self._tensor.is_cuda:
-            return _from_cuda(self._tensor, max_bytes)
-        return _by_host(self._tensor, max_bytes)
+        module = None if self._tensor.is_cpu else device_module(self._tensor.device)
+        if module is None:
+            return _by_host(self._tensor, max_bytes)
+        return _by_stream(self._tensor, max_bytes, CopyStream(module, self._tensor.device))
 
 
 def _by_host(tensor: torch.Tensor, max_bytes: int) -> Iterator[memoryview]:
     limit = max(1, min(max_bytes, _HOST_PIECE_BYTES) // tensor.dtype.itemsize)
     buffer = torch.empty(min(limit, tensor.numel()), dtype=tensor.dtype, device="cpu")
     for part in _parts(tensor, limit):
-        yield _bytes(_fill(buffer, part))
+        yield _bytes(_fill(buffer, part, non_blocking=False))
 
 
-def _from_cuda(tensor: torch.Tensor, max_bytes: int) -> Iterator[memoryview]:
+def _by_stream(tensor: torch.Tensor, max_bytes: int, stream: CopyStream) -> Iterator[memoryview]:
     limit = max(1, max_bytes // 2 // tensor.dtype.itemsize)
     count = min(limit, tensor.numel())
-    buffers = [torch.empty(count, dtype=tensor.dtype, pin_memory=True, device="cpu") for _ in range(2)]
-    copied = [torch.cuda.Event() for _ in buffers]  # type: ignore[no-untyped-call]
-    stream = torch.cuda.Stream(tensor.device)  # type: ignore[no-untyped-call]
-    # The kernel that computes the tensor may still be running.
-    stream.wait_stream(torch.cuda.current_stream(tensor.device))
-    waiting: tuple[torch.Tensor, torch.cuda.Event] | None = None
-    for number, part in enumerate(_parts(tensor, limit)):
-        event = copied[number % 2]
-        with torch.cuda.stream(stream):
-            filled = _fill(buffers[number % 2], part)
-            event.record(stream)
+    stream.follow()  # what computes the tensor may still be running
+    with stream.entered():  # the memory is pinned for this device
+        buffers = [pinned_buffer(count * tensor.dtype.itemsize).view(tensor.dtype) for _ in range(2)]
+    copied = [stream.event() for _ in buffers]
+    waiting: tuple[torch.Tensor, Any] | None = None
+    try:
+        for number, part in enumerate(_parts(tensor, limit)):
+            event = copied[number % 2]
+            with stream.entered():
+                filled = _fill(buffers[number % 2], part, non_blocking=True)
+                stream.record(event)
+            if waiting is not None:
+                waiting[1].synchronize()
+                yield _bytes(waiting[0])
+            waiting = filled, event
         if waiting is not None:
             waiting[1].synchronize()
             yield _bytes(waiting[0])
-        waiting = filled, event
-    if waiting is not None:
-        waiting[1].synchronize()
-        yield _bytes(waiting[0])
+    finally:
+        stream.synchronize()  # a save that fails deletes the buffers of a copy that still runs
 
 
-def _fill(buffer: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+def _fill(buffer: torch.Tensor, part: torch.Tensor, *, non_blocking: bool) -> torch.Tensor:
     filled = buffer[: part.numel()]
-    filled.view(part.shape).copy_(part, non_blocking=True)
+    filled.view(part.shape).copy_(part, non_blocking=non_blocking)
     return filled
 
 

@@ -42,7 +42,8 @@ _OPAQUE_MODULES = (
     ),
     *("_io", "_thread", "asyncio", "concurrent", "ctypes", "importlib", "inspect", "io", "logging", "multiprocessing"),
     *("pathlib", "queue", "re", "selectors", "socket", "subprocess", "tempfile", "threading", "weakref"),
-    *("torch._C", "torch._dynamo", "torch._inductor", "torch.autograd", "torch.cuda", "torch.distributed"),
+    *("torch._C", "torch._dynamo", "torch._inductor", "torch.autograd", "torch.distributed"),
+    *(f"torch.{device}" for device in ("accelerator", "cuda", "mps", "mtia", "xpu")),
     *("torch.futures", "torch.fx", "torch.jit", "torch.profiler", "torch.utils.data._utils"),
     *("torch.utils.data.dataloader", "torch.utils.hooks", "torch.utils.tensorboard"),
 )

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from dcp_core.toolkit import accelerator
+
 __all__ = ["CPU_RANDOM", "NUMPY_RANDOM", "PYTHON_RANDOM", "global_random_states"]
 
 CPU_RANDOM = "torch.random"
@@ -16,11 +18,12 @@ PYTHON_RANDOM = "random"
 
 
 def global_random_states() -> dict[str, Any]:
-    """Return generator → state, without drawing; CUDA devices only if CUDA is in use."""
+    """Return generator → state, without drawing; and of an accelerator only if it is in use."""
     states: dict[str, Any] = {CPU_RANDOM: torch.get_rng_state(), PYTHON_RANDOM: random.getstate()}
-    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        for number, state in enumerate(torch.cuda.get_rng_state_all()):
-            states[f"torch.cuda.random[{number}]"] = state
+    module = accelerator()
+    if module is not None:
+        for number in range(module.device_count()):
+            states[f"{module.__name__}.random[{number}]"] = module.get_rng_state(number)
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         states[NUMPY_RANDOM] = numpy.random.get_state()

@@ -101,8 +101,9 @@ class _Worker:
         )
         if message.port is None:
             send_message(self._connection, Done(pickle.dumps(store.port)))
-        if "nccl" in message.backend:
-            torch.cuda.set_device(message.rank % torch.cuda.device_count())
+        if message.backend != "gloo" and torch.accelerator.is_available():
+            module: Any = torch.get_device_module()
+            module.set_device(message.rank % module.device_count())
         dist.init_process_group(
             message.backend, store=store, rank=message.rank, world_size=message.world_size, timeout=timeout
         )

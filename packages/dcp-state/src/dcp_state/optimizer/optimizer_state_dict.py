@@ -11,12 +11,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from dcp_core import DefaultLoadPlanner, LoadPlanner, Metadata, StorageReader, TensorStorageMetadata, load
 from dcp_core.errors import MissingKeyError
-from dcp_core.toolkit import adopted, collector_paused, unflatten_state_dict
+from dcp_core.toolkit import adopted, collector_paused, group_device, unflatten_state_dict
 from dcp_state.adapters import OptimizerAdapter, installed_adapters
 from dcp_state.canonical_names import ModelNames, OptimizerNames, name_model, optimizer_names
 from dcp_state.model import submodule_prefixes, take_submodules
@@ -362,5 +361,4 @@ def _allocate(name: str, path: tuple[Any, ...], metadata: Metadata, model: Mappi
         # A copy has the sharding; its dtype may differ from that of the state.
         made = copy.deepcopy(parameter) if hasattr(parameter, "local_shards") else torch.empty_like(parameter)
         return made if made.dtype == dtype else made.to(dtype)
-    device = torch.device("cuda") if dist.is_initialized() and dist.get_backend() == "nccl" else torch.device("cpu")
-    return torch.empty(stored.size, dtype=dtype, device=device)
+    return torch.empty(stored.size, dtype=dtype, device=group_device())
