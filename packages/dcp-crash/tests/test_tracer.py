@@ -99,13 +99,11 @@ def test_the_calls_are_those_that_strace_sees(tmp_path: Path) -> None:
             continue
         wanted.append(found[1])
 
-    def program(rank: int) -> None:
-        subprocess.run([sys.executable, "-c", PROGRAM, str(traced), path], check=True)
-
-    (end,) = run_traced(program, traced).ranks
-    assert end.error is None
-    assert end.calls == []
-    assert end.started_calls == wanted
+    run = run_traced([sys.executable, "-c", PROGRAM, str(traced), path], traced)
+    (end,) = run.ranks
+    assert (end.error, end.status) == (None, 0)
+    assert [call.name for call in run.calls] == wanted
+    assert (len(end.calls), len(end.started_calls)) == (2 * len(wanted) // 3, len(wanted) // 3)
     assert len(wanted) > 30
 
 
@@ -277,12 +275,65 @@ def test_others_are_killed_soon_after_one_was(tmp_path: Path) -> None:
     assert [end.signal for end in ends] == [signal.SIGKILL, signal.SIGKILL]
 
 
-def test_who_does_not_end_is_killed_and_told_of(tmp_path: Path) -> None:
-    pids: list[list[int]] = []
-    with pytest.raises(TimeoutError, match=r"0\.2 s"):
-        run_traced(lambda rank: time.sleep(60), tmp_path, timeout_seconds=0.2, started=pids.append)
-    with pytest.raises(ProcessLookupError):
-        os.kill(pids[0][0], 0)
+def runs(pid: int) -> bool:
+    """Whether the process exists, and is not merely one that its parent has not waited for."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_a_run_that_does_not_end_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
+    ids = tmp_path / "ids"
+
+    def action(rank: int) -> None:
+        started = subprocess.Popen(["sleep", "1000"])  # makes no call on the directory
+        ids.write_text(f"{os.getpid()} {started.pid}")
+        started.wait()
+
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(TimeoutError, match="1 s"):
+        run_traced(action, tmp_path / "folder", timeout_seconds=1)
+    assert not any(map(runs, map(int, ids.read_text().split())))
+
+
+def test_with_all_of_a_rank_its_processes_are_killed_together(tmp_path: Path) -> None:
+    """Also those that have not made a call, and whoever makes the call."""
+    ids = tmp_path / "ids"
+
+    def action(rank: int) -> None:
+        started = subprocess.Popen(["sleep", "1000"])
+        ids.write_text(str(started.pid))
+        if os.fork() == 0:
+            write_twice(tmp_path / "folder")
+        time.sleep(1000)
+
+    (tmp_path / "folder").mkdir()
+    run = run_traced(action, tmp_path / "folder", fault=Fault("kill", 2, of="all"), grace_seconds=1000)
+    assert run.struck
+    assert run.ranks[0].signal == signal.SIGKILL
+    assert not runs(int(ids.read_text()))
+
+
+def test_a_program_is_traced_like_a_function(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    program = ["sh", "-c", "echo said; read line; echo b > folder/a; mv folder/a folder/b; exit 3"]
+    folder = os.path.relpath(tmp_path / "folder")
+    script = [program[0], program[1], program[2].replace("folder", folder)]
+    run = run_traced(script, folder, output=tmp_path / "output", record=True)
+    assert (run.ranks[0].status, run.ranks[0].error) == (3, None)
+    assert (tmp_path / "output").read_text() == "said\n"
+    assert [change.kind for change in run.changes] == ["create", "write", "rename"]
+    assert {os.path.basename(call.places[0]) for call in run.calls} == {"a"}
+    write = [call.name for call in run.calls].index("write") + 1
+    run_traced(script, folder, output=tmp_path / "output", fault=Fault("eio", write, of="all"))
+    assert "I/O error" in (tmp_path / "output").read_text()
+    assert (tmp_path / "folder" / "b").read_bytes() == b""
+
+
+def test_a_program_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    (end,) = run_traced([str(tmp_path / "nothing")], tmp_path).ranks
+    assert "FileNotFoundError" in str(end.error)
 
 
 def test_what_is_raised_is_told(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ class Fault:
         at: Number of the counted call on the directory of `run_traced`, from 1.
         rank: Rank with counted calls.
         of: Processes with counted calls: the rank's (`own`), those that it started (`started`), or both (`all`). The
-            fault affects the calling process.
+            fault affects the calling process. With `all`, `kill` and `torn` kill the rank and all that it started.
     """
 
     kind: FaultKind

@@ -39,6 +39,9 @@ class Call:
     """Whether its first path existed."""
     begun: int
     """Number of changes before it."""
+    rank: int = 0
+    own: bool = True
+    """Whether the rank's process made it, and not a process that it started."""
 
 
 @dataclass

@@ -10,7 +10,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 from dcp_crash import kernel
 from dcp_crash.calls import BY_NUMBER, CREATE_BITS, MARK_FOLDER
 from dcp_crash.faults import Fault
-from dcp_crash.recording import Change, Recorder
+from dcp_crash.recording import Call, Change, Recorder
 from dcp_crash.tracer import Tracer
 
 __all__ = ["RankEnd", "Run", "mark", "run_traced"]
@@ -35,9 +35,11 @@ class RankEnd:
     started_calls: list[str] = field(default_factory=list)
     """Those of processes that it started."""
     result: Any = None
-    """Result of `action`; None if it raised or was killed."""
+    """Result of `action`; None if it raised, was killed, or is a program."""
     error: str | None = None
     """Traceback of `action`, or None."""
+    status: int = 0
+    """Exit status; 0 if a signal killed the process."""
 
     @property
     def survived(self) -> bool:
@@ -50,6 +52,8 @@ class Run:
     """Result of `run_traced`."""
 
     ranks: list[RankEnd]
+    calls: list[Call]
+    """All counted system calls, in order."""
     struck: bool
     """Whether the fault occurred."""
     changes: list[Change]
@@ -63,7 +67,7 @@ def mark(text: str) -> None:
 
 
 def run_traced(
-    action: Callable[[int], Any],
+    action: Callable[[int], Any] | Sequence[str],
     folder: str | os.PathLike[str],
     *,
     world: int = 1,
@@ -73,10 +77,11 @@ def run_traced(
     reads: bool = False,
     timeout_seconds: float = 120.0,
     grace_seconds: float = 0.5,
+    output: str | os.PathLike[str] | None = None,
     started: Callable[[list[int]], object] = lambda _: None,
     held: Callable[[int], object] = lambda _: None,
 ) -> Run:
-    """Run `action(rank)` in one forked process per rank, and inject a fault at a system call on a directory.
+    """Run a function or a program in one process per rank, and inject a fault at a system call on a directory.
 
     ```python
     from pathlib import Path
@@ -91,7 +96,7 @@ def run_traced(
     Processes that ranks start are also traced. All have ended when this returns.
 
     Args:
-        action: Function of the rank, with a result that `json.dumps` accepts.
+        action: Function of the rank, with a result that `json.dumps` accepts; or the command line of a program.
         folder: Directory; system calls of `action` on it and everything below are counted.
         world: Number of ranks.
         prepare: Function of the rank that runs before `action`, uncounted.
@@ -100,6 +105,7 @@ def run_traced(
         reads: Whether to count calls that read files instead of calls that change them.
         timeout_seconds: Time until all processes are killed.
         grace_seconds: Time until the other ranks are killed after one was.
+        output: File to which the processes print, with an empty stdin; by default they share the caller's terminal.
         started: Called with the process ids, in rank order, once all ranks run.
         held: Called with the id of a process that `stop` stopped; the process continues afterwards.
 
@@ -109,12 +115,17 @@ def run_traced(
     """
     if not kernel.is_supported():
         raise OSError("system calls cannot be traced here: this needs Linux on x86-64 and permission to use ptrace")
-    job = _Job(action, os.fspath(folder), world, prepare, fault, record, reads, started, held)
+    job = _Job(action, os.fspath(folder), world, prepare, fault, record, reads, output, started, held)
     watch = _Watch(timeout_seconds, grace_seconds)
     # The kernel reports only these processes to this separate thread, and no other children.
     try:
         with ThreadPoolExecutor(1, thread_name_prefix="dcp-crash-tracer") as pool:
-            run = pool.submit(_follow, job, watch).result()
+            following = pool.submit(_follow, job, watch)
+            try:
+                run = following.result()
+            except BaseException:  # such as an interrupt; without this, the processes would run to their end
+                watch.kill_all(following.done)
+                raise
     finally:
         watch.cancel()
     if watch.expired:
@@ -124,13 +135,14 @@ def run_traced(
 
 @dataclass(frozen=True)
 class _Job:
-    action: Callable[[int], Any]
+    action: Callable[[int], Any] | Sequence[str]
     folder: str
     world: int
     prepare: Callable[[int], object]
     fault: Fault | None
     record: bool
     reads: bool
+    output: str | os.PathLike[str] | None
     started: Callable[[list[int]], object]
     held: Callable[[int], object]
 
@@ -161,9 +173,11 @@ def _follow(job: _Job, watch: _Watch) -> Run:
     statuses = tracer.follow()
     ends = []
     for rank, (pid, report) in enumerate(zip(pids, reports, strict=True)):
-        calls = (tracer.calls.get(rank, []), tracer.started_calls.get(rank, []))
-        ends.append(_end(statuses[pid], report, *calls))
-    return Run(ends, tracer.struck, recorder.changes if recorder else [])
+        own, of_started = (
+            [call.name for call in tracer.calls if (call.rank, call.own) == (rank, own)] for own in (True, False)
+        )
+        ends.append(_end(job, statuses[pid], report, own, of_started))
+    return Run(ends, tracer.calls, tracer.struck, recorder.changes if recorder else [])
 
 
 def _fork(job: _Job, rank: int, report: int, gate_reader: int, gate_writer: int) -> int:
@@ -176,6 +190,8 @@ def _fork(job: _Job, rank: int, report: int, gate_reader: int, gate_writer: int)
         try:
             os.close(gate_writer)
             os.read(gate_reader, 1)  # until the tracer is ready
+            if job.output is not None:
+                _redirect(job.output)
             _report(report, _outcome(job, rank))
             status = 0
         finally:
@@ -190,9 +206,18 @@ def _outcome(job: _Job, rank: int) -> dict[str, Any]:
         creating = [] if job.reads else [(kind.number, kind.flags) for kind in kinds.values() if kind.flags is not None]
         always = kinds.keys() - {number for number, _ in creating}
         kernel.install_filter(always, creating, CREATE_BITS)
-        return {"result": job.action(rank)}
+        if callable(job.action):
+            return {"result": job.action(rank)}
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and programs inherit that
+        os.execvp(job.action[0], [*job.action])
     except BaseException:  # noqa: BLE001 - reported to the caller
         return {"error": traceback.format_exc()}
+
+
+def _redirect(output: str | os.PathLike[str]) -> None:
+    nothing, printed = os.open(os.devnull, os.O_RDONLY), os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for target, source in ((0, nothing), (1, printed), (2, printed)):
+        os.dup2(source, target)
 
 
 def _report(report: int, outcome: dict[str, Any]) -> None:
@@ -201,14 +226,16 @@ def _report(report: int, outcome: dict[str, Any]) -> None:
         data = data[os.write(report, data) :]
 
 
-def _end(status: int, report: int, calls: list[str], started_calls: list[str]) -> RankEnd:
+def _end(job: _Job, status: int, report: int, calls: list[str], started_calls: list[str]) -> RankEnd:
     with os.fdopen(report, "rb") as file:
         file.seek(0)
         text = file.read()
     if os.WIFSIGNALED(status):
         return RankEnd(os.WTERMSIG(status), calls, started_calls)
-    values = json.loads(text) if text else {"error": f"the process ended with {os.WEXITSTATUS(status)} and no report"}
-    return RankEnd(None, calls, started_calls, values.get("result"), values.get("error"))
+    code = os.WEXITSTATUS(status)
+    missing = {"error": f"the process ended with {code} and no report"} if callable(job.action) else {}
+    values = json.loads(text) if text else missing
+    return RankEnd(None, calls, started_calls, values.get("result"), values.get("error"), code)
 
 
 class _Watch:
@@ -234,30 +261,24 @@ class _Watch:
                 os.kill(pid, signal.SIGKILL)
 
     def cancel(self) -> None:
+        self.processes = {}
         for timer in self._timers:
             timer.cancel()
         for timer in self._timers:
             timer.join()
 
-    def _expire(self) -> None:
-        self.expired = True
+    def kill_all(self, done: Callable[[], bool]) -> None:
         # Repeat until no process is left, because a process may be starting another.
-        while True:
+        while not done():
             self.kill()
             time.sleep(0.05)
-            if all(_is_gone(pid) for pid in [*self.processes]):
-                return
+
+    def _expire(self) -> None:
+        self.expired = True
+        self.kill_all(lambda: not self.processes)
 
     def _start(self, seconds: float, action: Callable[[], object]) -> None:
         timer = threading.Timer(seconds, action)
         timer.daemon = True
         self._timers.append(timer)
         timer.start()
-
-
-def _is_gone(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return False

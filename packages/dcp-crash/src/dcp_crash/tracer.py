@@ -24,7 +24,7 @@ _SYSCALL_STOP = signal.SIGTRAP | 0x80
 @dataclass(slots=True)
 class _Running:
     call: Call
-    kill: bool = False
+    kill: Fault | None = None
     fail: int = 0
     undo: Callable[[], None] | None = None
 
@@ -40,8 +40,7 @@ class Tracer:
     recorder: Recorder | None = None
     held: Callable[[int], object] = lambda _: None
     on_end: Callable[[int, int], object] = lambda _pid, _status: None
-    calls: dict[int, list[str]] = field(default_factory=dict)
-    started_calls: dict[int, list[str]] = field(default_factory=dict)
+    calls: list[Call] = field(default_factory=list)
     struck: bool = False
 
     def __post_init__(self) -> None:
@@ -66,6 +65,8 @@ class Tracer:
                     self._stopped(tid, status)
                 continue
             self._running.pop(tid, None)
+            self._processes.pop(tid, None)
+            self.ranks.pop(tid, None)  # the number may soon be that of a process of somebody else
             if tid in self._own:
                 ended[tid] = status
                 self.on_end(tid, status)
@@ -78,6 +79,10 @@ class Tracer:
             self._ends(tid)
         elif event == kernel.EVENT_STOP and number != signal.SIGTRAP:
             kernel.listen(tid)
+        elif event == kernel.EVENT_STOP:  # a new thread or process
+            self._processes.pop(tid, None)
+            self._rank_of(tid)
+            kernel.resume(tid)
         else:
             kernel.resume(tid, 0 if event else number)
 
@@ -95,7 +100,9 @@ class Tracer:
             kernel.resume(tid)
             return
         begun = self.recorder.now if self.recorder else 0
-        running = _Running(Call(kind.name, arguments, inside, os.path.lexists(inside[0]), begun))
+        rank, own = self._rank_of(tid), self._process_of(tid) in self._own
+        running = _Running(Call(kind.name, arguments, inside, os.path.lexists(inside[0]), begun, rank, own))
+        self.calls.append(running.call)
         self._running[tid] = running
         self._strike(tid, kind, values, running)
 
@@ -113,22 +120,22 @@ class Tracer:
         return os.path.join(os.path.realpath(folder), name)
 
     def _strike(self, tid: int, kind: Kind, values: kernel.Registers, running: _Running) -> None:
-        number = self._count(tid, kind)
+        number = self._count(running.call)
         fault = self.fault
         if fault is None or number < fault.at or (number > fault.at and fault.kind != "enospc"):
             self._go(tid, running)
             return
         self.struck = True
         if fault.kind == "kill":
-            os.kill(self._process_of(tid), signal.SIGKILL)
+            self._kill(tid, fault)
             return
         if fault.kind == "stop":
             self.held(self._process_of(tid))
         elif fault.kind in {"torn", "short"} and kind.name in WRITING:
             running.undo = _shorten(tid, kind.name, values)
-            running.kill = fault.kind == "torn"
+            running.kill = fault if fault.kind == "torn" else None
         elif fault.kind == "torn":
-            os.kill(self._process_of(tid), signal.SIGKILL)
+            self._kill(tid, fault)
             return
         elif fault.kind == "eio" or (fault.kind == "enospc" and kind.space):
             running.fail = errno.EIO if fault.kind == "eio" else errno.ENOSPC
@@ -158,22 +165,26 @@ class Tracer:
         if running.undo is not None:
             running.undo()
         if running.kill:
-            os.kill(self._process_of(tid), signal.SIGKILL)
+            self._kill(tid, running.kill)
             return
         if running.fail:
             values.rax = (1 << 64) - running.fail
             kernel.set_registers(tid, values)
         kernel.resume(tid)
 
-    def _count(self, tid: int, kind: Kind) -> int:
-        rank, own = self._rank_of(tid), self._process_of(tid) in self._own
-        (self.calls if own else self.started_calls).setdefault(rank, []).append(kind.name)
-        if self.fault is None or rank != self.fault.rank:
+    def _count(self, call: Call) -> int:
+        if self.fault is None or call.rank != self.fault.rank:
             return 0
-        if self.fault.of != "all" and own != (self.fault.of == "own"):
+        if self.fault.of != "all" and call.own != (self.fault.of == "own"):
             return 0
         self._counted += 1
         return self._counted
+
+    def _kill(self, tid: int, fault: Fault) -> None:
+        together = [process for process, rank in self.ranks.items() if rank == fault.rank]
+        for process in together if fault.of == "all" else [self._process_of(tid)]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
 
     def _process_of(self, tid: int) -> int:
         if tid not in self._processes:
@@ -186,7 +197,8 @@ class Tracer:
             parent = _status(process, "PPid")
             while parent not in self.ranks and parent > 1:
                 parent = _status(parent, "PPid")
-            self.ranks[process] = self.ranks.get(parent, -1)
+            orphan = 0 if len(self._own) == 1 else -1
+            self.ranks[process] = self.ranks.get(parent, orphan)
         return self.ranks[process]
 
 
