@@ -19,6 +19,7 @@ def main(modules: list[str]) -> None:
     licensed = [each for each in distributions() if each.name.replace("-", "_") in modules]
     for each in licensed:
         assert (each.read_text("licenses/LICENSE") or "").startswith("BSD 3-Clause"), f"{each.name} has no licence"
+    subprocess.run([Path(sys.executable).with_name("dcp-crash"), "--version"], check=True, stdout=subprocess.DEVNULL)
     with tempfile.TemporaryDirectory() as folder:
         save_and_load(Path(folder))
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from dcp_crash import disk_states, mark, run_traced, snapshot
-from dcp_crash.disk import DiskState
+from dcp_crash.disk import DiskState, replay
 
 pytestmark = pytest.mark.traced
 
@@ -165,9 +166,90 @@ def test_states_are_the_same_each_time(tmp_path: Path) -> None:
     assert len(first) > len(list(disk_states(before, run.changes, seed=3, every=4))) > 4
 
 
-def test_what_is_not_modelled_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "folder").mkdir()
+def test_a_renamed_directory_is_whole_or_where_it_was(tmp_path: Path) -> None:
+    (tmp_path / "step-1").mkdir()
+    (tmp_path / "step-1" / "file").write_bytes(OLD)
+
+    def action(*, sync: bool) -> None:
+        (tmp_path / "new").mkdir()
+        write(tmp_path / "new" / "file", NEW, sync=True)
+        sync_folder(tmp_path / "new")
+        sync_folder(tmp_path)
+        os.rename(tmp_path / "new", tmp_path / "step-2")
+        os.rename(tmp_path / "step-2" / "file", tmp_path / "step-2" / "named")
+        if sync:
+            sync_folder(tmp_path / "step-2")
+            sync_folder(tmp_path)
+        mark("told")
+
+    found = after(tmp_path, states(tmp_path, lambda: action(sync=False)))
+    old = {"step-1/file": OLD}
+    assert found == [
+        *({**old, "new/file": NEW}, {**old, "step-2/named": NEW}),
+        *({**old, "step-2/file": NEW}, {**old, "new/named": NEW}),
+    ]
+    shutil.rmtree(tmp_path / "step-2")
+    assert after(tmp_path, states(tmp_path, lambda: action(sync=True))) == [{**old, "step-2/named": NEW}]
+
+
+def test_a_directory_that_is_removed_and_made_again(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(OLD)
+
+    def action() -> None:
+        shutil.rmtree(tmp_path)
+        tmp_path.mkdir()
+        write(tmp_path / "file", NEW, sync=True)
+        mark("told")
+
+    assert after(tmp_path, states(tmp_path, action)) == [{"file": OLD}, {"file": NEW}, {}]
+
+
+def test_a_symbolic_link_is_replaced_in_one_step(tmp_path: Path) -> None:
+    (tmp_path / "latest").symlink_to("step-1")
+
+    def action() -> None:
+        (tmp_path / "new").symlink_to("step-2")
+        os.replace(tmp_path / "new", tmp_path / "latest")
+        mark("told")
+
+    found = states(tmp_path, action)
+    assert {state.tree[os.path.realpath(tmp_path) + "/latest"] for state in found} == {"step-1", "step-2"}
+    (tmp_path / "put").mkdir()
+    found[-1].put(tmp_path / "put", recorded=tmp_path)
+    last = found[-1].tree[os.path.realpath(tmp_path) + "/latest"]
+    assert os.readlink(tmp_path / "put" / "latest") == last
+
+
+def test_all_changes_together_are_what_is_there(tmp_path: Path) -> None:
     before = snapshot(tmp_path)
-    run = run_traced(lambda rank: os.rename(tmp_path / "folder", tmp_path / "other"), tmp_path, record=True)
-    with pytest.raises(NotImplementedError, match="folder"):
+    run = run_traced(lambda rank: replace(tmp_path, sync_file=False, sync_name=False), tmp_path, record=True)
+    assert replay(before, run.changes) == snapshot(tmp_path)
+
+
+def test_a_sample_of_the_states(tmp_path: Path) -> None:
+    before = snapshot(tmp_path)
+    run = run_traced(lambda rank: replace(tmp_path, sync_file=False, sync_name=False), tmp_path, record=True)
+    every = list(disk_states(before, run.changes))
+    few, again, others = (list(disk_states(before, run.changes, sample=5, seed=seed)) for seed in (1, 1, 2))
+    assert few == again != others
+    assert len(few) == 5
+    many = list(disk_states(before, run.changes, sample=1000))
+    assert [*map(contents, many)] != [*map(contents, every)]
+    assert sorted(map(contents, many)) == sorted(map(contents, every))
+
+
+def contents(state: DiskState) -> str:
+    return repr((sorted(state.tree.items()), state.marks))
+
+
+def test_what_is_not_modelled_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "elsewhere").write_bytes(OLD)
+    before = snapshot(tmp_path / "there")
+    moving = lambda rank: os.rename(tmp_path / "elsewhere", tmp_path / "there" / "file")  # noqa: E731
+    run = run_traced(moving, tmp_path / "there", record=True)
+    with pytest.raises(NotImplementedError, match="elsewhere: moves"):
         list(disk_states(before, run.changes))
+    os.mkfifo(tmp_path / "there" / "pipe")
+    with pytest.raises(NotImplementedError, match="pipe: neither"):
+        snapshot(tmp_path / "there")

@@ -19,8 +19,8 @@ __all__ = [
     "EVENT_STOP",
     "Registers",
     "install_filter",
-    "is_supported",
     "listen",
+    "obstacle",
     "registers",
     "resume",
     "seize",
@@ -53,35 +53,10 @@ class Registers(ctypes.Structure):
     _fields_ = [
         (name, ctypes.c_ulong)
         for name in [
-            "r15",
-            "r14",
-            "r13",
-            "r12",
-            "rbp",
-            "rbx",
-            "r11",
-            "r10",
-            "r9",
-            "r8",
-            "rax",
-            "rcx",
-            "rdx",
-            "rsi",
-            "rdi",
-            "orig_rax",
-            "rip",
-            "cs",
-            "eflags",
-            "rsp",
-            "ss",
-            "fs_base",
-            "gs_base",
-            "ds",
-            "es",
-            "fs",
-            "gs",
+            "r15", "r14", "r13", "r12", "rbp", "rbx", "r11", "r10", "r9", "r8", "rax", "rcx", "rdx", "rsi", "rdi",
+            "orig_rax", "rip", "cs", "eflags", "rsp", "ss", "fs_base", "gs_base", "ds", "es", "fs", "gs",
         ]
-    ]
+    ]  # fmt: skip
 
     @property
     def number(self) -> int:
@@ -104,9 +79,16 @@ class Registers(ctypes.Structure):
         self.rax = ctypes.c_ulong(result).value
 
 
-def is_supported() -> bool:
-    """Return whether this is x86-64 Linux and ptrace is permitted."""
-    return sys.platform == "linux" and platform.machine() == "x86_64" and _may_trace()
+def obstacle() -> str | None:
+    """Return what prevents the tracing of system calls here, or None."""
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return f"tracing needs Linux on x86-64, and this is {platform.system()} on {platform.machine()}"
+    if not _may_trace():
+        return (
+            "ptrace is forbidden here, so no system call can be traced: allow it in the container's settings "
+            "(docker run --cap-add SYS_PTRACE), or set kernel.yama.ptrace_scope to 1 or less"
+        )
+    return None
 
 
 @functools.cache

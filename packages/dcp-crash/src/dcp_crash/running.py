@@ -113,8 +113,8 @@ def run_traced(
         TimeoutError: The ranks did not end in time.
         OSError: Tracing is forbidden, as in some containers, or this is not x86-64 Linux.
     """
-    if not kernel.is_supported():
-        raise OSError("system calls cannot be traced here: this needs Linux on x86-64 and permission to use ptrace")
+    if obstacle := kernel.obstacle():
+        raise OSError(obstacle)
     job = _Job(action, os.fspath(folder), world, prepare, fault, record, reads, output, started, held)
     watch = _Watch(timeout_seconds, grace_seconds)
     # The kernel reports only these processes to this separate thread, and no other children.
