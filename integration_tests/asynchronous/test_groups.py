@@ -42,7 +42,7 @@ def _alone_in_planning(folder: str, kind: str) -> list[set[float]]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_ranks_that_plan_alone(ranks: RankPool, tmp_path: Path, kind: str) -> None:
-    assert ranks.run(2, _alone_in_planning, str(tmp_path / "a"), kind, timeout=280) == [[{1.0}, {2.0}]] * 2
+    assert ranks.run(2, _alone_in_planning, str(tmp_path / "a"), kind, timeout_seconds=280) == [[{1.0}, {2.0}]] * 2
     assert {path.name for path in (tmp_path / "a").glob("__?.metadata")} == {"__0.metadata", "__1.metadata"}
     assert not (tmp_path / "a" / ".metadata").exists()
 
@@ -78,7 +78,7 @@ def _draw(path: str) -> int:
 
 def test_a_group_that_meets_in_a_file(ranks: RankPool, tmp_path: Path) -> None:
     arguments = str(tmp_path / "checkpoint"), str(tmp_path / "rank")
-    for values, told in ranks.run(2, _over_a_file, *arguments, timeout=280, backend=None):
+    for values, told in ranks.run(2, _over_a_file, *arguments, timeout_seconds=280, backend=None):
         assert values == {3.0}
         assert "use the thread saver" in told
         assert "env://" in told
@@ -116,7 +116,7 @@ def _in_turn(folder: str, kind: str) -> tuple[list[int], int]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_model_parts_and_ids_take_turns(ranks: RankPool, tmp_path: Path, kind: str) -> None:
-    for sent, wrong in ranks.run(2, _in_turn, str(tmp_path), kind, timeout=280):
+    for sent, wrong in ranks.run(2, _in_turn, str(tmp_path), kind, timeout_seconds=280):
         assert wrong == 0
         assert max(sent) < (350 + len(str(tmp_path))) * len(PARTS)  # each is known after its first save
 
@@ -140,5 +140,5 @@ def _on_devices(folder: str, kind: str) -> set[float]:
 def test_groups_of_nccl_alone(ranks: RankPool, tmp_path: Path, kind: str, world_size: int) -> None:
     if torch.cuda.device_count() < world_size:
         pytest.skip(f"needs {world_size} CUDA devices")
-    found = ranks.run(world_size, _on_devices, str(tmp_path), kind, timeout=280, backend="nccl")
+    found = ranks.run(world_size, _on_devices, str(tmp_path), kind, timeout_seconds=280, backend="nccl")
     assert found == [{5.0}] * world_size

@@ -68,7 +68,7 @@ def test_a_rank_is_lost_before_the_savers_have_met(
 ) -> None:
     ranks.run(1, dist.is_initialized, backend=None)  # a new group
     lose = partial(_lose_a_rank, apart=apart, earlier=earlier, copying=copying, relays=relays)
-    found = ranks.run(4, lose, str(tmp_path / "saved"), kind, expect_death=[VICTIM], timeout=200)
+    found = ranks.run(4, lose, str(tmp_path / "saved"), kind, expect_death=[VICTIM], timeout_seconds=200)
     for told in (found[rank] for rank in range(4) if rank != VICTIM):
         assert told.startswith("PeerLostError")
         assert f"rank {VICTIM} is gone" in told
@@ -100,5 +100,5 @@ def _side_by_side(folder: str, count: int) -> list[float]:
 
 def test_savers_and_saves_share_their_connections(ranks: RankPool, tmp_path: Path) -> None:
     ranks.run(1, dist.is_initialized, backend=None)
-    found = ranks.run(4, _side_by_side, str(tmp_path / "saved"), 5, timeout=200)
+    found = ranks.run(4, _side_by_side, str(tmp_path / "saved"), 5, timeout_seconds=200)
     assert found == [[float(10 * number + which) for number in range(5) for which in range(3)]] * 4

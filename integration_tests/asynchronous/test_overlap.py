@@ -67,7 +67,7 @@ def _fates(kind: str, overlap: Any, folder: str) -> list[str]:
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize("kind", KINDS)
 def test_four_overlapping_saves(ranks: RankPool, tmp_path: Path, kind: str, overlap: str, world_size: int) -> None:
-    fates = ranks.run(world_size, _fates, kind, overlap, str(tmp_path), timeout=280)
+    fates = ranks.run(world_size, _fates, kind, overlap, str(tmp_path), timeout_seconds=280)
     assert all(each == fates[0] for each in fates), fates
     if overlap == "wait":
         assert fates[0] == ["saved"] * SAVES
@@ -101,7 +101,7 @@ def _slow_fates(overlap: Any) -> list[str]:
     ],
 )
 def test_fates_while_one_save_runs(ranks: RankPool, overlap: str, expected: list[str]) -> None:
-    assert ranks.run(2, _slow_fates, overlap, timeout=280) == [expected] * 2
+    assert ranks.run(2, _slow_fates, overlap, timeout_seconds=280) == [expected] * 2
 
 
 def _train_beside(kind: str, folder: str) -> float:
@@ -120,7 +120,7 @@ def _train_beside(kind: str, folder: str) -> float:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_trainers_own_group_is_left_alone(ranks: RankPool, tmp_path: Path, kind: str) -> None:
-    assert ranks.run(2, _train_beside, kind, str(tmp_path), timeout=280) == [1.0, 1.0]
+    assert ranks.run(2, _train_beside, kind, str(tmp_path), timeout_seconds=280) == [1.0, 1.0]
 
 
 def test_unknown_policy_is_refused() -> None:

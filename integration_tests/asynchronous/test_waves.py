@@ -119,7 +119,7 @@ def _saved(folder: str, kind: str) -> tuple[bool, bool, int]:
 
 @pytest.mark.parametrize("kind", [pytest.param("thread", marks=pytest.mark.slow), "process"])
 def test_the_values_of_a_synchronous_save_on_ranks_of_other_sizes(ranks: RankPool, tmp_path: Path, kind: str) -> None:
-    assert ranks.run(2, _saved, str(tmp_path), kind, timeout=280) == [(True, True, BUDGET)] * 2
+    assert ranks.run(2, _saved, str(tmp_path), kind, timeout_seconds=280) == [(True, True, BUDGET)] * 2
 
 
 def _broken(folder: str, kind: str, what: str) -> tuple[str, bool, bool]:
@@ -144,7 +144,7 @@ def _broken(folder: str, kind: str, what: str) -> tuple[str, bool, bool]:
     ],
 )
 def test_a_failure_in_a_wave_leaves_the_old_checkpoint(ranks: RankPool, tmp_path: Path, kind: str, what: str) -> None:
-    found = ranks.run(2, _broken, str(tmp_path / "checkpoint"), kind, what, timeout=280)
+    found = ranks.run(2, _broken, str(tmp_path / "checkpoint"), kind, what, timeout_seconds=280)
     for rank, (told, before, after) in enumerate(found):
         assert (before, after) == (True, True)
         if what == "disk":

@@ -94,7 +94,7 @@ def _survive(folder: str, phase: str, victim: int) -> tuple[str, float, float]:
 @pytest.mark.parametrize("phase", PHASES)
 def test_killed_at_every_phase(ranks: RankPool, tmp_path: Path, phase: str) -> None:
     victim = 0 if phase in ("global plan", "publish") else 1
-    found = ranks.run(2, _survive, str(tmp_path / "checkpoint"), phase, victim, timeout=280)
+    found = ranks.run(2, _survive, str(tmp_path / "checkpoint"), phase, victim, timeout_seconds=280)
     for rank, (told, before, after) in enumerate(found):
         assert (before, after) == (1.0, 3.0)
         if rank == victim:
@@ -122,7 +122,7 @@ def _killed_between_saves(folder: str, victim: int) -> float:
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_killed_between_saves_nothing_is_lost(ranks: RankPool, tmp_path: Path, victim: int) -> None:
-    assert ranks.run(2, _killed_between_saves, str(tmp_path / "checkpoint"), victim, timeout=280) == [2.0, 2.0]
+    assert ranks.run(2, _killed_between_saves, str(tmp_path / "checkpoint"), victim, timeout_seconds=280) == [2.0, 2.0]
 
 
 def _out_of_space(folder: str) -> tuple[str, float]:
@@ -139,7 +139,7 @@ def _out_of_space(folder: str) -> tuple[str, float]:
 
 
 def test_disk_full_in_the_worker(ranks: RankPool, tmp_path: Path) -> None:
-    for told, value in ranks.run(2, _out_of_space, str(tmp_path / "checkpoint"), timeout=280):
+    for told, value in ranks.run(2, _out_of_space, str(tmp_path / "checkpoint"), timeout_seconds=280):
         assert "No space left on device" in told
         assert value == 1.0
 
@@ -149,9 +149,9 @@ def test_disk_full_in_the_worker(ranks: RankPool, tmp_path: Path) -> None:
     [pytest.param("stop", WorkerLostError, marks=pytest.mark.slow), ("hang", SaverDeadlineError)],
 )
 def test_a_worker_that_hangs_is_ended(tmp_path: Path, what: str, error: type[Exception]) -> None:
-    patient = SaverOptions(save_seconds=240.0)
-    impatient = WorkerOptions(silence_seconds=3.0)
-    options = replace(patient, worker=impatient) if what == "stop" else replace(patient, save_seconds=4.0)
+    patient = SaverOptions(save_timeout_seconds=240.0)
+    impatient = WorkerOptions(heartbeat_timeout_seconds=3.0)
+    options = replace(patient, worker=impatient) if what == "stop" else replace(patient, save_timeout_seconds=4.0)
     with AsyncSaver("process", options=options) as saver:
         saver.warm_up()
         failed = saver.save(_state(1), storage_writer=DyingWriter(str(tmp_path / "a"), "write", 0, what))

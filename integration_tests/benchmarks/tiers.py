@@ -114,7 +114,7 @@ def train(folder: Path, nbytes: int, saves: int, step_seconds: float, *, with_sl
     tiers = Tiers([Tier(folder / "fast"), *([Tier(f"slow://{folder}/slow")] if with_slow else [])])
     state = {f"layer.{n}": torch.zeros(nbytes // 16 // 4) for n in range(16)}
     seconds: list[float] = []
-    manager = CheckpointManager(tiers, no_dist=True, close_seconds=0.0)
+    manager = CheckpointManager(tiers, no_dist=True, close_timeout_seconds=0.0)
     manager.save(0, state)  # the first makes folders and starts processes
     work = _work_of(step_seconds)
     begun = time.perf_counter()

@@ -71,8 +71,8 @@ def _measure_calls() -> dict[str, int]:
         pool = RankPool(2)
         try:
             briefly = partial(operations, briefly=True)
-            on_two: dict[str, CallPath] = pool.run(2, briefly, Path(folder) / "two", timeout=_SECONDS)[0]
-            (alone,) = pool.run(1, one_process, Path(folder), timeout=_SECONDS)
+            on_two: dict[str, CallPath] = pool.run(2, briefly, Path(folder) / "two", timeout_seconds=_SECONDS)[0]
+            (alone,) = pool.run(1, one_process, Path(folder), timeout_seconds=_SECONDS)
         finally:
             pool.close()
     figures = {}

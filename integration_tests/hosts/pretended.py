@@ -55,7 +55,7 @@ def promote_on(disks: str | Path, hosts: Sequence[str], near: str = NEAR) -> dic
 def promote_once(tiers: Tiers) -> dict[str, list[int]]:
     """Promote what this host has, until nothing of it is on the way; returns what lacks other hosts' parts."""
     before: dict[str, list[int]] | None = None
-    while (left := promote(tiers, seconds=0.1)) != before:
+    while (left := promote(tiers, progress_timeout_seconds=0.1)) != before:
         before = left
         for thread in threading.enumerate():
             if thread.name.startswith("dcp-tiers "):  # given up: the disk made no progress for a moment

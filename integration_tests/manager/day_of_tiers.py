@@ -125,7 +125,7 @@ class Day:
         """Run a promoter, which may be killed, and which gives up soon while the slow tier is away."""
 
         def work(tell: Callable[[str], None]) -> None:
-            promote(self.tiers(), seconds=0.05)
+            promote(self.tiers(), progress_timeout_seconds=0.05)
 
         before = self.in_far()
         for _ in self._live(work, killed=killed):

@@ -106,9 +106,9 @@ def test_killed_runs_resume_and_leave_no_debris(ranks: Any, tmp_path: Path, kill
             train,
             str(tmp_path),
             1_000_000,
-            kill_after={victim: dice.uniform(0.3, 2.0)},
+            kill_after_seconds={victim: dice.uniform(0.3, 2.0)},
             expect_death=[victim],
-            timeout=90,
+            timeout_seconds=90,
         )
         there = published(tmp_path)
         for end in ends:
@@ -147,7 +147,7 @@ def slow_steps(root: str, begin: Callable[[], object]) -> tuple[bool, int]:
     """Train slowly until a signal ends it, for which the manager listens when `begin` is called."""
     from dcp_manager import OnSignal
 
-    with CheckpointManager(root, save_policy=EverySteps(1000) | OnSignal(), preemption_seconds=60) as keeper:
+    with CheckpointManager(root, save_policy=EverySteps(1000) | OnSignal(), preemption_timeout_seconds=60) as keeper:
         begin()
         for step in range(1, 1000):
             time.sleep(0.02)

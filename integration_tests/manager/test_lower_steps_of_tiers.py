@@ -193,7 +193,7 @@ def test_two_tiers_that_hang_hold_up_the_first_save_once(tmp_path: Path) -> None
 
     hang, waits = mock.patch.object(Catalogue, "highest", highest), 2.0
     soon = mock.patch("dcp_io.timed_call.TimedCall.SILENT_AFTER_SECONDS", waits)
-    with hang, soon, without_promoter(), CheckpointManager(tiers, close_seconds=0.1) as manager:
+    with hang, soon, without_promoter(), CheckpointManager(tiers, close_timeout_seconds=0.1) as manager:
         with waited_for() as waited:
             manager.save(1, state(1))
             manager.save(2, state(2))

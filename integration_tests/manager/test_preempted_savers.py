@@ -22,11 +22,12 @@ import dcp_all as dcp
 from held import Held
 
 policy = dcp.EverySteps(1000) | dcp.OnSignal()
-options = dcp.SaverOptions(close_seconds=5)
+options = dcp.SaverOptions(close_timeout_seconds=5)
 state = {"w": torch.zeros(1 << 18), "step": 0}
 with dcp.AsyncSaver("KIND", options=options) as saver:
     saver.warm_up(state_dict=state)
-    manager = dcp.CheckpointManager("run", save_policy=policy, saver=saver, writer=WRITER, preemption_seconds=15)
+    limit = {"preemption_timeout_seconds": 15}
+    manager = dcp.CheckpointManager("run", save_policy=policy, saver=saver, writer=WRITER, **limit)
     with manager:
         manager.save(0, state)
         manager.wait()
@@ -96,6 +97,6 @@ def test_a_save_that_hangs_does_not_hold_the_end_up(tmp_path: Path) -> None:
     status, _, errors = _preempted(tmp_path, "process", "Held")
     assert status == 1
     assert "UnfinishedSaveError" in errors
-    assert "preemption_seconds" in errors
+    assert "preemption_timeout_seconds" in errors
     assert verify_checkpoint(tmp_path / "run" / "step-0").ok
     assert (tmp_path / "run" / "latest").read_text() == "step-0\n"

@@ -123,10 +123,10 @@ def test_saves_in_the_background_are_settled_when_they_end(tmp_path: Path) -> No
 
 def test_waiting_for_a_saver_has_an_end(tmp_path: Path) -> None:
     saver = ThreadSaver()
-    manager = CheckpointManager(tmp_path, saver=saver, close_seconds=0.1)
+    manager = CheckpointManager(tmp_path, saver=saver, close_timeout_seconds=0.1)
     future = manager.save(4, state(4))
     assert future is not None
-    with pytest.raises(UnfinishedSaveError, match=r"rank 0, .*step 4 .* 0\.1 s \(close_seconds\)"):
+    with pytest.raises(UnfinishedSaveError, match=r"rank 0, .*step 4 .* 0\.1 s \(close_timeout_seconds\)"):
         manager.close()
     with pytest.raises(UnfinishedSaveError, match=r"0\.2 s"):
         manager.wait(0.2)
@@ -138,14 +138,16 @@ def test_waiting_for_a_saver_has_an_end(tmp_path: Path) -> None:
 
 def test_after_a_signal_waiting_ends_with_the_time_that_is_left(tmp_path: Path) -> None:
     saver, policy = ThreadSaver(), EverySteps(1) | OnSignal()
-    manager = CheckpointManager(tmp_path, save_policy=policy, saver=saver, preemption_seconds=1.5, close_seconds=3600)
+    manager = CheckpointManager(
+        tmp_path, save_policy=policy, saver=saver, preemption_timeout_seconds=1.5, close_timeout_seconds=3600
+    )
     save(state(1), checkpoint_id=tmp_path / "step-1")
     manager.maybe_save(2, state(2))
     os.kill(os.getpid(), signal.SIGTERM)
-    with pytest.raises(UnfinishedSaveError, match=r"step 2 .*\(preemption_seconds\)"):
+    with pytest.raises(UnfinishedSaveError, match=r"step 2 .*\(preemption_timeout_seconds\)"):
         manager.maybe_save(3, state(3))  # the one before holds it up
     assert manager.preempted
-    with pytest.raises(UnfinishedSaveError, match=r"step 2 .*\(preemption_seconds\)"):
+    with pytest.raises(UnfinishedSaveError, match=r"step 2 .*\(preemption_timeout_seconds\)"):
         manager.close()
     assert manager.latest() == 1
     saver.gate.set()

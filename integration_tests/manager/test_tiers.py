@@ -56,7 +56,7 @@ def test_a_manager_promotes_and_restores_over_tiers(tmp_path: Path) -> None:
     assert _restore(tiers) == (3, 3)  # the copy in the far tier
     shutil.rmtree(tmp_path / "near")
     assert _restore(tiers) == (3, 3)
-    assert tiers.drain(seconds=120) == {}
+    assert tiers.drain(timeout_seconds=120) == {}
 
 
 def _state(step: int) -> dict[str, Any]:
@@ -191,7 +191,7 @@ def test_a_slow_tier_that_hangs_does_not_stop_a_restore(tmp_path: Path) -> None:
         assert tiers.latest() == 3
         assert dcp.latest_valid(tiers).step == 3  # type: ignore[union-attr]
         assert _restore(tiers) == (3, 3)
-    assert tiers.drain(seconds=60) == {}
+    assert tiers.drain(timeout_seconds=60) == {}
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EDQUOT])
@@ -204,7 +204,7 @@ def test_a_slow_tier_that_cannot_be_written(tmp_path: Path, number: int) -> None
         with unwritable_below(far, number):
             for step in (2, 3):
                 manager.save(step, {"weight": torch.full((64,), step)})
-                assert promote(tiers, seconds=0.1) == {far: [*range(2, step + 1)]}
+                assert promote(tiers, progress_timeout_seconds=0.1) == {far: [*range(2, step + 1)]}
         assert tiers.steps()[0].complete_in == (1,)
         assert promote(tiers) == {}
     assert _steps(tmp_path / "far") == [2, 3]
@@ -268,7 +268,7 @@ import dcp_all as dcp
 tiers = dcp.Tiers([dcp.Tier("near"), dcp.Tier("far", rate_bytes_per_second=RATE)])
 policy = dcp.EverySteps(1000) | dcp.OnSignal()
 state = {"weight": torch.zeros(1 << 18), "step": 0}
-with dcp.CheckpointManager(tiers, save_policy=policy, preemption_seconds=3) as manager:
+with dcp.CheckpointManager(tiers, save_policy=policy, preemption_timeout_seconds=3) as manager:
     print("training", flush=True)
     for step in range(1, 100_000):
         time.sleep(0.01)

@@ -29,7 +29,7 @@ def tiers(slow: Path) -> dcp.Tiers:
 
 
 def manager(slow: Path) -> dcp.CheckpointManager:
-    return dcp.CheckpointManager(tiers(slow), no_dist=True, close_seconds=0.1)
+    return dcp.CheckpointManager(tiers(slow), no_dist=True, close_timeout_seconds=0.1)
 
 
 def restored(slow: Path, **options: Any) -> int:
@@ -91,7 +91,7 @@ def waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]
         receive = link.Link._receive
 
         def counted(self: Any, connection: Any) -> Any:
-            connection.settimeout(link.ANSWER_SECONDS)  # connections of the saves above have the default
+            connection.settimeout(link.ANSWER_TIMEOUT_SECONDS)  # connections of the saves above have the default
             try:
                 return receive(self, connection)
             except TimeoutError:
@@ -100,7 +100,7 @@ def waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]
 
         monkeypatch.setattr(link.Link, "_receive", counted)
         os.kill(status.pid, signal.SIGSTOP)
-        monkeypatch.setattr(link, "ANSWER_SECONDS", 0.5)
+        monkeypatch.setattr(link, "ANSWER_TIMEOUT_SECONDS", 0.5)
         try:
             yield seen
         finally:
@@ -136,7 +136,7 @@ def test_it_is_asked_again_when_it_has_answered(
     assert tiers(slow).latest() == 2
     with pytest.raises(KeeperLostError):
         tiers(slow).steps()
-    monkeypatch.setattr(link, "ANSWER_SECONDS", 60.0)
+    monkeypatch.setattr(link, "ANSWER_TIMEOUT_SECONDS", 60.0)
     os.kill(stopped_pid(), signal.SIGCONT)
     deadline = time.monotonic() + 60
     while True:

@@ -67,7 +67,7 @@ def main() -> None:
     timeout = timedelta(seconds=GROUP_SECONDS)
     store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), None, is_master=False, timeout=timeout)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timeout)
-    options = dcp.SaverOptions(timeout_seconds=GROUP_SECONDS, save_seconds=GROUP_SECONDS)
+    options = dcp.SaverOptions(timeout_seconds=GROUP_SECONDS, save_timeout_seconds=GROUP_SECONDS)
     with dcp.AsyncSaver(os.environ["DCP_SOAK_SAVER"], options=options) as saver:
         manager = dcp.CheckpointManager(
             os.environ["DCP_SOAK_ROOT"],

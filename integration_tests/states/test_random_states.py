@@ -110,14 +110,14 @@ def _short(value: Any) -> str:
 
 
 def test_a_tenth_of_the_states(ranks: Any, tmp_path: Path) -> None:
-    (found,) = ranks.run(1, differences, str(tmp_path), range(0, STATES, 10), 2, timeout=280)
+    (found,) = ranks.run(1, differences, str(tmp_path), range(0, STATES, 10), 2, timeout_seconds=280)
     assert found == []
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_all_states(ranks: Any, tmp_path: Path) -> None:
-    (found,) = ranks.run(1, differences, str(tmp_path), range(STATES), timeout=3500)
+    (found,) = ranks.run(1, differences, str(tmp_path), range(STATES), timeout_seconds=3500)
     assert found == []
 
 

@@ -36,7 +36,7 @@ def memory(ranks: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, di
     folder = tmp_path_factory.mktemp("memory")
     found = {}
     for module in ("dcp_all", "torch.distributed.checkpoint"):
-        (found[module],) = ranks.run(1, measure, module, str(folder / module), timeout=240)
+        (found[module],) = ranks.run(1, measure, module, str(folder / module), timeout_seconds=240)
     for case, *_ in BUDGETS:
         mine, other = (each[case] for each in found.values())
         print(f"{case:14} ours {mine:7.1f} MiB, stock {other:7.1f} MiB")

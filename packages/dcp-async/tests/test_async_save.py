@@ -343,7 +343,7 @@ class Never:
 
 @pytest.mark.parametrize("later", [False, True])
 def test_waiting_for_lock_has_an_end(later: bool) -> None:
-    saver = AsyncSaver("thread", options=SaverOptions(save_seconds=0.1))
+    saver = AsyncSaver("thread", options=SaverOptions(save_timeout_seconds=0.1))
     locked, over = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -364,7 +364,7 @@ def test_waiting_for_lock_has_an_end(later: bool) -> None:
 
 @pytest.mark.parametrize("cancelled", [False, True])
 def test_waiting_for_a_stager_has_an_end(cancelled: bool) -> None:
-    saver, stager = AsyncSaver("thread", options=SaverOptions(save_seconds=20.0 if cancelled else 0.1)), Never()
+    saver, stager = AsyncSaver("thread", options=SaverOptions(save_timeout_seconds=20.0 if cancelled else 0.1)), Never()
     answer = saver.save({"w": torch.ones(4)}, checkpoint_id="place", async_stager=stager)
     assert isinstance(answer, AsyncSaveResponse)
     if cancelled:

@@ -41,7 +41,7 @@ def test_a_restore_waits_for_a_step(tmp_path: Path) -> None:
     later.start()
     state = {"step": 0}
     with CheckpointManager(tmp_path, no_dist=True) as manager:
-        restored = manager.restore(state, min_step=5, wait_for_hosts_seconds=30)
+        restored = manager.restore(state, min_step=5, hosts_timeout_seconds=30)
     later.join()
     assert restored is not None
     assert (restored.step, state) == (5, {"step": 5})

@@ -128,7 +128,7 @@ def test_what_is_written_to_a_killed_keeper_is_lost_by_name(run: str) -> None:
 
 
 def test_an_idle_keeper_ends(run: str) -> None:
-    start_keeper(run, idle_seconds=0)
+    start_keeper(run, idle_timeout_seconds=0)
     eventually(lambda: keeper_status(run) is None)
 
 
@@ -152,10 +152,10 @@ def test_a_keeper_that_ends_between_greeting_and_answer_is_none(run: str, folder
 
 
 def test_a_process_that_has_saved_keeps_it(run: str) -> None:
-    start_keeper(run, idle_seconds=600)
+    start_keeper(run, idle_timeout_seconds=600)
     code = (
-        "import os, sys, time; from dcp_memory.client.store import KeeperStore; s = KeeperStore(sys.argv[1],"
-        " storage_options={'idle_seconds': 0}); s.publish('x', b''); time.sleep(1.5); s.read('x'); print('kept')"
+        "import os, sys, time; from dcp_memory.client.store import KeeperStore; s = KeeperStore(sys.argv[1], storage_"
+        "options={'idle_timeout_seconds': 0}); s.publish('x', b''); time.sleep(1.5); s.read('x'); print('kept')"
     )
     stop_keeper(run)
     assert python(code, run).stdout == "kept\n"
@@ -190,8 +190,8 @@ def test_a_stopped_keeper_is_named_and_can_be_killed(run: str) -> None:
     pid = start_keeper(run).pid
     os.kill(pid, signal.SIGSTOP)
     with pytest.raises(KeeperLostError, match=f"process {pid}, has not ended after 0.1 s"):
-        stop_keeper(run, seconds=0.1)
-    assert stop_keeper(run, seconds=0.1, kill=True)
+        stop_keeper(run, timeout_seconds=0.1)
+    assert stop_keeper(run, timeout_seconds=0.1, kill=True)
     assert is_gone(pid)
 
 
@@ -240,9 +240,9 @@ def test_it_is_stopped_by_a_process_with_many_files(run: str, folder: Path) -> N
 def test_options_of_the_environment(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DCP_KEEPER_MAX_BYTES", "1.5M")
     monkeypatch.setenv("DCP_KEEPER_GENERATIONS", "5")
-    monkeypatch.setenv("DCP_KEEPER_IDLE_SECONDS", "77")
+    monkeypatch.setenv("DCP_KEEPER_IDLE_TIMEOUT_SECONDS", "77")
     status = start_keeper(run)
-    assert (status.max_bytes, status.generations, status.idle_seconds) == (3 << 19, 5, 77)
+    assert (status.max_bytes, status.generations, status.idle_timeout_seconds) == (3 << 19, 5, 77)
 
 
 def test_a_relative_folder_is_that_of_the_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,8 +32,10 @@ def call_json(*arguments: str) -> tuple[int, Any]:
 
 def test_a_keeper_from_start_to_end(run: str, folder: Path) -> None:
     assert call_json("status") == (0, [])
-    code, (started,) = call_json("start", run, "--max-bytes", "64M", "--generations", "3", "--idle-seconds", "99")
-    assert (code, started["max_bytes"], started["generations"], started["idle_seconds"]) == (0, 64 << 20, 3, 99)
+    code, (started,) = call_json(
+        "start", run, "--max-bytes", "64M", "--generations", "3", "--idle-timeout-seconds", "99"
+    )
+    assert (code, started["max_bytes"], started["generations"], started["idle_timeout_seconds"]) == (0, 64 << 20, 3, 99)
     KeeperStore(run).publish("x", bytes(2000))
     code, (found,) = call_json("status", run)
     assert (code, found["objects"], found["object_bytes"], found["pid"]) == (0, 1, 2000, started["pid"])
@@ -54,7 +56,7 @@ def test_a_run_without_a_keeper(run: str) -> None:
 
 
 def test_a_keeper_that_does_not_answer_hides_no_other(run: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(link, "ANSWER_TIMEOUT_SECONDS", 0.1)
     monkeypatch.setattr(link.connect_to, "__defaults__", (0.1,))
     call_json("start", run)
     (stopped,) = call_json("start", "another")[1]
@@ -65,8 +67,8 @@ def test_a_keeper_that_does_not_answer_hides_no_other(run: str, folder: Path, mo
 
 
 def test_json_has_no_infinity(run: str, folder: Path) -> None:
-    code, (found,) = call_json("start", run, "--idle-seconds", "inf")
-    assert (code, found["idle_seconds"]) == (0, None)
+    code, (found,) = call_json("start", run, "--idle-timeout-seconds", "inf")
+    assert (code, found["idle_timeout_seconds"]) == (0, None)
 
 
 @pytest.mark.parametrize(
@@ -76,8 +78,8 @@ def test_json_has_no_infinity(run: str, folder: Path) -> None:
         ("start", "a b"),
         ("stop", "x", "a/b"),
         ("status", ""),
-        ("stop", "x", "--seconds", "nan"),
-        ("start", "x", "--idle-seconds", "nan"),
+        ("stop", "x", "--timeout-seconds", "nan"),
+        ("start", "x", "--idle-timeout-seconds", "nan"),
     ],
 )
 def test_wrong_arguments_are_wrong_use_and_start_nothing(folder: Path, arguments: tuple[str, ...]) -> None:

@@ -14,7 +14,8 @@ from dcp_memory.places import FOLDER_VARIABLE
 
 
 @pytest.mark.parametrize(
-    "options", [{"max_bytes": 0}, {"max_bytes": "-5G"}, {"generations": 0}, {"generations": "²"}, {"idle_seconds": "x"}]
+    "options",
+    [{"max_bytes": 0}, {"max_bytes": "-5G"}, {"generations": 0}, {"generations": "²"}, {"idle_timeout_seconds": "x"}],
 )
 def test_wrong_options_are_said(run: str, options: dict[str, object]) -> None:
     with pytest.raises(StorageError, match=r"could not be started: argument .* is not a number of"):
@@ -51,6 +52,6 @@ def test_a_fifo_in_the_place_of_the_log_holds_nobody_up(run: str, folder: Path) 
 def test_seconds_to_stop_are_checked(run: str) -> None:
     for seconds in (-1, float("nan")):
         with pytest.raises(ValueError, match="at least 0"):
-            stop_keeper(run, seconds=seconds)
+            stop_keeper(run, timeout_seconds=seconds)
     start_keeper(run)
-    assert stop_keeper(run, seconds=float("inf"))
+    assert stop_keeper(run, timeout_seconds=float("inf"))

@@ -44,7 +44,7 @@ class TestInMemory(StoreConformance, FoldersConformance):
 
     def open_store(self, place: Any, folder: str) -> ObjectStore:
         return ObjectStore(
-            Client(place, ROOT, deadline_seconds=10), Address(ROOT, folder), part_bytes=10_000, uploads=2
+            Client(place, ROOT, retry_timeout_seconds=10), Address(ROOT, folder), part_bytes=10_000, uploads=2
         )
 
     def open_raw(self, place: Any, folder: str) -> RawObjects:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dcp_object import ObjectStoreReader, ObjectStoreWriter
-from dcp_object.options import DEADLINE_SECONDS, Options
+from dcp_object.options import RETRY_TIMEOUT_SECONDS, Options
 
 
 @pytest.fixture(autouse=True)
@@ -23,8 +23,8 @@ def test_groups_and_the_rest() -> None:
     assert options.client_options["timeout"] == "1s"
     assert "connect_timeout" in options.client_options
     assert options.retry_config["max_retries"] == 2
-    assert options.deadline_seconds == DEADLINE_SECONDS
-    assert Options.of({"retry_config": {"retry_timeout": timedelta(seconds=5)}}).deadline_seconds == 5
+    assert options.retry_timeout_seconds == RETRY_TIMEOUT_SECONDS
+    assert Options.of({"retry_config": {"retry_timeout": timedelta(seconds=5)}}).retry_timeout_seconds == 5
 
 
 @pytest.mark.parametrize("endpoint", ["http://h:1", "https://h:1"])

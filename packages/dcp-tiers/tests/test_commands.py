@@ -173,7 +173,7 @@ def test_promote_says_what_has_not_arrived(helpers, near, far):
     with only_one(tiers):
         assert run(promote_tiers, near)[0] == 1
     far.write_text("not a folder")
-    code, text = run(promote_tiers, near, "--seconds", "0.3")
+    code, text = run(promote_tiers, near, "--progress-timeout-seconds", "0.3")
     assert (code, f"not in {far}: steps 10" in text) == (1, True)
 
 
@@ -181,9 +181,9 @@ def test_promote_says_what_has_not_arrived(helpers, near, far):
 def test_a_time_that_is_none_is_refused(helpers, near, seconds):
     helpers.tiers().write()
     with pytest.raises(click.UsageError, match="is not"):
-        run(promote_tiers, near, "--seconds", seconds)
+        run(promote_tiers, near, "--progress-timeout-seconds", seconds)
     with pytest.raises(SystemExit):
-        main([str(near), "--seconds", seconds])
+        main([str(near), "--progress-timeout-seconds", seconds])
 
 
 def test_the_description_is_a_root(helpers, near, far):

@@ -86,7 +86,7 @@ def test_a_full_disk_is_rid_of_what_nobody_waits_for(helpers, near, far, monkeyp
 
     monkeypatch.setattr(promotion, "copy_checkpoint", copy)
     monkeypatch.setattr(promotion, "_FIRST_PAUSE_SECONDS", 0.01)
-    assert promote(helpers.tiers(KeepLast(1)), seconds=30) == {}
+    assert promote(helpers.tiers(KeepLast(1)), progress_timeout_seconds=30) == {}
     assert helpers.loaded(far) == {20: helpers.contents(20)}
 
 
@@ -110,7 +110,7 @@ def test_the_first_tier_keeps_what_has_not_arrived(helpers, near, far):
     far.write_text("not a folder: the storage is away")
     for step in (10, 20, 30, 40):
         helpers.save(near, step)
-    assert promote(tiers, seconds=0.0) == {str(far): [20, 40]}
+    assert promote(tiers, progress_timeout_seconds=0.0) == {str(far): [20, 40]}
     retain_in_first(tiers)
     assert sorted(helpers.loaded(near)) == [20, 40]
 

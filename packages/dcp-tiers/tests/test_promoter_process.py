@@ -122,7 +122,7 @@ def test_what_has_not_arrived_is_said(helpers, near, far):
     helpers.save(near, 10)
     helpers.tiers().write()
     far.write_text("not a folder")
-    code, said = end(start(near, "--seconds", "3"))
+    code, said = end(start(near, "--progress-timeout-seconds", "3"))
     assert code == 1
     assert f"dcp-tiers: not in {far}: steps 10" in said
     assert "is tried again in 0.5 s" in said
@@ -174,7 +174,7 @@ def test_gives_up_without_progress_only(helpers, near, far):
     helpers.save(near, 10)
     size = sum(path.stat().st_size for path in (near / "step-10").iterdir())
     slow = Tiers([Tier(near), Tier(far, rate_bytes_per_second=size / 12)])
-    assert promote(slow, seconds=8) == {}  # takes longer, and goes on
+    assert promote(slow, progress_timeout_seconds=8) == {}  # takes longer, and goes on
 
 
 def test_the_trainer_observes_the_promoter(helpers, near, far, events):

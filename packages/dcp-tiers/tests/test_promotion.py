@@ -173,7 +173,7 @@ def test_giving_up_says_what_has_not_arrived(helpers, near, far, monkeypatch):
     promotion = Promotion(tiers, 1)
     assert not promotion.run(lambda _: False)
     assert promotion.problem == "OSError: no route to the storage"
-    assert promote(tiers, seconds=0.1) == {str(far): [10]}
+    assert promote(tiers, progress_timeout_seconds=0.1) == {str(far): [10]}
 
 
 def test_an_interrupted_copy_goes_on_where_it_was(helpers, near, far, monkeypatch):
@@ -228,7 +228,7 @@ def test_a_tier_that_hangs_does_not_hold_up_another(helpers, near, far, tmp_path
 
     monkeypatch.setattr(LocalStore, "create", create)
     try:
-        assert promote(tiers, seconds=10) == {str(tmp_path / "hangs"): [10]}
+        assert promote(tiers, progress_timeout_seconds=10) == {str(tmp_path / "hangs"): [10]}
         assert sorted(helpers.loaded(far)) == [10]
     finally:
         released.set()

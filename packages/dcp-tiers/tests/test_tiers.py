@@ -145,7 +145,7 @@ def test_what_is_no_list_of_tiers_is_refused(tiers):
         Tiers(tiers)
 
 
-@pytest.mark.parametrize("name", ["stale_after_seconds", "patience_seconds"])
+@pytest.mark.parametrize("name", ["stale_after_seconds", "progress_timeout_seconds"])
 @pytest.mark.parametrize("seconds", [0, -1, float("nan"), "60", None, True])
 def test_times_are_above_zero(near, name, seconds):
     with pytest.raises(TiersError, match=f"{name} is {seconds!r}"):

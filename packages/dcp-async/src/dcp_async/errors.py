@@ -22,7 +22,7 @@ class SaverClosedError(DcpError, RuntimeError):
 
 
 class SaverDeadlineError(DcpError, TimeoutError):
-    """A save, a copy, or the wait for earlier saves exceeded its limit, such as `SaverOptions.save_seconds`."""
+    """A save, a copy, or the wait for earlier saves exceeded its limit, such as `SaverOptions.save_timeout_seconds`."""
 
 
 class WorkerError(DcpError, RuntimeError):

@@ -54,8 +54,8 @@ class WorkerOptions:
         torch_threads: Number of threads of one torch operation.
         cpu_affinity: Numbers of the cores on which the worker may run; None for the cores of the trainer.
         process_group: Whether the workers of all ranks form a gloo group, for storage writers that use collectives.
-        start_seconds: Time in seconds within which the worker must start.
-        silence_seconds: Time in seconds without a heartbeat after which the worker is killed.
+        start_timeout_seconds: Time in seconds within which the worker must start.
+        heartbeat_timeout_seconds: Time in seconds without a heartbeat after which the worker is killed.
 
     Example:
         ```python
@@ -73,8 +73,8 @@ class WorkerOptions:
     torch_threads: int = 1
     cpu_affinity: tuple[int, ...] | None = None
     process_group: bool = False
-    start_seconds: float = 120.0
-    silence_seconds: float = 60.0
+    start_timeout_seconds: float = 120.0
+    heartbeat_timeout_seconds: float = 60.0
 
 
 def _copy_threads() -> int:
@@ -93,9 +93,9 @@ class SaverOptions:
             four.
         pin_memory: Whether the memory for staged copies is pinned, if the accelerator has pinned memory.
         mutation_guard: Whether to detect tensors that change during the copy, by comparing samples of their bytes.
-        save_seconds: Time in seconds after which the worker of a running save is killed; a save in a thread is not
-            limited. Also limits how long `save` waits for an earlier save, and a save for the copy of its state dict.
-        close_seconds: Longest time in seconds that `close` waits for running saves.
+        save_timeout_seconds: Time after which the worker of a running save is killed; a thread's save is not limited.
+            Also limits how long `save` waits for an earlier save, and a save for the copy of its state dict.
+        close_timeout_seconds: Longest time in seconds that `close` waits for running saves.
         timeout_seconds: Time in seconds that a rank waits for the other ranks in one phase, from its own arrival.
         peers: Options for how the savers of different ranks watch each other and connect to each other.
         worker: Options of the worker process; a thread saver ignores them.
@@ -104,7 +104,7 @@ class SaverOptions:
         ```python
         from dcp_async import AsyncSaver, SaverOptions
 
-        options = SaverOptions(max_staging_bytes=8 << 30, save_seconds=600)
+        options = SaverOptions(max_staging_bytes=8 << 30, save_timeout_seconds=600)
         with AsyncSaver("thread", options=options) as saver:
             saver.save({"step": 1}, checkpoint_id="step-1")
         ```
@@ -114,8 +114,8 @@ class SaverOptions:
     copy_threads: int = field(default_factory=_copy_threads)
     pin_memory: bool = True
     mutation_guard: bool = True
-    save_seconds: float = 3600.0
-    close_seconds: float = 600.0
+    save_timeout_seconds: float = 3600.0
+    close_timeout_seconds: float = 600.0
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
     peers: PeerOptions = field(default_factory=PeerOptions)
     worker: WorkerOptions = field(default_factory=WorkerOptions)

@@ -90,11 +90,11 @@ class AsyncSaver:
         )
         guard = MutationGuard() if self.options.mutation_guard else None
         stager = Stager(self._pool, Copier(self.options.copy_threads), guard, Budget.of(self.options))
-        self._seconds = min(self.options.save_seconds, threading.TIMEOUT_MAX)
+        self._seconds = min(self.options.save_timeout_seconds, threading.TIMEOUT_MAX)
         self._entry = Entry()
         run = BackendRun(self._backend)
         # The queue and the backend do not reference this object, so a dropped saver is freed immediately.
-        self._queue = SaveQueue(run, f"dcp-{name}-saver", self.options.save_seconds)
+        self._queue = SaveQueue(run, f"dcp-{name}-saver", self.options.save_timeout_seconds)
         run.copies = self._copies = JobStager(stager, self._entry, self._seconds, self._queue.wait_turn)
         self.bytes_to_stage = self._copies.bytes_to_stage
         """Function that returns the size in bytes of a state dict's copy on this rank."""
@@ -198,7 +198,7 @@ class AsyncSaver:
             Exception: The copy failed (the other ranks' futures raise the same error), or an earlier save failed and
                 its future was never read.
             SaverClosedError: The saver is closed.
-            SaverDeadlineError: An earlier save of this rank, or a thread in `lock`, takes longer than `save_seconds`.
+            SaverDeadlineError: An earlier save of this rank, or a thread in `lock`, exceeds `save_timeout_seconds`.
             OperationError: This thread is already starting a save (for example in the `state_dict()` of an object), or
                 another rank uses another `overlap` policy.
 
@@ -243,31 +243,31 @@ class AsyncSaver:
         with self._entry.lock():
             yield
 
-    def wait(self, seconds: float | None = None) -> None:
+    def wait(self, timeout_seconds: float | None = None) -> None:
         """Wait until every save has ended, successfully or not.
 
-        Raises SaverDeadlineError after `seconds` (None: `SaverOptions.save_seconds`).
+        Raises SaverDeadlineError after `timeout_seconds` (None: `SaverOptions.save_timeout_seconds`).
         """
         self._check_here()
-        self._queue.drain(self.options.save_seconds if seconds is None else seconds)
+        self._queue.drain(self.options.save_timeout_seconds if timeout_seconds is None else timeout_seconds)
 
-    def close(self, seconds: float | None = None) -> None:
+    def close(self, timeout_seconds: float | None = None) -> None:
         """Wait for all saves, end the thread or worker process, and raise errors of saves with unread futures.
 
         In a forked child process, `close` does nothing.
 
         Args:
-            seconds: Longest time to wait; None for `SaverOptions.close_seconds`.
+            timeout_seconds: Longest time to wait; None for `SaverOptions.close_timeout_seconds`.
 
         Raises:
-            SaverDeadlineError: A save has not ended within `seconds`; the saves are then ended as by `end`.
+            SaverDeadlineError: A save has not ended within `timeout_seconds`; the saves are then ended as by `end`.
             Exception: An earlier save failed, and its future was never read; further errors are logged.
         """
         if self._owner != os.getpid():
             return
         self._queue.close()
         try:
-            self._queue.drain(self.options.close_seconds if seconds is None else seconds)
+            self._queue.drain(self.options.close_timeout_seconds if timeout_seconds is None else timeout_seconds)
         finally:
             self.end()
         error = self._queue.next_unasked()
@@ -309,8 +309,8 @@ class AsyncSaver:
                 self._queue.wait_turn()
             if not self._entry.enter(self._seconds):
                 raise SaverDeadlineError(
-                    f"the save to {place!s} could not begin within {self._seconds:g} s (save_seconds): another thread "
-                    "is in `lock`, or is starting a save"
+                    f"the save to {place!s} could not begin within {self._seconds:g} s (save_timeout_seconds): another "
+                    "thread is in `lock`, or is starting a save"
                 )
             if not (wait and self._queue.busy):  # another thread may have been first
                 return

@@ -218,7 +218,7 @@ def test_a_change_in_a_wave_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_storage_that_hangs_does_not_hold_training_for_ever() -> None:
-    saver = _saver(save_seconds=0.5)
+    saver = _saver(save_timeout_seconds=0.5)
     with pytest.raises(SaverDeadlineError, match="max_staging_bytes"):
         saver.save(_state(), storage_writer=HangingWriter("a"))
     GatedWriter.gate.set()

@@ -40,7 +40,7 @@ class Gate:
     def __init__(self) -> None:
         self.open, self.entered = threading.Event(), threading.Event()
         self.begun: list[Any] = []
-        self.queue = SaveQueue(self.run, "test")
+        self.queue = SaveQueue(self.run, "test", 250.0)
 
     def run(self, job: SaveJob) -> Any:
         self.begun.append(job.checkpoint_id)
@@ -154,7 +154,7 @@ def test_a_dropped_save_is_left_out_on_all_ranks(gate: Gate) -> None:
 
 @pytest.mark.parametrize("overlap", ["wait", "latest"])
 def test_waiting_for_an_earlier_save_has_an_end(gate: Gate, overlap: Any) -> None:
-    gate.queue._save_seconds = 0.05
+    gate.queue._save_timeout_seconds = 0.05
     gate.queue.put(_job("a"))
     assert gate.entered.wait(60)
     gate.queue.put(_job("b"))
@@ -163,7 +163,7 @@ def test_waiting_for_an_earlier_save_has_an_end(gate: Gate, overlap: Any) -> Non
 
 
 def test_waiting_for_the_copy_of_a_save_has_an_end(gate: Gate) -> None:
-    gate.queue._save_seconds = 0.05
+    gate.queue._save_timeout_seconds = 0.05
     gate.queue.put(_job("a"))
     assert gate.entered.wait(60)
     link = Link()

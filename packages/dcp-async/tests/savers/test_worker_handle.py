@@ -33,7 +33,7 @@ class Started:
 
         monkeypatch.setattr(worker_process.subprocess, "Popen", sleeper)
         self.ended = threading.Event()
-        self.worker = WorkerProcess(WorkerOptions(silence_seconds=0.2), self.ended.set)
+        self.worker = WorkerProcess(WorkerOptions(heartbeat_timeout_seconds=0.2), self.ended.set)
         self.process = self.worker._process
 
 
@@ -70,7 +70,7 @@ def test_whether_it_lives_is_seen_in_a_trainer_with_thousands_of_open_files(star
 
 
 def test_a_process_that_cannot_be_killed_is_given_up(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_process, "_KILL_SECONDS", 0.1)
+    monkeypatch.setattr(worker_process, "_KILL_GRACE_SECONDS", 0.1)
     with monkeypatch.context() as patched:
         patched.setattr(started.process, "kill", lambda: None)
         started.worker.kill()
@@ -98,7 +98,7 @@ def test_an_end_is_told_before_the_next_save_gets_its_number(started: Started) -
 
 
 def test_closing_wakes_up_a_thread_that_reads(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_process, "_TERM_SECONDS", 0.1)
+    monkeypatch.setattr(worker_process, "_TERM_GRACE_SECONDS", 0.1)
     raised: list[BaseException] = []
 
     def read() -> None:

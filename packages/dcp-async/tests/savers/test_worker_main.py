@@ -76,7 +76,7 @@ main(sys.argv[2:])
 
 
 def test_a_worker_lowers_its_priority_after_its_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside busy processes, the imports at a low priority take longer than `start_seconds`."""
+    """Beside busy processes, the imports at a low priority take longer than `start_timeout_seconds`."""
     note = tmp_path / "note"
     monkeypatch.setattr(
         worker_handle, "module_command", lambda _, *arguments: [sys.executable, "-c", NOTING, str(note), *arguments]

@@ -121,7 +121,7 @@ def test_an_error_that_cannot_be_sent_arrives_by_its_text(source: Callable[..., 
 def test_a_save_that_ends_or_is_late_ends_the_wait(source: Callable[..., Any]) -> None:
     made, _ = source(torch.arange(3000))
     made.serve(lambda: True, 20)
-    with pytest.raises(SaverDeadlineError, match=r"0\.1 s \(save_seconds\)"):
+    with pytest.raises(SaverDeadlineError, match=r"0\.1 s \(save_timeout_seconds\)"):
         made.serve(lambda: False, 0.1)
 
 
@@ -379,7 +379,7 @@ def test_storage_that_hangs_is_given_up(save: Callable[..., Save]) -> None:
     made = save({"a": torch.randn(50_000)})
     made.feed.expect(1)
     pieces = made.feed.take(made.tensors[0]).pieces(100)
-    with pytest.raises(SaverDeadlineError, match=r"0\.5 s \(save_seconds\)"):
+    with pytest.raises(SaverDeadlineError, match=r"0\.5 s \(save_timeout_seconds\)"):
         made.source.serve(_never, 0.5)
     with pytest.raises(SaverDeadlineError):
         next(pieces)

@@ -27,7 +27,6 @@ __all__ = ["read_together"]
 
 _log = library_logger(__name__)
 
-_CONNECT_SECONDS = 15.0
 _ARENA_BYTES = 64 << 20
 _LARGEST_PIECE_BYTES = 4 << 20
 # One slot that is being filled, and others that are being taken: each more is memory whose pages must be made first.
@@ -145,7 +144,7 @@ class _Exchange:
 
         def find_neighbours() -> tuple[list[int], bytes | None] | str:
             try:
-                made = self._streams.connect_many(near, min(self._timeout_seconds, _CONNECT_SECONDS))
+                made = self._streams.connect_many(near)
             except (OSError, MemoryError) as error:
                 return f"rank {self._coordinator.rank}: {error}"
             found = [rank for rank, stream in made.items() if not isinstance(stream, StreamError) and stream.same_host]
@@ -371,7 +370,7 @@ class _Exchange:
         """Connect to the needed ranks of other hosts; return a problem, or an empty text."""
         distant = Roles(self._plan, self._coordinator.rank).distant
         try:
-            made = self._streams.connect_many([*distant.values()], min(self._timeout_seconds, _CONNECT_SECONDS))
+            made = self._streams.connect_many([*distant.values()])
         except (OSError, MemoryError) as error:
             return f"rank {self._coordinator.rank}: {error}"
         return next((str(found) for found in made.values() if isinstance(found, StreamError)), "")

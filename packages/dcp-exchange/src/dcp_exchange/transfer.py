@@ -28,7 +28,7 @@ from dcp_ranks import NOT_NOW, NotNow, Stream, StreamError, Streams
 
 __all__ = ["ConcurrencyLimit", "Kind", "Message", "Sender", "Transfer", "decode", "encode", "stop_others"]
 
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 
 # What is to be done, and the host on which its piece was read.
 _Task = tuple[Callable[[], None], int]
@@ -110,7 +110,7 @@ class Transfer:
                 left = self._last_news + self._timeout_seconds - time.monotonic()
                 if left <= 0:
                     self._fail(self._silence())
-                self._over.wait(max(0.0, min(left, _LOOK_SECONDS)))
+                self._over.wait(max(0.0, min(left, _POLL_SECONDS)))
             if self._error is not None:
                 raise self._error
 

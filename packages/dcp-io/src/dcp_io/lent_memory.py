@@ -49,11 +49,11 @@ class LentMemory(Protocol):
 class MemoryLender(Protocol):
     """Protocol that lends a store's memory to this process. Methods may be called from several threads."""
 
-    def lend(self, nbytes: int, *, seconds: float) -> LentMemory:
+    def lend(self, nbytes: int, *, timeout_seconds: float) -> LentMemory:
         """Lend memory of at least `nbytes` bytes (at least 1), until `give_back`.
 
         Memory that is lent again is the same object, so that mappings and pinned pages can be reused. Waits up to
-        `seconds` until removed objects free memory. Raises OSError, with sizes and remedy, if the store has too little.
+        `timeout_seconds` until removed objects free memory. Raises OSError, with sizes and remedy, if it is short.
         """
         ...
 

@@ -53,25 +53,26 @@ class TimedCall(Generic[T]):
         """Whether the function has returned or failed."""
         return self._done.is_set()
 
-    def result(self, *, forever: bool = False, seconds: float | None = None) -> T:
+    def result(self, *, forever: bool = False, timeout_seconds: float | None = None) -> T:
         """Return the result, or raise the function's error.
 
-        With `forever`, waits as long as it takes. Otherwise waits `seconds` (None for `SILENT_AFTER_SECONDS`), but not
-        at all while an earlier call of the place hangs, and raises TimeoutError for a late result; the call continues.
+        With `forever`, waits as long as it takes. Otherwise waits `timeout_seconds` (None for `SILENT_AFTER_SECONDS`),
+        but not at all while an earlier call of the place hangs, and raises TimeoutError for a late result; the call
+        continues.
         """
         earlier = None if self._begun else _hanging.get(self.place)
         if earlier is not None:
             earlier.wait(None if forever else 0.0)
         if not self._begun:
             self._begin()
-        self.wait(None if forever else self.SILENT_AFTER_SECONDS if seconds is None else seconds)
+        self.wait(None if forever else self.SILENT_AFTER_SECONDS if timeout_seconds is None else timeout_seconds)
         if self._error is not None:
             raise self._error
         return self._found[0]
 
-    def wait(self, seconds: float | None) -> None:
-        """Wait for the end of the call; TimeoutError after `seconds`."""
-        if not self._done.wait(seconds):
+    def wait(self, timeout_seconds: float | None) -> None:
+        """Wait for the end of the call; TimeoutError after `timeout_seconds`."""
+        if not self._done.wait(timeout_seconds):
             _hanging[self.place] = self
             raise TimeoutError(f"{self.place} does not answer")
 

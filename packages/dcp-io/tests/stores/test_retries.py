@@ -30,7 +30,7 @@ def test_the_limit_holds_and_pauses_grow(pauses: list[float]) -> None:
 
 
 def test_the_deadline_holds(pauses: list[float]) -> None:
-    made = Attempts("GET x", 100, deadline_seconds=3)
+    made = Attempts("GET x", 100, retry_timeout_seconds=3)
     while made.wait("no answer"):
         pass
     assert 1 < made.number < 100

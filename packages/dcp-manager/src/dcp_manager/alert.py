@@ -28,8 +28,8 @@ __all__ = ["Alert"]
 
 _PHASE = "agree on the step of a save"
 # Limits of the polling: by all ranks together, and by one rank.
-_LOOKS_PER_SECOND, _LEAST_LOOK_SECONDS = 1000, 0.2
-_JOIN_SECONDS = 2.0
+_POLLS_PER_SECOND, _LEAST_POLL_SECONDS = 1000, 0.2
+_JOIN_TIMEOUT_SECONDS = 2.0
 
 
 class Alert:
@@ -41,13 +41,13 @@ class Alert:
         self._round: _Round | None = None
         self._may_watch = True
 
-    def exchanges(self, *, reason: bool, seconds: float) -> bool:
+    def exchanges(self, *, reason: bool, timeout_seconds: float) -> bool:
         """Count a call of `maybe_save`; return whether ranks exchange their reasons in it, the same on all ranks.
 
-        `seconds` limits the wait for other ranks' answers; if ranks fail to agree, a `RanksError` is raised. Without
-        `watch` before it, each call is an exchange.
+        `timeout_seconds` limits the wait for other ranks' answers; if ranks fail to agree, a `RanksError` is raised.
+        Without `watch` before it, each call is an exchange.
         """
-        if self._round is not None and not self._round.reaches_target(reason=reason, seconds=seconds):
+        if self._round is not None and not self._round.reaches_target(reason=reason, timeout_seconds=timeout_seconds):
             return False
         self._round = None
         return True
@@ -88,31 +88,31 @@ class _Round:
         self._thread = threading.Thread(target=self._run, name="dcp-alert", daemon=True)
         self._thread.start()
 
-    def reaches_target(self, *, reason: bool, seconds: float) -> bool:
+    def reaches_target(self, *, reason: bool, timeout_seconds: float) -> bool:
         with self._changed:
             if (reason or self._answer is not None or self._error is not None) and self._target is None:
-                self._wait_for_target(seconds)
+                self._wait_for_target(timeout_seconds)
             self._calls += 1
             return self._calls == self._target
 
-    def _wait_for_target(self, seconds: float) -> None:
+    def _wait_for_target(self, timeout_seconds: float) -> None:
         if self._answer is None:
             self._answer = self._calls
-        self._give_up_at = time.monotonic() + seconds
+        self._give_up_at = time.monotonic() + timeout_seconds
         self._changed.notify_all()
         # The thread gives up in time, unless a request to the store hangs.
-        limit = min(seconds + _JOIN_SECONDS, threading.TIMEOUT_MAX)
+        limit = min(timeout_seconds + _JOIN_TIMEOUT_SECONDS, threading.TIMEOUT_MAX)
         self._changed.wait_for(lambda: self._target is not None or self._error is not None, limit)
         if self._error is not None:
             raise self._error
         if self._target is None:
-            raise CoordinatorLostError(f"phase {_PHASE!r}: the store has not answered for {seconds:.1f} s")
+            raise CoordinatorLostError(f"phase {_PHASE!r}: the store has not answered for {timeout_seconds:.1f} s")
 
     def leave(self) -> None:
         with self._changed:
             self._left = True
             self._changed.notify_all()
-        self._thread.join(_JOIN_SECONDS)
+        self._thread.join(_JOIN_TIMEOUT_SECONDS)
 
     def _run(self) -> None:
         try:
@@ -135,7 +135,7 @@ class _Round:
             self._wire.delete(["raised", "answers", "target", "left"])
 
     def _wait_for_reason(self) -> bool:
-        pause = max(_LEAST_LOOK_SECONDS, self._them.world_size / _LOOKS_PER_SECOND)
+        pause = max(_LEAST_POLL_SECONDS, self._them.world_size / _POLLS_PER_SECOND)
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._left or self._answer is not None, pause)

@@ -106,9 +106,9 @@ class BackgroundSaves:
 
         future.add_done_callback(ended)
 
-    def overdue(self, seconds: float, setting: str, where: str) -> UnfinishedSaveError | None:
-        """Wait until all saves are settled; return an error, with `setting` and `where`, after `seconds`."""
-        end = time.monotonic() + min(seconds, threading.TIMEOUT_MAX)
+    def overdue(self, timeout_seconds: float, setting: str, where: str) -> UnfinishedSaveError | None:
+        """Wait until all saves are settled; return an error, with `setting` and `where`, after `timeout_seconds`."""
+        end = time.monotonic() + min(timeout_seconds, threading.TIMEOUT_MAX)
         with self._lock:
             events = [save.settled for save in self._saves]
         for event in events:
@@ -117,8 +117,8 @@ class BackgroundSaves:
         if not steps:
             return None
         return UnfinishedSaveError(
-            f"{where}: the save of step {steps} was still running after {seconds:.1f} s ({setting}); its checkpoint "
-            "does not exist yet, earlier ones stay. Allow more time, or look for what holds the storage up"
+            f"{where}: the save of step {steps} was still running after {timeout_seconds:.1f} s ({setting}); its "
+            "checkpoint does not exist yet, earlier ones stay. Allow more time, or look for what holds the storage up"
         )
 
     def outcomes(self, ranks: Ranks, late: BaseException | None = None) -> tuple[list[Outcome], BaseException | None]:

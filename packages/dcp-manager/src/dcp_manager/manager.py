@@ -54,10 +54,10 @@ class CheckpointManager:
         no_dist: Whether this process works alone, even if process groups exist.
         timeout_seconds: Limit of the time that ranks wait for each other in one phase.
         peers: Options of the connections by which ranks watch each other.
-        preemption_seconds: Time after a signal that ends the training for earlier saves, the last save and `close`;
-            None for no limit. Set it a few seconds below the launcher's limit: torchrun, Slurm (`KillWait`) and
-            Kubernetes kill after 30 seconds by default.
-        close_seconds: Limit of the time that `wait` and `close` wait for background saves without such a signal.
+        preemption_timeout_seconds: Time after a signal that ends the training for earlier saves, the last save and
+            `close`; None for no limit. Set it a few seconds below the launcher's limit: torchrun, Slurm (`KillWait`)
+            and Kubernetes kill after 30 seconds by default.
+        close_timeout_seconds: Longest time that `wait` and `close` wait for background saves without such a signal.
         tolerated_failures: Number of consecutive saves that may fail because of the storage before `maybe_save` raises;
             background saves count when they have ended.
         stale_after_seconds: Age of a save marker or lease at which its process, if on another host, counts as dead.
@@ -96,8 +96,8 @@ class CheckpointManager:
         no_dist: bool = False,
         timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
         peers: PeerOptions | None = None,
-        preemption_seconds: float | None = 25.0,
-        close_seconds: float = 600.0,
+        preemption_timeout_seconds: float | None = 25.0,
+        close_timeout_seconds: float = 600.0,
         tolerated_failures: int = 0,
         stale_after_seconds: float = STALE_AFTER_SECONDS,
         lower_steps: LowerSteps = "warn",
@@ -105,7 +105,9 @@ class CheckpointManager:
     ) -> None:
         _check_options(save_policy, keep_policy, saver, tolerated_failures)
         _check_seconds(timeout_seconds=timeout_seconds, stale_after_seconds=stale_after_seconds)
-        _check_seconds(preemption_seconds=preemption_seconds, close_seconds=close_seconds)
+        _check_seconds(
+            preemption_timeout_seconds=preemption_timeout_seconds, close_timeout_seconds=close_timeout_seconds
+        )
         self._save_policy = save_policy or EverySteps(1)
         self._places = Places(writer, reader, dict(storage_options or {}))
         self._ranks = Ranks(process_group, no_dist=no_dist, timeout_seconds=timeout_seconds, peers=peers)
@@ -121,7 +123,7 @@ class CheckpointManager:
         self._reasons = SaveAny(tuple(part for part in parts if not part.same_everywhere))
         self._alert = Alert(self._ranks, self._has_reason)
         self._watch = SignalWatch(self._save_policy.signals, self._save_policy.stop_signals)
-        self._limits = _TimeLimits(self._watch, preemption_seconds, close_seconds, timeout_seconds)
+        self._limits = _TimeLimits(self._watch, preemption_timeout_seconds, close_timeout_seconds, timeout_seconds)
         self._tolerance = Tolerance(self._ranks, tolerated_failures, self.checkpoint_id)
         self._requested = False
         self._preempted = False
@@ -212,7 +214,7 @@ class CheckpointManager:
         policy = self._save_policy
         if policy.same_everywhere:
             return policy.due(moment)
-        if not self._alert.exchanges(reason=self._reasons.due(moment), seconds=self._limits.phase()):
+        if not self._alert.exchanges(reason=self._reasons.due(moment), timeout_seconds=self._limits.phase()):
             return self._by_step.due(moment)
 
         def own() -> tuple[bool, frozenset[int], bool]:
@@ -315,7 +317,7 @@ class CheckpointManager:
         planner: LoadPlanner | None = None,
         cooperative: bool | None = None,
         min_step: int | None = None,
-        wait_for_hosts_seconds: float = 0.0,
+        hosts_timeout_seconds: float = 0.0,
     ) -> Restored | None:
         """Load the newest undamaged checkpoint, or the checkpoint of `step`; the world size may differ from the save's.
 
@@ -328,7 +330,7 @@ class CheckpointManager:
             planner: See `dcp_core.load`.
             cooperative: Whether the ranks read together; see `dcp_core.load`.
             min_step: Lowest step to load, without `step`; lower ones raise an error.
-            wait_for_hosts_seconds: Time to wait for missing parts of the newest step, or for `min_step`, without
+            hosts_timeout_seconds: Time to wait for missing parts of the newest step, or for `min_step`, without
                 `step`.
 
         Returns:
@@ -348,15 +350,15 @@ class CheckpointManager:
             restored = restore_step(self._where.catalogues, self._ranks, load_step, step)
             self._guard.restored(step)
             return restored
-        wanted = Wanted(min_step, wait_for_hosts_seconds)
+        wanted = Wanted(min_step, hosts_timeout_seconds)
         return restore_newest(self._where.catalogues, self._ranks, load_step, wanted)
 
-    def wait(self, seconds: float | None = None) -> None:
+    def wait(self, timeout_seconds: float | None = None) -> None:
         """Wait for all background saves; raise their first error on all ranks, and others on later calls.
 
         Args:
-            seconds: Longest time to wait; None for `close_seconds` or, after a signal that ends the training, the rest
-                of `preemption_seconds`.
+            timeout_seconds: Longest time to wait; None for `close_timeout_seconds` or, after a signal that ends the
+                training, the rest of `preemption_timeout_seconds`.
 
         Raises:
             UnfinishedSaveError: A save takes longer; it continues, and may still be published. With several ranks, all
@@ -364,31 +366,31 @@ class CheckpointManager:
 
         Ranks: every rank; collective if there is a saver.
         """
-        late = self._overdue(seconds)
+        late = self._overdue(timeout_seconds)
         if self._saver is not None:
             self._reckon(late, tolerates=False)
             self._tolerance.raise_owed()
 
-    def close(self, seconds: float | None = None) -> None:
-        """Wait for saves like `wait(seconds)`, and restore the signal handlers. Errors after the first are logged.
+    def close(self, timeout_seconds: float | None = None) -> None:
+        """Wait for saves like `wait`, and restore the signal handlers. Errors after the first are logged.
 
         Then wait at most as long again for a copy to other hosts, and for the root's promoter.
         """
         try:
-            self.wait(seconds)
+            self.wait(timeout_seconds)
         finally:
             self._alert.close()
-            self._end(seconds)
+            self._end(timeout_seconds)
             self._watch.stop()
 
-    def _end(self, seconds: float | None) -> None:
-        self._upkeep.close(self._limits.waiting(seconds)[0])
-        self._where.end(self._ranks, self._limits.waiting(seconds)[0])
+    def _end(self, timeout_seconds: float | None) -> None:
+        self._upkeep.close(self._limits.waiting(timeout_seconds)[0])
+        self._where.end(self._ranks, self._limits.waiting(timeout_seconds)[0])
         self._upkeep.promoted()
 
-    def _overdue(self, seconds: float | None = None) -> UnfinishedSaveError | None:
+    def _overdue(self, timeout_seconds: float | None = None) -> UnfinishedSaveError | None:
         where = f"rank {self._ranks.rank}, {self._root}"
-        return self._background.overdue(*self._limits.waiting(seconds), where)
+        return self._background.overdue(*self._limits.waiting(timeout_seconds), where)
 
     def __enter__(self) -> Self:
         return self
@@ -457,22 +459,30 @@ def _load_from(
 
 class _TimeLimits:
     def __init__(
-        self, watch: SignalWatch, preemption_seconds: float | None, close_seconds: float, timeout_seconds: float
+        self,
+        watch: SignalWatch,
+        preemption_timeout_seconds: float | None,
+        close_timeout_seconds: float,
+        timeout_seconds: float,
     ) -> None:
         self._watch = watch
-        self._preemption_seconds = preemption_seconds
-        self._close_seconds = close_seconds
+        self._preemption_timeout_seconds = preemption_timeout_seconds
+        self._close_timeout_seconds = close_timeout_seconds
         self._timeout_seconds = timeout_seconds
 
     @property
     def ends_soon(self) -> bool:
-        return self._preemption_seconds is not None
+        return self._preemption_timeout_seconds is not None
 
-    def waiting(self, seconds: float | None = None) -> tuple[float, str]:
-        left = self._watch.seconds_left(self._preemption_seconds)
-        limit, setting = (self._close_seconds, "close_seconds") if left is None else (left, "preemption_seconds")
-        return (limit if seconds is None else seconds), setting
+    def waiting(self, timeout_seconds: float | None = None) -> tuple[float, str]:
+        left = self._watch.seconds_left(self._preemption_timeout_seconds)
+        limit, setting = (
+            (self._close_timeout_seconds, "close_timeout_seconds")
+            if left is None
+            else (left, "preemption_timeout_seconds")
+        )
+        return (limit if timeout_seconds is None else timeout_seconds), setting
 
     def phase(self) -> float:
-        left = self._watch.seconds_left(self._preemption_seconds)
+        left = self._watch.seconds_left(self._preemption_timeout_seconds)
         return self._timeout_seconds if left is None else min(left, self._timeout_seconds)

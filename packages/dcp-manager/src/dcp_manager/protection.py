@@ -123,14 +123,14 @@ class Protection:
                 copy.saved, copy.settled = saved, True
                 self._changed.notify_all()
 
-    def wait(self, seconds: float) -> bool:
-        """Return whether no copy runs any more, after at most `seconds`."""
+    def wait(self, timeout_seconds: float) -> bool:
+        """Return whether no copy runs any more, after at most `timeout_seconds`."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._begun, min(seconds, threading.TIMEOUT_MAX))
+            return self._changed.wait_for(lambda: not self._begun, min(timeout_seconds, threading.TIMEOUT_MAX))
 
-    def close(self, seconds: float) -> None:
-        """Wait at most `seconds`, then cancel the copies."""
-        if self.wait(seconds):
+    def close(self, timeout_seconds: float) -> None:
+        """Wait at most `timeout_seconds`, then cancel the copies."""
+        if self.wait(timeout_seconds):
             return
         with self._changed:
             given_up = [*self._begun]
@@ -138,7 +138,7 @@ class Protection:
                 copy.cancelled = True
         if self._ranks.is_coordinator:
             for copy in given_up:
-                _log.warning("step %d is not protected: the copy was given up after %.1f s", copy.step, seconds)
+                _log.warning("step %d is not protected: the copy was given up after %.1f s", copy.step, timeout_seconds)
 
     def _run(self, copy: _Copy) -> None:
         start = time.monotonic()

@@ -27,7 +27,7 @@ _log = library_logger(__name__)
 
 # Corruption comes first: a file that one rank misses may exist for others.
 _DAMAGE = (CorruptCheckpointError, CheckpointNotFoundError)
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 Load = Callable[[Catalogue, int], LoadReport]
 _Copy = tuple[int, int]
 """A step, and the number of the place of its copy."""
@@ -104,7 +104,7 @@ class Wanted:
     """Steps for which a restore waits."""
 
     min_step: int | None = None
-    wait_seconds: float = 0.0
+    hosts_timeout_seconds: float = 0.0
     """Time to wait for `min_step`, or for missing parts of the newest step."""
 
     def is_too_low(self, copy: _Copy | None) -> bool:
@@ -145,7 +145,7 @@ def restore_newest(
     wanted = wanted or Wanted()
     damaged: dict[_Copy, str] = {}
     gone: set[_Copy] = set()
-    end = time.monotonic() + wanted.wait_seconds
+    end = time.monotonic() + wanted.hosts_timeout_seconds
     while True:
         copy, problems, unfinished = ranks.combine(
             "choose a checkpoint",
@@ -153,9 +153,9 @@ def restore_newest(
             partial(_choose_and_look, catalogues, damaged.keys() | gone),
         )
         damaged.update(problems)
-        waits = wanted.wait_seconds > 0 and wanted.lacks(copy, damaged)
+        waits = wanted.hosts_timeout_seconds > 0 and wanted.lacks(copy, damaged)
         if waits and ranks.decide("wait for a checkpoint", lambda: time.monotonic() < end):
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
             damaged.clear()
             continue
         if ranks.is_coordinator:

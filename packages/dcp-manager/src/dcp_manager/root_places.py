@@ -41,7 +41,7 @@ __all__ = ["Places", "RootPlaces"]
 
 _log = library_logger(__name__)
 
-_LOOK_SECONDS, _PAUSE_SECONDS = 10.0, 0.1
+_POLL_SECONDS, _PAUSE_SECONDS = 10.0, 0.1
 
 
 class Places:
@@ -178,7 +178,7 @@ class RootPlaces:
         root = self._promoting
         if root is None:
             return
-        seconds, started = min(_LOOK_SECONDS, ranks.timeout_seconds / 4), time.monotonic()
+        seconds, started = min(_POLL_SECONDS, ranks.timeout_seconds / 4), time.monotonic()
         while not ranks.decide("make room", partial(_make_room, root, step, seconds, hurry=hurry)):
             waited = time.monotonic() - started
             if ranks.is_coordinator:
@@ -204,10 +204,10 @@ class RootPlaces:
         if self._promoting is not None:
             self._promoting.wake_promoter()
 
-    def end(self, ranks: Ranks, seconds: float) -> None:
-        """Wait for the promoter, at most `seconds`."""
+    def end(self, ranks: Ranks, timeout_seconds: float) -> None:
+        """Wait for the promoter, at most `timeout_seconds`."""
         if self._promoting is not None and self.keeps(ranks):
-            self._promoting.end_promoter(seconds)
+            self._promoting.end_promoter(timeout_seconds)
 
 
 def _make_room(root: PromotingRoot, step: int, seconds: float, *, hurry: bool) -> bool:
@@ -244,7 +244,7 @@ class _HighestStep:
 
     def _take_answer(self, until: float) -> None:
         try:
-            record = self._call.result(seconds=max(0.0, until - time.monotonic()))
+            record = self._call.result(timeout_seconds=max(0.0, until - time.monotonic()))
         except Exception as error:  # noqa: BLE001 - clients of storages raise errors of all kinds, and the save goes on
             if not self._is_reported:
                 what = "whether %s has checkpoints of higher steps is not known, and is asked again: %s"

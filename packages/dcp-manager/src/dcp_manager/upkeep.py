@@ -157,10 +157,10 @@ class Upkeep:
         """Copy later saves to other hosts, if the root says so. Collective."""
         self._protection = self._where.protection(self._ranks, self._retain)
 
-    def close(self, seconds: float) -> None:
-        """Wait for a copy, at most `seconds`."""
+    def close(self, timeout_seconds: float) -> None:
+        """Wait for a copy, at most `timeout_seconds`."""
         if self._protection is not None:
-            self._protection.close(seconds)
+            self._protection.close(timeout_seconds)
 
     def take_state(
         self,

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import click
 
 from dcp_base import printable, printable_bytes
-from dcp_memory.control import STOP_SECONDS, KeeperStatus, keeper_runs, keeper_status, start_keeper, stop_keeper
+from dcp_memory.control import STOP_TIMEOUT_SECONDS, KeeperStatus, keeper_runs, keeper_status, start_keeper, stop_keeper
 from dcp_memory.errors import KeeperLostError
 from dcp_memory.places import check_run
 
@@ -61,11 +61,15 @@ def command() -> None:
 @click.argument("run", callback=_checked_runs)
 @click.option("--max-bytes", help="Limit of its memory, such as 64G; default: half of what is available.")
 @click.option("--generations", type=click.IntRange(1), help="Checkpoints that the run keeps in it; default: 2.")
-@click.option("--idle-seconds", type=_Seconds(), help="End after so long without a process that saves; default: 1800.")
+@click.option(
+    "--idle-timeout-seconds", type=_Seconds(), help="End after so long without a process that saves; default: 1800."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def _start(run: str, max_bytes: str | None, generations: int | None, idle_seconds: float | None, as_json: bool) -> int:
+def _start(
+    run: str, max_bytes: str | None, generations: int | None, idle_timeout_seconds: float | None, as_json: bool
+) -> int:
     """Start the keeper of RUN, unless it runs, and show it."""
-    found = start_keeper(run, max_bytes=max_bytes, generations=generations, idle_seconds=idle_seconds)
+    found = start_keeper(run, max_bytes=max_bytes, generations=generations, idle_timeout_seconds=idle_timeout_seconds)
     _print_all([found], as_json=as_json)
     return 0
 
@@ -98,14 +102,14 @@ def _status(runs: tuple[str, ...], as_json: bool) -> int:
 @command.command("stop")
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...", callback=_checked_runs)
 @click.option("--kill", is_flag=True, help="Kill a keeper that does not end in time.")
-@click.option("--seconds", type=_Seconds(), default=STOP_SECONDS, help="Time that each has to end.")
+@click.option("--timeout-seconds", type=_Seconds(), default=STOP_TIMEOUT_SECONDS, help="Time that each has to end.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def _stop(runs: tuple[str, ...], kill: bool, seconds: float, as_json: bool) -> int:
+def _stop(runs: tuple[str, ...], kill: bool, timeout_seconds: float, as_json: bool) -> int:
     """Stop the keepers of runs, and wait until they have ended. The checkpoints in their memory are lost.
 
     The exit code is 0 also for a run that has none.
     """
-    stopped = {run: stop_keeper(run, seconds=seconds, kill=kill) for run in runs}
+    stopped = {run: stop_keeper(run, timeout_seconds=timeout_seconds, kill=kill) for run in runs}
     if as_json:
         click.echo(json.dumps([{"run": run, "stopped": each} for run, each in stopped.items()], indent=2))
         return 0
@@ -125,7 +129,7 @@ def _print_all(found: Sequence[KeeperStatus], *, as_json: bool) -> None:
 
 def _record(status: KeeperStatus) -> dict[str, object]:
     record = dataclasses.asdict(status)
-    return record if math.isfinite(status.idle_seconds) else {**record, "idle_seconds": None}
+    return record if math.isfinite(status.idle_timeout_seconds) else {**record, "idle_timeout_seconds": None}
 
 
 def _lines(status: KeeperStatus) -> list[str]:

@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from dcp_memory.client.link import START_SECONDS, Link, NoKeeperError, check_options, connect_to, open_keepers
+from dcp_memory.client.link import START_TIMEOUT_SECONDS, Link, NoKeeperError, check_options, connect_to, open_keepers
 from dcp_memory.errors import KeeperLostError
 from dcp_memory.places import check_run, folder_path, peer_of
 from dcp_memory.wire import VERSION, encode
 
 __all__ = ["KeeperStatus", "keeper_runs", "keeper_status", "start_keeper", "stop_keeper"]
 
-STOP_SECONDS = 30.0
+STOP_TIMEOUT_SECONDS = 30.0
 _LONGEST_SECONDS = 1_000_000.0
 _STOP = encode({"do": "greet", "version": VERSION}) + encode({"do": "stop"})
 
@@ -47,7 +47,7 @@ class KeeperStatus:
     slab_bytes: int
     used_slab_bytes: int
     generations: int
-    idle_seconds: float
+    idle_timeout_seconds: float
 
 
 def start_keeper(run: str, **options: Any) -> KeeperStatus:
@@ -56,9 +56,9 @@ def start_keeper(run: str, **options: Any) -> KeeperStatus:
     Args:
         run: Name of the run: letters, digits and `._-`.
         options: `max_bytes`, the limit of its memory (default: half of what is available at the start);
-            `generations`, the number of checkpoints that it keeps (default: 2); `idle_seconds`, after which it ends
-            without a process that saves (default: 1800); `with_parent`, True if it is to end with this process. They do
-            not change a running keeper.
+            `generations`, the number of checkpoints that it keeps (default: 2); `idle_timeout_seconds`, after which it
+            ends without a process that saves (default: 1800); `with_parent`, True if it is to end with this process.
+            They do not change a running keeper.
 
     Raises:
         StorageError: The keeper could not be started; the message has its output.
@@ -75,7 +75,7 @@ def start_keeper(run: str, **options: Any) -> KeeperStatus:
     """
     given = check_options(options)
     with _link(run) as link:
-        link.start(given, START_SECONDS)
+        link.start(given, START_TIMEOUT_SECONDS)
         return _status(link)
 
 
@@ -102,12 +102,12 @@ def keeper_status(run: str) -> KeeperStatus | None:
             return None
 
 
-def stop_keeper(run: str, *, seconds: float = STOP_SECONDS, kill: bool = False) -> bool:
+def stop_keeper(run: str, *, timeout_seconds: float = STOP_TIMEOUT_SECONDS, kill: bool = False) -> bool:
     """Stop the keeper of a run and wait until its process has ended. The checkpoints in it are lost.
 
     Args:
         run: Name of the run.
-        seconds: Time to wait for its end.
+        timeout_seconds: Time to wait for its end.
         kill: Whether to kill a keeper that does not end in this time.
 
     Returns:
@@ -115,15 +115,15 @@ def stop_keeper(run: str, *, seconds: float = STOP_SECONDS, kill: bool = False) 
 
     Raises:
         KeeperLostError: The keeper has not ended in time; the message has its process.
-        ValueError: `seconds` is less than 0 or not a number, or the run's name cannot be used.
+        ValueError: `timeout_seconds` is less than 0 or not a number, or the run's name cannot be used.
     """
     check_run(run)
-    if not seconds >= 0:
-        raise ValueError(f"seconds={seconds!r}: pass seconds, at least 0")
-    seconds = min(seconds, _LONGEST_SECONDS)
+    if not timeout_seconds >= 0:
+        raise ValueError(f"timeout_seconds={timeout_seconds!r}: pass seconds, at least 0")
+    timeout_seconds = min(timeout_seconds, _LONGEST_SECONDS)
     folder = folder_path()
     try:
-        connection = connect_to(folder, run, seconds)
+        connection = connect_to(folder, run, timeout_seconds)
     except NoKeeperError:
         _clear(folder, run)
         return False
@@ -133,15 +133,15 @@ def stop_keeper(run: str, *, seconds: float = STOP_SECONDS, kill: bool = False) 
         try:
             with contextlib.suppress(OSError):
                 connection.sendall(_STOP)
-            ended = process.has_ended(seconds)
+            ended = process.has_ended(timeout_seconds)
             if not ended and kill:
                 process.kill()
-                ended = process.has_ended(seconds)
+                ended = process.has_ended(timeout_seconds)
         finally:
             process.close()
     if not ended:
         raise KeeperLostError(
-            f"the keeper of {run}, process {pid}, has not ended after {seconds:g} s: is it stopped? "
+            f"the keeper of {run}, process {pid}, has not ended after {timeout_seconds:g} s: is it stopped? "
             f"`dcp keeper stop {run} --kill` kills it"
         )
     _clear(folder, run)
@@ -155,12 +155,12 @@ class _Process:
         with contextlib.suppress(OSError, AttributeError):  # an old kernel, or another namespace
             self._descriptor = os.pidfd_open(pid)
 
-    def has_ended(self, seconds: float) -> bool:
+    def has_ended(self, timeout_seconds: float) -> bool:
         if self._descriptor is not None:
             poller = select.poll()  # unlike `select`, for descriptors of any number
             poller.register(self._descriptor, select.POLLIN)
-            return bool(poller.poll(seconds * 1000))
-        self._connection.settimeout(seconds)
+            return bool(poller.poll(timeout_seconds * 1000))
+        self._connection.settimeout(timeout_seconds)
         try:  # the connection ends with the process
             while self._connection.recv(4096):
                 pass

@@ -23,7 +23,7 @@ SIZE = 2 * MIB
 
 def stage(store: KeeperStore, name: str, letter: bytes, nbytes: int = SIZE) -> None:
     """Save an object as a saver does that stages in lent memory."""
-    loan = store.lender().lend(nbytes, seconds=0)
+    loan = store.lender().lend(nbytes, timeout_seconds=0)
     loan.memory[:nbytes] = letter * nbytes
     write(store, name, memoryview(loan.memory)[:nbytes])
     loan.give_back()
@@ -63,7 +63,7 @@ def test_memory_goes_round(run: str) -> None:
         lender.prepare(SIZE)
         if step >= 2:
             store.child(f"step-{step - 2}").delete("x")
-        loan = lender.lend(SIZE, seconds=0)
+        loan = lender.lend(SIZE, timeout_seconds=0)
         seen.add(id(loan))
         assert not loan.closed
         loan.give_back()
@@ -90,7 +90,7 @@ def test_a_loan_waits_for_its_allowance(run: str) -> None:
     thread = threading.Thread(target=free)
     thread.start()
     begun.set()
-    loan = lender.lend(SIZE, seconds=60)
+    loan = lender.lend(SIZE, timeout_seconds=60)
     thread.join()
     assert freed
     assert keeper_status(run).arenas == 3  # type: ignore[union-attr]
@@ -136,13 +136,13 @@ def test_an_object_is_copied_without_a_copy(run: str) -> None:
 def test_memory_that_is_not_lent_is_copied(run: str) -> None:
     """A buffer of a loan that has been given back may be overwritten by the next one."""
     store = KeeperStore(run)
-    loan = store.lender().lend(SIZE, seconds=0)
+    loan = store.lender().lend(SIZE, timeout_seconds=0)
     loan.memory[:] = b"a" * SIZE
     loan.give_back()
     sink = store.create("x")
     sink.write([memoryview(loan.memory)])
     sink.close()
-    again = store.lender().lend(SIZE, seconds=0)
+    again = store.lender().lend(SIZE, timeout_seconds=0)
     assert again is loan
     again.memory[:] = b"b" * SIZE
     assert store.read("x") == b"a" * SIZE
@@ -150,45 +150,45 @@ def test_memory_that_is_not_lent_is_copied(run: str) -> None:
 
 def test_other_sizes_replace_what_is_free(run: str) -> None:
     store = KeeperStore(run)
-    loans = [store.lender().lend(SIZE, seconds=0) for _ in range(3)]
+    loans = [store.lender().lend(SIZE, timeout_seconds=0) for _ in range(3)]
     for loan in loans:
         loan.give_back()
-    large = [store.lender().lend(3 * SIZE, seconds=0) for _ in range(3)]
+    large = [store.lender().lend(3 * SIZE, timeout_seconds=0) for _ in range(3)]
     status = keeper_status(run)
     assert status is not None
     assert (status.arenas, status.arena_bytes) == (3, 9 * SIZE)
     assert all(loan.closed for loan in loans)
     for loan in large:
         loan.give_back()
-    small = store.lender().lend(MIB, seconds=0)
+    small = store.lender().lend(MIB, timeout_seconds=0)
     assert MIB <= small.nbytes <= 3 * MIB
 
 
 def test_more_than_there_is_is_refused(run: str) -> None:
     start_keeper(run, max_bytes=8 * MIB)
     lender = KeeperStore(run).lender()
-    loan = lender.lend(6 * MIB, seconds=0)
+    loan = lender.lend(6 * MIB, timeout_seconds=0)
     with pytest.raises(StorageError, match=r"6,291,456 bytes in use|--max-bytes") as caught:
-        lender.lend(4 * MIB, seconds=0.05)
+        lender.lend(4 * MIB, timeout_seconds=0.05)
     assert caught.value.errno == 28
     lender.prepare(4 * MIB)
     loan.give_back()
-    assert lender.lend(8 * MIB - 4096, seconds=0).nbytes >= 8 * MIB - 4096
+    assert lender.lend(8 * MIB - 4096, timeout_seconds=0).nbytes >= 8 * MIB - 4096
     assert loan.closed
 
 
 def test_the_lender_is_one_for_all_stores_of_a_keeper(run: str) -> None:
     lender = KeeperStore(run, "a").lender()
     assert KeeperStore(run, "b").lender() is lender
-    assert lender.lend(1, seconds=0).nbytes >= 1
+    assert lender.lend(1, timeout_seconds=0).nbytes >= 1
     stop_keeper(run)
-    assert lender.lend(1, seconds=0).nbytes >= 1  # of a new keeper
+    assert lender.lend(1, timeout_seconds=0).nbytes >= 1  # of a new keeper
 
 
 BORROW = """
 import subprocess, sys
 from dcp_memory.client.store import KeeperStore
-loan = KeeperStore(sys.argv[1]).lender().lend(int(sys.argv[2]), seconds=0)
+loan = KeeperStore(sys.argv[1]).lender().lend(int(sys.argv[2]), timeout_seconds=0)
 loan.memory[:4] = b"mine"
 if sys.argv[3] == "child":  # a process that the borrower has passed its memory to
     child = subprocess.Popen(["sleep", "1000"], pass_fds=[loan.descriptor])
@@ -212,7 +212,7 @@ def test_the_loan_of_a_killed_process_is_free(run: str, folder: Path) -> None:
         process.wait()
     while not keeper_status(run).free_arena_bytes:  # type: ignore[union-attr]
         time.sleep(0.01)
-    loan = KeeperStore(run).lender().lend(SIZE, seconds=60)
+    loan = KeeperStore(run).lender().lend(SIZE, timeout_seconds=60)
     assert keeper_status(run).arenas == 1  # type: ignore[union-attr]
     loan.give_back()
 
@@ -224,18 +224,18 @@ def test_what_a_dead_process_has_passed_on_is_not_lent_again(run: str) -> None:
         child, inode = map(int, process.stdout.readline().split())
         process.kill()
         process.wait()
-    other = KeeperStore(run).lender().lend(SIZE, seconds=0)
+    other = KeeperStore(run).lender().lend(SIZE, timeout_seconds=0)
     assert other.inode != inode
     os.kill(child, 9)
     while not keeper_status(run).free_arena_bytes:  # type: ignore[union-attr]
         time.sleep(0.01)
-    assert KeeperStore(run).lender().lend(SIZE, seconds=60).inode == inode
+    assert KeeperStore(run).lender().lend(SIZE, timeout_seconds=60).inode == inode
 
 
 def test_a_forked_child_keeps_no_memory(run: str) -> None:
     """Memory of a trainer is free when the trainer ends, though a process for loading data lives on."""
     store = KeeperStore(run)
-    loan = store.lender().lend(SIZE, seconds=0)
+    loan = store.lender().lend(SIZE, timeout_seconds=0)
     inode = loan.inode
     child = os.fork()
     if not child:
@@ -248,7 +248,7 @@ def test_a_forked_child_keeps_no_memory(run: str) -> None:
         with open("/proc/self/maps") as maps:
             held += sum("dcp-keeper" in line for line in maps)
         try:
-            fresh = KeeperStore(run).lender().lend(SIZE, seconds=0).inode != inode
+            fresh = KeeperStore(run).lender().lend(SIZE, timeout_seconds=0).inode != inode
         except BaseException:
             fresh = False
         os._exit(0 if fresh and not held else 1)

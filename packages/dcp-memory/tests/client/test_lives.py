@@ -36,7 +36,7 @@ while True:
             sink.write([data[start : start + 500_000]])
         sink.close()
     else:
-        loan = store.lender().lend(max(1, len(data)), seconds=0)
+        loan = store.lender().lend(max(1, len(data)), timeout_seconds=0)
         loan.memory[: len(data)] = data
         sink = store.create(name)
         sink.write([memoryview(loan.memory)[: len(data)]])
@@ -108,7 +108,7 @@ def test_a_keeper_that_is_killed_while_it_is_read_leaves_what_is_mapped(run: str
 
 def test_a_keeper_that_ends_while_it_is_read_gives_no_zeros(run: str) -> None:
     store = KeeperStore(run)
-    loan = store.lender().lend(MIB, seconds=0)
+    loan = store.lender().lend(MIB, timeout_seconds=0)
     loan.memory[:MIB] = b"a" * MIB
     for name, data in (("lent", memoryview(loan.memory)[:MIB]), ("copied", memoryview(b"b" * MIB))):
         sink = store.create(name)
@@ -177,7 +177,7 @@ def test_nothing_grows_over_many_saves(run: str, rounds: int) -> None:
 
     def save(step: int) -> None:
         folder = store.child(f"step-{step}")
-        loan = lender.lend(MIB, seconds=0)
+        loan = lender.lend(MIB, timeout_seconds=0)
         loan.memory[:MIB] = bytes([step % 251]) * MIB
         for name in ("a", "b"):
             sink = folder.create(name)

@@ -112,12 +112,12 @@ def test_a_keeper_at_the_limit_of_its_group_refuses_and_is_not_killed(
             fill(store, names)
         assert 50 <= len(names) < 160
         with pytest.raises(StorageError):
-            store.lender().lend(100 * MIB, seconds=0)
+            store.lender().lend(100 * MIB, timeout_seconds=0)
         for number, name in enumerate(names):
             with closing(store.open(name)) as source:
                 assert bytes(source.fetch(0, MIB)) == bytes([number]) * MIB
             store.delete(name)
-        loan = store.lender().lend(60 * MIB, seconds=0)
+        loan = store.lender().lend(60 * MIB, timeout_seconds=0)
         loan.memory[: 60 * MIB] = b"x" * (60 * MIB)
         loan.give_back()
         assert process.poll() is None
@@ -128,7 +128,7 @@ STAGE = """
 import sys
 from dcp_memory.client.store import KeeperStore
 store, size = KeeperStore(sys.argv[1]), int(sys.argv[2])
-loan = store.lender().lend(size, seconds=0)
+loan = store.lender().lend(size, timeout_seconds=0)
 for start in range(0, size, 1 << 20):
     loan.memory[start : start + (1 << 20)] = b"x" * (1 << 20)
 sink = store.create("x")

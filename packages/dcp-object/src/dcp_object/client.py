@@ -39,19 +39,19 @@ _clients_lock = threading.Lock()
 class Client:
     """Client of one container (bucket) of an object store. Thread-safe.
 
-    `root` is the container's URI. No request is retried after `deadline_seconds`. Conditional requests go to
+    `root` is the container's URI. No request is retried after `retry_timeout_seconds`. Conditional requests go to
     `unrepeated`, a store without own retries, at most `attempts` times: a repeated one may be refused only because the
     first attempt succeeded and its answer was lost.
     """
 
     def __init__(
-        self, native: Any, root: str, *, deadline_seconds: float, unrepeated: Any = None, attempts: int = 7
+        self, native: Any, root: str, *, retry_timeout_seconds: float, unrepeated: Any = None, attempts: int = 7
     ) -> None:
         self.native = native
         self.root = root
         self.attempts = attempts
         self._unrepeated = native if unrepeated is None else unrepeated
-        self._deadline_seconds = deadline_seconds
+        self._retry_timeout_seconds = retry_timeout_seconds
 
     def call(
         self,
@@ -72,7 +72,10 @@ class Client:
             FileExistsError: The object exists, or another process has replaced it since it was opened.
             StorageError: The last attempt failed, or a retry is useless.
         """
-        made, found = Attempts(f"{what} {self.root}/{key}", attempts, deadline_seconds=self._deadline_seconds), None
+        made, found = (
+            Attempts(f"{what} {self.root}/{key}", attempts, retry_timeout_seconds=self._retry_timeout_seconds),
+            None,
+        )
         while True:
             try:
                 return function()
@@ -156,7 +159,7 @@ def connect(root: str, options: Options) -> Client:
             client = Client(
                 _native(root, options),
                 root,
-                deadline_seconds=options.deadline_seconds,
+                retry_timeout_seconds=options.retry_timeout_seconds,
                 unrepeated=_native(root, options, max_retries=0),
                 attempts=retries + 1,
             )

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-__all__ = ["DEADLINE_SECONDS", "Options"]
+__all__ = ["RETRY_TIMEOUT_SECONDS", "Options"]
 
-DEADLINE_SECONDS = 180.0
+RETRY_TIMEOUT_SECONDS = 180.0
 _CLIENT = {"connect_timeout": "5s", "read_timeout": "30s", "timeout": "120s"}
 _BACKOFF = {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=5), "base": 2}
 _RETRIES = 6
@@ -49,7 +49,7 @@ class Options:
             client_options={**_CLIENT, **allowed, **groups["client_options"]},
             retry_config={
                 "max_retries": _RETRIES,
-                "retry_timeout": timedelta(seconds=DEADLINE_SECONDS),
+                "retry_timeout": timedelta(seconds=RETRY_TIMEOUT_SECONDS),
                 "backoff": _BACKOFF,
                 **groups["retry_config"],
             },
@@ -57,7 +57,7 @@ class Options:
         )
 
     @property
-    def deadline_seconds(self) -> float:
+    def retry_timeout_seconds(self) -> float:
         """Time after which a request is not retried."""
         timeout = self.retry_config["retry_timeout"]
         return timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)

@@ -7,6 +7,7 @@ import json
 import click
 
 from dcp_base import DcpError
+from dcp_prove.processes import RUN_TIMEOUT_SECONDS
 from dcp_prove.prove_script import prove_script
 
 __all__ = ["command"]
@@ -34,7 +35,7 @@ def _sizes(_context: click.Context, _option: click.Parameter, text: str) -> list
 @click.option("--tolerance", type=float, metavar="X", help="Relative difference of losses on other numbers of ranks.")
 @click.option("--ignore", multiple=True, metavar="NAME", help="Part that may differ, such as 'history*'.")
 @click.option("--keep", metavar="DIRECTORY", help="Directory for checkpoints, records and output, which is kept.")
-@click.option("--timeout", type=float, default=600.0, metavar="SECONDS", help="Limit of each run (600).")
+@click.option("--timeout-seconds", type=float, default=RUN_TIMEOUT_SECONDS, help="Limit of each run (600).")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.argument("script", type=click.Path(exists=True, dir_okay=False))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -44,7 +45,7 @@ def command(
     tolerance: float | None,
     ignore: tuple[str, ...],
     keep: str | None,
-    timeout: float,
+    timeout_seconds: float,
     as_json: bool,
     script: str,
     arguments: tuple[str, ...],
@@ -71,7 +72,7 @@ def command(
             tolerance=tolerance,
             ignore=ignore,
             folder=keep,
-            timeout_seconds=timeout,
+            timeout_seconds=timeout_seconds,
         )
     except DcpError as error:
         problem, _, output = str(error).partition("\n")

@@ -19,7 +19,7 @@ from dcp_prove.judging.other_sizes import compare_other_size, default_tolerance
 from dcp_prove.judging.report import ResumeReport
 from dcp_prove.judging.same_size import Runs, compare_same_size, find_unsteady
 from dcp_prove.observing.records import RunRecord, read_record
-from dcp_prove.processes import run_ranks
+from dcp_prove.processes import RUN_TIMEOUT_SECONDS, run_ranks
 from dcp_prove.trainer import Trainer
 
 __all__ = ["Proof", "Runner", "pickled_factory", "prove_resume"]
@@ -51,7 +51,7 @@ def prove_resume(
     ignore: Iterable[str] = (),
     backend: str = "gloo",
     folder: str | None = None,
-    timeout_seconds: float = 600.0,
+    timeout_seconds: float = RUN_TIMEOUT_SECONDS,
 ) -> ResumeReport:
     """Prove that a training continues after a kill as if it had never been interrupted, or say what is missing.
 

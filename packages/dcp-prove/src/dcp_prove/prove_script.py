@@ -18,7 +18,7 @@ from dcp_prove.judging.other_sizes import compare_other_size, default_tolerance
 from dcp_prove.judging.report import ResumeReport
 from dcp_prove.judging.same_size import Runs, compare_same_size, find_unsteady
 from dcp_prove.observing.records import RunRecord, read_record
-from dcp_prove.processes import run_ranks
+from dcp_prove.processes import RUN_TIMEOUT_SECONDS, run_ranks
 
 __all__ = ["prove_script"]
 
@@ -38,7 +38,7 @@ def prove_script(
     tolerance: float | None = None,
     ignore: Iterable[str] = (),
     folder: str | None = None,
-    timeout_seconds: float = 600.0,
+    timeout_seconds: float = RUN_TIMEOUT_SECONDS,
 ) -> ResumeReport:
     """Prove that a training script continues exactly when it is killed and started again.
 

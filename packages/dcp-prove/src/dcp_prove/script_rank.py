@@ -27,7 +27,7 @@ from dcp_prove.observing.recorder import Recorder
 __all__ = ["run_script"]
 
 _CHEAP_SECONDS = 0.2
-_PATIENCE_SECONDS = 30.0
+_TIMEOUT_SECONDS = 30.0
 
 
 def run_script(text: str) -> None:
@@ -128,7 +128,7 @@ class _Watcher:
     def _die(self) -> None:
         """Kill this process once all ranks know that the checkpoint exists."""
         (self._folder / f"rank{self._rank}.published").touch()
-        end = time.monotonic() + _PATIENCE_SECONDS
+        end = time.monotonic() + _TIMEOUT_SECONDS
         while len([*self._folder.glob("*.published")]) < self._world_size and time.monotonic() < end:
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)

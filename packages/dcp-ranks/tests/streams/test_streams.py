@@ -107,7 +107,7 @@ def test_a_place_that_others_have_is_left_for_the_next():
 
 
 def test_an_address_that_swallows_packets_costs_its_share_only(monkeypatch):
-    monkeypatch.setattr(attempts, "CONNECT_SECONDS", 0.2)
+    monkeypatch.setattr(attempts, "CONNECT_TIMEOUT_SECONDS", 0.2)
     with opened(2, local=False) as made:
         silent = replace(made[0].card, local="", addresses=("192.0.2.1", *made[0].card.addresses))  # of no network
         made[1].meet([silent, made[1].card])

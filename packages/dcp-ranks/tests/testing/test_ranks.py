@@ -197,7 +197,7 @@ def test_a_stuck_rank_is_reported_with_its_stack_and_replaced(ranks):
     ranks.run(2, stuck_on, None)  # this module is imported there now
     pids = ranks.run(2, os.getpid)
     with pytest.raises(RankError) as caught:
-        ranks.run(2, stuck_on, 1, timeout=10)
+        ranks.run(2, stuck_on, 1, timeout_seconds=10)
     assert list(caught.value.failures) == [1]
     assert "did not finish in time" in str(caught.value)
     assert "in stuck_on" in str(caught.value)
@@ -222,8 +222,8 @@ def test_a_death_is_an_error_unless_it_is_expected(ranks):
 
 
 def test_a_rank_can_be_killed_from_outside(ranks):
-    assert ranks.run(2, stuck_on, 1, kill_after={1: 0.2}, expect_death=[1]) == [None, None]
-    assert ranks.run(2, dies, None, kill_after={1: 1000.0}) == [0, 1]
+    assert ranks.run(2, stuck_on, 1, kill_after_seconds={1: 0.2}, expect_death=[1]) == [None, None]
+    assert ranks.run(2, dies, None, kill_after_seconds={1: 1000.0}) == [0, 1]
 
 
 def test_world_size_is_checked(ranks):
@@ -268,7 +268,7 @@ import sys, os, time
 from dcp_ranks.testing.ranks import RankPool
 pool = RankPool(2)
 print(*pool.run(2, os.getpid), flush=True)
-pool.run(2, time.sleep, 1000, timeout=1000)
+pool.run(2, time.sleep, 1000, timeout_seconds=1000)
 """
 
 

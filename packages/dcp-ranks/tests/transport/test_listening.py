@@ -120,7 +120,7 @@ def test_strangers_are_few_and_do_not_stay(monkeypatch):
     for link in came[:3]:
         guests.forget(link)
     assert guests.unwelcome() == []
-    monkeypatch.setattr(rank_doors, "GUEST_SECONDS", -1.0)
+    monkeypatch.setattr(rank_doors, "GUEST_TIMEOUT_SECONDS", -1.0)
     assert guests.unwelcome() == came[3:]
     for end in (*came, *strangers):
         end.close()

@@ -154,17 +154,24 @@ def _row(survey: Survey, step: TieredStep, cells: int) -> list[tuple[str, str | 
 
 
 _PROMOTE_EXAMPLES = (
-    "\b\nExamples:\n  dcp promote /nvme/run\n  dcp promote run.tiers.toml --seconds 600\n  dcp promote /nvme/run --json"
+    "\b\nExamples:\n  dcp promote /nvme/run\n  dcp promote run.tiers.toml --progress-timeout-seconds 600\n"
+    "  dcp promote /nvme/run --json"
 )
 _ERASE = "\r\x1b[2K"
 
 
 @click.command("promote", epilog=_PROMOTE_EXAMPLES)
 @click.argument("roots", nargs=-1, required=True, metavar="ROOT...")
-@click.option("--seconds", type=click.FloatRange(0), help="Give up after so long without progress; default: never.")
+@click.option(
+    "--progress-timeout-seconds",
+    type=click.FloatRange(0),
+    help="Give up after so long without progress; default: never.",
+)
 @click.option("--trust-description", is_flag=True, help=_TRUST_HELP)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def promote_tiers(roots: tuple[str, ...], seconds: float | None, trust_description: bool, as_json: bool) -> int:
+def promote_tiers(
+    roots: tuple[str, ...], progress_timeout_seconds: float | None, trust_description: bool, as_json: bool
+) -> int:
     """Copy to each tier of a run what its policy keeps and it does not have: by ascending step, verified, index last.
 
     A ROOT is the directory or URI of any tier, or its run.tiers.toml. It can be interrupted, and goes on where it was.
@@ -175,13 +182,13 @@ def promote_tiers(roots: tuple[str, ...], seconds: float | None, trust_descripti
 
     The exit code is 1 if something has not arrived.
     """
-    if seconds is not None and math.isnan(seconds):
-        raise click.BadParameter("nan is not a number of at least 0.", param_hint="'--seconds'")
+    if progress_timeout_seconds is not None and math.isnan(progress_timeout_seconds):
+        raise click.BadParameter("nan is not a number of at least 0.", param_hint="'--progress-timeout-seconds'")
     results = []
     for root, tiers in [(root, tiers_to_promote(root, trust=trust_description)) for root in roots]:
         watch = _Watch(quiet=as_json)
         with only_one(tiers) as alone, watch.observing():
-            left = promote(tiers, seconds=seconds) if alone else {}
+            left = promote(tiers, progress_timeout_seconds=progress_timeout_seconds) if alone else {}
             if alone:
                 retain_in_first(tiers)
         watch.clear()

@@ -49,19 +49,19 @@ class _Worker(threading.Thread):
         self._woken = threading.Event()
         self._woken.set()
         self._ended: float | None = None
-        self._patience_seconds = float("inf")
+        self._progress_timeout_seconds = float("inf")
 
     def wake(self) -> None:
         self._woken.set()
 
     def end(self, seconds: float) -> None:
-        self._ended, self._patience_seconds = time.monotonic(), seconds
+        self._ended, self._progress_timeout_seconds = time.monotonic(), seconds
         self._woken.set()
 
     @property
     def has_given_up(self) -> bool:
         last = max(self._ended or 0.0, self.promotion.progressed_seconds)
-        return self._ended is not None and time.monotonic() - last > self._patience_seconds
+        return self._ended is not None and time.monotonic() - last > self._progress_timeout_seconds
 
     def run(self) -> None:
         while self._woken.wait():
@@ -79,10 +79,11 @@ class _Worker(threading.Thread):
         return True
 
 
-def promote(tiers: Tiers, *, seconds: float | None = None) -> dict[str, list[int]]:
+def promote(tiers: Tiers, *, progress_timeout_seconds: float | None = None) -> dict[str, list[int]]:
     """Promote all pending checkpoints in this process; return tier → steps that have not arrived.
 
-    A failing tier is abandoned after `seconds` without progress. Raises TiersError as `Tiers.check_trusted`.
+    A failing tier is abandoned after `progress_timeout_seconds` without progress. Raises TiersError like
+    `Tiers.check_trusted`.
 
     Ranks: one process.
 
@@ -99,7 +100,7 @@ def promote(tiers: Tiers, *, seconds: float | None = None) -> dict[str, list[int
         ```
     """
     workers = _start(tiers)
-    return _finish(workers, float("inf") if seconds is None else seconds)
+    return _finish(workers, float("inf") if progress_timeout_seconds is None else progress_timeout_seconds)
 
 
 def _start(tiers: Tiers) -> list[_Worker]:
@@ -110,9 +111,9 @@ def _start(tiers: Tiers) -> list[_Worker]:
     return workers
 
 
-def _finish(workers: Sequence[_Worker], seconds: float) -> dict[str, list[int]]:
+def _finish(workers: Sequence[_Worker], progress_timeout_seconds: float) -> dict[str, list[int]]:
     for worker in workers:
-        worker.end(seconds)
+        worker.end(progress_timeout_seconds)
     for worker in workers:
         while worker.is_alive() and not worker.has_given_up:
             worker.join(_STEP_SECONDS)
@@ -161,7 +162,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser("python -m dcp_tiers.promote", description="Promote checkpoints to further tiers.")
     parser.add_argument("run", help="run.tiers.toml, or the directory of a tier that has one")
-    parser.add_argument("--seconds", type=float, help="give up a tier after so long without progress (default: never)")
+    parser.add_argument(
+        "--progress-timeout-seconds", type=float, help="give up a tier after so long without progress (default: never)"
+    )
     parser.add_argument("--events", action="store_true", help="write events to standard output, for the trainer")
     parser.add_argument("--follow", action="store_true", help="go on until standard input ends; each line: look again")
     parser.add_argument("--description", help="the tiers as TOML, instead of the file")
@@ -176,9 +179,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         installed.divert_events(EventWriter(sys.stdout.fileno()))
         if stat.S_ISFIFO(os.fstat(sys.stderr.fileno()).st_mode):
             os.set_blocking(sys.stderr.fileno(), False)  # a stopped trainer must not delay the promoter
-    if given.seconds is not None and not given.seconds >= 0:  # NaN, too
-        parser.error(f"argument --seconds: {given.seconds} is not a number of at least 0")
-    seconds = float("inf") if given.seconds is None else given.seconds
+    if given.progress_timeout_seconds is not None and not given.progress_timeout_seconds >= 0:  # NaN, too
+        parser.error(
+            f"argument --progress-timeout-seconds: {given.progress_timeout_seconds} is not a number of at least 0"
+        )
+    seconds = float("inf") if given.progress_timeout_seconds is None else given.progress_timeout_seconds
     try:
         if given.description is None:
             tiers = tiers_to_promote(given.run, trust=given.trust_description)
@@ -192,7 +197,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if not alone:
                 _say("another promoter of this run is at work on this host")
                 return 1
-            left = promote(tiers, seconds=seconds)
+            left = promote(tiers, progress_timeout_seconds=seconds)
             retain_in_first(tiers)
             return _report(left)
     except (DcpError, OSError) as error:
@@ -203,16 +208,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _follow(tiers: Tiers, trainer: Trainer, seconds: float) -> dict[str, list[int]]:
+def _follow(tiers: Tiers, trainer: Trainer, progress_timeout_seconds: float) -> dict[str, list[int]]:
     with PromoterLock(tiers.places[0], tiers.host_id) as lock:
-        if not stand_by(tiers, lock, trainer, seconds):
+        if not stand_by(tiers, lock, trainer, progress_timeout_seconds):
             return {}
         workers = _start(tiers)
         while not trainer.has_ended:
             if trainer.wait(_STEP_SECONDS) or lock.is_asked():
                 for worker in workers:
                     worker.wake()
-        left = _finish(workers, seconds)
+        left = _finish(workers, progress_timeout_seconds)
         retain_in_first(tiers)  # the trainer, which asks after each save, has ended
         return left
 
@@ -228,7 +233,7 @@ def _say(text: str) -> None:
         sys.stderr.write(f"dcp-tiers: {text}\n")
 
 
-_LOOK_SECONDS, _ASK_SECONDS = 0.5, 10.0
+_POLL_SECONDS, _ASK_SECONDS = 0.5, 10.0
 
 
 class Trainer:
@@ -260,7 +265,7 @@ def stand_by(tiers: Tiers, lock: PromoterLock, trainer: Trainer, seconds: float)
     changed = asked = time.monotonic()
     while not lock.take():
         if not trainer.has_ended:
-            if trainer.wait(_LOOK_SECONDS):
+            if trainer.wait(_POLL_SECONDS):
                 lock.ask()
                 changed = asked = time.monotonic()
             continue
@@ -273,7 +278,7 @@ def stand_by(tiers: Tiers, lock: PromoterLock, trainer: Trainer, seconds: float)
         if now - asked > _ASK_SECONDS:
             lock.ask()
             asked = now
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
     return True
 
 

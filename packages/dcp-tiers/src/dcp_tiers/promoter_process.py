@@ -31,12 +31,12 @@ class PromoterProcess:
     """Promoter process of one run, in a separate session: signals for the trainer do not end it. Ranks: one.
 
     It holds none of the trainer's pipes and terminals. While the trainer lives, it logs through the trainer's
-    `logging`. After the trainer's end, it exits after `patience_seconds` without progress.
+    `logging`. After the trainer's end, it exits after `progress_timeout_seconds` without progress.
     """
 
-    def __init__(self, url: str, patience_seconds: float) -> None:
+    def __init__(self, url: str, progress_timeout_seconds: float) -> None:
         self._url = url
-        self._patience_seconds = patience_seconds
+        self._progress_timeout_seconds = progress_timeout_seconds
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = os.getpid()
 
@@ -48,7 +48,12 @@ class PromoterProcess:
         self._forget()
         command = [sys.executable, "-m", "dcp_tiers.promote", self._url, "--follow", "--events"]
         process = self._process = subprocess.Popen(  # noqa: S603 - our own module, by this interpreter
-            [*command, f"--description={description.decode()}", "--seconds", str(self._patience_seconds)],
+            [
+                *command,
+                f"--description={description.decode()}",
+                "--progress-timeout-seconds",
+                str(self._progress_timeout_seconds),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -73,8 +78,8 @@ class PromoterProcess:
             return False
         return True
 
-    def end(self, seconds: float | None) -> bool:
-        """Wait until all is promoted; return False after `seconds`."""
+    def end(self, timeout_seconds: float | None) -> bool:
+        """Wait until all is promoted; return False after `timeout_seconds`."""
         process = self._running()
         if process is None:
             return True
@@ -84,7 +89,7 @@ class PromoterProcess:
             with contextlib.suppress(OSError):
                 process.stdin.close()
         try:
-            process.wait(seconds)
+            process.wait(timeout_seconds)
         except subprocess.TimeoutExpired:
             return False
         return True

@@ -46,7 +46,7 @@ __all__ = ["Tiers", "lacking_steps"]
 
 _log = library_logger(__name__)
 
-_PATIENCE_SECONDS = 24 * 3600.0
+_PROGRESS_TIMEOUT_SECONDS = 24 * 3600.0
 
 
 class Tiers:
@@ -59,8 +59,8 @@ class Tiers:
         tiers: The tiers, at least one, nearest first.
         folder_prefix: Prefix of checkpoint directory names, before the step.
         stale_after_seconds: Age at which a marker or lease of a process on another host counts as dead.
-        patience_seconds: Seconds without progress after which the promoter exits, once the trainer has ended. The
-            default outlasts a storage outage of one night. The promoter never exits while the trainer runs.
+        progress_timeout_seconds: Seconds without progress after which the promoter exits, once the trainer has ended.
+            The default outlasts a storage outage of one night. The promoter never exits while the trainer runs.
 
     Raises:
         TiersError: There is no tier, one is given twice, a further tier is per host, `per_host` or `copies` is set for
@@ -87,10 +87,13 @@ class Tiers:
         *,
         folder_prefix: str = "step-",
         stale_after_seconds: float = STALE_AFTER_SECONDS,
-        patience_seconds: float = _PATIENCE_SECONDS,
+        progress_timeout_seconds: float = _PROGRESS_TIMEOUT_SECONDS,
     ) -> None:
         tiers = _list_of(tiers)
-        for name, seconds in (("stale_after_seconds", stale_after_seconds), ("patience_seconds", patience_seconds)):
+        for name, seconds in (
+            ("stale_after_seconds", stale_after_seconds),
+            ("progress_timeout_seconds", progress_timeout_seconds),
+        ):
             if not (is_number(seconds) and seconds > 0):  # NaN, too
                 raise TiersError(f"{name} is {seconds!r}; it must be a number of more than 0")
         urls = [tier.url for tier in tiers]
@@ -119,7 +122,7 @@ class Tiers:
         self._described = Description(self.tiers, folder_prefix, stale_after_seconds)
         self.doubt: str | None = None
         """Why the tiers' paths need confirmation."""
-        self._promoter = PromoterProcess(urls[0], patience_seconds)
+        self._promoter = PromoterProcess(urls[0], progress_timeout_seconds)
 
     @classmethod
     def read(cls, place: str | os.PathLike[str], *, own: bool = False, trust: bool = False) -> Tiers:
@@ -354,8 +357,8 @@ class Tiers:
             self.start_promoter()
             self._promoter.wake()
 
-    def end_promoter(self, seconds: float | None = None) -> None:
-        """Wait for the promoter, at most `seconds`; an event and a warning say what further tiers lack.
+    def end_promoter(self, timeout_seconds: float | None = None) -> None:
+        """Wait for the promoter, at most `timeout_seconds`; an event and a warning say what further tiers lack.
 
         Another trainer's promoter is waited for only if this process has saved.
 
@@ -364,18 +367,18 @@ class Tiers:
         try:
             if lacking_steps(self):
                 self.start_promoter()
-            _report_lacking(self, _wait_for_promoter(self, self._promoter, seconds))
+            _report_lacking(self, _wait_for_promoter(self, self._promoter, timeout_seconds))
         except (OSError, DcpError) as error:
             self._promoter.leave()
             _log.warning("what further tiers lack of %s is not known: %s", self.tiers[0].url, error)
 
-    def drain(self, seconds: float | None = None) -> dict[str, list[int]]:
+    def drain(self, timeout_seconds: float | None = None) -> dict[str, list[int]]:
         """Wait until further tiers have all that their policies select; return the steps that they still lack.
 
         A promoter process is started if none runs; it continues after the time.
 
         Args:
-            seconds: Maximum time to wait; None waits until all have arrived or cannot be promoted.
+            timeout_seconds: Maximum time to wait; None waits until all have arrived or cannot be promoted.
 
         Returns:
             Path or URI of a tier → steps that it lacks, ascending.
@@ -392,13 +395,13 @@ class Tiers:
 
             tiers = Tiers([Tier("near"), Tier("far")])
             dcp.save({"step": 40}, checkpoint_id=tiers.step(40))
-            assert tiers.drain(seconds=120) == {}
+            assert tiers.drain(timeout_seconds=120) == {}
             ```
         """
         # Start it even if no step is lacking: a further tier may have lost some.
         if len(self.tiers) > 1 and self.catalogues[0].folders():
             self.wake_promoter()
-        return _wait_for_promoter(self, self._promoter, seconds)
+        return _wait_for_promoter(self, self._promoter, timeout_seconds)
 
 
 def _list_of(tiers: Sequence[Tier]) -> list[Tier]:
@@ -422,7 +425,7 @@ def _checked(tier: Tier, store: Store) -> Tier:
     return tier
 
 
-_LOOK_SECONDS, _LAST_SECONDS = 0.5, 10.0
+_POLL_SECONDS, _LAST_TIMEOUT_SECONDS = 0.5, 10.0
 
 
 def lacking_steps(tiers: TieredRoot) -> dict[str, list[int]]:
@@ -433,9 +436,11 @@ def lacking_steps(tiers: TieredRoot) -> dict[str, list[int]]:
     return {url: steps for url, steps in left.items() if steps}
 
 
-def _wait_for_promoter(tiers: TieredRoot, promoter: PromoterProcess, seconds: float | None) -> dict[str, list[int]]:
+def _wait_for_promoter(
+    tiers: TieredRoot, promoter: PromoterProcess, timeout_seconds: float | None
+) -> dict[str, list[int]]:
     """Return what tiers lack, after the promoter's end, or when it hangs with nothing left to copy."""
-    end = float("inf") if seconds is None else time.monotonic() + seconds
+    end = float("inf") if timeout_seconds is None else time.monotonic() + timeout_seconds
     try:
         _wait(tiers, promoter, end)
     finally:
@@ -444,11 +449,11 @@ def _wait_for_promoter(tiers: TieredRoot, promoter: PromoterProcess, seconds: fl
 
 
 def _wait(tiers: TieredRoot, promoter: PromoterProcess, end: float) -> None:
-    while not promoter.end(max(0.0, min(_LOOK_SECONDS, end - time.monotonic()))):
+    while not promoter.end(max(0.0, min(_POLL_SECONDS, end - time.monotonic()))):
         if time.monotonic() >= end:
             break
         if not lacking_steps(tiers):
-            ended = promoter.end(max(0.0, min(_LAST_SECONDS, end - time.monotonic())))
+            ended = promoter.end(max(0.0, min(_LAST_TIMEOUT_SECONDS, end - time.monotonic())))
             if ended or not lacking_steps(tiers):  # it may have found that a tier has lost something
                 break
 

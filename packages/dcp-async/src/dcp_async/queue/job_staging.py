@@ -191,8 +191,8 @@ class JobStager:
 
     def _late_copy(self, job: SaveJob) -> SaverDeadlineError:
         return SaverDeadlineError(
-            f"the copy for the save to {job.checkpoint_id!s} was not complete after {self._seconds:g} s (save_seconds)"
-            ": the stager has not finished"
+            f"the copy for the save to {job.checkpoint_id!s} was not complete after {self._seconds:g} s "
+            "(save_timeout_seconds): the stager has not finished"
         )
 
     def await_copy(self, job: SaveJob) -> None:

@@ -24,11 +24,11 @@ GO, SKIP, SUPERSEDED = "go", "skip", "superseded"
 
 
 class SaveQueue:
-    """Queue of one process's saves, which a thread runs one at a time; `save_seconds` limits each wait."""
+    """Queue of one process's saves, which a thread runs one at a time; `save_timeout_seconds` limits each wait."""
 
-    def __init__(self, run: Callable[[SaveJob], Metadata], name: str, save_seconds: float = 3600.0) -> None:
+    def __init__(self, run: Callable[[SaveJob], Metadata], name: str, save_timeout_seconds: float) -> None:
         self._run = run
-        self._save_seconds = min(save_seconds, threading.TIMEOUT_MAX)
+        self._save_timeout_seconds = min(save_timeout_seconds, threading.TIMEOUT_MAX)
         # The interpreter runs queued work and joins the thread before it exits.
         self._thread = futures.ThreadPoolExecutor(1, thread_name_prefix=name)
         self._changed = threading.Condition()
@@ -81,7 +81,7 @@ class SaveQueue:
         return True
 
     def wait_turn(self) -> None:
-        """Wait until all saves have ended. Raises SaverDeadlineError if one takes `save_seconds`."""
+        """Wait until all saves have ended. Raises SaverDeadlineError if one takes `save_timeout_seconds`."""
         self._wait_turn(lambda: not self.busy)
 
     def put(self, job: SaveJob) -> None:
@@ -99,14 +99,14 @@ class SaveQueue:
             self.check_open()
             raise
 
-    def drain(self, seconds: float) -> None:
-        """Wait until all saves have ended. Raises SaverDeadlineError after `seconds`."""
-        if not self._wait(lambda: not self.busy, seconds):
+    def drain(self, timeout_seconds: float) -> None:
+        """Wait until all saves have ended. Raises SaverDeadlineError after `timeout_seconds`."""
+        if not self._wait(lambda: not self.busy, timeout_seconds):
             running = self._running or self._waiting
             where = "" if running is None else f" to {running.checkpoint_id!s}"
             raise SaverDeadlineError(
-                f"the save{where} was still running after {seconds:g} s; the checkpoint does not exist yet. Allow more "
-                "time with close_seconds, or look for what holds the storage up"
+                f"the save{where} was still running after {timeout_seconds:g} s; the checkpoint does not exist yet. "
+                "Allow more time with close_timeout_seconds, or look for what holds the storage up"
             )
 
     def close(self) -> None:
@@ -140,8 +140,8 @@ class SaveQueue:
             waiting = self._waiting
         if waiting is None:
             return
-        if waiting.may_be_superseded and futures.wait([waiting.staging], self._save_seconds).not_done:
-            raise _overdue("the copy for the save", waiting, self._save_seconds)
+        if waiting.may_be_superseded and futures.wait([waiting.staging], self._save_timeout_seconds).not_done:
+            raise _overdue("the copy for the save", waiting, self._save_timeout_seconds)
         with self._changed:
             if (
                 waiting is self._waiting
@@ -171,9 +171,9 @@ class SaveQueue:
                 before = self._running or self._waiting
                 if not self._changed.wait_for(
                     lambda before=before: ready() or (self._running or self._waiting) is not before,  # type: ignore[misc]
-                    self._save_seconds,
+                    self._save_timeout_seconds,
                 ):
-                    raise _overdue("the save", before, self._save_seconds)
+                    raise _overdue("the save", before, self._save_timeout_seconds)
 
     def _take(self, job: SaveJob) -> None:
         try:
@@ -235,8 +235,8 @@ def _log_unasked(failed: list[SaveJob]) -> None:
 def _overdue(what: str, job: SaveJob | None, seconds: float) -> SaverDeadlineError:
     where = "" if job is None else f" to {job.checkpoint_id!s}"
     return SaverDeadlineError(
-        f"{what}{where} was not done after {seconds:g} s (save_seconds), and this one must wait for it. Allow more "
-        "time, or look for what holds it up"
+        f"{what}{where} was not done after {seconds:g} s (save_timeout_seconds), and this one must wait for it. Allow "
+        "more time, or look for what holds it up"
     )
 
 

@@ -107,7 +107,7 @@ class ProcessBackend:
         Raises:
             WorkerError: The worker cannot be started, or the storage writer or planner cannot be sent.
             WorkerLostError: The worker ended during the save.
-            SaverDeadlineError: The save took longer than `save_seconds`.
+            SaverDeadlineError: The save took longer than `save_timeout_seconds`.
         """
         self._phases.begin()
         try:
@@ -154,7 +154,7 @@ class ProcessBackend:
 
     def _answer(self, worker: WorkerProcess, request: Save, job: SaveJob) -> Saved:
         try:
-            deadline = time.monotonic() + self._options.save_seconds
+            deadline = time.monotonic() + self._options.save_timeout_seconds
             answer = worker.read(deadline, meanwhile=lambda: _report_losses(job))
         except (WorkerLostError, SaverDeadlineError) as error:
             raise _naming(job, error) from error

@@ -36,9 +36,9 @@ from dcp_core.toolkit import LOGGER_NAME, library_logger, module_command
 
 __all__ = ["WorkerProcess"]
 
-_TERM_SECONDS = 5.0
-_KILL_SECONDS = 5.0
-_SLICE_SECONDS = 1.0
+_TERM_GRACE_SECONDS = 5.0
+_KILL_GRACE_SECONDS = 5.0
+_POLL_SECONDS = 1.0
 """Longest single wait; of a stop of this process (SIGSTOP), at most one counts."""
 _open: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
@@ -101,7 +101,7 @@ class WorkerProcess:
             return
         try:
             # There are no heartbeats yet: importing torch holds the interpreter.
-            answer = self.read(time.monotonic() + self._options.start_seconds, starts=True)
+            answer = self.read(time.monotonic() + self._options.start_timeout_seconds, starts=True)
         except (WorkerLostError, SaverDeadlineError) as error:
             self.close()
             raise WorkerError(f"the saver's process could not be started: {error}") from error
@@ -115,7 +115,7 @@ class WorkerProcess:
     def send(self, message: object, descriptor: int | None = None) -> None:
         """Send a message. Raises WorkerLostError if the worker has ended, or accepted no data and was killed."""
         try:
-            self._connection.settimeout(self._options.silence_seconds)
+            self._connection.settimeout(self._options.heartbeat_timeout_seconds)
             self.bytes_sent += send_message(self._connection, message, descriptor)
             self._connection.settimeout(None)
         except TimeoutError as error:
@@ -130,9 +130,9 @@ class WorkerProcess:
         `meanwhile` is called every few seconds. A worker that sends no heartbeat (WorkerLostError), or no answer before
         `deadline` of `time.monotonic` (SaverDeadlineError), is killed.
         """
-        limit = "start_seconds" if starts else "save_seconds"
+        limit = "start_timeout_seconds" if starts else "save_timeout_seconds"
         left = deadline - time.monotonic()
-        silence = left if starts else self._options.silence_seconds
+        silence = left if starts else self._options.heartbeat_timeout_seconds
         while True:
             heard, spent = self._listen(min(left, silence)) if left > 0 else (False, 0.0)
             left -= spent
@@ -160,15 +160,15 @@ class WorkerProcess:
             return True, spent
         while spent < seconds:
             begun = time.monotonic()
-            heard = bool(poller.poll(min(seconds - spent, _SLICE_SECONDS) * 1000))
-            spent += min(time.monotonic() - begun, _SLICE_SECONDS)
+            heard = bool(poller.poll(min(seconds - spent, _POLL_SECONDS) * 1000))
+            spent += min(time.monotonic() - begun, _POLL_SECONDS)
             if heard:
                 return True, spent
         return False, spent
 
     def _receive(self) -> Any:
         try:
-            self._connection.settimeout(self._options.silence_seconds)
+            self._connection.settimeout(self._options.heartbeat_timeout_seconds)
             message = read_message(self._connection)
             self._connection.settimeout(None)
         except TimeoutError:
@@ -187,13 +187,13 @@ class WorkerProcess:
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         try:
-            self._process.wait(_KILL_SECONDS)
+            self._process.wait(_KILL_GRACE_SECONDS)
             self.settle()
         except subprocess.TimeoutExpired:
             library_logger(LOGGER_NAME).warning(
                 "the saver's process %d was killed, but has not ended after %g s; another one takes its place",
                 self.pid,
-                _KILL_SECONDS,
+                _KILL_GRACE_SECONDS,
             )
             self._given_up = True
             self._report_end()
@@ -205,7 +205,7 @@ class WorkerProcess:
         if self._given_up:
             return
         try:
-            self._process.wait(_TERM_SECONDS)
+            self._process.wait(_TERM_GRACE_SECONDS)
         except subprocess.TimeoutExpired:
             self.kill()
 
@@ -222,14 +222,14 @@ class WorkerProcess:
         return bool(poller.poll(0))
 
     def _silent(self, how: str) -> str:
-        seconds = self._options.silence_seconds
+        seconds = self._options.heartbeat_timeout_seconds
         return (
             f"the saver's process {self.pid} {how} for {seconds:g} s, and was ended; the next save starts another one"
         )
 
     def _how_it_ended(self) -> str:
         try:
-            code = self._process.wait(_TERM_SECONDS)
+            code = self._process.wait(_TERM_GRACE_SECONDS)
         except subprocess.TimeoutExpired:
             self.kill()
             return f"the saver's process {self.pid} closed its connection, and was ended"

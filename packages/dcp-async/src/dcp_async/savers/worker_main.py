@@ -18,7 +18,7 @@ from dcp_async.savers.worker_messages import Beat, Failed, Hello, Ready, read_me
 
 __all__ = ["main"]
 
-_BEAT_SECONDS = 1.0
+_HEARTBEAT_SECONDS = 1.0
 
 
 class Trainer:
@@ -71,7 +71,7 @@ class Trainer:
         pause = threading.Event()
         while True:
             self.send(Beat())
-            pause.wait(_BEAT_SECONDS)
+            pause.wait(_HEARTBEAT_SECONDS)
 
 
 def main(arguments: Sequence[str]) -> None:

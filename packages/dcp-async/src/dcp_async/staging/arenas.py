@@ -122,7 +122,7 @@ def whole_pages(nbytes: int) -> int:
 
 
 # A checkpoint that is being removed frees its memory within this time; otherwise the storage takes more.
-_LEND_SECONDS = 2.0
+_LEND_TIMEOUT_SECONDS = 2.0
 
 
 class LentArena(Arena):
@@ -170,7 +170,7 @@ class LentArenas:
                 f"copied in waves, and max_staging_bytes={self._max_bytes:,} allows less. Raise it, or save to another "
                 "storage"
             )
-        lent = lender.lend(max(1, nbytes), seconds=_LEND_SECONDS)
+        lent = lender.lend(max(1, nbytes), timeout_seconds=_LEND_TIMEOUT_SECONDS)
         with self._lock:
             for freed in [arena for arena in self._known if arena.lent.closed]:
                 self._known.remove(freed)

@@ -93,9 +93,9 @@ class WaveSource:
                     return
                 if time.monotonic() > deadline:
                     raise SaverDeadlineError(
-                        f"training waited {seconds:g} s (save_seconds) for the storage to take what does not fit into "
-                        "max_staging_bytes; the save was given up. Allow more time or more memory, or look for what "
-                        "holds the storage up"
+                        f"training waited {seconds:g} s (save_timeout_seconds) for the storage to take what does "
+                        "not fit into max_staging_bytes; the save was given up. Allow more time or more memory, or "
+                        "look for what holds the storage up"
                     )
                 continue
             packet = b""

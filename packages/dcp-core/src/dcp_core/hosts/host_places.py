@@ -12,14 +12,13 @@ from typing import TypeVar
 
 from dcp_base import InvalidPlaceError
 from dcp_core.errors import CheckpointNotFoundError, DcpError
-from dcp_io import Store, SupportsFolders, temporary_of
+from dcp_io import STALE_AFTER_SECONDS, Store, SupportsFolders, temporary_of
 from dcp_ranks import Coordinator
 
 __all__ = ["RUN_FILE", "HostPlaces", "find_places", "look_in_places"]
 
 RUN_FILE = ".dcp-run"
 _TOKEN = ".dcp-here-"  # noqa: S105 - the name of a file
-_OLD_SECONDS = 3600.0
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -165,5 +164,5 @@ def _remove_old(store: Store) -> None:
         for entry in store.list():
             becomes, _ = temporary_of(entry.name) or (entry.name, "")
             is_left = becomes.startswith(_TOKEN) or (becomes == RUN_FILE and entry.name != RUN_FILE)
-            if is_left and abs(time.time() - entry.mtime) > _OLD_SECONDS:
+            if is_left and abs(time.time() - entry.mtime) > STALE_AFTER_SECONDS:
                 store.delete(entry.name)

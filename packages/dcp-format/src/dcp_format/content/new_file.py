@@ -25,7 +25,7 @@ _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL, errno.EMLIN
 
 _NAME = re.compile(r"\.(.+)\.w([0-9a-f]{8})-([0-9a-f]+)-([0-9a-f]+)-[0-9a-f]{8}" + re.escape(TEMPORARY_SUFFIX))
 # Of processes that cannot be looked for from here: another host, or this one before it was started again.
-_FORGOTTEN_SECONDS = 24 * 3600.0
+_STALE_AFTER_SECONDS = 24 * 3600.0
 _HEAD_BYTES = 512  # a sector: a loss of power takes all of it or nothing
 _MAX_HEADER_BYTES = 100_000_000  # of safetensors, by the format
 
@@ -52,7 +52,7 @@ def sweep(store: LocalStore, ours: Callable[[str], bool]) -> None:
         if found[2] == _where(here):
             dead = replace(here, pid=int(found[3], 16), start_ticks=int(found[4], 16)).is_gone()
         else:
-            dead = abs(time.time() - entry.mtime) > _FORGOTTEN_SECONDS
+            dead = abs(time.time() - entry.mtime) > _STALE_AFTER_SECONDS
         if dead and begins_as_written(store, entry.name, entry.bytes):
             with contextlib.suppress(OSError):  # another user's, which harms nothing
                 store.delete(entry.name)

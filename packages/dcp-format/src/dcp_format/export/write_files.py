@@ -38,7 +38,7 @@ def create_files(store: SupportsRanges, files: Iterable[PlannedFile]) -> None:
 
 
 # A rank may be stopped for a while meanwhile; a killed one is waited for.
-_CONNECT_SECONDS = 300.0
+_CONNECT_TIMEOUT_SECONDS = 300.0
 
 
 class RankLink:
@@ -76,7 +76,7 @@ class RankLink:
         coordinator.all_gather("connections", lambda: self._connect(streams, others))
 
     def _connect(self, streams: Streams, others: set[int]) -> None:
-        found = streams.connect_many(others, min(self._timeout_seconds, _CONNECT_SECONDS))
+        found = streams.connect_many(others, min(self._timeout_seconds, _CONNECT_TIMEOUT_SECONDS))
         for stream in found.values():
             if isinstance(stream, StreamError):
                 raise stream

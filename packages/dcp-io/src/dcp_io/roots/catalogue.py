@@ -539,8 +539,8 @@ class PromotingRoot(Root, Protocol):
         """Make the promoter look for new checkpoints."""
         ...
 
-    def end_promoter(self, seconds: float) -> object:
-        """Wait until everything is copied; after `seconds`, the promoter continues alone."""
+    def end_promoter(self, timeout_seconds: float) -> object:
+        """Wait until everything is copied; after `timeout_seconds`, the promoter continues alone."""
         ...
 
 

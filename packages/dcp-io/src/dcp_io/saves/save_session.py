@@ -56,8 +56,8 @@ __all__ = [
 _log = library_logger(__name__)
 
 STALE_AFTER_SECONDS = 3600.0
-_SETTLE_SECONDS = 10.0
-_SETTLE_STEP_SECONDS = 0.05
+_SETTLE_TIMEOUT_SECONDS = 10.0
+_SETTLE_POLL_SECONDS = 0.05
 
 # Markers of the saves running in this process, by store and name. Without them, the marker of a dead thread would look
 # alive, since its process is.
@@ -262,7 +262,7 @@ class SaveSession:
 
     def _settle(self) -> Scene:
         """Wait until this save is the only live one; the later of two simultaneous saves raises SaveInProgressError."""
-        deadline = time.monotonic() + _SETTLE_SECONDS
+        deadline = time.monotonic() + _SETTLE_TIMEOUT_SECONDS
         while True:
             scene = self._look()
             rivals = self._rivals(scene) if scene.markers else []
@@ -275,7 +275,7 @@ class SaveSession:
                         f"is certainly dead remove {rival.marker.name} (by itself it counts as dead after "
                         f"stale_after_seconds={self._stale_after_seconds:g})"
                     )
-            time.sleep(_SETTLE_STEP_SECONDS)
+            time.sleep(_SETTLE_POLL_SECONDS)
 
     def _look(self) -> Scene:
         entries = self._store.list()

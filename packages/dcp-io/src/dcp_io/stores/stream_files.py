@@ -184,13 +184,13 @@ class Attempts:
 
     Args:
         limit: Limit of the number of attempts.
-        deadline_seconds: Time after which no further attempt is begun.
+        retry_timeout_seconds: Time after which no further attempt is begun.
 
     Example:
         ```python
         from dcp_io import Attempts
 
-        attempts = Attempts("GET settings", limit=4, deadline_seconds=60)
+        attempts = Attempts("GET settings", limit=4, retry_timeout_seconds=60)
         while True:
             try:
                 answer = b"ok"  # the request
@@ -201,10 +201,10 @@ class Attempts:
         ```
     """
 
-    def __init__(self, what: str, limit: int, *, deadline_seconds: float = math.inf) -> None:
+    def __init__(self, what: str, limit: int, *, retry_timeout_seconds: float = math.inf) -> None:
         self._what = what
         self._limit = limit
-        self._deadline_seconds = deadline_seconds
+        self._retry_timeout_seconds = retry_timeout_seconds
         self._started = time.monotonic()
         self.number = 1
 
@@ -212,7 +212,7 @@ class Attempts:
         """Log a failed attempt, and wait before the next; returns False immediately if no attempt is left."""
         longest = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2**self.number)
         pause = longest * random.uniform(0.3, 1.0)  # noqa: S311 - spreads clients, no secret
-        if self.number >= self._limit or time.monotonic() - self._started + pause > self._deadline_seconds:
+        if self.number >= self._limit or time.monotonic() - self._started + pause > self._retry_timeout_seconds:
             return False
         _log.warning("%s failed (attempt %d of %d), trying again: %s", self._what, self.number, self._limit, message)
         time.sleep(pause)

@@ -204,7 +204,7 @@ class LendingConformance(StoreFixtures):
         assert isinstance(store, SupportsLending)
         lender = store.lender()
         lender.prepare(_BYTES)
-        loan = lender.lend(_BYTES, seconds=10)
+        loan = lender.lend(_BYTES, timeout_seconds=10)
         assert loan.nbytes >= _BYTES
         assert not loan.closed
         loan.memory[:_BYTES] = _pattern(seed)

@@ -15,8 +15,8 @@ __all__ = ["CREDENTIALS", "S3Server"]
 
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test-secret", "AWS_REGION": "us-east-1"}
 
-_START_SECONDS = 60.0
-_END_SECONDS = 60.0
+_START_TIMEOUT_SECONDS = 60.0
+_END_TIMEOUT_SECONDS = 60.0
 _PAGE_OBJECTS = 100
 # Moto checks a condition and stores the object in two steps, so a lock keeps other changes out in between. Parts of an
 # upload need no lock, as they change nothing until it is completed. A body is read before the lock is taken, since
@@ -66,7 +66,7 @@ class S3Server:
             raise RuntimeError("the server has no output")
         line = self._process.stdout.readline()
         if not line:
-            status = self._process.wait(_END_SECONDS)
+            status = self._process.wait(_END_TIMEOUT_SECONDS)
             raise RuntimeError(f"the server ended with {status}; is moto[s3] installed, and flask?")
         self.port = int(line)
         self._make_bucket()
@@ -105,7 +105,7 @@ class S3Server:
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
                 stream.close()
-        self._process.wait(_END_SECONDS)
+        self._process.wait(_END_TIMEOUT_SECONDS)
 
     def __enter__(self) -> S3Server:
         return self
@@ -114,7 +114,7 @@ class S3Server:
         self.close()
 
     def _make_bucket(self) -> None:
-        deadline = time.monotonic() + _START_SECONDS
+        deadline = time.monotonic() + _START_TIMEOUT_SECONDS
         while True:
             connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
             try:

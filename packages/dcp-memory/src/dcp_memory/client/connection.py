@@ -130,8 +130,8 @@ def _identity(descriptor: int) -> tuple[int, int] | None:
 os.register_at_fork(after_in_child=_close_in_child)
 
 
-_WAIT_SECONDS = 0.0005
-_LONGEST_WAIT_SECONDS = 0.02
+FIRST_POLL_SECONDS = 0.0005
+LONGEST_POLL_SECONDS = 0.02
 # Other threads of the process wait so long at a time, about a millisecond.
 _POPULATE_BYTES = 8 << 20
 _MADV_POPULATE_WRITE = 23  # since Linux 5.14; not in the module `mmap`
@@ -183,14 +183,14 @@ class Lender:
         self._destroyed = 0
         link.when_lost.append(self._lose)
 
-    def lend(self, nbytes: int, *, seconds: float) -> Loan:
-        """Lend at least `nbytes` (1 or more), newly allocated after `seconds`; start a keeper if needed.
+    def lend(self, nbytes: int, *, timeout_seconds: float) -> Loan:
+        """Lend at least `nbytes` (1 or more), newly allocated after `timeout_seconds`; start a keeper if needed.
 
         Raises StorageError (`errno` is ENOSPC) if memory is missing or no keeper starts, or KeeperLostError.
         """
         if nbytes < 1:
             raise ValueError(f"nbytes={nbytes} must be at least 1")
-        deadline, pause = time.monotonic() + seconds, _WAIT_SECONDS
+        deadline, pause = time.monotonic() + timeout_seconds, FIRST_POLL_SECONDS
         while True:
             force = time.monotonic() >= deadline
             request = {"do": "lend", "nbytes": nbytes, "prepare": False, "force": force}
@@ -198,7 +198,7 @@ class Lender:
             if not answer.fields.get("wait"):
                 break
             time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_WAIT_SECONDS)
+            pause = min(2 * pause, LONGEST_POLL_SECONDS)
         try:
             loan = self._loan(answer)
         except BaseException:
@@ -222,7 +222,7 @@ class Lender:
         self._lose()
 
     def _prepare(self, nbytes: int) -> None:
-        pause = _WAIT_SECONDS
+        pause = FIRST_POLL_SECONDS
         while True:
             answer = self._link.ask({"do": "lend", "nbytes": max(1, nbytes), "prepare": True})
             if not answer.fields.get("wait"):
@@ -230,7 +230,7 @@ class Lender:
             if not answer.fields["making"]:
                 return
             time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_WAIT_SECONDS)
+            pause = min(2 * pause, LONGEST_POLL_SECONDS)
         self._loan(answer)
 
     def _loan(self, answer: Answer) -> Loan:

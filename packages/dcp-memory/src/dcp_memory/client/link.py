@@ -21,7 +21,7 @@ from dcp_memory.places import FOLDER_VARIABLE, KeeperFolder, peer_of
 from dcp_memory.wire import HEAD, VERSION, decode_head, decode_json, encode
 
 __all__ = [
-    "START_SECONDS",
+    "START_TIMEOUT_SECONDS",
     "Answer",
     "Link",
     "NoKeeperError",
@@ -31,12 +31,12 @@ __all__ = [
     "start_process",
 ]
 
-START_SECONDS = 60.0
-ANSWER_SECONDS = 20.0
+START_TIMEOUT_SECONDS = 60.0
+ANSWER_TIMEOUT_SECONDS = 20.0
 """Time limit of an answer, shorter than that of `dcp_io.TimedCall`. A keeper never waits."""
-_RETRY_SECONDS = 0.02
+_POLL_SECONDS = 0.02
 _STARTS = 3
-_OPTIONS = ("max_bytes", "generations", "idle_seconds", "with_parent")
+_OPTIONS = ("max_bytes", "generations", "idle_timeout_seconds", "with_parent")
 
 
 class NoKeeperError(Exception):
@@ -115,7 +115,7 @@ class Link:
                 return self.ask(fields, payload)
         raise KeeperLostError(f"the keeper of {self.name} ends as soon as it is started")
 
-    def start(self, options: Mapping[str, Any], seconds: float = START_SECONDS) -> None:
+    def start(self, options: Mapping[str, Any], timeout_seconds: float = START_TIMEOUT_SECONDS) -> None:
         """Start a keeper unless one runs; raise StorageError. It is not idle while this process is connected."""
         with self._lock:
             if self._socket is not None:
@@ -130,14 +130,14 @@ class Link:
                 else:
                     return
             self._keeps_alive = True
-            deadline = time.monotonic() + seconds
+            deadline = time.monotonic() + timeout_seconds
             while not self._is_there():
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise KeeperLostError(f"the keeper of {self.name} ends as soon as it is started")
                 # Another process may just start one, or the last one may just end.
                 start_process(self.run, self.folder, options, left)
-                time.sleep(_RETRY_SECONDS)
+                time.sleep(_POLL_SECONDS)
 
     def _is_there(self) -> bool:
         """Connect; return False if there is no keeper or it is ending, and raise if it is silent."""
@@ -201,7 +201,7 @@ class Link:
                     raise KeeperLostError(
                         f"the keeper of {self.name} closes its connections: it is of another version of dcp-memory"
                     ) from error
-                time.sleep(_RETRY_SECONDS)  # it is ending: there will be none, or another one
+                time.sleep(_POLL_SECONDS)  # it is ending: there will be none, or another one
             else:
                 return
 
@@ -264,7 +264,7 @@ class Link:
 
     def _silent(self) -> KeeperLostError:
         return KeeperLostError(
-            f"the keeper of {self.name} has not answered for {ANSWER_SECONDS:g} s: is its process stopped?"
+            f"the keeper of {self.name} has not answered for {ANSWER_TIMEOUT_SECONDS:g} s: is its process stopped?"
         )
 
     def _lost(self) -> KeeperLostError:
@@ -291,14 +291,14 @@ def open_keepers(folder: str) -> Iterator[KeeperFolder]:
         yield opened
 
 
-def connect_to(folder: str, run: str, seconds: float | None = None) -> socket.socket:
+def connect_to(folder: str, run: str, timeout_seconds: float | None = None) -> socket.socket:
     """Return a new connection to a keeper; raise as `Link.ask` does."""
-    seconds = ANSWER_SECONDS if seconds is None else seconds
+    timeout_seconds = ANSWER_TIMEOUT_SECONDS if timeout_seconds is None else timeout_seconds
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with open_keepers(folder) as opened:
-            _connect(connection, opened.socket_path(run), seconds)
-        connection.settimeout(seconds)
+            _connect(connection, opened.socket_path(run), timeout_seconds)
+        connection.settimeout(timeout_seconds)
         _check_owner(connection, run, folder)
     except BaseException as error:
         connection.close()
@@ -319,16 +319,16 @@ def _check_owner(connection: socket.socket, run: str, folder: str) -> None:
         )
 
 
-def _connect(connection: socket.socket, path: str, seconds: float) -> None:
+def _connect(connection: socket.socket, path: str, timeout_seconds: float) -> None:
     connection.setblocking(False)
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + timeout_seconds
     while True:
         try:
             connection.connect(path)
         except BlockingIOError:
             if time.monotonic() > deadline:
                 raise TimeoutError from None
-            time.sleep(_RETRY_SECONDS)
+            time.sleep(_POLL_SECONDS)
         else:
             return
 
@@ -363,10 +363,12 @@ def check_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
     return given
 
 
-def start_process(run: str, folder: str, options: Mapping[str, Any], seconds: float = START_SECONDS) -> None:
+def start_process(
+    run: str, folder: str, options: Mapping[str, Any], timeout_seconds: float = START_TIMEOUT_SECONDS
+) -> None:
     """Start a keeper in its own session, unless this run has one, and wait until it accepts connections.
 
-    Raises StorageError, with the keeper's output, after `seconds`.
+    Raises StorageError, with the keeper's output, after `timeout_seconds`.
     """
     arguments = [run, "--detach"]
     for name, value in options.items():
@@ -381,10 +383,17 @@ def start_process(run: str, folder: str, options: Mapping[str, Any], seconds: fl
     environment = {**os.environ, "DCP_KEEPER_DIR": folder, "PYTHONPATH": paths}
     try:
         done = subprocess.run(  # noqa: S603 - our own module, by this interpreter
-            command, stdin=subprocess.DEVNULL, capture_output=True, env=environment, timeout=seconds, check=False
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            env=environment,
+            timeout=timeout_seconds,
+            check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise StorageError(f"the keeper of {run} was not ready within {seconds:g} s; see {folder}/{run}.log") from error
+        raise StorageError(
+            f"the keeper of {run} was not ready within {timeout_seconds:g} s; see {folder}/{run}.log"
+        ) from error
     except OSError as error:
         raise StorageError(f"the keeper of {run} could not be started: {error}") from error
     if done.returncode:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from dcp_io import FileId, Sink, Source
 from dcp_manifest import CorruptCheckpointError
-from dcp_memory.client.connection import Connection, MemoryFile
+from dcp_memory.client.connection import FIRST_POLL_SECONDS, LONGEST_POLL_SECONDS, Connection, MemoryFile
 from dcp_memory.client.link import Answer
 from dcp_memory.wire import PAGE_BYTES
 
@@ -29,8 +29,6 @@ SMALL_BYTES = 256 << 10
 _FIRST_BYTES = 64 << 10
 _MOST_BYTES = 64 << 20
 _REFERRED_BYTES = 4096
-_WAIT_SECONDS = 0.0005
-_LONGEST_WAIT_SECONDS = 0.02
 
 
 class Writing:
@@ -152,10 +150,10 @@ class Writing:
     def _extend(self, wanted: int) -> None:
         nbytes = min(max(self._grow_bytes, min(wanted, _MOST_BYTES)), _MOST_BYTES)
         self._grow_bytes = min(2 * self._grow_bytes, _MOST_BYTES)
-        pause = _WAIT_SECONDS
+        pause = FIRST_POLL_SECONDS
         while (answer := self._ask({"do": "extend", "id": self._id, "nbytes": nbytes})).fields.get("wait"):
             time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_WAIT_SECONDS)
+            pause = min(2 * pause, LONGEST_POLL_SECONDS)
         inode = answer.fields["segment"]
         if self._file is None or self._file.inode != inode:
             self._file = self._connection.segments.get(inode, self._epoch)

@@ -13,6 +13,7 @@ from dcp_memory.places import check_run
 __all__ = ["KeeperOptions", "parse_arguments"]
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_IDLE_TIMEOUT_SECONDS = 1800.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class KeeperOptions:
     run: str
     max_bytes: int
     generations: int = 2
-    idle_seconds: float = 1800.0
+    idle_timeout_seconds: float = _IDLE_TIMEOUT_SECONDS
     parent: int | None = None
 
 
@@ -43,10 +44,10 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> tuple[KeeperOptio
         help="checkpoints that the run keeps in it; default: DCP_KEEPER_GENERATIONS, or 2",
     )
     parser.add_argument(
-        "--idle-seconds",
+        "--idle-timeout-seconds",
         type=_seconds,
-        default=os.environ.get("DCP_KEEPER_IDLE_SECONDS") or "1800",
-        help="end after so long without a process that saves; default: DCP_KEEPER_IDLE_SECONDS, or 1800",
+        default=os.environ.get("DCP_KEEPER_IDLE_TIMEOUT_SECONDS") or str(_IDLE_TIMEOUT_SECONDS),
+        help="end after so long without a process that saves; default: DCP_KEEPER_IDLE_TIMEOUT_SECONDS, or 1800",
     )
     parser.add_argument(
         "--with-parent",
@@ -59,7 +60,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> tuple[KeeperOptio
     parser.add_argument("--detach", action="store_true", help="return once it answers, and go on in the background")
     found = parser.parse_args(arguments)
     max_bytes = available_bytes() // 2 if found.max_bytes is None else found.max_bytes
-    options = KeeperOptions(found.run, max_bytes, found.generations, found.idle_seconds, found.with_parent)
+    options = KeeperOptions(found.run, max_bytes, found.generations, found.idle_timeout_seconds, found.with_parent)
     return options, found.detach
 
 

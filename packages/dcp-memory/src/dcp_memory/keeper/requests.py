@@ -246,7 +246,7 @@ def _status(keeper: Keeper, peer: Peer, fields: dict[str, Any]) -> None:
             "slab_bytes": keeper.slabs.nbytes,
             "used_slab_bytes": keeper.slabs.used_bytes,
             "generations": keeper.options.generations,
-            "idle_seconds": keeper.options.idle_seconds,
+            "idle_timeout_seconds": keeper.options.idle_timeout_seconds,
         }
     )
 

@@ -20,11 +20,11 @@ from dcp_memory.wire import VERSION
 
 __all__ = ["Server"]
 
-GREETING_SECONDS = 10.0
+GREETING_TIMEOUT_SECONDS = 10.0
 """Time within which a client must say what it is."""
-_TICK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 _KEEP_FREE_SECONDS = 600.0
-_FIRST_CLIENT_SECONDS = 60.0
+_FIRST_CLIENT_TIMEOUT_SECONDS = 60.0
 _MAX_STRANGERS = 64
 _MOST_REQUESTS = 64
 """Requests of a client in a row, so that none holds up the others."""
@@ -47,7 +47,7 @@ class Server:
         self._peers: set[Peer] = set()
         self._numbers = itertools.count(1)
         # The process that starts it needs some time to connect.
-        self._busy_at = time.monotonic() + _FIRST_CLIENT_SECONDS
+        self._busy_at = time.monotonic() + _FIRST_CLIENT_TIMEOUT_SECONDS
         self._refresh, self._refreshed_at = refresh, time.monotonic()
         self._accept_at = 0.0
         self._stop = False
@@ -69,12 +69,12 @@ class Server:
         self._selector.register(self._woken, selectors.EVENT_READ, self._collect)
         checked = 0.0
         while not self._stop:
-            for key, _ in self._selector.select(_TICK_SECONDS):
+            for key, _ in self._selector.select(_POLL_SECONDS):
                 if isinstance(key.data, Peer):
                     self._serve(key.data)
                 else:
                     key.data()
-            if time.monotonic() - checked >= _TICK_SECONDS:
+            if time.monotonic() - checked >= _POLL_SECONDS:
                 checked = time.monotonic()
                 self._check()
 
@@ -121,7 +121,7 @@ class Server:
                 # Clients wait in the queue until descriptors are free: `_check` listens again.
                 self._keeper.pool.reclaim()
                 self._selector.unregister(self._listener)
-                self._accept_at = time.monotonic() + _TICK_SECONDS
+                self._accept_at = time.monotonic() + _POLL_SECONDS
                 return
             self._admit(connection)
 
@@ -184,7 +184,7 @@ class Server:
 
     def _check(self) -> None:
         now = time.monotonic()
-        for peer in [peer for peer in self._peers if not peer.greeted and now - peer.since > GREETING_SECONDS]:
+        for peer in [peer for peer in self._peers if not peer.greeted and now - peer.since > GREETING_TIMEOUT_SECONDS]:
             self._forget(peer)
         if self._accept_at and now >= self._accept_at:
             self._accept_at = 0.0
@@ -199,5 +199,5 @@ class Server:
         parent = self._options.parent
         if parent is not None and self._parent is None and not os.path.exists(f"/proc/{parent}"):
             self._stop = True
-        if now - self._busy_at > self._options.idle_seconds:
+        if now - self._busy_at > self._options.idle_timeout_seconds:
             self._stop = True

@@ -18,8 +18,7 @@ from dcp_ranks import Coordinator, PeerOptions, Stream, StreamCard, StreamError,
 __all__ = ["copy_to_partners", "partners_of"]
 
 
-_CONNECT_SECONDS = 15.0
-_LOOK_SECONDS = 2.0
+_POLL_SECONDS = 2.0
 _NICE = 10
 
 
@@ -143,7 +142,7 @@ class _Copy:
         near = [
             card.rank for card in cards if card and card.host == streams.card.host and card.rank != streams.card.rank
         ]
-        found = streams.connect_many(near, _CONNECT_SECONDS)
+        found = streams.connect_many(near)
         return [rank for rank, stream in found.items() if isinstance(stream, Stream) and stream.same_host]
 
     def _connect(self, stack: contextlib.ExitStack, partners: dict[int, int], progress: Progress) -> str | None:
@@ -151,7 +150,7 @@ class _Copy:
         if streams is None or part is None:
             return None
         others = {partners[rank], *(other for other, partner in partners.items() if partner == rank)}
-        made = streams.connect_many(others, _CONNECT_SECONDS)
+        made = streams.connect_many(others)
         lost = [found for found in made.values() if isinstance(found, StreamError)]
         if lost:
             return f"rank {rank}: {lost[0]}"
@@ -176,7 +175,7 @@ class _Copy:
     def _wait(self) -> str | None:
         """Wait a while; return None if this host's part has arrived, `""` if not yet, or a problem."""
         courier = self._courier
-        if courier is None or courier.finished.wait(_LOOK_SECONDS):
+        if courier is None or courier.finished.wait(_POLL_SECONDS):
             return None if courier is None or courier.problem is None else self._said(courier.problem)
         return ""
 

@@ -228,7 +228,7 @@ class Intake:
 PIECE_BYTES = 2 << 20
 _BUFFERS = 2
 _MOST_OFFER_BYTES = 64 << 20
-_LOOK_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 
 
 class Courier:
@@ -428,7 +428,7 @@ class Courier:
         """Wait for the partner's message; raise if the partner is lost or the copy ends."""
         while True:
             with contextlib.suppress(queue.Empty):
-                return self._judge(self._answers.get(timeout=_LOOK_SECONDS), kind)
+                return self._judge(self._answers.get(timeout=_POLL_SECONDS), kind)
             self._check()
 
     def _judge(self, answer: Message | BaseException, kind: Kind) -> Message:

@@ -20,15 +20,21 @@ from dcp_base import library_logger
 from dcp_ranks.interrupts import interrupts_deferred
 from dcp_ranks.peers.roster import Card, CardBox, ProcessIdentity, own_identity, watch_process
 from dcp_ranks.transport.connection import Frame, Link
-from dcp_ranks.transport.listening import Call, Guests, Listener, addresses_to_announce, open_doors
+from dcp_ranks.transport.listening import (
+    CONNECT_TIMEOUT_SECONDS,
+    Call,
+    Guests,
+    Listener,
+    addresses_to_announce,
+    open_doors,
+)
 from dcp_ranks.transport.store_wire import KeyValueStore, StoreWire
 
 __all__ = ["SLEEP_BELOW_SECONDS", "PeerOptions", "Peers"]
 
 _HELLO, _WELCOME = 2, 3
 
-_CONNECT_SECONDS = 3.0  # for each address
-_GREET_SECONDS = 1.0  # so that a rank that is busy afterwards has identified itself
+_GREET_TIMEOUT_SECONDS = 1.0  # so that a rank that is busy afterwards has identified itself
 _CALLS_AGAIN = 5
 _SEARCH_SECONDS = 1.0  # before all ranks have met, a waiting rank looks for ranks that arrived and may have died
 _ENDED = "its process has ended"
@@ -251,14 +257,14 @@ class Peers:
             return
         self._above = link = Link(made, self._options.peer_timeout_seconds)
         made.connect_ex((address, card.port))  # a later send reports an error
-        self._give_up_at = time.monotonic() + _CONNECT_SECONDS
+        self._give_up_at = time.monotonic() + CONNECT_TIMEOUT_SECONDS
         self._held.add_link(link)
         self._call = Call(self._cards.secret, card.challenge, self._rank)
         self._send(link, Frame(_HELLO, 0, 0, self._rank, self._call.hello))
         if link.sending:
             writable = select.poll()
             writable.register(link.fileno(), select.POLLOUT)
-            if writable.poll(_GREET_SECONDS * 1000):
+            if writable.poll(_GREET_TIMEOUT_SECONDS * 1000):
                 link.flush()
                 self._settle(link)
 

@@ -26,8 +26,8 @@ __all__ = ["RelayRound", "Relays"]
 _UP, _DOWN, _READING = 0, 1, 4  # kinds of frames; 2 and 3 greet, in `monitor`
 
 # All ranks together poll the store a thousand times a second.
-_LOOKS_PER_SECOND = 1024
-_LEAST_LOOK_SECONDS, _MOST_LOOK_SECONDS = 0.1, 2.0
+_POLLS_PER_SECOND = 1024
+_LEAST_POLL_SECONDS, _MOST_POLL_SECONDS = 0.1, 2.0
 _HERE_AFTER_SECONDS = 0.5
 _HAND_DOWN_SECONDS = 30.0
 # Ranks that stop waiting at the same time look for missing ranks one after the other.
@@ -163,8 +163,8 @@ class RelayRound(StoreRound):
         self._came: tuple[Verdict, Answers] | None = None
         self._decided: Verdict | None = None
         self._decided_at = 0.0
-        looks = seat.world_size / _LOOKS_PER_SECOND
-        self._look_seconds = min(max(looks, _LEAST_LOOK_SECONDS), _MOST_LOOK_SECONDS)
+        looks = seat.world_size / _POLLS_PER_SECOND
+        self._look_seconds = min(max(looks, _LEAST_POLL_SECONDS), _MOST_POLL_SECONDS)
         self._next_look = self._started + self._look_seconds
         self._here_at: float | None = self._started + min(_HERE_AFTER_SECONDS, seat.timeout_seconds / 8)
 

@@ -24,8 +24,8 @@ from dcp_ranks.transport.store_wire import KeyValueStore, StoreWire, TimedStore
 
 __all__ = ["StoreCoordinator"]
 
-_LINGER_SECONDS = 5.0
-_LINGER_AFTER_FAILURE_SECONDS = 1.0
+_LINGER_TIMEOUT_SECONDS = 5.0
+_LINGER_AFTER_FAILURE_TIMEOUT_SECONDS = 1.0
 _SEE_SECONDS = 0.5
 
 
@@ -189,8 +189,8 @@ class StoreCoordinator(PhasedCoordinator):
                 tickets = [f"ticket/{queue}" for queue in range(self._queues)]
                 self._wire.delete([*unread, *self._round(self._steps).shared, *tickets, "nonce", "closed"])
             elif not self._lost and self._steps and (self._hosts_store or self.is_coordinator):
-                patience_seconds = _LINGER_AFTER_FAILURE_SECONDS if self._ended else _LINGER_SECONDS
-                self._wire.wait(lambda: not self._wire.has("closed"), time.monotonic() + patience_seconds)
+                timeout_seconds = _LINGER_AFTER_FAILURE_TIMEOUT_SECONDS if self._ended else _LINGER_TIMEOUT_SECONDS
+                self._wire.wait(lambda: not self._wire.has("closed"), time.monotonic() + timeout_seconds)
         except CoordinatorLostError:
             self._lost = True
         finally:

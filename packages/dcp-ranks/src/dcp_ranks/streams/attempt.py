@@ -18,11 +18,10 @@ from dcp_ranks.streams.greetings import (
     send_proof,
     write_greeting,
 )
-from dcp_ranks.transport.listening import Call
+from dcp_ranks.transport.listening import CONNECT_TIMEOUT_SECONDS, Call
 
 __all__ = ["Attempt", "name_place"]
 
-CONNECT_SECONDS: Final = 3.0  # for each place: what a firewall that drops packets costs
 _AGAIN: Final = 5
 _AGAIN_SECONDS: Final = 0.05
 _OTHER_HOST: Final = "it shares no memory with this rank, and so is of another host"
@@ -72,7 +71,9 @@ class Attempt:
         if self.connection is None:
             self._connect(now)
         elif not self._greeted and now >= self.until:
-            self._leave(f"it did not answer within {CONNECT_SECONDS:.0f} s (does a firewall drop packets?)", now)
+            self._leave(
+                f"it did not answer within {CONNECT_TIMEOUT_SECONDS:.0f} s (does a firewall drop packets?)", now
+            )
         else:
             try:
                 if self._greeted:
@@ -125,7 +126,7 @@ class Attempt:
             made.close()
             self._try_again(now) if self._again < _AGAIN else self._leave("too many others connect to it", now)
             return
-        self.connection, self.events, self.until = made, select.POLLOUT, now + CONNECT_SECONDS
+        self.connection, self.events, self.until = made, select.POLLOUT, now + CONNECT_TIMEOUT_SECONDS
         self._greeted = False
         if code not in (0, errno.EINPROGRESS):
             self._fail(OSError(code, os.strerror(code)), now)

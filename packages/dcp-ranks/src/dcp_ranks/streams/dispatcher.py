@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Dispatcher"]
 
-_LOOK_SECONDS: Final = 0.05
+_POLL_SECONDS: Final = 0.05
 _CUT_OFF: Final = "its connection ended while this rank did not receive from it: its process has ended, or has given up"
 
 
@@ -100,7 +100,7 @@ class Dispatcher:
         try:
             self._runner = threading.get_ident()
             while not (self._stopping or stop()):
-                self._turn(_LOOK_SECONDS)
+                self._turn(_POLL_SECONDS)
         finally:
             self._runner = None
             self._running.release()

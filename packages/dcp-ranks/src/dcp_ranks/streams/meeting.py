@@ -18,7 +18,7 @@ from dcp_ranks.transport.listening import Guests, Listener
 
 __all__ = ["Doorway", "meet_ranks"]
 
-_LOOK_SECONDS: Final = 1.0
+_POLL_SECONDS: Final = 1.0
 
 
 class Doorway:
@@ -101,7 +101,7 @@ def meet_ranks(
         pending = [attempt for attempt in attempts if _is_open(attempt)]
         if now >= deadline or lost() or not (pending or any(not doorway.has(rank) for rank in awaited)):
             return
-        until = min([deadline, now + _LOOK_SECONDS, *(attempt.until for attempt in pending)])
+        until = min([deadline, now + _POLL_SECONDS, *(attempt.until for attempt in pending)])
         _wait(doorway, pending, max(0.0, until - now))
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Streams"]
 
+_CONNECT_TIMEOUT_SECONDS: Final = 15.0
 _BACKLOG: Final = 4096
 _SILENT: Final = (
     "it did not connect to this rank within {:.1f} s: it is stopped, cannot reach this rank, or does not connect"
@@ -113,7 +114,7 @@ class Streams:
         """Take the other ranks' cards; opens no connection."""
         self._cards = {card.rank: card for card in cards}
 
-    def connect(self, rank: int, timeout_seconds: float) -> Stream:
+    def connect(self, rank: int, timeout_seconds: float | None = None) -> Stream:
         """Return the stream to a rank, which must also connect to this rank, in any order.
 
         A live stream is returned immediately. A firewall that drops packets costs 3 s per address of the other rank.
@@ -127,13 +128,19 @@ class Streams:
             raise found
         return found
 
-    def connect_many(self, ranks: Collection[int], timeout_seconds: float) -> dict[int, Stream | StreamError]:
+    def connect_many(
+        self, ranks: Collection[int], timeout_seconds: float | None = None
+    ) -> dict[int, Stream | StreamError]:
         """Connect to several ranks in parallel; return rank → stream or error.
+
+        By default, waits for 15 s at most, and not longer than these streams wait for anything.
 
         Raises:
             OperationError: As for `connect`.
         """
         started = time.monotonic()
+        if timeout_seconds is None:
+            timeout_seconds = min(self._timeout_seconds, _CONNECT_TIMEOUT_SECONDS)
         self._check(ranks)
         if not self._connecting.acquire(timeout=timeout_seconds):
             busy = "another thread of this rank is connecting"

@@ -39,7 +39,7 @@ KINDS: Final = (*STORE_KINDS, "collective")
 """Kinds of coordinators; `relay` has leaders that relay messages, and two ranks per pretended host."""
 
 _RELAYING = PeerOptions(leaders_above=1, fan_out=1)
-_HEAR_SECONDS = 40.0
+_HEAR_TIMEOUT_SECONDS = 40.0
 _LASTING = ("dcp/drawn/", "dcp/usable", "dcp/peers/")
 
 
@@ -105,7 +105,7 @@ def say(word: object) -> None:
 def hear(word: object) -> None:
     """Wait for a signal; fail after 40 s."""
     store = group_store()
-    deadline = time.monotonic() + _HEAR_SECONDS
+    deadline = time.monotonic() + _HEAR_TIMEOUT_SECONDS
     while not store.check([f"said {word}"]):
         assert time.monotonic() < deadline, "no other rank came so far while this one was busy"
         time.sleep(0.01)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 __all__ = ["Network", "NetworkHost", "network_hosts", "networks_missing"]
 
 _CLONE_NEWNET = 0x40000000
-_START_SECONDS = 30.0
+_START_TIMEOUT_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ def _namespace() -> Iterator[int]:
     own = os.readlink("/proc/self/ns/net")
     with subprocess.Popen(["unshare", "--net", "sleep", "infinity"]) as process:
         try:
-            deadline = time.monotonic() + _START_SECONDS
+            deadline = time.monotonic() + _START_TIMEOUT_SECONDS
             while os.readlink(f"/proc/{process.pid}/ns/net") == own:
                 if process.poll() is not None or time.monotonic() > deadline:
                     raise RuntimeError("no network namespace could be made")

@@ -31,9 +31,9 @@ R = TypeVar("R")
 
 Reply: TypeAlias = Done | Raised | Gone
 
-_START_SECONDS = 120.0
+_START_TIMEOUT_SECONDS = 120.0
 _SHOWN_BYTES = 16 << 10
-_ABORT_SECONDS = 20.0
+_ABORT_TIMEOUT_SECONDS = 20.0
 # Threads of groups that PyTorch's caches keep wake 100 times a second each.
 _MAX_THREADS = 40
 
@@ -90,8 +90,8 @@ class RankPool:
         world_size: int,
         function: Callable[..., R],
         *args: Any,
-        timeout: float | None = None,
-        kill_after: Mapping[int, float] | None = None,
+        timeout_seconds: float | None = None,
+        kill_after_seconds: Mapping[int, float] | None = None,
         expect_death: Collection[int] = (),
         backend: str | None = "gloo",
     ) -> list[R]:
@@ -101,8 +101,9 @@ class RankPool:
             world_size: Number of ranks.
             function: Any function that cloudpickle can pickle.
             args: Its arguments.
-            timeout: Seconds after which unfinished ranks are ended and reported with their stacks; None for the pool's.
-            kill_after: Rank → seconds after which its process is killed (SIGKILL).
+            timeout_seconds: Seconds after which unfinished ranks are ended and reported with their stacks; None for the
+                pool's.
+            kill_after_seconds: Rank → seconds after which its process is killed (SIGKILL).
             expect_death: Ranks that must end before `function` returns; their results are None.
             backend: Backend such as `gloo` or `cpu:gloo,cuda:nccl`; None for no group.
 
@@ -113,16 +114,16 @@ class RankPool:
             raise ValueError(f"world_size is {world_size}; this pool has 1 to {self._max_ranks} ranks")
         self._start(world_size, is_new_group=self._group != (world_size, backend))
         processes = [self._processes[rank] for rank in range(world_size)]
-        limit_seconds = self._timeout_seconds if timeout is None else timeout
+        timeout_seconds = self._timeout_seconds if timeout_seconds is None else timeout_seconds
         try:
             self._join(world_size, backend)
             call = _call(function, args)
             for rank, process in enumerate(processes):
                 process.mark_output()
                 process.send(call)
-                if kill_after is not None and rank in kill_after:
-                    process.kill_after(kill_after[rank])
-            replies = self._collect(world_size, limit_seconds, expected=frozenset(expect_death))
+                if kill_after_seconds is not None and rank in kill_after_seconds:
+                    process.kill_after(kill_after_seconds[rank])
+            replies = self._collect(world_size, timeout_seconds, expected=frozenset(expect_death))
         finally:
             for process in processes:
                 process.keep()
@@ -165,7 +166,7 @@ class RankPool:
             self._tell([Join(0, world_size, backend, None, self._timeout_seconds)])
             (port,) = self._results("starting the process group's store", {0: self._read(0)}, ())
             self._tell(Join(rank, world_size, backend, port, self._timeout_seconds) for rank in range(1, world_size))
-        replies = self._collect(world_size, max(self._timeout_seconds, _START_SECONDS), expected=frozenset())
+        replies = self._collect(world_size, max(self._timeout_seconds, _START_TIMEOUT_SECONDS), expected=frozenset())
         self._results("joining the process group", replies, ())
         self._group = (world_size, backend)
 
@@ -174,9 +175,9 @@ class RankPool:
             self._processes[message.rank].mark_output()
             self._processes[message.rank].send(message)
 
-    def _collect(self, world_size: int, limit_seconds: float, *, expected: Collection[int]) -> dict[int, Reply]:
+    def _collect(self, world_size: int, timeout_seconds: float, *, expected: Collection[int]) -> dict[int, Reply]:
         replies: dict[int, Reply] = {}
-        deadline = time.monotonic() + limit_seconds
+        deadline = time.monotonic() + timeout_seconds
         with selectors.DefaultSelector() as selector:
             for rank in range(world_size):
                 selector.register(self._processes[rank].connection, selectors.EVENT_READ, rank)
@@ -288,7 +289,7 @@ class _RankProcess:
 
     def how_it_ended(self) -> str:
         try:
-            code = self._process.wait(_ABORT_SECONDS)
+            code = self._process.wait(_ABORT_TIMEOUT_SECONDS)
         except subprocess.TimeoutExpired:
             return "closed its connection, but is still running"
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
@@ -298,7 +299,7 @@ class _RankProcess:
         self.send_signal(signal.SIGCONT)
         self.send_signal(signal.SIGABRT)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_ABORT_SECONDS)
+            self._process.wait(_ABORT_TIMEOUT_SECONDS)
         self._process.kill()
         self._process.wait()
 

@@ -15,7 +15,7 @@ from dcp_ranks.streams.streams import Streams
 
 __all__ = ["Inbox", "connect_all", "opened"]
 
-_PATIENCE_SECONDS = 60.0
+_TIMEOUT_SECONDS = 60.0
 SECRET = b"secret of the job, for tests alone"
 
 
@@ -70,7 +70,7 @@ class Inbox:
     def wait(self, ready: Callable[[], object]) -> None:
         """Wait until `ready`, called after each event, returns true. Fails after 60 s."""
         with self.changed:
-            assert self.changed.wait_for(ready, _PATIENCE_SECONDS), f"nothing more came than {self}"
+            assert self.changed.wait_for(ready, _TIMEOUT_SECONDS), f"nothing more came than {self}"
 
 
 @contextlib.contextmanager
@@ -84,12 +84,12 @@ def opened(count: int, *, local: bool = True, **options: Any) -> Iterator[list[S
         yield made
 
 
-def connect_all(made: list[Streams], seconds: float = _PATIENCE_SECONDS) -> list[dict[int, Stream]]:
+def connect_all(made: list[Streams], timeout_seconds: float = _TIMEOUT_SECONDS) -> list[dict[int, Stream]]:
     """Connect all ranks of one process; return each rank's streams by rank."""
 
     def connect(own: int) -> dict[int, Stream]:
         others = [rank for rank in range(len(made)) if rank != own]
-        found = made[own].connect_many(others, seconds)
+        found = made[own].connect_many(others, timeout_seconds)
         streams = {rank: stream for rank, stream in found.items() if isinstance(stream, Stream)}
         assert len(streams) == len(others), found
         return streams

@@ -26,7 +26,9 @@ _NONCE_BYTES = 32
 
 MAX_GUESTS = 32
 """Most unauthenticated connections; beyond it the oldest is closed, and may connect again."""
-GUEST_SECONDS = 10.0
+GUEST_TIMEOUT_SECONDS = 10.0
+CONNECT_TIMEOUT_SECONDS = 3.0
+"""Limit for one address: the cost of a firewall that drops packets."""
 _ACCEPTED_AT_ONCE = 64
 
 Guest = TypeVar("Guest")
@@ -159,7 +161,7 @@ class Guests(Generic[Guest]):
 
     def unwelcome(self) -> list[Guest]:
         """Return the connections to close: unauthenticated for 10 s, or the oldest beyond the limit."""
-        before = time.monotonic() - GUEST_SECONDS
+        before = time.monotonic() - GUEST_TIMEOUT_SECONDS
         late = [guest for guest, came in self.waiting.items() if came < before]
         return late or [*self.waiting][: max(0, len(self.waiting) - MAX_GUESTS)]
 

@@ -19,7 +19,7 @@ from dcp_core.testing.trees import same
 
 __all__ = ["ResavingTests"]
 
-_WAIT_SECONDS = 60.0
+_WAIT_TIMEOUT_SECONDS = 60.0
 
 
 class ResavingTests(StorageFixtures):
@@ -71,7 +71,7 @@ class ResavingTests(StorageFixtures):
 
         def pause() -> None:
             saving.set()
-            go_on.wait(_WAIT_SECONDS)
+            go_on.wait(_WAIT_TIMEOUT_SECONDS)
 
         def first_save() -> None:
             try:
@@ -82,7 +82,7 @@ class ResavingTests(StorageFixtures):
         first = threading.Thread(target=first_save)
         first.start()
         try:
-            assert saving.wait(_WAIT_SECONDS)
+            assert saving.wait(_WAIT_TIMEOUT_SECONDS)
             with pytest.raises(DcpError, match="save"):
                 storage.save(state(3.0))
             self.assert_holds(storage, state(1.0))
