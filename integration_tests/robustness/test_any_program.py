@@ -11,7 +11,7 @@ import pytest
 
 from dcp_crash.command import main
 
-pytestmark = pytest.mark.traced
+pytestmark = [pytest.mark.traced, pytest.mark.timeout(1800)]  # each run of the script imports torch
 
 TRAIN = """
 import os
@@ -38,7 +38,7 @@ WITH_US = {
 }
 
 
-@pytest.fixture(params=[1, pytest.param(30, marks=pytest.mark.slow)], ids=["one", "thirty"])
+@pytest.fixture(params=[1, pytest.param(10, marks=pytest.mark.slow)], ids=["one", "ten"])
 def points(request: pytest.FixtureRequest) -> int:
     """Number of points for each fault."""
     return request.param

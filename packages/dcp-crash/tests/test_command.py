@@ -92,6 +92,17 @@ def test_a_file_that_is_written_in_place_is_lost_by_a_kill(capsys: pytest.Captur
     assert all(trial["resume"] == 1 and "ValueError: invalid literal" in trial["reason"] for trial in lost)
 
 
+def test_lost_files_are_kept_for_a_look(capsys: pytest.CaptureFixture[str]) -> None:
+    status, document = run(capsys, "--fault kill,power --keep kept", program(SETTINGS, "in-place"))
+    assert status == 1
+    kept = {path.name: (path / "settings").read_text() for path in Path("kept").iterdir()}
+    lost = [trial for trial in document["trials"] if trial["verdict"] == "lost"]
+    killed = {f"kill-{trial['call']}" for trial in lost if trial["fault"] == "kill"}
+    assert killed == {name for name in kept if name.startswith("kill-")} != set()
+    assert len(kept) == len(lost) > len(killed)
+    assert {kept[name] for name in killed} == {""}
+
+
 def test_the_old_files_are_enough_only_without_a_resume(capsys: pytest.CaptureFixture[str]) -> None:
     status, document = run(
         capsys, "--fault kill --resume true --compare files/settings", program(SETTINGS, "sync", "--")
@@ -206,6 +217,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 FAILING = [
+    ("raise SystemExit('line\\n' * 50 + 'cannot start')", "It printed:\n" + "line\n" * 19 + "cannot start\n"),
     ("raise SystemExit('cannot start')", "the program fails without any fault, with 1. It printed:\ncannot start"),
     ("pass", "files: the program does not change this directory, so there is nothing to try"),
     ("open('files/x', 'w')", "files/absent: to be compared, but not there after a run without a fault"),
@@ -232,6 +244,7 @@ WRONG = [
     ("--dir files -- no-such-program", "no-such-program: no such program"),
     ("--dir program.py -- true", "not a directory"),
     ("--dir . -- true", "must not contain the current directory"),
+    ("--dir files --keep files/kept -- true", "--keep files/kept: in the directory of --dir"),
     ("--dir files --no-resume -- true", "--no-resume needs --compare or --check"),
     ("--dir files --fault kill,fire -- true", "'fire' is not a fault; choose from kill, torn, eio, enospc, power"),
     ("--dir files --sample 0 -- true", "'0' is not a number from 1"),

@@ -122,6 +122,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     run.add_argument(
         "--timeout", type=_seconds, default=300.0, metavar="SECONDS", help="limit of each run; default: 300"
     )
+    run.add_argument("--keep", type=Path, metavar="DIR", help="directory for what was left when something was lost")
     run.add_argument("--json", action="store_true", help="print JSON when all trials are done")
     return parser, run
 
@@ -161,15 +162,19 @@ def _experiment(parser: argparse.ArgumentParser, options: argparse.Namespace, pr
     folder = Path(os.path.realpath(options.dir))
     if folder.exists() and not folder.is_dir():
         parser.error(f"--dir {options.dir}: not a directory")
-    if folder in {here for place in (Path.cwd(), Path.home()) for here in (place.resolve(), *place.resolve().parents)}:
+    if any(
+        folder in (place, *place.parents) for place in map(Path, map(os.path.realpath, (".", os.path.expanduser("~"))))
+    ):
         parser.error(
             f"--dir {options.dir}: its contents are removed and restored many times, so it must not contain the "
             "current directory or your home: name a directory that only the program's files are in"
         )
     if options.no_resume and not options.check and not options.compare:
         parser.error("--no-resume needs --compare or --check, or nothing would be judged")
+    if options.keep and folder in (kept := Path(os.path.realpath(options.keep)), *kept.parents):
+        parser.error(f"--keep {options.keep}: in the directory of --dir, which is restored")
     resume = None if options.no_resume else _shell(options.resume) or program
-    return Experiment(program, folder, resume, _shell(options.check), options.compare, options.timeout)
+    return Experiment(program, folder, resume, _shell(options.check), options.compare, options.timeout, options.keep)
 
 
 def _shell(command: str | None) -> list[str] | None:
@@ -210,10 +215,10 @@ def _run(experiment: Experiment, options: argparse.Namespace) -> int:
 def _all(trials: Trials, faults: Sequence[str], chosen: Chosen) -> Iterator[Trial]:
     for fault in faults:
         of = "" if fault == "power" else f" of {len(trials.points(fault, chosen))}"
-        _progress(f"{fault}: 1{of}")
-        for number, trial in enumerate(trials.run(fault, chosen), start=2):
+        _progress(f"{fault}: 0{of} done")
+        for number, trial in enumerate(trials.run(fault, chosen), start=1):
             yield trial
-            _progress(f"{fault}: {number}{of}")
+            _progress(f"{fault}: {number}{of} done")
 
 
 def _print_head(trials: Trials, options: argparse.Namespace) -> None:

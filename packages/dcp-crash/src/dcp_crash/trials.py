@@ -31,6 +31,7 @@ FAULTS = ("kill", "torn", "eio", "enospc", "power")
 _SPACE = frozenset(kind.name for kind in WRITES if kind.space)
 _ENDED = Change("mark", "the program has ended")
 _TIMEOUT = "timeout"
+_SHOWN_LINES = 20
 _DIGEST_BYTES = 1 << 20
 Status = int | str
 """Exit status, the name of a signal, or `timeout`."""
@@ -49,6 +50,8 @@ class Experiment:
     compare: Sequence[Path] = ()
     """Files that must have the bytes of the run without a fault."""
     timeout_seconds: float = 300.0
+    keep: Path | None = None
+    """Directory for copies of the files that a fault left, before the resume, if something was lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +113,14 @@ class Trials:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._originals.restore()
-        self._originals.remove_if_new()
-        shutil.rmtree(self._work)
+        stopping = {signal.SIGINT, signal.SIGTERM}
+        signal.pthread_sigmask(signal.SIG_BLOCK, stopping)  # an impatient user's second interrupt
+        try:
+            self._originals.restore()
+            self._originals.remove_if_new()
+            shutil.rmtree(self._work)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, stopping)
 
     def run_without_fault(self, *, record: bool) -> None:
         """Run the program twice without a fault: count and record its calls, and check that the judgement holds."""
@@ -132,7 +140,7 @@ class Trials:
         self._originals.restore()
         again = self._run_whole(record=False).calls
         self.same_calls = [call.name for call in again] == [call.name for call in run.calls]
-        _, reason = self._judge(finished=True)
+        _, reason = self._judge("no fault", finished=True)
         if reason:
             advice = "are seeds fixed, and are times left out of the files?" if self.experiment.compare else ""
             raise RuntimeError(f"also without any fault: {reason}\n{advice}".rstrip())
@@ -161,7 +169,7 @@ class Trials:
             if not run.struck:
                 return Trial(fault.kind, fault.at, *_shown(call, self.experiment.folder), None, status, None, "missed")
             call = run.calls[fault.at - 1]
-        resumed, reason = self._judge(finished=status == 0)
+        resumed, reason = self._judge(f"{fault.kind}-{fault.at}", finished=status == 0)
         verdict: Literal["held", "lost", "hung"] = "lost" if reason else "held"
         if status == _TIMEOUT and not reason:
             verdict, reason = "hung", f"the program did not end within {self.experiment.timeout_seconds:g} s"
@@ -171,7 +179,7 @@ class Trials:
     def _lose_power(self, chosen: Chosen) -> Iterator[Trial]:
         folder = self.experiment.folder
         states = disk_states(self._before, self._changes, every=chosen.every, seed=chosen.seed, sample=chosen.sample)
-        for state in states:
+        for number, state in enumerate(states, 1):
             self._originals.restore()
             _empty(folder)
             state.put(folder, recorded=folder)
@@ -182,7 +190,7 @@ class Trials:
                 else Change("end" if ended else "begin", str(folder))
             )
             path = _path([last.path, last.target if last.kind in {"rename", "link"} else ""], folder)
-            resumed, reason = self._judge(finished=ended)
+            resumed, reason = self._judge(f"power-{number}-at-{state.at - ended}", finished=ended)
             verdict: Literal["held", "lost"] = "lost" if reason else "held"
             status = 0 if ended else None
             yield Trial("power", state.at - ended, last.kind, path, state.how, status, resumed, verdict, reason)
@@ -201,12 +209,27 @@ class Trials:
         run = self._run(record=record)
         status = _status(run)
         if status != 0:
-            printed = self._output.read_text(errors="replace").rstrip()
+            lines = self._output.read_text(errors="replace").rstrip().split("\n")
+            printed = "\n".join(lines[-_SHOWN_LINES:])
             raise RuntimeError(f"the program fails without any fault, with {status}. It printed:\n{printed}")
         return run
 
-    def _judge(self, *, finished: bool) -> tuple[Status | None, str]:
+    def _judge(self, name: str, *, finished: bool) -> tuple[Status | None, str]:
         """Resume, compare and check; return the exit of the resume, and what is wrong."""
+        keep = self.experiment.keep
+        if keep is None:
+            return self._resume(finished=finished)
+        left = self._work / "left"
+        shutil.copytree(self.experiment.folder, left, symlinks=True)
+        found = self._resume(finished=finished)
+        if found[1]:
+            shutil.rmtree(keep / name, ignore_errors=True)
+            shutil.move(left, keep / name)
+        else:
+            shutil.rmtree(left)
+        return found
+
+    def _resume(self, *, finished: bool) -> tuple[Status | None, str]:
         resumed: Status | None = None
         if self.experiment.resume is not None:
             resumed = self._command(self.experiment.resume)
