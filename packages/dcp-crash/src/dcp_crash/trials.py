@@ -30,7 +30,7 @@ __all__ = ["FAULTS", "Chosen", "Experiment", "Trial", "Trials"]
 FAULTS = ("kill", "torn", "eio", "enospc", "power")
 _SPACE = frozenset(kind.name for kind in WRITES if kind.space)
 _ENDED = Change("mark", "the program has ended")
-_TIMEOUT = "timeout"
+_TIMED_OUT = "timeout"
 _SHOWN_LINES = 20
 _DIGEST_BYTES = 1 << 20
 Status = int | str
@@ -162,7 +162,7 @@ class Trials:
     def _strike(self, fault: Fault) -> Trial:
         self._originals.restore()
         call = self.calls[fault.at - 1]
-        status: Status = _TIMEOUT
+        status: Status = _TIMED_OUT
         with contextlib.suppress(TimeoutError):
             run = self._run(fault=fault)
             status = _status(run)
@@ -171,7 +171,7 @@ class Trials:
             call = run.calls[fault.at - 1]
         resumed, reason = self._judge(f"{fault.kind}-{fault.at}", finished=status == 0)
         verdict: Literal["held", "lost", "hung"] = "lost" if reason else "held"
-        if status == _TIMEOUT and not reason:
+        if status == _TIMED_OUT and not reason:
             verdict, reason = "hung", f"the program did not end within {self.experiment.timeout_seconds:g} s"
         shown = _shown(call, self.experiment.folder)
         return Trial(fault.kind, fault.at, *shown, None, status, resumed, verdict, reason)
@@ -266,7 +266,7 @@ class Trials:
             try:
                 status = process.wait(self.experiment.timeout_seconds)
             except subprocess.TimeoutExpired:
-                return _TIMEOUT
+                return _TIMED_OUT
             finally:
                 with contextlib.suppress(ProcessLookupError):  # what it started would write into the next trial
                     os.killpg(process.pid, signal.SIGKILL)
