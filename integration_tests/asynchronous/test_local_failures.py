@@ -19,6 +19,7 @@ from dcp_async import AsyncSaver
 from dcp_async.queue import save_agreement
 from dcp_async.queue.save_queue import SaveQueue
 from dcp_async.savers.backend import ThreadBackend
+from dcp_async.staging import copy_state
 from dcp_ranks.testing.ranks import RankPool
 
 
@@ -34,6 +35,8 @@ FAILURES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "no monitor": (save_agreement, "shared_peers", refuse(errno.EMFILE)),
     "no backend": (ThreadBackend, "before_save", refuse(errno.ENOMEM)),
     "no turn": (SaveQueue, "wait_turn", refuse(errno.ENOMEM)),
+    "no tensors over the copy": (copy_state, "arena_view", refuse(errno.ENOMEM)),
+    "no coordinator": (save_agreement.GroupLink, "coordinator", refuse(errno.EMFILE)),
 }
 
 
@@ -51,7 +54,7 @@ def saves(folder: str, failure: str) -> tuple[list[str], float, list[int]]:
                     future = saver.save(
                         {"w": torch.full((4,), float(number))}, checkpoint_id=f"{folder}/{number}", process_group=group
                     )
-                future.result()  # type: ignore[union-attr]
+                    future.result()  # type: ignore[union-attr]
                 ends.append("saved")
             except Exception as error:  # noqa: BLE001 - any
                 ends.append(f"{type(error).__name__}: {error}")

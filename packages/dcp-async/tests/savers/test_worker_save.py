@@ -23,8 +23,14 @@ class LostMeeting:
     class seat:  # noqa: N801
         rank, job_size = 0, 1
 
+    def __init__(self) -> None:
+        self.withdrawn: list[tuple[int, str]] = []
+
     def coordinator(self, ticket: Any) -> Any:
         raise ConnectionError("nobody is there")
+
+    def withdraw(self, ticket: Ticket, error: BaseException) -> None:
+        self.withdrawn.append((ticket.sequence, str(error)))
 
 
 @pytest.fixture
@@ -49,10 +55,12 @@ def test_what_came_with_a_save_that_failed_early_is_kept(told: list[Any]) -> Non
     staged = _staged()
     saves.handle(NewStructure(staged.structure))
     saves._arenas[0] = staged.arena.view()
-    saves._meetings["lost"] = LostMeeting()  # type: ignore[assignment]
+    meeting: Any = LostMeeting()
+    saves._meetings["lost"] = meeting
     saves.handle(_save(staged, objects={0: 7}))
     assert isinstance(told[0], Failed)
     assert "nobody is there" in told[0].failure.text
+    assert meeting.withdrawn == [(1, "nobody is there")]  # the other ranks do not wait for this save
     state, writer, _ = saves._what(_save(staged, means=None))
     assert (state["step"], writer.checkpoint_id) == (7, "a")
 

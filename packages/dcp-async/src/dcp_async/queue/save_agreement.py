@@ -150,6 +150,11 @@ class Meeting:
             series=seat.series,
         )
 
+    def withdraw(self, ticket: Ticket, error: BaseException) -> None:
+        """Make a save fail on all other ranks with `error`."""
+        coordinator = self.coordinator(ticket, watch=False)
+        coordinator.__exit__(type(error), error, error.__traceback__)
+
     def give_up_on(self, ticket: Ticket, lost: Mapping[int, str]) -> None:
         """Make a save fail on all ranks, unless its first phase has ended."""
         coordinator = self.coordinator(ticket, watch=False)
@@ -220,8 +225,7 @@ class GroupLink:
 
     def withdraw(self, ticket: Ticket, error: BaseException) -> None:
         """Make a save fail on all other ranks with `error`."""
-        coordinator = self.meeting.coordinator(ticket, watch=False)
-        coordinator.__exit__(type(error), error, error.__traceback__)
+        self.meeting.withdraw(ticket, error)
 
     def report_losses(self, ticket: Ticket) -> None:
         """Make a save in a worker fail if a rank is lost; called from time to time.
@@ -281,8 +285,7 @@ class StoreLink(GroupLink):
     def withdraw(self, ticket: Ticket, error: BaseException) -> None:
         """See `GroupLink.withdraw`."""
         with self._connection():
-            coordinator = Meeting(self.seat, self._store).coordinator(ticket, watch=False)
-            coordinator.__exit__(type(error), error, error.__traceback__)
+            Meeting(self.seat, self._store).withdraw(ticket, error)
 
     def report_losses(self, ticket: Ticket) -> None:
         """See `GroupLink.report_losses`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Protocol
+from typing import Any, Protocol
 
 from dcp_async.options import SaverOptions
 from dcp_async.queue.job_staging import JobStager
@@ -11,7 +11,7 @@ from dcp_async.queue.jobs import SaveJob
 from dcp_async.queue.save_agreement import GroupLink
 from dcp_async.staging.copy_state import Staged
 from dcp_async.staging.waves import WaveFeed, WavePlanner, reserve_addresses
-from dcp_core import Metadata
+from dcp_core import Metadata, SavePlanner
 from dcp_core.toolkit import save_with
 
 __all__ = ["Backend", "BackendRun", "ThreadBackend"]
@@ -80,19 +80,14 @@ class ThreadBackend:
     def run(self, job: SaveJob) -> Metadata:
         """Save in the calling thread, without collectives on the trainer's process group."""
         with contextlib.ExitStack() as ends:
-            planner, state = job.planner, job.staged_state or {}
-            if job.staged is not None:
-                structure, waves, addresses = job.staged.structure, job.staged.waves, None
-                if waves is not None:
-                    addresses = reserve_addresses(structure.wave_bytes)
-                    feed = WaveFeed(
-                        waves.saver_end, job.staged.arena.view(), structure.resident_bytes, waves.piece_bytes, addresses
-                    )
-                    ends.callback(feed.close)
-                    planner = WavePlanner.of(planner, feed)
-                state = job.staged.state_dict(addresses)
+            try:
+                state, planner = _staged(job, ends)
+                coordinator = job.link.coordinator(job.ticket)
+            except BaseException as error:
+                job.link.withdraw(job.ticket, error)
+                raise
             return save_with(
-                job.link.coordinator(job.ticket),
+                coordinator,
                 state,
                 checkpoint_id=job.checkpoint_id,
                 storage_writer=job.storage_writer,
@@ -103,3 +98,16 @@ class ThreadBackend:
 
     def close(self) -> None:
         """Do nothing."""
+
+
+def _staged(job: SaveJob, ends: contextlib.ExitStack) -> tuple[dict[str, Any], SavePlanner | None]:
+    """Return the state dict over the copy, and the planner."""
+    if job.staged is None:
+        return job.staged_state or {}, job.planner
+    structure, waves = job.staged.structure, job.staged.waves
+    if waves is None:
+        return job.staged.state_dict(), job.planner
+    addresses = reserve_addresses(structure.wave_bytes)
+    feed = WaveFeed(waves.saver_end, job.staged.arena.view(), structure.resident_bytes, waves.piece_bytes, addresses)
+    ends.callback(feed.close)
+    return job.staged.state_dict(addresses), WavePlanner.of(job.planner, feed)

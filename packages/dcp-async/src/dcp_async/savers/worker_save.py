@@ -137,7 +137,11 @@ class WorkerSaves:
         self._learn(save)
         meeting = self._meetings[save.group]
         with assume_job_size(meeting.seat.job_size), contextlib.ExitStack() as ends:
-            coordinator = meeting.coordinator(save.ticket)
+            try:
+                coordinator = meeting.coordinator(save.ticket)
+            except BaseException as error:
+                meeting.withdraw(save.ticket, error)
+                raise
             try:
                 if self._options.process_group:
                     self._join_process_group(meeting, save.ticket)
