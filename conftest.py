@@ -19,12 +19,25 @@ if TYPE_CHECKING:
 PATIENCE_SECONDS = 240.0
 
 
-def pytest_configure() -> None:
-    """No example of a property has a deadline: a busy machine can hold up any of them for longer than 0.2 s.
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--device`: the accelerator of the tests marked `device`, which then are the only ones to run."""
+    parser.addoption("--device", choices=["cuda", "pretend"], help="run the tests marked `device` on this accelerator")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Install the pretend device if the tests are to run on it, which changes PyTorch for the whole process.
+
+    No example of a property has a deadline: a busy machine can hold up any of them for longer than 0.2 s.
 
     The examples are few and the same each time, so that what fails has to do with a change;
     `--hypothesis-profile=random` draws new ones, and more.
     """
+    if config.getoption("--device") == "pretend":
+        from dcp_core.testing import pretend  # noqa: PLC0415 - not every package has it installed
+
+        if not pretend.is_possible():
+            pytest.exit("this version of PyTorch lets no Python module be a device", returncode=0)
+        pretend.install()
     if importlib.util.find_spec("hypothesis") is None:  # not every package has it installed
         return
     from hypothesis import settings  # noqa: PLC0415
@@ -34,9 +47,15 @@ def pytest_configure() -> None:
     settings.load_profile("same")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what this machine cannot run."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip what this machine cannot run; with `--device`, leave out what needs none."""
+    wanted = config.getoption("--device")
+    if wanted is not None:
+        others = [item for item in items if not item.get_closest_marker("device")]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item.get_closest_marker("device")]
     needs = (
+        ("device", lambda: wanted is not None or _has_cuda(), "needs an accelerator: --device=pretend"),
         ("gpu", _has_cuda, "needs a CUDA device"),
         ("traced", _may_trace, "needs Linux on x86-64, and nothing that forbids ptrace"),
     )
@@ -71,6 +90,23 @@ def no_state_is_left() -> Iterator[None]:
     if os.getcwd() != folder:
         os.chdir(folder)
         pytest.fail("this test has left its working folder: relative paths of every later test would mean others")
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The accelerator: `cuda`, or with `--device=pretend` the pretend device, of which nothing is left to do."""
+    name = request.config.getoption("--device") or "cuda"
+    if name == "cuda":
+        yield name
+        return
+    from dcp_core.testing import pretend  # noqa: PLC0415 - not every package has it installed
+
+    with pretend.machine.scheduled(pretend.Schedule()):
+        yield name
+        pretend.machine.finish()
+    found, pretend.machine.violations[:] = [*pretend.machine.violations], []
+    pretend.memory.limits.clear()
+    assert found == []
 
 
 @pytest.fixture

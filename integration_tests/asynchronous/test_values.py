@@ -331,12 +331,12 @@ def test_unpicklable_writers_are_refused_clearly(savers: dict[str, AsyncSaver], 
     assert "thread saver" in str(error)
 
 
-@pytest.mark.gpu
-def test_a_process_reads_pinned_memory(tmp_path: Path) -> None:
-    state = {"large": torch.ones(1 << 22, device="cuda"), "half": torch.ones(1000, device="cuda", dtype=torch.half)}
+@pytest.mark.device
+def test_a_process_reads_pinned_memory(device: str, tmp_path: Path) -> None:
+    state = {"large": torch.ones(1 << 22, device=device), "half": torch.ones(1000, device=device, dtype=torch.half)}
     with AsyncSaver("process") as saver:
         for step in range(1, 4):
-            torch.cuda._sleep(10_000_000)
+            torch.get_device_module(device)._sleep(10_000_000)
             for value in state.values():
                 value.fill_(step)
             future = saver.save(state, checkpoint_id=tmp_path)

@@ -112,13 +112,14 @@ def test_pytorch_reads_the_saved_state(tmp_path: Path) -> None:
     assert torch.equal(template["app"]["random"]["rank_0"][0]["torch"], torch.get_rng_state())
 
 
-@pytest.mark.gpu
-def test_all_devices_in_use_are_restored() -> None:
-    tensors = [torch.ones(1, device=f"cuda:{number}") for number in range(torch.cuda.device_count())]
+@pytest.mark.device
+def test_all_devices_in_use_are_restored(device: str) -> None:
+    count = torch.get_device_module(device).device_count()
+    tensors = [torch.ones(1, device=f"{device}:{number}") for number in range(count)]
     state = dcp.RandomState().state_dict()
     expected = [torch.rand(2, device=tensor.device) for tensor in tensors]
     dcp.RandomState().load_state_dict(state)
     for wanted in expected:
         assert torch.equal(torch.rand(2, device=wanted.device), wanted)
     dcp.RandomState().load_derived_state(state, 3)
-    assert not torch.equal(torch.rand(2, device="cuda"), expected[0])
+    assert not torch.equal(torch.rand(2, device=device), expected[0])

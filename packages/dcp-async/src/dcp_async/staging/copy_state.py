@@ -125,8 +125,6 @@ class Copier:
             copy_elements(target, source)
             return
         busy[source.device] = stream
-        # The allocator must not give the source's memory away before the copy has read it.
-        stream.keep(source)
         with stream.entered():
             copy_elements(target, source, non_blocking=True)
 

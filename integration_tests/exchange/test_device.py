@@ -1,4 +1,4 @@
-"""Common loads into tensors on CUDA devices: pieces that other ranks have read reach the device, all of them once."""
+"""Common loads into tensors on devices: pieces that other ranks have read reach the device, all of them once."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import torch
 import torch.distributed as dist
 
 import dcp_all as dcp
+from dcp_core.testing import pretend
 from dcp_ranks.testing.ranks import RankPool
 from integration_tests.exchange import counting
 from integration_tests.exchange.counting import whole
-
-pytestmark = pytest.mark.gpu
 
 KINDS = ["plain", "strided", "cast", "columns", "mixed"]
 
@@ -23,9 +22,9 @@ def tensors() -> dict[str, torch.Tensor]:
     return {key: value for key, value in whole().items() if isinstance(value, torch.Tensor)}
 
 
-def on_device(kind: str, key: str, value: torch.Tensor) -> Any:
+def on_device(name: str, kind: str, key: str, value: torch.Tensor) -> Any:
     """A tensor to fill: in the device's memory, but for every second one of `mixed`."""
-    device = f"cuda:{dist.get_rank() % torch.cuda.device_count()}"
+    device = f"{name}:{dist.get_rank() % torch.get_device_module(name).device_count()}"
     if kind == "strided" and value.ndim == 2:
         return torch.full((value.shape[1], value.shape[0]), 9, dtype=value.dtype, device=device).t()
     if kind == "cast":
@@ -49,12 +48,14 @@ def shards_by_columns(value: torch.Tensor) -> Any:
     )
 
 
-def loaded_together(folder: str, kind: str) -> tuple[bool, bool, int, int, int]:
+def loaded_together(name: str, folder: str, kind: str) -> tuple[bool, bool, int, int, int]:
     """Whether the values are right and the ranks read together; bytes read and received, and read at the store."""
+    if name == pretend.NAME:
+        pretend.install()
     if kind == "columns":
         template = {key: shards_by_columns(value) for key, value in tensors().items() if value.ndim == 2}
     else:
-        template = {key: on_device(kind, key, value) for key, value in tensors().items()}
+        template = {key: on_device(name, kind, key, value) for key, value in tensors().items()}
     found = counting.load(folder, template, cooperative=True)
     size, rank = dist.get_world_size(), dist.get_rank()
     right = True
@@ -70,19 +71,20 @@ def loaded_together(folder: str, kind: str) -> tuple[bool, bool, int, int, int]:
     return right, found.report.cooperative, found.report.bytes_read, found.report.bytes_received, taken
 
 
-@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+@pytest.mark.device
+@pytest.mark.parametrize("backend", ["gloo", pytest.param("nccl", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("compression", [None, "auto"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_pieces_of_other_ranks_reach_the_device(
-    ranks: RankPool, tmp_path: Path, backend: str, compression: str | None, kind: str
+    ranks: RankPool, tmp_path: Path, device: str, backend: str, compression: str | None, kind: str
 ) -> None:
     world = 2
     if backend == "nccl" and torch.cuda.device_count() < world:
         pytest.skip(f"NCCL needs a device for each of {world} ranks")
     if backend == "gloo" and kind == "columns":
-        pytest.skip("a mesh of CUDA devices needs NCCL")
+        pytest.skip("a mesh of devices needs a backend for them")
     dcp.save(tensors(), storage_writer=dcp.FileSystemWriter(tmp_path / "saved", compression=compression), no_dist=True)
-    found = ranks.run(world, loaded_together, str(tmp_path / "saved"), kind, backend=backend)
+    found = ranks.run(world, loaded_together, device, str(tmp_path / "saved"), kind, backend=backend)
     assert [one[:2] for one in found] == [(True, True)] * world
     assert all(received for _, _, _, received, _ in found), "every rank was helped by the other"
     read, taken = sum(one[2] for one in found), sum(one[4] for one in found)

@@ -1,0 +1,1 @@
+"""Saves and loads of tensors on accelerators: races between streams, and traps of devices."""

@@ -1,0 +1,48 @@
+"""A pretend accelerator in host memory, on which missing waits, early reuse and reads by the host show as wrong values.
+
+    from dcp_core.testing import pretend
+
+    pretend.install()
+    weights = torch.ones(3, device="pretend")
+    with pretend.machine.scheduled(pretend.Schedule(chance=0.5, seed=7)):
+        …
+
+It is a device written in Python, of the kind that PyTorch calls PrivateUse1. The device of a process cannot be removed.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+from torch.utils import backend_registration
+
+from dcp_core.testing.pretend import operators
+from dcp_core.testing.pretend.machine import NAME, Hold, Schedule, machine
+from dcp_core.testing.pretend.memory import memory
+
+__all__ = ["NAME", "Hold", "Schedule", "hold", "install", "is_possible", "machine", "memory"]
+
+_installed: list[object] = []
+
+
+def is_possible() -> bool:
+    """Return whether this version of PyTorch lets Python be a device."""
+    return hasattr(backend_registration, "_setup_privateuseone_for_python_backend")
+
+
+def install() -> ModuleType:
+    """Make the device known to PyTorch, once, and return `torch.pretend`."""
+    from dcp_core.testing.pretend import device  # noqa: PLC0415 - it takes the name of a part of torch
+
+    if not _installed:
+        backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=device)  # noqa: SLF001
+        _installed.append(operators.register())
+    return sys.modules[f"torch.{NAME}"]
+
+
+def hold(device: int = 0) -> Hold:
+    """Keep this thread's stream busy until the returned object is released."""
+    held = Hold()
+    machine.launch(machine.current_stream(device), None, held)
+    return held
