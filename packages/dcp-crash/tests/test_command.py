@@ -66,7 +66,7 @@ def verdicts(document: dict[str, Any], fault: str) -> set[str]:
 def test_a_replacement_without_fsync_loses_its_file_on_power_loss_alone(capsys: pytest.CaptureFixture[str]) -> None:
     status, document = run(capsys, "--no-resume --compare files/settings", program(SETTINGS))
     assert status == 1
-    assert [verdicts(document, fault) for fault in ("kill", "torn", "eio", "enospc")] == [{"held"}] * 4
+    assert [verdicts(document, fault) for fault in ("kill", "torn", "short", "eio", "enospc")] == [{"held"}] * 5
     assert verdicts(document, "power") == {"held", "lost"}
     assert document["counts"]["lost"] == sum(trial["verdict"] == "lost" for trial in document["trials"])
     assert Path("files/settings").read_text() == "10"
@@ -118,6 +118,14 @@ def test_a_success_that_was_reported_must_be_there(capsys: pytest.CaptureFixture
     status, document = run(capsys, "--no-resume --compare files/settings --fault eio", program(code))
     assert status == 1
     assert "lost" in {trial["verdict"] for trial in document["trials"] if trial["program"] == 0}
+
+
+def test_a_short_write_must_be_continued(capsys: pytest.CaptureFixture[str]) -> None:
+    """`os.write` returns how much it wrote, which is easily ignored."""
+    code = "import os\nos.write(os.open('files/settings', os.O_WRONLY), b'11')"
+    status, document = run(capsys, "--no-resume --compare files/settings --fault short", program(code))
+    assert status == 1
+    assert [(trial["verdict"], trial["program"]) for trial in document["trials"]] == [("lost", 0)]
 
 
 def test_compared_files_are_of_one_run(capsys: pytest.CaptureFixture[str]) -> None:
@@ -246,7 +254,10 @@ WRONG = [
     ("--dir . -- true", "must not contain the current directory"),
     ("--dir files --keep files/kept -- true", "--keep files/kept: in the directory of --dir"),
     ("--dir files --no-resume -- true", "--no-resume needs --compare or --check"),
-    ("--dir files --fault kill,fire -- true", "'fire' is not a fault; choose from kill, torn, eio, enospc, power"),
+    (
+        "--dir files --fault kill,fire -- true",
+        "'fire' is not a fault; choose from kill, torn, short, eio, enospc, power",
+    ),
     ("--dir files --sample 0 -- true", "'0' is not a number from 1"),
     ("--dir files --timeout soon -- true", "'soon' is not a number of seconds"),
     ("--dir files --every 2 --sample 2 -- true", "not allowed with"),
@@ -312,6 +323,6 @@ def test_help_shows_faults_and_examples(capsys: pytest.CaptureFixture[str]) -> N
     with pytest.raises(SystemExit, match="0"):
         main(["run", "--help"])
     printed = capsys.readouterr().out
-    assert all(f"\n  {fault} " in printed for fault in ("kill", "torn", "eio", "enospc", "power"))
+    assert all(f"\n  {fault} " in printed for fault in ("kill", "torn", "short", "eio", "enospc", "power"))
     assert "dcp-crash run --dir ckpt -- python train.py" in printed
     assert max(map(len, printed.splitlines())) <= 88

@@ -38,6 +38,7 @@ _EPILOG = """\
 faults:
   kill    SIGKILL to the program and all that it started, before the call
   torn    the same, when half of a write is done
+  short   a write writes half, and reports that
   eio     the call fails with EIO, once
   enospc  this call and all later ones that need space fail with ENOSPC
   power   the machine loses power: the disk keeps all synced data, and any part

@@ -27,7 +27,7 @@ from dcp_crash.running import Run, run_traced
 
 __all__ = ["FAULTS", "Chosen", "Experiment", "Trial", "Trials"]
 
-FAULTS = ("kill", "torn", "eio", "enospc", "power")
+FAULTS = ("kill", "torn", "short", "eio", "enospc", "power")
 _SPACE = frozenset(kind.name for kind in WRITES if kind.space)
 _ENDED = Change("mark", "the program has ended")
 _TIMED_OUT = "timeout"
@@ -147,7 +147,7 @@ class Trials:
 
     def points(self, fault: str, chosen: Chosen) -> list[int]:
         """Return the numbers of the calls that a fault of a process meets."""
-        limits = {"torn": WRITING, "enospc": _SPACE}
+        limits = {"torn": WRITING, "short": WRITING, "enospc": _SPACE}
         found = [n for n, call in enumerate(self.calls, 1) if call.name in limits.get(fault, {call.name})]
         if chosen.sample is not None and chosen.sample < len(found):
             return sorted(random.Random(f"{chosen.seed} {fault}").sample(found, chosen.sample))
