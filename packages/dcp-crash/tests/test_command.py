@@ -162,6 +162,38 @@ def test_the_check_decides(capsys: pytest.CaptureFixture[str]) -> None:
     assert lost["write"] == "the check ended with 1: looked"
 
 
+INSERT = """
+import sqlite3, sys
+table = sqlite3.connect("files/table")
+table.execute(f"PRAGMA synchronous={sys.argv[1]}")
+table.execute("CREATE TABLE IF NOT EXISTS texts (text)")
+table.execute("INSERT INTO texts VALUES (?)", ("x" * 5000,))
+table.commit()
+"""
+CHECK = """
+import sqlite3
+table = sqlite3.connect("files/table")
+assert table.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+assert table.execute("SELECT count(*), min(length(text)) FROM texts").fetchone() in ((1, 5000), (2, 5000))
+"""
+
+
+@pytest.mark.parametrize(("synchronous", "lost"), [("EXTRA", set()), ("OFF", {"power"})])
+@pytest.mark.parametrize("points", ["--sample 20", pytest.param("--every 1", marks=pytest.mark.slow)])
+def test_sqlite_holds_if_it_may_sync(
+    capsys: pytest.CaptureFixture[str], synchronous: str, lost: set[str], points: str
+) -> None:
+    """A database that is known to survive crashes, in every state of the disk that we think possible."""
+    insert = [sys.executable, "-E", *program(INSERT, synchronous)[3:]]
+    subprocess.run(insert, check=True)
+    Path("check.py").write_text(CHECK)
+    options = f"--fault kill,torn,power {points} --no-resume --check {shlex.quote(f'{sys.executable} -E check.py')}"
+    status, document = run(capsys, options, insert)
+    assert status == bool(lost)
+    assert {trial["fault"] for trial in document["trials"] if trial["verdict"] == "lost"} == lost
+    assert len(document["trials"]) > 40
+
+
 def test_processes_that_the_program_starts(capsys: pytest.CaptureFixture[str]) -> None:
     """A killed program is killed with its processes: none writes into the next trial."""
     code = """

@@ -113,14 +113,14 @@ class Trials:
         return self
 
     def __exit__(self, *_: object) -> None:
-        stopping = {signal.SIGINT, signal.SIGTERM}
-        signal.pthread_sigmask(signal.SIG_BLOCK, stopping)  # an impatient user's second interrupt
+        # An impatient user's second interrupt waits.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         try:
             self._originals.restore()
             self._originals.remove_if_new()
             shutil.rmtree(self._work)
         finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, stopping)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def run_without_fault(self, *, record: bool) -> None:
         """Run the program twice without a fault: count and record its calls, and check that the judgement holds."""
@@ -140,7 +140,7 @@ class Trials:
         self._originals.restore()
         again = self._run_whole(record=False).calls
         self.same_calls = [call.name for call in again] == [call.name for call in run.calls]
-        _, reason = self._judge("no fault", finished=True)
+        _, reason = self._judge("no-fault", finished=True)
         if reason:
             advice = "are seeds fixed, and are times left out of the files?" if self.experiment.compare else ""
             raise RuntimeError(f"also without any fault: {reason}\n{advice}".rstrip())
