@@ -14,7 +14,7 @@ import pytest
 from dcp_base import (
     ANY_SCHEME,
     CheckpointEvent,
-    DuplicatePluginError,
+    DcpError,
     PluginLoadError,
     PluginNotFoundError,
     PluginRegistry,
@@ -72,7 +72,7 @@ def test_the_same_name_twice_names_both(install: Install) -> None:
     install("one", mapping("converters", "x"))
     install("two", mapping("converters", "x") + mapping("transforms", "y"))
     assert installed.factory("transforms", "y")
-    with pytest.raises(DuplicatePluginError, match=r"one 1\.2.*two 1\.2"):
+    with pytest.raises(DcpError, match=r"one 1\.2.*two 1\.2"):
         installed.find("converters", "x")
 
 

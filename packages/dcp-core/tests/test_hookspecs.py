@@ -13,7 +13,7 @@ def test_the_hooks_are_those_of_dcp_base() -> None:
 
 
 def test_errors_of_plugins_are_caught_as_either_packages() -> None:
-    for name in ("PluginNotFoundError", "PluginLoadError", "DuplicatePluginError"):
+    for name in ("PluginNotFoundError", "PluginLoadError"):
         assert issubclass(getattr(errors, name), (errors.DcpError))
         assert issubclass(getattr(errors, name), getattr(dcp_base, name))
 

@@ -12,7 +12,7 @@ import pytest
 
 from dcp_base import PluginRegistry, installed
 from dcp_core import plugins
-from dcp_core.errors import DuplicatePluginError, PluginLoadError, PluginNotFoundError
+from dcp_core.errors import DcpError, PluginLoadError, PluginNotFoundError
 from dcp_core.hookspecs import CheckpointEvent, StorageBackendSpec, hookimpl
 
 # The environment may hold real plugins; only those of a test are in this group.
@@ -161,7 +161,7 @@ def test_the_same_name_twice_names_both(install: Install) -> None:
     install("two", STORAGE.format(scheme="s3", module="two_plugin"))
     install("three", STORAGE.format(scheme="gs", module="three_plugin"))
     assert plugins.storage_for("gs://x")
-    with pytest.raises(DuplicatePluginError, match=r"one 1\.2.*two 1\.2"):
+    with pytest.raises(DcpError, match=r"one 1\.2.*two 1\.2"):
         plugins.storage_for("s3://x")
 
 

@@ -11,7 +11,7 @@ from dcp_base.imports import import_lazily, resolve
 
 if TYPE_CHECKING:
     from dcp_base.descriptors import open_descriptor
-    from dcp_base.errors import DcpError, DuplicatePluginError, InvalidPlaceError, PluginLoadError, PluginNotFoundError
+    from dcp_base.errors import DcpError, InvalidPlaceError, PluginLoadError, PluginNotFoundError
     from dcp_base.escaping import printable, printable_bytes
     from dcp_base.hookspecs import (
         ANY_SCHEME,
@@ -31,7 +31,6 @@ __all__ = [
     "WEB_SCHEMES",
     "CheckpointEvent",
     "DcpError",
-    "DuplicatePluginError",
     "InvalidPlaceError",
     "PluginInfo",
     "PluginLoadError",
@@ -59,9 +58,7 @@ __all__ = [
 __getattr__, __dir__ = import_lazily(
     __name__,
     {
-        "dcp_base.errors": (
-            *("DcpError", "DuplicatePluginError", "InvalidPlaceError", "PluginLoadError", "PluginNotFoundError"),
-        ),
+        "dcp_base.errors": (*("DcpError", "InvalidPlaceError", "PluginLoadError", "PluginNotFoundError"),),
         "dcp_base.hookspecs": (
             *("ANY_SCHEME", "CheckpointEvent", "StorageBackendSpec", "StoreSpec"),
             "hookimpl",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dcp_base.escaping import printable
 
-__all__ = ["DcpError", "DuplicatePluginError", "InvalidPlaceError", "PluginLoadError", "PluginNotFoundError"]
+__all__ = ["DcpError", "InvalidPlaceError", "PluginLoadError", "PluginNotFoundError"]
 
 
 class DcpError(Exception):
@@ -26,10 +26,6 @@ class InvalidPlaceError(DcpError, ValueError):
 
 class PluginNotFoundError(DcpError, LookupError, RuntimeError):
     """No installed plug-in offers the requested entry. The message names the package to install, if one is known."""
-
-
-class DuplicatePluginError(DcpError, ValueError):
-    """Two plug-ins offer an entry, such as a storage, under the same name."""
 
 
 class PluginLoadError(DcpError, ImportError):

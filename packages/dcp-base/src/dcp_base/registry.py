@@ -18,7 +18,7 @@ from typing import Any
 
 import pluggy
 
-from dcp_base.errors import DuplicatePluginError, PluginLoadError, PluginNotFoundError
+from dcp_base.errors import DcpError, PluginLoadError, PluginNotFoundError
 from dcp_base.hookspecs import (
     ENTRY_POINT_GROUP,
     PROJECT_NAME,
@@ -121,7 +121,7 @@ class PluginRegistry:
         Raises:
             PluginNotFoundError: No plug-in offers the name; the message names the package to install.
             PluginLoadError: No plug-in offers the name, but a broken plug-in may.
-            DuplicatePluginError: Two plug-ins offer the name.
+            DcpError: Two plug-ins offer the name.
         """
         self.discover()
         offered = self._offers[table].get(name, [])
@@ -129,7 +129,7 @@ class PluginRegistry:
             offered = [pair for pair in offered if not getattr(pair[0], "fallback", False)] or offered
         what = TABLES[table].entry.format(name=name)
         if len(offered) > 1:
-            raise DuplicatePluginError(
+            raise DcpError(
                 f"{what} is offered by {' and by '.join(str(info) for _, info in offered)}; uninstall one of them"
             )
         if offered:

@@ -90,7 +90,7 @@ class StorageBackend:
 def storage_for(uri: str) -> StorageBackend:
     """Return the storage for a URI `scheme://…`, or for a path (scheme `file`).
 
-    PluginNotFoundError: no plug-in handles the scheme. PluginLoadError: a broken plug-in may. DuplicatePluginError: two
+    PluginNotFoundError: no plug-in handles the scheme. PluginLoadError: a broken plug-in may. DcpError: two
     do. InvalidPlaceError: the id is empty or lost a slash.
     """
     scheme = scheme_of(uri)

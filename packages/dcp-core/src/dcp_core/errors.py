@@ -7,7 +7,6 @@ dcp_base:
 DcpError (Exception)                                        base class
    InvalidPlaceError (ValueError)                           malformed path or URI
    PluginNotFoundError (LookupError, RuntimeError)          package not installed
-   DuplicatePluginError (ValueError)                        name offered twice
    PluginLoadError (ImportError)                            plug-in not importable
    dcp_manifest:
    CheckpointNotFoundError (FileNotFoundError)              no checkpoint or file
@@ -41,7 +40,6 @@ DcpError (Exception)                                        base class
    LoadMismatchError (RuntimeError, ValueError)             template and checkpoint differ
    dcp_state:
    StateMismatchError (RuntimeError, ValueError)            state dict and model differ
-   UnsupportedOptimizerError (TypeError, NotImplementedError)  optimizer state without names
    dcp_async:
    StagingMismatchError (RuntimeError)                      copy and tensor differ
    SaverClosedError (RuntimeError)                          the saver is closed
@@ -61,7 +59,6 @@ dcp_core:
 UnloadableObjectWarning (UserWarning)                       needs `allow_globals`
 DivergentReplicaWarning (UserWarning)                       replicas differ between ranks
 dcp_manifest:
-BrokenPickleError (ValueError)                              internal
 UnsafePickleError (ValueError)                              internal
    ForbiddenGlobalError                                     internal
 dcp_memory:
@@ -75,7 +72,7 @@ Internal errors never reach a user.
 
 from __future__ import annotations
 
-from dcp_base.errors import DcpError, DuplicatePluginError, InvalidPlaceError, PluginLoadError, PluginNotFoundError
+from dcp_base.errors import DcpError, InvalidPlaceError, PluginLoadError, PluginNotFoundError
 from dcp_base.escaping import printable
 from dcp_manifest.errors import (
     CheckpointNotFoundError,
@@ -98,7 +95,6 @@ __all__ = [
     "CoordinatorTimeoutError",
     "CorruptCheckpointError",
     "DcpError",
-    "DuplicatePluginError",
     "InvalidPlaceError",
     "MissingKeyError",
     "NotEnoughMemoryError",

@@ -1,6 +1,6 @@
 """Look up plug-ins: storages, transforms, state adapters and converters.
 
-Unknown names raise PluginNotFoundError, PluginLoadError if a broken plug-in may offer them, or DuplicatePluginError if
+Unknown names raise PluginNotFoundError, PluginLoadError if a broken plug-in may offer them, or DcpError if
 two plug-ins do. Importing this module reads no entry points.
 """
 

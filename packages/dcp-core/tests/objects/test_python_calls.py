@@ -17,7 +17,7 @@ from dcp_core.errors import CorruptCheckpointError, UnsafeCheckpointError
 from dcp_core.objects.allowed_globals import default_table
 from dcp_core.objects.object_bytes import load_object
 from dcp_core.testing.crafted_objects import Call, archived
-from dcp_manifest.pickles.pickle_table import BrokenPickleError, UnsafePickleError
+from dcp_manifest.pickles.pickle_table import UnsafePickleError
 from dcp_manifest.pickles.safe_pickle import read_pickle
 
 HUGE = 1 << 36
@@ -69,7 +69,7 @@ def test_what_values_need_is_allowed() -> None:
 
 
 def test_a_length_is_not_believed() -> None:
-    with pytest.raises(BrokenPickleError, match="truncated"):
+    with pytest.raises(ValueError, match="truncated"):
         load(b"\x80\x05\x96" + (1 << 34).to_bytes(8, "little") + b"abc.")
     assert load(pickle.dumps(bytearray(b"abc" * 99), protocol=5)) == bytearray(b"abc" * 99)
 
@@ -183,7 +183,7 @@ def test_dates_are_what_their_class_allows(name: str) -> None:
     """`datetime` takes any bytes of its pickles."""
     cls, state = INVALID[name]
     assert cls(state) is not None
-    with pytest.raises(BrokenPickleError, match=r"must be in|out of range"):
+    with pytest.raises(ValueError, match=r"must be in|out of range"):
         load(pickle.dumps(Call(cls, state)))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dcp_base import ANY_SCHEME, PluginRegistry, StoreSpec, hookimpl, installed, scheme_of
-from dcp_base.errors import DuplicatePluginError, PluginNotFoundError
+from dcp_base.errors import DcpError, PluginNotFoundError
 from dcp_io import LocalStore, file_at, open_store
 
 
@@ -88,7 +88,7 @@ def test_packages_bring_stores_by_scheme(add: Callable[..., None]) -> None:
     add("two", "toy", opener="made_by_better")
     assert _as_any(open_store("TOY://x")) == ("better", "TOY://x", None)
     add("three", "toy", opener="made_by_fallback")
-    with pytest.raises(DuplicatePluginError, match=r"'two'.*'three'.*uninstall one of them"):
+    with pytest.raises(DcpError, match=r"'two'.*'three'.*uninstall one of them"):
         open_store("toy://x")
 
 

@@ -8,13 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dcp_manifest.pickles.pickle_table import (
-    BrokenPickleError,
     ForbiddenGlobalError,
     Function,
     PickleTable,
     Record,
     RecordClass,
-    UnsafePickleError,
 )
 from dcp_manifest.pickles.safe_pickle import read_pickle
 
@@ -82,12 +80,12 @@ def test_records_and_calls():
     ],
 )
 def test_what_is_no_pickle(data):
-    with pytest.raises(BrokenPickleError):
+    with pytest.raises(ValueError, match=r"\(offset \d+\)$"):
         read_pickle(data, TABLE)
 
 
 @settings(max_examples=500, deadline=None)
 @given(st.lists(st.sampled_from([bytes([n]) for n in range(256)] + [b"cm\nClass\n", b"cm\nsum\n", b"h\x00"])))
 def test_any_sequence_of_opcodes_ends_in_a_value_or_our_error(opcodes):
-    with contextlib.suppress(BrokenPickleError, UnsafePickleError):
+    with contextlib.suppress(ValueError):
         read_pickle(b"".join(opcodes), TABLE)

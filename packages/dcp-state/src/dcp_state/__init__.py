@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     )
     from dcp_state.options import StateDictOptions
     from dcp_state.random_state import RandomState
-    from dcp_state.report import StateMismatchError, StateReport, UnsupportedOptimizerError
+    from dcp_state.report import StateMismatchError, StateReport
 
 __all__ = [
     "Layer",
@@ -30,7 +30,6 @@ __all__ = [
     "StateDictOptions",
     "StateMismatchError",
     "StateReport",
-    "UnsupportedOptimizerError",
     "app_state",
     "get_model_state_dict",
     "get_optimizer_state_dict",
@@ -54,6 +53,6 @@ __getattr__, __dir__ = import_lazily(
         ),
         "dcp_state.options": ("StateDictOptions",),
         "dcp_state.random_state": ("RandomState",),
-        "dcp_state.report": ("StateMismatchError", "StateReport", "UnsupportedOptimizerError"),
+        "dcp_state.report": ("StateMismatchError", "StateReport"),
     },
 )

@@ -125,7 +125,7 @@ class OptimizerAdapter:
         raise NotImplementedError(f"{type(self).__name__} does not say what it handles")
 
     def check(self, optimizer: torch.optim.Optimizer) -> None:
-        """Raise `UnsupportedOptimizerError` if the state cannot be stored by parameter name."""
+        """Raise `UnsupportedValueError` if the state cannot be stored by parameter name."""
         del optimizer
 
     def inner(self, optimizer: torch.optim.Optimizer) -> Sequence[torch.optim.Optimizer] | None:

@@ -8,13 +8,12 @@ from typing import Any
 
 from torch.nn.modules.module import _IncompatibleKeys
 
-from dcp_core.errors import DcpError
+from dcp_core.errors import DcpError, UnsupportedValueError
 
 __all__ = [
     "IncompatibleKeys",
     "StateMismatchError",
     "StateReport",
-    "UnsupportedOptimizerError",
     "class_name",
     "nameless_state",
 ]
@@ -40,13 +39,9 @@ class StateMismatchError(DcpError, RuntimeError, ValueError):
         return type(self), (self.what, self.problems)
 
 
-class UnsupportedOptimizerError(DcpError, TypeError, NotImplementedError):
-    """The state of this kind of optimizer cannot be stored by parameter name."""
-
-
-def nameless_state(optimizer: Any, keys: Sequence[Any]) -> UnsupportedOptimizerError:
+def nameless_state(optimizer: Any, keys: Sequence[Any]) -> UnsupportedValueError:
     """Return the error for state keys that are not parameters."""
-    return UnsupportedOptimizerError(
+    return UnsupportedValueError(
         f"{class_name(optimizer)} has state that belongs to no parameter "
         f"({', '.join(map(repr, keys[:5]))}) and so has no name; save `optimizer.state_dict()` as it is"
     )

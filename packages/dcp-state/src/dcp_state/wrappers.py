@@ -28,9 +28,9 @@ from torch.distributed.fsdp import (
 )
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from dcp_core.errors import UnsupportedValueError
 from dcp_state.adapters import Layer, ModuleAdapter, OptimizerAdapter
 from dcp_state.options import StateDictOptions
-from dcp_state.report import UnsupportedOptimizerError
 
 __all__ = [
     "CheckpointedAdapter",
@@ -176,7 +176,7 @@ class LbfgsAdapter(OptimizerAdapter):
 
     def check(self, optimizer: torch.optim.Optimizer) -> None:
         """See `OptimizerAdapter`."""
-        raise UnsupportedOptimizerError(
+        raise UnsupportedValueError(
             f"{type(optimizer).__name__} keeps one history for all parameters together, which has no names and cannot "
             "be resharded; save `optimizer.state_dict()` as it is, for a resume with the same parameters"
         )

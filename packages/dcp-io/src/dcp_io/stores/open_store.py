@@ -31,7 +31,7 @@ def open_store(uri: str | os.PathLike[str], *, storage_options: Mapping[str, Any
 
     Raises:
         PluginNotFoundError: No installed package handles the scheme; the message names the package to install.
-        DuplicatePluginError: Two installed packages handle the scheme.
+        DcpError: Two installed packages handle the scheme.
         ValueError: The options or the URI do not fit the storage.
         InvalidPlaceError: The path is empty, or looks like a URI that lost a slash.
 

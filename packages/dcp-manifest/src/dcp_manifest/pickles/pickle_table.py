@@ -18,7 +18,6 @@ import numpy as np
 
 __all__ = [
     "SCALAR_OPCODES",
-    "BrokenPickleError",
     "Budget",
     "Call",
     "ForbiddenGlobalError",
@@ -43,14 +42,6 @@ _SMALL = 1 << 60  # hashes of smaller integers are distinct
 _FRAGILE = frozenset((collections.deque, collections.defaultdict, np.ndarray))
 _MAX_NESTED = 50
 _CHEAP = frozenset((str, bytes, bool, type(None)))
-
-
-class BrokenPickleError(ValueError):
-    """The bytes are not a complete pickle; reading stopped at `offset`."""
-
-    def __init__(self, message: str, offset: int) -> None:
-        super().__init__(message)
-        self.offset = offset
 
 
 class UnsafePickleError(ValueError):

@@ -17,7 +17,6 @@ import numpy as np
 
 from dcp_manifest.pickles.pickle_table import (
     SCALAR_OPCODES,
-    BrokenPickleError,
     Budget,
     Function,
     Opaque,
@@ -50,8 +49,8 @@ def read_pickle(
     persistent id; without it, persistent ids are refused.
 
     Raises:
-        BrokenPickleError: The bytes are not a pickle, or a call in it failed.
         UnsafePickleError: The table does not allow a global, call or opcode.
+        ValueError: The bytes are not a pickle, or a call in it failed; the message has the offset.
     """
     machine = _Machine(data, start, table, Budget(len(data)) if budget is None else budget, persistent)
     try:
@@ -59,7 +58,7 @@ def read_pickle(
     except (UnsafePickleError, MemoryError):
         raise
     except Exception as error:
-        raise BrokenPickleError(str(error) or type(error).__name__, machine.at) from error
+        raise ValueError(f"{str(error) or type(error).__name__} (offset {machine.at})") from error
 
 
 class _Machine(ScalarReader):

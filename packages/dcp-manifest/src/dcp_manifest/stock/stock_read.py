@@ -17,7 +17,6 @@ from dcp_manifest.index.dtypes import ITEM_BYTES
 from dcp_manifest.index.schema import MAX_NDIM, check_index, check_relative_path
 from dcp_manifest.index.stored_tensors import TensorForm, tensor_columns
 from dcp_manifest.pickles.pickle_table import (
-    BrokenPickleError,
     Budget,
     ForbiddenGlobalError,
     Function,
@@ -56,15 +55,13 @@ def read_stock(data: Buffer, *, file: str) -> tuple[CheckpointIndex, int, list[s
             f"{file} {error}, which does not belong in a checkpoint's index; no code was run. If you trust its "
             "author, load the checkpoint with torch.distributed.checkpoint and save it again"
         ) from error
-    except BrokenPickleError as error:
-        raise CorruptCheckpointError(
-            f"the index is not a complete pickle: {error}; restore the file from a copy", file=file, offset=error.offset
-        ) from error
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         if isinstance(error, CorruptCheckpointError):
             raise
         detail = f"it has no {error}" if isinstance(error, KeyError) else error
-        raise CorruptCheckpointError(f"the index is not that of a checkpoint: {detail}", file=file) from error
+        raise CorruptCheckpointError(
+            f"the index is not that of a checkpoint: {detail}; restore the file from a copy", file=file
+        ) from error
     for path in index.files:
         check_relative_path(path, file=file)
     return index, end, _modules(metadata)

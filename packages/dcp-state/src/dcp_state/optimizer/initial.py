@@ -24,12 +24,13 @@ from typing import Any
 import torch
 from torch.optim import optimizer as torch_optimizer
 
+from dcp_core.errors import UnsupportedValueError
 from dcp_core.toolkit import dtensor_layout, is_dtensor
 from dcp_state.adapters import OptimizerAdapter
 from dcp_state.optimizer.copying import IsolatedCopies, copy_value, same_value
 from dcp_state.optimizer.inner_optimizers import holds_its_own_state
 from dcp_state.random_state import random_state_kept
-from dcp_state.report import UnsupportedOptimizerError, class_name, nameless_state
+from dcp_state.report import class_name, nameless_state
 
 __all__ = ["InitialStates", "Recorded", "make_stand_in", "prepares_state", "step_stand_in"]
 
@@ -117,12 +118,12 @@ def make_stand_in(
     """Make a stand-in that trains the trial parameters (at least one) with the hyperparameters of `group`.
 
     No code of the optimizer's class is called. At the end, the stand-in's attributes are cleared, because references to
-    itself would keep its tensors. UnsupportedOptimizerError: `param_groups` and `state` are properties, so they may
+    itself would keep its tensors. UnsupportedValueError: `param_groups` and `state` are properties, so they may
     belong to another object.
     """
     kind = type(optimizer)
     if not holds_its_own_state(optimizer):
-        raise UnsupportedOptimizerError(f"{class_name(optimizer)} shows groups and state that are not its own")
+        raise UnsupportedValueError(f"{class_name(optimizer)} shows groups and state that are not its own")
     stand_in: torch.optim.Optimizer = object.__new__(kind)
     known: list[tuple[Any, Any]] = [(optimizer, stand_in)]
     known += [(each, parameters[0]) for every in optimizer.param_groups for each in every["params"]]
@@ -166,7 +167,7 @@ def _shadow_class_attributes(kind: type, attributes: dict[str, Any], copies: Iso
                 try:
                     attributes[name] = copies.copy(value)
                 except TypeError:
-                    raise UnsupportedOptimizerError(
+                    raise UnsupportedValueError(
                         f"the class attribute {name!r} of {each.__qualname__} holds a value that cannot be copied"
                     ) from None
 
@@ -265,7 +266,7 @@ class InitialStates:
 
     @torch.inference_mode(mode=False)  # the tensors are trained with later
     def of(self, group_index: int, parameters: Sequence[torch.Tensor]) -> list[dict[str, Any]]:
-        """Return the initial state per parameter, in new tensors, or raise UnsupportedOptimizerError."""
+        """Return the initial state per parameter, in new tensors, or raise UnsupportedValueError."""
         is_packed = type(self._optimizer).state_dict is not torch.optim.Optimizer.state_dict
         if parameters and self._adapter is None and not is_packed and self._is_value_free(group_index, parameters[0]):
             made = self._prepared(self._optimizer.param_groups[group_index], parameters)
@@ -291,7 +292,7 @@ class InitialStates:
             return named
         try:
             return self._of_kind(group_index, parameter).state
-        except UnsupportedOptimizerError:
+        except UnsupportedValueError:
             return None
 
     def prepare(self) -> None:
@@ -390,11 +391,11 @@ class InitialStates:
     def _probe(self, group: Mapping[str, Any], parameter: torch.Tensor, fill: Fill) -> _Known:
         """Find a trial parameter's state, and the names of values that a non-zero gradient changes."""
         tried: list[Recorded] = []
-        errors: list[UnsupportedOptimizerError] = []
+        errors: list[UnsupportedValueError] = []
         for gradient, its_group in ((0.0, group), (_OTHER_VALUE, _without_decay(group))):
             try:
                 tried.append(self._try(its_group, parameter, fill, gradient))
-            except UnsupportedOptimizerError as error:
+            except UnsupportedValueError as error:
                 errors.append(error)
         if not tried:
             raise errors[0]
@@ -427,9 +428,9 @@ class InitialStates:
         recorded: Any = state.get(trial)
         return Recorded() if recorded is None else recorded
 
-    def _refusal(self, error: Exception | None, missing: list[str]) -> UnsupportedOptimizerError:
+    def _refusal(self, error: Exception | None, missing: list[str]) -> UnsupportedValueError:
         lacks = f"; it could not be given {', '.join(missing)}" if missing else ""
-        return UnsupportedOptimizerError(
+        return UnsupportedValueError(
             f"{class_name(self._optimizer)} has no state for some parameter, and the state that it would begin "
             f"with cannot be found out on a copy ({type(error).__name__}: {error}){lacks}: take a step before, or "
             "register an OptimizerAdapter with `initial_state` (hook dcp_register_state_adapters); nothing was changed"

@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
+from dcp_core.errors import UnsupportedValueError
 from dcp_state.adapters import installed_adapters
-from dcp_state.report import UnsupportedOptimizerError, class_name
+from dcp_state.report import class_name
 
 __all__ = ["Optimizers", "as_optimizers", "holds_its_own_state"]
 
@@ -25,7 +26,7 @@ _DEPTH = 3
 def as_optimizers(optimizers: Optimizers) -> tuple[torch.optim.Optimizer, ...]:
     """Return the inner optimizers, which hold the state, each once.
 
-    UnsupportedOptimizerError: not a `torch.optim.Optimizer`, or it contains others in an unknown way.
+    UnsupportedValueError: not a `torch.optim.Optimizer`, or it contains others in an unknown way.
     """
     given: Any = optimizers
     if isinstance(given, torch.optim.Optimizer) or not isinstance(given, Iterable):
@@ -46,7 +47,7 @@ def holds_its_own_state(optimizer: torch.optim.Optimizer) -> bool:
 
 def _unwrap(optimizer: Any, outer: Sequence[Any]) -> Iterator[torch.optim.Optimizer]:
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise UnsupportedOptimizerError(
+        raise UnsupportedValueError(
             f"{class_name(optimizer)} is no torch.optim.Optimizer; pass the optimizer that it wraps, or save what its "
             "own state_dict() gives as a value of its own"
         )
@@ -56,7 +57,7 @@ def _unwrap(optimizer: Any, outer: Sequence[Any]) -> Iterator[torch.optim.Optimi
         return
     for each in inner:
         if any(each is seen for seen in (*outer, optimizer)):
-            raise UnsupportedOptimizerError(f"{class_name(optimizer)} holds an optimizer that holds it in turn")
+            raise UnsupportedValueError(f"{class_name(optimizer)} holds an optimizer that holds it in turn")
         yield from _unwrap(each, (*outer, optimizer))
 
 
@@ -75,7 +76,7 @@ def _inner(optimizer: torch.optim.Optimizer) -> Sequence[torch.optim.Optimizer] 
     if _is_container(optimizer, attributes, held):
         return held
     names = ", ".join(sorted({class_name(each) for each in held}))
-    raise UnsupportedOptimizerError(
+    raise UnsupportedValueError(
         f"{class_name(optimizer)} holds other optimizers ({names}), and how its state belongs to theirs is not known: "
         "pass the inner ones if they hold all state, or register an OptimizerAdapter with `inner` "
         "(hook dcp_register_state_adapters); nothing was changed"

@@ -64,7 +64,7 @@ def get_optimizer_state_dict(
 
     Raises:
         StateMismatchError: An optimizer has a parameter that is not in the model.
-        UnsupportedOptimizerError: The state cannot be stored by parameter name (LBFGS).
+        UnsupportedValueError: The state cannot be stored by parameter name (LBFGS).
         CheckpointException: With `full_state_dict`, a rank failed; raised on all ranks.
 
     Ranks: every rank that holds a part of the model; collective for FSDP1 and for `full_state_dict`.
