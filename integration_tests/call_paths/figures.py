@@ -32,7 +32,7 @@ BOUNDS: Mapping[str, tuple[int, int]] = {
     "words in docstrings": (90_000, 70_000),
     "public names": (512, 250),
     "exception classes": (50, 40),
-    "small modules of one importer": (23, 5),
+    "small modules of one importer": (4, 5),
     "optional attributes": (0, 0),
     "reads by getattr of what may be missing": (58, 0),
     "members of Store": (12, 12),

@@ -98,13 +98,19 @@ def _exceptions(module: Module) -> int:
 
 
 def _lone(modules: list[Module]) -> int:
-    """Modules below 60 lines of code that exactly one other module imports."""
+    """Modules below 60 lines of code that exactly one other module imports.
+
+    Those of dcp-all do not count: they stand for PyTorch's modules of the same names.
+    """
     known = {module.name: module for module in modules if not module.name.endswith("__init__")}
     importers: defaultdict[str, set[str]] = defaultdict(set)
     for module in modules:
         for name in set(module.imported()) & known.keys() - {module.name}:
             importers[name].add(module.name)
-    return sum(len(found) == 1 and known[name].code_lines < _SMALL for name, found in importers.items())
+    return sum(
+        len(found) == 1 and known[name].code_lines < _SMALL and not name.startswith("dcp_all.")
+        for name, found in importers.items()
+    )
 
 
 def _abilities(module: Module) -> int:

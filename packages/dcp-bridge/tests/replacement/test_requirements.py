@@ -12,7 +12,7 @@ import torch
 
 import dcp_core
 from dcp_bridge import original_stock, replace_stock
-from dcp_bridge.replacement import mirror
+from dcp_bridge.replacement import replacement
 from dcp_core import DcpError
 
 STOCK = "torch.distributed.checkpoint"
@@ -32,7 +32,7 @@ def test_other_versions_of_torch_are_refused_unless_asked_for(monkeypatch, versi
 
 @pytest.mark.parametrize("version", ["2.6.0", "2.13.0+cpu", "2.15.0.dev20260101+cu132"])
 def test_known_versions(version):
-    mirror.check_torch(version)
+    replacement._check_torch(version)
 
 
 @pytest.mark.parametrize(("lost", "named"), [("dcp_all", "dcp-all"), ("dcp_state.model", "dcp-state")])

@@ -11,8 +11,11 @@ import dataclasses
 import importlib
 import inspect
 import pickle
+import pkgutil
+import re
 import sys
 import threading
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,10 +26,15 @@ from typing import Any
 import torch
 import torch.distributed
 
-from dcp_bridge.replacement.mirror import MIRROR, STOCK, check_torch, import_mirror, import_stock, own_names
+from dcp_core import DcpError
+from dcp_core.errors import PluginNotFoundError
 from dcp_core.toolkit import library_logger
 
 __all__ = ["Replacement", "original_stock", "replace_stock"]
+
+STOCK = "torch.distributed.checkpoint"
+MIRROR = "dcp_all"
+_OLDEST, _NEWEST = (2, 6), (2, 15)
 
 _log = library_logger(__name__)
 _lock = threading.RLock()
@@ -92,7 +100,7 @@ class _Swap:
     def __init__(self, stock: dict[str, ModuleType], mirror: dict[str, ModuleType]) -> None:
         self.holders = 0
         self.stock = {name: module for name, module in stock.items() if name in mirror}
-        self.own = {name: own_names(module, mirror[name]) for name, module in self.stock.items()}
+        self.own = {name: _own_names(module, mirror[name]) for name, module in self.stock.items()}
         self.replaced = {f"{STOCK}.{name}".rstrip("."): dict(own) for name, own in self.own.items()}
         self.kept = {
             module.__name__: lacking
@@ -187,9 +195,9 @@ def replace_stock(*, any_torch: bool = False) -> Replacement:
     Ranks: one; not collective, but call it on all ranks with the same arguments.
     """
     if not any_torch:
-        check_torch(torch.__version__)
+        _check_torch(torch.__version__)
     # Import outside the lock, because imports wait for other threads' imports.
-    stock, mirror = import_stock(), import_mirror()
+    stock, mirror = _import_stock(), _import_mirror()
     with _lock:
         begins = not _running
         if begins:
@@ -221,6 +229,60 @@ def original_stock(name: str = "") -> ModuleType:
         name: Submodule, such as "state_dict"; empty for the package.
     """
     return _original(importlib.import_module(f"{STOCK}.{name}".rstrip(".")))
+
+
+def _check_torch(version: str) -> None:
+    """Raise DcpError if the replacement was not tested with a version of torch."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found is None or not _OLDEST <= (int(found[1]), int(found[2])) <= _NEWEST:
+        oldest, newest = (".".join(map(str, each)) for each in (_OLDEST, _NEWEST))
+        raise DcpError(
+            f"torch is {version}, and replacing {STOCK} was tested with {oldest} to {newest}: install one of these or "
+            "a newer dcp-bridge. To try it with this one, pass replace_stock(any_torch=True), or "
+            "add --any-torch to `python -m dcp_bridge`"
+        )
+
+
+def _import_stock() -> dict[str, ModuleType]:
+    """Import stock and its submodules; return name → module, "" for the package, or stand-ins if stock is replaced.
+
+    Submodules that fail to import are omitted. None may be imported for the first time during a replacement.
+    """
+    package = importlib.import_module(STOCK)
+    found = {"": package}
+    for info in pkgutil.iter_modules(package.__path__):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # users who import a deprecated module get its warning
+            try:
+                found[info.name] = importlib.import_module(f"{STOCK}.{info.name}")
+            except ImportError:  # needs a missing package
+                continue
+    return found
+
+
+def _import_mirror() -> dict[str, ModuleType]:
+    """Import our modules that mirror stock's; return name → module, "" for the package.
+
+    Raises:
+        PluginNotFoundError: `dcp-all`, or a package that it needs, is not installed.
+    """
+    try:
+        package = importlib.import_module(MIRROR)
+        names = [info.name for info in pkgutil.iter_modules(package.__path__)]
+        return {"": package} | {name: importlib.import_module(f"{MIRROR}.{name}") for name in names}
+    except ModuleNotFoundError as error:
+        lost = (error.name or MIRROR).partition(".")[0].replace("_", "-")
+        raise PluginNotFoundError(
+            f"replacing {STOCK} needs all packages of dcp-all, and {lost} is not installed: install dcp-all from "
+            "the source of your other dcp packages"
+        ) from error
+
+
+def _own_names(stock: ModuleType, mirror: ModuleType) -> dict[str, Any]:
+    """Return name → our object for names in both modules, except submodules."""
+    shared = [name for name in mirror.__all__ if name in vars(stock)]
+    found = {name: getattr(mirror, name) for name in shared}
+    return {name: value for name, value in found.items() if not isinstance(value, ModuleType)}
 
 
 def _original(module: ModuleType) -> ModuleType:

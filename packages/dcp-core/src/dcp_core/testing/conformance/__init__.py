@@ -6,10 +6,7 @@
 import pytest
 
 pytest.register_assert_rewrite(
-    *(
-        f"dcp_core.testing.conformance.{name}"
-        for name in ("damage", "on_ranks", "reading", "resaving", "round_trips", "transforms")
-    )
+    *(f"dcp_core.testing.conformance.{name}" for name in ("damage", "on_ranks", "resaving", "suite", "transforms"))
 )
 
 from dcp_core.testing.conformance.folder import Door, LocalFolder, RawFolder  # noqa: E402 - asserts are rewritten on import
