@@ -5,6 +5,7 @@ from dcp_manager.background import UnfinishedSaveError
 from dcp_manager.manager import CheckpointManager
 from dcp_manager.restoring import Restored
 from dcp_manager.save_policies import EverySeconds, EverySteps, OnRequest, OnSignal, SavePolicy
+from dcp_manager.space import Preflight, preflight
 
 __all__ = [
     "CheckpointManager",
@@ -19,7 +20,9 @@ __all__ = [
     "KeepPolicy",
     "OnRequest",
     "OnSignal",
+    "Preflight",
     "Restored",
     "SavePolicy",
     "UnfinishedSaveError",
+    "preflight",
 ]

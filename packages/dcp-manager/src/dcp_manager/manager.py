@@ -21,6 +21,7 @@ from dcp_manager.protection import Whereabouts, find_step
 from dcp_manager.restoring import Restored, Wanted, restore_newest, restore_step
 from dcp_manager.root_places import Places, RootPlaces
 from dcp_manager.save_policies import EverySteps, Moment, SaveAny, SavePolicy, SignalWatch, parts_of
+from dcp_manager.space import OnFull, Room, Spacing, check_on_full
 from dcp_manager.together import Ranks
 from dcp_manager.upkeep import LowerSteps, Retention, StepGuard, Upkeep
 from dcp_ranks import DEFAULT_TIMEOUT_SECONDS
@@ -64,6 +65,9 @@ class CheckpointManager:
         lower_steps: Policy for saving a step below the highest step in any place of the root. `warn` saves, logs a
             warning, and keeps higher steps despite `keep_policy`, unless `restore(step=…)` went back on purpose;
             `raise` refuses the save; `allow` saves.
+        on_full: Policy for a root directory without room for the next save. `fail` raises the save's error; `pause`
+            waits in `maybe_save` until there is room; `drop_oldest` removes the oldest checkpoints that resuming does
+            not need. Tiers have `when_full` instead.
         folder_prefix: Prefix of checkpoint directory names, before the step; other directories are ignored.
 
     Guarantees: the file `latest` in the root only ever names a durable checkpoint. A checkpoint is removed only after a
@@ -101,8 +105,10 @@ class CheckpointManager:
         tolerated_failures: int = 0,
         stale_after_seconds: float = STALE_AFTER_SECONDS,
         lower_steps: LowerSteps = "warn",
+        on_full: OnFull = "fail",
         folder_prefix: str = "step-",
     ) -> None:
+        check_on_full(on_full, root)
         _check_options(save_policy, keep_policy, saver, tolerated_failures)
         _check_seconds(timeout_seconds=timeout_seconds, stale_after_seconds=stale_after_seconds)
         _check_seconds(
@@ -117,12 +123,15 @@ class CheckpointManager:
         self._background = BackgroundSaves()
         retention = Retention(self._catalogue, self._where.keep_policy(keep_policy))
         self._guard = StepGuard(self.checkpoint_id, lower_steps)
-        self._upkeep = Upkeep(self._where, retention, self._guard, self._background, self._ranks)
+        self._upkeep = Upkeep(
+            self._where, retention, self._guard, self._background, self._ranks, Spacing.of(self._save_policy)
+        )
         parts = parts_of(self._save_policy)
         self._by_step = SaveAny(tuple(part for part in parts if part.same_everywhere))
         self._reasons = SaveAny(tuple(part for part in parts if not part.same_everywhere))
         self._alert = Alert(self._ranks, self._has_reason)
         self._watch = SignalWatch(self._save_policy.signals, self._save_policy.stop_signals)
+        self._room = None if on_full == "fail" else Room(on_full, self._catalogue, self._ranks)
         self._limits = _TimeLimits(self._watch, preemption_timeout_seconds, close_timeout_seconds, timeout_seconds)
         self._tolerance = Tolerance(self._ranks, tolerated_failures, self.checkpoint_id)
         self._requested = False
@@ -288,6 +297,8 @@ class CheckpointManager:
         self._last_save = time.monotonic()
         try:
             values = self._upkeep.take_state(step, state, {} if metrics is None else metrics, hurry=self._preempted)
+            if self._room is not None:
+                self._room.make(values, self.checkpoint_id(step), self._background.steps, hurry=self._preempted)
             if self._saver is not None:
                 return self._save_later(self._saver, step, values)
             save(

@@ -117,6 +117,11 @@ class RootPlaces:
         """Whether each host saves to its own place."""
         return isinstance(self.catalogues[0].store, HostStore)
 
+    @property
+    def has_one_place(self) -> bool:
+        """Whether checkpoints are in one place for all hosts, without further ones."""
+        return len(self.catalogues) == 1 and not self.per_host
+
     def keeps(self, ranks: Ranks) -> bool:
         """Return whether this rank maintains its place: the coordinator, or one rank per host."""
         return ranks.is_coordinator if self._hosts is None else self._hosts.leads

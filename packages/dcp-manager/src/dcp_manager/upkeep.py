@@ -20,6 +20,7 @@ from dcp_io import Catalogue, KeepBest, KeepPolicy
 from dcp_manager.background import BackgroundSaves
 from dcp_manager.protection import Protection
 from dcp_manager.root_places import RootPlaces
+from dcp_manager.space import Spacing, say_when_space_ends
 from dcp_manager.together import Ranks
 
 __all__ = ["LowerSteps", "Retention", "StepGuard", "Upkeep", "tell_removed"]
@@ -99,6 +100,10 @@ class Retention:
         """The policies that keep the best."""
         return self._policy.best()
 
+    def say_when_space_ends(self, spacing: Spacing, step: int) -> None:
+        """See `space.say_when_space_ends`."""
+        say_when_space_ends(self._catalogue, self._policy, spacing, step)
+
     def sweep(self, running: Collection[int], *, always: bool = False) -> None:
         """Remove leftovers of killed processes, once or `always`."""
         if always or not self._swept:
@@ -138,8 +143,10 @@ class Upkeep:
         guard: StepGuard,
         background: BackgroundSaves,
         ranks: Ranks,
+        spacing: Spacing,
     ) -> None:
         self._where = where
+        self._spacing = spacing
         self._catalogue = where.catalogues[0]
         self._retention = retention
         self._guard = guard
@@ -246,8 +253,10 @@ class Upkeep:
                 running = self._running(step)
                 if saved:
                     self._catalogue.published(step)
-                    self._published = step
+                    is_first, self._published = self._published is None, step
                     self._remove_old(step)
+                    if is_first and self._where.has_one_place:
+                        self._retention.say_when_space_ends(self._spacing, step)
                     self._where.saved()
                 elif not self._ranks.is_coordinator:
                     self._doubtful.add(step)

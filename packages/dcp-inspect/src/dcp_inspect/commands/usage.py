@@ -115,7 +115,7 @@ class _Used:
                 sizes[name] = found.store.size(name)
             for row in rows_of(index):
                 parts[".".join(row.name.split(".")[:depth])] += row.stored_bytes
-        files = {(listed.path, name): _File(size) for name, size in sizes.items()}
+        files: dict[_Identity, _File] = {(listed.path, name): _File(size) for name, size in sizes.items()}
         if not is_uri(listed.path):
             files = _identified(listed.path, sizes)
         parts[_REST] = _bytes_of([files]) - sum(parts.values())

@@ -394,11 +394,13 @@ class Catalogue:
 
         They are the last step that copies on other hosts protect, the newest sound checkpoints, by creation and by step
         (clocks may be wrong, and a restore takes the highest step), and newer unsound ones. `good` is not quarantined
-        and in the order of creation; a single checkpoint is not read.
+        and in the order of creation; a single checkpoint stays without being read.
         """
         copied = _newest_protected(folders, good)
         by_step = [replace(record, created_seconds=record.step) for record in good]
-        read = [KeepLast(1).select(some, (), self.is_sound) for some in (good, by_step)] if len(good) > 1 else []
+        if len(good) == 1:
+            return {good[0].step, *(() if copied is None else (copied,))}
+        read = [KeepLast(1).select(some, (), self.is_sound) for some in (good, by_step)]
         return set().union(() if copied is None else (copied,), *read)
 
     def _remove_unused(self, step: int) -> bool:

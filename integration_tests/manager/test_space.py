@@ -1,0 +1,141 @@
+"""A disk that fills: the step that `preflight` predicts, and what `on_full` makes of it."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import dcp_all as dcp
+from dcp_core import CheckpointException
+from dcp_io import KeepBest, KeepPolicy, StorageError
+from dcp_manager import CheckpointManager, EverySteps, KeepAll, KeepEvery, KeepLast, preflight
+
+VALUES = 50_000
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 4 MiB, which holds about 20 checkpoints of one rank."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    if shutil.which("mount") is None:
+        pytest.skip("needs the command mount")
+    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(place)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"needs to mount a file system: {done.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def state(step: int) -> dict[str, Any]:
+    return {"weight": torch.full((VALUES,), float(step)), "step": step}
+
+
+@pytest.mark.parametrize(
+    "keep",
+    [KeepAll(), KeepEvery(30) | KeepLast(2), KeepLast(40), KeepLast(3), KeepBest(4, "loss") | KeepLast(3)],
+    ids=repr,
+)
+def test_the_predicted_step_is_the_one_that_fails(small_disk: Path, keep: KeepPolicy) -> None:
+    root, every = small_disk / "run", EverySteps(10)
+    found = preflight(state(0), root, save_policy=every, keep_policy=keep)
+    failed = None
+    manager = CheckpointManager(root, save_policy=every, keep_policy=keep)
+    for step in range(10, 1000, 10):
+        try:
+            manager.maybe_save(step, state(step), metrics={"loss": float(step)})
+        except OSError:
+            failed = step
+            break
+    if failed is None:
+        assert found.full_at_step is None
+    else:
+        assert found.full_at_step is not None
+        assert abs(found.full_at_step - failed) <= 10, found
+
+
+def test_the_first_save_tells_when_space_ends(small_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
+    manager = CheckpointManager(small_disk / "run", save_policy=EverySteps(10), keep_policy=KeepAll())
+    with caplog.at_level(logging.WARNING):
+        manager.maybe_save(10, state(10))
+        manager.maybe_save(20, state(20))
+    predicted = preflight(state(0), small_disk / "run", save_policy=EverySteps(10)).full_at_step
+    (said,) = [record.message for record in caplog.records if record.name == "dcp_manager.space"][:1]
+    assert said.startswith(f"space for checkpoints ends at step {predicted}:")
+    assert caplog.text.count("space for checkpoints ends") == 2  # by the first save, and by the `preflight` here
+
+
+def saved(root: Path | str) -> list[int]:
+    return sorted(int(path.name.removeprefix("step-")) for path in Path(root).glob("step-*"))
+
+
+def fill(root: str, on_full: Any, last: int, saver: str | None) -> list[int]:
+    """Save many steps; returns those that stay."""
+    used = None if saver is None else dcp.AsyncSaver(saver)
+    with CheckpointManager(root, save_policy=EverySteps(10), on_full=on_full, saver=used) as manager:
+        for step in range(10, last + 1, 10):
+            manager.maybe_save(step, state(step))
+            manager.wait()
+    if used is not None:
+        used.close()
+    return saved(root)
+
+
+@pytest.mark.parametrize("saver", [None, "thread"])
+def test_the_oldest_go(ranks: Any, small_disk: Path, saver: str | None) -> None:
+    found = ranks.run(2, fill, str(small_disk / "run"), "drop_oldest", 400, saver)
+    assert found[0] == found[1]
+    assert 5 < len(found[0]) < 25
+    assert found[0] == [*range(400 - 10 * (len(found[0]) - 1), 401, 10)]
+
+
+@pytest.mark.parametrize("saver", [None, "thread"])
+def test_training_waits_until_there_is_room(ranks: Any, small_disk: Path, saver: str | None) -> None:
+    """Somebody removes a file of another run when the disk is full."""
+    other = small_disk / "other"
+    other.write_bytes(bytes(3 << 20))
+    started = time.monotonic()
+    timer = threading.Timer(4.0, other.unlink)
+    timer.start()
+    found = ranks.run(2, fill, str(small_disk / "run"), "pause", 80, saver)
+    timer.join()
+    assert time.monotonic() - started > 4
+    assert found == [[*range(10, 81, 10)]] * 2
+
+
+def overfill(root: str) -> str:
+    """A state that is larger than the disk."""
+    with pytest.raises(CheckpointException) as raised, CheckpointManager(root, on_full="drop_oldest") as manager:
+        manager.save(1, {"weight": torch.zeros(2 << 20)})
+    causes = [cause for cause, _ in raised.value.failures.values()]
+    assert all(cause is None or isinstance(cause, StorageError) for cause in causes)
+    return str(raised.value)
+
+
+def test_what_never_fits_is_refused_on_all_ranks(ranks: Any, small_disk: Path) -> None:
+    for text in ranks.run(2, overfill, str(small_disk / "run")):
+        assert "no older checkpoint can be removed" in text
+
+
+def test_the_newest_complete_one_is_never_dropped(small_disk: Path) -> None:
+    """Also if the disk has room for one checkpoint only, and none for a second."""
+    root = small_disk / "run"
+    manager = CheckpointManager(root, on_full="drop_oldest")
+    manager.save(1, state(1))
+    (small_disk / "other").write_bytes(bytes((4 << 20) - 350_000))
+    with pytest.raises(StorageError, match="is full"):
+        manager.save(2, state(2))
+    assert saved(root) == [1]
+    template = state(0)
+    dcp.load(template, checkpoint_id=str(root / "step-1"))
+    assert template["step"] == 1

@@ -1,0 +1,394 @@
+"""Space for checkpoints: a check before training, the save at which space ends, and what a full disk means for a run.
+
+Free space is what `statvfs` says for this user, which includes quotas of projects, but not those of users.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch.distributed as dist
+
+from dcp_base import library_logger, printable_bytes
+from dcp_core import estimate
+from dcp_io import Catalogue, CheckpointRecord, Entry, KeepPolicy, LocalStore, Root, StorageError, Store
+from dcp_manager.root_places import RootPlaces
+from dcp_manager.save_policies import EverySeconds, EverySteps, SavePolicy, parts_of
+from dcp_manager.together import Ranks
+from dcp_ranks import DEFAULT_TIMEOUT_SECONDS
+
+__all__ = ["OnFull", "Preflight", "Room", "Spacing", "check_on_full", "preflight", "say_when_space_ends"]
+
+_log = library_logger(__name__)
+
+OnFull = Literal["fail", "pause", "drop_oldest"]
+
+_HORIZON = 2000
+"""Saves of which a forecast thinks."""
+_LOOK_SECONDS, _PAUSE_SECONDS = 10.0, 0.5
+_MEMORY, _CONTAINER = ("tmpfs", "ramfs"), ("overlay",)
+
+
+@dataclass(frozen=True, slots=True)
+class Preflight:
+    """Result of `preflight`, the same on all ranks."""
+
+    bytes_per_save: int
+    """Bytes of one checkpoint, including its index; an upper bound if the writer compresses."""
+    files_per_save: int
+    free_bytes: int | None
+    """In the root, for this user; None if the storage has no such limit."""
+    free_files: int | None
+    """Inodes; None if the storage has no such limit."""
+    saves: int | None
+    """Number of saves for which there is space; None if it does not end."""
+    full_at_step: int | None
+    """Step whose save finds no space; None if it does not end, or if the steps of saves are not known."""
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Spacing:
+    """Distance of saves by a save policy: in steps or in seconds, as far as known."""
+
+    steps: int | None = None
+    first: int = 0
+    seconds: float = 0.0
+
+    @classmethod
+    def of(cls, policy: SavePolicy) -> Spacing:
+        """Return the shortest distances of the combined policies."""
+        parts = parts_of(policy)
+        by_step = min((part for part in parts if isinstance(part, EverySteps)), key=lambda one: one.steps, default=None)
+        seconds = min((part.seconds for part in parts if isinstance(part, EverySeconds)), default=0.0)
+        if by_step is None:
+            return cls(seconds=seconds)
+        return cls(by_step.steps, -(-max(by_step.first, 1) // by_step.steps) * by_step.steps, seconds)
+
+    def step(self, number: int, after: int | None) -> int | None:
+        """Return the step of the save with this number, from 0; `after` is the last step that was saved."""
+        if self.steps is None:
+            return None
+        first = self.first if after is None else max(self.first, (after // self.steps + 1) * self.steps)
+        return first + number * self.steps
+
+
+def preflight(
+    state: Mapping[str, Any],
+    root: Root | str | os.PathLike[str],
+    *,
+    save_policy: SavePolicy | None = None,
+    keep_policy: KeepPolicy | None = None,
+    steps: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    process_group: dist.ProcessGroup | None = None,
+    no_dist: bool = False,
+    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+) -> Preflight:
+    """Check, before the first step, that a run's checkpoints can be saved, and find out when space ends.
+
+    Plans a save of `state`, writes a small object into each place of `root`, replaces it, reads it and removes it, and
+    compares free space with what the policies will hold, including the save that is being written.
+
+    Args:
+        state: State that the run will save; its values are not read. Tensors may be on the meta device.
+        root: As for `CheckpointManager`. Space is compared in the first place.
+        save_policy: When the run saves. Without `EverySteps`, no step can be named.
+        keep_policy: What the run keeps; None for the root's policy, or all. `KeepBest` counts as if the first were the
+            best, and `KeepFor` uses the time of `EverySeconds`.
+        steps: Last step of the run; a later end of space is not reported. None for no end.
+        storage_options: As for `CheckpointManager`.
+        process_group: The ranks of the run; None for all.
+        no_dist: Whether this process works alone.
+        timeout_seconds: Limit of the time that ranks wait for each other in one phase.
+
+    Raises:
+        StorageError: The first save has no room, or the root cannot be written; with several ranks, in a
+            CheckpointException on all ranks.
+
+    Ranks: every rank; collective. The coordinator warns in its log.
+
+    Example:
+        ```python
+        import torch
+        from dcp_manager import EverySteps, KeepLast, preflight
+
+        state = {"weight": torch.ones(1000), "step": 0}
+        report = preflight(state, "run", save_policy=EverySteps(100), keep_policy=KeepLast(2))
+        assert report.full_at_step is None and report.bytes_per_save > 4000
+        ```
+    """
+    ranks = Ranks(process_group, no_dist=no_dist, timeout_seconds=timeout_seconds)
+    where = RootPlaces(root, storage_options or {}, timeout_seconds, "step-")
+    needed = estimate(
+        dict(state),
+        checkpoint_id=where.checkpoint_id(where.catalogues[0], 0),
+        process_group=process_group,
+        no_dist=no_dist,
+    )
+    spacing = Spacing() if save_policy is None else Spacing.of(save_policy)
+
+    def look() -> Preflight:
+        for catalogue in where.catalogues:
+            _probe(catalogue.store)
+        return _look(where.catalogues[0], where.keep_policy(keep_policy), spacing, needed.bytes, needed.files, steps)
+
+    found = ranks.decide("check the space for checkpoints", look)
+    if ranks.is_coordinator:
+        for warning in found.warnings:
+            _log.warning("%s", warning)
+    return found
+
+
+def _look(
+    catalogue: Catalogue, policy: KeepPolicy, spacing: Spacing, size: int, files: int, steps: int | None
+) -> Preflight:
+    free = _Free.of(catalogue.store)
+    where = catalogue.store.url
+    for room, needed, what in ((free.bytes, size, "bytes"), (free.files, files, "files")):
+        if room is not None and room < needed:
+            raise StorageError(
+                f"{where} has room for {room:,} {what}, and one checkpoint needs {needed:,}: free space there, or "
+                "choose another place"
+            )
+    # The manager's note is a file, too.
+    saves = _saves(catalogue, policy, spacing, free, size + files * free.block_bytes, files + 1)
+    highest = catalogue.highest()
+    full_at = None if saves is None else spacing.step(saves, None if highest is None else highest.step)
+    if steps is not None and full_at is not None and full_at > steps:
+        saves = full_at = None
+    warnings = [*_doubts(catalogue.store)]
+    if saves is not None:
+        warnings.insert(0, _warning(catalogue.store.url, policy, size, free.bytes, saves, full_at))
+    return Preflight(size, files, free.bytes, free.files, saves, full_at, tuple(warnings))
+
+
+def _warning(where: str, policy: KeepPolicy, size: int, free: int | None, saves: int, full_at: int | None) -> str:
+    when = f"at step {full_at}" if full_at is not None else f"after {saves} more save{'s' * (saves != 1)}"
+    room = "" if free is None else f", of which {printable_bytes(free)} are free"
+    return (
+        f"space for checkpoints ends {when}: one has {printable_bytes(size)} in {where}{room}, and {policy!r} keeps "
+        "more than fits. Keep fewer, free space, or let the manager wait (on_full='pause') or remove the oldest "
+        "(on_full='drop_oldest')"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Free:
+    """What a storage has free; None without a limit."""
+
+    bytes: int | None = None
+    files: int | None = None
+    block_bytes: int = 0
+
+    @classmethod
+    def of(cls, store: Store) -> _Free:
+        """Ask the file system of a local store."""
+        if not isinstance(store, LocalStore):
+            return cls()
+        place = Path(os.path.abspath(store.path))
+        while not place.exists() and place != place.parent:
+            place = place.parent
+        found = os.statvfs(place)
+        return cls(
+            found.f_bavail * found.f_frsize if found.f_blocks else None,  # some network file systems do not know
+            found.f_favail if found.f_files else None,
+            found.f_frsize,
+        )
+
+    def taken(self, entries: Collection[Entry]) -> int:
+        """Return the bytes of the blocks of files."""
+        block = max(1, self.block_bytes)
+        return sum(-(-entry.bytes // block) * block for entry in entries)
+
+
+def _saves(
+    catalogue: Catalogue, policy: KeepPolicy, spacing: Spacing, free: _Free, size: int, files: int
+) -> int | None:
+    """Return how many saves fit before one finds no room for its bytes or files; None if space does not end."""
+    folders = catalogue.folders()
+    bytes_held = {folder.step: free.taken(folder.entries) for folder in folders}
+    files_held = {folder.step: len(folder.entries) for folder in folders}
+    records = catalogue.records(folders)
+    found = [
+        _forecast(records, held, policy, spacing, needed, room)
+        for held, needed, room in ((bytes_held, size, free.bytes), (files_held, files, free.files))
+        if room is not None
+    ]
+    return min((saves for saves in found if saves is not None), default=None)
+
+
+def _forecast(
+    existing: Collection[CheckpointRecord],
+    held: Mapping[int, int],
+    policy: KeepPolicy,
+    spacing: Spacing,
+    needed: int,
+    free: int,
+) -> int | None:
+    records, held = {record.step: record for record in existing}, dict(held)
+    now, last = time.time(), max(records, default=None)
+    for number in range(_HORIZON):
+        if free < needed:
+            return number
+        step = spacing.step(number, last)
+        step = (0 if last is None else last) + number + 1 if step is None else step
+        now += spacing.seconds
+        # The first ones count as the best, so that the best and the newest are never the same.
+        metrics = {each.metric: float(number if each.mode == "min" else -number) for each in policy.best()}
+        records[step], held[step], free = CheckpointRecord(step, now, metrics), needed, free - needed
+        kept = policy.keep([*records.values()], now) | {step}
+        for gone in records.keys() - kept:
+            free += held[gone]
+            del records[gone]
+    return None
+
+
+def _probe(store: Store) -> None:
+    """Create, replace, read and remove a small object; raises StorageError."""
+    name, doing = f".dcp-probe-{secrets.token_hex(8)}", "create a directory"
+    try:
+        store.make()
+        doing = "create a file"
+        sink = store.create(name)
+        try:
+            sink.write([b"created"])
+            sink.close()
+            doing = "replace a file"
+            store.publish(name, b"replaced", tag="probe")
+            store.sync_folder()
+            doing = "read a file"
+            found = store.read(name)
+            doing = "remove a file"
+            store.delete(name)
+        except BaseException:
+            sink.abort()
+            raise
+    except OSError as error:
+        raise StorageError(f"{store.url}: it is not possible to {doing} there: {error}") from error
+    if found != b"replaced":
+        raise StorageError(f"{store.url}: a file that was replaced is read with other bytes")
+
+
+def _doubts(store: Store) -> Collection[str]:
+    """Return what is known to go wrong later."""
+    found = []
+    if isinstance(store, LocalStore):
+        kind = _file_system(os.path.realpath(store.path))
+        if kind in _MEMORY:
+            found.append(f"{store.url} is memory ({kind}): a reboot removes its checkpoints")
+        if kind in _CONTAINER:
+            found.append(f"{store.url} is a container's own disk ({kind}): it is removed with the container")
+    expiry = os.environ.get("AWS_CREDENTIAL_EXPIRATION")
+    if expiry is not None and store.url.startswith("s3:"):
+        with contextlib.suppress(ValueError):
+            end = datetime.fromisoformat(expiry.replace("Z", "+00:00"))
+            hours = (end - datetime.now(timezone.utc)).total_seconds() / 3600
+            found.append(f"{store.url}: the credentials in the environment end in {hours:.1f} h, and are not renewed")
+    return found
+
+
+def _file_system(path: str) -> str:
+    """Return the type of the file system of a path. Source: Linux `proc_pid_mountinfo(5)`."""
+    best = ("", "")
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            fields = line.split()
+            point, kind = fields[4].replace("\\040", " "), fields[fields.index("-") + 1]
+            if len(point) >= len(best[0]) and f"{path}/".startswith(point.rstrip("/") + "/"):
+                best = point, kind
+    return best[1]
+
+
+def say_when_space_ends(catalogue: Catalogue, policy: KeepPolicy, spacing: Spacing, step: int) -> None:
+    """Warn if one of the saves after `step`, which was published, will find no room. Coordinator only."""
+    entries = catalogue.store_of(step).list()
+    size, free = sum(entry.bytes for entry in entries), _Free.of(catalogue.store)
+    saves = _saves(catalogue, policy, spacing, free, free.taken(entries), len(entries))
+    if saves is not None:
+        full_at = spacing.step(saves, step)
+        _log.warning("%s", _warning(catalogue.store.url, policy, size, free.bytes, saves, full_at))
+
+
+class Room:
+    """Room for the next save in a local root. Made on every rank.
+
+    `pause` lets the ranks wait until there is room; `drop_oldest` removes the oldest checkpoints, but never one without
+    which the run could lose progress.
+    """
+
+    def __init__(self, on_full: OnFull, catalogue: Catalogue, ranks: Ranks) -> None:
+        self._drops = on_full == "drop_oldest"
+        self._catalogue = catalogue
+        self._ranks = ranks
+        self._bytes: int | None = None
+
+    def make(self, state: dict[str, Any], checkpoint_id: str, running: Collection[int], *, hurry: bool) -> None:
+        """Return when a save of the state has room beside `running` saves; at once in a `hurry`.
+
+        Raises StorageError if no checkpoint may be removed.
+
+        Ranks: every rank; collective.
+        """
+        group, alone = self._ranks.process_group, self._ranks.no_dist
+        if self._bytes is None:
+            self._bytes = estimate(state, checkpoint_id=checkpoint_id, process_group=group, no_dist=alone).bytes
+        needed = self._bytes * (1 + len(running))
+        started, seconds, told_after = time.monotonic(), min(_LOOK_SECONDS, self._ranks.timeout_seconds / 4), 0.0
+        while not self._ranks.decide("make room", partial(self._look, needed, running, 0.0 if hurry else seconds)):
+            waited = time.monotonic() - started
+            if hurry:
+                return
+            if self._ranks.is_coordinator and waited >= told_after:
+                told_after = 2 * waited
+                _log.warning(
+                    "%s is full: training waits for %s of room, for %.0f s now",
+                    self._catalogue.store.url,
+                    printable_bytes(needed),
+                    waited,
+                )
+
+    def _look(self, needed: int, running: Collection[int], seconds: float) -> bool:
+        end = time.monotonic() + seconds
+        while True:
+            free = _Free.of(self._catalogue.store).bytes
+            if free is None or free >= needed:
+                return True
+            if self._drops:
+                if not self._drop(running):
+                    raise StorageError(
+                        f"{self._catalogue.store.url} is full: {free:,} bytes are free, a save needs {needed:,}, and "
+                        "no older checkpoint can be removed; free space there"
+                    )
+            elif time.monotonic() > end:
+                return False
+            else:
+                time.sleep(_PAUSE_SECONDS)
+
+    def _drop(self, running: Collection[int]) -> bool:
+        folders = self._catalogue.folders()
+        records = CheckpointRecord.by_creation(self._catalogue.records(folders))
+        good = [record for record in records if record.quarantined is None]
+        spared = {*running, *self._catalogue.steps_to_resume_from(folders, good)}
+        for record in good:
+            if record.step not in spared and self._catalogue.remove(record.step):
+                _log.warning("%s is full: step %d was removed", self._catalogue.store.url, record.step)
+                return True
+        return False
+
+
+def check_on_full(on_full: object, root: object) -> None:
+    """Raise ValueError for a wrong policy, or for a root that has its own."""
+    if on_full not in get_args(OnFull):
+        raise ValueError(f"on_full is {on_full!r}; choose 'fail', 'pause' or 'drop_oldest'")
+    if on_full != "fail" and not isinstance(root, str | os.PathLike):
+        raise ValueError(f"on_full is {on_full!r}, and the root has tiers: pass Tier(max_bytes=…, when_full=…) instead")
