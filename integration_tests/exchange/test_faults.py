@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dcp_ranks.testing.ranks import RankPool
-from integration_tests.exchange.faults import KINDS, Fault, check, save_checkpoints, told_of
+from integration_tests.exchange.faults import KINDS, Fault, Told, check, save_checkpoints, told_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 # On a machine that does other things, too.
@@ -29,6 +29,19 @@ def own_ranks() -> Iterator[RankPool]:
         yield pool
 
 
+def struck(pool: RankPool, root: Path, folder: Path, fault: Fault) -> list[Told]:
+    """What the ranks saw of a fault.
+
+    On a busy machine, the other ranks may read everything before the victim reads anything: then it is tried again.
+    """
+    for _ in range(5):
+        found = told_of(pool, root, folder, fault)
+        check(fault, found, patience=PATIENCE)
+        if all(told.seconds is not None for told in found):
+            return found
+    pytest.fail("it did not strike")
+
+
 @pytest.mark.parametrize(
     "ranks_of_host",
     [pytest.param(4, marks=pytest.mark.slow), 2, pytest.param(1, marks=pytest.mark.slow)],
@@ -37,9 +50,7 @@ def own_ranks() -> Iterator[RankPool]:
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("kill", "stop", "holder")])
 def test_files_and_connections(own_ranks: RankPool, root: Path, tmp_path: Path, kind: str, ranks_of_host: int) -> None:
     fault = Fault(kind, 1, "read", ranks_of_host=ranks_of_host)
-    found = told_of(own_ranks, root, tmp_path / "run", fault)
-    check(fault, found, patience=PATIENCE)
-    assert all(told.seconds is not None for told in found), "it did not strike"
+    found = struck(own_ranks, root, tmp_path / "run", fault)
     assert [bool(told.error) for told in found] == [not fault.is_harmless] * 4
     if kind == "replace":
         assert [told.state for told in found] == ["new"] * 4
@@ -48,9 +59,7 @@ def test_files_and_connections(own_ranks: RankPool, root: Path, tmp_path: Path, 
 @pytest.mark.parametrize("moment", ["start", "read"])
 def test_one_of_two_holders(own_ranks: RankPool, root: Path, tmp_path: Path, moment: str) -> None:
     fault = Fault("holder", 1, moment, ranks_of_host=2)
-    found = told_of(own_ranks, root, tmp_path / "run", fault)
-    check(fault, found, patience=PATIENCE)
-    assert all(told.seconds is not None for told in found), "it did not strike"
+    struck(own_ranks, root, tmp_path / "run", fault)
 
 
 @pytest.mark.parametrize("kind", ["kill", "stop"])

@@ -122,10 +122,10 @@ class Day:
                 self.model.dropped.add(step)
 
     def promote(self, *, killed: bool) -> None:
-        """Run a promoter, which may be killed, and which gives up soon while the slow tier is away."""
+        """Run a promoter, which may be killed. While the slow tier is away, it gives up soon."""
 
         def work(tell: Callable[[str], None]) -> None:
-            promote(self.tiers(), progress_timeout_seconds=0.05)
+            promote(self.tiers(), progress_timeout_seconds=0.05 if self.is_away else 60.0)
 
         before = self.in_far()
         for _ in self._live(work, killed=killed):

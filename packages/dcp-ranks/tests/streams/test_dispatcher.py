@@ -70,7 +70,7 @@ def test_a_rank_that_is_not_read_waits_alone_and_loses_nothing(local):
         dispatcher = made[0].dispatch(inbox)
 
         def work():
-            for number in range(100):
+            for number in range(60):
                 found[1][0].send(b"large %d" % number, [memoryview(bytes(1 << 20))])
                 sent.append(number)
 
@@ -87,9 +87,9 @@ def test_a_rank_that_is_not_read_waits_alone_and_loses_nothing(local):
             assert inbox.refused == 1  # it is not asked again and again
             allowed.set()
             dispatcher.resume(found[0][1])
-            inbox.wait(lambda: len(inbox.payloads) == 100)
+            inbox.wait(lambda: len(inbox.payloads) == 60)
             thread.join()
-    assert [message for _, message, _ in inbox.payloads] == [b"large %d" % number for number in range(100)]
+    assert [message for _, message, _ in inbox.payloads] == [b"large %d" % number for number in range(60)]
 
 
 def test_a_handler_may_refuse_again_and_keeps_the_descriptor():

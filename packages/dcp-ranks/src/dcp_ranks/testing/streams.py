@@ -15,7 +15,7 @@ from dcp_ranks.streams.streams import Streams
 
 __all__ = ["Inbox", "connect_all", "opened"]
 
-_TIMEOUT_SECONDS = 60.0
+_TIMEOUT_SECONDS = 120.0
 SECRET = b"secret of the job, for tests alone"
 
 
