@@ -116,6 +116,7 @@ if TYPE_CHECKING:
         KeepLast,
         OnRequest,
         OnSignal,
+        preflight,
     )
     from dcp_memory import keeper_status, partner, start_keeper, stop_keeper
     from dcp_object import ObjectStoreReader, ObjectStoreWriter
@@ -218,6 +219,7 @@ __all__ = [
     "planner",
     "planner_helpers",
     "plugins",
+    "preflight",
     "protocol",
     "prove_resume",
     "quantized_hf_storage",
@@ -282,7 +284,7 @@ __getattr__, __dir__ = import_lazily(
         ),
         "dcp_manager": (
             *("CheckpointManager", "EverySeconds", "EverySteps", "KeepAll", "KeepBest", "KeepEvery", "KeepFor"),
-            *("KeepLast", "OnRequest", "OnSignal"),
+            *("KeepLast", "OnRequest", "OnSignal", "preflight"),
         ),
         "dcp_object": ("ObjectStoreReader", "ObjectStoreWriter"),
         "dcp_ranks": ("PeerOptions",),
