@@ -87,6 +87,7 @@ PLACES: dict[str, Any] = {
     "os": os,
     "mmap": arena,
     "reception": reception,
+    "Reception": reception.Reception,
     "streams": streams_module,
     "select": select,
     "Thread": threading.Thread,
@@ -130,6 +131,7 @@ LACKS: dict[str, tuple[str, str, Callable[..., Any], str]] = {
     "no eventfd": ("os", "eventfd", refuse_descriptors, "Too many open"),
     "no threads": ("Thread", "start", refuse_threads, "can't start new thread"),
     "no descriptor for a file": ("PieceReader", "read", refuse_descriptors, "Too many open"),
+    "no memory for a message": ("Reception", "_take_head", refuse_memory, "no memory for a piece"),
     "no memory for a piece": ("Delivery", "take", refuse_memory, "no memory for a piece"),
 }
 

@@ -132,7 +132,11 @@ class Transfer:
         for thread in (*self._threads, *self._senders.values()):
             if thread.ident is not None:
                 thread.join()
-        self._dispatcher.close()
+        try:
+            self._dispatcher.close()
+        except Exception:
+            if self._error is None:  # otherwise `wait` has raised
+                raise
         for received in (self._tasks, self._arriving, self._refused):  # since the threads ended
             received.clear()
         self._windows.clear()
@@ -170,7 +174,8 @@ class Transfer:
         """End the exchange: pieces from this rank no longer arrive."""
         with self._changed:
             if not self._closing:
-                self._fail(StreamError(stream.rank, stream.address, reason))
+                # Of this rank itself if its dispatcher has ended.
+                self._fail(self._dispatcher.error or StreamError(stream.rank, stream.address, reason))
 
     def _handle(self, stream: Stream, message: Message, descriptor: int | None) -> None:
         if message.kind is Kind.ARENA and descriptor is not None:

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dcp_ranks import Dispatcher, OperationError, Stream, StreamError
+from dcp_ranks.streams.reception import Reception
 from dcp_ranks.streams.stream import GOODBYE, HEAD, MESSAGE
 from dcp_ranks.testing.streams import Inbox, connect_all, opened
 
@@ -229,6 +230,24 @@ def test_what_a_handler_raises_in_the_thread_is_raised_at_the_end():
             time.sleep(0.01)
         with pytest.raises(BugError):
             made[1].close()
+
+
+def test_the_end_of_the_receiving_thread_ends_the_streams_of_both_sides(monkeypatch):
+    def out_of_memory(self):
+        raise MemoryError("no room")
+
+    with opened(2) as made:
+        found = connect_all(made)
+        monkeypatch.setattr(Reception, "_take_head", out_of_memory)
+        inbox = Inbox()
+        dispatcher = made[1].dispatch(inbox)
+        dispatcher.start()
+        found[0][1].send(b"")
+        with pytest.raises(MemoryError):  # after the thread has ended
+            made[1].close()
+        assert [(rank, "MemoryError: no room" in reason) for rank, reason in inbox.lost] == [(0, True)]
+        with pytest.raises(StreamError):
+            found[0][1].send(b"", [memoryview(bytes(64 << 20))])  # more than sockets buffer
 
 
 def test_running_in_the_callers_thread():

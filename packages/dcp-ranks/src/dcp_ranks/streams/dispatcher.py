@@ -163,6 +163,14 @@ class Dispatcher:
             self.run(lambda: False)
         except BaseException as error:  # noqa: BLE001 - `close` raises it in the thread of the caller
             self.error = error
+            self._lose_all(f"this rank can no longer receive: {type(error).__name__}: {error}")
+
+    def _lose_all(self, reason: str) -> None:
+        """End all streams, since both sides would wait for messages that nobody receives."""
+        for reception in [*self._receptions.values()]:
+            reception.stream.lose(reason)
+            with contextlib.suppress(Exception):  # the handler may have raised before
+                self._handler.on_lost(reception.stream, reason)
 
     def _turn(self, seconds: float) -> None:
         for descriptor, events in self._poller.poll(seconds):
