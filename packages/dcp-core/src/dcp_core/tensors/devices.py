@@ -156,6 +156,8 @@ def pin(owner: object, address: int, nbytes: int) -> Callable[[], object] | None
             return None
 
     def unpin() -> None:
+        for each in devices_in_use(module):  # a load or save that failed may have left copies running
+            module.synchronize(each)
         with module.device(number):
             runtime.cudaHostUnregister(address)
 

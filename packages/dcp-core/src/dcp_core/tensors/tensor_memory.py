@@ -288,21 +288,18 @@ def _by_stream(tensor: torch.Tensor, max_bytes: int, stream: CopyStream) -> Iter
         buffers = [pinned_buffer(count * tensor.dtype.itemsize).view(tensor.dtype) for _ in range(2)]
     copied = [stream.event() for _ in buffers]
     waiting: tuple[torch.Tensor, Any] | None = None
-    try:
-        for number, part in enumerate(_parts(tensor, limit)):
-            event = copied[number % 2]
-            with stream.entered():
-                filled = _fill(buffers[number % 2], part, non_blocking=True)
-                stream.record(event)
-            if waiting is not None:
-                waiting[1].synchronize()
-                yield _bytes(waiting[0])
-            waiting = filled, event
+    for number, part in enumerate(_parts(tensor, limit)):
+        event = copied[number % 2]
+        with stream.entered():
+            filled = _fill(buffers[number % 2], part, non_blocking=True)
+            stream.record(event)
         if waiting is not None:
             waiting[1].synchronize()
             yield _bytes(waiting[0])
-    finally:
-        stream.synchronize()  # a save that fails deletes the buffers of a copy that still runs
+        waiting = filled, event
+    if waiting is not None:
+        waiting[1].synchronize()
+        yield _bytes(waiting[0])
 
 
 def _fill(buffer: torch.Tensor, part: torch.Tensor, *, non_blocking: bool) -> torch.Tensor:

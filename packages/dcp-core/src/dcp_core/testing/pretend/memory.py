@@ -19,7 +19,7 @@ import torch
 
 from dcp_core.testing.pretend.machine import Event, Stream, machine
 
-__all__ = ["Block", "HostRegistry", "block_of", "empty", "memory", "on_host"]
+__all__ = ["Block", "HostRegistry", "block_of", "borrowed", "empty", "memory", "on_host"]
 
 _DL_EXTENSION, _DL_UINT = 12, 1
 _RANGE_BYTES = 1 << 36
@@ -126,15 +126,15 @@ class Memory:
         machine.contexts.add(device)
         self.sweep()
         self._settle()
-        free = self._free[stream, nbytes]
-        if free:
-            return free.pop()
         limit = self.limits.get(device)
         if limit is not None and self.used[device] + nbytes > limit:
             raise torch.OutOfMemoryError(
                 f"pretend out of memory: tried to allocate {nbytes:,} bytes on device {device}, which has {limit:,} "
                 f"and uses {self.used[device]:,}"
             )
+        free = self._free[stream, nbytes]
+        if free:
+            return free.pop()
         if device not in self._next:
             flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
             self._next[device] = _libc.mmap(None, _RANGE_BYTES, 0, flags, -1, 0)
@@ -199,6 +199,15 @@ def on_host(tensor: torch.Tensor) -> torch.Tensor:
     return torch._neg_view(made) if tensor.is_neg() else made  # noqa: SLF001
 
 
+def borrowed(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a host tensor over the same memory, which does not keep it alive, like a copy of a real device."""
+    storage = tensor.untyped_storage()
+    raw = (ctypes.c_uint8 * storage.nbytes()).from_address(storage.data_ptr())
+    made = torch.empty(0, dtype=tensor.dtype, device="cpu")
+    flat = torch.frombuffer(raw, dtype=torch.uint8).untyped_storage()
+    return made.set_(flat, tensor.storage_offset(), tensor.size(), tensor.stride())
+
+
 class HostRegistry:
     """Host memory that copies reach without the processor: `cudaHostRegister` and its like."""
 
@@ -222,9 +231,11 @@ class HostRegistry:
         machine.contexts.add(machine.local.device)
         with machine.changed:
             nbytes = self.ranges.pop(address)
-            self._copies = [each for each in self._copies if not each[2].done]
-            if any(begin < address + nbytes and address < end for begin, end, _ in self._copies):
+            copies = [(begin, end, work) for begin, end, work in self._copies if not work.done]
+        for begin, end, work in copies:
+            if begin < address + nbytes and address < end:
                 machine.violations.append("host memory was unpinned while a copy used it")
+                machine.complete(work)  # before the memory is gone
         return self.cudaError.success
 
     def holds(self, tensor: torch.Tensor) -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from dcp_core.testing.pretend.machine import NAME, Stream, machine
-from dcp_core.testing.pretend.memory import HostRegistry, block_of, empty, on_host
+from dcp_core.testing.pretend.memory import HostRegistry, block_of, borrowed, empty, on_host
 
 __all__ = ["generators", "register", "registry"]
 
@@ -168,10 +168,11 @@ def _copy_on_device(source: torch.Tensor, target: torch.Tensor) -> None:
 
 def _copy_to_host(source: torch.Tensor, target: torch.Tensor, *, non_blocking: bool) -> None:
     stream, read = machine.current_stream(source.device.index), on_host(source)
-    work = machine.launch(stream, lambda: target.copy_(read), early=False)
     if non_blocking and registry.holds(target):
-        registry.note_copy(target, work)
+        to = borrowed(target)
+        registry.note_copy(target, machine.launch(stream, lambda: to.copy_(read), early=False))
         return
+    work = machine.launch(stream, lambda: target.copy_(read), early=False)
     machine.pageable_copies += non_blocking
     machine.complete(work)
 
@@ -179,7 +180,8 @@ def _copy_to_host(source: torch.Tensor, target: torch.Tensor, *, non_blocking: b
 def _copy_from_host(source: torch.Tensor, target: torch.Tensor, *, non_blocking: bool) -> None:
     stream, written = machine.current_stream(target.device.index), on_host(target)
     if non_blocking and registry.holds(source):
-        registry.note_copy(source, machine.launch(stream, lambda: written.copy_(source), early=False))
+        from_host = borrowed(source)
+        registry.note_copy(source, machine.launch(stream, lambda: written.copy_(from_host), early=False))
         return
     machine.pageable_copies += non_blocking
     copied = source.clone()  # as through a buffer of the driver's: the host may go on, and change its memory
