@@ -132,7 +132,7 @@ class Lender:
         self.prepared: list[int] = []
         self.has_prepared = threading.Event()
 
-    def lend(self, nbytes: int, *, seconds: float) -> Memory:
+    def lend(self, nbytes: int, *, timeout_seconds: float) -> Memory:
         free = [one for one in self.made if not one.is_lent and not one.closed and one.nbytes >= nbytes]
         if not free:
             free = [Memory(nbytes)]
