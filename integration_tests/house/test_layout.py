@@ -53,3 +53,17 @@ def test_integration_tests_are_in_folders_and_each_has_a_line(files: set[Path]) 
 def test_folders_of_integration_tests_say_what_they_are_for() -> None:
     modules = [path for path in TESTS.glob("*/__init__.py") if not path.read_text().startswith('"""')]
     assert modules == []
+
+
+def test_a_name_of_a_front_door_is_not_that_of_a_module() -> None:
+    """`dcp_x.name` would mean either, as the site's links do. The modules of dcp-all are stock's, and its API."""
+    doubled = {}
+    for front in ROOT.glob("packages/*/src/*/__init__.py"):
+        names = set(re.findall(r'^    "(\w+)",$', front.read_text(), re.MULTILINE))
+        listed = re.findall(r"^__all__ = \[([^\]]+)\]", front.read_text(), re.MULTILINE)
+        names |= {name for line in listed for name in re.findall(r'"(\w+)"', line)}
+        modules = {path.stem for path in front.parent.iterdir()}
+        doubled[front.parent.name] = names & modules
+    assert doubled.pop("dcp_all")
+    assert doubled.pop("dcp_core") == {"plugins"}  # the module itself
+    assert not any(doubled.values()), doubled

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dcp_prove import ResumeReport
-from dcp_prove.prove_resume import Proof, pickled_factory
+from dcp_prove.proof import Proof, pickled_factory
 from integration_tests.resume.forked import run_forked_ranks
 
 __all__ = ["prove"]
