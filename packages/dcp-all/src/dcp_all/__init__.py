@@ -122,7 +122,7 @@ if TYPE_CHECKING:
     from dcp_object import ObjectStoreReader, ObjectStoreWriter
     from dcp_prove import prove_resume
     from dcp_ranks import PeerOptions
-    from dcp_state import RandomState, StateMismatchError, app_state, load_sharded_optimizer_state_dict
+    from dcp_state import RandomState, StateMismatchError, TrainableOnly, app_state, load_sharded_optimizer_state_dict
     from dcp_tiers import KeepWaiting, Tier, Tiers
 
 __all__ = [
@@ -188,6 +188,7 @@ __all__ = [
     "TensorStorageMetadata",
     "Tier",
     "Tiers",
+    "TrainableOnly",
     "UnsafeCheckpointError",
     "UnsupportedFormatError",
     "WorkerLostError",
@@ -288,6 +289,12 @@ __getattr__, __dir__ = import_lazily(
         ),
         "dcp_object": ("ObjectStoreReader", "ObjectStoreWriter"),
         "dcp_ranks": ("PeerOptions",),
-        "dcp_state": ("RandomState", "StateMismatchError", "app_state", "load_sharded_optimizer_state_dict"),
+        "dcp_state": (
+            "RandomState",
+            "StateMismatchError",
+            "TrainableOnly",
+            "app_state",
+            "load_sharded_optimizer_state_dict",
+        ),
     },
 )

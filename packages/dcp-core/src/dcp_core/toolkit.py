@@ -96,6 +96,8 @@ from dcp_core.tensors.kinds import (
     with_local,
 )
 from dcp_core.tensors.tensor_memory import TensorPieces, check_memory, contiguous, copy_elements, tensor_bytes
+from dcp_io.archives.crc import combine as combine_crcs
+from dcp_io.archives.crc import crc32
 
 __all__ = [
     "DESCRIBING",
@@ -143,8 +145,10 @@ __all__ = [
     "clone_tensor",
     "collector_paused",
     "columns_of",
+    "combine_crcs",
     "contiguous",
     "copy_elements",
+    "crc32",
     "described_like",
     "device_module",
     "devices_in_use",

@@ -12,6 +12,7 @@ from dcp_base import import_lazily
 if TYPE_CHECKING:
     from dcp_state.adapters import Layer, ModuleAdapter, OptimizerAdapter
     from dcp_state.app import app_state, get_state_dict, set_state_dict
+    from dcp_state.base_model import TrainableOnly
     from dcp_state.model import get_model_state_dict, set_model_state_dict
     from dcp_state.optimizer.optimizer_state_dict import (
         get_optimizer_state_dict,
@@ -30,6 +31,7 @@ __all__ = [
     "StateDictOptions",
     "StateMismatchError",
     "StateReport",
+    "TrainableOnly",
     "app_state",
     "get_model_state_dict",
     "get_optimizer_state_dict",
@@ -45,6 +47,7 @@ __getattr__, __dir__ = import_lazily(
     {
         "dcp_state.adapters": ("Layer", "ModuleAdapter", "OptimizerAdapter"),
         "dcp_state.app": ("app_state", "get_state_dict", "set_state_dict"),
+        "dcp_state.base_model": ("TrainableOnly",),
         "dcp_state.model": ("get_model_state_dict", "set_model_state_dict"),
         "dcp_state.optimizer.optimizer_state_dict": (
             "get_optimizer_state_dict",

@@ -9,7 +9,7 @@ Source: torch 2.13 `torch.distributed.checkpoint.state_dict` (signatures and mea
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -17,8 +17,10 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.weak import WeakIdKeyDictionary
 
+from dcp_base import library_logger
 from dcp_core import PerRank
 from dcp_core.toolkit import PartialState, collector_paused, in_shared_order, is_stateful, value_bytes, with_states
+from dcp_state.base_model import BaseModel, FrozenValues, TrainableOnly, frozen_names, is_sharded, name_of_base
 from dcp_state.canonical_names import ModelNames, name_model, name_models, optimizer_names
 from dcp_state.model import model_state, restore_model
 from dcp_state.optimizer.fitting import GROUPS, PARAM_NAMES, PARAMS, STATE, SavedOptimizer, is_text
@@ -80,6 +82,7 @@ def set_state_dict(
 
 
 _RESERVED = ("model", "optimizer", "schedulers")
+_BASE = "base_model"  # reserved with `trainable_only`
 
 
 def app_state(
@@ -88,6 +91,7 @@ def app_state(
     *,
     scheduler: Any = None,
     strict: bool = True,
+    trainable_only: bool | TrainableOnly | None = None,
     **values: Any,
 ) -> AppState:
     """Combine the state of a training run in one value for `save` and `load`.
@@ -97,6 +101,9 @@ def app_state(
         optimizer: One or several, or None.
         scheduler: One or several objects with `state_dict` and `load_state_dict`, or None.
         strict: Whether missing and unexpected names of model and optimizer are errors in a load.
+        trainable_only: Whether parameters that are frozen, and have no optimizer state, are left out. A load keeps
+            their values, and checks that they are those of the save, by digests. `TrainableOnly` has options. None
+            saves everything, and logs a warning if 90 % of the model is frozen.
         values: Further values by name: numbers and tensors, read after a load as `app["step"]`; `Stateful`s, restored
             in place; values that differ between ranks, in a `PerRank`; and `random=RandomState()`.
 
@@ -107,7 +114,8 @@ def app_state(
         TypeError: An argument is of another kind.
         ValueError: A value has a reserved name.
 
-    Ranks: every rank that saves or loads; not collective. The result's methods are collective for FSDP1 models only.
+    Ranks: every rank that saves or loads; not collective. The result's methods are collective for FSDP1 models, and
+        with `trainable_only` for sharded models and lists of stages.
 
     Example:
         ```python
@@ -130,7 +138,36 @@ def app_state(
     schedulers = () if scheduler is None else tuple(scheduler) if several else (scheduler,)
     _check_arguments(parts, given, schedulers, strict, values)
     optimizers = () if optimizer is None else as_optimizers(given)
+    if trainable_only:
+        options = trainable_only if isinstance(trainable_only, TrainableOnly) else TrainableOnly()
+        _check_names(values, _BASE)
+        in_stages = not isinstance(model, nn.Module)
+        return _TrainableState(
+            parts, optimizers, schedulers, values, strict=strict, options=options, in_stages=in_stages
+        )
+    if trainable_only is None and optimizers:
+        _warn_of_frozen(parts)
     return AppState(parts, optimizers, schedulers, values, strict=strict)
+
+
+_log = library_logger(__name__)
+_FROZEN_SHARE = 0.9
+_warned: MutableMapping[nn.Module, bool] = cast(Any, WeakIdKeyDictionary())
+
+
+def _warn_of_frozen(parts: Sequence[nn.Module]) -> None:
+    """Log, once for a model, that most of what is saved never changes."""
+    if not parts or parts[0] in _warned:
+        return
+    _warned[parts[0]] = True
+    sizes = [(parameter.nbytes, parameter.requires_grad) for part in parts for parameter in part.parameters()]
+    total, frozen = sum(size for size, _ in sizes), sum(size for size, trains in sizes if not trains)
+    if total and frozen >= _FROZEN_SHARE * total:
+        _log.warning(
+            "%.0f %% of the model's bytes are frozen, and every checkpoint contains them: pass trainable_only=True to "
+            "app_state to leave them out, or trainable_only=False to save them without this warning",
+            100 * frozen / total,
+        )
 
 
 def _check_arguments(
@@ -161,7 +198,11 @@ def _check_arguments(
             "app_state takes no StateDictOptions: it saves shards, and has strict= itself; for other options, call "
             "get_state_dict(model, optimizer, options=…)"
         )
-    taken = [name for name in values if name in _RESERVED]
+    _check_names(values, *_RESERVED)
+
+
+def _check_names(values: Mapping[str, object], *reserved: str) -> None:
+    taken = [name for name in values if name in reserved]
     if taken:
         raise ValueError(f"{', '.join(map(repr, taken))}: these names are taken by app_state itself; choose others")
 
@@ -216,13 +257,7 @@ class AppState:
     def state_dict(self) -> dict[str, Any]:
         """Return the state on this rank; tensors share the memory of model and optimizers."""
         with collector_paused():
-            names = self._names()
-            models: dict[str, Any] = {}
-            for part, of_part in zip(self._parts, names, strict=True):
-                models.update(model_state(part, of_part, self._options))
-            state: dict[str, Any] = {"model": models}
-            if self._optimizers:
-                state["optimizer"] = self._optimizer_state(names)
+            state = self._run_state(self._names())
         if self._schedulers:
             state["schedulers"] = tuple(scheduler.state_dict() for scheduler in self._schedulers)
         return {**state, **with_states(self._values)}
@@ -235,8 +270,7 @@ class AppState:
             names = self._names()
             if self._optimizers:
                 self._restore_optimizers(names, state_dict.get("optimizer", {}), absent)
-            for part, of_part in zip(self._parts, names, strict=True):
-                self._restore_model(part, of_part, state_dict["model"])
+            self._restore_models(names, state_dict, ())
         states = state_dict.get("schedulers", ())
         if len(states) != len(self._schedulers):
             raise StateMismatchError(
@@ -251,6 +285,18 @@ class AppState:
             if name in self.report.restored:
                 self.report.restored.remove(name)
             self.report.initialised[name] = "not in the checkpoint"
+
+    def _run_state(self, names: Sequence[ModelNames]) -> dict[str, Any]:
+        state: dict[str, Any] = {"model": self._model_states(names)}
+        if self._optimizers:
+            state["optimizer"] = self._optimizer_state(names)
+        return state
+
+    def _model_states(self, names: Sequence[ModelNames]) -> dict[str, Any]:
+        models: dict[str, Any] = {}
+        for part, of_part in zip(self._parts, names, strict=True):
+            models.update(model_state(part, of_part, self._options))
+        return models
 
     def _names(self) -> list[ModelNames]:
         return name_models(self._parts, modifiers=self._options.dsd_fqn_modifiers)
@@ -291,12 +337,13 @@ class AppState:
         joined = optimizer_names(list(zip(self._parts, names, strict=True)))
         self.report.merge(restore_saved(self._optimizers, joined, saved, self._options, adopt=adopt))
 
-    def _restore_model(self, part: nn.Module, names: ModelNames, state: Mapping[str, Any]) -> None:
-        mine = state
-        if len(self._parts) > 1:
-            mine = {name: value for name, value in state.items() if name in names.raw_keys}
-        if mine or names.raw_keys:
-            self.report.merge(restore_model(part, names, mine, self._options).report)
+    def _restore_models(self, names: Sequence[ModelNames], state: Mapping[str, Any], kept: Collection[str]) -> None:
+        for part, of_part in zip(self._parts, names, strict=True):
+            mine = state["model"]
+            if len(self._parts) > 1:
+                mine = {name: value for name, value in mine.items() if name in of_part.raw_keys}
+            if mine or of_part.raw_keys:
+                self.report.merge(restore_model(part, of_part, mine, self._options, kept=kept).report)
 
     def _restore_value(self, name: str, value: Any, state: Mapping[str, Any]) -> None:
         if isinstance(value, PerRank):
@@ -307,6 +354,72 @@ class AppState:
             self._values[name] = state[name]
         else:
             self.report.initialised[name] = "not in the state dict"
+
+
+_FROZEN: MutableMapping[nn.Module, FrozenValues] = cast(Any, WeakIdKeyDictionary())
+"""Model → its frozen values' digests, which outlive an `app_state` per save."""
+
+
+class _TrainableState(AppState):
+    """Result of `app_state` with `trainable_only`: `base_model` describes the frozen parameters."""
+
+    def __init__(self, *arguments: Any, options: TrainableOnly, in_stages: bool, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._only = options
+        self._in_stages = in_stages
+        self._frozen_values = _FROZEN.setdefault(self._parts[0], FrozenValues()) if self._parts else FrozenValues()
+
+    def _run_state(self, names: Sequence[ModelNames]) -> dict[str, Any]:
+        state = super()._run_state(names)
+        frozen, base = self._find_base(names, state)
+        left_out = self._left_out(names, frozen)
+        state["model"] = {name: value for name, value in state["model"].items() if name not in left_out}
+        if self._optimizers:
+            of_groups = state["optimizer"]["hyperparameters"]
+            state["optimizer"]["hyperparameters"] = {
+                name: value for name, value in of_groups.items() if name not in frozen
+            }
+        return {**state, _BASE: base.as_text()}
+
+    def _find_base(self, names: Sequence[ModelNames], state: Mapping[str, Any]) -> tuple[set[str], BaseModel]:
+        """Return the frozen names and the base; collective for sharded models and stages."""
+        frozen = {name for part in names for name in frozen_names(part)}
+        aliases = {alias: first for part in names for alias, first in part.aliases.items()}
+        stepped = state.get("optimizer", {}).get(STATE, {})
+        trained = {name for name in frozen if aliases.get(name, name) in stepped}
+        together = self._in_stages or any(is_sharded(state["model"][name]) for name in frozen)
+        frozen, stale = self._frozen_values.agree(frozen, trained, names, together=together)
+        tensors = None
+        if self._only.digest:
+            if stale:
+                self._frozen_values.compute(frozen, state["model"], names, together=together)
+            tensors = self._frozen_values.table
+        found = self._only.base or next(filter(None, map(name_of_base, self._parts)), None)
+        return frozen, BaseModel(found, tensors)
+
+    def _restore_optimizers(
+        self, names: Sequence[ModelNames], state: Mapping[str, Any], absent: Sequence[tuple[Any, ...]]
+    ) -> None:
+        frozen = {name for part in names for name in frozen_names(part)} - state.get("hyperparameters", {}).keys()
+        super()._restore_optimizers(
+            names, state, [*absent, *(("optimizer", "hyperparameters", name) for name in frozen)]
+        )
+
+    def _left_out(self, names: Sequence[ModelNames], frozen: set[str]) -> set[str]:
+        if self._only.buffers:
+            return frozen
+        tensors = [each for part in names for each in part.tensors.items()]
+        return frozen | {name for name, tensor in tensors if not isinstance(tensor, nn.Parameter)}
+
+    def _restore_models(self, names: Sequence[ModelNames], state: Mapping[str, Any], kept: Collection[str]) -> None:
+        if any(adapter.gathers for part in names for adapter in part.adapters):
+            self._frozen_values.forget()
+        frozen, found = self._find_base(names, {**state, "model": self._model_states(names)})
+        known = None if self._in_stages else {name for part in names for name in part.raw_keys}
+        BaseModel.from_text(state[_BASE]).check(found, known, strict=self._options.strict)
+        super()._restore_models(names, state, self._left_out(names, frozen).union(kept))
+        for name in frozen:
+            self.report.initialised.pop(f"{GROUPS}.{name}", None)
 
 
 def _reported_name(path: Sequence[Any]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -103,8 +103,9 @@ def restore_model(
     options: StateDictOptions,
     *,
     may_be_empty: bool = False,
+    kept: Collection[str] = (),
 ) -> IncompatibleKeys:
-    """See `set_model_state_dict`; for a model with known names."""
+    """See `set_model_state_dict`; for a model with known names. Those that are `kept` may be missing."""
     state_dict = _by_names(state_dict, names)
     meta = any(tensor.is_meta for tensor in names.tensors.values())
     done: set[str] = set()
@@ -114,7 +115,7 @@ def restore_model(
         state_dict, done = broadcast_model(known, state_dict, may_be_empty=may_be_empty)
         may_be_empty = may_be_empty and not done
     else:
-        may_be_empty = may_be_empty or not options.strict or options.ignore_frozen_params
+        may_be_empty = may_be_empty or bool(kept) or not options.strict or options.ignore_frozen_params
         if not state_dict and not may_be_empty:
             raise StateMismatchError(
                 "model state", ["the state dict is empty; pass what get_model_state_dict gave, or strict=False"]
@@ -122,6 +123,8 @@ def restore_model(
     if not state_dict and may_be_empty:
         return IncompatibleKeys.of([], [], StateReport())
     plain = not any(adapter.gathers for adapter in names.adapters)
+    if kept and not plain:  # FSDP1 loads whole units only
+        state_dict = {**_some_of(model_state(model, names, options), kept), **state_dict}
     values = {
         name: _placed(name, value, names.tensors.get(name)) if plain else value for name, value in state_dict.items()
     }
@@ -131,17 +134,21 @@ def restore_model(
         with _around(model, names, options):
             keys = _load(model, {names.raw_key(name): value for name, value in values.items()}, assign=meta)
         missing, unexpected = [*map(names.fqn, keys.missing_keys)], [*map(names.fqn, keys.unexpected_keys)]
-    missing = [name for name in missing if name not in done]
+    missing = [name for name in missing if name not in done and name not in kept]
     if options.strict and (missing or unexpected):
         raise StateMismatchError("model state", list(_problems(missing, unexpected, names)))
     refused = set(unexpected)
-    taken = [name for name in [*done, *state_dict] if name not in refused]
+    taken = [name for name in [*done, *state_dict] if name not in refused and name not in kept]
     report = StateReport(
         sorted(taken),
         dict.fromkeys(missing, "not in the state dict; kept as it was"),
         dict.fromkeys(unexpected, "the model has nothing of this name"),
     )
     return IncompatibleKeys.of(missing, unexpected, report)
+
+
+def _some_of(state: Mapping[str, Any], chosen: Collection[str]) -> dict[str, Any]:
+    return {name: value for name, value in state.items() if name in chosen}
 
 
 def _is_part(tensor: torch.Tensor | None) -> bool:
