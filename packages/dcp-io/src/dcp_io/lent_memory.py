@@ -11,6 +11,8 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
+from dcp_manifest.types import Buffer
+
 __all__ = ["FileId", "LentMemory", "MemoryLender", "SupportsLending", "lender_of"]
 
 
@@ -74,9 +76,6 @@ class SupportsLending(Protocol):
 def lender_of(store: object) -> MemoryLender | None:
     """Return a store's lender; None without one."""
     return store.lender() if isinstance(store, SupportsLending) else None
-
-
-Buffer = bytes | bytearray | memoryview
 
 
 class FileId(NamedTuple):

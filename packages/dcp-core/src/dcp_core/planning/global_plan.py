@@ -16,11 +16,9 @@ from dcp_core.tables.metadata_columns import metadata_from_index
 from dcp_core.tables.plan_columns import PlanColumns, Selection, columns_of
 from dcp_manifest.index.boxes import by_dims, is_proper
 from dcp_manifest.index.columns import CheckpointIndex, distinct, ranges, starts
+from dcp_manifest.types import I64
 
 __all__ = ["Assignment", "Candidates", "Part", "assign", "cut_dim", "plan_columns"]
-
-
-I64 = npt.NDArray[np.int64]
 
 
 def plan_columns(

@@ -13,11 +13,9 @@ from dcp_core.shards.shards import is_sharded_tensor, local_tensor, shard_method
 from dcp_core.state_dict.flatten import flatten
 from dcp_core.state_dict.per_rank import with_rank_values
 from dcp_core.tensors.kinds import is_dtensor
+from dcp_core.tensors.tensor_memory import Box
 
 __all__ = ["HeldTensor", "find_holders"]
-
-Box = tuple[tuple[int, ...], tuple[int, ...]]
-"""Offsets and sizes, in elements."""
 
 
 class HeldTensor(NamedTuple):

@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from dcp_core.errors import PlanError, UnsupportedValueError
@@ -40,6 +39,7 @@ from dcp_manifest.index.columns import (
 )
 from dcp_manifest.index.stored_items import StoredItems, take_items
 from dcp_manifest.stock.stock_write import STOCK_VERSION
+from dcp_manifest.types import I64
 
 __all__ = [
     "StateRecords",
@@ -352,9 +352,6 @@ def _stored(key: MetadataIndex, storage_data: Mapping[MetadataIndex, Any]) -> St
             f"storage_data of {key.fqn!r} is a {type(info).__qualname__}; a manifest needs StorageInfo records"
         )
     return stored_item(info, is_object=key.offset is None)
-
-
-I64 = npt.NDArray[np.int64]
 
 
 def written_index(metadata: Metadata, results: Sequence[Sequence[WriteResult]]) -> CheckpointIndex:

@@ -9,7 +9,6 @@ from itertools import pairwise
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from dcp_core.errors import PlanError
@@ -27,6 +26,7 @@ from dcp_core.records.protocols import BytesIOWriteData, TensorWriteData, WriteI
 from dcp_manifest.index.columns import CheckpointIndex, StoredItem, TensorFlags, ranges, starts
 from dcp_manifest.index.merge_indexes import take_tensors
 from dcp_manifest.index.stored_items import StoredItems
+from dcp_manifest.types import I64, U8
 
 __all__ = [
     "ColumnBuilder",
@@ -38,10 +38,6 @@ __all__ = [
     "object_item",
     "written_of",
 ]
-
-
-U8 = npt.NDArray[np.uint8]
-I64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,9 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
-from dcp_io.stores.store import Buffer, Entry, RequestSource, Sink, Source, SupportsFolders, check_name
+from dcp_io.stores.store import Entry, RequestSource, Sink, Source, SupportsFolders, check_name
 from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError
+from dcp_manifest.types import Buffer
 
 __all__ = ["OBJECTS", "MemoryStore"]
 

@@ -19,7 +19,7 @@ from dcp_inspect.errors import DIFFERENT, UNREADABLE, first_line, worst
 from dcp_inspect.examples import examples
 from dcp_inspect.printing.output import Cell, json_option, print_json, print_line
 from dcp_inspect.printing.table import print_table
-from dcp_inspect.reading.values import array_of, is_number, load_value, open_values, same_value, whole_array
+from dcp_inspect.reading.values import Array, array_of, is_number, load_value, open_values, same_value, whole_array
 from dcp_manifest import ITEM_BYTES, UnsafeCheckpointError, UnsupportedFormatError
 
 __all__ = ["command"]
@@ -28,7 +28,6 @@ _DAMAGED = "damaged"
 _PIECE_BYTES = 8 << 20
 _SHOWN_LETTERS = 60
 _SAME_LETTERS = 20  # before the first that differs
-Array = npt.NDArray[Any]
 Bits = npt.NDArray[np.uint8]
 
 

@@ -13,9 +13,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from dcp_io.archives.crc import crc32
-from dcp_io.stores.store import Buffer, Sink
+from dcp_io.stores.store import Sink
 from dcp_manifest.index.dtypes import ITEM_BYTES, TYPED_STORAGES
 from dcp_manifest.stock.stock_write import collected, global_2, integer, text_2
+from dcp_manifest.types import Buffer
 
 __all__ = [
     "CENTRAL",

@@ -20,6 +20,7 @@ from dcp_io.archives.crc import combine, crc32, crc_at
 from dcp_io.reading.open_files import OpenFile
 from dcp_manifest.errors import CorruptCheckpointError
 from dcp_manifest.index.columns import Framing, StoredItem, block_bytes, distinct
+from dcp_manifest.types import I64
 
 __all__ = ["Demands", "check_archive", "check_blocks", "check_whole", "make_pages", "read_with_crc"]
 
@@ -124,7 +125,6 @@ def _damage(key: str, item: StoredItem, start: int, stop: int) -> CorruptCheckpo
     )
 
 
-Positions = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.int32]
 
 
@@ -145,9 +145,9 @@ class Demands:
 
     names: tuple[str, ...]
     objects: Numbers
-    starts: Positions
-    stops: Positions
-    grains: Positions
+    starts: I64
+    stops: I64
+    grains: I64
 
     def __post_init__(self) -> None:
         for column, dtype in (("objects", np.int32), ("starts", np.int64), ("stops", np.int64), ("grains", np.int64)):
@@ -229,7 +229,7 @@ class Demands:
             )
 
 
-def _merge_overlaps(objects: Positions, starts: Positions, stops: Positions, grains: Positions) -> list[Positions]:
+def _merge_overlaps(objects: I64, starts: I64, stops: I64, grains: I64) -> list[I64]:
     if len(objects) == 0 or (starts > stops).any() or starts.min() < 0:  # the latter is refused by the constructor
         return [objects, starts, stops, grains]
     # Objects are placed one after another, so that one running maximum serves all of them.

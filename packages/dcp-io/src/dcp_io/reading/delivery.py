@@ -14,13 +14,12 @@ from dcp_base.errors import DcpError
 from dcp_io.archives.crc import crc32
 from dcp_io.reading.block_reads import with_blocks_apart
 from dcp_io.reading.crc_checks import Demands, check_archive, check_blocks, check_whole, make_pages
-from dcp_io.reading.read_plan import RUN_GAP_BYTES, Check, Wanted, parts_of, want
+from dcp_io.reading.read_plan import RUN_GAP_BYTES, Check, Range, Wanted, parts_of, want
 from dcp_io.requests import ReadRequest, Verify
 from dcp_manifest.index.columns import CRC_BLOCK_MAX_BYTES, block_bytes
 
 __all__ = ["Delivery"]
 
-Range = tuple[int, int]
 _NO_BYTES = memoryview(b"")
 
 

@@ -12,13 +12,13 @@ from enum import IntEnum
 from operator import itemgetter
 
 import numpy as np
-import numpy.typing as npt
 
 from dcp_io.requests import ReadRequest, Verify
 from dcp_io.stores.store import Store, SupportsReadSizes
 from dcp_manifest.errors import CorruptCheckpointError
 from dcp_manifest.index.columns import CRC_BLOCK_MIN_BYTES, ItemKind, StoredItem, block_bytes, border_count
 from dcp_manifest.index.runs import Runs
+from dcp_manifest.types import I64
 
 __all__ = [
     "Check",
@@ -275,7 +275,6 @@ def _runs_of(one: Wanted) -> Runs:
 
 
 Range = tuple[int, int]
-Positions = npt.NDArray[np.int64]
 
 
 def merge_ranges(ranges: Sequence[Range], *, gap_bytes: int, limit_bytes: int) -> list[tuple[Range, list[int]]]:
@@ -330,7 +329,7 @@ def split_range(start: int, stop: int, *, step_bytes: int, align_bytes: int) -> 
         start = border
 
 
-def merge_runs(starts: Positions, stops: Positions, *, gap_bytes: int) -> tuple[Positions, Positions]:
+def merge_runs(starts: I64, stops: I64, *, gap_bytes: int) -> tuple[I64, I64]:
     """Merge nonempty runs that overlap or are less than `gap_bytes` apart."""
     if len(starts) < 2:
         return starts, stops

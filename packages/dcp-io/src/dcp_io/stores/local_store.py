@@ -16,7 +16,6 @@ from pathlib import Path
 from dcp_base.descriptors import kernel_call, open_descriptor, read_fully, write_fully
 from dcp_io.stores.store import (
     TEMPORARY_SUFFIX,
-    Buffer,
     Entry,
     Place,
     RangeSink,
@@ -29,6 +28,7 @@ from dcp_io.stores.store import (
 )
 from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError, UnsafeCheckpointError
 from dcp_manifest.folders.folder import check_inside, followed
+from dcp_manifest.types import Buffer
 
 __all__ = [
     "LocalStore",

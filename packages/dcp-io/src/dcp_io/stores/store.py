@@ -13,6 +13,7 @@ from typing import Literal, NoReturn, Protocol, runtime_checkable
 
 from dcp_manifest.errors import UnsafeCheckpointError
 from dcp_manifest.folders.folder import Entry
+from dcp_manifest.types import Buffer
 
 __all__ = [
     "TEMPORARY_SUFFIX",
@@ -35,8 +36,6 @@ __all__ = [
     "with_folders",
 ]
 
-
-Buffer = bytes | bytearray | memoryview
 
 Place = Literal["local", "remote", "host"]
 """Where objects lie. `local`: on this machine, where reading again is cheap. `remote`: behind a network that all

@@ -17,8 +17,9 @@ from typing import Any, Protocol
 
 from dcp_base.logs import library_logger
 from dcp_io.errors import StorageError
-from dcp_io.stores.store import Buffer, Sink, Source
+from dcp_io.stores.store import Sink, Source
 from dcp_manifest.errors import CorruptCheckpointError
+from dcp_manifest.types import Buffer
 
 __all__ = ["Attempts", "StreamFileSystem", "StreamSink", "StreamSource", "UploadSink", "read_all"]
 

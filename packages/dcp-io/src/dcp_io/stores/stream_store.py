@@ -17,10 +17,11 @@ from typing import Any
 from dcp_base.errors import DcpError
 from dcp_io.errors import StorageError
 from dcp_io.stores.local_store import sync_folder
-from dcp_io.stores.store import TEMPORARY_SUFFIX, Buffer, Entry, Sink, Source, Store, check_name
+from dcp_io.stores.store import TEMPORARY_SUFFIX, Entry, Sink, Source, Store, check_name
 from dcp_io.stores.stream_files import StreamFileSystem, StreamSink, StreamSource, read_all
 from dcp_manifest.errors import CheckpointNotFoundError
 from dcp_manifest.folders.folder import METADATA_NAME, RankIndexName
+from dcp_manifest.types import Buffer
 
 __all__ = ["StreamStore"]
 

@@ -13,7 +13,8 @@ from dcp_base import StorageBackendSpec, StoreSpec, hookimpl
 from dcp_io.stores.host_store import HostStore
 from dcp_io.stores.local_store import LocalStore
 from dcp_io.stores.open_store import open_store
-from dcp_io.stores.store import Buffer, Entry, Sink, Source, Store
+from dcp_io.stores.store import Entry, Sink, Source, Store
+from dcp_manifest.types import Buffer
 
 __all__ = ["FOLDER_VARIABLE", "SHELF_SCHEME", "ShelfPlugin", "ShelfStore", "open_shelf"]
 

@@ -12,8 +12,8 @@ import numpy as np
 from dcp_io.archives.crc import combine, crc32
 from dcp_io.archives.zip_format import Frame
 from dcp_io.requests import BlockEncoder, PiecewiseData, StreamEncoder
-from dcp_io.stores.store import Buffer
 from dcp_manifest.index.columns import EncodedBlocks
+from dcp_manifest.types import Buffer
 
 __all__ = ["EncodedData", "encode_payload", "write_blocks"]
 

@@ -20,13 +20,14 @@ from dcp_io.archives.crc import RunningCrc, crc32
 from dcp_io.archives.zip_format import Frame, tensor_frame
 from dcp_io.requests import Alike, BlockEncoder, Layout, Payload, PiecewiseData, Writable, check_choices
 from dcp_io.saves.save_files import MARK_BYTES, data_mark
-from dcp_io.stores.store import Buffer, Sink, Store
+from dcp_io.stores.store import Sink, Store
 from dcp_io.workers import StopSignal, run_together
 from dcp_io.writing.encoded_data import encode_payload, write_blocks
 from dcp_manifest.folders.folder import data_file_name
 from dcp_manifest.index.columns import CRC_BLOCK_MIN_BYTES, EncodedBlocks, Framing, ItemColumns, border_count
 from dcp_manifest.index.dtypes import ITEM_BYTES
 from dcp_manifest.index.stored_items import StoredItems, block_columns
+from dcp_manifest.types import Buffer
 
 __all__ = [
     "ALIGNMENT_BYTES",

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from safetensors.numpy import save
 
 from dcp_manifest.errors import CorruptCheckpointError, UnsupportedFormatError
+from dcp_manifest.types import U8, U64, Buffer
 
 __all__ = [
     "BLOCK_BYTES",
@@ -237,10 +238,6 @@ def _column(entry: Mapping[str, Any], data_bytes: int) -> Column:
     return Column(dtype, start, stop, count)
 
 
-U8 = npt.NDArray[np.uint8]
-U64 = npt.NDArray[np.uint64]
-
-
 def pack_strings(strings: Iterable[str]) -> tuple[U8, U64]:
     """Return text and lengths."""
     encoded = [text.encode(*UTF8) for text in strings]
@@ -274,7 +271,6 @@ _END_MAGIC = b"DCP\x93"
 # The CRC of the footer covers all bytes before it. A new major version may change all but magics, version and this CRC.
 _FIELDS = struct.Struct("<8sHHIQQIII12x")
 _TAIL = struct.Struct("<I4s")
-Buffer = bytes | bytearray | memoryview
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ from dcp_manifest.file.blob import (
     BLOCK_BYTES,
     BLOCK_CRCS,
     FLAG_STUB_HEAD,
-    Buffer,
     Footer,
     first_blocks,
     index_crc32,
@@ -22,6 +21,7 @@ from dcp_manifest.file.blob import (
 from dcp_manifest.file.manifest_read import IndexFile
 from dcp_manifest.index.columns import CheckpointIndex
 from dcp_manifest.stock.stock_write import is_stub
+from dcp_manifest.types import Buffer
 
 __all__ = ["Examined", "Problem", "examine"]
 

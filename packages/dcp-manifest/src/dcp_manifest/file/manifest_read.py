@@ -17,7 +17,6 @@ from dcp_manifest.file.blob import (
     FOOTER_BYTES,
     UTF8,
     Blob,
-    Buffer,
     WholeBlob,
     read_footer,
     unpack_strings,
@@ -53,10 +52,10 @@ from dcp_manifest.index.schema import (
 )
 from dcp_manifest.stock.stock_read import read_stock
 from dcp_manifest.stock.stock_write import MARKER_MODULE, is_stub
+from dcp_manifest.types import I64, Buffer
 
 __all__ = ["IndexFile", "ManifestReader", "read_index"]
 
-I64 = npt.NDArray[np.int64]
 N = TypeVar("N", bound=np.integer[Any])
 _FACTS: Mapping[str, type] = {"save_id": str, "world_size": int, "writer": str, "generation": int, "created_ns": int}
 _PATH_INDEX = re.compile(r"-?[0-9]{1,18}", re.ASCII)

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from dcp_manifest.index.columns import CheckpointIndex, distinct, starts
+from dcp_manifest.types import I64
 
 __all__ = [
     "Box",
@@ -31,7 +31,6 @@ __all__ = [
 ]
 
 
-I64 = npt.NDArray[np.int64]
 BoxLike = tuple[Sequence[int], Sequence[int]]
 _PAIRS_AT_ONCE = 1 << 20
 _FEW = 8

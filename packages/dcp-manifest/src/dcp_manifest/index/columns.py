@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from dcp_manifest.types import I64, U8, U32, Bool
+
 __all__ = [
     "CRC_BLOCK_MAX_BYTES",
     "CRC_BLOCK_MIN_BYTES",
@@ -40,9 +42,6 @@ __all__ = [
 
 
 PathElement = str | int
-U8 = npt.NDArray[np.uint8]
-U32 = npt.NDArray[np.uint32]
-I64 = npt.NDArray[np.int64]
 RaggedStarts = tuple[list[int], list[int]]
 
 CRC_BLOCK_MIN_BYTES = 64 * 1024
@@ -355,7 +354,6 @@ def needed_bytes(index: CheckpointIndex) -> dict[str, int]:
     return dict(zip(index.files, ends.tolist(), strict=True))
 
 
-Bool = npt.NDArray[np.bool_]
 Number = TypeVar("Number", bound=np.integer[Any])
 
 

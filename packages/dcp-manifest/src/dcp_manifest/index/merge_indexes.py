@@ -12,10 +12,10 @@ import numpy.typing as npt
 from dcp_manifest.errors import CorruptCheckpointError
 from dcp_manifest.index.columns import CheckpointIndex, ItemColumns, distinct, ranges, starts
 from dcp_manifest.index.stored_items import take_items
+from dcp_manifest.types import I64
 
 __all__ = ["merge_rank_indexes", "take_tensors"]
 
-I64 = npt.NDArray[np.int64]
 Key = TypeVar("Key")
 
 

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
+
+from dcp_manifest.types import I64
 
 __all__ = ["Runs", "box_runs"]
-
-Positions = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,7 @@ class Runs:
             run += (self.counts[depth] - 1) * self.strides[depth]
         return Runs(self.start, run, self.counts[:depth], self.strides[:depth])
 
-    def within(self, start: int, stop: int) -> tuple[Positions, Positions]:
+    def within(self, start: int, stop: int) -> tuple[I64, I64]:
         """Return starts and ends of runs in [start, stop), clipped to it."""
         first = _starts(self, start, stop, self.start, 0)
         last = first + self.run_bytes
@@ -76,7 +75,7 @@ def _span(counts: Sequence[int], strides: Sequence[int], run_bytes: int) -> int:
     return sum([(count - 1) * stride for count, stride in zip(counts, strides, strict=True)]) + run_bytes
 
 
-def _starts(runs: Runs, start: int, stop: int, base: int, depth: int) -> Positions:
+def _starts(runs: Runs, start: int, stop: int, base: int, depth: int) -> I64:
     if depth == len(runs.counts):
         return np.array([base], np.int64)
     stride = runs.strides[depth]

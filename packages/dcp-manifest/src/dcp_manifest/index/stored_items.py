@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import overload
 
 import numpy as np
-import numpy.typing as npt
 
 from dcp_manifest.index.columns import (
     BlockColumns,
@@ -20,10 +19,10 @@ from dcp_manifest.index.columns import (
     ranges,
     starts,
 )
+from dcp_manifest.types import I64
 
 __all__ = ["StoredItems", "block_columns", "take_items"]
 
-I64 = npt.NDArray[np.int64]
 
 _NONE = np.zeros(0, np.uint32)
 

@@ -16,13 +16,13 @@ import numpy.typing as npt
 
 from dcp_io import FileId, Sink, Source
 from dcp_manifest import CorruptCheckpointError
+from dcp_manifest.types import Buffer
 from dcp_memory.client.connection import FIRST_POLL_SECONDS, LONGEST_POLL_SECONDS, Connection, MemoryFile
 from dcp_memory.client.link import Answer
 from dcp_memory.wire import PAGE_BYTES
 
 __all__ = ["SMALL_BYTES", "BlobSource", "KeeperSink", "KeeperSource", "Writing"]
 
-Buffer = bytes | bytearray | memoryview
 
 SMALL_BYTES = 256 << 10
 """Limit of an object outside segments, and of bytes collected before a write."""

@@ -11,14 +11,13 @@ from dcp_base import InvalidPlaceError
 from dcp_io import Entry, HostStore, Sink, Source, Store, check_name
 from dcp_io import open_store as open_any
 from dcp_manifest import CheckpointNotFoundError
+from dcp_manifest.types import Buffer
 from dcp_memory.client.connection import Connection, Lender, connection_to
 from dcp_memory.client.link import Answer, NoKeeperError, check_options
 from dcp_memory.client.objects import SMALL_BYTES, BlobSource, KeeperSink, KeeperSource, Writing
 from dcp_memory.places import check_run
 
 __all__ = ["KeeperStore", "open_store"]
-
-Buffer = bytes | bytearray | memoryview
 
 
 class KeeperStore(HostStore):

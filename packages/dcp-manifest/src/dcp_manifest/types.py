@@ -1,0 +1,15 @@
+"""Names of types that dcp-manifest and the packages above it share: numpy arrays by dtype, and bytes."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["I64", "U8", "U32", "U64", "Bool", "Buffer"]
+
+Bool = npt.NDArray[np.bool_]
+I64 = npt.NDArray[np.int64]
+U8 = npt.NDArray[np.uint8]
+U32 = npt.NDArray[np.uint32]
+U64 = npt.NDArray[np.uint64]
+Buffer = bytes | bytearray | memoryview
