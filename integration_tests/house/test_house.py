@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -217,3 +218,34 @@ def test_the_command_knows_which_packages_are_ours() -> None:
     from dcp_inspect.errors import OUR_PACKAGES
 
     assert {package.name.replace("-", "_") for package in PACKAGES} == OUR_PACKAGES
+
+
+def test_a_type_alias_is_defined_once_per_package() -> None:
+    found: Counter[tuple[str, str, str]] = Counter()
+    for path in SOURCES:
+        package = path.relative_to(ROOT / "packages").parts[0]
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.Assign) and isinstance(target := node.targets[0], ast.Name):
+                value = ast.unparse(node.value)
+                is_alias = re.match(r"(npt|np)\.|tuple\[|dict\[|bytes \||Callable\[|Mapping\[|Literal\[", value)
+                if is_alias and not target.id.startswith("_"):
+                    found[package, target.id, value] += 1
+    assert [alias for alias, times in found.items() if times > 1] == []
+
+
+# A root's catalogue removes files of tiers, which are a package above it.
+NAMED_TWICE = {".dcp-forgone-", ".dcp-refused-"}
+
+
+def test_the_name_of_a_file_is_written_once() -> None:
+    found: dict[str, set[str]] = {}
+    for path in SOURCES:
+        if "testing" not in path.parts:
+            nodes = [*ast.walk(ast.parse(path.read_text()))]
+            texts = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+            for node in nodes:
+                is_text = isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in texts
+                if is_text and re.fullmatch(r"\.dcp-[a-z]+[-a-z.]*", node.value):
+                    found.setdefault(node.value, set()).add(name(path))
+    assert len(found) > 10, "few found: the test looks for other names"
+    assert {each: files for each, files in found.items() if len(files) > 1 and each not in NAMED_TWICE} == {}

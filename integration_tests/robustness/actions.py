@@ -60,7 +60,7 @@ def convert(source: str, folder: str, format: str) -> None:  # noqa: A002 - as i
     """Convert a checkpoint to what `folder` holds: a `torch.save` file, or a folder of safetensors."""
     target = f"{folder}/model.pt" if format == "torch" else folder
     options = WriteOptions(
-        overwrite=True, shard_bytes=_SHARD_BYTES, objects="skip" if format == "safetensors" else "refuse"
+        overwrite=True, max_file_bytes=_SHARD_BYTES, objects="skip" if format == "safetensors" else "refuse"
     )
     dcp.convert(source, target, format=format, options=options)
 

@@ -58,7 +58,7 @@ def test_any_into_any(tmp_path: Path, first: str, second: str) -> None:
 
 def test_folder_of_shards(tmp_path: Path) -> None:
     value = source(tmp_path / "source")
-    convert(tmp_path / "source", tmp_path / "out.hf", options=WriteOptions(shard_bytes=24_100))
+    convert(tmp_path / "source", tmp_path / "out.hf", options=WriteOptions(max_file_bytes=24_100))
     weight_map = json.loads((tmp_path / "out.hf" / INDEX_NAME).read_text())["weight_map"]
     assert weight_map.keys() == value.keys()
     files = sorted(set(weight_map.values()))

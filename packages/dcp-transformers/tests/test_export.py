@@ -61,11 +61,11 @@ def loaded(kind: type, folder: Path) -> Any:
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("shard_bytes", [5_000_000_000, 2000])
-def test_what_was_saved_is_loaded(tmp_path: Path, name: str, shard_bytes: int) -> None:
+@pytest.mark.parametrize("max_file_bytes", [5_000_000_000, 2000])
+def test_what_was_saved_is_loaded(tmp_path: Path, name: str, max_file_bytes: int) -> None:
     torch.manual_seed(0)
     model = MODELS[name]()
-    export_model(saved(model, tmp_path), tmp_path / "hub", shard_bytes=shard_bytes)
+    export_model(saved(model, tmp_path), tmp_path / "hub", max_file_bytes=max_file_bytes)
     again = loaded(type(model), tmp_path / "hub")
     assert again.config.to_dict() == {**model.config.to_dict(), "architectures": [type(model).__name__]} | {
         name: again.config.to_dict()[name] for name in ("_name_or_path", "dtype", "transformers_version")
@@ -75,7 +75,7 @@ def test_what_was_saved_is_loaded(tmp_path: Path, name: str, shard_bytes: int) -
     assert all(one == other and torch.equal(a, b) for (one, a), (other, b) in pairs)
     ties = model.all_tied_weights_keys
     assert all(again.get_parameter(a) is again.get_parameter(b) for a, b in ties.items())
-    assert (tmp_path / "hub" / "model.safetensors.index.json").exists() == (shard_bytes == 2000)
+    assert (tmp_path / "hub" / "model.safetensors.index.json").exists() == (max_file_bytes == 2000)
     written = {name for path in (tmp_path / "hub").glob("*.safetensors") for name in names(path)}
     assert not written & set(ties)
 

@@ -171,7 +171,7 @@ def write_as(kind: str, place: Path, value: dict[str, torch.Tensor]) -> None:
     mapping = {name: 1 + number % 3 for number, name in enumerate(value)}
     if kind == "converted":
         torch.save(value, place.parent / "value.pt")
-        convert(place.parent / "value.pt", place, options=WriteOptions(overwrite=True, shard_bytes=8))
+        convert(place.parent / "value.pt", place, options=WriteOptions(overwrite=True, max_file_bytes=8))
     else:
         sharded = kind == "sharded"
         save(value, storage_writer=HuggingFaceStorageWriter(str(place), mapping, save_distributed=sharded))

@@ -35,7 +35,7 @@ from dcp_io import (
 )
 from dcp_manager.protection import Protection
 from dcp_manager.together import Ranks
-from dcp_manifest import DATA_SUFFIX, METADATA_NAME, read_index
+from dcp_manifest import DATA_SUFFIX, METADATA_NAME, SAVE_MARKER_PREFIX, read_index
 
 __all__ = ["Places", "RootPlaces"]
 
@@ -261,8 +261,6 @@ class _HighestStep:
             self._highest = -1 if record is None else record.step
 
 
-_MARKER = ".dcp-save-"
-
 _Asked = Mapping[int, frozenset[str]]
 """Step → data files that no index on a host names."""
 
@@ -298,7 +296,7 @@ def _unnamed(catalogue: Catalogue) -> dict[int, frozenset[str]]:
         names = {entry.name for entry in folder.entries}
         data = {name for name in names if name.endswith(DATA_SUFFIX)}
         if METADATA_NAME in names:
-            if not any(name.startswith(_MARKER) for name in names):
+            if not any(name.startswith(SAVE_MARKER_PREFIX) for name in names):
                 continue
             index = read_current(folder.store).index
             data -= set() if index is None else set(index.files)

@@ -325,7 +325,8 @@ def _send_part(
     spans = PassingCrcs.spans_by_file(part.index)
     number = _FIRST_LEASE + int(part.host, 16) % (9 * _FIRST_LEASE)
     target.make()
-    target.delete(f".dcp-save-{part.save_id}.r{number}")  # of a killed promoter of this host; there is one at a time
+    # A killed promoter of this host may have left it; there is one promoter at a time.
+    target.delete(f"{SAVE_MARKER_PREFIX}{part.save_id}.r{number}")
     lease = RankSaveSession.begin_rank(target, part.save_id, number, stale_after_seconds=stale_after_seconds)
     try:
         with report_operation("promote", target.url) as progress:

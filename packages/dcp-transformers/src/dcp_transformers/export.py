@@ -16,6 +16,7 @@ from dcp_format import WriteOptions, convert
 __all__ = ["describe_model", "export_model"]
 
 _MODEL, _DESCRIPTION = "app.model.", "description"
+_MAX_FILE_BYTES = WriteOptions().max_file_bytes
 
 
 def export_model(
@@ -25,7 +26,7 @@ def export_model(
     model: Any = None,
     processing_class: Any = None,
     dtype: torch.dtype | None = None,
-    shard_bytes: int = 5_000_000_000,
+    max_file_bytes: int = _MAX_FILE_BYTES,
     overwrite: bool = False,
 ) -> None:
     """Write a checkpoint's model in the Hub's form: safetensors with index, configurations, tokenizer.
@@ -38,7 +39,7 @@ def export_model(
         model: `PreTrainedModel` of the saved class and configuration, if transformers lacks the class.
         processing_class: Tokenizer or processor to write.
         dtype: Dtype of floating-point weights; None keeps theirs.
-        shard_bytes: Maximum bytes per file.
+        max_file_bytes: Maximum bytes per file.
         overwrite: Whether to replace a model in the directory.
 
     Raises:
@@ -51,7 +52,7 @@ def export_model(
     left_out = [*described.all_tied_weights_keys, *(described._keys_to_ignore_on_save or ())]
     chosen: dict[str, Any] = {"include": [f"{_MODEL}*"], "exclude": [f"{_MODEL}{name}" for name in left_out]}
     chosen |= {"rename_regex": [(f"^{re.escape(_MODEL)}", "")], "dtype": dtype}
-    options = WriteOptions(shard_bytes=shard_bytes, overwrite=overwrite)
+    options = WriteOptions(max_file_bytes=max_file_bytes, overwrite=overwrite)
     convert(checkpoint_id, os.fspath(folder), format="safetensors", options=options, **chosen)
     described.config.architectures = [type(described).__name__]
     described.config.dtype = dtype or described.config.dtype or described.dtype

@@ -10,7 +10,7 @@ from dcp_core.errors import UnsupportedValueError
 from dcp_io import Layout, PiecewiseData
 from dcp_manifest import PathElement
 
-__all__ = ["Content", "TensorEntry", "WriteOptions", "refuse_objects", "ticking"]
+__all__ = ["MAX_FILE_BYTES", "Content", "TensorEntry", "WriteOptions", "refuse_objects", "ticking"]
 
 Path = tuple[PathElement, ...]
 _REMEDY = (
@@ -18,6 +18,9 @@ _REMEDY = (
     "`--objects skip`), or name what to convert (include=['model.*'], `--include 'model.*'`)"
 )
 _SHOWN = 8
+
+MAX_FILE_BYTES = 5_000_000_000
+"""Default size at which tensors are split over several files, in every format that does it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +99,7 @@ class WriteOptions:
     Args:
         max_inflight_bytes: Limit of the memory for pieces of tensors.
         overwrite: Whether an existing destination may be replaced.
-        shard_bytes: Maximum size of one file, for formats with several files; a larger tensor gets its own file.
+        max_file_bytes: Maximum size of one file, for formats with several files; a larger tensor gets its own file.
         objects: Treatment of objects by formats that hold tensors only: `refuse` (raise an error), `beside` (write them
             to a file next to the tensors) or `skip`.
         layout: Layout of a checkpoint's data files.
@@ -115,7 +118,7 @@ class WriteOptions:
 
     max_inflight_bytes: int = 16 << 20
     overwrite: bool = False
-    shard_bytes: int = 5_000_000_000
+    max_file_bytes: int = MAX_FILE_BYTES
     objects: str = "refuse"
     layout: Layout = "torch"
     compression: Any = None

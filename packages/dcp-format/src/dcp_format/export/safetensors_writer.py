@@ -32,7 +32,7 @@ from dcp_core import (
 from dcp_core.errors import CheckpointNotFoundError, DcpError, UnsupportedValueError
 from dcp_core.toolkit import CheckpointId, KeyMap, absolute_id
 from dcp_format.content.changes import check_cast
-from dcp_format.content.content import refuse_objects
+from dcp_format.content.content import MAX_FILE_BYTES, refuse_objects
 from dcp_format.content.new_file import sweep
 from dcp_format.export.file_map import ExportedTensor, PlannedFile, SplitNames, lay_out, tensors_of
 from dcp_format.export.publishing import choose_names, choose_object_names, publish_files, publish_objects
@@ -46,7 +46,6 @@ from dcp_ranks import DEFAULT_TIMEOUT_SECONDS, Coordinator
 __all__ = ["SafetensorsWriter", "save_safetensors"]
 
 
-_MAX_FILE_BYTES = 5_000_000_000
 # Two would take turns at the interpreter's lock for each row of a column shard: measured 3 times slower.
 _THREADS = 1
 _RESERVED = "DCP_"
@@ -54,7 +53,7 @@ _RESERVED = "DCP_"
 
 @dataclass(frozen=True, slots=True)
 class _ExportOptions:
-    max_file_bytes: int = _MAX_FILE_BYTES
+    max_file_bytes: int = MAX_FILE_BYTES
     dtype: torch.dtype | None = None
     rename: Mapping[str, str] = field(default_factory=dict)
     split: Mapping[str, str] = field(default_factory=dict)
@@ -126,7 +125,7 @@ class SafetensorsWriter(StorageWriter, BlockingAsyncStager):
         self,
         folder: str | os.PathLike[str],
         *,
-        max_file_bytes: int = _MAX_FILE_BYTES,
+        max_file_bytes: int = MAX_FILE_BYTES,
         dtype: torch.dtype | None = None,
         rename: Mapping[str, str] | None = None,
         split: Mapping[str, str] | None = None,
@@ -310,7 +309,7 @@ def save_safetensors(
     state_dict: dict[str, Any],
     folder: str | os.PathLike[str],
     *,
-    max_file_bytes: int = _MAX_FILE_BYTES,
+    max_file_bytes: int = MAX_FILE_BYTES,
     dtype: torch.dtype | None = None,
     rename: Mapping[str, str] | None = None,
     split: Mapping[str, str] | None = None,

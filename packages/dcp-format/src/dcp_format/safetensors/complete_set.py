@@ -174,14 +174,14 @@ def _two_saves(sets: list[list[str]], folder: str) -> CorruptCheckpointError:
 T = TypeVar("T")
 
 
-def split_by_size(entries: Iterable[T], shard_bytes: int, nbytes: Callable[[T], int]) -> list[list[T]]:
-    """Split tensors, in order, into groups of at most `shard_bytes` bytes; a larger tensor gets its own group."""
-    if shard_bytes < 1:
-        raise ValueError(f"shard_bytes={shard_bytes} must be at least 1")
+def split_by_size(entries: Iterable[T], max_file_bytes: int, nbytes: Callable[[T], int]) -> list[list[T]]:
+    """Split tensors, in order, into groups of at most `max_file_bytes` bytes; a larger tensor gets its own group."""
+    if max_file_bytes < 1:
+        raise ValueError(f"max_file_bytes={max_file_bytes} must be at least 1")
     groups: list[list[T]] = [[]]
     size = 0
     for entry in entries:
-        if groups[-1] and size + nbytes(entry) > shard_bytes:
+        if groups[-1] and size + nbytes(entry) > max_file_bytes:
             groups.append([])
             size = 0
         groups[-1].append(entry)

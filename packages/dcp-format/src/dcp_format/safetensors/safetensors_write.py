@@ -67,7 +67,7 @@ def write_safetensors(content: Content, path: str | os.PathLike[str], options: W
             with new_file(place, overwrite=options.overwrite) as sink:
                 write_tensor_file(sink, entries, metadata, max_inflight_bytes=options.max_inflight_bytes)
         else:
-            groups = split_by_size(entries, options.shard_bytes, lambda entry: entry.data.nbytes)
+            groups = split_by_size(entries, options.max_file_bytes, lambda entry: entry.data.nbytes)
             files = dict(zip(shard_names(len(groups)), groups, strict=True))
             _write_folder(place, files, metadata, options.max_inflight_bytes, overwrite=options.overwrite)
 

@@ -72,7 +72,7 @@ def command(source: str, destination: str, as_json: bool, **given: Any) -> int:
         dtype=_dtype(given["dtype"]),
         options=package.WriteOptions(
             overwrite=given["overwrite"],
-            shard_bytes=parse_size(given["shard_size"]),
+            max_file_bytes=parse_size(given["shard_size"]),
             objects=given["objects"],
             layout=given["layout"],
             compression=given["compression"],

@@ -160,7 +160,7 @@ def _rows(path: str) -> tuple[CheckpointIndex | None, list[Row]]:
     try:
         index = open_index(path)
     except UnsupportedFormatError:
-        if os.path.isdir(path) and (Path(path) / ".metadata").exists():
+        if os.path.isdir(path) and (Path(path) / METADATA_NAME).exists():
             raise
         from dcp_inspect.reading.values import open_values  # noqa: PLC0415 - takes torch
 

@@ -26,7 +26,7 @@ from dcp_io.checkpoints.remove_checkpoint import (
     remove_checkpoint,
 )
 from dcp_io.checkpoints.verify_checkpoint import verify_checkpoint
-from dcp_io.roots.copy_notes import NAME, CopyNote
+from dcp_io.roots.copy_notes import HOST_FILE, HOSTS_FILE, NAME, CopyNote
 from dcp_io.roots.keeping_rules import KeepAll, KeepBest, KeepLast, KeepPolicy, parts_of
 from dcp_io.roots.records import CheckpointRecord, Note, read_if_allowed, read_if_there, read_note
 from dcp_io.roots.unfinished import Unfinished, describe_unfinished, ended_journals
@@ -41,6 +41,7 @@ from dcp_manifest.folders.folder import (
     METADATA_NAME,
     NOTE,
     QUARANTINE,
+    SAVE_MARKER_PREFIX,
     is_index_name,
     parse_quarantine,
     put_aside_reason,
@@ -53,14 +54,14 @@ _log = library_logger(__name__)
 
 LATEST = "latest"
 # The root may belong to a run with tiers, whose description and host ids are files in it.
-_ROOT_FILES = (LATEST, "run.tiers.toml", ".dcp-host", ".dcp-hosts.json")
+_ROOT_FILES = (LATEST, "run.tiers.toml", HOST_FILE, HOSTS_FILE)
 NEXT_NOTE = ".dcp-note-next.json"
 # After this time, publishing a few bytes has ended, or its process is dead.
 _PUBLISHING_SECONDS = 5.0
 # Least difference of the creation times of two checkpoints, even if the clocks of their hosts differ.
 _TICK_SECONDS = 0.001
 # Prefixes of the markers of running saves, of the notes of promoters between tiers, and of copies on other hosts.
-_SAVING, _PROMOTED, _COPIES = ".dcp-save-", (".dcp-promot", ".dcp-forgone-", ".dcp-refused-"), ".dcp-copies"
+_PROMOTED, _COPIES = (".dcp-promot", ".dcp-forgone-", ".dcp-refused-"), ".dcp-copies"
 
 
 @dataclass(frozen=True, slots=True)
@@ -439,7 +440,7 @@ class Catalogue:
         return not folder.is_checkpoint and not self._is_being_saved(folder) and self._remove(folder)
 
     def _tidy(self, folder: StepFolder) -> None:
-        if any(name.startswith(_SAVING) for name in folder.names):
+        if any(name.startswith(SAVE_MARKER_PREFIX) for name in folder.names):
             clear_dead_saves(folder.store, stale_after_seconds=self._stale_after_seconds)
         leases = [entry for entry in folder.entries if entry.name.startswith(READING_PREFIX)]
         dead = [

@@ -19,6 +19,9 @@ from dcp_io.stores.store import Entry, Store
 from dcp_manifest.errors import CheckpointNotFoundError
 
 __all__ = [
+    "HOSTS_FILE",
+    "HOST_FILE",
+    "NAME",
     "CopyNote",
     "CopyRequest",
     "HostCopies",
@@ -131,8 +134,8 @@ class HostCopies(Protocol):
         ...
 
 
-_HOST_FILE = ".dcp-host"
-_HOSTS_FILE = ".dcp-hosts.json"
+HOST_FILE = ".dcp-host"
+HOSTS_FILE = ".dcp-hosts.json"
 _ID = re.compile("[0-9a-f]{16}")
 
 
@@ -155,21 +158,21 @@ class JobHosts:
     def own_id(self) -> str:
         """Return or create this host's id, 16 hexadecimal digits. Raises OSError."""
         with contextlib.suppress(CheckpointNotFoundError, ValueError, KeyError, TypeError, RecursionError):
-            found = str(json.loads(self._place.read(_HOST_FILE))["host"])
+            found = str(json.loads(self._place.read(HOST_FILE))["host"])
             if _ID.fullmatch(found):  # it becomes part of file names, and a number
                 return found
         made = secrets.token_hex(8)
         self._place.make()
-        self._place.publish(_HOST_FILE, json.dumps({"host": made}).encode())
+        self._place.publish(HOST_FILE, json.dumps({"host": made}).encode())
         return made
 
     def note(self, ids: Iterable[str]) -> None:
         """Write the ids of the current job's hosts. Raises OSError."""
-        self._place.publish(_HOSTS_FILE, json.dumps({"hosts": sorted(ids)}).encode(), sync=False)
+        self._place.publish(HOSTS_FILE, json.dumps({"hosts": sorted(ids)}).encode(), sync=False)
 
     def noted(self) -> frozenset[str] | None:
         """Return the ids that the last job noted; None without a note."""
         try:
-            return frozenset(map(str, json.loads(self._place.read(_HOSTS_FILE))["hosts"]))
+            return frozenset(map(str, json.loads(self._place.read(HOSTS_FILE))["hosts"]))
         except (CheckpointNotFoundError, ValueError, KeyError, TypeError, RecursionError):
             return None
