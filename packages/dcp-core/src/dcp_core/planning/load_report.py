@@ -40,8 +40,9 @@ class LoadProblem:
     key: str
     kind: str
     """One of `missing`, `unexpected`, `shape`, `kind` (tensor or object), `cast` (lossy dtype), `hole` (elements
-    without stored data), `overlap` (elements stored twice), `memory` (the template's tensor cannot be filled), `rename`
-    (the template lacks a renamed key) or `ranks` (a `PerRank` saved by another number of ranks).
+    without stored data), `overlap` (elements stored twice), `memory` (the template's tensor cannot be filled), `tie`
+    (different values for one memory), `rename` (the template lacks a renamed key) or `ranks` (a `PerRank` saved by
+    another number of ranks).
     """
     message: str
 

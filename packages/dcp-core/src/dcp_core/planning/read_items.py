@@ -166,6 +166,14 @@ def _look_at_memory(planned: LocalLoadPlan, records: StateRecords | None) -> Non
     for one, other in found.shared:
         names = [planned.renamed.get(keys[position], keys[position]) for position in (one, other)]
         tied = is_same_place(planned.targets[one][1], planned.targets[other][1])
+        if tied and records is not None and records.are_known_to_differ(*names):
+            _problem(
+                planned,
+                keys[other],
+                "tie",
+                f"{keys[one]!r} and {keys[other]!r} share memory in the template, and have different values in the "
+                "checkpoint; leave one of them out of the template, or untie them",
+            )
         if not (tied and records is not None and records.is_same_data(*names)):
             planned.overlapping.append((keys[one], keys[other]))
 
