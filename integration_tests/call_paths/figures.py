@@ -30,7 +30,7 @@ BOUNDS: Mapping[str, tuple[int, int]] = {
     "second save, one process: switches": (309, 250),
     "lines of code": (60_000, 44_000),
     "words in docstrings": (90_000, 70_000),
-    "public names": (515, 250),
+    "public names": (516, 250),
     "exception classes": (50, 40),
     "small modules of one importer": (4, 5),
     "optional attributes": (0, 0),

@@ -13,7 +13,7 @@ from torch import nn
 from dcp_core import Metadata, PerRank, load, save
 from dcp_manager.background import Saver, future_of
 from dcp_state import RandomState, app_state
-from dcp_transformers.export import describe_model
+from dcp_transformers.export import describe_model, is_peft
 
 __all__ = ["load_state", "save_state"]
 
@@ -78,7 +78,9 @@ def _state(accelerator: Any, values: dict[str, Any]) -> dict[str, Any]:
     own |= {} if accelerator.scaler is None else {"scaler": accelerator.scaler}
     own |= {f"custom_{number}": each for number, each in enumerate(accelerator._custom_objects)}
     model = models[0] if len(models) == 1 else nn.ModuleList(models)
-    return {"app": app_state(model, accelerator._optimizers or None, **values, **own)}
+    trainable_only = True if any(is_peft(accelerator.unwrap_model(each)) for each in models) else None
+    app = app_state(model, accelerator._optimizers or None, trainable_only=trainable_only, **values, **own)
+    return {"app": app}
 
 
 @dataclass

@@ -25,7 +25,7 @@ from dcp_core.toolkit import absolute_id
 from dcp_manager import CheckpointManager, CheckpointRecord, KeepAll, KeepLast, KeepPolicy
 from dcp_manager.background import Saver
 from dcp_state import RandomState, app_state
-from dcp_transformers.export import describe_model
+from dcp_transformers.export import describe_model, is_peft
 
 __all__ = ["RandomStates", "TrainerCheckpoints", "manage_checkpoints"]
 
@@ -51,7 +51,8 @@ def manage_checkpoints(
     ```
 
     Directories `checkpoint-<step>` contain model, optimizer, scheduler, scaler, `TrainerState` and every rank's random
-    states. `save_strategy` determines when to save. `resume_from_checkpoint=True` resumes from the newest loadable
+    states; of a PEFT model, what is trained. `save_strategy` determines when to save. `resume_from_checkpoint=True`
+    resumes from the newest loadable
     checkpoint on any world size; a path or URI selects one. The Trainer loads checkpoints in its own format.
 
     Args:
@@ -263,18 +264,21 @@ class RandomStates(TrainerCallback):
 
 def _collect_state(trainer: Any, random: RandomStates, saved: dict[str, Any] | None = None) -> dict[str, Any]:
     only_model = trainer.args.save_only_model if saved is None else saved["only_model"]
-    state: dict[str, Any] = {"app": app_state(trainer.model)}
+    model = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)
+    only = True if is_peft(model) else None
+    state: dict[str, Any] = {"app": app_state(trainer.model, trainable_only=only)}
     if not only_model:
         scaler = getattr(trainer.accelerator, "scaler", None)
         values = {"random": PerRank(random)} | ({} if scaler is None else {"scaler": scaler})
-        state["app"] = app_state(trainer.model, trainer.optimizer, scheduler=trainer.lr_scheduler, **values)
+        state["app"] = app_state(
+            trainer.model, trainer.optimizer, scheduler=trainer.lr_scheduler, trainable_only=only, **values
+        )
     if saved is None and trainer.is_world_process_zero():
         callbacks = (*trainer.callback_handler.callbacks, trainer.control)
         exportable = [each for each in callbacks if isinstance(each, ExportableState)]
         of_trainer = dataclasses.asdict(dataclasses.replace(trainer.state, stateful_callbacks=exportable))
         batch = trainer.get_total_train_batch_size(trainer.args)
         said = {"state": of_trainer, "only_model": only_model, "batch": batch}
-        model = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)
         state |= {"trainer": json.dumps(said), **describe_model(model)}
     return state
 
