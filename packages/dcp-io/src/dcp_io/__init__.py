@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from dcp_io.archives.stored_objects import outline_of_tensor, read_plain_object
     from dcp_io.archives.zip_format import ZipFileWriter, is_zip
     from dcp_io.checkpoints.list_checkpoints import (
-        ask_places,
         check_files,
         find_checkpoints,
         latest_valid,
@@ -154,7 +153,6 @@ __all__ = [
     "WriteRequest",
     "ZipFileWriter",
     "ZipRecord",
-    "ask_places",
     "check_choices",
     "check_files",
     "check_name",
@@ -193,7 +191,6 @@ __getattr__, __dir__ = import_lazily(
         "dcp_io.archives.stored_objects": ("outline_of_tensor", "read_plain_object"),
         "dcp_io.archives.zip_format": ("ZipFileWriter", "is_zip"),
         "dcp_io.checkpoints.list_checkpoints": (
-            "ask_places",
             "check_files",
             "find_checkpoints",
             "latest_valid",

@@ -14,11 +14,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
-from itertools import chain
 
 from dcp_base import library_logger
 from dcp_core import CheckpointException, CheckpointNotFoundError, CorruptCheckpointError, DcpError, LoadReport
-from dcp_io import Catalogue, CheckpointRecord, HostStore, Store, TimedCall, Unfinished, ask_places
+from dcp_io import Catalogue, CheckpointRecord, HostStore, TimedCall, Unfinished
 from dcp_manager.together import Ranks
 
 __all__ = ["Damage", "Restored", "Wanted", "damage_of", "restore_newest", "restore_step"]
@@ -235,11 +234,9 @@ def _choose_and_look(
     catalogues: Sequence[Catalogue], without: Collection[_Copy], hosts: Sequence[_Own]
 ) -> tuple[_Copy | None, dict[_Copy, str], tuple[Unfinished, ...]]:
     copy, problems = _choose(catalogues, without, hosts)
-    known, above = {step for step, _ in (*problems, *without)}, -1 if copy is None else copy[0]
-    by_url = {catalogue.store.url: catalogue for catalogue in catalogues}
-    stores = [catalogue.store for catalogue in catalogues]
-    found = ask_places(stores, lambda store: by_url[store.url].unfinished(above), optional=True)
-    return copy, problems, tuple(one for one in chain(*found) if one.step not in known)
+    known = {step for step, _ in (*problems, *without)}
+    unfinished = Catalogue.unfinished_above(catalogues, None if copy is None else copy[0])
+    return copy, problems, tuple(one for one in unfinished if one.step not in known)
 
 
 def _report_unfinished(unfinished: Sequence[Unfinished], copy: _Copy | None) -> None:
@@ -253,7 +250,11 @@ def _choose(
     catalogues: Sequence[Catalogue], without: Collection[_Copy], hosts: Sequence[_Own]
 ) -> tuple[_Copy | None, dict[_Copy, str]]:
     problems: dict[_Copy, str] = {}
-    for record, number in _copies(catalogues, hosts):
+
+    def ask(catalogue: Catalogue) -> Sequence[CheckpointRecord]:
+        return _over_hosts(hosts) if _per_host(catalogue) else catalogue.records()
+
+    for record, number in Catalogue.newest_first(catalogues, ask):
         copy = record.step, number
         if copy in without:
             continue
@@ -271,18 +272,6 @@ def _choose(
             continue
         return copy, problems
     return None, problems
-
-
-def _copies(catalogues: Sequence[Catalogue], hosts: Sequence[_Own]) -> list[tuple[CheckpointRecord, int]]:
-    numbers = {catalogue.store.url: number for number, catalogue in enumerate(catalogues)}
-    stores = [catalogue.store for catalogue in catalogues]
-
-    def ask(store: Store) -> Sequence[CheckpointRecord]:
-        return _over_hosts(hosts) if isinstance(store, HostStore) else catalogues[numbers[store.url]].records()
-
-    found = ask_places(stores, ask)
-    copies = [(record, number) for number, records in enumerate(found) for record in records]
-    return sorted(copies, key=lambda copy: (-copy[0].step, copy[1]))
 
 
 def _over_hosts(hosts: Sequence[_Own]) -> list[CheckpointRecord]:

@@ -8,7 +8,6 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 
 from dcp_base import CheckpointEvent, DcpError, installed, library_logger
 from dcp_io import (
@@ -21,7 +20,6 @@ from dcp_io import (
     KeepPolicy,
     LocalStore,
     Store,
-    ask_places,
     file_at,
     open_store,
 )
@@ -269,15 +267,10 @@ class Tiers:
 
         Ranks: one; not collective.
         """
-        catalogues = {catalogue.store.url: catalogue for catalogue in self.catalogues}
-        found = ask_places(self._stores, lambda store: catalogues[store.url].records())
-        good = [{record.step for record in records if record.quarantined is None} for records in found]
-        candidates = [(step, number) for number, steps in enumerate(good) for step in steps]
-        ordered = sorted(candidates, key=lambda one: (-one[0], one[1]))
-        newest = next((step for step, number in ordered if self._is_complete(number, step)), None)
-        above = -1 if newest is None else newest
-        left = ask_places(self._stores, lambda store: catalogues[store.url].unfinished(above), optional=True)
-        for one in chain(*left):
+        copies = Catalogue.newest_first(self.catalogues)
+        good = ((record.step, number) for record, number in copies if record.quarantined is None)
+        newest = next((step for step, number in good if self._is_complete(number, step)), None)
+        for one in Catalogue.unfinished_above(self.catalogues, newest):
             level = logging.INFO if one.is_running else logging.WARNING
             _log.log(level, "step %d is not complete: %s", one.step, one.text)
         return newest

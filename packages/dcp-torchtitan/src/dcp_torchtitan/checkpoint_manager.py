@@ -126,15 +126,16 @@ class DcpCheckpointManager(BaseCheckpointManager):
 
     def _choose_step(self, asked: int) -> int | None:
         def choose() -> int | None:
-            found = self._manager.checkpoints()
-            steps = [record.step for record in found]
+            steps = [record.step for record in self._manager.checkpoints()]
             if asked not in {-1, *steps}:
                 raise CheckpointNotFoundError(
                     f"--checkpoint.load_step={asked} not found: {self.folder} has the steps {steps}; choose one of "
                     "them, or -1 for the latest"
                 )
-            sound = [record.step for record in found if record.quarantined is None]
-            return max(sound or steps, default=None) if asked == -1 else asked
+            if asked != -1:
+                return asked
+            newest = self._manager.latest()  # else a damaged one, of which the load says what is wrong
+            return max(steps, default=None) if newest is None else newest
 
         with make_coordinator() as ranks:
             return ranks.broadcast("choose a checkpoint", choose)

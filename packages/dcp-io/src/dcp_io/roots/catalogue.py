@@ -12,11 +12,12 @@ import json
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from itertools import chain
+from typing import Protocol, TypeVar, runtime_checkable
 
 from dcp_base.errors import DcpError
 from dcp_base.logs import library_logger
-from dcp_io.checkpoints.list_checkpoints import check_checkpoint, running_saves
+from dcp_io.checkpoints.list_checkpoints import ask_places, check_checkpoint, running_saves
 from dcp_io.checkpoints.remove_checkpoint import (
     READING_PREFIX,
     REMOVING,
@@ -51,6 +52,8 @@ __all__ = ["Catalogue", "PromotingRoot", "StepFolder"]
 
 
 _log = library_logger(__name__)
+
+T = TypeVar("T")
 
 LATEST = "latest"
 # The root may belong to a run with tiers, whose description and host ids are files in it.
@@ -194,6 +197,27 @@ class Catalogue:
                 stale = self._stale_after_seconds
                 found.append(describe_unfinished(step, folder.store, folder.entries, stale_after_seconds=stale))
         return [one for one in found if one is not None]
+
+    @staticmethod
+    def newest_first(
+        catalogues: Sequence[Catalogue], ask: Callable[[Catalogue], Sequence[CheckpointRecord]] | None = None
+    ) -> list[tuple[CheckpointRecord, int]]:
+        """Return the records of a run's copies, with their catalogues' numbers: what a restore tries, in order.
+
+        The highest step precedes; of its copies, that of the first catalogue. A failing place is left out, with a
+        warning, if others have checkpoints. `ask` returns a catalogue's records, by default its `records()`.
+
+        Raises OSError if no place with checkpoints can be read.
+        """
+        found = _ask_all(catalogues, ask or Catalogue.records)
+        copies = [(record, number) for number, records in enumerate(found) for record in records]
+        return sorted(copies, key=lambda copy: (-copy[0].step, copy[1]))
+
+    @staticmethod
+    def unfinished_above(catalogues: Sequence[Catalogue], step: int | None) -> list[Unfinished]:
+        """Return the unfinished saves and copies of higher steps, or of all steps, in places that can be read."""
+        above = -1 if step is None else step
+        return [*chain(*_ask_all(catalogues, lambda catalogue: catalogue.unfinished(above), optional=True))]
 
     def _record(self, folder: StepFolder) -> CheckpointRecord:
         note = self._note(folder)
@@ -545,6 +569,14 @@ class PromotingRoot(Root, Protocol):
     def end_promoter(self, timeout_seconds: float) -> object:
         """Wait until everything is copied; after `timeout_seconds`, the promoter continues alone."""
         ...
+
+
+def _ask_all(
+    catalogues: Sequence[Catalogue], ask: Callable[[Catalogue], Sequence[T]], *, optional: bool = False
+) -> list[Sequence[T]]:
+    by_url = {catalogue.store.url: catalogue for catalogue in catalogues}
+    stores = [catalogue.store for catalogue in catalogues]
+    return ask_places(stores, lambda store: ask(by_url[store.url]), optional=optional)
 
 
 def _newest_protected(folders: Collection[StepFolder], records: Sequence[CheckpointRecord]) -> int | None:
