@@ -38,9 +38,9 @@ def hooks() -> dict[str, str]:
     for table, hook in HOOK_TABLES.items():
         lines.append(f"| `{hook}` | {', '.join(f'`{name}`' for name in plugins.names(table)) or '–'} |")
     declared = (
-        "\n## Signatures\n\n::: dcp_core.hookspecs.HookSpecs\n\n## Records\n\n"
-        "::: dcp_core.hookspecs.StorageBackendSpec\n    options: { show_root_heading: true, heading_level: 3 }\n\n"
-        "::: dcp_core.hookspecs.CheckpointEvent\n    options: { show_root_heading: true, heading_level: 3 }\n"
+        "\n## Signatures\n\n::: dcp_base.hookspecs.HookSpecs\n\n## Records\n\n"
+        "::: dcp_base.hookspecs.StorageBackendSpec\n    options: { show_root_heading: true, heading_level: 3 }\n\n"
+        "::: dcp_base.hookspecs.CheckpointEvent\n    options: { show_root_heading: true, heading_level: 3 }\n"
     )
     introduction = "# Hook signatures\n\nFrom the declarations. How to use them: [Hooks](../hooks.md).\n"
     return {

@@ -14,7 +14,15 @@ from types import MappingProxyType
 
 from docs_site.generated import PACKAGES
 
-__all__ = ["BESIDE_THE_FRONT_DOOR", "missing_entries", "navigation", "pages", "public_names"]
+__all__ = [
+    "BESIDE_THE_FRONT_DOOR",
+    "documented_names",
+    "missing_entries",
+    "navigation",
+    "origin",
+    "pages",
+    "public_names",
+]
 
 MANY = 30
 """Names: a package with more has its classes and errors on pages of their own."""
@@ -23,12 +31,9 @@ FIRST = ("save", "load", "load_keys", "async_save", "app_state", "convert", "Che
 MIRROR = "dcp_all"
 BESIDE_THE_FRONT_DOOR: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "dcp_async": ("saver",),
-        "dcp_core": ("plugins", "toolkit", "transforms", "block_transforms", "testing.conformance"),
-        "dcp_format": ("converters",),
+        "dcp_core": ("plugins", "transforms", "block_transforms", "testing.conformance"),
         "dcp_io": ("testing",),
         "dcp_ranks": ("testing.ranks",),
-        "dcp_state": ("adapters",),
     }
 )
 """Modules that users import from although the package's `__init__` does not offer their names."""
@@ -71,6 +76,14 @@ def _place(name: str) -> tuple[int, str]:
     return (FIRST.index(name) if name in FIRST else len(FIRST), name.lower())
 
 
+@cache
+def documented_names() -> frozenset[tuple[str, str]]:
+    """All that this reference describes, as the module that defines it and its name: a re-export counts once."""
+    fronts = [folder.name.replace("-", "_") for folder in PACKAGES]
+    beside = [f"{package}.{name}" for package, names in BESIDE_THE_FRONT_DOOR.items() for name in names]
+    return frozenset((origin(module, name), name) for module in (*fronts, *beside) for name in public_names(module))
+
+
 def missing_entries(anchors: Container[str]) -> list[str]:
     """The public names without an entry, given the anchors of all pages of the reference."""
     modules = [folder.name.replace("-", "_") for folder in PACKAGES]
@@ -92,7 +105,7 @@ def _source(module: str) -> ast.Module:
     return ast.parse((path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text())
 
 
-def _origin(package: str, name: str) -> str:
+def origin(package: str, name: str) -> str:
     """The module that defines a public name of a package, which may be in another package."""
     module = package
     while (found := _imported_from(module, name)) is not None:
@@ -102,7 +115,7 @@ def _origin(package: str, name: str) -> str:
 
 def _owner(package: str, name: str) -> str:
     """The package that defines a public name, if the name is public there, too; else the package that was asked."""
-    owner = _origin(package, name).partition(".")[0]
+    owner = origin(package, name).partition(".")[0]
     return owner if name in public_names(owner) else package
 
 
@@ -181,16 +194,16 @@ def _entry(module: str, name: str) -> str:
         return f"### {name} {{ #{module}.{name} }}\n\n{_first_paragraph(module, name)}\n\nDescribed at {link}.\n"
     # Where links lead, also if what defines the name is in another package, where the name is not public, or if a
     # submodule of the same name hides it from mkdocstrings.
-    origin = _origin(module, name)
-    elsewhere = origin.partition(".")[0] != module or _is_module(module, name)
+    defined_in = origin(module, name)
+    elsewhere = defined_in.partition(".")[0] != module or _is_module(module, name)
     anchor = f"[](){{ #{module}.{name} }}\n\n" if elsewhere else ""
-    described = f"{origin}.{name}" if elsewhere else f"{module}.{name}"
+    described = f"{defined_in}.{name}" if elsewhere else f"{module}.{name}"
     return f"{anchor}::: {described}\n    options: {{ {ENTRY} }}\n"
 
 
 def _first_paragraph(package: str, name: str) -> str:
     """The first paragraph of the docstring of a public name; empty if it has none, as an alias of a type."""
-    for statement in _source(_origin(package, name)).body:
+    for statement in _source(origin(package, name)).body:
         if isinstance(statement, ast.FunctionDef | ast.ClassDef) and statement.name == name:
             return (ast.get_docstring(statement) or "").partition("\n\n")[0]
     return ""

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from dcp_async import AsyncSaver, SaverOptions, WorkerOptions
+from dcp_base.hookspecs import CheckpointEvent
 from dcp_core import hookimpl, plugins
-from dcp_core.hookspecs import CheckpointEvent
 
 
 class Observer:

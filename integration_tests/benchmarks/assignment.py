@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from dcp_exchange.assignment.assign import Assignment, assign
-from dcp_io import Demands
+from dcp_io.reading.crc_checks import Demands
 
 RANKS, ROWS, PER_HOST = 1024, 3000, 8
 BLOCK, MIB = 256 << 10, 1 << 20

@@ -28,8 +28,11 @@ import torch.distributed
 from rich.console import Console
 from rich.table import Table
 
-from dcp_ranks import PeerOptions, Peers, StoreCoordinator, make_peers
+from dcp_ranks import PeerOptions
+from dcp_ranks.peers.monitor import Peers
 from dcp_ranks.peers.roster import own_identity
+from dcp_ranks.phases.store_coordinator import StoreCoordinator
+from dcp_ranks.store_connections import make_peers
 from integration_tests.benchmarks import machine
 from integration_tests.launcher import launcher_store
 

@@ -12,8 +12,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from dcp_manifest import CheckpointIndex, ManifestFile, ManifestInfo, encode, read_index
-from dcp_manifest.index.columns import ItemColumns, border_counts
+from dcp_manifest import CheckpointIndex, ManifestFile, read_index
+from dcp_manifest.file.manifest_write import encode
+from dcp_manifest.index.columns import ItemColumns, ManifestInfo, border_counts
 from dcp_manifest.stock.stock_read import read_stock
 from dcp_manifest.stock.stock_write import stock_head
 

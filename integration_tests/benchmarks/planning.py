@@ -29,9 +29,10 @@ from dcp_core.records.protocols import SavePlan
 from dcp_core.tables.metadata_columns import records_of
 from dcp_core.tables.plan_columns import PlanColumns
 from dcp_manifest import CheckpointIndex, ManifestFile
-from dcp_manifest import encode as encode_index
+from dcp_manifest.file.manifest_write import encode as encode_index
 from dcp_manifest.index.columns import Framing, starts
-from dcp_ranks import Coordinator, decode, encode
+from dcp_ranks import Coordinator
+from dcp_ranks.transport.store_wire import decode, encode
 from integration_tests.benchmarks.manifest import INFO, items
 
 RANKS = (64, 256, 1024, 4096)

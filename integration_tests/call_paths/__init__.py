@@ -3,3 +3,8 @@
 A profile hook counts on rank 0 of two ranks. A reader of the code meets each function once, so distinct functions are
 what matters; how often they run is for benchmarks.
 """
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "docs"))  # docs_site knows which names are documented

@@ -10,8 +10,9 @@ from functools import cached_property
 from pathlib import Path
 
 from dcp_io import Sink, Source, Store
+from docs_site.reference import documented_names, origin
 
-__all__ = ["count_sources"]
+__all__ = ["Module", "borrowed_names", "count_sources", "read_modules"]
 
 PACKAGES = Path(__file__).resolve().parents[2] / "packages"
 _SMALL = 60
@@ -49,6 +50,14 @@ class Module:
             lines.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
         return len(lines)
 
+    def offered(self) -> list[str]:
+        """The names in its `__all__`."""
+        for node in self.tree.body:
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+                names: list[str] = ast.literal_eval(node.value)
+                return names
+        return []
+
     def imported(self) -> Iterator[str]:
         """The names that it imports, with the module that they are imported from; submodules look like them."""
         for node in self.nodes:
@@ -61,18 +70,24 @@ class Module:
                 yield node.value.partition(":")[0]  # lazily, by name
 
 
-def count_sources() -> dict[str, int]:
-    """Return the figures of the sources of all packages."""
-    modules = [
+def read_modules() -> list[Module]:
+    """Return the modules of all packages."""
+    return [
         Module(".".join(path.relative_to(source).with_suffix("").parts), path.read_text(encoding="utf-8"))
         for source in sorted(PACKAGES.glob("*/src"))
         for path in sorted(source.rglob("*.py"))
     ]
+
+
+def count_sources() -> dict[str, int]:
+    """Return the figures of the sources of all packages."""
+    modules = read_modules()
     calls = [node for module in modules for node in module.nodes if isinstance(node, ast.Call)]
     return {
         "lines of code": sum(module.code_lines for module in modules),
         "words in docstrings": sum(len(str(node.value).split()) for module in modules for node in module.docstrings),
-        "public names": sum(map(_public, modules)),
+        "public names": len(documented_names()),
+        "names between packages": len(_between(modules)),
         "exception classes": sum(map(_exceptions, modules)),
         "small modules of one importer": _lone(modules),
         "optional attributes": sum(map(_abilities, modules)),
@@ -81,14 +96,24 @@ def count_sources() -> dict[str, int]:
     }
 
 
-def _public(module: Module) -> int:
-    """The names in `__all__` of a package's front door."""
-    if module.name.count(".") != 1 or not module.name.endswith(".__init__"):
-        return 0
-    for node in module.tree.body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
-            return len(node.value.elts) if isinstance(node.value, ast.List | ast.Tuple) else 0
-    return 0
+def borrowed_names(module: Module) -> set[tuple[str, str]]:
+    """The names that a module imports from modules of other packages, with these modules; suites are left out."""
+    package = module.name.partition(".")[0]
+    if "testing" in module.name.split(".") or package == "dcp_all":
+        return set()
+    found = [node for node in module.nodes if isinstance(node, ast.ImportFrom) and (node.module or "")[:4] == "dcp_"]
+    return {
+        (str(node.module), each.name)
+        for node in found
+        if str(node.module).partition(".")[0] != package and "testing" not in str(node.module).split(".")
+        for each in node.names
+    }
+
+
+def _between(modules: list[Module]) -> set[tuple[str, str]]:
+    """What packages import from each other beyond public names, each once, with the module that defines it."""
+    borrowed = {(origin(*each), each[1]) for module in modules for each in borrowed_names(module)}
+    return borrowed - documented_names()
 
 
 def _exceptions(module: Module) -> int:

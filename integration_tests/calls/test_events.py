@@ -20,10 +20,10 @@ import torch.distributed as dist
 
 import dcp_all as dcp
 import dcp_base
+from dcp_base.hookspecs import CheckpointEvent
 from dcp_base.progress import INTERVAL_SECONDS
 from dcp_core import events as core_events
 from dcp_core import hookimpl
-from dcp_core.hookspecs import CheckpointEvent
 from dcp_ranks.testing.coordinators import group_store
 
 REST_SECONDS = 3.0  # what the others do themselves takes milliseconds

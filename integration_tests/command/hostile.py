@@ -18,7 +18,8 @@ import torch
 from safetensors.torch import save_file
 
 import dcp_all as dcp
-from dcp_manifest import encode, index_of
+from dcp_manifest import index_of
+from dcp_manifest.file.manifest_write import encode
 
 __all__ = ["COMMANDS", "EVIL", "MARK", "NAMES", "make", "run_all"]
 

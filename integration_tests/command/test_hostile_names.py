@@ -15,7 +15,7 @@ from xml.dom import minidom
 
 import pytest
 
-from dcp_base import printable
+from dcp_base.escaping import printable
 from integration_tests.command.hostile import COMMANDS, MARK, NAMES, make
 
 ROOT = Path(__file__).parents[2]

@@ -175,7 +175,7 @@ def test_prune_at_a_uri(here: Path, s3: S3Server, capsys: Any) -> None:
 def test_rm_at_a_uri_leaves_what_is_read_alone(here: Path, s3: S3Server, capsys: Any) -> None:
     place = f"s3://{s3.bucket}/read"
     assert dcp.run_command(["convert", "good", place]) == 0
-    from dcp_io import ReadingSign
+    from dcp_io.checkpoints.remove_checkpoint import ReadingSign
 
     with ReadingSign(dcp.open_store(place), stale_after_seconds=3600):
         assert dcp.run_command(["rm", place, "--yes"]) == 4

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from dcp_core import save
 from dcp_core.testing.wrapper_tensors import WRAPPER_GLOBALS, BlockTensor, MethodTensor
 from dcp_inspect.commands.show import command
-from dcp_io import outline_of_tensor
+from dcp_io.archives.stored_objects import outline_of_tensor
 
 
 @pytest.mark.parametrize(

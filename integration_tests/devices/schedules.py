@@ -14,10 +14,10 @@ import torch
 
 from dcp_async import DefaultStager, StagingOptions
 from dcp_core import load, save
+from dcp_core.records.protocols import CheckpointId
 from dcp_core.testing import pretend
 from dcp_core.testing.memory import MemoryReader, MemoryWriter
 from dcp_core.testing.memory_store import MemoryStore
-from dcp_core.toolkit import CheckpointId
 from dcp_io import StoreBackend
 from dcp_io.writing import write_engine
 

@@ -114,7 +114,7 @@ def test_every_page_is_in_the_index() -> None:
 
 
 def test_every_hook_is_documented() -> None:
-    from dcp_core import hookspecs
+    from dcp_base import hookspecs
 
     page = (ROOT / "docs" / "hooks.md").read_text()
     hooks = {name for name in vars(hookspecs.HookSpecs) if name.startswith("dcp_")}

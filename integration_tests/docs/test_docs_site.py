@@ -172,7 +172,7 @@ def test_modules_beside_the_front_door_exist(module: str) -> None:
 
 
 def test_every_hook_that_registers_is_in_the_table_of_what_is_offered() -> None:
-    from dcp_core.hookspecs import HookSpecs
+    from dcp_base.hookspecs import HookSpecs
 
     assert {*generated.HOOK_TABLES.values()} == {name for name in vars(HookSpecs) if name.startswith("dcp_register_")}
     page = generated.hooks()["reference/hooks.md"]

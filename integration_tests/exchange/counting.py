@@ -17,7 +17,8 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 import dcp_all as dcp
 from dcp_core.testing.sharding import distribute
 from dcp_exchange import together, topology
-from dcp_io import HostFolder, LocalStore, Source
+from dcp_io import LocalStore, Source
+from dcp_io.stores.host_store import HostFolder
 from dcp_ranks import Streams
 
 __all__ = [

@@ -20,7 +20,7 @@ import torch.distributed as dist
 import dcp_all as dcp
 from dcp_exchange import arena
 from dcp_exchange.piece_queue import PieceReader
-from dcp_io import Delivery
+from dcp_io.reading.delivery import Delivery
 from dcp_ranks.streams import reception
 from dcp_ranks.streams import streams as streams_module
 from dcp_ranks.testing.ranks import RankPool

@@ -22,9 +22,9 @@ from dcp_core.transforms import ExtensionRegistry, undo
 from dcp_format.checkpoints.checkpoint import stored_content
 from dcp_format.safetensors.safetensors_header import build_header, read_header
 from dcp_format.safetensors.safetensors_index import INDEX_NAME, open_safetensors
-from dcp_io import LocalStore, Source, zip_records
-from dcp_io.archives.archive_checks import archive_problem, verify_zip
-from dcp_manifest import encode, read_index
+from dcp_io import LocalStore, Source
+from dcp_io.archives.archive_checks import archive_problem, verify_zip, zip_records
+from dcp_manifest import read_index
 from dcp_manifest.errors import (
     CheckpointNotFoundError,
     CorruptCheckpointError,
@@ -34,6 +34,7 @@ from dcp_manifest.errors import (
 from dcp_manifest.file.blob import FOOTER_BYTES, Footer, WholeBlob, index_crc32, read_footer
 from dcp_manifest.file.index_problems import examine
 from dcp_manifest.file.manifest_file import ManifestFile
+from dcp_manifest.file.manifest_write import encode
 from dcp_manifest.index.columns import Framing, StoredItem
 from dcp_transforms import ZStandard
 from dcp_transforms.block_zstd import BlockZStandard

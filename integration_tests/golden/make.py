@@ -17,15 +17,9 @@ import numpy as np
 
 from dcp_io import Layout, LocalStore, Payload, WriteRequest
 from dcp_io.writing.write_engine import write_items
-from dcp_manifest import (
-    CheckpointIndex,
-    Framing,
-    ManifestInfo,
-    StoredItem,
-    TensorFlags,
-    encode,
-)
-from dcp_manifest.index.columns import ItemColumns
+from dcp_manifest import CheckpointIndex, StoredItem
+from dcp_manifest.file.manifest_write import encode
+from dcp_manifest.index.columns import Framing, ItemColumns, ManifestInfo, TensorFlags
 from dcp_manifest.index.literal_keys import LiteralKey
 
 HERE = Path(__file__).parent

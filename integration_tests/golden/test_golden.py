@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from dcp_io import LocalStore, verify_checkpoint
-from dcp_manifest import Framing, index_of, read_index
+from dcp_manifest import index_of, read_index
 from dcp_manifest.file.index_problems import examine
+from dcp_manifest.index.columns import Framing
 from integration_tests.golden import make, make_stock
 from integration_tests.golden.reference_reader import read_checkpoint, read_stored
 

@@ -14,9 +14,11 @@ import torch.distributed as dist
 
 from dcp_base import installed
 from dcp_exchange import together
-from dcp_io import HostCopies, KeepLast, LocalStore, TimedCall
+from dcp_io import KeepLast, LocalStore
+from dcp_io.roots.copy_notes import HostCopies
 from dcp_io.stores import host_store
 from dcp_io.testing.shelves import ShelfPlugin
+from dcp_io.timed_call import TimedCall
 from dcp_memory.partners import copying
 from dcp_tiers import Tier, Tiers
 from dcp_tiers.promote import promote

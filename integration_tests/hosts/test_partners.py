@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 
 import dcp_all as dcp
+from dcp_base.hookspecs import CheckpointEvent, hookimpl
 from dcp_core import plugins
-from dcp_core.hookspecs import CheckpointEvent, hookimpl
-from dcp_io import CopyRequest, HostsCopied
+from dcp_io.roots.copy_notes import CopyRequest, HostsCopied
 from dcp_memory import partner
 from dcp_ranks.testing.ranks import RankPool
 from dcp_tiers.promotion import Promotion

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from integration_tests.call_paths.sources import borrowed_names, read_modules
 from tools.release import change_notes, versions
 
 try:
@@ -200,6 +201,23 @@ def test_packages_declare_what_they_import(package: Path) -> None:
 def test_import_contracts_cover_every_package() -> None:
     settings = toml(ROOT / "pyproject.toml")["tool"]["importlinter"]
     assert sorted(settings["root_packages"]) == sorted(package.name.replace("-", "_") for package in PACKAGES)
+
+
+def test_packages_import_from_each_other_only_what_modules_offer() -> None:
+    """`docs/development/support.md` has the levels; the figures bound how many names there are of each."""
+    modules = read_modules()
+    offered = {(module.name.removesuffix(".__init__"), name) for module in modules for name in module.offered()}
+    assert ("dcp_io.requests", "WriteRequest") in offered
+    borrowed = {(module.name, *each) for module in modules for each in borrowed_names(module)}
+    modules_of_packages = {module.name for module in modules}
+    assert (
+        sorted(
+            f"{importer}: {source}.{name}"
+            for importer, source, name in borrowed
+            if (source, name) not in offered and f"{source}.{name}" not in modules_of_packages
+        )
+        == []
+    )
 
 
 @pytest.mark.parametrize("module", TORCH_FREE)

@@ -14,7 +14,9 @@ from unittest import mock
 import pytest
 
 import dcp_all as dcp
-from dcp_io import Catalogue, KeepAll, KeepLast, LocalStore, TimedCall
+from dcp_io import KeepAll, KeepLast, LocalStore
+from dcp_io.roots.catalogue import Catalogue
+from dcp_io.timed_call import TimedCall
 from dcp_manager import CheckpointManager
 from dcp_tiers import Tier, Tiers
 from dcp_tiers.promote import promote

@@ -11,7 +11,8 @@ import torch
 
 from dcp_core import CheckpointNotFoundError, LoadMismatchError, save
 from dcp_fs import FileSystemReader
-from dcp_io import Catalogue, LocalStore
+from dcp_io import LocalStore
+from dcp_io.roots.catalogue import Catalogue
 from dcp_io.testing.damage import flip
 from dcp_manager import (
     CheckpointManager,

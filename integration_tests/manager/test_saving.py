@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
+from dcp_base.hookspecs import CheckpointEvent
 from dcp_core import hookimpl, plugins, save
-from dcp_core.hookspecs import CheckpointEvent
 from dcp_manager import (
     CheckpointManager,
     EverySeconds,

@@ -17,7 +17,8 @@ import torch.distributed as dist
 
 import dcp_all as dcp
 from dcp_async import AsyncSaver
-from dcp_io import STALE_AFTER_SECONDS, KeepLast, KeepPolicy, SaveSession, open_store
+from dcp_io import STALE_AFTER_SECONDS, KeepLast, KeepPolicy, open_store
+from dcp_io.saves.save_session import SaveSession
 from dcp_manager import CheckpointManager
 from dcp_tiers import Tier, Tiers
 from dcp_tiers.copying import copy_checkpoint

@@ -16,7 +16,9 @@ from pathlib import Path
 import pytest
 
 from dcp_inspect import run as dcp
-from dcp_io import Catalogue, KeepBest, KeepLast, LocalStore, this_process, verify_checkpoint
+from dcp_io import KeepBest, KeepLast, LocalStore, verify_checkpoint
+from dcp_io.roots.catalogue import Catalogue
+from dcp_io.saves.save_files import this_process
 from dcp_io.testing.damage import flip
 from dcp_io.testing.permissions import modes_count
 from dcp_manager import CheckpointManager

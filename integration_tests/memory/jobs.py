@@ -10,7 +10,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Literal
 
-from dcp_io import open_store, temporary_of, verify_checkpoint
+from dcp_io import open_store, verify_checkpoint
+from dcp_io.saves.save_files import temporary_of
 from integration_tests.memory.faults import Fault, Layout, Story, struck_hosts
 from integration_tests.memory.hosts import Hosts
 from integration_tests.memory.lives import Life

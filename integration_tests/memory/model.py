@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 
 from dcp_base import DcpError
 from dcp_io import Store, open_store
-from dcp_manifest import DATA_SUFFIX, METADATA_NAME, CheckpointNotFoundError, needed_bytes, read_index
+from dcp_manifest import CheckpointNotFoundError, read_index
+from dcp_manifest.folders.folder import DATA_SUFFIX, METADATA_NAME
+from dcp_manifest.index.columns import needed_bytes
 from integration_tests.memory.faults import Layout
 from integration_tests.memory.hosts import Hosts
 

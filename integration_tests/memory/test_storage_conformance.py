@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from dcp_core.hosts.host_storage import HostStorageReader, HostStorageWriter
 from dcp_core.testing.conformance import Door, StorageConformance
-from dcp_core.toolkit import HostStorageReader, HostStorageWriter
 from dcp_io import open_store
 from dcp_io.testing.raw_store import RawStore
 from dcp_memory import stop_keeper

@@ -14,11 +14,16 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 
-from dcp_io import CopyRequest, HostFolder, HostsCopied, LocalStore, Payload, StoreBackend, WriteRequest
-from dcp_manifest import CheckpointIndex, Framing, ManifestInfo, StoredItems, encode
+from dcp_io import LocalStore, Payload, StoreBackend, WriteRequest
+from dcp_io.roots.copy_notes import CopyRequest, HostsCopied
+from dcp_io.stores.host_store import HostFolder
+from dcp_manifest import CheckpointIndex
+from dcp_manifest.file.manifest_write import encode
+from dcp_manifest.index.columns import Framing, ManifestInfo
+from dcp_manifest.index.stored_items import StoredItems
 from dcp_memory import partner
 from dcp_memory.partners import copying
-from dcp_ranks import StoreCoordinator
+from dcp_ranks.phases.store_coordinator import StoreCoordinator
 
 FILES_OF_A_HOST = 2
 

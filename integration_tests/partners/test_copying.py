@@ -11,7 +11,8 @@ from unittest import mock
 import pytest
 
 from dcp_base import CheckpointEvent, installed
-from dcp_io import CopyNote, JobHosts, LocalStore
+from dcp_io import LocalStore
+from dcp_io.roots.copy_notes import CopyNote, JobHosts
 from dcp_io.testing.damage import flip
 from dcp_memory import partner
 from dcp_memory.partners import copying, courier

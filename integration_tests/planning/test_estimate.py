@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import dcp_all as dcp
-from dcp_base import printable_bytes
+from dcp_base.escaping import printable_bytes
 from dcp_core import hookimpl
 from dcp_core.events import _rates
 

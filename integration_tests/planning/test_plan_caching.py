@@ -22,7 +22,7 @@ import dcp_all as dcp
 from dcp_all._nested_dict import flatten_state_dict
 from dcp_core.planning import plan_exchange
 from dcp_core.planning.replicas import DivergentReplicaWarning
-from dcp_ranks import StoreWire
+from dcp_ranks.transport.store_wire import StoreWire
 
 LAYERS = 60
 

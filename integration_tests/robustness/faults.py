@@ -19,8 +19,8 @@ from unittest import mock
 import torch.distributed as dist
 
 import dcp_all as dcp
+from dcp_base.hookspecs import CheckpointEvent
 from dcp_core import hookimpl, plugins
-from dcp_core.hookspecs import CheckpointEvent
 from dcp_ranks import PeerOptions
 from dcp_ranks.testing.coordinators import pretended_host
 from integration_tests import failing

@@ -21,7 +21,7 @@ import zstandard
 import dcp_all as dcp
 import dcp_format
 from dcp_core.errors import CorruptCheckpointError, DcpError, UnsafeCheckpointError, UnsupportedFormatError
-from dcp_manifest import encode
+from dcp_manifest.file.manifest_write import encode
 from integration_tests.robustness.crafted import (
     METADATA,
     little_memory,
@@ -192,7 +192,8 @@ def _through_zstd(folder: Path) -> None:
 
     import numpy as np
 
-    from dcp_manifest import ManifestInfo, read_index
+    from dcp_manifest import read_index
+    from dcp_manifest.index.columns import ManifestInfo
 
     index = read_index((folder / METADATA).read_bytes(), file=METADATA)
     assert index.chunk_items is not None

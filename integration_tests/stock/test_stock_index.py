@@ -20,7 +20,10 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from dcp_manifest import ITEM_BYTES, ManifestInfo, encode, read_index
+from dcp_manifest import read_index
+from dcp_manifest.file.manifest_write import encode
+from dcp_manifest.index.columns import ManifestInfo
+from dcp_manifest.index.dtypes import ITEM_BYTES
 from dcp_manifest.stock.stock_read import read_stock
 from dcp_manifest.stock.stock_write import stock_head, unreadable_reason
 

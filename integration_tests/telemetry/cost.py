@@ -29,7 +29,8 @@ from prometheus_client import CollectorRegistry
 
 import dcp_all as dcp
 import dcp_telemetry
-from dcp_base import PluginRegistry, Progress, registry
+from dcp_base import PluginRegistry, registry
+from dcp_base.progress import Progress
 from dcp_inspect.visuals import progress_bar
 
 STATES: dict[str, Callable[[], dict[str, Any]]] = {

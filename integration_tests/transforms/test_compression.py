@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import dcp_all as dcp
-from dcp_core.hookspecs import hookimpl
+from dcp_base.hookspecs import hookimpl
 from dcp_core.testing.sharding import distribute
 from dcp_core.testing.trees import same
 from dcp_io import verify_checkpoint

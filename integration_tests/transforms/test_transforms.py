@@ -13,7 +13,7 @@ import torch.distributed.checkpoint as stock
 from torch.distributed.checkpoint import _extension as stock_extension
 
 import dcp_all as dcp
-from dcp_core.hookspecs import hookimpl
+from dcp_base.hookspecs import hookimpl
 from dcp_core.transforms import ExtensionRegistry, StreamTransformExtension
 from dcp_io.testing.damage import flip
 from dcp_manifest.errors import UnsupportedFormatError

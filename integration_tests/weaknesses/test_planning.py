@@ -17,7 +17,8 @@ import dcp_all as dcp
 from dcp_core.records.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from dcp_core.records.protocols import SavePlan, TensorWriteData, WriteItem, WriteItemType
 from dcp_manifest.index import boxes as sweep
-from dcp_ranks import StoreCoordinator, encode
+from dcp_ranks.phases.store_coordinator import StoreCoordinator
+from dcp_ranks.transport.store_wire import encode
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 

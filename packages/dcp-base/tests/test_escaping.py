@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dcp_base import DcpError, InvalidPlaceError, PluginNotFoundError, printable
+from dcp_base import DcpError, InvalidPlaceError, PluginNotFoundError
+from dcp_base.escaping import printable
 from dcp_base.schemes import file_path, scheme_of, without_end_slash
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()))

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from dcp_base import CheckpointEvent, PluginRegistry, count_progress, find_progress, hookimpl, report_operation
+from dcp_base import CheckpointEvent, PluginRegistry, hookimpl
 from dcp_base import progress as module
+from dcp_base.progress import count_progress, find_progress, report_operation
 
 
 class Observer:

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from dcp_base import PluginRegistry, installed
+from dcp_base.hookspecs import CheckpointEvent, StorageBackendSpec, hookimpl
 from dcp_core import plugins
 from dcp_core.errors import DcpError, PluginLoadError, PluginNotFoundError
-from dcp_core.hookspecs import CheckpointEvent, StorageBackendSpec, hookimpl
 
 # The environment may hold real plugins; only those of a test are in this group.
 GROUP = "dcp-test-plugins"
-HEAD = "from dcp_core.hookspecs import StorageBackendSpec, hookimpl\n"
+HEAD = "from dcp_base import StorageBackendSpec, hookimpl\n"
 STORAGE = """
 @hookimpl
 def dcp_register_storage():
@@ -229,7 +229,7 @@ def test_plugins_by_hand(install: Install) -> None:
 
 
 FALLBACK = (
-    "from dcp_core.hookspecs import StorageBackendSpec\n@hookimpl\ndef dcp_register_storage():\n"
+    "from dcp_base import StorageBackendSpec\n@hookimpl\ndef dcp_register_storage():\n"
     "    return [StorageBackendSpec('toy', 'x:{name}', 'x:{name}', fallback={fallback})]\n"
 )
 

@@ -9,15 +9,16 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor, init_device_mesh
 
+from dcp_base.hookspecs import CheckpointEvent
 from dcp_core import DefaultSavePlanner, PlanError, hookimpl, load, plugins, save
-from dcp_core.hookspecs import CheckpointEvent
 from dcp_core.objects.object_bytes import DumpedObject, dump_object
 from dcp_core.records.metadata import TensorProperties
 from dcp_core.saving import save_with
 from dcp_core.shards.shards import LocalShard, LocalTensor, local_tensor
 from dcp_core.state_dict.flatten import flatten
 from dcp_core.testing.memory import MemoryReader, MemoryWriter
-from dcp_ranks import LocalCoordinator, assume_job_size, job_size
+from dcp_ranks.choose_coordinator import assume_job_size, job_size
+from dcp_ranks.phases.coordinator import LocalCoordinator
 from dcp_ranks.testing.ranks import RankPool
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dcp_exchange.holders import by_what_they_hold, name_in, pack_held, unpack_holders
-from dcp_io import HostFolder
+from dcp_io.stores.host_store import HostFolder
 from dcp_manifest import CheckpointNotFoundError, CorruptCheckpointError
 
 NAMES = [f"file-{number:02}" for number in range(11)]

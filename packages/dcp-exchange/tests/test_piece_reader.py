@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from dcp_exchange.piece_queue import PieceReader
-from dcp_io import Delivery, LocalStore, ReadRequest, StoreBackend, crc32
-from dcp_manifest import CheckpointNotFoundError, CorruptCheckpointError, Framing, StoredItem
+from dcp_io import LocalStore, ReadRequest, StoreBackend, crc32
+from dcp_io.reading.delivery import Delivery
+from dcp_manifest import CheckpointNotFoundError, CorruptCheckpointError, StoredItem
+from dcp_manifest.index.columns import Framing
 
 DATA = bytes(range(256)) * 16
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from dcp_base.hookspecs import StorageBackendSpec
 from dcp_core import ByteStorageReader, ByteStorageWriter, hookimpl, plugins
-from dcp_core.hookspecs import StorageBackendSpec
 from dcp_io import LocalStore, StoreBackend
 
 

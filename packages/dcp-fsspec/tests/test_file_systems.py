@@ -17,7 +17,8 @@ from dcp_core import load, save
 from dcp_fsspec import FsspecReader, FsspecWriter
 from dcp_fsspec.opening import open_store
 from dcp_fsspec.store import FsspecStore
-from dcp_io import StorageError, running_saves
+from dcp_io import StorageError
+from dcp_io.checkpoints.list_checkpoints import running_saves
 from dcp_io.saves.save_files import Marker, ProcessIdentity
 
 

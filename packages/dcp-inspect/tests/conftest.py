@@ -11,7 +11,9 @@ import pytest
 
 from dcp_inspect.cli import run
 from dcp_io import LocalStore, Payload, StoreBackend, WriteRequest
-from dcp_manifest import CheckpointIndex, Framing, ManifestInfo, encode
+from dcp_manifest import CheckpointIndex
+from dcp_manifest.file.manifest_write import encode
+from dcp_manifest.index.columns import Framing, ManifestInfo
 
 Dcp = Callable[..., tuple[int, str, str]]
 Write = Callable[..., Path]

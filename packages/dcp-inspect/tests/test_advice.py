@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from dcp_inspect import errors
-from dcp_manifest import encode, index_of
+from dcp_manifest import index_of
+from dcp_manifest.file.manifest_write import encode
 
 Dcp = Callable[..., tuple[int, str, str]]
 PYTHON = re.compile(

@@ -21,7 +21,7 @@ import pytest
 from dcp_base import PluginRegistry, StoreSpec, hookimpl, installed
 from dcp_inspect.cli import COMMANDS
 from dcp_inspect.layout import plan_reads, plan_writes
-from dcp_io import this_process
+from dcp_io.saves.save_files import this_process
 from dcp_manifest import index_of
 
 Dcp = Callable[..., tuple[int, str, str]]

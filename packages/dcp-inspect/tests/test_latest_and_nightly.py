@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from dcp_io import Catalogue, LocalStore, verify_checkpoint
+from dcp_io import LocalStore, verify_checkpoint
+from dcp_io.roots.catalogue import Catalogue
 from dcp_io.testing.damage import flip
 
 Dcp = Callable[..., tuple[int, str, str]]

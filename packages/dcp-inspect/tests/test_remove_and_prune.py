@@ -10,9 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from dcp_io import Catalogue, KeepBest, LocalStore, ProcessIdentity, this_process
+from dcp_io import KeepBest, LocalStore
+from dcp_io.roots.catalogue import Catalogue
+from dcp_io.saves.save_files import ProcessIdentity, this_process
 from dcp_io.testing.damage import flip
-from dcp_manifest import encode, index_of
+from dcp_manifest import index_of
+from dcp_manifest.file.manifest_write import encode
 
 Dcp = Callable[..., tuple[int, str, str]]
 Write = Callable[..., Path]

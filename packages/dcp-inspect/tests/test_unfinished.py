@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from dcp_io import STALE_AFTER_SECONDS, this_process
+from dcp_io import STALE_AFTER_SECONDS
+from dcp_io.saves.save_files import this_process
 
 Dcp = Callable[..., tuple[int, str, str]]
 Write = Callable[..., Path]

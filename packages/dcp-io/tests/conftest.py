@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dcp_io import LocalStore, StoreBackend, read_items
+from dcp_io import LocalStore, StoreBackend
+from dcp_io.reading.read_engine import read_items
 from dcp_io.requests import Payload, ReadRequest, WriteRequest
 from dcp_io.testing.damage import flip
 from dcp_io.writing import write_engine

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dcp_io import check_choices
+from dcp_io.requests import check_choices
 
 
 @pytest.mark.parametrize("verify", ["blocks", "full", "before", True, False])

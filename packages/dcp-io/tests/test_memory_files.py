@@ -10,8 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from dcp_io import FileId
-from dcp_io.lent_memory import _mappings
+from dcp_io.lent_memory import FileId, _mappings
 
 PAGE = mmap.PAGESIZE
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dcp_io import RecentlyUsed
+from dcp_io.recently_used import RecentlyUsed
 
 
 def test_the_least_recently_used_value_is_evicted() -> None:

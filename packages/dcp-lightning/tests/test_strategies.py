@@ -20,6 +20,7 @@ import pytest
 
 import dcp_io
 from dcp_fs import FileSystemReader
+from dcp_io.saves.cleanup import read_current
 
 if importlib.util.find_spec("lightning") is None:
     pytest.skip("needs Lightning: `nox -s frameworks` installs it", allow_module_level=True)
@@ -334,7 +335,7 @@ def test_a_kill_in_the_middle_of_a_save_leaves_the_checkpoint_before(
     killed = launch(tmp_path, TRAIN, 2, [{**common, "killed_in": [step, name]}])
     assert killed.returncode != 0
     assert not (tmp_path / "result").exists()
-    assert not dcp_io.read_current(dcp_io.open_store(tmp_path / "run" / name)).exists
+    assert not read_current(dcp_io.open_store(tmp_path / "run" / name)).exists
     assert not dcp_io.verify_checkpoint(dcp_io.open_store(tmp_path / "run" / newest)).problems
     (found,) = train(tmp_path, TRAIN, 2, {**common, "resumed_from": "last"})
     assert [each for each, _ in found["losses"]] == [*range(4 if step == 6 else 2, 8)]

@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 
-from dcp_io import Catalogue, LocalStore
+from dcp_io import LocalStore
+from dcp_io.roots.catalogue import Catalogue
 from dcp_io.roots.records import Note
 from dcp_manager import KeepAll, KeepBest, KeepEvery, KeepLast, KeepPolicy
 from dcp_manager.upkeep import LowerSteps, Retention, StepGuard
-from dcp_manifest import CheckpointIndex, ManifestInfo, encode
+from dcp_manifest import CheckpointIndex
+from dcp_manifest.file.manifest_write import encode
+from dcp_manifest.index.columns import ManifestInfo
 
 
 @pytest.fixture

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from dcp_manifest import ITEM_BYTES, CheckpointIndex, Framing, ManifestInfo, TensorFlags
-from dcp_manifest.index.columns import EncodedBlocks, ItemColumns, border_counts
+from dcp_manifest import CheckpointIndex
+from dcp_manifest.index.columns import EncodedBlocks, Framing, ItemColumns, ManifestInfo, TensorFlags, border_counts
+from dcp_manifest.index.dtypes import ITEM_BYTES
 from dcp_manifest.index.literal_keys import LiteralKey
 from dcp_manifest.index.stored_items import block_columns
 
@@ -299,14 +300,14 @@ def blocked():
 
 @pytest.fixture(scope="session")
 def rich_bytes():
-    from dcp_manifest import encode
+    from dcp_manifest.file.manifest_write import encode
 
     return encode(rich_index())
 
 
 @pytest.fixture(scope="session")
 def own_bytes():
-    from dcp_manifest import encode
+    from dcp_manifest.file.manifest_write import encode
 
     return encode(own_index())
 

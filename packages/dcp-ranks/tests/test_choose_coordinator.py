@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 import torch.distributed as dist
 
-from dcp_ranks import CollectiveCoordinator, LocalCoordinator, StoreCoordinator, make_coordinator
+from dcp_ranks import make_coordinator
 from dcp_ranks.errors import CoordinatorTimeoutError, format_ranks
+from dcp_ranks.phases.collective_coordinator import CollectiveCoordinator
+from dcp_ranks.phases.coordinator import LocalCoordinator
 from dcp_ranks.phases.phases import failure_of, shorten
+from dcp_ranks.phases.store_coordinator import StoreCoordinator
 
 
 def test_without_a_group_there_is_one_process():

@@ -9,15 +9,10 @@ import traceback
 import pytest
 import torch.distributed as dist
 
-from dcp_ranks import (
-    CheckpointException,
-    LocalCoordinator,
-    StoreWire,
-    errors,
-    guard_store,
-    make_coordinator,
-)
+from dcp_ranks import CheckpointException, errors, make_coordinator
+from dcp_ranks.phases.coordinator import LocalCoordinator
 from dcp_ranks.testing.coordinators import caught
+from dcp_ranks.transport.store_wire import StoreWire, guard_store
 
 BUILTIN = {
     "CheckpointException": RuntimeError,

@@ -20,8 +20,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dcp_ranks import CollectiveCoordinator, RanksError, TimedStore, make_coordinator, store_connections
+from dcp_ranks import RanksError, make_coordinator, store_connections
 from dcp_ranks.peers import monitor, roster
+from dcp_ranks.phases.collective_coordinator import CollectiveCoordinator
+from dcp_ranks.transport.store_wire import TimedStore
 
 START = threading.Thread.start
 

@@ -9,14 +9,11 @@ from unittest import mock
 import pytest
 import torch.distributed as dist
 
-from dcp_ranks import (
-    CollectiveCoordinator,
-    CoordinatorLostError,
-    StoreCoordinator,
-    TimedStore,
-    make_coordinator,
-)
+from dcp_ranks import CoordinatorLostError, make_coordinator
 from dcp_ranks import store_connections as store_clones
+from dcp_ranks.phases.collective_coordinator import CollectiveCoordinator
+from dcp_ranks.phases.store_coordinator import StoreCoordinator
+from dcp_ranks.transport.store_wire import TimedStore
 
 
 class Gone:

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
+from dcp_base.hookspecs import hookimpl
 from dcp_core import plugins
 from dcp_core.errors import UnsupportedValueError
-from dcp_core.hookspecs import hookimpl
 from dcp_state import Layer, ModuleAdapter, get_model_state_dict, set_model_state_dict
 from dcp_state.canonical_names import name_model, name_models
 

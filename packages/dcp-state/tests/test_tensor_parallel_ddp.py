@@ -17,7 +17,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from dcp_core import save
 from dcp_core.errors import UnsupportedValueError
-from dcp_core.toolkit import written_tensor
+from dcp_core.shards.shards import written_tensor
 from dcp_state import get_model_state_dict, set_model_state_dict
 
 FULL = {"0.weight": torch.arange(128.0).reshape(16, 8), "2.weight": torch.arange(128.0).reshape(8, 16)}

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from dcp_core import LoadMismatchError, load, save
+from dcp_core.shards.shards import LocalShard
 from dcp_core.testing.memory import MemoryReader, MemoryWriter
-from dcp_core.toolkit import LocalShard
 from dcp_state import StateMismatchError, TrainableOnly, app_state
 from dcp_state.base_model import BaseModel, _part
 

@@ -16,7 +16,8 @@ import pytest
 
 from dcp_crash import Fault, disk_states, mark, run_traced, snapshot
 from dcp_crash.faults import WRITING
-from dcp_io import Catalogue, KeepLast, LocalStore
+from dcp_io import KeepLast, LocalStore
+from dcp_io.roots.catalogue import Catalogue
 from dcp_tiers import Tier, Tiers
 from dcp_tiers.promote import promote
 from dcp_tiers.promotion import Promotion

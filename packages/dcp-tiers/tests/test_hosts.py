@@ -12,7 +12,9 @@ from unittest import mock
 
 import pytest
 
-from dcp_io import Catalogue, CopyNote, HostCopies, JobHosts, KeepLast, LocalStore, open_store, verify_checkpoint
+from dcp_io import KeepLast, LocalStore, open_store, verify_checkpoint
+from dcp_io.roots.catalogue import Catalogue
+from dcp_io.roots.copy_notes import CopyNote, HostCopies, JobHosts
 from dcp_tiers import KeepWaiting, Tier, Tiers, TiersError
 from dcp_tiers.promote import only_one
 from dcp_tiers.promotion import Promotion

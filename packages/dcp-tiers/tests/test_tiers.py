@@ -7,7 +7,8 @@ import shutil
 
 import pytest
 
-from dcp_io import KeepEvery, KeepLast, LocalStore, Root, find_checkpoints
+from dcp_io import KeepEvery, KeepLast, LocalStore, find_checkpoints
+from dcp_io.stores.root import Root
 from dcp_manifest import CheckpointNotFoundError
 from dcp_tiers import Tier, Tiers, TiersError
 from dcp_tiers.promote import promote

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from dcp_core import ByteStorageReader, ByteStorageWriter, load, save
-from dcp_core.toolkit import CompressionPolicy
+from dcp_core.encoding.compression import CompressionPolicy
 from dcp_io import LocalStore, StoreBackend
-from dcp_manifest import StoredItems
+from dcp_manifest.index.stored_items import StoredItems
 from dcp_transforms import adaptive
 from dcp_transforms.adaptive import AdaptiveCompression, _Place
 

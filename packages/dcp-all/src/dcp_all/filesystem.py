@@ -18,8 +18,8 @@ from dcp_core.records.metadata import StorageInfo
 from dcp_core.records.metadata import StorageInfo as _StorageInfo
 from dcp_fs import FileSystem, FileSystemBase, FileSystemReader, FileSystemWriter, SerializationFormat
 from dcp_fs import FileSystemWriter as _FileSystemWriter
-from dcp_manifest import DATA_SUFFIX as DEFAULT_SUFFIX
-from dcp_manifest import METADATA_NAME as _metadata_fn  # noqa: N811 - stock's name
+from dcp_manifest.folders.folder import DATA_SUFFIX as DEFAULT_SUFFIX
+from dcp_manifest.folders.folder import METADATA_NAME as _metadata_fn  # noqa: N811 - stock's name
 from dcp_manifest.stock.stock_write import STOCK_VERSION as CURRENT_DCP_VERSION
 
 __all__ = [

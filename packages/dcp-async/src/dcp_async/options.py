@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Literal, get_args
 
 from dcp_core import PeerOptions
-from dcp_ranks import DEFAULT_TIMEOUT_SECONDS
+from dcp_ranks.phases.coordinator import DEFAULT_TIMEOUT_SECONDS
 
 __all__ = [
     "AsyncCheckpointerType",

@@ -32,13 +32,9 @@ from dcp_core import (
     SavePlanner,
     StorageWriter,
 )
-from dcp_core.toolkit import (
-    CheckpointId,
-    absolute_id_for,
-    adopted,
-    outside_compile,
-    without_positional_path,
-)
+from dcp_core.arguments import absolute_id_for, adopted
+from dcp_core.calls import outside_compile, without_positional_path
+from dcp_core.records.protocols import CheckpointId
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -18,9 +18,9 @@ from dcp_async import (
     StagingMismatchError,
 )
 from dcp_async.staging.waves import WaveSource
+from dcp_base.hookspecs import CheckpointEvent, hookimpl
 from dcp_core import DefaultSavePlanner, estimate, load, plugins, save
 from dcp_core.errors import NotEnoughMemoryError, UnsupportedValueError
-from dcp_core.hookspecs import CheckpointEvent, hookimpl
 from dcp_core.testing.memory import MemoryReader, MemoryWriter
 from dcp_core.testing.memory_store import OBJECTS
 

@@ -18,7 +18,7 @@ from dcp_async.savers.worker_messages import Failed, ForgetArena, Save, Saved
 from dcp_async.staging.arenas import ArenaPool
 from dcp_async.staging.copy_state import Copier, Stager
 from dcp_core import PeerOptions
-from dcp_ranks import failure_of
+from dcp_ranks.phases.phases import failure_of
 
 
 class FakeWorker:

@@ -19,7 +19,8 @@ from dcp_async.staging.arenas import Arena, ArenaPool, LentArena
 from dcp_core import Metadata, load
 from dcp_core.errors import NotEnoughMemoryError
 from dcp_fs import FileSystemReader, FileSystemWriter
-from dcp_io import FileId, LocalStore, MemoryLender, Sink, StoreBackend
+from dcp_io import LocalStore, MemoryLender, Sink, StoreBackend
+from dcp_io.lent_memory import FileId
 
 
 def test_shared_memory_is_seen_through_its_descriptor() -> None:

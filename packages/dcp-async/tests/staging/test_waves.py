@@ -23,7 +23,7 @@ from dcp_async.staging.copy_state import Copier, Staged, Stager, staged_tensors
 from dcp_async.staging.placement import Budget, place, sources_of
 from dcp_async.staging.waves import PACKET_BYTES, WaveFeed, WaveSource, reserve_addresses
 from dcp_core.errors import NotEnoughMemoryError
-from dcp_core.toolkit import contiguous, tensor_bytes
+from dcp_core.tensors.tensor_memory import contiguous, tensor_bytes
 
 STEP = 512
 BUDGET = 8 * STEP

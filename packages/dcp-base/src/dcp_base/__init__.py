@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING
 from dcp_base.imports import import_lazily, resolve
 
 if TYPE_CHECKING:
-    from dcp_base.descriptors import open_descriptor
     from dcp_base.errors import DcpError, InvalidPlaceError, PluginLoadError, PluginNotFoundError
-    from dcp_base.escaping import printable, printable_bytes
     from dcp_base.hookspecs import (
         ANY_SCHEME,
         CheckpointEvent,
@@ -20,15 +18,10 @@ if TYPE_CHECKING:
         StoreSpec,
         hookimpl,
     )
-    from dcp_base.logs import library_logger
-    from dcp_base.progress import Progress, count_progress, find_progress, report_operation
     from dcp_base.registry import PluginInfo, PluginRegistry, installed
-    from dcp_base.schemes import OBJECT_STORE_SCHEMES, WEB_SCHEMES, file_path, scheme_of, without_end_slash
 
 __all__ = [
     "ANY_SCHEME",
-    "OBJECT_STORE_SCHEMES",
-    "WEB_SCHEMES",
     "CheckpointEvent",
     "DcpError",
     "InvalidPlaceError",
@@ -36,38 +29,34 @@ __all__ = [
     "PluginLoadError",
     "PluginNotFoundError",
     "PluginRegistry",
-    "Progress",
     "StorageBackendSpec",
     "StoreSpec",
-    "count_progress",
-    "file_path",
-    "find_progress",
     "hookimpl",
     "import_lazily",
     "installed",
-    "library_logger",
-    "open_descriptor",
-    "printable",
-    "printable_bytes",
-    "report_operation",
     "resolve",
-    "scheme_of",
-    "without_end_slash",
 ]
 
 __getattr__, __dir__ = import_lazily(
     __name__,
     {
-        "dcp_base.errors": (*("DcpError", "InvalidPlaceError", "PluginLoadError", "PluginNotFoundError"),),
+        "dcp_base.errors": (
+            "DcpError",
+            "InvalidPlaceError",
+            "PluginLoadError",
+            "PluginNotFoundError",
+        ),
         "dcp_base.hookspecs": (
-            *("ANY_SCHEME", "CheckpointEvent", "StorageBackendSpec", "StoreSpec"),
+            "ANY_SCHEME",
+            "CheckpointEvent",
+            "StorageBackendSpec",
+            "StoreSpec",
             "hookimpl",
         ),
-        "dcp_base.descriptors": ("open_descriptor",),
-        "dcp_base.logs": ("library_logger",),
-        "dcp_base.escaping": ("printable", "printable_bytes"),
-        "dcp_base.schemes": (*("OBJECT_STORE_SCHEMES", "WEB_SCHEMES", "file_path", "scheme_of", "without_end_slash"),),
-        "dcp_base.progress": ("Progress", "count_progress", "find_progress", "report_operation"),
-        "dcp_base.registry": ("PluginInfo", "PluginRegistry", "installed"),
+        "dcp_base.registry": (
+            "PluginInfo",
+            "PluginRegistry",
+            "installed",
+        ),
     },
 )

@@ -24,7 +24,7 @@ class Progress:
     """Counter of a phase's bytes on this rank: call it with a number of bytes. Thread-safe.
 
     ```python
-    from dcp_base import Progress
+    from dcp_base.progress import Progress
 
     progress = Progress(lambda done, expected: print(f"{done} of {expected} bytes"))
     progress.expect(3 << 20)

@@ -15,7 +15,7 @@ from dcp_bridge.stock_writer import StockStagingWriter, StockWriter, is_stager
 from dcp_bridge.wrapper import Wrapper
 from dcp_bridge.writer_for_stock import WriterForStock
 from dcp_core import LoadPlanner, Metadata, SavePlanner, StorageReader, StorageWriter
-from dcp_core.toolkit import as_metadata
+from dcp_core.records.foreign_records import as_metadata
 
 __all__ = ["from_stock", "to_stock"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-from dcp_core.toolkit import LazyList
+from dcp_core.records.lazy import LazyList
 
 __all__ = ["converted"]
 

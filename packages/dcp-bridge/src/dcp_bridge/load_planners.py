@@ -16,7 +16,8 @@ from dcp_bridge.own_records import own_load_plan, own_read_item
 from dcp_bridge.stock_records import stock_load_plan, stock_metadata, stock_read_item
 from dcp_bridge.wrapper import Delegating
 from dcp_core import CorruptCheckpointError, LoadPlan, LoadPlanner, Metadata, ReadItem, UnsafeCheckpointError
-from dcp_core.toolkit import as_metadata, dump_object, load_object, scan
+from dcp_core.objects.object_bytes import dump_object, load_object, scan
+from dcp_core.records.foreign_records import as_metadata
 
 __all__ = ["LoadPlannerForStock", "StockLoadPlanner"]
 

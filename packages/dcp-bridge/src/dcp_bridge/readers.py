@@ -18,7 +18,9 @@ from dcp_bridge.own_records import own_load_plan
 from dcp_bridge.stock_records import stock_load_plan, stock_metadata
 from dcp_bridge.wrapper import StorageWrapper
 from dcp_core import CheckpointNotFoundError, LoadPlan, LoadPlanner, Metadata, StorageReader
-from dcp_core.toolkit import as_metadata, note_checkpoint_id, takes
+from dcp_core.records.foreign_records import as_metadata
+from dcp_core.records.metadata import note_checkpoint_id
+from dcp_core.records.protocols import takes
 
 __all__ = ["ReaderForStock", "StockReader"]
 

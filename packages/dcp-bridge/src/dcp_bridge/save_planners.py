@@ -18,7 +18,8 @@ from dcp_bridge.own_records import own_save_plan, own_storage_meta
 from dcp_bridge.stock_records import stock_metadata, stock_save_plan, stock_storage_meta, stock_write_item
 from dcp_bridge.wrapper import Delegating
 from dcp_core import Metadata, SavePlan, SavePlanner, StorageMeta, WriteItem
-from dcp_core.toolkit import as_metadata, as_write_item, set_up_save_planner
+from dcp_core.records.foreign_records import as_metadata, as_write_item
+from dcp_core.records.protocols import set_up_save_planner
 
 __all__ = ["SavePlannerForStock", "StockSavePlanner"]
 

@@ -19,7 +19,8 @@ from dcp_bridge.save_planners import SavePlannerForStock, StockSavePlanner
 from dcp_bridge.stock_records import stock_metadata, stock_result, stock_save_plan
 from dcp_bridge.wrapper import StorageWrapper
 from dcp_core import DcpError, Metadata, SavePlan, SavePlanner, StorageMeta, StorageWriter, WriteResult
-from dcp_core.toolkit import as_metadata, takes
+from dcp_core.records.foreign_records import as_metadata
+from dcp_core.records.protocols import takes
 
 __all__ = ["StockStagingWriter", "StockWriter", "is_stager"]
 

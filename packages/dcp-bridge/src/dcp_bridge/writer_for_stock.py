@@ -15,12 +15,14 @@ import torch.distributed as dist
 from torch.distributed.checkpoint import metadata as stock_records
 from torch.distributed.checkpoint import planner, storage
 
+from dcp_base.logs import library_logger
 from dcp_bridge.own_records import own_result, own_save_plan
 from dcp_bridge.save_planners import SavePlannerForStock, StockSavePlanner
 from dcp_bridge.stock_records import stock_metadata, stock_result, stock_save_plan, stock_storage_meta
 from dcp_bridge.wrapper import StorageWrapper
 from dcp_core import DcpError, StorageWriter
-from dcp_core.toolkit import as_metadata, library_logger, takes
+from dcp_core.records.foreign_records import as_metadata
+from dcp_core.records.protocols import takes
 
 __all__ = ["WriterForStock"]
 

@@ -4,6 +4,7 @@ Storages come from other packages, such as `dcp_fs`, by entry point or as argume
 entry points, environment variables or files.
 """
 
+from dcp_base import hookimpl
 from dcp_core import plugins
 from dcp_core.errors import (
     CheckpointException,
@@ -21,7 +22,6 @@ from dcp_core.errors import (
     UnsupportedValueError,
 )
 from dcp_core.estimation import Estimate, RankEstimate, estimate
-from dcp_core.hookspecs import PROJECT_NAME, hookimpl
 from dcp_core.loading import load, load_keys, load_state_dict
 from dcp_core.planning.load_planner import DefaultLoadPlanner, EmptyStateDictLoadPlanner
 from dcp_core.planning.load_report import LoadMismatchError, LoadProblem, LoadReport
@@ -56,13 +56,12 @@ from dcp_core.records.protocols import (
 )
 from dcp_core.saving import save, save_state_dict
 from dcp_core.state_dict.per_rank import PerRank
-from dcp_core.storage.storage_reader import ByteStorageReader, Exchange, Exchanged, PreparedRead
+from dcp_core.storage.storage_reader import ByteStorageReader
 from dcp_core.storage.storage_writer import ByteStorageWriter
 from dcp_core.tensors.staging import AsyncStager, BlockingAsyncStager
 from dcp_ranks import PeerOptions
 
 __all__ = [
-    "PROJECT_NAME",
     "STATE_DICT_TYPE",
     "AsyncStager",
     "BlockingAsyncStager",
@@ -82,8 +81,6 @@ __all__ = [
     "DivergentReplicaWarning",
     "EmptyStateDictLoadPlanner",
     "Estimate",
-    "Exchange",
-    "Exchanged",
     "LoadItemType",
     "LoadMismatchError",
     "LoadPlan",
@@ -98,7 +95,6 @@ __all__ = [
     "PeerOptions",
     "PerRank",
     "PlanError",
-    "PreparedRead",
     "RankEstimate",
     "ReadItem",
     "SavePlan",

@@ -36,9 +36,10 @@ from dcp_core.tables.metadata_columns import written_index
 from dcp_core.tables.plan_columns import WrittenColumns, columns_of
 from dcp_core.tensors.kinds import children_of, is_dtensor, rebuilt, with_local
 from dcp_io.writing.write_engine import measure_items
-from dcp_manifest import encode
+from dcp_manifest.file.manifest_write import encode
 from dcp_manifest.folders.folder import data_file_prefix
-from dcp_ranks import DEFAULT_TIMEOUT_SECONDS, Coordinator, make_coordinator
+from dcp_ranks import Coordinator, make_coordinator
+from dcp_ranks.phases.coordinator import DEFAULT_TIMEOUT_SECONDS
 
 __all__ = ["Estimate", "RankEstimate", "estimate"]
 

@@ -11,17 +11,19 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from dcp_base import count_progress, installed
+from dcp_base import installed
+from dcp_base.hookspecs import CheckpointEvent
 from dcp_base.logs import library_logger
+from dcp_base.progress import count_progress
 from dcp_base.schemes import scheme_of
-from dcp_core.hookspecs import CheckpointEvent
 from dcp_core.records.protocols import CheckpointId
 from dcp_ranks import Coordinator
 
-__all__ = ["Operation", "Phase", "note_rate", "write_rate"]
+__all__ = ["LOGGER_NAME", "Operation", "Phase", "note_rate", "write_rate"]
 
 T = TypeVar("T")
-
+LOGGER_NAME = "dcp_core"
+"""The logger of `save` and `load`, and parent of the others of this package."""
 _log = library_logger(__name__)
 # The rate of a smaller write says little about the storage.
 _RATED_BYTES = 1 << 20

@@ -46,7 +46,8 @@ from dcp_core.storage.cooperation import Cooperation, Offer
 from dcp_core.storage.storage_reader import ByteStorageReader
 from dcp_core.tensors.devices import finish_computing
 from dcp_io import CheckpointReplacedError
-from dcp_ranks import DEFAULT_TIMEOUT_SECONDS, Coordinator, PeerOptions, make_coordinator
+from dcp_ranks import Coordinator, PeerOptions, make_coordinator
+from dcp_ranks.phases.coordinator import DEFAULT_TIMEOUT_SECONDS
 
 __all__ = ["load", "load_by_reader", "load_keys", "load_state_dict"]
 

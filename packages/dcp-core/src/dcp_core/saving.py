@@ -37,7 +37,8 @@ from dcp_core.records.protocols import (
 from dcp_core.state_dict.per_rank import with_rank_values
 from dcp_core.tables.plan_columns import written_of
 from dcp_core.tensors.devices import finish_computing
-from dcp_ranks import DEFAULT_TIMEOUT_SECONDS, Coordinator, PeerOptions, make_coordinator
+from dcp_ranks import Coordinator, PeerOptions, make_coordinator
+from dcp_ranks.phases.coordinator import DEFAULT_TIMEOUT_SECONDS
 
 __all__ = ["save", "save_state_dict", "save_with"]
 

@@ -10,7 +10,7 @@ import pytest
 from dcp_core import CheckpointNotFoundError, CorruptCheckpointError, load, save
 from dcp_core.hosts.host_places import find_places
 from dcp_io import LocalStore
-from dcp_ranks import LocalCoordinator
+from dcp_ranks.phases.coordinator import LocalCoordinator
 
 
 @pytest.fixture

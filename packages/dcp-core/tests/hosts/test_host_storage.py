@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dcp_core.toolkit import HostStorageReader, HostStorageWriter
+from dcp_core.hosts.host_storage import HostStorageReader, HostStorageWriter
 
 
 @pytest.mark.parametrize("storage", [HostStorageWriter, HostStorageReader])

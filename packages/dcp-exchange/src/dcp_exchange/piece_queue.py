@@ -7,7 +7,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from dcp_io import Delivery, Source, StoreBackend
+from dcp_io import Source, StoreBackend
+from dcp_io.reading.delivery import Delivery
 from dcp_manifest import CheckpointNotFoundError, CorruptCheckpointError
 
 __all__ = ["PieceQueue", "PieceReader", "helped"]

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dcp_base import DcpError, find_progress
-from dcp_core import Exchanged, PreparedRead
-from dcp_core.toolkit import library_logger
+from dcp_base import DcpError
+from dcp_base.logs import library_logger
+from dcp_base.progress import find_progress
+from dcp_core.storage.storage_reader import Exchanged, PreparedRead
 from dcp_exchange.arena import Arena
 from dcp_exchange.assignment.assign import assign
 from dcp_exchange.errors import ExchangeError, ExchangeInterruptedError, is_lack
@@ -20,7 +21,11 @@ from dcp_exchange.holders import Unreadable, by_what_they_hold, name_in, pack_he
 from dcp_exchange.piece_queue import PieceQueue, PieceReader, helped
 from dcp_exchange.topology import Plan, Roles, Topology
 from dcp_exchange.transfer import Transfer, stop_others
-from dcp_io import CheckpointReplacedError, Delivery, Demands, HostStore, ReadRequest, ReadSizes, ReadStats
+from dcp_io import CheckpointReplacedError, HostStore, ReadRequest
+from dcp_io.reading.crc_checks import Demands
+from dcp_io.reading.delivery import Delivery
+from dcp_io.reading.read_plan import ReadSizes
+from dcp_io.requests import ReadStats
 from dcp_ranks import Coordinator, PeerOptions, StreamCard, StreamError, Streams, group_by_host, job_secret
 
 __all__ = ["read_together"]
@@ -43,7 +48,7 @@ def read_together(
     timeout_seconds: float,
     peers: PeerOptions | None = None,
 ) -> Exchanged:
-    """Read and deliver the requests of all ranks, each stored byte once; see `dcp_core.Exchange`.
+    """Read and deliver the requests of all ranks, each stored byte once; see `Exchange`.
 
     The reading rank checks every byte with a CRC before delivery, and each receiving host checks it again. A rank needs
     less than 64 MiB beyond the destinations, unless a larger block is checked as a whole.

@@ -23,8 +23,10 @@ from dcp_exchange.arena import Arena, Window
 from dcp_exchange.errors import ExchangeError, ExchangeInterruptedError
 from dcp_exchange.piece_queue import PieceQueue, PieceReader
 from dcp_exchange.topology import Plan, Roles
-from dcp_io import CheckpointReplacedError, Delivery
-from dcp_ranks import NOT_NOW, NotNow, Stream, StreamError, Streams
+from dcp_io import CheckpointReplacedError
+from dcp_io.reading.delivery import Delivery
+from dcp_ranks import NOT_NOW, Stream, StreamError, Streams
+from dcp_ranks.streams.reception import NotNow
 
 __all__ = ["ConcurrencyLimit", "Kind", "Message", "Sender", "Transfer", "decode", "encode", "stop_others"]
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dcp_exchange.assignment.assign import Assignment, assign
-from dcp_io import Demands
+from dcp_io.reading.crc_checks import Demands
 
 UNIT = 1000  # bytes
 NAMES = ("a", "b", "c")

@@ -10,7 +10,7 @@ import pytest
 
 from dcp_exchange.assignment.assign import Assignment, assign, choose_owners
 from dcp_exchange.assignment.kinds import IMPOSSIBLE, Kinds, level
-from dcp_io import Demands
+from dcp_io.reading.crc_checks import Demands
 
 MIB = 1 << 20
 Groups = list[tuple[Demands, Sequence[int]]]

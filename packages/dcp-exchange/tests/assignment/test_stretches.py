@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dcp_exchange.assignment.assign import Assignment, assign
-from dcp_io import Demands
+from dcp_io.reading.crc_checks import Demands
 
 ROWS = 40
 

@@ -9,7 +9,9 @@ from functools import partial
 
 import torch
 
-from dcp_base import WEB_SCHEMES, Progress, file_path, printable, printable_bytes, report_operation, scheme_of
+from dcp_base.escaping import printable, printable_bytes
+from dcp_base.progress import Progress, report_operation
+from dcp_base.schemes import WEB_SCHEMES, file_path, scheme_of
 from dcp_core.errors import UnsupportedFormatError
 from dcp_format.content.changes import cast_tensors, rename_values, select_values
 from dcp_format.content.content import Content

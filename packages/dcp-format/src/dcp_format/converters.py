@@ -7,7 +7,9 @@ import os
 from pathlib import Path
 from typing import Protocol
 
-from dcp_base import file_path, library_logger, printable, scheme_of
+from dcp_base.escaping import printable
+from dcp_base.logs import library_logger
+from dcp_base.schemes import file_path, scheme_of
 from dcp_core import plugins
 from dcp_core.errors import CheckpointNotFoundError, UnsupportedFormatError
 from dcp_format.checkpoints.checkpoint import is_checkpoint, open_checkpoint, stored_content, write_checkpoint

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from dcp_core.errors import CheckpointNotFoundError, UnsafeCheckpointError
 from dcp_format.safetensors.complete_set import SUFFIX
-from dcp_io import Store, file_at, open_store
+from dcp_io import Store, open_store
+from dcp_io.stores.open_store import file_at
 
 __all__ = ["Fetched"]
 

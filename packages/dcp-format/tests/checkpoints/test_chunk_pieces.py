@@ -11,7 +11,8 @@ from dcp_core import CorruptCheckpointError
 from dcp_format.checkpoints.chunk_pieces import ChunkPieces
 from dcp_format.checkpoints.stored_chunks import ChunkReader
 from dcp_io import LocalStore, crc32
-from dcp_manifest import Framing, StoredChunk, StoredItem
+from dcp_manifest import StoredChunk, StoredItem
+from dcp_manifest.index.columns import Framing
 
 
 def halves(folder: Path, whole: np.ndarray, *, flipped: int | None) -> list[StoredChunk]:

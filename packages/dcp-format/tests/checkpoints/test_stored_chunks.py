@@ -13,7 +13,8 @@ from dcp_format.checkpoints import stored_chunks
 from dcp_format.checkpoints.chunk_pieces import ChunkPieces
 from dcp_format.checkpoints.stored_chunks import ChunkReader
 from dcp_io import LocalStore, ReadRequest
-from dcp_manifest import Framing, StoredChunk, StoredItem
+from dcp_manifest import StoredChunk, StoredItem
+from dcp_manifest.index.columns import Framing
 
 RANKS, TENSORS, CHUNK_BYTES = 6, 320, 16 << 10
 

@@ -16,7 +16,8 @@ from dcp_core import DefaultSavePlanner, WriteItem, save
 from dcp_format import HuggingFaceStorageWriter, WriteOptions, convert
 from dcp_format.content import new_file as module
 from dcp_format.content.new_file import new_file
-from dcp_io import CheckpointExistsError, ProcessIdentity, this_process
+from dcp_io import CheckpointExistsError
+from dcp_io.saves.save_files import ProcessIdentity, this_process
 
 DESTINATIONS = ["model.pt", "model.safetensors", "model.hf"]
 

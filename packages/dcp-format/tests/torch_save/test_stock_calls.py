@@ -25,8 +25,8 @@ from dcp_core import (
 from dcp_core.errors import UnsupportedValueError
 from dcp_format import BroadcastingTorchSaveReader, DynamicMetaLoadPlanner, dcp_to_torch_save, torch_save_to_dcp
 from dcp_format.conversion import open_content
-from dcp_io import LocalStore, StoreBackend, verify_checkpoint, zip_records
-from dcp_io.archives.archive_checks import verify_zip
+from dcp_io import LocalStore, StoreBackend, verify_checkpoint
+from dcp_io.archives.archive_checks import verify_zip, zip_records
 from dcp_io.testing.damage import flip
 from dcp_manifest import index_of
 

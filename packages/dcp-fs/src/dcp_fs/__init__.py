@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from dcp_base import import_lazily
 
 if TYPE_CHECKING:
-    from dcp_core.toolkit import SerializationFormat
+    from dcp_core.storage.byte_storage import SerializationFormat
     from dcp_fs.filesystem import FileSystem, FileSystemBase
     from dcp_fs.storage import FileSystemReader, FileSystemWriter
     from dcp_io import Layout, Verify
@@ -26,7 +26,7 @@ __getattr__, __dir__ = import_lazily(
     __name__,
     {
         "dcp_fs.filesystem": ("FileSystem", "FileSystemBase"),
-        "dcp_core.toolkit": ("SerializationFormat",),
+        "dcp_core.storage.byte_storage": ("SerializationFormat",),
         "dcp_fs.storage": ("FileSystemReader", "FileSystemWriter"),
         "dcp_io": ("Layout", "Verify"),
     },

@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
-from dcp_base import InvalidPlaceError, file_path, scheme_of
+from dcp_base import InvalidPlaceError
+from dcp_base.schemes import file_path, scheme_of
 
 __all__ = ["FileSystem", "FileSystemBase", "is_local_id"]
 

@@ -6,30 +6,19 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from dcp_base import InvalidPlaceError, file_path, scheme_of
+from dcp_base import InvalidPlaceError
+from dcp_base.schemes import file_path, scheme_of
 from dcp_core import BlockingAsyncStager, ByteStorageReader, ByteStorageWriter
-from dcp_core.toolkit import (
-    Compression,
-    FileAttributes,
-    HostAgreement,
-    HostCommit,
-    SerializationFormat,
-    check_format,
-    one_setting,
-)
+from dcp_core.encoding.compression import Compression, one_setting
+from dcp_core.hosts.agree import HostAgreement
+from dcp_core.hosts.commit import HostCommit
+from dcp_core.storage.byte_storage import FileAttributes, SerializationFormat, check_format
 from dcp_core.transforms import ExtensionRegistry, ItemStreams, StreamTransformExtension
 from dcp_fs.filesystem import FileSystem, is_local_id
-from dcp_io import (
-    STALE_AFTER_SECONDS,
-    HostFolder,
-    Layout,
-    LocalStore,
-    StoreBackend,
-    StreamStore,
-    Verify,
-    check_choices,
-    open_store,
-)
+from dcp_io import STALE_AFTER_SECONDS, Layout, LocalStore, StoreBackend, Verify, open_store
+from dcp_io.requests import check_choices
+from dcp_io.stores.host_store import HostFolder
+from dcp_io.stores.stream_store import StreamStore
 
 __all__ = ["FileSystemReader", "FileSystemWriter", "HostReader", "HostWriter"]
 
@@ -224,7 +213,7 @@ class _FolderOfHost(_LocalFolder):
 class HostWriter(HostCommit, _FolderOfHost, FileSystemWriter):
     """Storage writer for checkpoint ids `host:///path`: each host's ranks write into the folder that their host has.
 
-    Arguments and guarantees are those of `FileSystemWriter`, over all hosts; see `dcp_core.toolkit.HostCommit`.
+    Arguments and guarantees are those of `FileSystemWriter`, over all hosts; see `dcp_core.hosts.commit.HostCommit`.
     """
 
     def _open(self, checkpoint_id: str | os.PathLike[str]) -> StoreBackend:
@@ -236,7 +225,7 @@ class HostWriter(HostCommit, _FolderOfHost, FileSystemWriter):
 class HostReader(HostAgreement, _FolderOfHost, FileSystemReader):
     """Storage reader for checkpoint ids `host:///path`: each file is read on a host that has it.
 
-    Arguments: those of `FileSystemReader`. On which save the ranks agree: see `dcp_core.toolkit.HostAgreement`.
+    Arguments: those of `FileSystemReader`. On which save the ranks agree: see `dcp_core.hosts.agree.HostAgreement`.
     """
 
     def _open(self, checkpoint_id: str | os.PathLike[str]) -> StoreBackend:

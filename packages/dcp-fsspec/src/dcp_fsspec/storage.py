@@ -8,11 +8,14 @@ from enum import Enum
 from typing import Any
 
 from dcp_core import BlockingAsyncStager, ByteStorageReader, ByteStorageWriter
-from dcp_core.toolkit import Compression, FileAttributes, SerializationFormat, check_format, one_setting
+from dcp_core.encoding.compression import Compression, one_setting
+from dcp_core.storage.byte_storage import FileAttributes, SerializationFormat, check_format
 from dcp_core.transforms import ItemStreams, StreamTransformExtension
 from dcp_fsspec.filesystem import FileSystem, init_path, made_file_system
 from dcp_fsspec.opening import is_fsspec_id, open_store
-from dcp_io import STALE_AFTER_SECONDS, Layout, StoreBackend, StreamStore, Verify, check_choices
+from dcp_io import STALE_AFTER_SECONDS, Layout, StoreBackend, Verify
+from dcp_io.requests import check_choices
+from dcp_io.stores.stream_store import StreamStore
 
 __all__ = ["FsspecReader", "FsspecWriter"]
 

@@ -18,22 +18,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from dcp_base import without_end_slash
 from dcp_base.errors import DcpError
+from dcp_base.schemes import without_end_slash
 from dcp_fsspec.kinds import Kind, is_local, kind_of, renames_by_options, supports_conditions, takes_exclusive_mode
-from dcp_io import (
-    TEMPORARY_SUFFIX,
-    Attempts,
-    Entry,
-    Place,
-    RequestSource,
-    Sink,
-    Source,
-    StorageError,
-    SupportsFolders,
-    UploadSink,
-    check_name,
-)
+from dcp_io import Entry, Place, RequestSource, Sink, Source, StorageError, SupportsFolders, check_name
+from dcp_io.stores.store import TEMPORARY_SUFFIX
+from dcp_io.stores.stream_files import Attempts, UploadSink
 from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError
 
 __all__ = ["FsspecStore", "modified_seconds"]

@@ -9,7 +9,8 @@ from typing import Any
 
 import click
 
-from dcp_base import InvalidPlaceError, file_path, scheme_of
+from dcp_base import InvalidPlaceError
+from dcp_base.schemes import file_path, scheme_of
 from dcp_io import LocalStore, Store, open_store
 from dcp_manifest import CheckpointNotFoundError
 

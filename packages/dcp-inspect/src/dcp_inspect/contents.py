@@ -14,18 +14,17 @@ from typing import Any
 from dcp_base import DcpError
 from dcp_inspect.arguments import is_uri
 from dcp_manifest import (
-    DATA_SUFFIX,
-    ITEM_BYTES,
-    METADATA_NAME,
     CheckpointIndex,
     CheckpointNotFoundError,
     FoundCheckpoint,
     LocalFolder,
     UnsupportedFormatError,
-    check_files,
     checkpoints_below,
     index_of,
 )
+from dcp_manifest.folders.find_checkpoints import check_files
+from dcp_manifest.folders.folder import DATA_SUFFIX, METADATA_NAME
+from dcp_manifest.index.dtypes import ITEM_BYTES
 
 __all__ = ["OtherFormatError", "Row", "folder_of", "open_index", "rows_of", "select"]
 
@@ -88,7 +87,9 @@ def open_index(path: str | os.PathLike[str]) -> CheckpointIndex:
 
 
 def _index_at(uri: str) -> CheckpointIndex:
-    from dcp_io import StoreBackend, file_at, open_store  # noqa: PLC0415 - folders need none of its engines
+    # Folders need none of its engines.
+    from dcp_io import StoreBackend, open_store  # noqa: PLC0415
+    from dcp_io.stores.open_store import file_at  # noqa: PLC0415
 
     store = open_store(uri)
     try:

@@ -9,8 +9,9 @@ import heapq
 import math
 from dataclasses import dataclass, field
 
-from dcp_io import range_of_values
-from dcp_manifest import ITEM_BYTES, CheckpointIndex, StoredChunk, stored_tensors
+from dcp_io.reading.read_plan import range_of_values
+from dcp_manifest import CheckpointIndex, StoredChunk, stored_tensors
+from dcp_manifest.index.dtypes import ITEM_BYTES
 
 __all__ = ["RankLoad", "Segment", "plan_reads", "plan_writes", "row_range"]
 

@@ -7,17 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dcp_base import without_end_slash
+from dcp_base.schemes import without_end_slash
 from dcp_inspect.arguments import existing_folder, is_uri
 from dcp_inspect.errors import foreseen
 from dcp_inspect.printing.output import age
 from dcp_inspect.removal import unfinished_save
 from dcp_inspect.visuals.progress_bar import count_listed
-from dcp_io import LocalStore, find_checkpoints, open_store, read_note, root_at
+from dcp_io import LocalStore, find_checkpoints, open_store
+from dcp_io.roots.records import read_note
+from dcp_io.stores.root import root_at
 from dcp_manifest import (
-    METADATA_NAME,
-    NOTE,
-    QUARANTINE,
     CheckpointIndex,
     CheckpointNotFoundError,
     CorruptCheckpointError,
@@ -26,12 +25,11 @@ from dcp_manifest import (
     UnsafeCheckpointError,
     UnsupportedFormatError,
     checkpoints_below,
-    file_sizes,
     index_of,
-    needed_bytes,
-    parse_quarantine,
-    rank_of_data_file,
 )
+from dcp_manifest.folders.find_checkpoints import file_sizes
+from dcp_manifest.folders.folder import METADATA_NAME, NOTE, QUARANTINE, parse_quarantine, rank_of_data_file
+from dcp_manifest.index.columns import needed_bytes
 
 __all__ = ["Listed", "Notes", "find", "look_at", "look_at_all", "notes_on"]
 

@@ -6,21 +6,14 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from dcp_base import WEB_SCHEMES, DcpError, scheme_of
+from dcp_base import DcpError
+from dcp_base.schemes import WEB_SCHEMES, scheme_of
 from dcp_inspect.printing.output import age
-from dcp_io import (
-    REMOVING,
-    STALE_AFTER_SECONDS,
-    ReadingSign,
-    SaveInProgressError,
-    StorageError,
-    Store,
-    StoreBackend,
-    checkpoint_files,
-    remove_checkpoint,
-    running_saves,
-)
-from dcp_manifest import DATA_SUFFIX, METADATA_NAME, SAVE_MARKER_PREFIX, CheckpointNotFoundError, is_index_name
+from dcp_io import STALE_AFTER_SECONDS, SaveInProgressError, StorageError, Store, StoreBackend, remove_checkpoint
+from dcp_io.checkpoints.list_checkpoints import running_saves
+from dcp_io.checkpoints.remove_checkpoint import ReadingSign, checkpoint_files
+from dcp_manifest import CheckpointNotFoundError
+from dcp_manifest.folders.folder import DATA_SUFFIX, METADATA_NAME, REMOVING, SAVE_MARKER_PREFIX, is_index_name
 
 __all__ = ["Removal", "UnfinishedSave", "plan_removal", "preview_removal", "remove", "unfinished_save"]
 

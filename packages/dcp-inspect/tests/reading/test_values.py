@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dcp_inspect.reading.values import array_of, is_number
-from dcp_manifest import ITEM_BYTES
+from dcp_manifest.index.dtypes import ITEM_BYTES
 
 
 def test_shapes_and_packed_dtypes() -> None:

@@ -97,7 +97,7 @@ def test_what_has_a_state_dict_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None
         return [*layers, ("layers.w", "float32", (4,), 4, {((0,), (4,)): ()})], 2
 
     modules = {
-        "dcp_core.toolkit": SimpleNamespace(find_holders=find_holders),
+        "dcp_core.state_dict.holders": SimpleNamespace(find_holders=find_holders),
         "torch.distributed": SimpleNamespace(is_available=lambda: False),
     }
     imports = SimpleNamespace(import_module=modules.__getitem__)

@@ -94,7 +94,7 @@ class FileId(NamedTuple):
             ```python
             import mmap
             import os
-            from dcp_io import FileId
+            from dcp_io.lent_memory import FileId
 
             descriptor = os.memfd_create("example")
             os.ftruncate(descriptor, 8192)

@@ -21,7 +21,7 @@ class RecentlyUsed(Generic[K, T]):
 
     Example:
         ```python
-        from dcp_io import RecentlyUsed
+        from dcp_io.recently_used import RecentlyUsed
 
         cache = RecentlyUsed(2)
         cache.put("a", 1)

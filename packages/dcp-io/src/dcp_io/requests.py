@@ -38,7 +38,7 @@ class PiecewiseData(Protocol):
         """Yield the bytes in pieces of at most `max_bytes`, or a single larger element.
 
         A piece is valid until the next one is requested; a read-only piece stays valid. Data that waits for its bytes
-        calls `dcp_io.check_stop`, so that a failed write ends.
+        calls `dcp_io.workers.check_stop`, so that a failed write ends.
         """
         ...
 

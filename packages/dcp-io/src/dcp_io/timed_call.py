@@ -22,7 +22,8 @@ class TimedCall(Generic[T]):
 
     Example:
         ```python
-        from dcp_io import LocalStore, TimedCall
+        from dcp_io import LocalStore
+        from dcp_io.timed_call import TimedCall
 
         store = LocalStore("run")
         store.make()
@@ -94,7 +95,7 @@ class Pace:
 
     Example:
         ```python
-        from dcp_io import Pace
+        from dcp_io.timed_call import Pace
 
         pace = Pace(bytes_per_second=100e6)
         for piece in (b"a" * 1_000, b"b" * 2_000):

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 import dcp_io.archives.zip_format
-from dcp_io import LocalStore, ZipFileWriter, zip_records
-from dcp_io.archives.archive_checks import verify_zip
+from dcp_io import LocalStore
+from dcp_io.archives.archive_checks import verify_zip, zip_records
+from dcp_io.archives.zip_format import ZipFileWriter
 
 RECORDS = {
     "data.pkl": [b"pickle"],

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from dcp_io import read_plain_object
-from dcp_manifest import CorruptCheckpointError, ForbiddenGlobalError
+from dcp_io.archives.stored_objects import read_plain_object
+from dcp_manifest import CorruptCheckpointError
+from dcp_manifest.pickles.pickle_table import ForbiddenGlobalError
 
 VALUES: list[Any] = [
     None, True, -1, 1 << 80, 0.1, -0.0, "text ä", b"bytes", [1, [2]], (1, (2,)), {3, 4}, frozenset({5}),

@@ -6,9 +6,11 @@ import os
 
 import pytest
 
-from dcp_io import LocalStore, StoreBackend, check_files, find_checkpoints, running_saves
+from dcp_io import LocalStore, StoreBackend, find_checkpoints
+from dcp_io.checkpoints.list_checkpoints import running_saves
 from dcp_io.saves.cleanup import read_current
 from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError
+from dcp_manifest.folders.find_checkpoints import check_files
 
 VALUES = [{"a": bytes(1000)}, {"b": bytes(500)}]
 

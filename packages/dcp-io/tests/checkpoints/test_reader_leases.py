@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from dcp_io import ReadingSign
+from dcp_io.checkpoints.remove_checkpoint import ReadingSign
 from dcp_io.saves.save_files import ProcessIdentity, this_process
 
 HERE = this_process()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dcp_io import Demands
+from dcp_io.reading.crc_checks import Demands
 
 ROWS = st.lists(
     st.tuples(st.integers(0, 2), st.integers(0, 30), st.integers(0, 12), st.sampled_from([0, 1, 2, 4])), max_size=12

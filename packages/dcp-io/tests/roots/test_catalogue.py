@@ -14,10 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dcp_io import LocalStore, ProcessIdentity, checkpoint_files, this_process
+from dcp_io import LocalStore
+from dcp_io.checkpoints.remove_checkpoint import checkpoint_files
 from dcp_io.roots.catalogue import Catalogue
 from dcp_io.roots.records import CheckpointRecord, Note
-from dcp_manifest import CheckpointIndex, CheckpointNotFoundError, ManifestInfo, StoredItems, encode
+from dcp_io.saves.save_files import ProcessIdentity, this_process
+from dcp_manifest import CheckpointIndex, CheckpointNotFoundError
+from dcp_manifest.file.manifest_write import encode
+from dcp_manifest.index.columns import ManifestInfo
+from dcp_manifest.index.stored_items import StoredItems
 
 
 @pytest.fixture

@@ -8,9 +8,12 @@ from unittest import mock
 
 import pytest
 
-from dcp_io import Catalogue, CheckpointRecord, KeepBest, KeepEvery, KeepLast, KeepPolicy, LocalStore
+from dcp_io import CheckpointRecord, KeepBest, KeepEvery, KeepLast, KeepPolicy, LocalStore
+from dcp_io.roots.catalogue import Catalogue
 from dcp_io.roots.records import Note
-from dcp_manifest import CheckpointIndex, ManifestInfo, encode
+from dcp_manifest import CheckpointIndex
+from dcp_manifest.file.manifest_write import encode
+from dcp_manifest.index.columns import ManifestInfo
 
 RECORDS = [
     CheckpointRecord(10, 100.0, {"loss": 1.0}),

@@ -7,7 +7,8 @@ import os
 
 import pytest
 
-from dcp_io import Catalogue, LocalStore
+from dcp_io import LocalStore
+from dcp_io.roots.catalogue import Catalogue
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dcp_io import LocalStore, ReadingSign, SaveInProgressError, SaveSession, remove_checkpoint
+from dcp_io import LocalStore, SaveInProgressError, remove_checkpoint
+from dcp_io.checkpoints.remove_checkpoint import ReadingSign
 from dcp_io.saves.cleanup import read_current
 from dcp_io.saves.save_files import (
     MARK_BYTES,
@@ -23,6 +24,7 @@ from dcp_io.saves.save_files import (
     own_name,
     this_process,
 )
+from dcp_io.saves.save_session import SaveSession
 from dcp_io.stores.store import Entry
 from dcp_io.writing.write_engine import write_items
 from dcp_manifest.file.manifest_write import encode

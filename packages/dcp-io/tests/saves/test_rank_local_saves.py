@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dcp_io import CheckpointExistsError, RankSaveSession, SaveInProgressError, SaveSession
+from dcp_io import CheckpointExistsError, SaveInProgressError
 from dcp_io.saves.save_files import data_mark
+from dcp_io.saves.save_session import RankSaveSession, SaveSession
 from dcp_manifest.file.manifest_write import encode
 from dcp_manifest.index.columns import ManifestInfo
 

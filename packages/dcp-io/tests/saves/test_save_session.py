@@ -8,10 +8,11 @@ import time
 
 import pytest
 
-from dcp_io import CheckpointExistsError, LocalStore, SaveInProgressError, SaveSession
+from dcp_io import CheckpointExistsError, LocalStore, SaveInProgressError
 from dcp_io.saves import save_files as markers
 from dcp_io.saves import save_session as saves
 from dcp_io.saves.save_files import Marker, data_mark, find_markers, this_process
+from dcp_io.saves.save_session import SaveSession
 from dcp_manifest.file.manifest_write import encode
 from dcp_manifest.index.columns import Framing, ManifestInfo, StoredItem
 

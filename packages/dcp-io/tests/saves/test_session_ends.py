@@ -9,8 +9,9 @@ import time
 
 import pytest
 
-from dcp_io import SaveInProgressError, SaveSession
+from dcp_io import SaveInProgressError
 from dcp_io.saves.save_files import data_mark, find_markers
+from dcp_io.saves.save_session import SaveSession
 from dcp_manifest.file.manifest_write import encode
 from dcp_manifest.index.columns import ManifestInfo
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from dcp_base import InvalidPlaceError, installed
-from dcp_io import HostFolder, HostStore, LocalStore, open_store
-from dcp_io.stores.host_store import host_uri, with_also
+from dcp_io import HostStore, LocalStore, open_store
+from dcp_io.stores.host_store import HostFolder, host_uri, with_also
 from dcp_io.testing.shelves import ShelfPlugin
 from dcp_manifest import CheckpointNotFoundError
 

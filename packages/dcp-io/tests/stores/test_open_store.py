@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from dcp_base import ANY_SCHEME, PluginRegistry, StoreSpec, hookimpl, installed, scheme_of
+from dcp_base import ANY_SCHEME, PluginRegistry, StoreSpec, hookimpl, installed
 from dcp_base.errors import DcpError, PluginNotFoundError
-from dcp_io import LocalStore, file_at, open_store
+from dcp_base.schemes import scheme_of
+from dcp_io import LocalStore, open_store
+from dcp_io.stores.open_store import file_at
 
 
 @pytest.mark.parametrize(

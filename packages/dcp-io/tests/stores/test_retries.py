@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from dcp_io import Attempts, StorageError
+from dcp_io import StorageError
+from dcp_io.stores.stream_files import Attempts
 
 
 @pytest.fixture

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dcp_io import LocalStore, Store, find_checkpoints, latest_valid, places_of
+from dcp_io import LocalStore, Store, find_checkpoints, latest_valid
+from dcp_io.stores.root import places_of
 
 
 class Away(LocalStore):

@@ -8,10 +8,8 @@ import pytest
 
 from dcp_io import (
     Entry,
-    ReadSizes,
     RequestSource,
     SaveInProgressError,
-    SaveSession,
     Sink,
     Store,
     SupportsFetch,
@@ -21,9 +19,11 @@ from dcp_io import (
     SupportsReadAhead,
     SupportsReadSizes,
     check_name,
-    lender_of,
     verify_checkpoint,
 )
+from dcp_io.lent_memory import lender_of
+from dcp_io.reading.read_plan import ReadSizes
+from dcp_io.saves.save_session import SaveSession
 from dcp_io.stores.store import place_of, with_folders
 from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError, UnsafeCheckpointError
 

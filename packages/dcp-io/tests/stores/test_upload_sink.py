@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dcp_io import UploadSink
+from dcp_io.stores.stream_files import UploadSink
 
 
 class Toy(UploadSink):

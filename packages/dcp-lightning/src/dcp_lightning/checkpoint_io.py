@@ -14,8 +14,9 @@ from lightning_utilities.core.apply_func import apply_to_collection
 
 import dcp_io
 from dcp_async import AsyncSaver
+from dcp_base.logs import library_logger
 from dcp_core import EmptyStateDictLoadPlanner, Metadata, load, plugins, save
-from dcp_core.toolkit import library_logger
+from dcp_io.saves.cleanup import read_current
 
 __all__ = ["META_OF_LIGHTNING", "DcpCheckpointIO", "PathLike"]
 
@@ -115,7 +116,7 @@ class DcpCheckpointIO:
         if os.path.isfile(place) or not (moved or name.startswith(_NEWEST)):
             return place
         store = self._open(place)
-        if dcp_io.read_current(store).exists:
+        if read_current(store).exists:
             return place
         if moved:
             return aside

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 import dcp_io
 import dcp_state
 from dcp_core import DefaultLoadPlanner, LoadMismatchError, LoadPlan, LoadProblem, load
+from dcp_io.saves.cleanup import read_current
 from dcp_lightning.checkpoint_io import META_OF_LIGHTNING, DcpCheckpointIO, PathLike
 
 __all__ = ["OwnCheckpointIO", "is_of_lightning", "load_shards", "state_of"]
@@ -43,7 +44,7 @@ class OwnCheckpointIO(_Strategy):
 def is_of_lightning(path: str) -> bool:
     """Return whether Lightning saved the checkpoint; after our save over one, only `meta.pt` remains."""
     meta = os.path.isfile(os.path.join(path, META_OF_LIGHTNING))
-    return os.path.isfile(path) or (meta and dcp_io.read_current(dcp_io.open_store(path)).save_id is None)
+    return os.path.isfile(path) or (meta and read_current(dcp_io.open_store(path)).save_id is None)
 
 
 def state_of(part: Any, modules: Iterable[nn.Module]) -> Any:

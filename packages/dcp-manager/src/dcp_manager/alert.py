@@ -22,7 +22,9 @@ from weakref import WeakMethod
 
 from dcp_core.errors import CoordinatorLostError, CoordinatorTimeoutError, PeerLostError
 from dcp_manager.together import Ranks
-from dcp_ranks import CollectiveCoordinator, Coordinator, StoreWire
+from dcp_ranks import Coordinator
+from dcp_ranks.phases.collective_coordinator import CollectiveCoordinator
+from dcp_ranks.transport.store_wire import StoreWire
 
 __all__ = ["Alert"]
 

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from dcp_base import library_logger
+from dcp_base.logs import library_logger
 from dcp_core import (
     CheckpointException,
     CoordinatorLostError,

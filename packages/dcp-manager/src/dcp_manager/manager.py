@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch.distributed as dist
 
 from dcp_core import LoadPlanner, LoadReport, Metadata, PeerOptions, StorageReader, StorageWriter, load, save
-from dcp_io import STALE_AFTER_SECONDS, Catalogue, CheckpointRecord, KeepBest, KeepPolicy, Root
+from dcp_io import STALE_AFTER_SECONDS, CheckpointRecord, KeepBest, KeepPolicy
+from dcp_io.roots.catalogue import Catalogue
+from dcp_io.stores.root import Root
 from dcp_manager.alert import Alert
 from dcp_manager.background import BackgroundSaves, Saver, Tolerance, UnfinishedSaveError, future_of
 from dcp_manager.protection import Whereabouts, find_step
@@ -24,7 +26,7 @@ from dcp_manager.save_policies import EverySteps, Moment, SaveAny, SavePolicy, S
 from dcp_manager.space import OnFull, Room, Spacing, check_on_full
 from dcp_manager.together import Ranks
 from dcp_manager.upkeep import LowerSteps, Retention, StepGuard, Upkeep
-from dcp_ranks import DEFAULT_TIMEOUT_SECONDS
+from dcp_ranks.phases.coordinator import DEFAULT_TIMEOUT_SECONDS
 
 if TYPE_CHECKING:
     from typing_extensions import Self

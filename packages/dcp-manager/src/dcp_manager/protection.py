@@ -7,13 +7,18 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dcp_base import DcpError, library_logger
+from dcp_base import DcpError
+from dcp_base.hookspecs import CheckpointEvent
+from dcp_base.logs import library_logger
 from dcp_core import plugins
-from dcp_core.hookspecs import CheckpointEvent
-from dcp_core.toolkit import HostPlaces
-from dcp_io import Catalogue, CopyNote, CopyRequest, HostCopies, HostsCopied, HostStore, JobHosts, TimedCall
+from dcp_core.hosts.host_places import HostPlaces
+from dcp_io import HostStore
+from dcp_io.roots.catalogue import Catalogue
+from dcp_io.roots.copy_notes import CopyNote, CopyRequest, HostCopies, HostsCopied, JobHosts
+from dcp_io.timed_call import TimedCall
 from dcp_manager.together import Ranks
-from dcp_ranks import CollectiveCoordinator, Coordinator
+from dcp_ranks import Coordinator
+from dcp_ranks.phases.collective_coordinator import CollectiveCoordinator
 
 __all__ = ["Protection", "Whereabouts", "find_step"]
 

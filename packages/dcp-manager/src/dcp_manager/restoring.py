@@ -15,9 +15,12 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
 
-from dcp_base import library_logger
+from dcp_base.logs import library_logger
 from dcp_core import CheckpointException, CheckpointNotFoundError, CorruptCheckpointError, DcpError, LoadReport
-from dcp_io import Catalogue, CheckpointRecord, HostStore, TimedCall, Unfinished
+from dcp_io import CheckpointRecord, HostStore
+from dcp_io.roots.catalogue import Catalogue
+from dcp_io.roots.unfinished import Unfinished
+from dcp_io.timed_call import TimedCall
 from dcp_manager.together import Ranks
 
 __all__ = ["Damage", "Restored", "Wanted", "damage_of", "restore_newest", "restore_step"]

@@ -14,28 +14,22 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from dcp_base import DcpError, library_logger, without_end_slash
+from dcp_base import DcpError
+from dcp_base.logs import library_logger
+from dcp_base.schemes import without_end_slash
 from dcp_core import StorageReader, StorageWriter, plugins
-from dcp_core.toolkit import HostPlaces, absolute_id, find_places
-from dcp_io import (
-    Catalogue,
-    CheckpointRecord,
-    HostCopies,
-    HostStore,
-    KeepAll,
-    KeepPolicy,
-    PromotingRoot,
-    Root,
-    Store,
-    SupportsFolders,
-    TimedCall,
-    open_store,
-    places_of,
-    read_current,
-)
+from dcp_core.arguments import absolute_id
+from dcp_core.hosts.host_places import HostPlaces, find_places
+from dcp_io import CheckpointRecord, HostStore, KeepAll, KeepPolicy, Store, SupportsFolders, open_store
+from dcp_io.roots.catalogue import Catalogue, PromotingRoot
+from dcp_io.roots.copy_notes import HostCopies
+from dcp_io.saves.cleanup import read_current
+from dcp_io.stores.root import Root, places_of
+from dcp_io.timed_call import TimedCall
 from dcp_manager.protection import Protection
 from dcp_manager.together import Ranks
-from dcp_manifest import DATA_SUFFIX, METADATA_NAME, SAVE_MARKER_PREFIX, read_index
+from dcp_manifest import read_index
+from dcp_manifest.folders.folder import DATA_SUFFIX, METADATA_NAME, SAVE_MARKER_PREFIX
 
 __all__ = ["Places", "RootPlaces"]
 

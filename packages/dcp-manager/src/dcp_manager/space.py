@@ -18,13 +18,15 @@ from typing import Any, Literal, get_args
 
 import torch.distributed as dist
 
-from dcp_base import library_logger, printable_bytes
+from dcp_base.escaping import printable_bytes
+from dcp_base.logs import library_logger
 from dcp_core import estimate
-from dcp_io import Catalogue, CheckpointRecord, Entry, KeepPolicy, LocalStore, Root, StorageError, Store
+from dcp_io import CheckpointRecord, Entry, KeepPolicy, LocalStore, Root, StorageError, Store
+from dcp_io.roots.catalogue import Catalogue
 from dcp_manager.root_places import RootPlaces
 from dcp_manager.save_policies import EverySeconds, EverySteps, SavePolicy, parts_of
 from dcp_manager.together import Ranks
-from dcp_ranks import DEFAULT_TIMEOUT_SECONDS
+from dcp_ranks.phases.coordinator import DEFAULT_TIMEOUT_SECONDS
 
 __all__ = ["OnFull", "Preflight", "Room", "Spacing", "check_on_full", "preflight", "say_when_space_ends"]
 

@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from dcp_core import PeerOptions
-from dcp_ranks import DEFAULT_TIMEOUT_SECONDS, Coordinator, make_coordinator
+from dcp_ranks import Coordinator, make_coordinator
+from dcp_ranks.phases.coordinator import DEFAULT_TIMEOUT_SECONDS
 
 __all__ = ["Ranks"]
 

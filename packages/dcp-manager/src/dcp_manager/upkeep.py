@@ -13,10 +13,11 @@ from concurrent.futures import Future
 from numbers import Real
 from typing import Any, Literal, get_args
 
-from dcp_base import library_logger
+from dcp_base.hookspecs import CheckpointEvent
+from dcp_base.logs import library_logger
 from dcp_core import DcpError, plugins
-from dcp_core.hookspecs import CheckpointEvent
-from dcp_io import Catalogue, KeepBest, KeepPolicy
+from dcp_io import KeepBest, KeepPolicy
+from dcp_io.roots.catalogue import Catalogue
 from dcp_manager.background import BackgroundSaves
 from dcp_manager.protection import Protection
 from dcp_manager.root_places import RootPlaces

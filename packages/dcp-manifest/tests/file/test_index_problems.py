@@ -5,9 +5,9 @@ import zlib
 import numpy as np
 import pytest
 
-from dcp_manifest import encode
 from dcp_manifest.file.blob import BLOCK_BYTES, FOOTER_BYTES, Footer, WholeBlob, read_footer
 from dcp_manifest.file.index_problems import examine
+from dcp_manifest.file.manifest_write import encode
 
 
 @pytest.mark.parametrize("which", ["rich_bytes", "own_bytes"])

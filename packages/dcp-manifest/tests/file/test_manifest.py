@@ -9,15 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dcp_manifest import (
-    CorruptCheckpointError,
-    ManifestInfo,
-    UnsafeCheckpointError,
-    UnsupportedFormatError,
-    encode,
-    read_index,
-)
+from dcp_manifest import CorruptCheckpointError, UnsafeCheckpointError, UnsupportedFormatError, read_index
 from dcp_manifest.file.blob import FLAG_STUB_HEAD, FOOTER_BYTES, Footer, WholeBlob, read_footer
+from dcp_manifest.file.manifest_write import encode
+from dcp_manifest.index.columns import ManifestInfo
 from dcp_manifest.stock.stock_write import stub_head
 
 quick = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dcp_manifest import CheckpointIndex, CorruptCheckpointError, ManifestFile, encode, read_index
+from dcp_manifest import CheckpointIndex, CorruptCheckpointError, ManifestFile, read_index
 from dcp_manifest.file.blob import FOOTER_BYTES, LazyBlob, read_footer
+from dcp_manifest.file.manifest_write import encode
 from dcp_manifest.index.stored_items import take_items
 
 

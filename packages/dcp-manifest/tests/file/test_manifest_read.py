@@ -5,9 +5,9 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from dcp_manifest import encode
 from dcp_manifest.file.blob import FOOTER_BYTES, WholeBlob, pack, read_footer
 from dcp_manifest.file.manifest_read import ManifestReader
+from dcp_manifest.file.manifest_write import encode
 from dcp_manifest.index.schema import check_index
 
 

@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dcp_manifest import CheckpointIndex, ManifestInfo, UnsupportedFormatError, encode
-from dcp_manifest.file.manifest_write import narrow
-from dcp_manifest.index.columns import ItemColumns, border_counts
+from dcp_manifest import CheckpointIndex, UnsupportedFormatError
+from dcp_manifest.file.manifest_write import encode, narrow
+from dcp_manifest.index.columns import ItemColumns, ManifestInfo, border_counts
 
 RANKS, TENSORS = 256, 3_000
 

@@ -3,9 +3,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dcp_manifest import UnsupportedFormatError, encode, read_index
+from dcp_manifest import UnsupportedFormatError, read_index
 from dcp_manifest.file.blob import WholeBlob, pack
 from dcp_manifest.file.manifest_read import IndexFile, ManifestReader
+from dcp_manifest.file.manifest_write import encode
 from dcp_manifest.index.literal_keys import LiteralKey
 
 CASES = {

@@ -11,14 +11,13 @@ from dcp_manifest import (
     CheckpointNotFoundError,
     CorruptCheckpointError,
     LocalFolder,
-    ManifestInfo,
     UnsafeCheckpointError,
     checkpoints_below,
-    encode,
     index_of,
-    needed_bytes,
 )
+from dcp_manifest.file.manifest_write import encode
 from dcp_manifest.folders.find_checkpoints import check_files, first_valid
+from dcp_manifest.index.columns import ManifestInfo, needed_bytes
 
 
 def find_checkpoints(root):

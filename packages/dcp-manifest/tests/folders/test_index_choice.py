@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from dcp_manifest import CheckpointNotFoundError, CorruptCheckpointError, ManifestInfo, encode, read_index
+from dcp_manifest import CheckpointNotFoundError, CorruptCheckpointError, read_index
+from dcp_manifest.file.manifest_write import encode
 from dcp_manifest.folders.folder import is_index_name
 from dcp_manifest.folders.index_choice import choose_index
+from dcp_manifest.index.columns import ManifestInfo
 
 
 @pytest.fixture

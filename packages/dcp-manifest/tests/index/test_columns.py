@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from dcp_manifest import Framing, TensorFlags
-from dcp_manifest.index.columns import border_count
+from dcp_manifest.index.columns import Framing, TensorFlags, border_count
 
 
 @pytest.mark.parametrize("bits", [0, 1, 2, 3, 4, 8, 9, 0x10, 0x70, 0x7B])

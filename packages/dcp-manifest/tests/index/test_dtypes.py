@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from dcp_manifest import ITEM_BYTES, TYPED_STORAGES
+from dcp_manifest.index.dtypes import ITEM_BYTES, TYPED_STORAGES
 
 
 def test_sizes_are_those_that_names_tell():

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dcp_manifest import Framing, ItemKind, StoredItem, StoredItems, block_bytes
-from dcp_manifest.index.columns import EncodedBlocks, border_count, border_counts
+from dcp_manifest import StoredItem
+from dcp_manifest.index.columns import EncodedBlocks, Framing, ItemKind, block_bytes, border_count, border_counts
+from dcp_manifest.index.stored_items import StoredItems
 
 KIB, MIB = 1024, 1024**2
 

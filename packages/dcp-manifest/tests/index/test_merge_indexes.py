@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from dcp_manifest import CorruptCheckpointError, ManifestInfo, encode, read_index
+from dcp_manifest import CorruptCheckpointError, read_index
+from dcp_manifest.file.manifest_write import encode
+from dcp_manifest.index.columns import ManifestInfo
 from dcp_manifest.index.merge_indexes import merge_rank_indexes
 
 

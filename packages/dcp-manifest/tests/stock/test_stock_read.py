@@ -12,14 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dcp_manifest import (
-    CorruptCheckpointError,
-    Framing,
-    TensorFlags,
-    UnsafeCheckpointError,
-    UnsupportedFormatError,
-    read_index,
-)
+from dcp_manifest import CorruptCheckpointError, UnsafeCheckpointError, UnsupportedFormatError, read_index
+from dcp_manifest.index.columns import Framing, TensorFlags
 from dcp_manifest.stock.stock_read import read_stock
 
 OLD = "torch.distributed._shard.sharded_tensor.metadata"

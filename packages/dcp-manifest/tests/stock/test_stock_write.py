@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dcp_manifest import Framing
+from dcp_manifest.index.columns import Framing
 from dcp_manifest.stock.stock_read import read_stock
 from dcp_manifest.stock.stock_write import MARKER_MODULE, stock_head, unreadable_reason
 

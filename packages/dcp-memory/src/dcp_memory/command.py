@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
-from dcp_base import printable, printable_bytes
+from dcp_base.escaping import printable, printable_bytes
 from dcp_memory.control import STOP_TIMEOUT_SECONDS, KeeperStatus, keeper_runs, keeper_status, start_keeper, stop_keeper
 from dcp_memory.errors import KeeperLostError
 from dcp_memory.places import check_run

@@ -20,5 +20,6 @@ def dcp_register_storage() -> list[StorageBackendSpec]:
     """Return the storage per host, if dcp-core is installed."""
     if find_spec("dcp_core") is None:
         return []
-    reader, writer = "dcp_core.toolkit:HostStorageReader", "dcp_core.toolkit:HostStorageWriter"
+    reader = "dcp_core.hosts.host_storage:HostStorageReader"
+    writer = "dcp_core.hosts.host_storage:HostStorageWriter"
     return [StorageBackendSpec(_SCHEME, reader, writer, ("atomic publish", "verified reads", "ranged reads"))]

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from dcp_io import FileId, StorageError
+from dcp_io import StorageError
+from dcp_io.lent_memory import FileId
 from dcp_memory import keeper_status, start_keeper, stop_keeper
 from dcp_memory.client.store import KeeperStore
 

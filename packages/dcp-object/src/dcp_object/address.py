@@ -6,8 +6,8 @@ import os
 import re
 from dataclasses import dataclass, replace
 
-from dcp_base import OBJECT_STORE_SCHEMES, WEB_SCHEMES
 from dcp_base.errors import InvalidPlaceError
+from dcp_base.schemes import OBJECT_STORE_SCHEMES, WEB_SCHEMES
 from dcp_io import check_name
 
 __all__ = ["SCHEMES", "Address", "is_address", "parse_address"]

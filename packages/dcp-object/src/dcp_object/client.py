@@ -17,7 +17,9 @@ from obstore import exceptions
 from obstore.store import from_url
 
 from dcp_base.errors import InvalidPlaceError
-from dcp_io import Attempts, RecentlyUsed, StorageError
+from dcp_io import StorageError
+from dcp_io.recently_used import RecentlyUsed
+from dcp_io.stores.stream_files import Attempts
 from dcp_object.options import Options
 
 __all__ = ["Client", "connect", "explained"]

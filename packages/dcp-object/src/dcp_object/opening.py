@@ -6,9 +6,10 @@ import os
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from dcp_base import WEB_SCHEMES
+from dcp_base.schemes import WEB_SCHEMES
 from dcp_io import Entry, Sink, StorageError
-from dcp_manifest import METADATA_NAME, CheckpointNotFoundError
+from dcp_manifest import CheckpointNotFoundError
+from dcp_manifest.folders.folder import METADATA_NAME
 from dcp_object.address import parse_address
 from dcp_object.client import connect
 from dcp_object.options import Options

@@ -1,6 +1,7 @@
 """Hooks of storages and stores for object stores' URI schemes. Does not import torch."""
 
-from dcp_base import OBJECT_STORE_SCHEMES, WEB_SCHEMES, StorageBackendSpec, StoreSpec, hookimpl
+from dcp_base import StorageBackendSpec, StoreSpec, hookimpl
+from dcp_base.schemes import OBJECT_STORE_SCHEMES, WEB_SCHEMES
 
 __all__ = ["dcp_register_storage", "dcp_register_stores"]
 

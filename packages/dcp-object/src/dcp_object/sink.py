@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dcp_io import UploadSink
+from dcp_io.stores.stream_files import UploadSink
 from dcp_object.client import Client
 
 __all__ = ["MAX_PARTS", "ObjectSink"]

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from dcp_core import ByteStorageReader, ByteStorageWriter
-from dcp_core.toolkit import Compression
+from dcp_core.encoding.compression import Compression
 from dcp_core.transforms import ExtensionRegistry
-from dcp_io import STALE_AFTER_SECONDS, Layout, StoreBackend, Verify, check_choices
+from dcp_io import STALE_AFTER_SECONDS, Layout, StoreBackend, Verify
+from dcp_io.requests import check_choices
 from dcp_object.address import is_address
 from dcp_object.opening import open_store
 

@@ -21,7 +21,7 @@ class interrupts_deferred:  # noqa: N801 - reads as `with interrupts_deferred():
     Example:
         ```python
         import signal
-        from dcp_ranks import interrupts_deferred
+        from dcp_ranks.interrupts import interrupts_deferred
 
         seen = []
         signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))

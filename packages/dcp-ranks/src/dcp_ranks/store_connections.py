@@ -137,7 +137,8 @@ def shared_peers(
     Example:
         ```python
         import torch.distributed as dist
-        from dcp_ranks import PeerOptions, borrow_store, shared_peers
+        from dcp_ranks import PeerOptions
+        from dcp_ranks.store_connections import borrow_store, shared_peers
 
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         store, give_back = borrow_store(dist.group.WORLD)  # on every rank

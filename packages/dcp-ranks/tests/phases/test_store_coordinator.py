@@ -9,10 +9,11 @@ import uuid
 import pytest
 import torch.distributed as dist
 
-from dcp_ranks import StoreCoordinator, make_coordinator
+from dcp_ranks import make_coordinator
 from dcp_ranks.errors import (
     CoordinatorTimeoutError,
 )
+from dcp_ranks.phases.store_coordinator import StoreCoordinator
 from dcp_ranks.testing.coordinators import (
     KINDS,
     STORE_KINDS,

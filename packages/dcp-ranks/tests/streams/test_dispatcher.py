@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dcp_ranks import Dispatcher, OperationError, Stream, StreamError
+from dcp_ranks import OperationError, Stream, StreamError
+from dcp_ranks.streams.dispatcher import Dispatcher
 from dcp_ranks.streams.reception import Reception
 from dcp_ranks.streams.stream import GOODBYE, HEAD, MESSAGE
 from dcp_ranks.testing.streams import Inbox, connect_all, opened

@@ -15,8 +15,8 @@ import weakref
 import pytest
 import torch.distributed as dist
 
-from dcp_ranks import CoordinatorLostError, StoreWire, TimedStore, innermost_store
-from dcp_ranks.transport.store_wire import CHUNK_BYTES
+from dcp_ranks import CoordinatorLostError
+from dcp_ranks.transport.store_wire import CHUNK_BYTES, StoreWire, TimedStore, innermost_store
 
 
 @pytest.fixture
@@ -202,7 +202,7 @@ def test_without_threads_requests_are_made_in_the_callers(monkeypatch):
 ENDS = """
 import os, signal, sys, time
 import torch.distributed as dist
-from dcp_ranks import TimedStore
+from dcp_ranks.transport.store_wire import TimedStore
 from dcp_ranks.transport import store_wire
 
 class Late:

@@ -17,9 +17,11 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.weak import WeakIdKeyDictionary
 
-from dcp_base import library_logger
+from dcp_base.logs import library_logger
 from dcp_core import PerRank
-from dcp_core.toolkit import PartialState, collector_paused, in_shared_order, is_stateful, value_bytes, with_states
+from dcp_core.planning.replicas import value_bytes
+from dcp_core.records.protocols import PartialState, in_shared_order, is_stateful, with_states
+from dcp_core.storage.byte_storage import collector_paused
 from dcp_state.base_model import BaseModel, FrozenValues, TrainableOnly, frozen_names, is_sharded, name_of_base
 from dcp_state.canonical_names import ModelNames, name_model, name_models, optimizer_names
 from dcp_state.model import model_state, restore_model

@@ -20,17 +20,10 @@ from typing import Any
 from torch import nn
 
 from dcp_core.errors import UnsupportedValueError
-from dcp_core.toolkit import (
-    LocalShard,
-    combine_crcs,
-    contiguous,
-    crc32,
-    is_dtensor,
-    is_wrapper,
-    local_tensor,
-    tensor_bytes,
-    unwrapped,
-)
+from dcp_core.shards.shards import LocalShard, local_tensor
+from dcp_core.tensors.kinds import is_dtensor, is_wrapper, unwrapped
+from dcp_core.tensors.tensor_memory import contiguous, tensor_bytes
+from dcp_io.archives.crc import combine, crc32
 from dcp_state.canonical_names import ModelNames
 from dcp_state.report import StateMismatchError
 from dcp_state.sharding import all_ranks
@@ -267,9 +260,9 @@ def _part(name: str, shard: LocalShard, size: Sequence[int]) -> int:
     value, end = 0, 0
     for number, start in enumerate(_starts(shard, strides, split)):
         run = data[number * run_bytes : (number + 1) * run_bytes]
-        value = combine_crcs(value, crc32(run), start + run_bytes - end)
+        value = combine(value, crc32(run), start + run_bytes - end)
         end = start + run_bytes
-    return combine_crcs(value, 0, total - end)
+    return combine(value, 0, total - end)
 
 
 def _starts(shard: LocalShard, strides: Sequence[int], split: int) -> Iterator[int]:

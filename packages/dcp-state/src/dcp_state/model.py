@@ -15,7 +15,9 @@ import torch
 from torch import nn
 
 from dcp_core.errors import UnsupportedValueError
-from dcp_core.toolkit import as_dtensor, collector_paused, is_dtensor, suggest
+from dcp_core.planning.load_report import suggest
+from dcp_core.storage.byte_storage import collector_paused
+from dcp_core.tensors.kinds import as_dtensor, is_dtensor
 from dcp_state.canonical_names import ModelNames, name_model
 from dcp_state.options import StateDictOptions, check_options
 from dcp_state.report import IncompatibleKeys, StateMismatchError, StateReport

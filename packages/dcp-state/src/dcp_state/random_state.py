@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from dcp_core.toolkit import device_module, devices_in_use
+from dcp_core.tensors.devices import device_module, devices_in_use
 
 __all__ = ["RandomState", "random_state_kept"]
 

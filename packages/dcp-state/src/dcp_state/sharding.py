@@ -22,20 +22,16 @@ import torch
 import torch.distributed as dist
 
 from dcp_core.errors import UnsupportedValueError
-from dcp_core.toolkit import (
-    LocalBox,
-    LocalShard,
-    box_view,
+from dcp_core.shards.boxes import LocalBox, dtensor_boxes
+from dcp_core.shards.shards import LocalShard, box_view, local_tensor, shard_method
+from dcp_core.tensors.devices import group_device
+from dcp_core.tensors.kinds import (
     children_of,
     clone_tensor,
-    dtensor_boxes,
     dtensor_layout,
-    group_device,
     is_dtensor,
     is_wrapper,
-    local_tensor,
     rebuilt,
-    shard_method,
     unwrapped,
     with_local,
 )

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
+from dcp_base.hookspecs import hookimpl
 from dcp_core import UnsupportedValueError, load, plugins, save
-from dcp_core.hookspecs import hookimpl
 from dcp_core.testing.memory import MemoryReader, MemoryWriter
 from dcp_state import (
     OptimizerAdapter,

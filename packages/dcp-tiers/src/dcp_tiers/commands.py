@@ -15,8 +15,10 @@ from typing import Any
 
 import click
 
-from dcp_base import CheckpointEvent, DcpError, hookimpl, installed, printable, printable_bytes
-from dcp_io import Catalogue, StepFolder, TimedCall
+from dcp_base import CheckpointEvent, DcpError, hookimpl, installed
+from dcp_base.escaping import printable, printable_bytes
+from dcp_io.roots.catalogue import Catalogue, StepFolder
+from dcp_io.timed_call import TimedCall
 from dcp_tiers.copying import JOURNAL
 from dcp_tiers.listing import TieredStep, list_steps
 from dcp_tiers.promote import only_one, promote, tiers_to_promote

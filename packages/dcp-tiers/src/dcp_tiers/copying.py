@@ -13,37 +13,26 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from dcp_base import DcpError, report_operation
-from dcp_io import (
-    CheckpointExistsError,
-    CopyNote,
-    Entry,
-    HostStore,
-    JobHosts,
-    PassingCrcs,
-    RankSaveSession,
-    SaveInProgressError,
-    SaveSession,
-    Store,
-    check_files,
-    clear_dead_saves,
-    read_current,
-    running_saves,
-    temporary_of,
-    this_process,
-    verify_checkpoint,
-)
+from dcp_base import DcpError
+from dcp_base.progress import report_operation
+from dcp_io import CheckpointExistsError, Entry, HostStore, SaveInProgressError, Store, verify_checkpoint
+from dcp_io.checkpoints.list_checkpoints import running_saves
+from dcp_io.checkpoints.remove_checkpoint import clear_dead_saves
+from dcp_io.checkpoints.verify_checkpoint import PassingCrcs
+from dcp_io.roots.copy_notes import CopyNote, JobHosts
+from dcp_io.saves.cleanup import read_current
+from dcp_io.saves.save_files import temporary_of, this_process
+from dcp_io.saves.save_session import RankSaveSession, SaveSession
 from dcp_manifest import (
-    METADATA_NAME,
-    NOTE,
-    SAVE_MARKER_PREFIX,
     CheckpointIndex,
     CheckpointNotFoundError,
     CorruptCheckpointError,
     UnsupportedFormatError,
-    needed_bytes,
     read_index,
 )
+from dcp_manifest.folders.find_checkpoints import check_files
+from dcp_manifest.folders.folder import METADATA_NAME, NOTE, SAVE_MARKER_PREFIX
+from dcp_manifest.index.columns import needed_bytes
 
 __all__ = [
     "JOURNAL",

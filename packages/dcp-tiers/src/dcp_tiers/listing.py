@@ -7,8 +7,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dcp_base import DcpError
-from dcp_io import Catalogue, CopyNote, HostStore, Store
-from dcp_manifest import DATA_SUFFIX, file_sizes, index_of, is_index_name, needed_bytes, put_aside_reason
+from dcp_io import HostStore, Store
+from dcp_io.roots.catalogue import Catalogue
+from dcp_io.roots.copy_notes import CopyNote
+from dcp_manifest import index_of
+from dcp_manifest.folders.find_checkpoints import file_sizes
+from dcp_manifest.folders.folder import DATA_SUFFIX, is_index_name, put_aside_reason
+from dcp_manifest.index.columns import needed_bytes
 
 __all__ = ["CopyState", "TieredStep", "list_steps"]
 

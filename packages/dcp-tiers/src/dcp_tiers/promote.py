@@ -23,7 +23,8 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from dcp_base import DcpError, installed, library_logger
+from dcp_base import DcpError, installed
+from dcp_base.logs import library_logger
 from dcp_io import HostStore, LocalStore, Store
 from dcp_manifest import CheckpointNotFoundError
 from dcp_tiers.promoter_process import END, LOG_FORMAT, EventWriter

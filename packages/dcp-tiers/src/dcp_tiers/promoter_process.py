@@ -14,7 +14,8 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import IO
 
-from dcp_base import CheckpointEvent, installed, library_logger
+from dcp_base import CheckpointEvent, installed
+from dcp_base.logs import library_logger
 
 __all__ = ["END", "LOG_FORMAT", "EventWriter", "PromoterProcess"]
 

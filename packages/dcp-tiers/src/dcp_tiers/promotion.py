@@ -12,28 +12,15 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from dcp_base import CheckpointEvent, DcpError, installed, library_logger
-from dcp_io import (
-    Catalogue,
-    CheckpointRecord,
-    Entry,
-    HostStore,
-    LocalStore,
-    Pace,
-    SaveInProgressError,
-    StepFolder,
-    StorageError,
-    Store,
-    TimedCall,
-    read_current,
-)
-from dcp_manifest import (
-    METADATA_NAME,
-    CorruptCheckpointError,
-    ManifestInfo,
-    UnsafeCheckpointError,
-    UnsupportedFormatError,
-)
+from dcp_base import CheckpointEvent, DcpError, installed
+from dcp_base.logs import library_logger
+from dcp_io import CheckpointRecord, Entry, HostStore, LocalStore, SaveInProgressError, StorageError, Store
+from dcp_io.roots.catalogue import Catalogue, StepFolder
+from dcp_io.saves.cleanup import read_current
+from dcp_io.timed_call import Pace, TimedCall
+from dcp_manifest import CorruptCheckpointError, UnsafeCheckpointError, UnsupportedFormatError
+from dcp_manifest.folders.folder import METADATA_NAME
+from dcp_manifest.index.columns import ManifestInfo
 from dcp_tiers.copying import SupersededError, copy_checkpoint, copy_part
 from dcp_tiers.removal import make_room, retain_in
 from dcp_tiers.tier import TiersError

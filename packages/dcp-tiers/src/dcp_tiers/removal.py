@@ -7,8 +7,10 @@ import time
 from collections.abc import Collection, Iterator
 from typing import Protocol
 
-from dcp_base import CheckpointEvent, DcpError, installed, library_logger
-from dcp_io import CheckpointRecord, Entry, LocalStore, StepFolder, Store
+from dcp_base import CheckpointEvent, DcpError, installed
+from dcp_base.logs import library_logger
+from dcp_io import CheckpointRecord, Entry, LocalStore, Store
+from dcp_io.roots.catalogue import StepFolder
 from dcp_tiers.waiting import TieredRoot, steps_to_send, was_refused
 
 __all__ = ["make_room", "retain_in", "retain_in_first"]
@@ -108,7 +110,7 @@ def _report(tiers: TieredRoot, number: int, step: int, size: int, *, lost: bool)
 
 
 def retain_in(tiers: TieredRoot, number: int, arrived: int | None) -> list[StepFolder] | None:
-    """Remove checkpoints that neither the tier's policy nor a further tier needs; see `dcp_io.Catalogue.retain`.
+    """Remove checkpoints that neither the tier's policy nor a further tier needs; see `Catalogue.retain`.
 
     Steps above the arrived one stay: the run may have restarted by mistake.
     """

@@ -12,8 +12,11 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, Literal, get_args
 
-from dcp_base import DcpError, file_path, scheme_of, without_end_slash
-from dcp_io import STALE_AFTER_SECONDS, HostCopies, HostFolder, HostStore, KeepAll, KeepPolicy, LocalStore, Store
+from dcp_base import DcpError
+from dcp_base.schemes import file_path, scheme_of, without_end_slash
+from dcp_io import STALE_AFTER_SECONDS, HostStore, KeepAll, KeepPolicy, LocalStore, Store
+from dcp_io.roots.copy_notes import HostCopies
+from dcp_io.stores.host_store import HostFolder
 
 __all__ = [
     "DESCRIPTION",

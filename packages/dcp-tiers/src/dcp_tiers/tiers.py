@@ -9,20 +9,12 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from dcp_base import CheckpointEvent, DcpError, installed, library_logger
-from dcp_io import (
-    STALE_AFTER_SECONDS,
-    Catalogue,
-    HostCopies,
-    HostStore,
-    JobHosts,
-    KeepAll,
-    KeepPolicy,
-    LocalStore,
-    Store,
-    file_at,
-    open_store,
-)
+from dcp_base import CheckpointEvent, DcpError, installed
+from dcp_base.logs import library_logger
+from dcp_io import STALE_AFTER_SECONDS, HostStore, KeepAll, KeepPolicy, LocalStore, Store, open_store
+from dcp_io.roots.catalogue import Catalogue
+from dcp_io.roots.copy_notes import HostCopies, JobHosts
+from dcp_io.stores.open_store import file_at
 from dcp_manifest import CheckpointNotFoundError
 from dcp_tiers.listing import TieredStep, list_steps
 from dcp_tiers.promoter_process import PromoterProcess

@@ -11,8 +11,9 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from dcp_io import Catalogue, CheckpointRecord, Entry, KeepBest, KeepPolicy, StepFolder, Store
-from dcp_manifest import METADATA_NAME
+from dcp_io import CheckpointRecord, Entry, KeepBest, KeepPolicy, Store
+from dcp_io.roots.catalogue import Catalogue, StepFolder
+from dcp_manifest.folders.folder import METADATA_NAME
 from dcp_tiers.tier import Tier
 
 __all__ = [

@@ -19,9 +19,9 @@ import torch
 from transformers.trainer_callback import ExportableState, TrainerCallback
 
 from dcp_async import AsyncSaver
-from dcp_base import library_logger
+from dcp_base.logs import library_logger
 from dcp_core import PerRank, load
-from dcp_core.toolkit import absolute_id
+from dcp_core.arguments import absolute_id
 from dcp_manager import CheckpointManager, CheckpointRecord, KeepAll, KeepLast, KeepPolicy
 from dcp_manager.background import Saver
 from dcp_state import RandomState, app_state

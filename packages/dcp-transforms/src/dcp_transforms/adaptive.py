@@ -24,11 +24,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dcp_core.toolkit import CompressedRequest, CompressionPolicy, library_logger
+from dcp_base.logs import library_logger
+from dcp_core.encoding.compression import CompressedRequest, CompressionPolicy
 
 if TYPE_CHECKING:
     from dcp_io import Payload, StoreBackend, Writable
-    from dcp_manifest import StoredItems
+    from dcp_manifest.index.stored_items import StoredItems
 
 __all__ = ["AdaptiveCompression"]
 

@@ -17,11 +17,14 @@ from dcp_async.queue.save_queue import Entry
 from dcp_async.staging.copy_state import Staged, Stager
 from dcp_async.staging.stagers import DefaultStager, is_plain_blocking
 from dcp_async.staging.waves import WaveSource
-from dcp_base import scheme_of
+from dcp_base.hookspecs import CheckpointEvent
+from dcp_base.schemes import scheme_of
 from dcp_core import AsyncStager, DcpError, DefaultSavePlanner, StorageWriter, plugins
-from dcp_core.hookspecs import CheckpointEvent
-from dcp_core.toolkit import CheckpointId, on_this_stream, with_rank_values, with_states
-from dcp_io import MemoryLender, lender_of, open_store
+from dcp_core.records.protocols import CheckpointId, with_states
+from dcp_core.state_dict.per_rank import with_rank_values
+from dcp_core.tensors.devices import on_this_stream
+from dcp_io import MemoryLender, open_store
+from dcp_io.lent_memory import lender_of
 
 __all__ = ["JobStager", "lender_for"]
 

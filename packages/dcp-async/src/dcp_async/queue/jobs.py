@@ -15,7 +15,7 @@ from dcp_async.queue.save_agreement import GroupLink, Ticket
 from dcp_async.staging.copy_state import Staged
 from dcp_async.staging.waves import WaveSource
 from dcp_core import Metadata, SavePlanner, StorageWriter
-from dcp_core.toolkit import CheckpointId
+from dcp_core.records.protocols import CheckpointId
 
 __all__ = ["AsyncSaveResponse", "SaveFuture", "SaveJob", "Surroundings", "SurroundingsChange"]
 

@@ -18,7 +18,9 @@ import torch
 from dcp_async.errors import WorkerError
 from dcp_async.staging.skeleton import Skeleton
 from dcp_core import MetadataIndex, SavePlan, SavePlanner, StorageMeta, WriteItem
-from dcp_core.toolkit import DumpedObject, box_view, set_up_save_planner
+from dcp_core.objects.object_bytes import DumpedObject
+from dcp_core.records.protocols import set_up_save_planner
+from dcp_core.shards.shards import box_view
 
 __all__ = ["NamedKey", "NamedText", "PlannedElsewhere", "StagedPlanner", "pickled", "plan_here", "portable"]
 

@@ -21,27 +21,22 @@ from dcp_async.errors import WorkerError
 from dcp_async.options import SaverOptions
 from dcp_core import PeerOptions
 from dcp_core.errors import CoordinatorTimeoutError
-from dcp_ranks import (
+from dcp_ranks import Coordinator, store_of
+from dcp_ranks.interrupts import interrupts_deferred
+from dcp_ranks.peers.monitor import Peers
+from dcp_ranks.phases.collective_coordinator import CollectiveCoordinator
+from dcp_ranks.phases.coordinator import LocalCoordinator
+from dcp_ranks.phases.store_coordinator import StoreCoordinator
+from dcp_ranks.store_connections import borrow_store, make_peers, shared_peers, shared_store, start_prefix
+from dcp_ranks.transport.store_wire import (
     STORE_TIMEOUT,
-    CollectiveCoordinator,
-    Coordinator,
     KeyValueStore,
-    LocalCoordinator,
-    Peers,
-    StoreCoordinator,
     StoreWire,
     TimedStore,
-    borrow_store,
     connect_store,
     guard_store,
     innermost_store,
-    interrupts_deferred,
-    make_peers,
     prefixed_store,
-    shared_peers,
-    shared_store,
-    start_prefix,
-    store_of,
 )
 
 __all__ = [

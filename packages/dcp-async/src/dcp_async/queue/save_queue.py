@@ -12,9 +12,10 @@ from concurrent import futures
 from dcp_async.errors import SaverClosedError, SaverDeadlineError
 from dcp_async.options import Overlap
 from dcp_async.queue.jobs import SaveJob
+from dcp_base.logs import library_logger
 from dcp_core import CoordinatorLostError, Metadata, OperationError
 from dcp_core.errors import SaveSkippedError
-from dcp_core.toolkit import LOGGER_NAME, library_logger
+from dcp_core.events import LOGGER_NAME
 
 __all__ = ["Entry", "SaveQueue", "check_policy"]
 

@@ -12,7 +12,7 @@ from dcp_async.queue.save_agreement import GroupLink
 from dcp_async.staging.copy_state import Staged
 from dcp_async.staging.waves import WaveFeed, WavePlanner, reserve_addresses
 from dcp_core import Metadata, SavePlanner
-from dcp_core.toolkit import save_with
+from dcp_core.saving import save_with
 
 __all__ = ["Backend", "BackendRun", "ThreadBackend"]
 

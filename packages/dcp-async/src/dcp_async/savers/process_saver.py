@@ -33,11 +33,15 @@ from dcp_async.savers.worker_messages import (
 )
 from dcp_async.staging.arenas import Arena
 from dcp_async.staging.copy_state import Staged
+from dcp_base.hookspecs import CheckpointEvent
 from dcp_core import CoordinatorLostError, Metadata, SavePlanner, plugins
-from dcp_core.hookspecs import CheckpointEvent
-from dcp_core.toolkit import DeferredMetadata, note_rate, resolve_storage, same_value
-from dcp_io import RecentlyUsed
-from dcp_ranks import Failure, decode
+from dcp_core.arguments import resolve_storage
+from dcp_core.events import note_rate
+from dcp_core.planning.replicas import same_value
+from dcp_core.records.metadata import DeferredMetadata
+from dcp_io.recently_used import RecentlyUsed
+from dcp_ranks.phases.phases import Failure
+from dcp_ranks.transport.store_wire import decode
 
 __all__ = ["ProcessBackend"]
 

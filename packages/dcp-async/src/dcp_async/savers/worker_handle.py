@@ -30,9 +30,11 @@ from dcp_async.savers.worker_messages import (
     read_message,
     send_message,
 )
+from dcp_base.hookspecs import CheckpointEvent
+from dcp_base.logs import library_logger
 from dcp_core import plugins
-from dcp_core.hookspecs import CheckpointEvent
-from dcp_core.toolkit import LOGGER_NAME, library_logger, module_command
+from dcp_core.calls import module_command
+from dcp_core.events import LOGGER_NAME
 
 __all__ = ["WorkerProcess"]
 

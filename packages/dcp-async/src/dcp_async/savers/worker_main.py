@@ -105,7 +105,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _report(trainer: Trainer, error: BaseException) -> None:
-    from dcp_ranks import failure_of  # noqa: PLC0415
+    from dcp_ranks.phases.phases import failure_of  # noqa: PLC0415
 
     trainer.send(Failed(0, failure_of(0, error)))
 

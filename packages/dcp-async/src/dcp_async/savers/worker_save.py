@@ -40,9 +40,12 @@ from dcp_async.staging.copy_state import Structure, staged_tensors
 from dcp_async.staging.skeleton import fill
 from dcp_async.staging.waves import WaveFeed, WavePlanner, reserve_addresses
 from dcp_core import DcpError, SavePlanner, StorageWriter, plugins
-from dcp_core.toolkit import adopted, resolve_storage, save_with
-from dcp_io import FileId
-from dcp_ranks import assume_job_size, encode, failure_of, prefixed_store
+from dcp_core.arguments import adopted, resolve_storage
+from dcp_core.saving import save_with
+from dcp_io.lent_memory import FileId
+from dcp_ranks.choose_coordinator import assume_job_size
+from dcp_ranks.phases.phases import failure_of
+from dcp_ranks.transport.store_wire import encode, prefixed_store
 
 __all__ = ["WorkerSaves"]
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from dcp_core.errors import NotEnoughMemoryError
-from dcp_core.toolkit import pin
+from dcp_core.tensors.devices import pin
 from dcp_io import LentMemory, MemoryLender
 
 __all__ = ["Arena", "ArenaPool", "LentArena", "LentArenas", "whole_pages"]

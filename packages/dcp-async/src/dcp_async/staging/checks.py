@@ -16,7 +16,7 @@ import torch
 from dcp_async.errors import StagingMismatchError
 from dcp_async.staging.placement import I64, Placement, Sources
 from dcp_async.staging.skeleton import Contents, leaves_of
-from dcp_core.toolkit import check_memory
+from dcp_core.tensors.tensor_memory import check_memory
 
 __all__ = ["MutationGuard", "Samples", "check_described", "check_placed"]
 

@@ -21,18 +21,10 @@ from dcp_async.staging.placement import Budget, Placement, Sources, place, sourc
 from dcp_async.staging.skeleton import Contents, Skeleton, fill, leaves_of, look_through
 from dcp_async.staging.waves import WaveSource
 from dcp_core.errors import NotEnoughMemoryError
-from dcp_core.toolkit import (
-    DESCRIBING,
-    CopyStream,
-    check_memory,
-    children_of,
-    copy_elements,
-    described_like,
-    device_module,
-    is_dtensor,
-    is_plain,
-    with_local,
-)
+from dcp_core.tables.value_table import is_plain
+from dcp_core.tensors.devices import CopyStream, device_module
+from dcp_core.tensors.kinds import DESCRIBING, children_of, described_like, is_dtensor, with_local
+from dcp_core.tensors.tensor_memory import check_memory, copy_elements
 from dcp_io import MemoryLender
 
 __all__ = [

@@ -14,26 +14,20 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from dcp_core import TensorProperties
-from dcp_core.toolkit import (
+from dcp_core.objects.object_bytes import DumpedObject, dump_object
+from dcp_core.planning.replicas import value_digest
+from dcp_core.shards.shards import LocalShard, LocalTensor, holds_shard, shard_method, written_tensor
+from dcp_core.state_dict.flatten import holds_entry
+from dcp_core.tables.value_table import archive_checked, is_plain
+from dcp_core.tensors.kinds import (
     ArchivedTensor,
-    DumpedObject,
-    LocalShard,
-    LocalTensor,
-    archive_checked,
     archive_quantized,
-    check_memory,
     children_of,
-    dump_object,
-    holds_entry,
-    holds_shard,
     is_dtensor,
-    is_plain,
     is_quantized_dtype,
     is_wrapper,
-    shard_method,
-    value_digest,
-    written_tensor,
 )
+from dcp_core.tensors.tensor_memory import check_memory
 
 __all__ = ["Contents", "Skeleton", "TensorByValue", "fill", "leaves_of", "look_through"]
 

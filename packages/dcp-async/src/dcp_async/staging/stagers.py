@@ -13,7 +13,7 @@ from dcp_async.options import SaverOptions
 from dcp_async.staging.arenas import ArenaPool
 from dcp_async.staging.copy_state import Copier, Stager
 from dcp_core import BlockingAsyncStager
-from dcp_core.toolkit import on_this_stream
+from dcp_core.tensors.devices import on_this_stream
 
 __all__ = ["DefaultStager", "StagingOptions", "StateDictStager", "is_plain_blocking"]
 

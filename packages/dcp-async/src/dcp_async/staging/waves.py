@@ -30,8 +30,11 @@ from dcp_async.errors import SaverDeadlineError, StagingMismatchError, WorkerErr
 from dcp_async.staging.placement import Budget, Placement
 from dcp_core import DefaultSavePlanner, SavePlan, SavePlanner, StorageMeta, WriteItem
 from dcp_core.errors import UnsupportedValueError
-from dcp_core.toolkit import LocalTensor, columns_of, tensor_payload
-from dcp_io import PiecewiseData, check_stop
+from dcp_core.shards.shards import LocalTensor
+from dcp_core.storage.storage_writer import tensor_payload
+from dcp_core.tables.plan_columns import columns_of
+from dcp_io import PiecewiseData
+from dcp_io.workers import check_stop
 
 __all__ = ["PACKET_BYTES", "WaveFeed", "WavePlanner", "WaveSource", "reserve_addresses"]
 

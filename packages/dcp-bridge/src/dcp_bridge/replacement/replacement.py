@@ -26,9 +26,9 @@ from typing import Any
 import torch
 import torch.distributed
 
+from dcp_base.logs import library_logger
 from dcp_core import DcpError
 from dcp_core.errors import PluginNotFoundError
-from dcp_core.toolkit import library_logger
 
 __all__ = ["Replacement", "original_stock", "replace_stock"]
 

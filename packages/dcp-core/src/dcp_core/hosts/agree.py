@@ -12,7 +12,8 @@ from dcp_core.hosts.host_places import look_in_places
 from dcp_core.records.protocols import CheckpointId
 from dcp_core.storage.storage_reader import ByteStorageReader
 from dcp_io import HostStore, Store
-from dcp_manifest import METADATA_NAME, CheckpointIndex, read_index
+from dcp_manifest import CheckpointIndex, read_index
+from dcp_manifest.folders.folder import METADATA_NAME
 from dcp_ranks import Coordinator
 
 __all__ = ["HostAgreement"]

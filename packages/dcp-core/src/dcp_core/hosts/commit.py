@@ -12,14 +12,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from dcp_base import DcpError, InvalidPlaceError
+from dcp_base.logs import library_logger
 from dcp_core.errors import CheckpointException, UnsupportedValueError
 from dcp_core.hosts.host_places import HostPlaces, find_places
-from dcp_core.logs import library_logger
 from dcp_core.records.protocols import CheckpointId
 from dcp_core.storage.storage_writer import ByteStorageWriter
 from dcp_io import HostStore, open_store
 from dcp_io.saves.save_session import HostSaveSession
-from dcp_manifest import METADATA_NAME, read_index
+from dcp_manifest import read_index
+from dcp_manifest.folders.folder import METADATA_NAME
 
 __all__ = ["HostCommit", "names_host_store", "open_host_store"]
 

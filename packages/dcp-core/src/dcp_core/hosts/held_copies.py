@@ -10,6 +10,7 @@ from functools import partial
 
 import numpy as np
 
+from dcp_base.logs import library_logger
 from dcp_core.errors import (
     CheckpointNotFoundError,
     CorruptCheckpointError,
@@ -17,9 +18,12 @@ from dcp_core.errors import (
     UnsafeCheckpointError,
     UnsupportedFormatError,
 )
-from dcp_core.logs import library_logger
-from dcp_io import HostStore, Store, TimedCall
-from dcp_manifest import DATA_SUFFIX, METADATA_NAME, CheckpointIndex, file_sizes, needed_bytes, read_index
+from dcp_io import HostStore, Store
+from dcp_io.timed_call import TimedCall
+from dcp_manifest import CheckpointIndex, read_index
+from dcp_manifest.folders.find_checkpoints import file_sizes
+from dcp_manifest.folders.folder import DATA_SUFFIX, METADATA_NAME
+from dcp_manifest.index.columns import needed_bytes
 
 __all__ = ["AgreedCopy", "Candidate", "Held", "Lack", "candidates_of", "complete_copy", "look"]
 

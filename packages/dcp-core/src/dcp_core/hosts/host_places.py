@@ -12,7 +12,8 @@ from typing import TypeVar
 
 from dcp_base import InvalidPlaceError
 from dcp_core.errors import CheckpointNotFoundError, DcpError
-from dcp_io import STALE_AFTER_SECONDS, Store, SupportsFolders, temporary_of
+from dcp_io import STALE_AFTER_SECONDS, Store, SupportsFolders
+from dcp_io.saves.save_files import temporary_of
 from dcp_ranks import Coordinator
 
 __all__ = ["RUN_FILE", "HostPlaces", "find_places", "look_in_places"]

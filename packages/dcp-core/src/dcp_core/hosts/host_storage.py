@@ -10,7 +10,8 @@ from dcp_core.encoding.compression import Compression, ExtensionRegistry
 from dcp_core.hosts.agree import HostAgreement
 from dcp_core.hosts.commit import HostCommit, names_host_store, open_host_store
 from dcp_core.records.protocols import CheckpointId
-from dcp_io import STALE_AFTER_SECONDS, HostStore, Layout, StoreBackend, Verify, check_choices
+from dcp_io import STALE_AFTER_SECONDS, HostStore, Layout, StoreBackend, Verify
+from dcp_io.requests import check_choices
 
 __all__ = ["HostStorageReader", "HostStorageWriter"]
 
@@ -24,7 +25,7 @@ class HostStorageWriter(HostCommit):
     ```python
     import torch
     from dcp_core import save
-    from dcp_core.toolkit import HostStorageWriter
+    from dcp_core.hosts.host_storage import HostStorageWriter
 
     save({"weight": torch.ones(3)}, storage_writer=HostStorageWriter("host:///nvme/run/step-1", layout="raw"))
     ```
@@ -83,7 +84,7 @@ class HostStorageReader(HostAgreement):
     ```python
     import torch
     from dcp_core import load, save
-    from dcp_core.toolkit import HostStorageReader
+    from dcp_core.hosts.host_storage import HostStorageReader
 
     save({"weight": torch.ones(3)}, checkpoint_id="host:///nvme/run/step-1")
     load({"weight": torch.zeros(3)}, storage_reader=HostStorageReader("host:///nvme/run/step-1", verify="full"))

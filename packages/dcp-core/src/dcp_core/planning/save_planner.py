@@ -33,7 +33,7 @@ from dcp_core.state_dict.flatten import flatten, merge_paths, name_empty_mapping
 from dcp_core.tables.plan_columns import columns_of
 from dcp_core.tables.value_table import Held, find_ties, local_values
 from dcp_core.tensors.kinds import SCALARS
-from dcp_ranks import job_size
+from dcp_ranks.choose_coordinator import job_size
 
 __all__ = ["DefaultSavePlanner", "create_default_local_save_plan", "create_write_items"]
 

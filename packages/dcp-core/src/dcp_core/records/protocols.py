@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = [
     "STATE_DICT_TYPE",
     "BytesIOWriteData",
+    "CheckpointId",
     "LoadItemType",
     "LoadPlan",
     "LoadPlanner",

@@ -34,7 +34,7 @@ from dcp_core.tensors.kinds import (
     unwrapped,
 )
 from dcp_core.tensors.tensor_memory import check_tensor
-from dcp_ranks import job_size
+from dcp_ranks.choose_coordinator import job_size
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor

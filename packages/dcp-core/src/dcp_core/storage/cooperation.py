@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dcp_base.imports import import_part
+from dcp_base.logs import library_logger
 from dcp_core.errors import DcpError, PluginLoadError, PluginNotFoundError
-from dcp_core.logs import library_logger
 from dcp_core.records.metadata import Metadata
 from dcp_core.records.protocols import LoadPlan, LoadPlanner, StorageReader
 from dcp_core.storage.byte_storage import collector_paused
 from dcp_core.storage.storage_reader import ByteStorageReader, Exchange, PreparedRead
-from dcp_ranks import DEFAULT_TIMEOUT_SECONDS, Coordinator, PeerOptions
+from dcp_ranks import Coordinator, PeerOptions
+from dcp_ranks.phases.coordinator import DEFAULT_TIMEOUT_SECONDS
 
 __all__ = ["Cooperation", "Offer"]
 

@@ -25,14 +25,13 @@ from dcp_core.tables.plan_columns import PlanColumns, WrittenColumns, columns_of
 from dcp_core.tables.value_table import is_plain
 from dcp_core.tensors.kinds import archive_quantized, archive_wrapper, is_wrapper
 from dcp_core.tensors.tensor_memory import TensorPieces, check_memory, contiguous, small_bytes, tensor_bytes
-from dcp_io import lender_of
-from dcp_io.lent_memory import MemoryLender
+from dcp_io.lent_memory import MemoryLender, lender_of
 from dcp_io.requests import Payload, Writable, WriteRequest
-from dcp_manifest import METADATA_NAME, ManifestInfo, encode
-from dcp_manifest.folders.folder import RankIndexName, data_file_prefix
-from dcp_manifest.index.columns import Framing
+from dcp_manifest.file.manifest_write import encode
+from dcp_manifest.folders.folder import METADATA_NAME, RankIndexName, data_file_prefix
+from dcp_manifest.index.columns import Framing, ManifestInfo
 from dcp_manifest.index.stored_items import StoredItems
-from dcp_ranks import check_fence
+from dcp_ranks.phases.phases import check_fence
 
 __all__ = [
     "ByteStorageWriter",

@@ -28,7 +28,6 @@ from dcp_core.records.metadata import (
 )
 from dcp_core.records.protocols import WriteResult
 from dcp_core.tables.plan_columns import ColumnBuilder, PlanColumns, PlannedRows, WrittenColumns, written_of
-from dcp_manifest import needed_bytes
 from dcp_manifest.index.columns import (
     CheckpointIndex,
     ItemColumns,
@@ -36,6 +35,7 @@ from dcp_manifest.index.columns import (
     PathElement,
     RaggedStarts,
     StoredItem,
+    needed_bytes,
 )
 from dcp_manifest.index.stored_items import StoredItems, take_items
 from dcp_manifest.stock.stock_write import STOCK_VERSION

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dcp_io import Demands
+from dcp_io.reading.crc_checks import Demands
 
 __all__ = ["Group", "Numbers", "Positions", "Rows", "expand", "line_up"]
 

@@ -13,30 +13,22 @@ from importlib.metadata import version
 
 import numpy as np
 
+from dcp_core.encoding.compression import CompressionPolicy
 from dcp_core.errors import CorruptCheckpointError, UnsupportedValueError
-from dcp_core.toolkit import CompressionPolicy, ItemDecoder
+from dcp_core.storage.item_decoder import ItemDecoder
 from dcp_core.transforms import ExtensionRegistry
 from dcp_format.checkpoints.chunk_pieces import ChunkPieces
 from dcp_format.checkpoints.stored_chunks import ChunkReader
 from dcp_format.content.content import Content, TensorEntry, WriteOptions, ticking
-from dcp_io import LocalStore, Payload, ReadRequest, Store, StoreBackend, Writable, WriteRequest, open_store, read_items
-from dcp_manifest import (
-    METADATA_NAME,
-    CheckpointIndex,
-    Framing,
-    ManifestInfo,
-    StoredChunk,
-    StoredItem,
-    StoredItems,
-    TensorFlags,
-    TensorForm,
-    coverage_problems,
-    encode,
-    is_index_name,
-    stored_objects,
-    stored_tensors,
-    tensor_columns,
-)
+from dcp_io import LocalStore, Payload, ReadRequest, Store, StoreBackend, Writable, WriteRequest, open_store
+from dcp_io.reading.read_engine import read_items
+from dcp_manifest import CheckpointIndex, StoredChunk, StoredItem, stored_tensors
+from dcp_manifest.file.manifest_write import encode
+from dcp_manifest.folders.folder import METADATA_NAME, is_index_name
+from dcp_manifest.index.boxes import coverage_problems
+from dcp_manifest.index.columns import Framing, ManifestInfo, TensorFlags
+from dcp_manifest.index.stored_items import StoredItems
+from dcp_manifest.index.stored_tensors import TensorForm, stored_objects, tensor_columns
 
 __all__ = ["is_checkpoint", "open_checkpoint", "stored_content", "write_checkpoint"]
 

@@ -11,7 +11,9 @@ import numpy.typing as npt
 from dcp_core.errors import CorruptCheckpointError
 from dcp_format.checkpoints.stored_chunks import ChunkReader
 from dcp_io import crc32
-from dcp_manifest import ITEM_BYTES, StoredChunk, block_bytes
+from dcp_manifest import StoredChunk
+from dcp_manifest.index.columns import block_bytes
+from dcp_manifest.index.dtypes import ITEM_BYTES
 
 __all__ = ["ChunkPieces"]
 

@@ -11,9 +11,13 @@ from typing import Any, TypeVar
 import torch
 
 from dcp_core.errors import CorruptCheckpointError
-from dcp_core.toolkit import ItemDecoder, PartialItem, contiguous, is_wrapper, plain_values, tensor_bytes
+from dcp_core.storage.item_decoder import ItemDecoder, PartialItem
+from dcp_core.tensors.kinds import is_wrapper, plain_values
+from dcp_core.tensors.tensor_memory import contiguous, tensor_bytes
 from dcp_core.transforms import ExtensionRegistry
-from dcp_io import ReadRequest, RecentlyUsed, Store, read_items
+from dcp_io import ReadRequest, Store
+from dcp_io.reading.read_engine import read_items
+from dcp_io.recently_used import RecentlyUsed
 from dcp_manifest import StoredChunk, StoredItem
 
 __all__ = ["ChunkReader"]

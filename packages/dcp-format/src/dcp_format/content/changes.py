@@ -10,7 +10,9 @@ from typing import TypeVar
 import torch
 
 from dcp_core.errors import MissingKeyError, UnsupportedValueError
-from dcp_core.toolkit import KeyMap, suggest, tensor_bytes
+from dcp_core.planning.load_report import suggest
+from dcp_core.state_dict.flatten import KeyMap
+from dcp_core.tensors.tensor_memory import tensor_bytes
 from dcp_format.content.content import Content, TensorEntry
 from dcp_io import PiecewiseData
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from dcp_core.errors import UnsupportedValueError
 from dcp_io import Layout, PiecewiseData
-from dcp_manifest import PathElement
+from dcp_manifest.index.columns import PathElement
 
 __all__ = ["MAX_FILE_BYTES", "Content", "TensorEntry", "WriteOptions", "refuse_objects", "ticking"]
 

@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from dcp_base import file_path
+from dcp_base.schemes import file_path
 from dcp_core.errors import DcpError
-from dcp_io import TEMPORARY_SUFFIX, CheckpointExistsError, LocalStore, ProcessIdentity, Sink, this_process
+from dcp_io import CheckpointExistsError, LocalStore, Sink
+from dcp_io.saves.save_files import ProcessIdentity, this_process
+from dcp_io.stores.store import TEMPORARY_SUFFIX
 
 __all__ = ["aborting", "begins_as_written", "give_name", "new_file", "refuse_existing", "sweep", "temporary_name"]
 

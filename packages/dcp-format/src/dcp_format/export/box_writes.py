@@ -12,7 +12,7 @@ from dcp_core import WriteItem
 from dcp_format.content.changes import CastData
 from dcp_format.export.file_map import TensorPlace, checked_payload, form_of, tensor_data_of
 from dcp_io import PiecewiseData, RangeSink
-from dcp_manifest import ITEM_BYTES
+from dcp_manifest.index.dtypes import ITEM_BYTES
 
 __all__ = ["BoxRuns", "cast_pieces", "copy_run_bytes", "write_box"]
 

@@ -11,12 +11,15 @@ import torch
 
 from dcp_core import SavePlan, TensorWriteData, WriteItem
 from dcp_core.errors import DcpError, MissingKeyError, UnsupportedValueError
-from dcp_core.toolkit import KeyMap, is_wrapper, plain_values, tensor_payload
+from dcp_core.state_dict.flatten import KeyMap
+from dcp_core.storage.storage_writer import tensor_payload
+from dcp_core.tensors.kinds import is_wrapper, plain_values
 from dcp_format.content.changes import cast_dtype
 from dcp_format.content.new_file import temporary_name
 from dcp_format.safetensors.safetensors_header import build_header, code_of
 from dcp_io import Payload
-from dcp_manifest import ITEM_BYTES, Framing
+from dcp_manifest.index.columns import Framing
+from dcp_manifest.index.dtypes import ITEM_BYTES
 
 __all__ = [
     "ExportedTensor",

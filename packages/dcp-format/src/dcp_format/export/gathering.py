@@ -18,7 +18,9 @@ from dcp_core.errors import DcpError
 from dcp_format.export.box_writes import BoxRuns, cast_pieces, copy_run_bytes
 from dcp_format.export.file_map import tensor_data_of
 from dcp_format.export.shared_files import Gather
-from dcp_ranks import NOT_NOW, Dispatcher, NotNow, Stream, StreamError, Streams
+from dcp_ranks import NOT_NOW, Stream, StreamError, Streams
+from dcp_ranks.streams.dispatcher import Dispatcher
+from dcp_ranks.streams.reception import NotNow
 
 __all__ = ["Gathering"]
 

@@ -29,8 +29,10 @@ from dcp_core import (
     WriteResult,
     save,
 )
+from dcp_core.arguments import absolute_id
 from dcp_core.errors import CheckpointNotFoundError, DcpError, UnsupportedValueError
-from dcp_core.toolkit import CheckpointId, KeyMap, absolute_id
+from dcp_core.records.protocols import CheckpointId
+from dcp_core.state_dict.flatten import KeyMap
 from dcp_format.content.changes import check_cast
 from dcp_format.content.content import MAX_FILE_BYTES, refuse_objects
 from dcp_format.content.new_file import sweep
@@ -41,7 +43,8 @@ from dcp_format.export.write_files import RankLink, check_complete, create_files
 from dcp_format.safetensors.complete_set import Stamp, is_writers_name, shard_names, split_by_size
 from dcp_format.safetensors.safetensors_index import STORED_ONCE
 from dcp_io import LocalStore, Store, SupportsRanges, open_store
-from dcp_ranks import DEFAULT_TIMEOUT_SECONDS, Coordinator
+from dcp_ranks import Coordinator
+from dcp_ranks.phases.coordinator import DEFAULT_TIMEOUT_SECONDS
 
 __all__ = ["SafetensorsWriter", "save_safetensors"]
 

@@ -15,8 +15,9 @@ from dcp_core import SavePlan, WriteItem
 from dcp_core.errors import DcpError
 from dcp_format.export.box_writes import BoxRuns
 from dcp_format.export.file_map import ExportedTensor, PlannedFile, TensorPlace, tensor_data_of
-from dcp_io import RangeSink, this_process
-from dcp_manifest import ITEM_BYTES
+from dcp_io import RangeSink
+from dcp_io.saves.save_files import this_process
+from dcp_manifest.index.dtypes import ITEM_BYTES
 
 __all__ = [
     "Gather",

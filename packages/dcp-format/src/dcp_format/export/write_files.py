@@ -15,7 +15,8 @@ from dcp_format.export.file_map import PlannedFile, TensorPlace
 from dcp_format.export.gathering import Gathering
 from dcp_format.export.shared_files import Gather, RankPart
 from dcp_io import RangeSink, Sink, Store, SupportsRanges
-from dcp_ranks import DEFAULT_TIMEOUT_SECONDS, Coordinator, StreamError, Streams, job_secret
+from dcp_ranks import Coordinator, StreamError, Streams, job_secret
+from dcp_ranks.phases.coordinator import DEFAULT_TIMEOUT_SECONDS
 
 __all__ = ["RankLink", "check_complete", "create_files"]
 

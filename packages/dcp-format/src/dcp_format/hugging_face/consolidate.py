@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from dcp_base import file_path
+from dcp_base.schemes import file_path
 from dcp_core.errors import CheckpointException, MissingKeyError
 from dcp_format.checkpoints.checkpoint import stored_content
 from dcp_format.content.content import TensorEntry

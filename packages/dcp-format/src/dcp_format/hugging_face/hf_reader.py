@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import torch
 
-from dcp_base import file_path
+from dcp_base.schemes import file_path
 from dcp_core import (
     ByteStorageReader,
     LoadItemType,

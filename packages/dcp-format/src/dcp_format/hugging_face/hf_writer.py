@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from dcp_base import file_path
+from dcp_base.schemes import file_path
 from dcp_core import (
     BlockingAsyncStager,
     Metadata,
@@ -29,8 +29,9 @@ from dcp_core import (
     WriteItemType,
     WriteResult,
 )
+from dcp_core.arguments import absolute_id
 from dcp_core.errors import DcpError, MissingKeyError, UnsupportedValueError
-from dcp_core.toolkit import CheckpointId, absolute_id
+from dcp_core.records.protocols import CheckpointId
 from dcp_format.content.content import refuse_objects
 from dcp_format.content.new_file import sweep, temporary_name
 from dcp_format.export.file_map import ExportedTensor, PlannedFile, lay_out, tensors_of

@@ -15,7 +15,7 @@ from typing import Any
 
 from dcp_core.errors import CorruptCheckpointError, UnsupportedFormatError, UnsupportedValueError
 from dcp_io import Source
-from dcp_manifest import ITEM_BYTES
+from dcp_manifest.index.dtypes import ITEM_BYTES
 
 __all__ = ["CODES", "MAX_DIMENSIONS", "Header", "HeaderEntry", "build_header", "code_of", "read_header"]
 

@@ -12,12 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from dcp_base import file_path
+from dcp_base.schemes import file_path
 from dcp_core.errors import CheckpointNotFoundError, CorruptCheckpointError
 from dcp_format.safetensors.complete_set import SUFFIX, chosen_set, headers_of, is_writers_name, one_save
 from dcp_format.safetensors.safetensors_header import Header, HeaderEntry
 from dcp_io import LocalStore, Store
-from dcp_manifest import CheckpointIndex, Framing, StoredItem, StoredItems, TensorForm, check_index, tensor_columns
+from dcp_manifest import CheckpointIndex, StoredItem
+from dcp_manifest.index.columns import Framing
+from dcp_manifest.index.schema import check_index
+from dcp_manifest.index.stored_items import StoredItems
+from dcp_manifest.index.stored_tensors import TensorForm, tensor_columns
 
 __all__ = [
     "ALIASES", "INDEX_NAME", "SHAPES", "SHARDING", "STORED_ONCE",

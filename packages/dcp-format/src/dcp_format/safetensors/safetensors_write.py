@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
-from dcp_base import file_path, library_logger
-from dcp_core.toolkit import load_object
+from dcp_base.logs import library_logger
+from dcp_base.schemes import file_path
+from dcp_core.objects.object_bytes import load_object
 from dcp_format.content.content import Content, TensorEntry, WriteOptions, refuse_objects, ticking
 from dcp_format.content.new_file import aborting, give_name, new_file, refuse_existing, sweep, temporary_name
 from dcp_format.safetensors.complete_set import (
@@ -30,7 +31,7 @@ from dcp_format.safetensors.complete_set import (
 from dcp_format.safetensors.safetensors_header import build_header
 from dcp_format.safetensors.safetensors_index import ALIASES, INDEX_NAME, earlier_files
 from dcp_io import LocalStore, Sink
-from dcp_manifest import ITEM_BYTES
+from dcp_manifest.index.dtypes import ITEM_BYTES
 
 __all__ = [
     "OBJECTS_NAME",

@@ -27,7 +27,8 @@ from dcp_core import (
     TensorStorageMetadata,
 )
 from dcp_core.errors import CheckpointException, CorruptCheckpointError, DcpError, UnsupportedValueError
-from dcp_core.toolkit import copy_elements, flatten
+from dcp_core.state_dict.flatten import flatten
+from dcp_core.tensors.tensor_memory import copy_elements
 from dcp_format.torch_save.torch_save_read import map_torch_save
 
 __all__ = ["BroadcastingTorchSaveReader", "DynamicMetaLoadPlanner"]

@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 
-from dcp_base import file_path, open_descriptor
+from dcp_base.descriptors import open_descriptor
+from dcp_base.schemes import file_path
 from dcp_core.errors import (
     CheckpointNotFoundError,
     CorruptCheckpointError,
@@ -25,22 +26,20 @@ from dcp_core.errors import (
     UnsupportedFormatError,
     UnsupportedValueError,
 )
-from dcp_core.toolkit import (
-    ObjectArchive,
-    TensorPieces,
-    allowed_globals,
-    dump_object,
-    flatten,
-    how_to_allow,
-    name_empty_mappings,
-    read_archive,
-)
+from dcp_core.objects.allowed_globals import allowed_globals, how_to_allow
+from dcp_core.objects.object_bytes import ObjectArchive, dump_object, read_archive
+from dcp_core.state_dict.flatten import flatten, name_empty_mappings
+from dcp_core.tensors.tensor_memory import TensorPieces
 from dcp_format.checkpoints.chunk_pieces import ChunkPieces
 from dcp_format.checkpoints.stored_chunks import ChunkReader
 from dcp_format.content.content import Content, TensorEntry
 from dcp_format.safetensors.safetensors_index import read_weight_map
-from dcp_io import LocalStore, PiecewiseData, ZipRecord, is_zip, zip_records
-from dcp_manifest import ForbiddenGlobalError, Framing, StoredChunk, StoredItem
+from dcp_io import LocalStore, PiecewiseData
+from dcp_io.archives.archive_checks import ZipRecord, zip_records
+from dcp_io.archives.zip_format import is_zip
+from dcp_manifest import StoredChunk, StoredItem
+from dcp_manifest.index.columns import Framing
+from dcp_manifest.pickles.pickle_table import ForbiddenGlobalError
 
 __all__ = ["is_torch_save", "is_torch_weights", "map_torch_save", "open_torch_save", "open_torch_weights"]
 

@@ -17,11 +17,14 @@ from typing import Any
 
 import torch
 
-from dcp_core.toolkit import load_object, reduce_exactly, restore_empty_mappings, tensor_bytes, unflatten_state_dict
+from dcp_core.objects.object_bytes import load_object, reduce_exactly
+from dcp_core.state_dict.flatten import restore_empty_mappings, unflatten_state_dict
+from dcp_core.tensors.tensor_memory import tensor_bytes
 from dcp_format.content.content import Content, TensorEntry, WriteOptions, ticking
 from dcp_format.content.new_file import new_file
-from dcp_io import Sink, ZipFileWriter
-from dcp_manifest import ITEM_BYTES, TYPED_STORAGES
+from dcp_io import Sink
+from dcp_io.archives.zip_format import ZipFileWriter
+from dcp_manifest.index.dtypes import ITEM_BYTES, TYPED_STORAGES
 
 __all__ = ["write_torch_save"]
 

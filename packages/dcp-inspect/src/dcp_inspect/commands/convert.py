@@ -112,10 +112,9 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _check(package: Any, given: dict[str, Any]) -> None:
-    toolkit = importlib.import_module("dcp_core.toolkit")
     try:
-        toolkit.KeyMap({}, given["rename_regex"])
-        toolkit.CompressionPolicy(given["compression"])
+        importlib.import_module("dcp_core.state_dict.flatten").KeyMap({}, given["rename_regex"])
+        importlib.import_module("dcp_core.encoding.compression").CompressionPolicy(given["compression"])
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
     if given["to"] is not None:

@@ -13,14 +13,16 @@ import click
 import numpy as np
 import numpy.typing as npt
 
-from dcp_base import DcpError, report_operation
+from dcp_base import DcpError
+from dcp_base.progress import report_operation
 from dcp_inspect.arguments import PLACE
 from dcp_inspect.errors import DIFFERENT, UNREADABLE, first_line, worst
 from dcp_inspect.examples import examples
 from dcp_inspect.printing.output import Cell, json_option, print_json, print_line
 from dcp_inspect.printing.table import print_table
 from dcp_inspect.reading.values import Array, array_of, is_number, load_value, open_values, same_value, whole_array
-from dcp_manifest import ITEM_BYTES, UnsafeCheckpointError, UnsupportedFormatError
+from dcp_manifest import UnsafeCheckpointError, UnsupportedFormatError
+from dcp_manifest.index.dtypes import ITEM_BYTES
 
 __all__ = ["command"]
 

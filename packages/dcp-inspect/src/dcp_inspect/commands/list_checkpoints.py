@@ -23,7 +23,7 @@ from dcp_inspect.printing.output import (
     print_line,
 )
 from dcp_inspect.printing.table import print_table
-from dcp_io import root_at
+from dcp_io.stores.root import root_at
 from dcp_manifest import CheckpointNotFoundError
 
 __all__ = ["command"]

@@ -15,7 +15,7 @@ from dcp_inspect.layout import RankLoad, plan_reads, plan_writes
 from dcp_inspect.printing.output import Cell, count_bytes, json_option, print_json, print_line
 from dcp_inspect.printing.table import print_table
 from dcp_inspect.visuals.picture import draw, page
-from dcp_manifest import needed_bytes
+from dcp_manifest.index.columns import needed_bytes
 
 __all__ = ["command"]
 

@@ -26,22 +26,21 @@ from dcp_inspect.printing.table import print_table
 from dcp_inspect.printing.tree import tree_lines
 from dcp_inspect.reading.stored_content import read_objects
 from dcp_inspect.reading.values import array_of, is_number
-from dcp_io import open_store, outline_of_tensor, read_plain_object
+from dcp_io import open_store
+from dcp_io.archives.stored_objects import outline_of_tensor, read_plain_object
 from dcp_manifest import (
-    METADATA_NAME,
-    NOTE,
-    QUARANTINE,
     CheckpointIndex,
     CheckpointNotFoundError,
     CorruptCheckpointError,
     FoundCheckpoint,
-    ItemKind,
     LocalFolder,
     StoredItem,
     UnsupportedFormatError,
-    stored_objects,
     stored_tensors,
 )
+from dcp_manifest.folders.folder import METADATA_NAME, NOTE, QUARANTINE
+from dcp_manifest.index.columns import ItemKind
+from dcp_manifest.index.stored_tensors import stored_objects
 
 __all__ = ["command"]
 

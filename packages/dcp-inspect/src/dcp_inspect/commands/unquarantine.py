@@ -12,7 +12,8 @@ from dcp_inspect.examples import examples
 from dcp_inspect.listing import notes_on
 from dcp_inspect.printing.output import json_option, print_json, say
 from dcp_io import Store, verify_checkpoint
-from dcp_manifest import QUARANTINE, CheckpointNotFoundError, FoundCheckpoint
+from dcp_manifest import CheckpointNotFoundError, FoundCheckpoint
+from dcp_manifest.folders.folder import QUARANTINE
 
 __all__ = ["command"]
 

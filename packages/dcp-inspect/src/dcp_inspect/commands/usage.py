@@ -19,7 +19,8 @@ from dcp_inspect.listing import Listed, find, look_at_all
 from dcp_inspect.printing.output import count_bytes, json_option, print_json, print_line
 from dcp_inspect.printing.table import print_table
 from dcp_io import CheckpointRecord, KeepLast, KeepPolicy
-from dcp_manifest import CheckpointNotFoundError, FoundCheckpoint, index_of, needed_bytes
+from dcp_manifest import CheckpointNotFoundError, FoundCheckpoint, index_of
+from dcp_manifest.index.columns import needed_bytes
 
 __all__ = ["command"]
 

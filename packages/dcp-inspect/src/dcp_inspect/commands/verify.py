@@ -20,7 +20,9 @@ from dcp_inspect.examples import examples
 from dcp_inspect.listing import Listed, find, look_at
 from dcp_inspect.printing.output import count_bytes, json_option, print_json, print_line
 from dcp_inspect.verified_state import VerifiedState
-from dcp_io import Pace, Problem, VerifyReport, index_digest, open_store, verify_checkpoint
+from dcp_io import Problem, VerifyReport, open_store, verify_checkpoint
+from dcp_io.saves.cleanup import index_digest
+from dcp_io.timed_call import Pace
 from dcp_manifest import CheckpointNotFoundError, FoundCheckpoint, UnsupportedFormatError
 
 __all__ = ["command"]

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from dcp_base import printable, printable_bytes
+from dcp_base.escaping import printable, printable_bytes
 
 __all__ = [
     "Cell",

@@ -11,19 +11,13 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from dcp_io import ReadRequest, Store, read_items
-from dcp_manifest import (
-    ITEM_BYTES,
-    CheckpointIndex,
-    CorruptCheckpointError,
-    ItemKind,
-    StoredChunk,
-    StoredItem,
-    StoredTensor,
-    coverage_problems,
-    stored_objects,
-    stored_tensors,
-)
+from dcp_io import ReadRequest, Store
+from dcp_io.reading.read_engine import read_items
+from dcp_manifest import CheckpointIndex, CorruptCheckpointError, StoredChunk, StoredItem, StoredTensor, stored_tensors
+from dcp_manifest.index.boxes import coverage_problems
+from dcp_manifest.index.columns import ItemKind
+from dcp_manifest.index.dtypes import ITEM_BYTES
+from dcp_manifest.index.stored_tensors import stored_objects
 
 __all__ = ["StoredContent", "SupportsRows", "TensorEntry", "read_object", "stored_content"]
 

@@ -21,8 +21,10 @@ import numpy.typing as npt
 from dcp_inspect.arguments import is_uri
 from dcp_inspect.contents import OtherFormatError, folder_of, open_index
 from dcp_inspect.reading.stored_content import StoredContent, SupportsRows, stored_content
-from dcp_io import open_store, read_plain_object
-from dcp_manifest import ITEM_BYTES, CheckpointNotFoundError, UnsupportedFormatError
+from dcp_io import open_store
+from dcp_io.archives.stored_objects import read_plain_object
+from dcp_manifest import CheckpointNotFoundError, UnsupportedFormatError
+from dcp_manifest.index.dtypes import ITEM_BYTES
 
 __all__ = [
     "array_of",

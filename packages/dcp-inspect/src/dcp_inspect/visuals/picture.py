@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape as escape_markup
 
-from dcp_base import printable
+from dcp_base.escaping import printable
 from dcp_inspect.layout import RankLoad, Segment
 from dcp_inspect.printing.output import count_bytes
 

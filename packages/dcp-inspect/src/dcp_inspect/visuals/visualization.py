@@ -11,7 +11,9 @@ from typing import Any
 
 from dcp_inspect.contents import open_index
 from dcp_inspect.visuals.picture import EACH, Row, draw_holders, page
-from dcp_manifest import ITEM_BYTES, CheckpointIndex, UnsupportedFormatError, rank_of_data_file, stored_tensors
+from dcp_manifest import CheckpointIndex, UnsupportedFormatError, stored_tensors
+from dcp_manifest.folders.folder import rank_of_data_file
+from dcp_manifest.index.dtypes import ITEM_BYTES
 
 __all__ = ["Picture", "visualize"]
 
@@ -95,12 +97,12 @@ def _rows_of_index(index: CheckpointIndex) -> Iterable[Row]:
 
 def _of_state_dict(state_dict: Mapping[Any, Any]) -> Picture:
     try:
-        core = importlib.import_module("dcp_core.toolkit")
+        holders = importlib.import_module("dcp_core.state_dict.holders")
     except ImportError as error:
         raise UnsupportedFormatError(f"{error}: to draw a state dict, install dcp-core") from error
     dist = importlib.import_module("torch.distributed")
     running = dist.is_available() and dist.is_initialized()
-    held, objects = core.find_holders(state_dict, dist.get_rank() if running else 0)
+    held, objects = holders.find_holders(state_dict, dist.get_rank() if running else 0)
     world_size = dist.get_world_size() if running else 1
     title = "the state dict"
     return _picture(title, (Row(*each) for each in held), objects, alone=EACH, world_size=world_size)

@@ -20,13 +20,13 @@ def read_plain_object(data: bytes) -> Any:
     """Return the value of a stored object of plain values; nothing in it is called.
 
     The CRCs of `data` have been checked. Raises ValueError for bytes that are not such an archive, or contain other
-    values; see `dcp_manifest.ForbiddenGlobalError`.
+    values; see `dcp_manifest.pickles.pickle_table.ForbiddenGlobalError`.
 
     Example:
         ```python
         import io
         import torch
-        from dcp_io import read_plain_object
+        from dcp_io.archives.stored_objects import read_plain_object
 
         stored = io.BytesIO()
         torch.save({"lr": 0.1, "tags": ["a"]}, stored)
@@ -85,7 +85,7 @@ def outline_of_tensor(data: bytes) -> str | None:
         ```python
         import io
         import torch
-        from dcp_io import outline_of_tensor
+        from dcp_io.archives.stored_objects import outline_of_tensor
 
         stored = io.BytesIO()
         torch.save(torch.ones(3), stored)

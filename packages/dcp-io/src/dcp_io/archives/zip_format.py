@@ -121,7 +121,8 @@ class ZipFileWriter:
 
     Example:
         ```python
-        from dcp_io import LocalStore, ZipFileWriter
+        from dcp_io import LocalStore
+        from dcp_io.archives.zip_format import ZipFileWriter
 
         store = LocalStore("archives")
         store.make()

@@ -131,7 +131,8 @@ class ReadingSign:
 
     Example:
         ```python
-        from dcp_io import LocalStore, ReadingSign
+        from dcp_io import LocalStore
+        from dcp_io.checkpoints.remove_checkpoint import ReadingSign
 
         store = LocalStore("step-1")
         store.make()

@@ -15,8 +15,8 @@ from operator import attrgetter
 
 import numpy as np
 
-from dcp_base import report_operation
 from dcp_base.errors import DcpError
+from dcp_base.progress import report_operation
 from dcp_io.archives.archive_checks import is_zip, verify_zip
 from dcp_io.archives.crc import RunningCrc, crc32
 from dcp_io.archives.zip_format import tensor_frame
@@ -177,7 +177,7 @@ class PassingCrcs:
         ```python
         from zlib import crc32
 
-        from dcp_io import PassingCrcs
+        from dcp_io.checkpoints.verify_checkpoint import PassingCrcs
         from dcp_manifest import CorruptCheckpointError
 
         crcs = PassingCrcs("rank0.data", [(0, 6, crc32(b"abcdef"))])

@@ -48,8 +48,10 @@ class Delivery:
 
     Example:
         ```python
-        from dcp_io import Delivery, ReadRequest, crc32
-        from dcp_manifest import Framing, StoredItem
+        from dcp_io import ReadRequest, crc32
+        from dcp_io.reading.delivery import Delivery
+        from dcp_manifest import StoredItem
+        from dcp_manifest.index.columns import Framing
 
         data = b"01234567"
         item = StoredItem("file", 0, 8, 0, 8, Framing.RAW, crc32(data), None)

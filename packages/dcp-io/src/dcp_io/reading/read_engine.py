@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from dcp_base import find_progress
+from dcp_base.progress import find_progress
 from dcp_io.archives.crc import crc32, crc_at
 from dcp_io.reading.block_reads import with_blocks_apart
 from dcp_io.reading.crc_checks import check_archive, check_blocks, check_whole, read_with_crc

@@ -23,6 +23,7 @@ from dcp_manifest.types import I64
 __all__ = [
     "Check",
     "ItemRead",
+    "ReadSizes",
     "SharedRead",
     "Step",
     "Wanted",

@@ -105,7 +105,8 @@ class Catalogue:
     Example:
         ```python
         import dcp_all as dcp
-        from dcp_io import Catalogue, LocalStore
+        from dcp_io import LocalStore
+        from dcp_io.roots.catalogue import Catalogue
 
         dcp.save({"step": 40}, checkpoint_id="run/step-40")
         catalogue = Catalogue(LocalStore("run"), stale_after_seconds=600)

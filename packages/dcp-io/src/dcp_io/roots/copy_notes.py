@@ -144,7 +144,8 @@ class JobHosts:
 
     Example:
         ```python
-        from dcp_io import JobHosts, LocalStore
+        from dcp_io import LocalStore
+        from dcp_io.roots.copy_notes import JobHosts
 
         hosts = JobHosts(LocalStore("place"))
         hosts.note([hosts.own_id()])

@@ -88,7 +88,8 @@ class SaveSession:
 
     Example:
         ```python
-        from dcp_io import LocalStore, SaveSession
+        from dcp_io import LocalStore
+        from dcp_io.saves.save_session import SaveSession
 
         session = SaveSession.begin(LocalStore("step-1"))
         try:
@@ -343,7 +344,8 @@ class HostSaveSession(SaveSession):
 
     Example:
         ```python
-        from dcp_io import HostFolder, SaveSession
+        from dcp_io.saves.save_session import SaveSession
+        from dcp_io.stores.host_store import HostFolder
 
         session = SaveSession.begin(HostFolder("step-1"))
         assert not session.may_be_published_elsewhere
@@ -408,7 +410,8 @@ class RankSaveSession(SaveSession):
 
     Example:
         ```python
-        from dcp_io import LocalStore, RankSaveSession
+        from dcp_io import LocalStore
+        from dcp_io.saves.save_session import RankSaveSession
 
         session = RankSaveSession.begin_rank(LocalStore("step-1"), "id-of-all-ranks", 0)
         session.abort()  # or `publish` and `finish`

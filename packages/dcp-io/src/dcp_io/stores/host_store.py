@@ -146,7 +146,8 @@ class HostFolder(HostStore, LocalStore):
 
     Example:
         ```python
-        from dcp_io import HostFolder, open_store
+        from dcp_io import open_store
+        from dcp_io.stores.host_store import HostFolder
 
         store = HostFolder("/nvme/run/step-40")
         assert store.url == "host:///nvme/run/step-40" and store.place == "host"

@@ -36,7 +36,8 @@ def places_of(root: Root | Store | str | os.PathLike[str]) -> tuple[Store, ...]:
 
     Example:
         ```python
-        from dcp_io import LocalStore, latest_valid, places_of
+        from dcp_io import LocalStore, latest_valid
+        from dcp_io.stores.root import places_of
 
         class NearAndFar:
             places = (LocalStore("near"), LocalStore("far"))

@@ -189,7 +189,7 @@ class Attempts:
 
     Example:
         ```python
-        from dcp_io import Attempts
+        from dcp_io.stores.stream_files import Attempts
 
         attempts = Attempts("GET settings", limit=4, retry_timeout_seconds=60)
         while True:

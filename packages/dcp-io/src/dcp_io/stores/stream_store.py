@@ -39,7 +39,7 @@ class StreamStore(Store):
         ```python
         from pathlib import Path
         from dcp_fs import FileSystem
-        from dcp_io import StreamStore
+        from dcp_io.stores.stream_store import StreamStore
 
         store = StreamStore(FileSystem(), Path("settings"))
         store.make()

@@ -108,5 +108,6 @@ class ShelfPlugin:
 
     @hookimpl
     def dcp_register_storage(self) -> list[StorageBackendSpec]:
-        reader, writer = "dcp_core.toolkit:HostStorageReader", "dcp_core.toolkit:HostStorageWriter"
+        reader = "dcp_core.hosts.host_storage:HostStorageReader"
+        writer = "dcp_core.hosts.host_storage:HostStorageWriter"
         return [StorageBackendSpec(SHELF_SCHEME, reader, writer)]

@@ -15,7 +15,7 @@ from typing import Final, get_args
 import numpy as np
 import numpy.typing as npt
 
-from dcp_base import find_progress
+from dcp_base.progress import find_progress
 from dcp_io.archives.crc import RunningCrc, crc32
 from dcp_io.archives.zip_format import Frame, tensor_frame
 from dcp_io.requests import Alike, BlockEncoder, Layout, Payload, PiecewiseData, Writable, check_choices

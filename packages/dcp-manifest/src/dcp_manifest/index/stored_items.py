@@ -34,7 +34,9 @@ class StoredItems(Sequence[StoredItem]):
 
     Example:
         ```python
-        from dcp_manifest import Framing, StoredItem, StoredItems
+        from dcp_manifest import StoredItem
+        from dcp_manifest.index.columns import Framing
+        from dcp_manifest.index.stored_items import StoredItems
 
         item = StoredItem("a.bin", offset=64, length=400, lead=0, stored_bytes=400, framing=Framing.RAW)
         items = StoredItems.of([item])

@@ -48,7 +48,7 @@ class TensorForm(NamedTuple):
 
     Example:
         ```python
-        from dcp_manifest import TensorForm, tensor_columns
+        from dcp_manifest.index.stored_tensors import TensorForm, tensor_columns
 
         halves = [((0, 0), (2, 2)), ((2, 0), (2, 2))]
         index = tensor_columns([TensorForm("weight", "float32", (4, 2), halves)])

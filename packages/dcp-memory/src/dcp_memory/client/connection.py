@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dcp_io import FileId
+from dcp_io.lent_memory import FileId
 from dcp_memory.client.link import Answer, Link, NoKeeperError
 from dcp_memory.places import folder_path
 

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dcp_io import FileId, Sink, Source
+from dcp_io import Sink, Source
+from dcp_io.lent_memory import FileId
 from dcp_manifest import CorruptCheckpointError
 from dcp_manifest.types import Buffer
 from dcp_memory.client.connection import FIRST_POLL_SECONDS, LONGEST_POLL_SECONDS, Connection, MemoryFile

@@ -9,9 +9,13 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dcp_base import DcpError, Progress, report_operation
-from dcp_io import CopyNote, CopyRequest, HostsCopied, JobHosts, Pace
-from dcp_manifest import METADATA_NAME, CheckpointIndex, needed_bytes, read_index
+from dcp_base import DcpError
+from dcp_base.progress import Progress, report_operation
+from dcp_io.roots.copy_notes import CopyNote, CopyRequest, HostsCopied, JobHosts
+from dcp_io.timed_call import Pace
+from dcp_manifest import CheckpointIndex, read_index
+from dcp_manifest.folders.folder import METADATA_NAME
+from dcp_manifest.index.columns import needed_bytes
 from dcp_memory.partners.courier import MOST_FILES, Courier, Offer
 from dcp_ranks import Coordinator, PeerOptions, Stream, StreamCard, StreamError, Streams, group_by_host, job_secret
 
@@ -43,7 +47,7 @@ class _Part:
 
 
 def copy_to_partners(coordinator: Coordinator, request: CopyRequest, *, rate: float | None = None) -> HostsCopied:
-    """Copy the part of a checkpoint that each host has written to its partner host; see `dcp_io.HostCopies`.
+    """Copy the part of a checkpoint that each host has written to its partner host; see `HostCopies`.
 
     Guarantees: a copy has its full size only after its bytes have passed all CRCs. The checkpoint is noted as protected
     only after all hosts' parts are with their partners, durably. If a rank fails, all raise CheckpointException.

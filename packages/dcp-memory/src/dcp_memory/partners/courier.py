@@ -15,9 +15,13 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from dcp_base import DcpError
-from dcp_io import CopyNote, HostStore, PassingCrcs, Sink, SupportsFetch, crc32
-from dcp_manifest import CheckpointIndex, CorruptCheckpointError, needed_bytes
-from dcp_ranks import NOT_NOW, NotNow, OperationError, Stream, StreamError
+from dcp_io import HostStore, Sink, SupportsFetch, crc32
+from dcp_io.checkpoints.verify_checkpoint import PassingCrcs
+from dcp_io.roots.copy_notes import CopyNote
+from dcp_manifest import CheckpointIndex, CorruptCheckpointError
+from dcp_manifest.index.columns import needed_bytes
+from dcp_ranks import NOT_NOW, OperationError, Stream, StreamError
+from dcp_ranks.streams.reception import NotNow
 
 __all__ = [
     "MOST_FILES",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dcp_io import CopyRequest, HostsCopied
+from dcp_io.roots.copy_notes import CopyRequest, HostsCopied
 
 if TYPE_CHECKING:
     from dcp_ranks import Coordinator
@@ -26,7 +26,7 @@ class Partner:
             raise ValueError(f"rate_bytes_per_second is {rate!r}; it must be a positive number")
 
     def copy(self, coordinator: Coordinator, request: CopyRequest) -> HostsCopied:
-        """See `dcp_io.HostCopies`.
+        """See `HostCopies`.
 
         Ranks: every rank; collective.
         """

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dcp_core.toolkit import accelerator
+from dcp_core.tensors.devices import accelerator
 
 __all__ = ["CPU_RANDOM", "NUMPY_RANDOM", "PYTHON_RANDOM", "global_random_states"]
 

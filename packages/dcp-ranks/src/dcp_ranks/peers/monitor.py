@@ -16,7 +16,7 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from dcp_base import library_logger
+from dcp_base.logs import library_logger
 from dcp_ranks.interrupts import interrupts_deferred
 from dcp_ranks.peers.roster import Card, CardBox, ProcessIdentity, own_identity, watch_process
 from dcp_ranks.transport.connection import Frame, Link

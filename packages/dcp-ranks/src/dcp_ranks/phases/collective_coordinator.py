@@ -80,7 +80,7 @@ class CollectiveCoordinator(PhasedCoordinator):
     Example:
         ```python
         import torch.distributed as dist
-        from dcp_ranks import CollectiveCoordinator
+        from dcp_ranks.phases.collective_coordinator import CollectiveCoordinator
 
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         with CollectiveCoordinator(dist.group.WORLD) as ranks:

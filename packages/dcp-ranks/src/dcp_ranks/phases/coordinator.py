@@ -152,7 +152,7 @@ class LocalCoordinator(Coordinator):
 
     Example:
         ```python
-        from dcp_ranks import LocalCoordinator
+        from dcp_ranks.phases.coordinator import LocalCoordinator
 
         with LocalCoordinator() as ranks:
             assert ranks.broadcast("count words", lambda: 4) == 4

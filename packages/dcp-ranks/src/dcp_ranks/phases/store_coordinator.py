@@ -53,7 +53,7 @@ class StoreCoordinator(PhasedCoordinator):
     Example:
         ```python
         import torch.distributed as dist
-        from dcp_ranks import StoreCoordinator
+        from dcp_ranks.phases.store_coordinator import StoreCoordinator
 
         store = dist.HashStore()  # of several processes: a `TCPStore`, one connection for each coordinator
         with StoreCoordinator(store, rank=0, world_size=1) as ranks:

@@ -86,7 +86,7 @@ class TimedStore:
     Example:
         ```python
         import torch.distributed as dist
-        from dcp_ranks import TimedStore
+        from dcp_ranks.transport.store_wire import TimedStore
 
         store = TimedStore(dist.HashStore(), timeout_seconds=30)
         store.set("rate", b"3e-4")
@@ -170,7 +170,7 @@ class StoreWire:
     Example:
         ```python
         import torch.distributed as dist
-        from dcp_ranks import StoreWire
+        from dcp_ranks.transport.store_wire import StoreWire
 
         wire = StoreWire(dist.HashStore(), "settings/", world_size=1)
         wire.put("rate", b"3e-4")

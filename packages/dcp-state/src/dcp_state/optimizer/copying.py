@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dcp_core.toolkit import clone_tensor, is_dtensor
+from dcp_core.tensors.kinds import clone_tensor, is_dtensor
 
 __all__ = ["IsolatedCopies", "copy_value", "same_value"]
 

@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 
-from dcp_core.toolkit import is_dtensor, same_value, suggest
+from dcp_core.planning.load_report import suggest
+from dcp_core.planning.replicas import same_value
+from dcp_core.tensors.kinds import is_dtensor
 from dcp_state.canonical_names import OptimizerNames
 from dcp_state.optimizer.copying import copy_value
 from dcp_state.optimizer.initial import InitialStates

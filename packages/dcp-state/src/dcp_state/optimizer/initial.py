@@ -25,7 +25,7 @@ import torch
 from torch.optim import optimizer as torch_optimizer
 
 from dcp_core.errors import UnsupportedValueError
-from dcp_core.toolkit import dtensor_layout, is_dtensor
+from dcp_core.tensors.kinds import dtensor_layout, is_dtensor
 from dcp_state.adapters import OptimizerAdapter
 from dcp_state.optimizer.copying import IsolatedCopies, copy_value, same_value
 from dcp_state.optimizer.inner_optimizers import holds_its_own_state

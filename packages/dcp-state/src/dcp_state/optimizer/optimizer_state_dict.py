@@ -14,8 +14,11 @@ import torch
 from torch import nn
 
 from dcp_core import DefaultLoadPlanner, LoadPlanner, Metadata, StorageReader, TensorStorageMetadata, load
+from dcp_core.arguments import adopted
 from dcp_core.errors import MissingKeyError
-from dcp_core.toolkit import adopted, collector_paused, group_device, unflatten_state_dict
+from dcp_core.state_dict.flatten import unflatten_state_dict
+from dcp_core.storage.byte_storage import collector_paused
+from dcp_core.tensors.devices import group_device
 from dcp_state.adapters import OptimizerAdapter, installed_adapters
 from dcp_state.canonical_names import ModelNames, OptimizerNames, name_model, optimizer_names
 from dcp_state.model import submodule_prefixes, take_submodules

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from dcp_core.tensors.devices import pin
 from dcp_core.testing import pretend
-from dcp_core.toolkit import pin
 
 pytestmark = pytest.mark.device
 
