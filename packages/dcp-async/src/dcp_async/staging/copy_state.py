@@ -112,6 +112,11 @@ class Copier:
         strides = copied_strides(source.shape, source.stride(), compact=bool(placement.compact[row]))
         source = source.detach()
         target = arena_view(memory, int(placement.offsets[row]), source.dtype, source.shape, strides)
+        if not (
+            placement.compact[row] or source.is_contiguous()
+        ):  # elements may overlap, and torch refuses to write such
+            count = 1 + sum((size - 1) * stride for size, stride in zip(source.shape, strides, strict=True))
+            source, target = source.as_strided((count,), (1,)), target.as_strided((count,), (1,))
         stream = None if source.is_cpu else busy.get(source.device) or self._stream(source.device)
         if stream is None:
             copy_elements(target, source)

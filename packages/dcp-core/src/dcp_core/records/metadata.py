@@ -106,7 +106,8 @@ class TensorProperties(_Strides):
             layout=tensor.layout,
             requires_grad=tensor.requires_grad,
             memory_format=torch.contiguous_format,
-            pin_memory=tensor.is_pinned(),
+            # `is_pinned` would copy a lazily conjugated or negated tensor.
+            pin_memory=tensor.is_cpu and not (tensor.is_conj() or tensor.is_neg()) and tensor.is_pinned(),
             strides=tensor.stride() if tensor.layout is torch.strided else None,
         )
 

@@ -301,7 +301,9 @@ class ColumnBuilder:
         shape = tensor.shape
         dims = len(shape)
         self._names.append(fqn)
-        flags = tensor.requires_grad | tensor.is_pinned() << 1
+        # `is_pinned` would copy a lazily conjugated or negated tensor.
+        pinned = tensor.is_cpu and not (tensor.is_conj() or tensor.is_neg()) and tensor.is_pinned()
+        flags = tensor.requires_grad | pinned << 1
         self._kinds.append((self._dtypes.setdefault(tensor.dtype, len(self._dtypes)), flags, dims, 1, 1))
         if dims:
             self._shapes.extend(shape)
