@@ -21,7 +21,7 @@ import torch.distributed as dist
 from dcp_base.escaping import printable_bytes
 from dcp_base.logs import library_logger
 from dcp_core import estimate
-from dcp_io import CheckpointRecord, Entry, KeepPolicy, LocalStore, Root, StorageError, Store
+from dcp_io import CheckpointRecord, Entry, KeepAll, KeepPolicy, LocalStore, Root, StorageError, Store
 from dcp_io.roots.catalogue import Catalogue
 from dcp_manager.root_places import RootPlaces
 from dcp_manager.save_policies import EverySeconds, EverySteps, SavePolicy, parts_of
@@ -217,7 +217,8 @@ def _saves(
     catalogue: Catalogue, policy: KeepPolicy, spacing: Spacing, free: _Free, size: int, files: int
 ) -> int | None:
     """Return how many saves fit before one finds no room for its bytes or files; None if space does not end."""
-    folders = catalogue.folders()
+    # Where all stay, those that are there free nothing.
+    folders = [] if isinstance(policy, KeepAll) else catalogue.folders()
     bytes_held = {folder.step: free.taken(folder.entries) for folder in folders}
     files_held = {folder.step: len(folder.entries) for folder in folders}
     records = catalogue.records(folders)
