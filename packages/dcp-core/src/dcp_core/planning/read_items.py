@@ -221,7 +221,7 @@ def _plan_tensor(
         planned.resized[fqn] = tuple(entry.size), tuple(held.size)
     planned.items.extend(_read_items(fqn, stored_name, entry, held.chunks))
     planned.matched.append(fqn)
-    if not hasattr(value, "__create_chunk_list__"):
+    if is_dtensor(value) or not hasattr(value, "__create_chunk_list__"):
         targets = [shard.get() for shard in held.shards]
         planned.targets += [(fqn, target) for target in targets if not is_wrapper(target)]
 
