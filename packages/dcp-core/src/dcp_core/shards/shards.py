@@ -305,7 +305,7 @@ def _of_dtensor(fqn: str, tensor: DTensor, *, allow_meta: bool) -> LocalTensor:
             # No rank holds a box, but the tensor must not be missing from the checkpoint.
             none = torch.Size((0,) * len(shape))
             shards = (LocalShard(none, tensor.size(), lambda: empty_like_part(fqn, local, shape)),)
-    shared = tensor.device_mesh.size() != job_size() or any(each.is_replicate() for each in tensor.placements)
+    shared = tensor.device_mesh.size() != job_size() or True in [each.is_replicate() for each in tensor.placements]
     return LocalTensor(tensor.size(), properties, False, shards, shared)
 
 
