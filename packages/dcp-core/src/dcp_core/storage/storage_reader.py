@@ -227,7 +227,9 @@ class ByteStorageReader(ByteStorage, StorageReader):
         )
         if self._metadata is None:
             raise DcpError("set_up_storage_reader must be called before read_data")
-        requests, items = split_whole_reads(plan, planner, self._metadata)
+        overlapping = () if planner.local_load is None else planner.local_load.overlapping
+        apart = frozenset([name for pair in overlapping for name in pair])
+        requests, items = split_whole_reads(plan, planner, self._metadata, apart)
         tensors: list[_Wanted] = []
         for item in items:
             stored = self._stored(item)
@@ -245,7 +247,7 @@ class ByteStorageReader(ByteStorage, StorageReader):
             if part is None:
                 whole[one.stored.file, one.stored.offset, one.sizes].append(one)
             else:
-                requests.append(tensor_request(one.item, part, one.dtype, one.sizes, planner, copies))
+                requests.append(tensor_request(one.item, part, one.dtype, one.sizes, planner, copies, apart))
         for several in whole.values():
             _, stored, dtype, sizes = several[0]
             requests.append(whole_request([one.item for one in several], stored, dtype, sizes, planner, decoder))
@@ -300,8 +302,9 @@ def tensor_request(
     sizes: Sequence[int],
     planner: LoadPlanner,
     copies: DeviceCopies,
+    apart: Collection[str],
 ) -> ReadRequest:
-    """Return the request for a box of a stored chunk of `sizes`."""
+    """Return the request for a box of a stored chunk of `sizes`; see `split_whole_reads` for `apart`."""
     dtype, decoder = stored.dtype or dtype, stored.decoder
     target = filled = _target(item, planner)
     if is_wrapper(target):  # wrapper classes copy whole boxes only
@@ -309,7 +312,7 @@ def tensor_request(
     runs = box_runs(sizes, item.storage_offsets, item.lengths, dtype.itemsize)
     key = item.storage_index.fqn
     nbytes = math.prod(sizes) * dtype.itemsize
-    into = None if runs.counts else direct_memory(filled, dtype)
+    into = None if runs.counts or item.dest_index.fqn in apart else direct_memory(filled, dtype)
 
     def done(_: memoryview) -> None:
         if into is None:
@@ -404,9 +407,12 @@ _RAW = int(ItemKind.RAW)
 
 
 def split_whole_reads(
-    plan: LoadPlan, planner: LoadPlanner, metadata: Metadata
+    plan: LoadPlan, planner: LoadPlanner, metadata: Metadata, apart: Collection[str] = ()
 ) -> tuple[list[ReadRequest], list[ReadItem]]:
-    """Return requests for tensors to read whole, and other items."""
+    """Return requests for tensors to read whole, and other items.
+
+    Tensors in `apart` share memory: bytes that were read there would fail their check after the other tensor's.
+    """
     columns = plan.items.source if isinstance(plan.items, LazyList) else None
     places = metadata.storage_data
     untouched = isinstance(places, LazyDict) and isinstance(places.source, StorageRecords) and not places.touched
@@ -441,7 +447,7 @@ def split_whole_reads(
         target = targets[name]
         if target.requires_grad or type(target) is not torch.Tensor:
             target = target.detach()
-        into = None if kind != _RAW or dtype is None else direct_memory(target, dtype)
+        into = None if kind != _RAW or dtype is None or name in apart else direct_memory(target, dtype)
         if into is None or len(into) != size:
             others.append(columns.whole(name))
             continue
