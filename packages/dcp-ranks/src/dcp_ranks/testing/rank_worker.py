@@ -57,7 +57,15 @@ def main(arguments: Sequence[str]) -> None:
         reply = worker.reply_to(message)
         sys.stdout.flush()
         sys.stderr.flush()
+        _save_coverage()
         send_message(connection, reply)
+
+
+def _save_coverage() -> None:
+    """Save what coverage.py measured so far, if it runs: the kernel kills a rank with its pool."""
+    module: Any = sys.modules.get("coverage")
+    if module is not None and (running := module.Coverage.current()) is not None:
+        running.save()
 
 
 def die_with(parent: int) -> None:
