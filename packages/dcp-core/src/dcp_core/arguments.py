@@ -172,6 +172,21 @@ def adopted(value: Any, role: type[Any]) -> Any:
     return import_part("bridge")(value)
 
 
+# Ways around methods of a planner. One that forwards what it lacks to another planner has these of the other one, which
+# would pass by its own methods: they count only if its class has them.
+_SHORTCUTS = frozenset(
+    (
+        "adopt_global_plan",
+        "adopt_tensor",
+        "plain_targets",
+        "plain_values",
+        "plan_key",
+        "resolve_pieces",
+        "without_values",
+    )
+)
+
+
 class _Foreign:
     """An object with a `dcp_core` class's optional members; pickled as the object itself."""
 
@@ -179,8 +194,11 @@ class _Foreign:
         object.__setattr__(self, "_value", value)
 
     def __getattribute__(self, name: str) -> Any:
+        value = object.__getattribute__(self, "_value")
+        if name in _SHORTCUTS and not hasattr(type(value), name):
+            return object.__getattribute__(self, name)
         try:
-            return getattr(object.__getattribute__(self, "_value"), name)
+            return getattr(value, name)
         except AttributeError:
             found = object.__getattribute__(self, name)
             if getattr(found, "__isabstractmethod__", False):  # a required method that does nothing would lose data
