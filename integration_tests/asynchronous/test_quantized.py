@@ -245,7 +245,7 @@ def _chunks_of_replicas(folder: str) -> list[int]:
     for quantized in (False, True):
         local = torch.zeros(4096, 1024, dtype=torch.int8)
         if quantized:
-            local = torch._empty_affine_quantized(local.shape, scale=0.5, zero_point=1, dtype=torch.qint8)
+            local = torch.quantize_per_tensor(torch.zeros(local.shape), scale=0.5, zero_point=1, dtype=torch.qint8)
         metadata: Any = dcp.save({"q": _dtensor(local, Replicate())}, checkpoint_id=folder)
         numbers.append(len(metadata.state_dict_metadata["q"].chunks))
     return numbers
