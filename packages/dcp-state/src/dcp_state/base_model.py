@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,7 @@ from dcp_core.shards.shards import LocalShard, local_tensor
 from dcp_core.tensors.kinds import is_dtensor, is_wrapper, unwrapped
 from dcp_core.tensors.tensor_memory import contiguous, tensor_bytes
 from dcp_io.archives.crc import combine, crc32
+from dcp_manifest.index.runs import box_runs
 from dcp_state.canonical_names import ModelNames
 from dcp_state.report import StateMismatchError
 from dcp_state.sharding import all_ranks
@@ -246,35 +247,15 @@ def _part(name: str, shard: LocalShard, size: Sequence[int]) -> int:
     box = shard.get()
     if is_wrapper(box):
         raise UnsupportedValueError(f"{name!r} has the class {type(box).__name__}, whose bytes are unknown: {_REMEDY}")
-    # Runs of bytes that are contiguous in the whole tensor: full dimensions at the end, and a range of the one before.
-    last = len(size)
-    while last and shard.sizes[last - 1] == size[last - 1]:
-        last -= 1
-    split = max(last - 1, 0)
-    strides = [math.prod(size[dim + 1 :]) * box.element_size() for dim in range(len(size))]
-    run_bytes = math.prod(shard.sizes[split:]) * box.element_size()
-    total = math.prod(size) * box.element_size()
-    if not run_bytes or not total:
+    runs = box_runs(size, shard.offsets, shard.sizes, box.element_size())
+    if not runs.run_bytes:
         return 0
     data = tensor_bytes(contiguous(box if box.is_cpu else box.to("cpu")))
-    value, end = 0, 0
-    for number, start in enumerate(_starts(shard, strides, split)):
-        run = data[number * run_bytes : (number + 1) * run_bytes]
-        value = combine(value, crc32(run), start + run_bytes - end)
-        end = start + run_bytes
-    return combine(value, 0, total - end)
-
-
-def _starts(shard: LocalShard, strides: Sequence[int], split: int) -> Iterator[int]:
-    """Yield the byte positions of a box's runs in the whole tensor."""
-    first = sum(offset * stride for offset, stride in zip(shard.offsets, strides, strict=True))
-    counts = shard.sizes[:split]
-    for number in range(math.prod(counts)):
-        position, rest = first, number
-        for dim in range(split - 1, -1, -1):
-            rest, index = divmod(rest, counts[dim])
-            position += index * strides[dim]
-        yield position
+    value, end, read = 0, 0, 0
+    for start in runs.within(0, runs.stop)[0].tolist():
+        value = combine(value, crc32(data[read : read + runs.run_bytes]), start + runs.run_bytes - end)
+        end, read = start + runs.run_bytes, read + runs.run_bytes
+    return combine(value, 0, math.prod(size) * box.element_size() - end)
 
 
 def _merge(ranks: Sequence[Mapping[str, Parts]]) -> dict[str, str]:
