@@ -155,7 +155,7 @@ def test_a_storage_that_returns_old_bytes(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("kind", ["tmpfs", "overlay"])
 def test_places_that_do_not_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    monkeypatch.setattr("dcp_manager.space._file_system", lambda _: kind)
+    monkeypatch.setattr("dcp_io.stores.local_store.file_system_of", lambda _: kind)
     (warning,) = preflight(STATE, tmp_path).warnings
     assert f"({kind})" in warning
 

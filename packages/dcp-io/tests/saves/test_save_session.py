@@ -298,7 +298,7 @@ def test_a_hostile_index_cannot_make_cleanup_leave_the_folder(store, helpers, tm
 
 
 def test_a_save_in_a_local_folder_reads_no_mount_table(store, helpers, monkeypatch):
-    monkeypatch.setattr("dcp_io.stores.local_store.is_network_folder", pytest.fail)
+    monkeypatch.setattr("dcp_io.stores.local_store.file_system_of", pytest.fail)
     helpers.save_all(store, [{"a": b"1"}])
     helpers.save_all(store, [{"a": b"2"}])
     assert helpers.load_all(store) == {"a": b"2"}

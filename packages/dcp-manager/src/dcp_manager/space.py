@@ -13,7 +13,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch.distributed as dist
@@ -21,7 +20,17 @@ import torch.distributed as dist
 from dcp_base.escaping import printable_bytes
 from dcp_base.logs import library_logger
 from dcp_core import estimate
-from dcp_io import CheckpointRecord, Entry, KeepAll, KeepPolicy, LocalStore, Root, StorageError, Store
+from dcp_io import (
+    STALE_AFTER_SECONDS,
+    CheckpointRecord,
+    Entry,
+    KeepAll,
+    KeepPolicy,
+    LocalStore,
+    Root,
+    StorageError,
+    Store,
+)
 from dcp_io.roots.catalogue import Catalogue
 from dcp_manager.root_places import RootPlaces
 from dcp_manager.save_policies import EverySeconds, EverySteps, SavePolicy, parts_of
@@ -130,12 +139,13 @@ def preflight(
         ```
     """
     ranks = Ranks(process_group, no_dist=no_dist, timeout_seconds=timeout_seconds)
-    where = RootPlaces(root, storage_options or {}, timeout_seconds, "step-")
+    where = RootPlaces(root, storage_options or {}, STALE_AFTER_SECONDS, "step-")
     needed = estimate(
         dict(state),
         checkpoint_id=where.checkpoint_id(where.catalogues[0], 0),
         process_group=process_group,
         no_dist=no_dist,
+        timeout_seconds=timeout_seconds,
     )
     spacing = Spacing() if save_policy is None else Spacing.of(save_policy)
 
@@ -154,24 +164,24 @@ def preflight(
 def _look(
     catalogue: Catalogue, policy: KeepPolicy, spacing: Spacing, size: int, files: int, steps: int | None
 ) -> Preflight:
-    free = _Free.of(catalogue.store)
+    free_bytes, free_files, block_bytes = free = _free(catalogue.store)
     where = catalogue.store.url
-    for room, needed, what in ((free.bytes, size, "bytes"), (free.files, files, "files")):
+    for room, needed, what in ((free_bytes, size, "bytes"), (free_files, files, "files")):
         if room is not None and room < needed:
             raise StorageError(
                 f"{where} has room for {room:,} {what}, and one checkpoint needs {needed:,}: free space there, or "
                 "choose another place"
             )
     # The manager's note is a file, too.
-    saves = _saves(catalogue, policy, spacing, free, size + files * free.block_bytes, files + 1)
+    saves = _saves(catalogue, policy, spacing, free, size + files * block_bytes, files + 1)
     highest = catalogue.highest()
     full_at = None if saves is None else spacing.step(saves, None if highest is None else highest.step)
     if steps is not None and full_at is not None and full_at > steps:
         saves = full_at = None
     warnings = [*_doubts(catalogue.store)]
     if saves is not None:
-        warnings.insert(0, _warning(catalogue.store.url, policy, size, free.bytes, saves, full_at))
-    return Preflight(size, files, free.bytes, free.files, saves, full_at, tuple(warnings))
+        warnings.insert(0, _warning(catalogue.store.url, policy, size, free_bytes, saves, full_at))
+    return Preflight(size, files, free_bytes, free_files, saves, full_at, tuple(warnings))
 
 
 def _warning(where: str, policy: KeepPolicy, size: int, free: int | None, saves: int, full_at: int | None) -> str:
@@ -184,33 +194,17 @@ def _warning(where: str, policy: KeepPolicy, size: int, free: int | None, saves:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Free:
-    """What a storage has free; None without a limit."""
+_Free = tuple[int | None, int | None, int]
+"""See `LocalStore.free_space`."""
 
-    bytes: int | None = None
-    files: int | None = None
-    block_bytes: int = 0
 
-    @classmethod
-    def of(cls, store: Store) -> _Free:
-        """Ask the file system of a local store."""
-        if not isinstance(store, LocalStore):
-            return cls()
-        place = Path(os.path.abspath(store.path))
-        while not place.exists() and place != place.parent:
-            place = place.parent
-        found = os.statvfs(place)
-        return cls(
-            found.f_bavail * found.f_frsize if found.f_blocks else None,  # some network file systems do not know
-            found.f_favail if found.f_files else None,
-            found.f_frsize,
-        )
+def _free(store: Store) -> _Free:
+    return store.free_space() if isinstance(store, LocalStore) else (None, None, 1)
 
-    def taken(self, entries: Collection[Entry]) -> int:
-        """Return the bytes of the blocks of files."""
-        block = max(1, self.block_bytes)
-        return sum(-(-entry.bytes // block) * block for entry in entries)
+
+def _taken(entries: Collection[Entry], block_bytes: int) -> int:
+    """Return the bytes of the blocks of files."""
+    return sum(-(-entry.bytes // block_bytes) * block_bytes for entry in entries)
 
 
 def _saves(
@@ -219,12 +213,12 @@ def _saves(
     """Return how many saves fit before one finds no room for its bytes or files; None if space does not end."""
     # Where all stay, those that are there free nothing.
     folders = [] if isinstance(policy, KeepAll) else catalogue.folders()
-    bytes_held = {folder.step: free.taken(folder.entries) for folder in folders}
+    bytes_held = {folder.step: _taken(folder.entries, free[2]) for folder in folders}
     files_held = {folder.step: len(folder.entries) for folder in folders}
     records = catalogue.records(folders)
     found = [
         _forecast(records, held, policy, spacing, needed, room)
-        for held, needed, room in ((bytes_held, size, free.bytes), (files_held, files, free.files))
+        for held, needed, room in ((bytes_held, size, free[0]), (files_held, files, free[1]))
         if room is not None
     ]
     return min((saves for saves in found if saves is not None), default=None)
@@ -286,7 +280,7 @@ def _doubts(store: Store) -> Collection[str]:
     """Return what is known to go wrong later."""
     found = []
     if isinstance(store, LocalStore):
-        kind = _file_system(os.path.realpath(store.path))
+        kind = store.file_system
         if kind in _MEMORY:
             found.append(f"{store.url} is memory ({kind}): a reboot removes its checkpoints")
         if kind in _CONTAINER:
@@ -300,26 +294,14 @@ def _doubts(store: Store) -> Collection[str]:
     return found
 
 
-def _file_system(path: str) -> str:
-    """Return the type of the file system of a path. Source: Linux `proc_pid_mountinfo(5)`."""
-    best = ("", "")
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-            fields = line.split()
-            point, kind = fields[4].replace("\\040", " "), fields[fields.index("-") + 1]
-            if len(point) >= len(best[0]) and f"{path}/".startswith(point.rstrip("/") + "/"):
-                best = point, kind
-    return best[1]
-
-
 def say_when_space_ends(catalogue: Catalogue, policy: KeepPolicy, spacing: Spacing, step: int) -> None:
     """Warn if one of the saves after `step`, which was published, will find no room. Coordinator only."""
     entries = catalogue.store_of(step).list()
-    size, free = sum(entry.bytes for entry in entries), _Free.of(catalogue.store)
-    saves = _saves(catalogue, policy, spacing, free, free.taken(entries), len(entries))
+    size, free = sum(entry.bytes for entry in entries), _free(catalogue.store)
+    saves = _saves(catalogue, policy, spacing, free, _taken(entries, free[2]), len(entries))
     if saves is not None:
         full_at = spacing.step(saves, step)
-        _log.warning("%s", _warning(catalogue.store.url, policy, size, free.bytes, saves, full_at))
+        _log.warning("%s", _warning(catalogue.store.url, policy, size, free[0], saves, full_at))
 
 
 class Room:
@@ -363,7 +345,7 @@ class Room:
     def _look(self, needed: int, running: Collection[int], seconds: float) -> bool:
         end = time.monotonic() + seconds
         while True:
-            free = _Free.of(self._catalogue.store).bytes
+            free = _free(self._catalogue.store)[0]
             if free is None or free >= needed:
                 return True
             if self._drops:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Collection, Iterator
 from typing import Protocol
@@ -71,10 +70,9 @@ def _free_bytes(store: Store) -> int | None:
     if not isinstance(store, LocalStore):
         return None
     try:
-        found = os.statvfs(store.path)
-    except OSError:  # such as a directory that does not exist yet
+        return store.free_space()[0]
+    except OSError:
         return None
-    return found.f_bavail * found.f_frsize if found.f_blocks else None  # some network file systems do not know
 
 
 def _waiting(tiers: TieredRoot, number: int) -> set[int]:

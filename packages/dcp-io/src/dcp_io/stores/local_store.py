@@ -32,7 +32,7 @@ from dcp_manifest.types import Buffer
 
 __all__ = [
     "LocalStore",
-    "is_network_folder",
+    "file_system_of",
     "make_folder",
     "not_a_folder",
     "start_writeback",
@@ -87,7 +87,27 @@ class LocalStore(SupportsFolders, SupportsRanges):
     @property
     def place(self) -> Place:
         """`remote` in a network file system (NFS, Lustre), otherwise `local`."""
-        return "remote" if is_network_folder(self._path) else "local"
+        return "remote" if file_system_of(self._path).removeprefix("fuse.").lower() in _NETWORK.split() else "local"
+
+    @property
+    def file_system(self) -> str:
+        """Type of the file system in Linux, such as `ext4`, `nfs4` or `fuse.sshfs`; empty if unknown."""
+        return file_system_of(self._path)
+
+    def free_space(self) -> tuple[int | None, int | None, int]:
+        """Return the bytes and files that are free for this user, None if without a limit, and the bytes of a block.
+
+        If the folder does not exist, these are of the place where it will be. May raise OSError.
+        """
+        place = self._path
+        while not os.path.exists(place) and place != os.path.dirname(place):
+            place = os.path.dirname(place)
+        found = os.statvfs(place)
+        return (
+            found.f_bavail * found.f_frsize if found.f_blocks else None,  # some network file systems do not know
+            found.f_favail if found.f_files else None,
+            found.f_frsize or 1,
+        )
 
     def __fspath__(self) -> str:
         return self._path
@@ -541,12 +561,12 @@ _NETWORK = (
 )
 
 
-def is_network_folder(path: str) -> bool:
-    """Whether an absolute path is in a network file system, as far as known."""
+def file_system_of(path: str) -> str:
+    """Return the type of an absolute path's file system; empty if unknown."""
     try:
         lines = _MOUNTS.read_text(errors="surrogateescape").splitlines()
     except OSError:
-        return False
+        return ""
     found, longest = "", -1
     real = os.path.realpath(path)
     for line in lines:
@@ -558,7 +578,7 @@ def is_network_folder(path: str) -> bool:
         is_above = mount in ("/", real) or real.startswith(f"{mount}/")
         if is_above and len(mount) >= longest:
             found, longest = kind, len(mount)  # of two mounts on one folder, the later one hides the other
-    return found.removeprefix("fuse.").lower() in _NETWORK.split()
+    return found
 
 
 def _unescaped(text: str) -> str:
