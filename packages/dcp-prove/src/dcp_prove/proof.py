@@ -14,10 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from dcp_prove.judging.describe import describe, matching_names
-from dcp_prove.judging.other_sizes import compare_other_size, default_tolerance
+from dcp_prove.judging.judge_resumes import judge_resumes
 from dcp_prove.judging.report import ResumeReport
-from dcp_prove.judging.same_size import Runs, compare_same_size, find_unsteady
 from dcp_prove.observing.records import RunRecord, read_record
 from dcp_prove.processes import RUN_TIMEOUT_SECONDS, run_ranks
 from dcp_prove.trainer import Trainer
@@ -128,22 +126,17 @@ class Proof:
         report = ResumeReport(steps, size)
         expected = self._train("uninterrupted", size)
         for kill in self.kills:
-            name = f"killed-{kill}"
-            killed = self._train(name, size, kill=kill)
-            report.unsteady, unsteady = find_unsteady(expected, killed, kill)
+            killed = self._train(f"killed-{kill}", size, kill=kill)
+            resume = partial(self._resume, kill)
+            judge_resumes(
+                report, expected, killed, kill, sizes=sizes, resume=resume, tolerance=tolerance, ignore=ignore
+            )
             if report.unsteady:
-                return report
-            unsteady |= matching_names(expected, ignore)
-            for other in sizes:
-                found = self._train(f"resumed-{kill}-{other}", other, resume_from=name, first_step=kill)
-                runs = Runs(expected, found, kill, steps, frozenset(unsteady))
-                if other == size:
-                    result = compare_same_size(runs)
-                else:
-                    result = compare_other_size(runs, default_tolerance(expected) if tolerance is None else tolerance)
-                describe(result, runs)
-                report.results.append(result)
+                break
         return report
+
+    def _resume(self, kill: int, world_size: int) -> Sequence[RunRecord]:
+        return self._train(f"resumed-{kill}-{world_size}", world_size, resume_from=f"killed-{kill}", first_step=kill)
 
     def _train(
         self,

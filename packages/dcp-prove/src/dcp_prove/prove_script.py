@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from dcp_base.errors import DcpError
-from dcp_prove.judging.describe import describe, matching_names
-from dcp_prove.judging.other_sizes import compare_other_size, default_tolerance
+from dcp_prove.judging.judge_resumes import judge_resumes
 from dcp_prove.judging.report import ResumeReport
-from dcp_prove.judging.same_size import Runs, compare_same_size, find_unsteady
 from dcp_prove.observing.records import RunRecord, read_record
 from dcp_prove.processes import RUN_TIMEOUT_SECONDS, run_ranks
 
@@ -75,19 +73,11 @@ def _prove(runs: _ScriptRuns, sizes: Sequence[int], tolerance: float | None, ign
             f"save {runs.kill_at_save} was made after step {kill} of {steps} of the optimizers: there is nothing to "
             "compare. Choose another save (--kill-at-save), or let the script train longer"
         )
-    report.unsteady, unsteady = find_unsteady(expected, killed, kill)
-    if report.unsteady:
-        return report
-    unsteady |= matching_names(expected, ignore)
-    for other in sizes:
-        found = runs.run(f"resumed-{other}", other, first_step=kill, resume_from="killed")
-        both = Runs(expected, found, kill, steps, frozenset(unsteady))
-        if other == size:
-            result = compare_same_size(both)
-        else:
-            result = compare_other_size(both, default_tolerance(expected) if tolerance is None else tolerance)
-        describe(result, both)
-        report.results.append(result)
+
+    def resume(other: int) -> Sequence[RunRecord]:
+        return runs.run(f"resumed-{other}", other, first_step=kill, resume_from="killed")
+
+    judge_resumes(report, expected, killed, kill, sizes=sizes, resume=resume, tolerance=tolerance, ignore=ignore)
     return report
 
 
