@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -18,6 +16,7 @@ import dcp_all as dcp
 from dcp_core import CheckpointException
 from dcp_io import KeepBest, KeepPolicy, StorageError
 from dcp_manager import CheckpointManager, EverySteps, KeepAll, KeepEvery, KeepLast, preflight
+from integration_tests.robustness.small_disk import mounted
 
 VALUES = 50_000
 
@@ -25,16 +24,8 @@ VALUES = 50_000
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 4 MiB, which holds about 20 checkpoints of one rank."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    if shutil.which("mount") is None:
-        pytest.skip("needs the command mount")
-    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(place)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"needs to mount a file system: {done.stderr.strip()}")
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
+    with mounted(tmp_path / "disk", "4m") as place:
+        yield place
 
 
 def state(step: int) -> dict[str, Any]:

@@ -7,10 +7,8 @@ that succeeds has published, whatever went wrong with its cleanup.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
-import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +22,7 @@ import torch.distributed as dist
 import dcp_all as dcp
 from dcp_core.errors import CheckpointException
 from integration_tests.oracle.kinds import same_bits
+from integration_tests.robustness.small_disk import mounted
 
 MIB = 1 << 20
 
@@ -95,17 +94,8 @@ def test_an_error_in_a_writer_thread(ranks: Any, tmp_path: Path, rank: int, name
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 20 MiB."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=20m", "tmpfs", str(place)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        pytest.skip("needs the command mount")
-    if done.returncode:
-        pytest.skip(f"needs to mount a file system: {done.stderr.strip()}")
-    yield place
-    assert ctypes.CDLL(None).umount2(os.fsencode(place), 0) == 0
+    with mounted(tmp_path / "disk", "20m") as place:
+        yield place
 
 
 def save_and_report(folder: str, seed: int) -> str:
