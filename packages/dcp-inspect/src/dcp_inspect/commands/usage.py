@@ -116,16 +116,16 @@ class _Used:
                 sizes[name] = found.store.size(name)
             for row in rows_of(index):
                 parts[".".join(row.name.split(".")[:depth])] += row.stored_bytes
-        files: dict[_Identity, _File] = {(listed.path, name): _File(size) for name, size in sizes.items()}
-        if not is_uri(listed.path):
-            files = _identified(listed.path, sizes)
+        files = _identified(listed.path, sizes)
         parts[_REST] = _bytes_of([files]) - sum(parts.values())
         return cls(found, listed, files, dict(parts))
 
 
-def _identified(path: str, names: Iterable[str]) -> dict[_Identity, _File]:
+def _identified(path: str, sizes: Mapping[str, int]) -> dict[_Identity, _File]:
+    if is_uri(path):
+        return {(path, name): _File(size) for name, size in sizes.items()}
     files: dict[_Identity, _File] = {}
-    for name in names:
+    for name in sizes:
         with contextlib.suppress(FileNotFoundError):  # removed meanwhile
             place = os.path.join(path, name)
             facts = os.stat(place)
@@ -158,11 +158,11 @@ def _removed(policy: KeepPolicy, used: Sequence[_Used]) -> list[_Used]:
             runs[one.found.place.series].append(one)
     removed: list[_Used] = []
     for checkpoints in runs.values():
-        records = {
-            step: CheckpointRecord(step, (one.listed.created_ns or 0) / 1e9 or one.listed.modified_seconds, metrics)
-            for one in checkpoints
-            for step, metrics in [(one.found.place.step or 0, one.listed.notes.metrics)]
-        }
+        records = {}
+        for one in checkpoints:
+            step, listed = one.found.place.step or 0, one.listed
+            created = (listed.created_ns or 0) / 1e9 or listed.modified_seconds
+            records[step] = CheckpointRecord(step, created, listed.notes.metrics)
         kept = policy.select([*records.values()], {max(records)}, lambda _: True)
         removed += [one for one in checkpoints if one.found.place.step not in kept]
     return removed
