@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import library
 from torch.utils import _pytree as pytree
 
 from dcp_core.testing.pretend.machine import NAME, Stream, machine
@@ -20,8 +21,8 @@ _CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)  # noqa: SLF001
 
 def register() -> list[object]:
     """Register the operators; they are there as long as what is returned."""
-    library: Any = torch.library.Library
-    operators, queries = library("_", "IMPL"), library("aten", "IMPL")
+    made: Any = library.Library
+    operators, queries = made("_", "IMPL"), made("aten", "IMPL")
     operators.fallback(_operator, "PrivateUse1")
     queries.impl("is_pinned", lambda tensor, device=None: registry.holds(tensor), "CPU")  # noqa: ARG005
     storage: Any = torch.UntypedStorage
