@@ -1,16 +1,32 @@
-"""Judgement of all resumes after one kill, on the same and on other world sizes."""
+"""Judgement of all resumes after one kill, on the same and on other world sizes, and description of each result."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
 
-from dcp_prove.judging.describe import describe, matching_names
 from dcp_prove.judging.other_sizes import compare_other_size, default_tolerance
-from dcp_prove.judging.report import ResumeReport
+from dcp_prove.judging.report import ResumeReport, SizeResult
 from dcp_prove.judging.same_size import Runs, compare_same_size, find_unsteady
-from dcp_prove.observing.records import RunRecord
+from dcp_prove.observing.records import Moment, RunRecord
 
 __all__ = ["judge_resumes"]
+
+_KINDS = {
+    "parameter": "parameters",
+    "buffer": "buffers",
+    "batchnorm": "buffers of BatchNorm",
+    "average": "tensors of moving averages",
+    "optimizer": "values of optimizers",
+    "scheduler": "values of schedulers",
+    "scaler": "values of gradient scalers",
+    "random": "global random states",
+    "generator": "generators",
+    "epoch": "epochs of samplers",
+    "tensor": "other tensors",
+}
+_SHOWN = 6
 
 
 def judge_resumes(
@@ -31,12 +47,55 @@ def judge_resumes(
     report.unsteady, unsteady = find_unsteady(expected, killed, kill)
     if report.unsteady:
         return
-    unsteady |= matching_names(expected, ignore)
+    unsteady |= _matching_names(expected, ignore)
     for size in sizes:
         runs = Runs(expected, resume(size), kill, report.steps, frozenset(unsteady))
         if size == report.world_size:
             result = compare_same_size(runs)
         else:
             result = compare_other_size(runs, default_tolerance(expected) if tolerance is None else tolerance)
-        describe(result, runs)
+        _describe(result, runs)
         report.results.append(result)
+
+
+def _describe(result: SizeResult, runs: Runs) -> None:
+    """Add sentences about the parts that were compared, and about the others."""
+    steps = [moment for record in runs.expected for step, moment in record.steps().items() if step > runs.kill_at]
+    if result.exact:
+        _describe_steps(result, steps)
+    restored = runs.found[0].at("restored", runs.kill_at)
+    if restored is not None:
+        counts = Counter(item.kind for item in restored.items.values())
+        found = [f"{counts[kind]} {name}" for kind, name in _KINDS.items() if counts[kind]]
+        result.compared.append(f"after the restore (rank 0): {', '.join(found)}")
+    kinds = {
+        name: item.kind for record in runs.expected for moment in record.moments for name, item in moment.items.items()
+    }
+    unsteady = sorted(name for name in runs.unsteady if kinds.get(name) not in ("value", None))
+    if unsteady:
+        more = ", …" if len(unsteady) > _SHOWN else ""
+        result.not_compared.append(
+            f"{', '.join(unsteady[:_SHOWN])}{more}: differs between two equal runs from the beginning, or is ignored"
+        )
+    result.not_compared += dict.fromkeys(note for record in (*runs.expected, *runs.found) for note in record.notes)
+
+
+def _describe_steps(result: SizeResult, steps: Sequence[Moment]) -> None:
+    if any(moment.loss is not None for moment in steps):
+        result.compared.append(f"losses of {sum(moment.loss is not None for moment in steps)} steps")
+    else:
+        result.not_compared.append("losses: the steps gave none")
+    if any(moment.samples for moment in steps):
+        result.compared.append(f"sample ids of {sum(bool(moment.samples) for moment in steps)} steps, in order")
+    else:
+        result.not_compared.append("sample ids: no data loader with ids was seen, and the steps gave none")
+    if any(moment.batches for moment in steps):
+        result.compared.append(f"contents of {sum(len(moment.batches) for moment in steps)} batches")
+    else:
+        result.not_compared.append("contents of batches: neither data loaders nor models in training mode were seen")
+
+
+def _matching_names(records: Sequence[RunRecord], patterns: Sequence[str]) -> set[str]:
+    """Return the items that match a pattern; `*` stands for any text."""
+    names = {name for record in records for moment in record.moments for name in moment.items}
+    return {name for name in names for pattern in patterns if fnmatchcase(name, pattern)}
