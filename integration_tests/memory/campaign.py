@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 
 import dcp_all as dcp
+from dcp_memory import stop_keeper
 from dcp_tiers import Tier, Tiers
 from dcp_tiers.promote import promote
 from integration_tests.hosts.pretended import without_promoter
@@ -61,17 +62,23 @@ def run_story(story: Story) -> dict[str, Any]:
 
 
 def end(hosts: Hosts) -> list[str]:
-    """Stop the keepers, and return what is left that must not be."""
-    left = []
-    if hosts.near != "folder":
-        from dcp_memory import stop_keeper
+    """Stop the keepers, and return what is left that must not be.
 
-        for name in hosts.names():
-            with hosts.on(name):
-                stop_keeper(RUN)
-    left += [
-        f"process {pid} is left: {Path(f'/proc/{pid}/cmdline').read_bytes()!r}" for pid in processes_of(hosts.root)
-    ]
+    A rank that was killed may have begun to start a keeper, which answers later: they are stopped until none is left.
+    """
+    left, until = [], time.monotonic() + _END_SECONDS
+    while True:
+        if hosts.near != "folder":
+            for name in hosts.names():
+                with hosts.on(name):
+                    stop_keeper(RUN)
+        found = processes_of(hosts.root)
+        if not found or time.monotonic() > until:
+            break
+        time.sleep(0.1)
+    for pid in found:
+        with contextlib.suppress(FileNotFoundError):
+            left.append(f"process {pid} is left: {Path(f'/proc/{pid}/cmdline').read_bytes()!r}")
     if hosts.near != "folder":
         left += [f"{path} is left" for path in (hosts.root / "hosts").rglob("*") if path.is_file() or path.is_socket()]
     return left + children_left()
