@@ -243,10 +243,10 @@ def lint(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def types(session: nox.Session) -> None:
-    """Mypy, strict, over every package, the benchmarks, the demo and the makers of the site."""
+    """Mypy, strict, over every package, the benchmarks, the demo, the tools and the makers of the site."""
     python = shared(session, "checks", "demo", "docs")
     path = os.pathsep.join(map(str, [*(folder / "src" for folder in PACKAGES.values()), ROOT / "docs"]))
-    checked = (*MODULES, "integration_tests.benchmarks", "integration_tests.demo", "docs_site")
+    checked = (*MODULES, "integration_tests.benchmarks", "integration_tests.demo", "tools", "docs_site")
     targets = [argument for module in checked for argument in ("-p", module)]
     session.run(python, "-m", "mypy", *targets, env={"MYPYPATH": path}, external=True)
 

@@ -111,8 +111,8 @@ def survival() -> Drawing:
     )
     for number, (event, answers) in enumerate(rows):
         y = 60 + 46 * number
-        for line, words in enumerate(event):
-            drawing.text(4, y + (24 if len(event) == 1 else 16) + 16 * line, words)
+        for line, text in enumerate(event):
+            drawing.text(4, y + (24 if len(event) == 1 else 16) + 16 * line, text)
         for x, answer in zip(places, answers.split(), strict=True):
             drawing.box(x, y, 68, "b" if answer == "yes" else "c", answer, height=40)
     return drawing

@@ -12,7 +12,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from rich.console import Console
 from rich.text import Text
+from torch.distributed.device_mesh import init_device_mesh
 
 from dcp_all import FileSystemWriter, run_command, save, visualize
 from dcp_inspect.visuals import progress_bar
@@ -50,7 +51,7 @@ def train(folder: str) -> None:
     torch.manual_seed(0)
     block = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.LayerNorm(512))
     model = torch.nn.ModuleDict({"embedding": torch.nn.Embedding(2048, 512), "block": block})
-    mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for step, rate in ((100, 3e-4), (200, 1e-4)):
         weights = {name: distribute_tensor(value, mesh, [Shard(0)]) for name, value in model.state_dict().items()}
         state = {"model": weights, "step": step, "lr": rate}
@@ -101,9 +102,9 @@ def holders() -> str:
     """Who holds what of a model on a mesh, as SVG."""
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-    mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("fsdp", "tensor_parallel"))
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("fsdp", "tensor_parallel"))
 
-    def put(*shape: int, on: list[Placement]) -> torch.Tensor:
+    def put(*shape: int, on: Sequence[Placement]) -> torch.Tensor:
         return distribute_tensor(torch.zeros(*shape), mesh, on)
 
     layers = {

@@ -6,8 +6,10 @@ import importlib
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import Future
 from importlib.metadata import distributions, version
 from pathlib import Path
+from typing import Any
 
 
 def main(modules: list[str]) -> None:
@@ -30,13 +32,15 @@ def save_and_load(folder: Path) -> None:
 
     import dcp_all as dcp
 
-    state = {"model": {"weight": torch.arange(6.0)}, "step": 7}
+    state: dict[str, Any] = {"model": {"weight": torch.arange(6.0)}, "step": 7}
     dcp.save(state, storage_writer=dcp.FileSystemWriter(folder / "now", compression="auto"))
-    dcp.async_save(state, checkpoint_id=folder / "later").result()
+    later = dcp.async_save(state, checkpoint_id=folder / "later")
+    assert isinstance(later, Future)
+    later.result()
     for name in ("now", "later"):
-        command = [Path(sys.executable).with_name("dcp"), "verify", folder / name]
+        command = [str(Path(sys.executable).with_name("dcp")), "verify", str(folder / name)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        template = {"model": {"weight": torch.zeros(6)}, "step": 0}
+        template: dict[str, Any] = {"model": {"weight": torch.zeros(6)}, "step": 0}
         assert not dcp.load(template, checkpoint_id=folder / name).missing
         assert torch.equal(template["model"]["weight"], state["model"]["weight"])
         assert template["step"] == 7

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import datetime as dt
 import re
+import sys
 from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
-try:
+if sys.version_info >= (3, 11):
     import tomllib
-except ModuleNotFoundError:  # Python 3.10
-    import tomli as tomllib  # type: ignore[no-redef]
+else:
+    import tomli as tomllib
 
 VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 _OURS = re.compile(r"(dcp-[\w-]+)(?:\[[\w,]+\])?(.*)")
@@ -67,10 +68,9 @@ def _requirements(project: dict[str, Any]) -> list[str]:
 
 def order(root: Path) -> list[str]:
     """Return the packages, each after the packages that it needs: the order in which they are published."""
-    projects = [tomllib.loads(path.read_text())["project"] for path in sorted(root.glob("packages/*/pyproject.toml"))]
-    ours = {project["name"] for project in projects}
+    packages = projects(root)
     needs = {
-        project["name"]: {re.split(r"[^\w-]", line, maxsplit=1)[0] for line in project.get("dependencies", ())} & ours
-        for project in projects
+        name: {re.split(r"[^\w-]", line, maxsplit=1)[0] for line in project["dependencies"]} & packages.keys()
+        for name, project in packages.items()
     }
     return [*TopologicalSorter(needs).static_order()]
