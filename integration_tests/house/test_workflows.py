@@ -40,6 +40,14 @@ def _needs(package: str) -> str:
     return found[1] if found else ""
 
 
+def test_the_hooks_of_commits_run_the_pinned_linter() -> None:
+    repositories = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    assert [each["repo"] for each in repositories] == ["local"], "hooks of other repositories need them to be reachable"
+    installed = {line for hook in repositories[0]["hooks"] for line in hook.get("additional_dependencies", ())}
+    assert installed
+    assert installed <= {*(ROOT / "constraints.txt").read_text().splitlines()}
+
+
 @pytest.mark.parametrize(
     ("message", "said"),
     [
