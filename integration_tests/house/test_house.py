@@ -175,6 +175,13 @@ def test_packages_declare_their_licence_and_carry_it(package: Path) -> None:
     assert licence.read_bytes() == (ROOT / "LICENSE").read_bytes()
 
 
+@pytest.mark.parametrize("package", PACKAGES, ids=name)
+def test_packages_list_the_pythons_they_were_tried_with(package: Path) -> None:
+    listed = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', (package / "pyproject.toml").read_text())
+    without_torch = package.name.replace("-", "_") in TORCH_FREE
+    assert listed == (["3.10", "3.11", "3.12", "3.13"] if without_torch else ["3.11"])
+
+
 def test_all_packages_have_one_version_and_require_each_other_at_its_minor() -> None:
     assert versions.disagreements(ROOT) == []
 
