@@ -65,6 +65,10 @@ convert text.txt x.pt
 convert flipped x.pt
 plan good --world 2
 plan good --world 0
+rm new --part list.1
+rm new --part list --part model.weight --dry-run
+rm new --part list --force
+rm new --part list --yes
 rm new --dry-run
 rm new --yes
 rm new --yes

@@ -35,6 +35,52 @@ def test_rm(tmp_path: Path, dcp: Dcp, write: Write, data_file: DataFile) -> None
     assert (code, err) == (3, f"dcp: there is no checkpoint in {path}: it has no .metadata\n")
 
 
+def test_rm_of_a_part(tmp_path: Path, dcp: Dcp, write: Write) -> None:
+    path = write(tmp_path / "c")
+    code, out, _ = dcp("rm", path, "--part", "step", "--part", "note", "--dry-run")
+    assert (code, out) == (0, f"would remove note, step of {path}: 466 B\n")
+    assert dcp("rm", path, "--part", "step", "--part", "note", "--yes") == (
+        0,
+        out.replace("would remove", "removed"),
+        "",
+    )
+    code, out, _ = dcp("rm", path, "--part", "note", "--yes", "--json")
+    assert (code, json.loads(out)) == (0, {"path": str(path), "removed": True, "parts": [], "bytes": 0})
+    code, out, _ = dcp("show", path)
+    assert "removed since the save: note (dcp rm, 20" in out
+    assert list(json.loads(dcp("show", path, "--json")[1])["dropped"]) == ["note", "step"]
+    assert dcp("verify", path)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--part", "model.wait"], 3, "nothing in {} is in the part 'model.wait'; near it: model.weight"),
+        (["--part", "model", "--part", "step", "--part", "note"], 3, "nothing would stay of {}: `dcp rm {}` removes"),
+        (["--part", "model", "--force"], 2, "--force and --part exclude each other"),
+    ],
+)
+def test_rm_of_a_part_is_refused(
+    tmp_path: Path, dcp: Dcp, write: Write, arguments: list[str], code: int, message: str
+) -> None:
+    path = write(tmp_path / "c")
+    before = (path / ".metadata").read_bytes()
+    found, _, err = dcp("rm", path, *arguments, "--yes")
+    assert (found, message.format(path, path) in err) == (code, True), err
+    assert (path / ".metadata").read_bytes() == before
+
+
+def test_rm_of_a_part_asks_for_each_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dcp: Dcp, write: Write
+) -> None:
+    import io
+
+    paths = [write(tmp_path / name) for name in "ab"]
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\nn\n"))
+    assert dcp("rm", *paths, "--part", "note")[0] == 130
+    assert ["note" in index_of(path).names() for path in paths] == [False, True]
+
+
 def test_rm_of_an_unfinished_save(tmp_path: Path, dcp: Dcp, write: Write, data_file: DataFile) -> None:
     path = write(tmp_path / "c")
     (path / ".metadata").unlink()

@@ -9,13 +9,23 @@ from dataclasses import dataclass, replace
 from dcp_base import DcpError
 from dcp_base.schemes import WEB_SCHEMES, scheme_of
 from dcp_inspect.printing.output import age
+from dcp_inspect.printing.suggestions import hint
 from dcp_io import STALE_AFTER_SECONDS, SaveInProgressError, StorageError, Store, StoreBackend, remove_checkpoint
+from dcp_io.checkpoints.drop_parts import SmallerCheckpoint
 from dcp_io.checkpoints.list_checkpoints import running_saves
 from dcp_io.checkpoints.remove_checkpoint import ReadingSign, checkpoint_files
 from dcp_manifest import CheckpointNotFoundError
 from dcp_manifest.folders.folder import DATA_SUFFIX, METADATA_NAME, REMOVING, SAVE_MARKER_PREFIX, is_index_name
 
-__all__ = ["Removal", "UnfinishedSave", "plan_removal", "preview_removal", "remove", "unfinished_save"]
+__all__ = [
+    "Removal",
+    "UnfinishedSave",
+    "plan_removal",
+    "plan_smaller",
+    "preview_removal",
+    "remove",
+    "unfinished_save",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +53,7 @@ def plan_removal(path: str, store: Store, *, force: bool = False) -> Removal:
         SaveInProgressError: A process may use the folder; not with `force`.
         CorruptCheckpointError: The index cannot be read; not with `force`.
     """
-    if scheme_of(store.url) in WEB_SCHEMES:
-        raise StorageError(f"{path}: checkpoints on web servers can be read, not removed")
+    _refuse_web(store, path)
     if not force:
         _refuse_users(store, path)
     names = {entry.name for entry in store.list()}
@@ -75,6 +84,33 @@ def _check_unfinished(path: str, store: Store, ours: Collection[str], *, force: 
             f"{path} has no {METADATA_NAME}, and {save.reason}: wait until nothing has been written for {_PATIENCE}, "
             "or use rm --force"
         )
+
+
+def plan_smaller(
+    path: str, store: Store, *, keep: Collection[str] = (), drop: Collection[str] = ()
+) -> SmallerCheckpoint:
+    """Return the checkpoint without some of its parts.
+
+    Raises:
+        CheckpointNotFoundError: There is no checkpoint, a part has no names, or nothing would stay.
+        SaveInProgressError: A process may use the folder.
+    """
+    _refuse_web(store, path)
+    _refuse_users(store, path)
+    smaller = SmallerCheckpoint(store, keep=keep, drop=drop)
+    if smaller.unknown:
+        part = smaller.unknown[0]
+        pieces = [name.split(".") for name in smaller.whole.names()]
+        known = dict.fromkeys(".".join(each[:end]) for each in pieces for end in range(1, len(each) + 1))
+        raise CheckpointNotFoundError(f"nothing in {path} is in the part {part!r}{hint(path, part, known)}")
+    if smaller.is_empty:
+        raise CheckpointNotFoundError(f"nothing would stay of {path}: `dcp rm {path}` removes the whole checkpoint")
+    return smaller
+
+
+def _refuse_web(store: Store, path: str) -> None:
+    if scheme_of(store.url) in WEB_SCHEMES:
+        raise StorageError(f"{path}: checkpoints on web servers can be read, not removed")
 
 
 def preview_removal(path: str, store: Store, *, force: bool = False) -> Removal:

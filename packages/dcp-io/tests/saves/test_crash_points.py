@@ -6,14 +6,18 @@ Whatever is left must load as exactly the old or exactly the new checkpoint, and
 from __future__ import annotations
 
 import os
+import shutil
 import time
 
 import pytest
 
-from dcp_crash import Fault, run_traced
+from dcp_crash import Fault, disk_states, mark, run_traced, snapshot
 from dcp_crash.faults import WRITING
-from dcp_io import LocalStore
+from dcp_io import LocalStore, verify_checkpoint
+from dcp_io.checkpoints.drop_parts import SmallerCheckpoint
+from dcp_io.checkpoints.remove_checkpoint import clear_dead_saves
 from dcp_io.saves.save_files import find_markers, is_marker_temporary
+from dcp_manifest import index_of
 
 pytestmark = pytest.mark.traced
 
@@ -166,3 +170,67 @@ def test_cleanup_of_a_dead_save_may_be_killed_too(tmp_path, every, helpers):
 
     new, kills = check_everywhere(tmp_path, every, prepare, lambda store: helpers.save_all(store, NEW), after)
     assert 0 < new < kills
+
+
+BOTH = [{"model.a": b"1" * 100, "optimizer.a": b"2" * 70_000}, {"optimizer.b": b"3" * 10, "model.b": b"4" * 9}]
+MODEL = {"model.a": b"1" * 100, "model.b": b"4" * 9}
+
+
+@pytest.mark.parametrize("rank_local_id", [None, "old"])
+def test_removal_of_a_part(tmp_path, every, helpers, rank_local_id):
+    """The next cleanup, or the same removal again, leaves nothing but the checkpoint."""
+
+    def make_smaller(store):
+        SmallerCheckpoint(store, keep=["model"]).publish(by="a test")
+
+    def after(store):
+        found = helpers.load_all(store)
+        assert found in (helpers.merged(BOTH), MODEL)
+        clear_dead_saves(store, stale_after_seconds=3600)
+        assert helpers.load_all(store) == found
+        indexes = {".metadata"} if found == MODEL or rank_local_id is None else RANK_INDEXES
+        files = {name for name in helpers.names(store) if not name.endswith(".tmp")}
+        assert files == {*indexes, *index_of(store).files}
+        make_smaller(store)
+        assert helpers.load_all(store) == MODEL
+        assert not verify_checkpoint(store).problems
+        return found == MODEL
+
+    new, kills = check_everywhere(
+        tmp_path,
+        every,
+        lambda store: helpers.save_all(store, BOTH, sync=False, rank_local_id=rank_local_id),
+        make_smaller,
+        after,
+    )
+    assert 2 / every < new < kills
+
+
+RANK_INDEXES = {name for rank in range(2) for name in (f"__{rank}.metadata", f"__{rank}.old.metadata")}
+
+
+def test_loss_of_power_in_the_removal_of_a_part(tmp_path, helpers, every):
+    store = LocalStore(tmp_path / "store")
+    helpers.save_all(store, BOTH)
+    before = snapshot(store.path)
+
+    def make_smaller(_):
+        SmallerCheckpoint(store, keep=["model"]).publish(by="a test")
+        mark("done")
+
+    run = run_traced(make_smaller, store.path, record=True)
+    found = []
+    for state in disk_states(before, run.changes, every=every, random_states=2):
+        shutil.rmtree(store.path)
+        store.make()
+        state.put(store.path, recorded=store.path)
+        found.append(helpers.load_all(store))
+        assert found[-1] in (helpers.merged(BOTH), MODEL)
+        assert found[-1] == MODEL or "done" not in state.marks
+        make_smaller_again = SmallerCheckpoint(store, keep=["model"])
+        make_smaller_again.publish(by="a test")
+        assert helpers.load_all(store) == MODEL
+        left = {name for name in helpers.names(store) if not name.endswith(".tmp")}
+        assert left == {".metadata", *index_of(store).files}
+    assert MODEL in found
+    assert helpers.merged(BOTH) in found

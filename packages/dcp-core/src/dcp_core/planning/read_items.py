@@ -35,6 +35,7 @@ from dcp_core.tables.value_table import ReadColumns
 from dcp_core.tensors.kinds import is_dtensor, is_quantized_dtype, is_wrapper
 from dcp_core.tensors.tensor_memory import has_memory
 from dcp_manifest.index.boxes import box_text, find_hole, find_overlap, intersect, overlaps
+from dcp_manifest.index.columns import ManifestInfo
 
 __all__ = [
     "LoadRules",
@@ -127,7 +128,7 @@ def plan_local_load(state_dict: dict[str, Any], metadata: Metadata, rules: LoadR
         missing = _without_filled(planned, missing, state_dict)
     meant = {planned.renamed.get(fqn, fqn) for fqn in state_dict} if planned.renamed else state_dict.keys()
     planned.unexpected = [name for name in entries if name not in meant]
-    _report_names(planned, missing, state_dict, rules)
+    _report_names(planned, missing, state_dict, rules, None if records is None else records.index.info)
     _look_at_memory(planned, records)
     return planned
 
@@ -179,13 +180,21 @@ def _look_at_memory(planned: LocalLoadPlan, records: StateRecords | None) -> Non
 
 
 def _report_names(
-    planned: LocalLoadPlan, missing: list[tuple[str, str]], state_dict: dict[str, Any], rules: LoadRules
+    planned: LocalLoadPlan,
+    missing: list[tuple[str, str]],
+    state_dict: dict[str, Any],
+    rules: LoadRules,
+    info: ManifestInfo | None,
 ) -> None:
     planned.missing = [fqn for fqn, _ in missing]
     near = NearNames(planned.unexpected) if missing and not rules.allow_missing else None
     for number, (fqn, stored) in enumerate(missing if near is not None else ()):
         renamed = "" if stored == fqn else f" ({fqn!r} in the template)"
-        likely = near.suggest(stored) if near is not None and number < SHOWN_PROBLEMS else ""
+        dropped = None if info is None else info.why_missing(stored)
+        if dropped is not None:
+            likely = f"; it was removed after the save ({dropped}): load another checkpoint"
+        else:
+            likely = near.suggest(stored) if near is not None and number < SHOWN_PROBLEMS else ""
         # PyTorch's words: programs match them and people search for them.
         _problem(planned, fqn, "missing", f"Missing key in checkpoint state_dict: {stored}{renamed}{likely or '.'}")
     if not rules.allow_unexpected:

@@ -33,7 +33,6 @@ from dcp_manifest.index.columns import (
     ItemColumns,
     ManifestInfo,
     PathElement,
-    RaggedStarts,
     StoredItem,
     needed_bytes,
 )
@@ -188,7 +187,7 @@ class StorageRecords:
     def __init__(self, records: StateRecords) -> None:
         self._records = records
         self._index = records.index
-        self._ragged: dict[int, RaggedStarts] = {}
+        self._ragged: dict[int, tuple[list[int], list[int]]] = {}
 
     def __len__(self) -> int:
         return self._length

@@ -11,7 +11,7 @@ from dcp_inspect.arguments import PLACE, open_folder
 from dcp_inspect.errors import foreseen, in_options, worst
 from dcp_inspect.examples import examples
 from dcp_inspect.printing.output import confirm, count_bytes, json_option, print_json, say
-from dcp_inspect.removal import Removal, plan_removal, preview_removal, remove
+from dcp_inspect.removal import Removal, plan_removal, plan_smaller, preview_removal, remove
 
 __all__ = ["command"]
 
@@ -22,20 +22,35 @@ __all__ = ["command"]
         "dcp rm runs/step-100 --dry-run",
         "dcp rm runs/step-100 runs/step-200 --yes",
         "dcp rm s3://bucket/runs/step-100 --yes",
+        "dcp rm runs/step-100 --part step --yes",
     ),
 )
 @click.argument("paths", type=PLACE, nargs=-1, required=True, metavar="PATH...")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
 @click.option("--force", is_flag=True, help="Also if its index is damaged, or a process seems to save or read it.")
+@click.option("--part", "parts", multiple=True, help="Remove only this name and the names below it; may be repeated.")
 @json_option
-def command(paths: tuple[str, ...], yes: bool, dry_run: bool, force: bool, as_json: bool) -> int:
+def command(
+    paths: tuple[str, ...], yes: bool, dry_run: bool, force: bool, parts: tuple[str, ...], as_json: bool
+) -> int:
     """Remove the checkpoint in each PATH, a directory or a URI: its index, then all files of saves. Other files stay.
 
     A checkpoint with damaged or missing data files is removed like any other; one whose index is damaged needs --force.
     A checkpoint that a process saves or reads is refused. What an unfinished save of PyTorch left may belong to a
     running one: it is removed when nothing has been written for an hour. --dry-run says whether --force is needed.
+
+    With --part, a smaller checkpoint stays, which PyTorch reads, too. Values that stay are copied first if they share a
+    file with removed ones. An interruption leaves the old or the smaller checkpoint.
     """
+    if not parts:
+        return _remove_all(paths, yes=yes, dry_run=dry_run, force=force, as_json=as_json)
+    if force:
+        raise click.UsageError("--force and --part exclude each other: a checkpoint in use is not made smaller")
+    return _remove_parts(paths, parts, yes=yes, dry_run=dry_run, as_json=as_json)
+
+
+def _remove_all(paths: tuple[str, ...], *, yes: bool, dry_run: bool, force: bool, as_json: bool) -> int:
     plan = preview_removal if dry_run else plan_removal
     removals, done = [], _Outcome()
     for path in dict.fromkeys(paths):
@@ -53,6 +68,25 @@ def command(paths: tuple[str, ...], yes: bool, dry_run: bool, force: bool, as_js
             done.add(removal, removed=not dry_run)
             if not as_json:
                 _print(removal, dry_run=dry_run)
+    if as_json:
+        print_json(done.facts[0] if len(paths) == 1 else {"checkpoints": done.facts})
+    return worst(done.codes)
+
+
+def _remove_parts(paths: tuple[str, ...], parts: tuple[str, ...], *, yes: bool, dry_run: bool, as_json: bool) -> int:
+    done = _Outcome()
+    for path in dict.fromkeys(paths):
+        with done.errors_of(path, alone=len(paths) == 1):
+            smaller = plan_smaller(path, open_folder(path), drop=parts)
+            what = f"{', '.join(smaller.parts) or 'nothing'} of {path}: {count_bytes(smaller.bytes)}"
+            if not (yes or dry_run):
+                confirm(f"Remove {what}?")
+            if not dry_run:
+                smaller.publish(by="dcp rm")
+            facts = {"path": path, "removed": not dry_run, "parts": smaller.parts, "bytes": smaller.bytes}
+            done.facts.append(facts)
+            if not as_json:
+                say(f"{'would remove' if dry_run else 'removed'} {what}")
     if as_json:
         print_json(done.facts[0] if len(paths) == 1 else {"checkpoints": done.facts})
     return worst(done.codes)

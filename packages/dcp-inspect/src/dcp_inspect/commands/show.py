@@ -137,6 +137,9 @@ class _Shown:
             print_line(
                 (self._notes.quarantine_text, "red"), f"; `dcp unquarantine {self._path}` lifts it after a repair"
             )
+        dropped = {} if self._index is None or self._index.info is None else self._index.info.dropped
+        for part, reason in dropped.items():
+            print_line(("removed", "yellow"), f" since the save: {part} ({reason})")
         if self._notes.metrics:
             print_line(metrics_text(self._notes.metrics, before="metrics: "))
         if flat:
@@ -186,6 +189,7 @@ def _facts(index: CheckpointIndex | None) -> dict[str, object]:
         "generation": info.generation,
         "created_ns": info.created_ns or None,
         "user": dict(info.user),
+        "dropped": info.dropped,
     }
 
 

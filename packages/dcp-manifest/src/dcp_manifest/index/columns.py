@@ -6,7 +6,11 @@ columns (shapes, offsets, sizes) are flat: one number per dimension of the row's
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import contextlib
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any, TypeVar
 
@@ -47,6 +51,7 @@ RaggedStarts = tuple[list[int], list[int]]
 CRC_BLOCK_MIN_BYTES = 64 * 1024
 CRC_BLOCK_MAX_BYTES = 1024 * 1024
 _BLOCK_STEP_BYTES = 4096
+_DROPPED = "dcp.dropped"
 
 ENCODED_BLOCK_MAX_BYTES = 64 * 1024 * 1024
 """Decoded size; it bounds the memory for a hostile index."""
@@ -258,6 +263,33 @@ class ManifestInfo:
     """
     user: tuple[tuple[str, str], ...] = ()
     """User metadata: pairs of key and value."""
+
+    @property
+    def origin(self) -> str:
+        """Id of the save that wrote the values, if parts of the checkpoint were dropped since; else `save_id`."""
+        return next((str(fact["of"]) for fact in self._drops()), self.save_id)
+
+    @property
+    def dropped(self) -> dict[str, str]:
+        """Dropped part → by what and when, as text. A part is a name, or all names below it."""
+        return {part: f"{fact['by']}, {fact['at']}" for fact in self._drops() for part in fact["parts"]}
+
+    def why_missing(self, name: str) -> str | None:
+        """Return by what and when a value was dropped; None if it was not."""
+        return next((why for part, why in self.dropped.items() if f"{name}.".startswith(f"{part}.")), None)
+
+    def without(self, parts: Sequence[str], by: str) -> ManifestInfo:
+        """Return the facts of this checkpoint without some parts; `by` says why."""
+        at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+        fact = json.dumps({"parts": parts, "by": by, "at": at, "of": self.origin})
+        return replace(self, user=(*self.user, (_DROPPED, fact)))
+
+    def _drops(self) -> Iterator[dict[str, Any]]:
+        for key, value in self.user:
+            with contextlib.suppress(ValueError, RecursionError):
+                fact = json.loads(value) if key == _DROPPED else None
+                if isinstance(fact, dict) and isinstance(fact.get("parts"), list) and {"by", "at", "of"} <= fact.keys():
+                    yield {**fact, "parts": [*map(str, fact["parts"])]}
 
 
 @dataclass(slots=True)
