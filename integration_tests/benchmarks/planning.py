@@ -24,7 +24,7 @@ import torch.distributed.checkpoint as stock
 
 from dcp_core.planning.plan_exchange import RANK_PLANS, PlanExchange
 from dcp_core.planning.save_planner import DefaultSavePlanner
-from dcp_core.records.metadata import StorageMeta
+from dcp_core.records.metadata import Metadata, StorageMeta
 from dcp_core.records.protocols import SavePlan
 from dcp_core.tables.metadata_columns import records_of
 from dcp_core.tables.plan_columns import PlanColumns
@@ -107,16 +107,12 @@ class Played(Coordinator):
         """Nothing is open."""
 
 
-class Storage:
-    """The part of a storage writer that planning meets."""
-
-    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """The plans, each with a placement."""
-        return [SavePlan(p.items, storage_data=StorageMeta(f"__{rank}_", INFO.save_id)) for rank, p in enumerate(plans)]
-
-    def placed_plans(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """The same plans."""
-        return plans
+def plan_globally(plans: list[SavePlan], known: Metadata | None) -> tuple[list[SavePlan], Metadata]:
+    """The plans, each with a placement, and the metadata."""
+    if known is None:
+        plans, known = DefaultSavePlanner().create_global_plan(plans)
+    placements = [StorageMeta(f"__{rank}_", INFO.save_id) for rank in range(len(plans))]
+    return [SavePlan(each.items, storage_data=one) for each, one in zip(plans, placements, strict=True)], known
 
 
 def ask(rank: int, world: int, answer: bytes | None) -> bytes:
@@ -133,15 +129,16 @@ def ask(rank: int, world: int, answer: bytes | None) -> bytes:
         return decode(answer)
 
     with suppress(Stop):
-        PlanExchange(Played(rank, world, exchange), DefaultSavePlanner(), Storage(), "simulated").run(  # type: ignore[arg-type]
-            lambda: held(rank, world)
+        PlanExchange(Played(rank, world, exchange), DefaultSavePlanner(), "simulated").run(
+            lambda: held(rank, world), plan_globally
         )
     return said[0]
 
 
-def coordinate(world: int, messages: list[bytes]) -> tuple[dict[str, float], list[bytes], PlanExchange]:
-    """One planning phase on the coordinator: seconds, bytes of each kind, and the answers."""
+def coordinate(world: int, messages: list[bytes]) -> tuple[dict[str, float], list[bytes], Metadata]:
+    """One planning phase on the coordinator: seconds, bytes of each kind, the answers, and the metadata."""
     times: dict[str, float] = {}
+    made: list[Metadata] = []
     answers: list[bytes] = [b""]
 
     def exchange(own: Any, reduce_fn: Any) -> Any:
@@ -158,17 +155,21 @@ def coordinate(world: int, messages: list[bytes]) -> tuple[dict[str, float], lis
         )
         return replies[0]
 
-    plans = PlanExchange(Played(0, world, exchange), DefaultSavePlanner(), Storage(), "simulated")  # type: ignore[arg-type]
-    plans.run(lambda: held(0, world))
+    def plan(plans: list[SavePlan], known: Metadata | None) -> tuple[list[SavePlan], Metadata]:
+        plans, metadata = plan_globally(plans, known)
+        made.append(metadata)
+        return plans, metadata
+
+    PlanExchange(Played(0, world, exchange), DefaultSavePlanner(), "simulated").run(lambda: held(0, world), plan)
     times["seconds"] = sum(times.values())
     times["up_bytes"] = max(map(len, messages))
     times["down_bytes"] = max(map(len, answers))
-    return times, answers, plans
+    return times, answers, made[0]
 
 
-def manifest_of(plans: PlanExchange, world: int) -> dict[str, float]:
+def manifest_of(metadata: Metadata, world: int) -> dict[str, float]:
     """Size of the index that is published, and the time to write it and to find one tensor in it."""
-    records = records_of(plans.metadata) if plans.metadata else None
+    records = records_of(metadata)
     assert records is not None
     index = records.index
     chunks = int(index.tensor_chunks.sum())
@@ -194,16 +195,14 @@ def manifest_of(plans: PlanExchange, world: int) -> dict[str, float]:
 
 def simulate(world: int) -> dict[str, Any]:
     """A first save and an unchanged one on `world` ranks."""
-    first, answers, plans = coordinate(world, [ask(rank, world, None) for rank in range(1, world)])
-    found: dict[str, Any] = {"ranks": world, "chunks": world * TENSORS, "first": first, **manifest_of(plans, world)}
+    first, answers, metadata = coordinate(world, [ask(rank, world, None) for rank in range(1, world)])
+    found: dict[str, Any] = {"ranks": world, "chunks": world * TENSORS, "first": first, **manifest_of(metadata, world)}
     found["peak_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     again = []
     for rank in range(1, world):
         ask(rank, world, answers[rank])
         again.append(ask(rank, world, None))
         RANK_PLANS.clear()
-    # The coordinator's own plan of the first save, which the other ranks' turns have pushed out.
-    del plans
     found["again_up_bytes"] = max(map(len, again))
     return found
 

@@ -1,4 +1,6 @@
-"""`save`: the calls to planner, storage writer and coordinator.
+"""`save`: local plan, exchange of plans, global plan, placement, write, publish.
+
+`_Save.save_together` is this sequence; the methods above it are its steps, in order.
 
 Source: torch 2.13 `torch.distributed.checkpoint.state_dict_saver`.
 """
@@ -9,6 +11,7 @@ import copy
 import os
 import warnings
 from collections.abc import Hashable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -125,17 +128,19 @@ class _Save:
     use_collectives: bool
     writer: StorageWriter = field(init=False)
     exchange: PlanExchange | None = None
-    metadata: Metadata | None = None
+    metadata: Metadata = field(init=False)
     bytes_written: int = 0
 
-    def prepare(self) -> tuple[str, str, bool]:
+    def open_writer(self) -> tuple[str, str, bool]:
+        """Open the writer; return what must be equal on all ranks."""
         check_state_dict(self.state_dict)  # report a wrong state dict before a missing checkpoint id
         # Compare absolute paths: ranks may have different working directories.
         folder = os.fspath(absolute_id_for(self.storage_writer, self.checkpoint_id) or "")
         self.writer = resolve_storage(self.storage_writer, self.checkpoint_id, "writer")
         return folder, self.planner.plan_family(), self.use_collectives
 
-    def plan(self) -> SavePlan:
+    def plan_locally(self) -> SavePlan:
+        """Return all items that this rank could write."""
         writer, is_coordinator = self.writer, self.coordinator.is_coordinator
         state_dict = with_rank_values(with_states(self.state_dict), self.coordinator.rank)
         writer.renew_save_id()  # the writer may have saved before
@@ -151,7 +156,22 @@ class _Save:
         # A writer without aliases would publish names without data: each name gets its own data, as in stock.
         return plan if writer.stores_aliases or not plan.aliases else replace(plan, aliases=None)
 
+    def plan_globally(self, plans: list[SavePlan], known: Metadata | None = None) -> tuple[list[SavePlan], Metadata]:
+        """Return each rank's items with their place in storage, and the metadata.
+
+        `plans` are the ranks' local plans, or the final ones of an earlier save, whose metadata is `known`.
+
+        Ranks: the coordinator, or every rank without one.
+        """
+        if known is None:
+            plans, self.metadata = self.planner.create_global_plan(plans)
+        else:
+            self.planner.adopt_global_plan(plans, known)
+            self.metadata = known
+        return self.writer.placed_plans(self.writer.prepare_global_plan(plans)), self.metadata
+
     def write(self, plan: SavePlan) -> list[WriteResult] | PackedResults:
+        """Write this rank's items."""
         plan = self.planner.finish_plan(plan)
         if torch.accelerator.is_available():
             held = self.planner.plain_values()
@@ -167,10 +187,10 @@ class _Save:
         return self.exchange.pack_results(results) if self.exchange and self.exchange.packs else results
 
     def publish(self, results: list[Any]) -> dict[str, Any] | None:
-        if self.exchange is not None:
-            self.metadata = self.exchange.metadata
-        if self.metadata is None:
-            raise RuntimeError("the save was not planned")
+        """Publish the index of what the ranks wrote; return the metadata for ranks that cannot read it back.
+
+        Ranks: the coordinator, or every rank without one.
+        """
         whole = [
             self.exchange.unpack_results(one, rank) if self.exchange and isinstance(one, PackedResults) else one
             for rank, one in enumerate(results)
@@ -179,31 +199,48 @@ class _Save:
         # A Metadata would unpickle as stock's class on the other ranks; send its fields.
         return None if self.writer.reads_back else dict(vars(self.metadata))
 
-    def save_alone(self) -> None:
-        plans, self.metadata = self.planner.create_global_plan([self.plan()])
-        (plan,) = self.writer.placed_plans(self.writer.prepare_global_plan(plans))
+    def save_together(self, events: Operation, total: Phase, group: Hashable) -> None:
+        """Save with a plan of all ranks.
+
+        Ranks: every rank; collective.
+        """
+        coordinator, writer = self.coordinator, self.writer
+        exchange = self.exchange = PlanExchange(coordinator, self.planner, group)
+        try:
+            with events.phase("plan") as planning:
+                plan = exchange.run(planning.timed(self.plan_locally), self.plan_globally)
+            with events.phase("write") as writing:
+                writer.connect_ranks(coordinator, plan)
+                write = writing.timed(partial(self.write, plan))
+                fields = coordinator.all_reduce("write", write, reduce_fn=self.publish)
+                writing.bytes = total.bytes = self.bytes_written
+                writer.follow_commit(coordinator)
+        except BaseException:
+            exchange.forget()
+            raise
+        if exchange.packs:
+            exchange.succeeded()
+        if not coordinator.is_coordinator:
+            self.metadata = _read_later(writer) if fields is None else Metadata(**fields)
+
+    def save_rank_local(self) -> None:
+        """Save this rank's values with an index of their own."""
+        (plan,), _ = self.plan_globally([self.plan_locally()])
         self.publish([self.write(plan)])
 
-    def result(self, fields: dict[str, Any] | None) -> Metadata:
-        if self.metadata is not None:
-            return self.metadata
-        if fields is not None:
-            return Metadata(**fields)
-        meta, twin = self.writer.storage_meta(), _twin(self.writer)
-        return DeferredMetadata(lambda: twin.published_metadata(None if meta is None else meta.save_id))
-
     def abort(self, error: BaseException) -> None:
+        """Remove what this rank wrote."""
         try:
             self.writer.abort(error)
         except Exception:  # noqa: BLE001 - the save's own error is raised
             _log.exception("rank %d: clearing up a failed save failed too", self.coordinator.rank)
 
 
-def _twin(writer: StorageWriter) -> StorageWriter:
-    try:
-        return copy.copy(writer)
-    except Exception:  # noqa: BLE001 - a subclass may not support copying; the checkpoint exists anyway
-        return writer
+def _read_later(writer: StorageWriter) -> Metadata:
+    meta = writer.storage_meta()
+    with suppress(Exception):  # a subclass may not support copying; the checkpoint exists anyway
+        writer = copy.copy(writer)
+    return DeferredMetadata(lambda: writer.published_metadata(None if meta is None else meta.save_id))
 
 
 def save_with(
@@ -227,31 +264,13 @@ def save_with(
         run = _Save(state_dict, checkpoint_id, writer, planner, coordinator, use_collectives)
         events = Operation("save", coordinator, place)
         with events.phase("total") as total:
-            coordinator.agree("save", run.prepare, describe="checkpoint ids and planners")
+            coordinator.agree("save", run.open_writer, describe="checkpoint ids and planners")
             try:
                 if use_collectives:
-                    return _save_together(run, group, events, total)
-                coordinator.all_gather("save", total.timed(run.save_alone))
-                return run.result(None)
+                    run.save_together(events, total, group)
+                else:
+                    coordinator.all_gather("save", total.timed(run.save_rank_local))
             except BaseException as error:
                 run.abort(error)
                 raise
-
-
-def _save_together(run: _Save, group: Hashable, events: Operation, total: Phase) -> Metadata:
-    coordinator, writer = run.coordinator, run.writer
-    plans = run.exchange = PlanExchange(coordinator, run.planner, writer, group)
-    try:
-        with events.phase("plan") as planning:
-            plan = plans.run(planning.timed(run.plan))
-        with events.phase("write") as writing:
-            writer.connect_ranks(coordinator, plan)
-            fields = coordinator.all_reduce("write", writing.timed(partial(run.write, plan)), run.publish)
-            writing.bytes = total.bytes = run.bytes_written
-            writer.follow_commit(coordinator)
-    except BaseException:
-        plans.forget()
-        raise
-    if plans.packs:
-        plans.succeeded()
-    return run.result(fields)
+    return run.metadata

@@ -423,7 +423,7 @@ class WavePlanner(DefaultSavePlanner):
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
         """Tell the feed its number of items."""
         plan, columns = super().finish_plan(new_plan), columns_of(new_plan.items)
-        rows = [row for row, name in enumerate(columns.index.tensor_names) if name in self._described]
+        rows = [row for row, name in enumerate(columns.table.tensor_names) if name in self._described]
         items = (item for row in rows for item in columns.tensor_items(row))
         self.feed.expect(sum(self.feed.holds(super(WavePlanner, self).resolve_data(item)) for item in items))
         return plan

@@ -107,10 +107,10 @@ def _candidates(
 
 
 def _rows_without(columns: PlanColumns, names: Mapping[str, str]) -> I64 | None:
-    index = columns.index
-    if not names or names.keys().isdisjoint(index.tensor_names):
+    known = columns.table.tensor_names
+    if not names or names.keys().isdisjoint(known):
         return None
-    return np.array([row for row, name in enumerate(index.tensor_names) if name not in names], np.int64)
+    return np.array([row for row, name in enumerate(known) if name not in names], np.int64)
 
 
 def _chosen(
@@ -150,8 +150,8 @@ class Names:
         self.object_rows: list[I64] = []
         for one in columns:
             for names, table, rows in (
-                (one.index.tensor_names, self.tensors, self.tensor_rows),
-                (one.index.object_names, self.objects, self.object_rows),
+                (one.table.tensor_names, self.tensors, self.tensor_rows),
+                (one.table.object_names, self.objects, self.object_rows),
             ):
                 rows.append(np.array([table.setdefault(name, len(table)) for name in names], np.int64))
 
@@ -167,23 +167,23 @@ def merge_tensors(columns: Sequence[PlanColumns], names: Names) -> CheckpointInd
     first_rank = np.full(len(names.tensors), -1, np.int64)
     shapes: list[I64] = []
     for rank, (one, rows) in enumerate(zip(columns, names.tensor_rows, strict=True)):
-        index = one.index
-        table = np.array([dtypes.setdefault(name, len(dtypes)) for name in index.dtypes] or [0], np.uint8)
-        own = {"dtype": table[index.tensor_dtype], "flags": index.tensor_flags, "ndim": index.tensor_ndim}
+        table = one.table
+        dtype = np.array([dtypes.setdefault(name, len(dtypes)) for name in table.dtypes] or [0], np.uint8)
+        own = {"dtype": dtype[table.tensor_dtype], "flags": table.tensor_flags, "ndim": table.tensor_ndim}
         new = first_rank[rows] < 0
         for name, values in own.items():
             facts[name][rows[new]] = values[new]
         if [name for name in ("dtype", "ndim") if not np.array_equal(facts[name][rows], own[name])]:
             return None
         first_rank[rows[new]] = rank
-        shapes.append(index.shape_starts())
+        shapes.append(table.shape_starts())
     shape_starts = starts(facts["ndim"])
     shape = np.zeros(int(shape_starts[-1]), np.int64)
     for rank, (one, rows) in enumerate(zip(columns, names.tensor_rows, strict=True)):
         places = ranges(shape_starts[:-1][rows], shape_starts[1:][rows])
-        own_new = np.repeat(first_rank[rows] == rank, one.index.tensor_ndim)
-        shape[places[own_new]] = one.index.tensor_shape[own_new]
-        if not np.array_equal(shape[places], one.index.tensor_shape):
+        own_new = np.repeat(first_rank[rows] == rank, one.table.tensor_ndim)
+        shape[places[own_new]] = one.table.tensor_shape[own_new]
+        if not np.array_equal(shape[places], one.table.tensor_shape):
             return None
     return CheckpointIndex(
         dtypes=tuple(dtypes),
@@ -202,14 +202,14 @@ class ChunkTable:
     """All ranks' chunks; `merged` has each box once."""
 
     def __init__(self, columns: Sequence[PlanColumns], names: Names, merged: CheckpointIndex) -> None:
-        counts = [one.index.tensor_chunks for one in columns]
+        counts = [one.table.tensor_chunks for one in columns]
         tensor = np.concatenate([np.zeros(0, np.int64), *map(np.repeat, names.tensor_rows, counts)])
         self.rank = np.repeat(np.arange(len(columns)), [int(count.sum()) for count in counts])
         self.first_row = starts(np.array([int(count.sum()) for count in counts]))
         every = replace(
             merged,
-            chunk_offsets=np.concatenate([np.zeros(0, np.int64), *[one.index.chunk_offsets for one in columns]]),
-            chunk_sizes=np.concatenate([np.zeros(0, np.int64), *[one.index.chunk_sizes for one in columns]]),
+            chunk_offsets=np.concatenate([np.zeros(0, np.int64), *[one.table.chunk_offsets for one in columns]]),
+            chunk_sizes=np.concatenate([np.zeros(0, np.int64), *[one.table.chunk_sizes for one in columns]]),
         )
         first, same, self.consistent = _first_of_equal(tensor, merged.tensor_ndim[tensor], every)
         order = first[np.argsort(tensor[first], kind="stable")]

@@ -1,7 +1,7 @@
 """Exchange of save plans: the whole plan in the first save, only a token for an unchanged plan later.
 
-With the token, a rank sends checksums of replicas. The coordinator plans, finds the cached global plan, or requests all
-plans, and replies with each rank's plan.
+With the token, a rank sends checksums of replicas. The coordinator makes the global plan (`save` says how), finds it in
+its cache, or requests all local plans, and replies with each rank's part.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy.typing as npt
 from dcp_core.planning.replicas import value_bytes
 from dcp_core.records.lazy import LazyList
 from dcp_core.records.metadata import Metadata
-from dcp_core.records.protocols import ReplicaKey, SavePlan, SavePlanner, StorageWriter, WriteResult
+from dcp_core.records.protocols import ReplicaKey, SavePlan, SavePlanner, WriteResult
 from dcp_core.tables.metadata_columns import metadata_from_index, planned_rows, records_of
 from dcp_core.tables.plan_columns import PlanColumns, PlannedRows, Selection, WrittenColumns, columns_of, written_of
 from dcp_io.recently_used import RecentlyUsed
@@ -58,17 +58,19 @@ class _Reply:
     unchanged: bool = False
 
 
+PlanGlobally = Callable[[list[SavePlan], Metadata | None], tuple[list[SavePlan], Metadata]]
+"""From local plans, or from cached final plans with their metadata: final plans with placement, and the metadata."""
+
+
 @dataclass(slots=True)
 class PlanExchange:
     """One save's plans on one rank, with a cache by `group`."""
 
     coordinator: Coordinator
     planner: SavePlanner
-    writer: StorageWriter
     group: Hashable
-    metadata: Metadata | None = field(init=False, default=None)
     packs: bool = field(init=False, default=False)
-    """Whether this rank sends its results without locations that the coordinator has cached."""
+    """Whether this rank sends `PackedResults`: the coordinator knows its items from the plan."""
     _local: SavePlan | None = field(init=False, default=None)
     _columns: PlanColumns | None = field(init=False, default=None)
     _key: Hashable = field(init=False, default=None)
@@ -79,14 +81,16 @@ class PlanExchange:
     _final: Sequence[PlannedRows | None] = field(init=False, default=())
     _layout: bytes = field(init=False, default=b"")
 
-    def run(self, plan_locally: Callable[[], SavePlan]) -> SavePlan:
-        """Agree on the global plan, and return this rank's final plan.
+    def run(self, plan_locally: Callable[[], SavePlan], plan_globally: PlanGlobally) -> SavePlan:
+        """Return this rank's part of the global plan, which the coordinator makes with `plan_globally`.
 
-        Ranks: every rank; collective: one phase, or two if only some ranks have a cached plan.
+        Ranks: every rank; collective: one phase. A second one if a rank has a cached plan that the coordinator cannot
+        use: other ranks' plans or replicas have changed, or its own cache lacks it.
         """
-        reply = self.coordinator.reduce_scatter("plan", partial(self._propose, plan_locally), self._answer)
+        answer = partial(self._answer, plan_globally)
+        reply = self.coordinator.reduce_scatter("plan", partial(self._propose, plan_locally), answer)
         if reply.rest is None:
-            reply = self.coordinator.reduce_scatter("plan", self._offer, self._answer)
+            reply = self.coordinator.reduce_scatter("plan", self._offer, answer)
         return self._accept(reply)
 
     def forget(self) -> None:
@@ -95,25 +99,33 @@ class PlanExchange:
         GLOBAL_PLANS.drop(self._token)
 
     def succeeded(self) -> None:
-        """The coordinator has cached this rank's locations."""
+        """Remember the locations that this rank has sent: the coordinator has cached them."""
         if self._known is not None:
             self._known.layout = self._layout
 
     def pack_results(self, results: list[WriteResult]) -> list[WriteResult] | PackedResults:
-        """Return the results, without locations that the coordinator knows."""
+        """Return the results without locations that the coordinator has cached; unchanged if not of this plan."""
         written = written_of(results)
         if written is None or self._columns is None or written.planned is not self._columns:
             return results
-        tensors = int(self._columns.index.tensor_chunks.sum())
+        tensors = int(self._columns.table.tensor_chunks.sum())
         packed = pack(written.stored, tensors, self._known.layout if self._known else b"")
         self._layout = packed.layout
         return packed
 
     def unpack_results(self, packed: PackedResults, rank: int) -> list[WriteResult]:
-        """Return the write results of a rank. Called on the coordinator."""
-        return unpack(
-            packed, self._final[rank], RecentlyUsed(0) if self._global is None else self._global.layouts[rank]
-        )
+        """Return a rank's results, and cache its locations. Called on the coordinator."""
+        planned, known = self._final[rank], None if self._global is None else self._global.layouts[rank]
+        places = packed.places
+        if places is None and known is not None:
+            places = known.get(packed.layout)
+        if places is None or planned is None:
+            raise RuntimeError("a rank sent no locations of its items")
+        if known is not None:
+            known.put(packed.layout, places)
+        tensors = replace(places, crc32=packed.crc32, running_crcs=packed.running_crcs, blocks=packed.blocks)
+        joined = take_items([tensors, packed.objects], np.arange(len(tensors) + len(packed.objects)))
+        return LazyList(WrittenColumns(planned, StoredItems(joined, packed.files, packed.chains)))
 
     def _propose(self, plan_locally: Callable[[], SavePlan]) -> _Offer | _Unchanged:
         self._local = plan = plan_locally()
@@ -132,12 +144,12 @@ class PlanExchange:
             raise RuntimeError("there is no local plan")
         return _Offer(self._local, self._key is not None)
 
-    def _answer(self, messages: list[_Offer | _Unchanged]) -> Sequence[_Reply]:
+    def _answer(self, plan_globally: PlanGlobally, messages: list[_Offer | _Unchanged]) -> Sequence[_Reply]:
         offers = [message for message in messages if isinstance(message, _Offer)]
         if len(offers) == len(messages):
-            return self._plan(offers)
+            return self._plan(plan_globally, offers)
         known = None if offers else self._find([message for message in messages if isinstance(message, _Unchanged)])
-        return [_Reply(None)] * len(messages) if known is None else self._plan_again(known)
+        return [_Reply(None)] * len(messages) if known is None else self._plan_again(plan_globally, known)
 
     def _find(self, messages: Sequence[_Unchanged]) -> GlobalPlan | None:
         for token in messages[0].sums:
@@ -148,13 +160,12 @@ class PlanExchange:
                 return known
         return None
 
-    def _plan_again(self, known: GlobalPlan) -> list[_Reply]:
-        self.metadata = metadata_from_index(known.index)
-        self.metadata.planner_data = dict(known.planner_data) if known.planner_data is not None else None
+    def _plan_again(self, plan_globally: PlanGlobally, known: GlobalPlan) -> list[_Reply]:
+        metadata = metadata_from_index(known.index)
+        metadata.planner_data = dict(known.planner_data) if known.planner_data is not None else None
         items = [LazyList(rows) for rows in known.plans]
         plans = [SavePlan(one, added) for one, added in zip(items, known.storage_data, strict=True)]
-        self.planner.adopt_global_plan(plans, self.metadata)
-        plans = self.writer.placed_plans(self.writer.prepare_global_plan(plans))
+        plans, _ = plan_globally(plans, metadata)
         self._final = [*known.plans]
         # The storage may have changed the items.
         return [
@@ -164,11 +175,9 @@ class PlanExchange:
             for plan, one in zip(plans, items, strict=True)
         ]
 
-    def _plan(self, offers: Sequence[_Offer]) -> list[_Reply]:
+    def _plan(self, plan_globally: PlanGlobally, offers: Sequence[_Offer]) -> list[_Reply]:
         all_plans = [offer.plan for offer in offers]
-        plans, metadata = self.planner.create_global_plan(all_plans)
-        self.metadata = metadata
-        plans = self.writer.placed_plans(self.writer.prepare_global_plan(plans))
+        plans, metadata = plan_globally(all_plans, None)
         chosen = [columns_of(plan.items) for plan in plans]
         records = records_of(metadata)
         # None for a rank with items that are not in the metadata's index.
@@ -280,20 +289,20 @@ def fingerprint(plan: SavePlan, made_by: Hashable) -> bytes | None:
     if type(plan) is not SavePlan:
         return None
     columns = columns_of(plan.items)
-    index = columns.index
+    table = columns.table
     facts = (
         repr(made_by),
-        index.tensor_names,
-        index.object_names,
-        list(index.dtypes),
+        table.tensor_names,
+        table.object_names,
+        list(table.dtypes),
         plan.usable,
         plan.splittable,
         plan.aliases and list(plan.aliases.items()),
         None if plan.digests is None else list(plan.digests),
     )
     arrays = (
-        *(index.tensor_dtype, index.tensor_flags, index.tensor_ndim, index.tensor_owner, index.tensor_shape),
-        *(index.tensor_chunks, index.chunk_offsets, index.chunk_sizes, index.object_owner, columns.whole),
+        *(table.tensor_dtype, table.tensor_flags, table.tensor_ndim, table.tensor_owner, table.tensor_shape),
+        *(table.tensor_chunks, table.chunk_offsets, table.chunk_sizes, table.object_owner, columns.whole),
     )
     digest = hashlib.blake2b(marshal.dumps(facts, 2), digest_size=16)
     for array in arrays:
@@ -367,19 +376,6 @@ def pack(stored: StoredItems, tensors: int, known_layout: bytes) -> PackedResult
         digest,
         None if digest == known_layout else replace(_narrow(first), crc32=_NONE, running_crcs=_NONE, blocks=None),
     )
-
-
-def unpack(
-    packed: PackedResults, planned: PlannedRows | None, known: RecentlyUsed[bytes, ItemColumns]
-) -> list[WriteResult]:
-    """Return a rank's results, and cache its locations. Called on the coordinator."""
-    places = known.get(packed.layout) if packed.places is None else packed.places
-    if places is None or planned is None:
-        raise RuntimeError("a rank sent no locations of its items")
-    known.put(packed.layout, places)
-    tensors = replace(places, crc32=packed.crc32, running_crcs=packed.running_crcs, blocks=packed.blocks)
-    joined = take_items([tensors, packed.objects], np.arange(len(tensors) + len(packed.objects)))
-    return LazyList(WrittenColumns(planned, StoredItems(joined, packed.files, packed.chains)))
 
 
 def _narrow(columns: ItemColumns) -> ItemColumns:

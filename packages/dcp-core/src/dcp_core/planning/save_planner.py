@@ -160,7 +160,7 @@ class DefaultSavePlanner(SavePlanner):
         items = values.items
         if plain and values.objects:
             columns = columns_of(items)
-            rows = {fqn: row for row, fqn in enumerate(columns.index.object_names)}
+            rows = {fqn: row for row, fqn in enumerate(columns.table.object_names)}
             for fqn in values.objects:
                 columns.object_bytes[rows[fqn]] = self._dump(fqn, digests)
             columns.hints = None  # as for any local plan

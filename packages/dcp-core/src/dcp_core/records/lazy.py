@@ -126,7 +126,7 @@ for _name in (
 
 
 class LazyListSource(Protocol[V_co]):
-    """Immutable source of a `LazyList`'s elements; with a true attribute `travels`, it is pickled."""
+    """Source of a `LazyList`'s elements; pickled in their place if it has a true attribute `travels`."""
 
     def __len__(self) -> int: ...
 
@@ -134,7 +134,7 @@ class LazyListSource(Protocol[V_co]):
 
 
 class LazyList(list[V]):
-    """Creates all elements at the first access, sorted by `key` (not pickled)."""
+    """Creates all elements at the first access other than `len`, sorted by `key` (not pickled)."""
 
     __slots__ = ("_key", "source")
 

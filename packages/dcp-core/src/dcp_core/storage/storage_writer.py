@@ -163,11 +163,11 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
 
     @property
     def use_collectives(self) -> bool:
-        """Whether the save has a coordinator."""
+        """Whether the ranks plan together."""
         return not self._rank_local
 
     def storage_meta(self) -> StorageMeta | None:
-        """Return both ids; after planning, the save id is equal on all ranks."""
+        """Return both ids; the save id is equal on all ranks from `write_data` on."""
         return StorageMeta(checkpoint_id=self._checkpoint_id, save_id=self.save_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
@@ -324,9 +324,9 @@ def _item_request(item: WriteItem, planner: SavePlanner) -> WriteRequest:
 def column_requests(columns: PlanColumns, planner: SavePlanner) -> Iterator[Writable]:
     """Yield a plan's write requests, without `WriteItem`s for `plain_values`."""
     values: Mapping[str, Any] = planner.plain_values() or {}
-    index = columns.index
-    dtypes = [dtype_of(name) for name in index.dtypes]
-    rows = zip(index.tensor_names, index.tensor_dtype.tolist(), columns.shapes, columns.whole.tolist(), strict=True)
+    table = columns.table
+    dtypes = [dtype_of(name) for name in table.dtypes]
+    rows = zip(table.tensor_names, table.tensor_dtype.tolist(), columns.shapes, columns.whole.tolist(), strict=True)
     kinds: dict[tuple[int, tuple[int, ...]], _SmallTensors] = {}
     for row, (name, dtype, shape, whole) in enumerate(rows):
         value = values.get(name) if whole else None
@@ -337,9 +337,9 @@ def column_requests(columns: PlanColumns, planner: SavePlanner) -> Iterator[Writ
         nbytes = math.prod(shape) * dtypes[dtype].itemsize
         alike = kinds.get((dtype, shape)) if 0 < nbytes <= _SMALL_BYTES else None
         if alike is None and 0 < nbytes <= _SMALL_BYTES:
-            alike = kinds[dtype, shape] = _SmallTensors(index.dtypes[dtype], shape)
-        yield _WholeTensor(name, nbytes, value, index.dtypes[dtype], shape, alike)
-    for name, nbytes in zip(index.object_names, columns.object_bytes.tolist(), strict=True):
+            alike = kinds[dtype, shape] = _SmallTensors(table.dtypes[dtype], shape)
+        yield _WholeTensor(name, nbytes, value, table.dtypes[dtype], shape, alike)
+    for name, nbytes in zip(table.object_names, columns.object_bytes.tolist(), strict=True):
         yield _item_request(object_item(name, nbytes), planner)
 
 

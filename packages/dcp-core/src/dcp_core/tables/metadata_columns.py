@@ -310,7 +310,7 @@ def index_from_metadata(
     table = ColumnBuilder()
     for name, record in tensors:
         table.add(name, record.properties, record.size, record.chunks, whole=False)
-    index = table.columns(objects).index
+    index = table.columns(objects).table
     index.info, index.paths = info, paths_of(metadata.planner_data)
     _put_aliases(index, aliases)
     if metadata.storage_data is not None:
@@ -396,11 +396,11 @@ def planned_rows(planned: PlanColumns, records: StateRecords) -> PlannedRows | N
         return None
     index = records.index
     try:
-        tensors = np.array([records.tensors[name] for name in planned.index.tensor_names], np.int64)
-        objects = np.array([records.objects[name] for name in planned.index.object_names], np.int64)
+        tensors = np.array([records.tensors[name] for name in planned.table.tensor_names], np.int64)
+        objects = np.array([records.objects[name] for name in planned.table.object_names], np.int64)
     except KeyError:
         return None
-    chunks = index.chunk_starts()[np.repeat(tensors, planned.index.tensor_chunks)] + planned.hints
+    chunks = index.chunk_starts()[np.repeat(tensors, planned.table.tensor_chunks)] + planned.hints
     return PlannedRows(index, chunks, objects, planned.whole, planned.object_bytes)
 
 

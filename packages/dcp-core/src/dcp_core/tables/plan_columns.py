@@ -72,46 +72,47 @@ def _selection(chunks: U8, objects: U8, hints: I64, parts: tuple[tuple[int, int,
 class PlanColumns:
     """One rank's write items: the chunks of each tensor, then the objects (bytes: -1 if unknown).
 
-    `hints` are chunks' positions in their tensors in the checkpoint; None before the global plan.
+    `hints` are chunks' positions in their tensors in the checkpoint; None if the planner has not decided them. `order`
+    is the state dict's order of FQNs for records; without it, objects follow tensors.
     """
 
     travels = True
 
-    def __init__(self, index: CheckpointIndex, whole: U8, object_bytes: I64, *, hints: I64 | None = None) -> None:
-        self.index = index
+    def __init__(self, table: CheckpointIndex, whole: U8, object_bytes: I64, *, hints: I64 | None = None) -> None:
+        self.table = table
         self.whole = whole
         self.object_bytes = object_bytes
         self.hints = hints
         self.chosen: Selection | None = None
-        """Not pickled."""
         self.order: Sequence[str] | None = None
+        # The last two are not pickled.
 
     def __getstate__(self) -> tuple[CheckpointIndex, U8, I64, I64 | None]:
-        return self.index, self.whole, self.object_bytes, self.hints
+        return self.table, self.whole, self.object_bytes, self.hints
 
     def __setstate__(self, state: tuple[CheckpointIndex, U8, I64, I64 | None]) -> None:
-        self.index, self.whole, self.object_bytes, self.hints = state
+        self.table, self.whole, self.object_bytes, self.hints = state
         self.chosen = self.order = None
 
     def __len__(self) -> int:
-        return int(self.index.tensor_chunks.sum()) + len(self.index.object_names)
+        return int(self.table.tensor_chunks.sum()) + len(self.table.object_names)
 
     def __iter__(self) -> Iterator[WriteItem]:
-        for row in range(len(self.index.tensor_names)):
+        for row in range(len(self.table.tensor_names)):
             yield from self.tensor_items(row)
-        for name, nbytes in zip(self.index.object_names, self.object_bytes.tolist(), strict=True):
+        for name, nbytes in zip(self.table.object_names, self.object_bytes.tolist(), strict=True):
             yield object_item(name, nbytes)
 
     def tensor_items(self, row: int) -> list[WriteItem]:
         """Return a tensor's write items."""
-        index, name, size = self.index, self.index.tensor_names[row], torch.Size(self.shapes[row])
-        properties = properties_of(index.dtypes[index.tensor_dtype[row]], int(index.tensor_flags[row]))
+        table, name, size = self.table, self.table.tensor_names[row], torch.Size(self.shapes[row])
+        properties = properties_of(table.dtypes[table.tensor_dtype[row]], int(table.tensor_flags[row]))
         kind = WriteItemType.TENSOR if self.whole[row] else WriteItemType.SHARD
         dims, first, chunk_row = len(size), self._box_starts[row], self._chunk_starts[row]
         items = []
-        for position in range(int(index.tensor_chunks[row])):
+        for position in range(int(table.tensor_chunks[row])):
             box = slice(first + position * dims, first + (position + 1) * dims)
-            offsets, sizes = index.chunk_offsets[box].tolist(), index.chunk_sizes[box].tolist()
+            offsets, sizes = table.chunk_offsets[box].tolist(), table.chunk_sizes[box].tolist()
             chunk = ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
             hint = None if self.hints is None else int(self.hints[chunk_row + position])
             key = MetadataIndex(name, chunk.offsets, hint)
@@ -120,45 +121,45 @@ class PlanColumns:
 
     def names(self) -> set[str]:
         """Return all FQNs."""
-        return {*self.index.tensor_names, *self.index.object_names}
+        return {*self.table.tensor_names, *self.table.object_names}
 
     @cached_property
     def shapes(self) -> list[tuple[int, ...]]:
         """Global shape per tensor."""
-        numbers = self.index.tensor_shape.tolist()
-        return [tuple(numbers[start:stop]) for start, stop in pairwise(self.index.shape_starts().tolist())]
+        numbers = self.table.tensor_shape.tolist()
+        return [tuple(numbers[start:stop]) for start, stop in pairwise(self.table.shape_starts().tolist())]
 
     @cached_property
     def _box_starts(self) -> list[int]:
-        first: list[int] = self.index.box_starts().tolist()
+        first: list[int] = self.table.box_starts().tolist()
         return first
 
     @cached_property
     def _chunk_starts(self) -> list[int]:
-        first: list[int] = self.index.chunk_starts().tolist()
+        first: list[int] = self.table.chunk_starts().tolist()
         return first
 
     def chunk_rows(self, tensors: I64) -> I64:
         """Return the chunk rows of tensor rows."""
-        first = self.index.chunk_starts()
+        first = self.table.chunk_starts()
         return ranges(first[:-1][tensors], first[1:][tensors])
 
     def take_tensors(self, rows: I64) -> PlanColumns:
         """Return some tensors and all objects."""
-        index = take_tensors(self.index, rows)
-        index.tensor_names = [self.index.tensor_names[row] for row in rows.tolist()]
-        return PlanColumns(index, self.whole[rows], self.object_bytes)
+        table = take_tensors(self.table, rows)
+        table.tensor_names = [self.table.tensor_names[row] for row in rows.tolist()]
+        return PlanColumns(table, self.whole[rows], self.object_bytes)
 
     def select(self, chosen: Selection) -> PlanColumns:
         """Return the selected chunks and objects."""
-        index = self.index
-        owner = np.repeat(np.arange(len(index.tensor_names)), index.tensor_chunks)
-        counts = np.bincount(owner[chosen.chunks], minlength=len(index.tensor_names)).astype(np.int64)
+        table = self.table
+        owner = np.repeat(np.arange(len(table.tensor_names)), table.tensor_chunks)
+        counts = np.bincount(owner[chosen.chunks], minlength=len(table.tensor_names)).astype(np.int64)
         tensors = np.flatnonzero(counts)
-        boxes = starts(index.tensor_ndim[owner])
+        boxes = starts(table.tensor_ndim[owner])
         first, last = boxes[:-1][chosen.chunks], boxes[1:][chosen.chunks]
         numbers = ranges(first, last)
-        offsets, sizes = index.chunk_offsets[numbers], index.chunk_sizes[numbers]
+        offsets, sizes = table.chunk_offsets[numbers], table.chunk_sizes[numbers]
         whole = self.whole[tensors]
         places, row_of_tensor = starts(last - first), starts(counts[tensors])
         for row, dim, begin, end in chosen.parts:
@@ -166,12 +167,12 @@ class PlanColumns:
             sizes[places[row] + dim] = end - begin
             whole[np.searchsorted(row_of_tensor, row, "right") - 1] = 0
         taken = replace(
-            tensor_facts(index, tensors),
+            tensor_facts(table, tensors),
             tensor_chunks=counts[tensors],
             chunk_offsets=offsets,
             chunk_sizes=sizes,
-            object_names=[index.object_names[row] for row in chosen.objects.tolist()],
-            object_owner=index.object_owner[chosen.objects],
+            object_names=[table.object_names[row] for row in chosen.objects.tolist()],
+            object_owner=table.object_owner[chosen.objects],
         )
         made = PlanColumns(taken, whole, self.object_bytes[chosen.objects], hints=chosen.hints)
         made.chosen, made.order = chosen, self.order
@@ -236,7 +237,7 @@ def write_result(item: WriteItem, stored: StoredItem) -> WriteResult:
 
 
 def written_of(results: Sequence[WriteResult]) -> WrittenColumns | None:
-    """Return results' columns; None if the records exist."""
+    """Return results' columns; None if they are records."""
     source = results.source if isinstance(results, LazyList) else None
     return source if isinstance(source, WrittenColumns) else None
 
