@@ -203,6 +203,10 @@ class PlanExchange:
         replies = []
         for rank, (plan, one, local) in enumerate(zip(plans, chosen, all_plans, strict=True)):
             by = None if rows[rank] is None or rank == self.coordinator.rank else one.chosen
+            # A planner may give this rank items that were chosen from other ones than it offered.
+            offered = local.items.source if isinstance(local.items, LazyList) else None
+            if offered is None or one.chosen_from is None or one.chosen_from() is not offered:
+                by = None
             checks = None
             if self._token is not None:
                 number_of = {name: n for n, (ranks, names) in enumerate(sets) if rank in ranks for name in names}

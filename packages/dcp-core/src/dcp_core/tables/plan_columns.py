@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -84,15 +85,16 @@ class PlanColumns:
         self.object_bytes = object_bytes
         self.hints = hints
         self.chosen: Selection | None = None
+        self.chosen_from: weakref.ref[PlanColumns] | None = None
         self.order: Sequence[str] | None = None
-        # The last two are not pickled.
+        # The last three are not pickled.
 
     def __getstate__(self) -> tuple[CheckpointIndex, U8, I64, I64 | None]:
         return self.table, self.whole, self.object_bytes, self.hints
 
     def __setstate__(self, state: tuple[CheckpointIndex, U8, I64, I64 | None]) -> None:
         self.table, self.whole, self.object_bytes, self.hints = state
-        self.chosen = self.order = None
+        self.chosen = self.chosen_from = self.order = None
 
     def __len__(self) -> int:
         return int(self.table.tensor_chunks.sum()) + len(self.table.object_names)
@@ -175,7 +177,7 @@ class PlanColumns:
             object_owner=table.object_owner[chosen.objects],
         )
         made = PlanColumns(taken, whole, self.object_bytes[chosen.objects], hints=chosen.hints)
-        made.chosen, made.order = chosen, self.order
+        made.chosen, made.chosen_from, made.order = chosen, weakref.ref(self), self.order
         return made
 
     def items(self) -> LazyList[WriteItem]:
