@@ -19,7 +19,7 @@ from integration_tests.call_paths.sources import count_sources
 __all__ = ["BOUNDS", "measure_figures", "table"]
 
 BOUNDS: Mapping[str, tuple[int, int]] = {
-    "first save: functions": (477, 450),
+    "first save: functions": (476, 450),
     "first save: modules": (71, 65),
     "load, resharded: functions": (392, 330),
     "load, resharded: modules": (62, 55),
@@ -27,7 +27,7 @@ BOUNDS: Mapping[str, tuple[int, int]] = {
     "dcp verify: modules": (28, 25),
     "second save, one process: functions": (291, 250),
     "second save, one process: modules": (50, 60),
-    "second save, one process: switches": (309, 250),
+    "second save, one process: switches": (308, 250),
     "lines of code": (60_000, 44_000),
     "words in docstrings": (90_000, 70_000),
     "public names": (314, 250),
