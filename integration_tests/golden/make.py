@@ -1,4 +1,4 @@
-"""Makes the golden checkpoints of the current format version: `python -m integration_tests.golden.make [folder]`.
+"""Makes the golden checkpoints of the current format versions: `python -m integration_tests.golden.make [folder]`.
 
 Run it once per format version and commit what it wrote. Its output may change only together with the version: the test
 runs it and compares. `make_stock` makes those of other torch versions.
@@ -6,24 +6,28 @@ runs it and compares. `make_stock` makes those of other torch versions.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
 from dcp_io import Layout, LocalStore, Payload, WriteRequest
 from dcp_io.writing.write_engine import write_items
 from dcp_manifest import CheckpointIndex, StoredItem
+from dcp_manifest.file import manifest_write
 from dcp_manifest.file.manifest_write import encode
 from dcp_manifest.index.columns import Framing, ItemColumns, ManifestInfo, TensorFlags
 from dcp_manifest.index.literal_keys import LiteralKey
 
 HERE = Path(__file__).parent
 VERSION = "format-1.0-marked"
+VERSION_WITH_RUNS = "format-2.0"
 Box = tuple[int, ...]
 SAVE_ID = "00112233aabbccdd"
 
@@ -46,6 +50,8 @@ class Builder:
         self.objects: list[dict[str, Any]] = []
         self.chunk_requests: list[WriteRequest] = []
         self.object_requests: list[WriteRequest] = []
+        self.ranks = 1
+        """Ranks that write; chunk n of a tensor is of rank n modulo this."""
 
     def tensor(
         self,
@@ -74,15 +80,20 @@ class Builder:
 
     def write(self) -> tuple[list[StoredItem], list[StoredItem]]:
         """Write all bytes; where the chunks and the objects are."""
-        items = write_items(
-            LocalStore(self.folder),
-            [*self.chunk_requests, *self.object_requests],
-            prefix=f"__{self.info.rank or 0}_",
-            save_id=SAVE_ID,
-            layout=self.layout,
-            sync=False,
-        )
-        return items[: len(self.chunk_requests)], items[len(self.chunk_requests) :]
+        chunks = len(self.chunk_requests)
+        items: dict[int, StoredItem] = {}
+        for rank in range(self.ranks):
+            own = [*range(rank, chunks, self.ranks)]
+            written = write_items(
+                LocalStore(self.folder),
+                [*[self.chunk_requests[row] for row in own], *(self.object_requests if rank == 0 else [])],
+                prefix=f"__{self.info.rank or rank}_",
+                save_id=SAVE_ID,
+                layout=self.layout,
+                sync=False,
+            )
+            items.update(zip([*own, *range(chunks, chunks + len(self.object_requests))], written, strict=False))
+        return [items[row] for row in range(chunks)], [items[row] for row in range(chunks, len(items))]
 
     def index(self, **more: Any) -> CheckpointIndex:
         """The index of what was added."""
@@ -199,8 +210,26 @@ def make_rank_local(folder: Path) -> None:
         (folder / f"__{rank}.metadata").write_bytes((folder / name).read_bytes())
 
 
+def make_even(folder: Path) -> None:
+    """Tensors that 16 ranks cut evenly, by rows and as a grid, and one that they do not; columns are runs."""
+    folder.mkdir(parents=True)
+    builder = Builder(folder, "raw", ManifestInfo(SAVE_ID, 16, "golden/1"))
+    builder.ranks = 16
+    for number in range(8):
+        rows = [((2 * rank, 0), (2, 3)) for rank in range(16)]
+        builder.tensor(f"rows.{number}", "float32", 4, (32, 3), rows)
+        grid = [((rank // 4 * 3, rank % 4 * 16), (3, 16)) for rank in range(16)]
+        builder.tensor(f"grid.{number}", "bfloat16", 2, (12, 64), grid)
+    ends = [0, *itertools.accumulate(1 + number * number % 5 for number in range(16))]
+    builder.tensor("uneven", "uint8", 1, (ends[-1],), [((a,), (b - a,)) for a, b in itertools.pairwise(ends)])
+    builder.object("epoch", "epoch.pt", 7)
+    index = builder.index(paths={row["name"]: (row["name"],) for row in (*builder.tensors, *builder.objects)})
+    with mock.patch.object(manifest_write, "RUNS_ABOVE_CHUNKS", 100):
+        builder.finish(".metadata", index, interop=False)
+
+
 def make_all(folder: Path) -> None:
-    """All checkpoints of this format version, in folders below `folder`."""
+    """All checkpoints of format 1.0, in folders below `folder`."""
     for name in ("torch", "raw", "own", "rank-local"):
         (folder / name).mkdir(parents=True)
     make_whole(folder / "torch", "torch", interop=True)
@@ -210,4 +239,6 @@ def make_all(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    make_all(Path(sys.argv[1]) if len(sys.argv) > 1 else HERE / VERSION)
+    below = Path(sys.argv[1]) if len(sys.argv) > 1 else HERE
+    make_all(below / VERSION)
+    make_even(below / VERSION_WITH_RUNS / "even")

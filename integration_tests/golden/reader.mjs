@@ -20,7 +20,7 @@ function openManifest(file) {
   need(footer.subarray(0, 8).toString('latin1') === '\x93DCPMAN\n', 'no footer');
   need(footer.subarray(60).toString('latin1') === 'DCP\x93', 'no footer');
   need(zlib.crc32(footer.subarray(0, 56)) === footer.readUInt32LE(56), 'bad footer');
-  need(footer.readUInt16LE(8) === 1, 'another major version');
+  need([1, 2].includes(footer.readUInt16LE(8)), 'another major version');
   const offset = Number(footer.readBigUInt64LE(16));
   const length = Number(footer.readBigUInt64LE(24));
   need(offset + length + 64 === data.length, 'bad size');
@@ -39,10 +39,17 @@ function openManifest(file) {
       width === 8 ? Number(bytes.readBigUInt64LE(n * 8)) : bytes.readUIntLE(n * width, width));
   };
   const column = (name, count) => {
-    const numbers = stored(name);
+    const numbers = name in about.rows ? runs(name, about.rows[name]) : stored(name);
     if (numbers.length === 1) return Array(count).fill(numbers[0]);
     need(numbers.length === count, `bad column ${name}`);
     return numbers;
+  };
+  const runs = (name, count) => {
+    const parts = ['repeats', 'length', 'first', 'step', 'jump'].map((part) => column(`${name}.${part}`, count));
+    const [repeats, length, first, step, jump] = parts;
+    return first.flatMap((start, run) => Array.from({ length: repeats[run] }, (_, piece) =>
+      Array.from({ length: length[run] }, (__, n) => Number(BigInt.asUintN(64,
+        BigInt(start) + BigInt(piece) * BigInt(jump[run]) + BigInt(n) * BigInt(step[run])))))).flat(2);
   };
   const strings = (name, count) => cut(raw(`${name}.text`), column(`${name}.bytes`, count)).map((part) => part.toString());
   const names = Object.keys(header).filter((name) => name !== 'block_crcs');

@@ -73,7 +73,7 @@ class Manifest:
         )
         (own_crc,) = struct.unpack("<I", footer[56:60])
         need(magic == b"\x93DCPMAN\n" and footer[60:] == b"DCP\x93", "no footer")
-        need(own_crc == zlib.crc32(footer[:56]) and major == 1 and offset + length + 64 == len(data), "bad footer")
+        need(own_crc == zlib.crc32(footer[:56]) and major in (1, 2) and offset + length + 64 == len(data), "bad footer")
         need(zlib.crc32(data[:offset]) == head_crc, "bad head")
         blob = data[offset : offset + length]
         need(zlib.crc32(blob) == manifest_crc, "bad manifest")
@@ -101,11 +101,23 @@ class Manifest:
         return [int.from_bytes(raw[at : at + width], "little") for at in range(0, len(raw), width)]
 
     def column(self, name: str, count: int) -> list[int]:
-        numbers = self.stored_numbers(name)
-        if len(numbers) == 1:
-            numbers *= count
+        if name in self.rows:
+            numbers = self.runs(name, self.rows[name])
+        else:
+            numbers = self.stored_numbers(name)
+            if len(numbers) == 1:
+                numbers *= count
         need(len(numbers) == count, f"bad column {name}")
         return numbers
+
+    def runs(self, name: str, count: int) -> list[int]:
+        parts = [self.column(f"{name}.{part}", count) for part in ("repeats", "length", "first", "step", "jump")]
+        return [
+            (first + piece * jump + number * step) % 2**64
+            for repeats, length, first, step, jump in zip(*parts, strict=True)
+            for piece in range(repeats)
+            for number in range(length)
+        ]
 
     def strings(self, name: str, table: str) -> list[str]:
         parts = cut(self.raw[f"{name}.text"], self.column(f"{name}.bytes", self.rows.get(table, 0)))

@@ -10,10 +10,11 @@ import torch
 
 from dcp_io import LocalStore, verify_checkpoint
 from dcp_manifest import index_of, read_index
+from dcp_manifest.file.blob import FOOTER_BYTES, read_footer
 from dcp_manifest.file.index_problems import examine
 from dcp_manifest.index.columns import Framing
 from integration_tests.golden import make, make_stock
-from integration_tests.golden.reference_reader import read_checkpoint, read_stored
+from integration_tests.golden.reference_reader import Manifest, read_checkpoint, read_stored
 
 HERE = Path(__file__).parent
 OURS = sorted(HERE.glob("format-*/*/expected*.json"))
@@ -39,16 +40,25 @@ def shown(data):
 
 
 def test_there_is_something_to_read():
-    assert len(FOLDERS) == 8
+    assert len(FOLDERS) == 9
     assert len(STOCK) >= 3
 
 
 def test_the_current_writer_still_writes_these_bytes(tmp_path):
-    make.make_all(tmp_path)
-    golden = HERE / make.VERSION
+    make.make_all(tmp_path / make.VERSION)
+    make.make_even(tmp_path / make.VERSION_WITH_RUNS / "even")
     files = {path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()}
-    assert files == {path.relative_to(golden) for path in golden.rglob("*") if path.is_file()}
-    assert [str(path) for path in files if (golden / path).read_bytes() != (tmp_path / path).read_bytes()] == []
+    golden = [HERE / make.VERSION, HERE / make.VERSION_WITH_RUNS]
+    assert files == {path.relative_to(HERE) for folder in golden for path in folder.rglob("*") if path.is_file()}
+    assert [str(path) for path in files if (HERE / path).read_bytes() != (tmp_path / path).read_bytes()] == []
+
+
+def test_even_columns_are_runs():
+    path = HERE / make.VERSION_WITH_RUNS / "even" / ".metadata"
+    footer = read_footer(path.read_bytes()[-FOOTER_BYTES:], size=path.stat().st_size, file=str(path))
+    assert (footer.major, footer.minor) == (2, 0)
+    even = {"chunk.file", "chunk.offset.0", "chunk.offset.1", "chunk.size.1"}
+    assert even <= set(Manifest(path.read_bytes()).rows)
 
 
 @pytest.mark.parametrize("expected", OURS, ids=name)

@@ -65,6 +65,7 @@ class FileSystemWriter(_LocalFolder, ByteStorageWriter, BlockingAsyncStager):
             `_extensions`.
         layout: `torch` (readable by stock) or `raw` (smaller and faster to write, not readable by stock).
         interop: Whether to write an index that `torch.distributed.checkpoint` can load, if the layout allows it.
+            None: up to 1,000,000 chunks.
         max_inflight_bytes: Limit of the memory for buffers of all threads together. Tensors on an accelerator, and
             views that are not contiguous, are copied through these buffers. None for 64 MiB, or more if
             `per_thread_copy_ahead` requires more.
@@ -101,7 +102,7 @@ class FileSystemWriter(_LocalFolder, ByteStorageWriter, BlockingAsyncStager):
         *,
         compression: Compression = None,
         layout: Layout = "torch",
-        interop: bool = True,
+        interop: bool | None = None,
         max_inflight_bytes: int | None = None,
         stale_after_seconds: float = STALE_AFTER_SECONDS,
     ) -> None:

@@ -66,7 +66,7 @@ class FsspecWriter(FileAttributes, ByteStorageWriter, BlockingAsyncStager):
         *,
         compression: Compression = None,
         layout: Layout = "torch",
-        interop: bool = True,
+        interop: bool | None = None,
         max_inflight_bytes: int | None = None,
         stale_after_seconds: float = STALE_AFTER_SECONDS,
         storage_options: Mapping[str, Any] | None = None,

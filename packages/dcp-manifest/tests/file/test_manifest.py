@@ -209,8 +209,8 @@ def version_changed(data, major, minor):
 
 
 def test_a_newer_major_version_is_refused_with_a_sentence(rich_bytes):
-    with pytest.raises(UnsupportedFormatError, match=r"format 2\.0.*install a newer dcp-manifest"):
-        read_index(version_changed(rich_bytes, 2, 0), file="f")
+    with pytest.raises(UnsupportedFormatError, match=r"format 3\.0.*install a newer dcp-manifest"):
+        read_index(version_changed(rich_bytes, 3, 0), file="f")
 
 
 def test_a_newer_minor_version_is_read(rich, rich_bytes, assert_same):

@@ -52,7 +52,7 @@ class ObjectStoreWriter(ByteStorageWriter):
         storage_options: Mapping[str, Any] | None = None,
         overwrite: bool = True,
         layout: Layout = "torch",
-        interop: bool = True,
+        interop: bool | None = None,
         thread_count: int = 4,
         uploads: int = 4,
         spread: int = 0,

@@ -46,7 +46,7 @@ class HostStorageWriter(HostCommit):
         storage_options: Mapping[str, Any] | None = None,
         overwrite: bool = True,
         layout: Layout = "torch",
-        interop: bool = True,
+        interop: bool | None = None,
         thread_count: int | None = None,
         max_inflight_bytes: int = _INFLIGHT_BYTES,
         stale_after_seconds: float = STALE_AFTER_SECONDS,

@@ -101,7 +101,7 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
 
     Args:
         overwrite: Whether an existing checkpoint may be replaced.
-        interop: Whether to also write stock's index, if the layout permits it.
+        interop: Whether to also write stock's index, if the layout permits it. None: up to 1,000,000 chunks.
         compression: `adaptive`, or a setting of `CompressionPolicy`.
     """
 
@@ -113,7 +113,7 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
         checkpoint_id: CheckpointId,
         *,
         overwrite: bool = True,
-        interop: bool = True,
+        interop: bool | None = None,
         compression: Compression = None,
     ) -> None:
         self._compression = compression_policy(compression)

@@ -22,6 +22,7 @@ __all__ = [
     "FLAG_STUB_HEAD",
     "FOOTER_BYTES",
     "MAJOR",
+    "MAJOR_WITHOUT_RUNS",
     "UTF8",
     "Blob",
     "Footer",
@@ -261,7 +262,9 @@ def unpack_strings(text: U8, lengths: npt.NDArray[np.int64]) -> list[str]:
 
 
 FOOTER_BYTES = 64
-MAJOR = 1
+MAJOR = 2
+MAJOR_WITHOUT_RUNS = 1
+"""An index without runs, which readers of format 1 understand."""
 MINOR = 0
 FLAG_STUB_HEAD = 1
 """Footer flag: the head raises an error in stock."""
@@ -284,7 +287,7 @@ class Footer:
     manifest_crc32: int
     index_crc32: int
     flags: int = 0
-    major: int = MAJOR
+    major: int = MAJOR_WITHOUT_RUNS
     minor: int = MINOR
 
     def to_bytes(self) -> bytes:

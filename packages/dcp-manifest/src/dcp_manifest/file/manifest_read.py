@@ -21,6 +21,7 @@ from dcp_manifest.file.blob import (
     read_footer,
     unpack_strings,
 )
+from dcp_manifest.index.column_runs import ColumnRuns
 from dcp_manifest.index.columns import (
     BlockColumns,
     BoxLayout,
@@ -138,6 +139,8 @@ class ManifestReader:
             raise TypeError("the manifest does not say which values are stored")
         self._stored = stored
         self._limit = blob.header.data_start + blob.header.data_bytes
+        self._runs: dict[str, ColumnRuns] = {}
+        self._names = self.columns.keys() | self._rows
 
     def info(self) -> ManifestInfo:
         """Return the facts about the checkpoint."""
@@ -174,20 +177,31 @@ class ManifestReader:
 
     def _numbers(self, name: str, dtype: type[N], start: int, stop: int, total: int) -> npt.NDArray[N]:
         column = self.columns.get(name)
-        if column is None:
-            raise ValueError(f"the column {name} is missing")
         if total > self._limit * MAX_NUMBERS_PER_BYTE:
             raise ValueError(f"a manifest of {self._limit} bytes cannot have {total} numbers in {name}")
-        is_collapsed = column.count == 1 and total > 1
-        if column.count != total and not is_collapsed:
+        values: npt.NDArray[Any]
+        if name in self._rows:
+            values = self._column_runs(name, total).numbers(start, stop)
+        elif column is None:
+            raise ValueError(f"the column {name} is missing")
+        elif column.count == 1 and total > 1:
+            values = np.repeat(self.blob.read(name, 0, 1), stop - start)
+        elif column.count != total:
             raise ValueError(f"the column {name} has {column.count} rows, not {total}")
-        values = (
-            np.repeat(self.blob.read(name, 0, 1), stop - start) if is_collapsed else self.blob.read(name, start, stop)
-        )
+        else:
+            values = self.blob.read(name, start, stop)
         top = int(values.max()) if len(values) else 0
         if top > np.iinfo(dtype).max:
             raise ValueError(f"the column {name} contains {top}, which is out of range")
         return values.astype(dtype)
+
+    def _column_runs(self, name: str, total: int) -> ColumnRuns:
+        if name not in self._runs:
+            count = self.count(name)
+            parts = [self._numbers(f"{name}.{part}", np.uint64, 0, count, count) for part in ColumnRuns.names]
+            self._runs[name] = ColumnRuns(*parts)
+            self._runs[name].check(total)
+        return self._runs[name]
 
     def _strings(self, name: str, total: int) -> list[str]:
         column = self.columns.get(f"{name}.text")
@@ -258,7 +272,7 @@ class ManifestReader:
             chunks = tensors.chunk_starts()
             first, last = int(chunks[start]), int(chunks[stop])
             stored = None
-            if "chunk.stored_bytes" not in self.columns:
+            if "chunk.stored_bytes" not in self._names:
                 item_bytes = self.column("dtype.item_bytes")
                 check_column(COLUMNS["dtype.item_bytes"], item_bytes, {})
                 check_column(COLUMNS["tensor.dtype"], index.tensor_dtype, {"dtype": len(item_bytes)})
@@ -266,7 +280,7 @@ class ManifestReader:
             running = starts(self.column("tensor.running"))
             place = int(running[start]), int(running[stop])
             index.chunk_items = items = self._items("chunk", first, last, place, stored)
-            if "chunk.blocks" in self.columns:
+            if "chunk.blocks" in self._names:
                 blocks = starts(self.column("tensor.blocks"))
                 place = int(blocks[start]), int(blocks[stop])
                 items.blocks = self._blocks(first, last, place)

@@ -12,7 +12,16 @@ import numpy as np
 import numpy.typing as npt
 
 from dcp_manifest.errors import UnsupportedFormatError
-from dcp_manifest.file.blob import FLAG_STUB_HEAD, UTF8, Footer, pack, pack_strings
+from dcp_manifest.file.blob import (
+    FLAG_STUB_HEAD,
+    MAJOR,
+    MAJOR_WITHOUT_RUNS,
+    UTF8,
+    Footer,
+    pack,
+    pack_strings,
+)
+from dcp_manifest.index.column_runs import ColumnRuns
 from dcp_manifest.index.columns import BoxLayout, CheckpointIndex, Framing, ItemColumns, PathElement, distinct, starts
 from dcp_manifest.index.dtypes import ITEM_BYTES
 from dcp_manifest.index.literal_keys import LiteralKey
@@ -28,6 +37,7 @@ from dcp_manifest.index.schema import (
     PATH_KEY,
     PATH_LIST_INDEX,
     PATH_LITERAL_KEY,
+    RUNS_ABOVE_CHUNKS,
     TABLES,
     TENSORS,
     Column,
@@ -43,22 +53,25 @@ Numbers = npt.NDArray[Any]
 _ALIGNMENT = 8
 
 
-def encode(index: CheckpointIndex, *, interop: bool = True, head: bytes | None = None) -> bytes:
+def encode(index: CheckpointIndex, *, interop: bool | None = None, head: bytes | None = None) -> bytes:
     """Encode an index with `info` as the bytes of `.metadata`; `read_index` returns an equal index.
 
     Args:
         index: Its item columns are None if no data is stored yet.
-        interop: Whether the head is an index that stock can load, if stock can read the data files.
+        interop: Whether the head is an index that stock can load, if stock can read the data files. None: unless the
+            index has more than `RUNS_ABOVE_CHUNKS` chunks; stock takes minutes to read so many.
         head: Bytes to use as the head instead.
 
     Raises:
         UnsupportedFormatError: The index is inconsistent.
         UnsafeCheckpointError: A data file's name leads out of the checkpoint's folder.
     """
-    manifest, index_crc32 = _write_manifest(index)
+    manifest, index_crc32, major = _write_manifest(index)
     flags = 0
     if head is None:
-        reason = unreadable_reason(index) if interop else "it was saved with interop=False"
+        reason = unreadable_reason(index) if interop in (None, True) else "it was saved with interop=False"
+        if interop is None and int(index.tensor_chunks.sum()) > RUNS_ABOVE_CHUNKS:
+            reason = f"it has more than {RUNS_ABOVE_CHUNKS:,} chunks and was not saved with interop=True"
         head = stock_head(index) if reason is None else stub_head(reason)
         flags = 0 if reason is None else FLAG_STUB_HEAD
     # Aligned, so that readers can map the numbers in place. A pickle marks its own end, so padding may follow it.
@@ -70,11 +83,12 @@ def encode(index: CheckpointIndex, *, interop: bool = True, head: bytes | None =
         manifest_crc32=zlib.crc32(manifest),
         index_crc32=index_crc32,
         flags=flags,
+        major=major,
     )
     return b"".join((head, manifest, footer.to_bytes()))
 
 
-def _write_manifest(index: CheckpointIndex) -> tuple[bytes, int]:
+def _write_manifest(index: CheckpointIndex) -> tuple[bytes, int, int]:
     if index.info is None:
         raise UnsupportedFormatError(
             "an index without info cannot be written: set CheckpointIndex.info to a ManifestInfo"
@@ -83,7 +97,7 @@ def _write_manifest(index: CheckpointIndex) -> tuple[bytes, int]:
         check_relative_path(path, file="the index to be written")
     try:
         check_index(index)
-        columns = _Columns()
+        columns = _Columns(int(index.tensor_chunks.sum()) > RUNS_ABOVE_CHUNKS)
         _add_tables(columns, index)
         _add_items(columns, index)
         _add_paths(columns, index)
@@ -95,11 +109,13 @@ def _write_manifest(index: CheckpointIndex) -> tuple[bytes, int]:
     numbers = max(len(index.chunk_offsets), len(index.tensor_shape))
     if max(columns.rows.values()) > len(manifest) or numbers > len(manifest) * MAX_NUMBERS_PER_BYTE:
         raise UnsupportedFormatError("the index cannot be written: it has more equal rows than readers accept")
-    return manifest, index_crc32
+    return manifest, index_crc32, MAJOR if columns.has_runs else MAJOR_WITHOUT_RUNS
 
 
 @dataclass(slots=True)
 class _Columns:
+    finds_runs: bool
+    has_runs: bool = False
     stored: dict[str, Numbers] = field(default_factory=dict)
     rows: dict[str, int] = field(default_factory=dict)
 
@@ -111,9 +127,21 @@ class _Columns:
             self.stored[f"{name}.text"], lengths = pack_strings(values)
             self.stored[f"{name}.bytes"] = narrow(lengths)
         elif column.is_narrowed:
-            self.stored[name] = narrow(values, collapse=column.is_collapsed)
+            plain = narrow(values, collapse=column.is_collapsed)
+            if not (self.finds_runs and column.may_be_runs and self._add_runs(name, values, plain.nbytes)):
+                self.stored[name] = plain
         else:
             self.stored[name] = values.astype(column.dtype)
+
+    def _add_runs(self, name: str, values: Numbers, plain_bytes: int) -> bool:
+        runs = ColumnRuns.of(values) if plain_bytes >= len(values) > 0 else None
+        parts = {} if runs is None else {f"{name}.{part}": narrow(getattr(runs, part)) for part in runs.names}
+        if runs is None or sum(part.nbytes for part in parts.values()) * 2 > plain_bytes:
+            return False
+        self.stored.update(parts)
+        self.rows[name] = len(runs.first)
+        self.has_runs = True
+        return True
 
     def add_fields(self, columns: Iterable[Column], source: object) -> None:
         for column in columns:

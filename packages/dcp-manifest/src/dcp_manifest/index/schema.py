@@ -38,6 +38,7 @@ __all__ = [
     "PATH_KEY",
     "PATH_LIST_INDEX",
     "PATH_LITERAL_KEY",
+    "RUNS_ABOVE_CHUNKS",
     "TABLES",
     "TENSORS",
     "Column",
@@ -52,6 +53,8 @@ MAX_POSITION: Final = (1 << 62) - 1
 MAX_NUMBERS_PER_BYTE: Final = 16
 """Numbers in a column per byte of the manifest, which bounds the memory for a hostile one."""
 _MAX_ITEM_BYTES = 1024
+RUNS_ABOVE_CHUNKS: Final = 1_000_000
+"""Chunks above which even columns are stored as runs, in format 2.0. Indexes of fewer chunks stay in format 1.0."""
 PATH_INDEX_LIMIT: Final = 10**18
 
 # Kinds of elements of a path, in the column `path.kind`: numbers, since members of an enumeration are slow to look up.
@@ -78,6 +81,11 @@ class Column:
     is_narrowed: bool = True
     is_collapsed: bool = True
     """Whether equal numbers are stored as one."""
+
+    @property
+    def may_be_runs(self) -> bool:
+        """Whether an index of more than `RUNS_ABOVE_CHUNKS` chunks may store the column as runs."""
+        return self.name.startswith("chunk.") and self.is_narrowed and self.field != "crc32"
 
 
 TABLES = (

@@ -1,0 +1,102 @@
+"""Columns of numbers as runs, as even cuts of tensors make them: pieces of even steps, at even distances.
+
+Decision: docs/decisions/0030-even-columns-are-runs.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from dcp_manifest.index.columns import starts
+from dcp_manifest.types import U64, Bool
+
+__all__ = ["ColumnRuns"]
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnRuns:
+    """A column as runs. Number i of piece p of a run is `first + p * jump + i * step`, modulo 2⁶⁴.
+
+    Example:
+        ```python
+        import numpy as np
+
+        from dcp_manifest.index.column_runs import ColumnRuns
+
+        runs = ColumnRuns.of(np.tile(np.arange(8, dtype=np.uint64) * 64, 1000))
+        assert runs is not None and runs.repeats.tolist() == [1000] and runs.length.tolist() == [8]
+        assert runs.numbers(8, 10).tolist() == [0, 64]
+        ```
+    """
+
+    repeats: U64
+    """Pieces of each run."""
+    length: U64
+    """Numbers in each piece."""
+    first: U64
+    step: U64
+    jump: U64
+    names: ClassVar[tuple[str, ...]] = ("repeats", "length", "first", "step", "jump")
+
+    @classmethod
+    def of(cls, numbers: npt.NDArray[np.unsignedinteger] | npt.NDArray[np.signedinteger]) -> ColumnRuns | None:
+        """Find the runs of a column; None if it has many, so that they would save little."""
+        values = numbers.astype(np.uint64)
+        begin, step = _pieces(values, np.zeros(len(values), np.bool_))
+        if len(begin) * 4 > len(values):
+            return None
+        length, first = np.diff(np.append(begin, len(values))).astype(np.uint64), values[begin]
+        other = np.ones(len(begin), np.bool_)
+        other[1:] = (length[1:] != length[:-1]) | (step[1:] != step[:-1])
+        begin, jump = _pieces(first, other)
+        repeats = np.diff(np.append(begin, len(first))).astype(np.uint64)
+        return cls(repeats, length[begin], first[begin], step[begin], jump)
+
+    def check(self, total: int) -> None:
+        """Raise ValueError unless the runs have `total` numbers. Memory is at most that of the runs."""
+        counts = self.repeats.astype(np.float64) @ self.length.astype(np.float64)
+        if len(self.length) and (not self.repeats.all() or not self.length.all()):
+            raise ValueError("a run is empty")
+        if counts >= 2.0**62 or int((self.repeats * self.length).sum()) != total:
+            raise ValueError(f"the runs have {counts:.0f} numbers, not {total}")
+
+    def numbers(self, start: int, stop: int) -> U64:
+        """Return the numbers [start, stop) of the column."""
+        repeats = self.repeats.astype(np.int64)
+        first = np.repeat(self.first, repeats)
+        first += _count_up(repeats) * np.repeat(self.jump, repeats)
+        ends = starts(np.repeat(self.length, repeats))
+        low, high = np.searchsorted(ends[1:], start, "right"), np.searchsorted(ends[:-1], stop, "left")
+        begin = np.maximum(ends[low:high], start)
+        counts = np.minimum(ends[low + 1 : high + 1], stop) - begin
+        step = np.repeat(self.step, repeats)[low:high]
+        numbers = np.repeat(first[low:high] + (begin - ends[low:high]).astype(np.uint64) * step, counts)
+        numbers += _count_up(counts) * np.repeat(step, counts)
+        return numbers
+
+
+def _count_up(counts: npt.NDArray[np.int64]) -> U64:
+    """0, 1, … for each count."""
+    ends = starts(counts)
+    return (np.arange(ends[-1]) - np.repeat(ends[:-1], counts)).astype(np.uint64)
+
+
+def _pieces(values: U64, forced: Bool) -> tuple[npt.NDArray[np.int64], U64]:
+    """Return the beginnings of pieces with even steps, and the steps; a piece begins wherever `forced` says."""
+    differences = np.diff(values)
+    bends = forced
+    bends[:1] = True
+    border = bends.copy()
+    bends[2:] |= differences[1:] != differences[:-1]
+    # A piece's second number sets its step: of consecutive bends, every other one begins a piece.
+    rows = np.arange(len(values))
+    reset = np.maximum.accumulate(np.where(border, rows, np.where(bends, 0, rows + 1)))
+    begin = np.flatnonzero(bends & ((rows - reset) % 2 == 0))
+    alone = np.diff(np.append(begin, len(values))) == 1
+    step = np.append(differences, np.uint64(0))[begin]
+    step[alone] = 0
+    return begin, step
