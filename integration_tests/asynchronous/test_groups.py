@@ -121,24 +121,25 @@ def test_model_parts_and_ids_take_turns(ranks: RankPool, tmp_path: Path, kind: s
         assert max(sent) < (350 + len(str(tmp_path))) * len(PARTS)  # each is known after its first save
 
 
-def _on_devices(folder: str, kind: str) -> set[float]:
+def _on_devices(name: str, folder: str, kind: str) -> set[float]:
     """A group that can do no collectives in host memory."""
-    torch.cuda.set_device(dist.get_rank())
-    state = {key: value.cuda() if isinstance(value, torch.Tensor) else value for key, value in _state(5).items()}
+    state = {key: value.to(name) if isinstance(value, torch.Tensor) else value for key, value in _state(5).items()}
     future = shared_saver(kind).save(state, checkpoint_id=folder)
     for value in state.values():
         if isinstance(value, torch.Tensor):
             value.zero_()
     future.result()  # type: ignore[union-attr]
-    dist.barrier()
+    dist.barrier(device_ids=[torch.get_device_module(name).current_device()])
     return _values(folder)
 
 
-@pytest.mark.gpu
+@pytest.mark.device
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_groups_of_nccl_alone(ranks: RankPool, tmp_path: Path, kind: str, world_size: int) -> None:
-    if torch.cuda.device_count() < world_size:
-        pytest.skip(f"needs {world_size} CUDA devices")
-    found = ranks.run(world_size, _on_devices, str(tmp_path), kind, timeout_seconds=280, backend="nccl")
+def test_groups_of_devices_alone(
+    ranks: RankPool, tmp_path: Path, device: str, device_backend: str, kind: str, world_size: int
+) -> None:
+    if torch.get_device_module(device).device_count() < world_size:
+        pytest.skip(f"needs {world_size} devices")
+    found = ranks.run(world_size, _on_devices, device, str(tmp_path), kind, timeout_seconds=280, backend=device_backend)
     assert found == [{5.0}] * world_size

@@ -67,10 +67,11 @@ class Run:
 
 
 def device() -> torch.device:
-    """Where this rank trains: its GPU if the ranks talk over NCCL."""
-    if "nccl" in str(dist.get_backend_config()):
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
+    """Where this rank trains: its accelerator if the ranks talk over a backend of its own."""
+    accelerator, backends = torch.accelerator.current_accelerator(), dist.get_backend_config()
+    if accelerator is None or f"{accelerator.type}:" not in backends or f"{accelerator.type}:gloo" in backends:
+        return torch.device("cpu")
+    return torch.device(accelerator.type, torch.get_device_module(accelerator).current_device())
 
 
 def batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -232,8 +233,10 @@ def make_optimizer(variant: str, parts: Sequence[nn.Module]) -> torch.optim.Opti
     parameters = [parameter for part in parts for parameter in part.parameters()]
     if variant in _OTHERS:
         return _OTHERS[variant](parameters)
+    # PyTorch's fast form on accelerators takes no DTensors beside other tensors.
+    foreach = None if len({isinstance(parameter, DTensor) for parameter in parameters}) == 1 else False
     if variant == "sgd":
-        return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+        return torch.optim.SGD(parameters, lr=0.05, momentum=0.9, foreach=foreach)
     if variant == "empty-group":
         named = [pair for part in parts for pair in part.named_parameters()]
         groups = [
@@ -241,8 +244,8 @@ def make_optimizer(variant: str, parts: Sequence[nn.Module]) -> torch.optim.Opti
             {"params": [], "lr": 0.5},
             {"params": [parameter for name, parameter in named if not name.endswith("weight")]},
         ]
-        return torch.optim.AdamW(groups, lr=0.01)
-    return torch.optim.AdamW(parameters, lr=0.01)
+        return torch.optim.AdamW(groups, lr=0.01, foreach=foreach)
+    return torch.optim.AdamW(parameters, lr=0.01, foreach=foreach)
 
 
 def _pipeline(net: Net, variant: str) -> Run:  # noqa: C901 - forwards and backwards in one place

@@ -113,12 +113,24 @@ def test_resumes_in_half_precision(ranks: RankPool, tmp_path: Path, worlds: tupl
     assert list(differences(*map(_without_random, (second, first)))) == []
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("backend", ["nccl", "cpu:gloo,cuda:nccl"])
-@pytest.mark.parametrize(("kind", "variant"), [pair for pair in PAIRS if pair[0] in ROW_15])
-def test_resumes_on_gpus(ranks: RankPool, tmp_path: Path, kind: str, variant: str, backend: str) -> None:
-    """The same with tensors on GPUs, one to a rank; over as many ranks as there are GPUs, four at most."""
-    count = min(torch.cuda.device_count(), 4)
+GROUPS = ["{1}", "cpu:gloo,{0}:{1}"]  # of the accelerator's backend alone, and with gloo
+ON_DEVICES = [(*pair, groups) for pair in PAIRS if pair[0] in ROW_15 for groups in GROUPS]
+# Each kind, each variant and both groups.
+QUICK = {(kind, VARIANTS[(2 * place) % len(VARIANTS)], GROUPS[place % 2]) for place, kind in enumerate(ROW_15)}
+
+
+def _unless_quick(case: tuple[str, str, str]) -> Any:
+    return pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow)
+
+
+@pytest.mark.device
+@pytest.mark.parametrize(("kind", "variant", "groups"), [_unless_quick(case) for case in ON_DEVICES])
+def test_resumes_on_devices(
+    ranks: RankPool, tmp_path: Path, device: str, device_backend: str, kind: str, variant: str, groups: str
+) -> None:
+    """The same with tensors on accelerators, one to a rank; over as many ranks as there are, four at most."""
+    count = min(torch.get_device_module(device).device_count(), 4)
+    backend = groups.format(device, device_backend)
     _check(ranks, tmp_path, (kind, variant), (kind, variant), (count, count), backend)
     if count > 1:
         (tmp_path / "fewer").mkdir()

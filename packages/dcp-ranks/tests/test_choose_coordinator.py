@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from dcp_ranks import make_coordinator
@@ -97,14 +98,21 @@ def test_a_fake_group_gets_collectives(ranks):
     assert ranks.run(1, over_a_fake_group, backend=None) == [(CollectiveCoordinator.__name__, [5] * 4, 16)]
 
 
-@pytest.mark.parametrize("backend", ["cuda:gloo", pytest.param("nccl", marks=pytest.mark.gpu)])
-def test_a_group_without_a_cpu_backend(ranks, backend):
-    def call():
-        with make_coordinator() as them:
-            return type(them).__name__, them.all_gather("x", lambda: them.rank)
+def of_ranks():
+    with make_coordinator() as them:
+        return type(them).__name__, them.all_gather("x", lambda: them.rank)
 
-    found = ranks.run(2, call, backend=backend)  # no collective of this group takes a CPU tensor
+
+def test_a_group_without_a_cpu_backend(ranks):
+    found = ranks.run(2, of_ranks, backend="cuda:gloo")  # no collective of this group takes a CPU tensor
     assert found == [(StoreCoordinator.__name__, [0, 1])] * 2
+
+
+@pytest.mark.device
+def test_a_group_of_devices(ranks, device, device_backend):
+    world = min(2, torch.get_device_module(device).device_count())
+    found = ranks.run(world, of_ranks, backend=device_backend)
+    assert found == [(StoreCoordinator.__name__, [*range(world)])] * world
 
 
 def test_coordinator_rank_is_checked(ranks):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import gc
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from dcp_core.tensors.devices import pin
 from dcp_core.testing import pretend
@@ -134,6 +136,55 @@ def test_a_network_trains_as_on_the_cpu() -> None:
     assert losses(pretend.NAME) == losses("cpu")
 
 
+@pytest.mark.parametrize("kept", [2, 4])
+def test_a_resized_storage_keeps_what_fits(kept: int) -> None:
+    tensor = torch.arange(4, device=pretend.NAME, dtype=torch.uint8)
+    storage = tensor.untyped_storage()
+    storage.resize_(kept)
+    assert storage.nbytes() == kept
+    storage.resize_(8)
+    assert tensor.tolist()[:kept] == [*range(kept)]
+    assert tensor.resize_(8).tolist()[:kept] == [*range(kept)]
+
+
+def test_memory_of_a_storage_that_became_smaller_is_free(module: Any) -> None:
+    tensor = torch.ones(1 << 20, device=pretend.NAME)
+    before, address = module.memory_allocated(), tensor.data_ptr()
+    tensor.untyped_storage().resize_(0)
+    assert module.memory_allocated() < before - (1 << 21)
+    assert torch.ones(1 << 20, device=pretend.NAME).data_ptr() == address
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    dist.init_process_group(pretend.NAME, store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_what_a_collective_writes_is_there_after_wait(group: None, *, waits: bool) -> None:
+    tensor, found = torch.ones(4, device=pretend.NAME), torch.zeros(4, device=pretend.NAME)
+    work = dist.all_gather([found], tensor, async_op=True)
+    assert work is not None
+    if waits:
+        work.wait()
+    assert found.tolist() == [float(waits)] * 4
+
+
+def test_memory_of_a_collective_is_kept_until_wait(group: None, module: Any) -> None:
+    found = torch.zeros(4, device=pretend.NAME)
+    address = found.data_ptr()
+    work = dist.all_gather([found], torch.ones(4, device=pretend.NAME), async_op=True)
+    assert work is not None
+    del found
+    assert torch.zeros(4, device=pretend.NAME).data_ptr() != address
+    work.wait()
+    del work
+    gc.collect()
+    assert torch.zeros(4, device=pretend.NAME).data_ptr() == address
+
+
 def on_device_1() -> None:
     (torch.ones(3, device=f"{pretend.NAME}:1", requires_grad=True) * 2).sum().backward()
 
@@ -141,8 +192,8 @@ def on_device_1() -> None:
 # Hooks of PyTorch's C++ classes that its Python classes for devices do not have.
 MISSING: dict[str, tuple[Callable[[], object], str]] = {
     "pinned memory": (lambda: torch.empty(3, pin_memory=True), "getPinnedMemoryAllocator"),
-    "resizing a storage": (
-        lambda: torch.ones(3, device=pretend.NAME).untyped_storage().resize_(0),
+    "resizing a storage, other than by Python's method": (
+        lambda: torch.ops.inductor.resize_storage_bytes_(torch.ones(3, device=pretend.NAME), 0),
         "resizePrivateUse1Bytes",
     ),
     "generators": (lambda: torch.Generator(device=pretend.NAME), "getNewGenerator"),

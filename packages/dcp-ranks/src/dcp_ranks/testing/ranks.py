@@ -76,12 +76,21 @@ class RankPool:
         max_ranks: Largest world size.
         timeout_seconds: Default timeout of a call.
         grace_seconds: Seconds that the other ranks have to finish after one rank has failed.
+        setup: Function that each process calls before its first process group.
     """
 
-    def __init__(self, max_ranks: int = 4, *, timeout_seconds: float = 60.0, grace_seconds: float = 10.0) -> None:
+    def __init__(
+        self,
+        max_ranks: int = 4,
+        *,
+        timeout_seconds: float = 60.0,
+        grace_seconds: float = 10.0,
+        setup: Callable[[], object] | None = None,
+    ) -> None:
         self._max_ranks = max_ranks
         self._timeout_seconds = timeout_seconds
         self._grace_seconds = grace_seconds
+        self._setup = setup
         self._processes: dict[int, _RankProcess] = {}
         self._group: tuple[int, str | None] | None = None
 
@@ -152,7 +161,10 @@ class RankPool:
                 process = None
                 self._group = None
             if process is None:
-                self._processes[rank] = _RankProcess()
+                self._processes[rank] = process = _RankProcess()
+                if self._setup is not None:
+                    process.send(_call(self._setup, ()))
+                    self._results("the setup of a rank", {rank: self._read(rank)}, ())
             else:
                 process.send_signal(signal.SIGCONT)
 

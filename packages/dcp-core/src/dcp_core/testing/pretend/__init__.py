@@ -17,7 +17,7 @@ from types import ModuleType
 
 from torch.utils import backend_registration
 
-from dcp_core.testing.pretend import operators
+from dcp_core.testing.pretend import collectives, operators
 from dcp_core.testing.pretend.machine import NAME, Hold, Schedule, machine
 from dcp_core.testing.pretend.memory import memory
 
@@ -31,13 +31,14 @@ def is_possible() -> bool:
     return hasattr(backend_registration, "_setup_privateuseone_for_python_backend")
 
 
-def install() -> ModuleType:
-    """Make the device known to PyTorch, once, and return `torch.pretend`."""
+def install(devices: int = 2, schedule: Schedule | None = None) -> ModuleType:
+    """Make devices known to PyTorch, once, and the backend of their process groups; return `torch.pretend`."""
     from dcp_core.testing.pretend import device  # noqa: PLC0415 - it takes the name of a part of torch
 
     if not _installed:
+        machine.devices, machine.schedule = devices, schedule or machine.schedule
         backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=device)  # noqa: SLF001
-        _installed.append(operators.register())
+        _installed.extend([operators.register(), collectives.register()])
     return sys.modules[f"torch.{NAME}"]
 
 

@@ -49,7 +49,10 @@ class Schedule:
     chance: float = 0.0
     seed: int = 0
     reuse: bool = True
-    """Whether freed memory is overwritten as soon as its stream allows, as by the next tensor there."""
+    """Whether freed memory is overwritten as soon as its stream allows, as by the next tensor there.
+
+    FSDP2 does not stand it: no other tensor is allocated on its streams.
+    """
     random: random.Random = field(init=False)
 
     def __post_init__(self) -> None:

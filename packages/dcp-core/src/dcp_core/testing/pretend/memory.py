@@ -19,7 +19,7 @@ import torch
 
 from dcp_core.testing.pretend.machine import Event, Stream, machine
 
-__all__ = ["Block", "HostRegistry", "block_of", "borrowed", "empty", "memory", "on_host"]
+__all__ = ["Block", "HostRegistry", "as_strided", "block_of", "borrowed", "empty", "extent", "memory", "on_host"]
 
 _DL_EXTENSION, _DL_UINT = 12, 1
 _RANGE_BYTES = 1 << 36
@@ -172,11 +172,15 @@ machine.before_launch = memory.sweep
 
 def empty(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: int) -> torch.Tensor:
     """Return a tensor on a device; its contents are NaN."""
-    last = sum((length - 1) * step for length, step in zip(size, stride, strict=True)) + 1 if 0 not in size else 0
-    storage = memory.tensor(last * dtype.itemsize, device)
+    storage = memory.tensor(extent(size, stride) * dtype.itemsize, device)
     if dtype is not torch.uint8:
         storage = storage.view(dtype)
     return as_strided(storage, size, stride, 0)
+
+
+def extent(size: Sequence[int], stride: Sequence[int]) -> int:
+    """Return the number of elements from the first to the last."""
+    return 0 if 0 in size else sum((length - 1) * step for length, step in zip(size, stride, strict=True)) + 1
 
 
 def as_strided(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor:

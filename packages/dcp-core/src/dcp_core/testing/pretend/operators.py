@@ -10,7 +10,7 @@ from torch import library
 from torch.utils import _pytree as pytree
 
 from dcp_core.testing.pretend.machine import NAME, Stream, machine
-from dcp_core.testing.pretend.memory import HostRegistry, block_of, borrowed, empty, on_host
+from dcp_core.testing.pretend.memory import HostRegistry, as_strided, block_of, borrowed, empty, extent, on_host
 
 __all__ = ["generators", "register", "registry"]
 
@@ -29,12 +29,24 @@ def register() -> list[object]:
     clone = storage.clone
     # PyTorch would ask for the device's allocator, which is null, and crash.
     storage.clone = lambda one: _clone(one) if one.device.type == NAME else clone(one)
+    resize = storage.resize_
+    storage.resize_ = lambda one, size: _resize_storage(one, size) if one.device.type == NAME else resize(one, size)
     return [operators, queries]
 
 
 def _clone(storage: torch.UntypedStorage) -> torch.UntypedStorage:
     source = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
     return source.clone().untyped_storage()
+
+
+def _resize_storage(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
+    before = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+    made = empty([size], [1], torch.uint8, storage.device.index)
+    kept = min(size, storage.nbytes())
+    made[:kept].copy_(before[:kept])
+    for each in (empty([0], [1], torch.uint8, storage.device.index), made):  # one of the two must have no bytes
+        storage._swap_data_ptr_(each.untyped_storage())  # type: ignore[attr-defined]
+    return storage
 
 
 def _operator(operator: Any, *arguments: Any, **named: Any) -> Any:
@@ -141,8 +153,11 @@ def _resize(tensor: torch.Tensor, size: Any, *, memory_format: Any = None, strid
         steps = (
             stride or torch.empty(size, device="meta", memory_format=memory_format or torch.contiguous_format).stride()
         )
-        made = empty(size, steps, tensor.dtype, tensor.device.index)
-        torch.ops.aten.set_.source_Tensor.redispatch(_CPU, tensor, made)
+        storage, offset = tensor.untyped_storage(), int(tensor.storage_offset())
+        needed = (offset + extent(size, steps)) * tensor.itemsize
+        if needed > storage.nbytes():
+            _resize_storage(storage, needed)
+        torch.ops.aten.set_.source_Tensor.redispatch(_CPU, tensor, as_strided(tensor, size, steps, offset))
     return tensor
 
 
