@@ -129,6 +129,7 @@ def place(fqn: str, value: Any, like: Any) -> Any:
             if same_placement(value, like):
                 return value
             if value.device_mesh == like.device_mesh:
+                _check(fqn, value)
                 moved = value.redistribute(like.device_mesh, like.placements)
                 # Redistribution does not take the order of `like`'s shards.
                 return moved if same_placement(moved, like) else _shard(fqn, value.full_tensor(), like)

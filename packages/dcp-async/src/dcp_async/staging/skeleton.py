@@ -23,6 +23,7 @@ from dcp_core.tensors.kinds import (
     ArchivedTensor,
     archive_quantized,
     children_of,
+    dtensor_layout,
     is_dtensor,
     is_quantized_dtype,
     is_wrapper,
@@ -129,7 +130,7 @@ class _Walk:
         if not is_plain(local) or local.is_quantized:
             held = written_tensor(name, value)
             return self._object(value, name) if held is None else self._shards(held, name)
-        form = (value._spec, local.shape, local.dtype, value.requires_grad, local.is_pinned())  # noqa: SLF001
+        form = (dtensor_layout(value), value.shape, local.shape, local.dtype, value.requires_grad, local.is_pinned())
         known = self._forms.get(form)
         if known is None:
             held = written_tensor(name, value)

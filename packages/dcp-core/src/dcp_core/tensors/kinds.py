@@ -14,8 +14,9 @@ import collections
 import contextlib
 import io
 import sys
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
@@ -146,7 +147,15 @@ def as_dtensor(tensor: torch.Tensor) -> torch.Tensor:
 
 def dtensor_layout(value: DTensor) -> tuple[Hashable, ...]:
     """Return a key that is equal for DTensors with the same boxes on each rank."""
-    return value.device_mesh, value.placements, getattr(value._spec, "shard_order", None)  # noqa: SLF001
+    # A placement equals one of a subclass, whose layout may differ; a later spec may compare fewer fields than it has.
+    spec: Any = value._spec  # noqa: SLF001 - has no public form
+    return (spec.mesh, *map(type, spec.placements), spec.placements, *_other_fields(type(spec))(spec))  # type: ignore[arg-type]
+
+
+@lru_cache
+def _other_fields(kind: type[Any]) -> Callable[[Any], tuple[Hashable, ...]]:
+    names = sorted({each.name for each in fields(kind)} - {"mesh", "placements", "tensor_meta"})
+    return lambda spec: tuple([getattr(spec, name) for name in names])
 
 
 def with_local(like: DTensor, local: torch.Tensor) -> DTensor:
