@@ -108,12 +108,13 @@ def test_the_description_is_read_back(near, far, tmp_path):
         ("", "the key 'version' is missing"),
         ("version = 2", "version 2 is not 1"),
         ("version = [", "does not describe tiers"),
-        ("version = 1\ntiers = [{root = 'a', keep = 'print(1)'}]\nfolder_prefix = 'step-'", "not a policy to keep"),
+        ("version = 1\ntiers = [{root = '/a', keep = 'print(1)'}]\nfolder_prefix = 'step-'", "not a policy to keep"),
         (
-            "version = 1\ntiers = [{root = 'a', keep = 'KeepAll()', kep = 1}]\nfolder_prefix = 'step-'",
+            "version = 1\ntiers = [{root = '/a', keep = 'KeepAll()', kep = 1}]\nfolder_prefix = 'step-'",
             "unknown key 'kep'",
         ),
         ("version = 1\ntiers = 3\nfolder_prefix = 'step-'", "does not describe tiers"),
+        ("version = 1\ntiers = []\nfolder_prefixes = 'step-'", "unknown key 'folder_prefixes'"),
     ],
 )
 def test_a_damaged_description_is_refused(tmp_path, text, message):
@@ -214,6 +215,51 @@ def test_the_file_of_another_user_is_shown_but_not_obeyed(helpers, near, monkeyp
     assert len(Tiers.read(near).tiers) == 2
     with pytest.raises(TiersError, match=r"run\.tiers\.toml belongs to another user"):
         Tiers.read(near, own=True)
+
+
+@pytest.mark.parametrize("root", [".", "../run", "run", "file://run"])
+def test_paths_that_depend_on_the_reader_are_refused(tmp_path, monkeypatch, root):
+    (tmp_path / "run").mkdir()
+    monkeypatch.chdir(tmp_path / "run")
+    text = f"version = 1\nfolder_prefix = 'step-'\n[[tiers]]\nroot = '{root}'\nkeep = 'KeepAll()'\n"
+    (tmp_path / "run" / "run.tiers.toml").write_text(text)
+    with pytest.raises(TiersError, match=r"run\.tiers\.toml .*relative"):
+        Tiers.read(tmp_path / "run")
+
+
+def test_a_file_that_is_replaced_while_it_is_read_is_not_obeyed(helpers, near, monkeypatch):
+    helpers.tiers().write()
+    own = (near / "run.tiers.toml").read_bytes()
+    (near / "run.tiers.toml").write_bytes(own.replace(b"/far", b"/elsewhere"))
+    read = LocalStore.read
+
+    def replaced(store, name):
+        data = read(store, name)
+        (near / "run.tiers.toml").write_bytes(own)
+        return data
+
+    monkeypatch.setattr(LocalStore, "read", replaced)
+    with pytest.raises(TiersError, match="was replaced while it was read"):
+        Tiers.read(near, own=True)
+
+
+def test_nothing_is_done_by_the_file_of_another_user(helpers, near, monkeypatch):
+    helpers.tiers().write()
+    monkeypatch.setattr("dcp_tiers.tiers.doubt_of", lambda *_: "it belongs to another user")
+    tiers = Tiers.read(near)
+    for act in (
+        tiers.write,
+        tiers.start_promoter,
+        tiers.wake_promoter,
+        tiers.drain,
+        lambda: tiers.keep_policy,
+        lambda: tiers.kept_by(KeepLast(1)),
+        lambda: tiers.make_room(1, hurry=True),
+        lambda: promote(tiers),
+    ):
+        helpers.save(near, 1)
+        with pytest.raises(TiersError, match="it belongs to another user"):
+            act()
 
 
 def test_other_processes_know_when_a_marker_is_stale(near):

@@ -7,7 +7,7 @@ import json
 import os
 import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, Literal, get_args
@@ -131,6 +131,7 @@ else:
 DESCRIPTION = "run.tiers.toml"
 """File name in each tier."""
 _VERSION = 1
+_RUN_KEYS = {"version", "folder_prefix", "stale_after_seconds", "tiers"}
 _KEYS = {"root", "keep", "rate_bytes_per_second", "max_bytes", "when_full", "per_host"}
 
 
@@ -174,6 +175,7 @@ def decode_tiers(data: bytes, file: str) -> Description:
         values: dict[str, Any] = tomllib.loads(data.decode())
         version = values["version"]
         if version == _VERSION:
+            _check_keys(values, _RUN_KEYS)
             stale = float(values.get("stale_after_seconds", STALE_AFTER_SECONDS))
             return Description([_tier(one) for one in values["tiers"]], str(values["folder_prefix"]), stale)
     except KeyError as error:
@@ -183,15 +185,18 @@ def decode_tiers(data: bytes, file: str) -> Description:
     raise TiersError(f"{file}: version {version!r} is not {_VERSION}; use the dcp-tiers that wrote it")
 
 
-def doubt_of(store: Store, name: str) -> str | None:
-    """Return why a file's paths need confirmation; None if it is trusted.
+def doubt_of(store: Store, name: str, data: bytes) -> str | None:
+    """Return why paths in the bytes of a file need confirmation; None if they are trusted.
 
     A local file is trusted if this user or root owns it and other users cannot write to it. Per-host stores belong to
     their user. A file in a bucket has no owner.
     """
     file = f"{store.url}/{name}"
     if isinstance(store, LocalStore):
-        status = os.stat(os.path.join(store.path, name))
+        with open(os.path.join(store.path, name), "rb") as opened:
+            status, now = os.fstat(opened.fileno()), opened.read()
+        if now != data:
+            return f"{file} was replaced while it was read"
         if status.st_uid not in (os.geteuid(), 0):
             return f"{file} belongs to another user (uid {status.st_uid})"
         return f"{file} can be written to by everybody" if status.st_mode & stat.S_IWOTH else None
@@ -214,10 +219,17 @@ def _is_same_file(one: str, other: str) -> bool:
 
 
 def _tier(values: dict[str, Any]) -> Tier:
-    if unknown := values.keys() - _KEYS:
-        raise ValueError(f"unknown key {min(unknown)!r}; known are {', '.join(sorted(_KEYS))}")
+    _check_keys(values, _KEYS)
+    root = str(values["root"])
+    if scheme_of(root) == "file" and not os.path.isabs(file_path(root)):
+        raise ValueError(f"the root {root!r} is relative, so it names another directory for each reader")
     optional = {key: values[key] for key in _KEYS - {"root", "keep"} if key in values}
-    return Tier(str(values["root"]), KeepPolicy.parse(values["keep"]), **optional)
+    return Tier(root, KeepPolicy.parse(values["keep"]), **optional)
+
+
+def _check_keys(values: Mapping[str, Any], known: Collection[str]) -> None:
+    if unknown := values.keys() - known:
+        raise ValueError(f"unknown key {min(unknown)!r}; known are {', '.join(sorted(known))}")
 
 
 def _string(text: str) -> str:

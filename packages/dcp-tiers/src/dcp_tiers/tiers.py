@@ -152,7 +152,7 @@ class Tiers:
                 f"{file} is a description for {listed}, not for {store.url}: was the directory moved, copied, or "
                 "mounted under another path? Give the path that it names, or correct the root in the file"
             )
-        found.doubt = None if trust else doubt_of(store, name)
+        found.doubt = None if trust else doubt_of(store, name, data)
         if own:
             found.check_trusted()
         return found
@@ -311,8 +311,11 @@ class Tiers:
         The step is assumed as large as the largest checkpoint there. With `hurry`, the save cannot wait: a full tier
         drops checkpoints that further tiers still need. Storage failures are logged, and the save continues.
 
+        Raises as `check_trusted`.
+
         Ranks: one.
         """
+        self.check_trusted()
         try:
             return make_room(self, 0, step, drop=hurry)
         except (OSError, DcpError) as error:
