@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import random
 import re
 from collections import Counter
@@ -56,6 +57,33 @@ def test_an_order_can_be_a_function_of_the_epoch(kind: Any) -> None:
     assert epoch_of(made) == [*range(0, 40, 2)]
     assert len(made) == 3
     assert epoch_of(made) == [*range(1, 40, 2)]
+
+
+@pytest.mark.parametrize("kind", [list, torch.tensor, np.array])
+def test_an_order_may_be_changed_by_its_function_afterwards(kind: Any) -> None:
+    order = kind([*range(40)])
+    made = sampler(order=lambda _: order)
+    state = made.state_dict()
+    for at in range(40):
+        order[at] = 0
+    assert made.state_dict() == state
+    assert epoch_of(made) == [*range(40)]
+
+
+@pytest.mark.parametrize("kind", [list, torch.tensor, np.array, collections.UserList])
+@pytest.mark.parametrize(
+    ("order", "message"),
+    [
+        ([*range(39), 40], "the index 40, but the data set has 40 elements"),
+        ([-1, *range(39)], "the index -1"),
+        ([0.5] * 40, "of shape (40,): return a list of indices"),
+        ([True, False] * 20, "torch.bool of shape (40,): return a list of indices, as from mask.nonzero()"),
+        ([[0, 1]] * 20, "of shape (20, 2)"),
+    ],
+)
+def test_orders_of_other_things_than_indices_are_refused(kind: Any, order: list[Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        epoch_of(sampler(order=lambda _: kind(order)))
 
 
 def test_draws_with_replacement_follow_the_weights() -> None:
@@ -180,14 +208,17 @@ def test_a_rank_is_asked_for_when_batches_are_drawn(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("draw", [list, lambda made: list(made.loader(range(24)))])
-def test_a_launched_process_without_a_group_draws_nothing(draw: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
+@pytest.mark.parametrize("size", ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"])
+def test_a_launched_process_without_a_group_draws_nothing(
+    draw: Any, size: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(size, "2")
     made = ResumableSampler(24, 8)
     assert len(made) == 3
-    with pytest.raises(RuntimeError, match=r"one of 2 \(WORLD_SIZE\), but there is no process group.*rank=0"):
+    with pytest.raises(RuntimeError, match=rf"one of 2 \({size}\), but there is no process group.*rank=0"):
         draw(made)
     assert epoch_of(ResumableSampler(24, 8, shuffle=False, rank=0, world_size=1)) == [*range(24)]
-    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv(size, "1")
     assert len(epoch_of(made)) == 24
 
 

@@ -21,6 +21,8 @@ __all__ = ["Position", "with_digest"]
 
 _LOOKED_UP_TOGETHER = 16_384
 """Samples per lookup, which takes about 0.4 ms and 70 ns per sample."""
+_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+"""Variables of launchers: torchrun, and two of MPI. Those of Slurm also describe allocations."""
 _OF = " of "
 """Precedes the digest of an order's numbers."""
 
@@ -145,10 +147,11 @@ class Position(ABC):
             return self._given_rank
         if dist.is_available() and dist.is_initialized():
             return dist.get_rank(), dist.get_world_size()
-        launched = os.environ.get("WORLD_SIZE", "")
+        name = next((name for name in _SIZES if name in os.environ), "")
+        launched = os.environ.get(name, "").strip()
         if launched.isdecimal() and int(launched) > 1:
             raise RuntimeError(
-                f"this process is one of {launched} (WORLD_SIZE), but there is no process group, so that each of them "
+                f"this process is one of {launched} ({name}), but there is no process group, so that each of them "
                 "would train on all samples: call torch.distributed.init_process_group() before batches are drawn, or "
                 "pass rank= and world_size= (rank=0, world_size=1 for a process that trains alone)"
             )

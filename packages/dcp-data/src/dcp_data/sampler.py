@@ -42,7 +42,7 @@ class ResumableSampler(Position):
         replacement: Draw with replacement; with False, no element is drawn twice in an epoch.
         num_samples: Samples of an epoch, with weights; by default the number of elements.
         order: Function from an epoch's number to its indices, a sequence or tensor that is equal on all ranks. It
-            replaces `shuffle` and `weights`.
+            replaces `shuffle` and `weights`. Lists, tensors and arrays are copied.
         micro_batches: Batches per rank and step, for gradient accumulation.
         drop_last: Skip an incomplete last global batch. Otherwise it is cut into smaller parts without padding, see
             `ResumableLoader.weight`.
@@ -196,7 +196,7 @@ class ResumableSampler(Position):
     def _make_order(self) -> _Order:
         labels = ("order", self.seed, self.epoch)
         if self._function is not None:
-            return _Listed(self._function(self.epoch))
+            return _Listed(self._function(self.epoch), self._elements)
         if self._weights is not None and self._replacement:
             return _Drawn(self._weights, self._draws, *labels)
         if self._weights is not None:
@@ -219,15 +219,36 @@ class _Sequential:
 
 
 class _Listed:
-    def __init__(self, elements: Sequence[int] | torch.Tensor) -> None:
-        self.length = len(elements)
-        self._elements = elements.to("cpu", torch.int64) if isinstance(elements, torch.Tensor) else elements
+    """Indices that a function returns, or that were drawn; tensors, arrays and lists are copied."""
+
+    def __init__(self, indices: Sequence[int] | torch.Tensor, elements: int) -> None:
+        # Another sequence may be longer than memory, so its indices are checked when they are used.
+        is_lazy = not (isinstance(indices, list | tuple | torch.Tensor) or hasattr(indices, "__array__"))
+        self._indices = indices if is_lazy else _whole_numbers(torch.as_tensor(indices, device="cpu"), elements)
+        self._elements = elements
+        self.length = len(self._indices)
 
     def take(self, positions: torch.Tensor) -> torch.Tensor:
-        if isinstance(self._elements, torch.Tensor):
-            return self._elements[positions]
-        found = [int(self._elements[each]) for each in positions.tolist()]
-        return torch.tensor(found, dtype=torch.int64, device="cpu")
+        if isinstance(self._indices, torch.Tensor):
+            return self._indices[positions]
+        return _whole_numbers(
+            torch.as_tensor([self._indices[each] for each in positions.tolist()], device="cpu"), self._elements
+        )
+
+
+def _whole_numbers(indices: torch.Tensor, elements: int) -> torch.Tensor:
+    """Return a copy in int64. Raises ValueError for other things than indices of elements."""
+    is_whole = not (indices.dtype.is_floating_point or indices.dtype.is_complex or indices.dtype == torch.bool)
+    if indices.dim() != 1 or not (is_whole or not len(indices)):
+        raise ValueError(
+            f"order= gave {indices.dtype} of shape {tuple(indices.shape)}: return a list of indices, as from "
+            "mask.nonzero().flatten() for a mask"
+        )
+    indices = indices.to(torch.int64, copy=True)
+    wrong = indices[(indices < 0) | (indices >= elements)]
+    if len(wrong):
+        raise ValueError(f"order= gave the index {int(wrong[0])}, but the data set has {elements} elements, from 0 on")
+    return indices
 
 
 class _Elements:
@@ -285,7 +306,7 @@ def _draw_without_replacement(weights: torch.Tensor, length: int, *labels: int |
     numbers = torch.arange(len(weights), device="cpu")
     waits = -_logarithm(uniform(numbers, derive_keys(8, *labels))) / weights
     waits.clamp_(max=torch.finfo(waits.dtype).max)[weights == 0] = math.inf  # after the lightest one
-    return _Listed(torch.sort(waits, stable=True).indices[:length])
+    return _Listed(torch.sort(waits, stable=True).indices[:length], len(weights))
 
 
 def uniform(numbers: torch.Tensor, keys: list[int]) -> torch.Tensor:
