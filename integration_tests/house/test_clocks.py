@@ -21,6 +21,7 @@ _TIMES = {
     "created",
 }
 _CLOCKS = {"time", "time_ns"}
+_NUMBERS = {"max", "min", "abs", "float", "int", "round"}
 _ORDERING = {"sorted", "max", "min", "abs", "sort"}
 
 
@@ -43,12 +44,39 @@ def _compares(node: ast.AST) -> bool:
     )
 
 
+def _times_of(body: list[ast.AST]) -> set[str]:
+    """Return the names of variables that hold times, or their sums and differences."""
+    names = {"now"} if any(isinstance(node, ast.Call) and _is_time(node) for node in body) else set[str]()
+    assigned = [
+        (target.id, node.value)
+        for node in body
+        if isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr) and node.value is not None
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        if isinstance(target, ast.Name)
+    ]
+    while more := {name for name, value in assigned if name not in names and _holds_time(value, names)}:
+        names |= more
+    return names
+
+
+def _holds_time(node: ast.AST, names: set[str]) -> bool:
+    if _is_time(node) or (isinstance(node, ast.Name) and node.id in names):
+        return True
+    if isinstance(node, ast.Call):
+        inner = node.args if isinstance(node.func, ast.Name) and node.func.id in _NUMBERS else []
+    elif isinstance(node, ast.BinOp | ast.BoolOp | ast.IfExp | ast.GeneratorExp | ast.ListComp):
+        inner = [*ast.iter_child_nodes(node)]
+    else:
+        inner = []
+    return any(_holds_time(each, names) for each in inner)
+
+
 def comparisons(source: str) -> Iterator[str]:
     """Yield the names of functions that compare, subtract or order times."""
     for function in ast.walk(ast.parse(source)):
-        if isinstance(function, ast.FunctionDef):
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
             body = [node for statement in function.body for node in ast.walk(statement)]
-            names = {"now"} if any(isinstance(node, ast.Call) and _is_time(node) for node in body) else set[str]()
+            names = _times_of(body)
 
             def is_time(node: ast.AST, names: set[str] = names) -> bool:
                 return _is_time(node) or (isinstance(node, ast.Name) and node.id in names)
@@ -78,11 +106,15 @@ def test_new_ones_are_noticed() -> None:
         "return sorted(records, key=lambda record: record.created_seconds)",
         "return max(entry.mtime for entry in entries)",
         "return policy.keep(records, time.time())",
+        "created = (one.created_ns or 0) / 1e9 or one.modified_seconds; return other < created",
+        "age = float(entry.mtime); least = age; return sorted([least])",
+        "if (written := max(each.mtime for each in entries)) < limit: return True",
     ):
         assert [*comparisons(f"def judge():\n    {line}")] == ["judge"], line
     for line in (
         "return time.monotonic() - begun > 3600",
         "return Event(time=time.time())",
         "return one.save_id == two",
+        "event = Event(time=time.time()); return event.bytes > 0",
     ):
         assert not [*comparisons(f"def judge():\n    {line}")], line
