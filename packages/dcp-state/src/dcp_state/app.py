@@ -25,7 +25,7 @@ from dcp_core.storage.byte_storage import collector_paused
 from dcp_state.base_model import BaseModel, FrozenValues, TrainableOnly, frozen_names, is_sharded, name_of_base
 from dcp_state.canonical_names import ModelNames, name_model, name_models, optimizer_names
 from dcp_state.model import model_state, restore_model
-from dcp_state.optimizer.fitting import GROUPS, PARAM_NAMES, PARAMS, STATE, SavedOptimizer, is_text
+from dcp_state.optimizer.fitting import GROUPS, PARAM_NAMES, PARAMS, STATE, SavedOptimizer, is_bookkeeping, is_text
 from dcp_state.optimizer.inner_optimizers import Optimizers, as_optimizers
 from dcp_state.optimizer.optimizer_state_dict import optimizer_state, restore_optimizers, restore_saved
 from dcp_state.options import StateDictOptions, check_options
@@ -309,11 +309,17 @@ class AppState:
             self._given[tensor] = True
         hyperparameters: dict[str, Any] = {}
         groups = []
+        defaults = {name for optimizer in self._optimizers for name in optimizer.defaults}
         for group in named[GROUPS]:
             entries = sorted((name, value) for name, value in group.items() if name not in (PARAMS, PARAM_NAMES))
             hyperparameters.update(dict.fromkeys(group[PARAMS], tuple(entries)))
             # Pipeline stages give their groups names of their own: the rest is the same on all ranks.
-            groups.append(tuple((name, value) for name, value in entries if not is_text(value)))
+            shared = (
+                (name, value)
+                for name, value in entries
+                if not (is_text(value) or is_bookkeeping(name, value, defaults=defaults))
+            )
+            groups.append(tuple(shared))
         return {STATE: named[STATE], "hyperparameters": hyperparameters, "groups": tuple(groups)}
 
     def _restore_optimizers(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ __all__ = [
     "SavedOptimizer",
     "fit",
     "flatten_optimizer_state",
+    "is_bookkeeping",
     "is_flat",
     "is_text",
     "read_saved",
@@ -58,8 +60,18 @@ class SavedOptimizer:
 
 
 def is_text(value: object) -> bool:
-    """Return whether an entry is a string, or strings in a list or tuple."""
-    return isinstance(value, str) or (isinstance(value, list | tuple) and all(isinstance(one, str) for one in value))
+    """Return whether an entry is a string, bytes, a path or a device, or a container of these."""
+    if isinstance(value, Mapping):
+        return all(map(is_text, value)) and all(map(is_text, value.values()))
+    if isinstance(value, list | tuple | set | frozenset):
+        return all(map(is_text, value))
+    return isinstance(value, str | bytes | PurePath | torch.device)
+
+
+def is_bookkeeping(name: str, *values: object, defaults: Collection[str]) -> bool:
+    """Return whether an entry identifies a group, or says how to compute a step; `defaults` are the optimizer's."""
+    texts = all(value is None or is_text(value) for value in values)
+    return name in _IMPLEMENTATIONS or (texts and name not in defaults)
 
 
 def is_flat(state_dict: Mapping[str, Any]) -> bool:
@@ -337,8 +349,9 @@ def _hyperparameters(
         elif chosen is None:
             chosen, chosen_by = found, fqn
         elif found is not chosen and (differing := set(_differing(chosen, found)) - own_names):
+            defaults = fitted.optimizer.defaults
             own_names |= {
-                name for name in differing if _is_bookkeeping(fitted, name, chosen.get(name), found.get(name))
+                name for name in differing if is_bookkeeping(name, chosen.get(name), found.get(name), defaults=defaults)
             }
             if not (differing := differing - own_names):
                 continue
@@ -351,12 +364,6 @@ def _hyperparameters(
 
 def _without(hyperparameters: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
     return {name: value for name, value in hyperparameters.items() if name not in names}
-
-
-def _is_bookkeeping(fitted: FittedState, name: str, *values: Any) -> bool:
-    """Return whether an entry identifies a group, or says how to compute a step."""
-    texts = all(value is None or is_text(value) for value in values)
-    return name in _IMPLEMENTATIONS or (texts and name not in fitted.optimizer.defaults)
 
 
 def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
