@@ -39,17 +39,37 @@ def test_rm_of_a_part(tmp_path: Path, dcp: Dcp, write: Write) -> None:
     path = write(tmp_path / "c")
     code, out, _ = dcp("rm", path, "--part", "step", "--part", "note", "--dry-run")
     assert (code, out) == (0, f"would remove note, step of {path}: 466 B\n")
-    assert dcp("rm", path, "--part", "step", "--part", "note", "--yes") == (
-        0,
-        out.replace("would remove", "removed"),
-        "",
-    )
+    removed = out.replace("would remove", "removed")
+    assert dcp("rm", path, "--part", "step", "--part", "note", "--yes") == (0, removed, "")
     code, out, _ = dcp("rm", path, "--part", "note", "--yes", "--json")
-    assert (code, json.loads(out)) == (0, {"path": str(path), "removed": True, "parts": [], "bytes": 0})
+    facts = json.loads(out)
+    assert (code, facts["removed"], facts["parts"], facts["files"], facts["bytes"]) == (0, True, [], [], 0)
     code, out, _ = dcp("show", path)
-    assert "removed since the save: note (dcp rm, 20" in out
+    assert "removed since the save: note (the command dcp, 20" in out
     assert list(json.loads(dcp("show", path, "--json")[1])["dropped"]) == ["note", "step"]
     assert dcp("verify", path)[0] == 0
+
+
+def test_prune_of_parts(tmp_path: Path, dcp: Dcp, write: Write) -> None:
+    for step in (100, 200, 300):
+        write(tmp_path / f"step-{step}")
+    arguments = ("prune", tmp_path, "--keep", 1, "--keep-part", "model")
+    policy = "KeepLast(1) | KeepAll(parts=['model'])"
+    policies = json.loads(dcp("du", tmp_path, "--keep", policy, "--json")[1])["policies"]
+    assert policies == {policy: {"removes": [], "frees_bytes": 2 * 466}}
+    code, out, _ = dcp(*arguments, "--dry-run")
+    assert (code, f"would remove note, step of {tmp_path / 'step-100'}  466 B" in out) == (0, True)
+    code, out, _ = dcp(*arguments, "--yes", "--json")
+    facts = json.loads(out)
+    assert (code, facts["bytes"], len(facts["kept"])) == (0, 2 * 466, 1)
+    assert facts["parts"] == {f"{tmp_path}/step-{step}": ["note", "step"] for step in (200, 100)}
+    names = {step: index_of(tmp_path / f"step-{step}").names() for step in (100, 200, 300)}
+    assert names[100] == names[200] == ["model.weight", "model.tied"]
+    assert len(names[300]) == 4
+    code, out, _ = dcp(*arguments, "--yes")
+    assert (code, out.startswith("0 of 3 complete checkpoints")) == (0, True)
+    code, _, err = dcp(*arguments, "--keep-part", "optimizer")
+    assert (code, "is in the part 'optimizer'" in err) == (3, True)
 
 
 @pytest.mark.parametrize(
@@ -70,15 +90,15 @@ def test_rm_of_a_part_is_refused(
     assert (path / ".metadata").read_bytes() == before
 
 
-def test_rm_of_a_part_asks_for_each_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dcp: Dcp, write: Write
-) -> None:
+def test_rm_of_a_part_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dcp: Dcp, write: Write) -> None:
     import io
 
     paths = [write(tmp_path / name) for name in "ab"]
-    monkeypatch.setattr("sys.stdin", io.StringIO("y\nn\n"))
-    assert dcp("rm", *paths, "--part", "note")[0] == 130
-    assert ["note" in index_of(path).names() for path in paths] == [False, True]
+    for answer, code in (("n\n", 130), ("y\n", 0)):
+        assert all("note" in index_of(path).names() for path in paths)
+        monkeypatch.setattr("sys.stdin", io.StringIO(answer))
+        assert dcp("rm", *paths, "--part", "note")[0] == code
+    assert not any("note" in index_of(path).names() for path in paths)
 
 
 def test_rm_of_an_unfinished_save(tmp_path: Path, dcp: Dcp, write: Write, data_file: DataFile) -> None:

@@ -7,7 +7,8 @@ import shutil
 
 import pytest
 
-from dcp_io import KeepBest, KeepEvery, KeepLast
+from dcp_io import KeepAll, KeepBest, KeepEvery, KeepLast
+from dcp_io.checkpoints.drop_parts import SmallerCheckpoint
 from dcp_tiers import Tier, Tiers, promotion
 from dcp_tiers.copying import copy_checkpoint
 from dcp_tiers.promote import main, promote
@@ -133,3 +134,52 @@ def test_a_run_that_went_back_keeps_its_higher_steps(helpers, near, far):
     assert promote(tiers) == {}
     retain_in_first(tiers)
     assert sorted(helpers.loaded(near)) == [20, 50]
+
+
+WHOLE = {"m.a": b"1" * 3000, "o.a": b"2" * 9000}
+MODEL = {"m.a": b"1" * 3000}
+
+
+def test_each_tier_keeps_its_own_parts(helpers, near, far):
+    """What a further tier gets is whole, and neither copy replaces the other later."""
+    tiers = Tiers([Tier(near, KeepLast(1) | KeepAll(parts=["m"])), Tier(far, KeepLast(2) | KeepEvery(20, parts=["m"]))])
+    for step in (10, 20, 30):
+        helpers.save(near, step, WHOLE)
+        retain_in_first(tiers)
+    assert helpers.loaded(near) == {10: MODEL, 20: WHOLE, 30: WHOLE}  # the far tier wants the last two, and waits
+    assert promote(tiers) == {}
+    for step in (40, 50):
+        helpers.save(near, step, WHOLE)
+        assert promote(tiers) == {}
+        retain_in_first(tiers)
+    assert helpers.loaded(near) == {**dict.fromkeys((10, 20, 30, 40), MODEL), 50: WHOLE}
+    assert helpers.loaded(far) == {20: MODEL, 40: WHOLE, 50: WHOLE}
+    before = {path: path.stat().st_mtime_ns for path in far.rglob("*.distcp")}
+    assert promote(tiers) == {}
+    assert helpers.loaded(far) == {20: MODEL, 40: WHOLE, 50: WHOLE}
+    assert {path: path.stat().st_mtime_ns for path in far.rglob("*.distcp")} == before
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("smaller", [(), (0,), (1,), (0, 1)])
+def test_a_copy_of_which_parts_were_removed_is_still_there(helpers, near, far, smaller):
+    tiers = helpers.tiers(KeepAll())
+    helpers.save(near, 10, WHOLE)
+    promote(tiers)
+    for number in smaller:
+        SmallerCheckpoint(tiers.catalogues[number].store_of(10), keep=["m"]).publish(by="a test")
+    for note in (near / "step-10").glob(".dcp-promoted-*"):
+        note.unlink()
+    files = names(far / "step-10")
+    assert promote(tiers) == {}
+    assert names(far / "step-10") == files
+    assert helpers.loaded(far) == {10: MODEL if 1 in smaller else WHOLE}
+    shutil.rmtree(far / "step-10")
+    promote(helpers.tiers(KeepAll()))
+    assert helpers.loaded(far) == {10: MODEL if 0 in smaller else WHOLE}
+    helpers.save(near, 10, {"m.a": b"3"})  # training went back
+    promote(tiers)
+    assert helpers.loaded(far) == {10: {"m.a": b"3"}}

@@ -43,6 +43,13 @@ class Removal:
     """Whether to ignore running saves and readers."""
     refusal: str | None = None
     """In a dry run, why `force` is needed, if it is."""
+    smaller: SmallerCheckpoint | None = None
+    """What stays, if only parts are removed; then there are no files."""
+
+    @property
+    def what(self) -> str:
+        """The path, and which parts of the checkpoint, if not all."""
+        return self.path if self.smaller is None else f"{', '.join(self.smaller.parts) or 'nothing'} of {self.path}"
 
 
 def plan_removal(path: str, store: Store, *, force: bool = False) -> Removal:
@@ -86,10 +93,8 @@ def _check_unfinished(path: str, store: Store, ours: Collection[str], *, force: 
         )
 
 
-def plan_smaller(
-    path: str, store: Store, *, keep: Collection[str] = (), drop: Collection[str] = ()
-) -> SmallerCheckpoint:
-    """Return the checkpoint without some of its parts.
+def plan_smaller(path: str, store: Store, *, keep: Collection[str] = (), drop: Collection[str] = ()) -> Removal:
+    """Return the removal of parts of a checkpoint; see `SmallerCheckpoint`.
 
     Raises:
         CheckpointNotFoundError: There is no checkpoint, a part has no names, or nothing would stay.
@@ -105,7 +110,7 @@ def plan_smaller(
         raise CheckpointNotFoundError(f"nothing in {path} is in the part {part!r}{hint(path, part, known)}")
     if smaller.is_empty:
         raise CheckpointNotFoundError(f"nothing would stay of {path}: `dcp rm {path}` removes the whole checkpoint")
-    return smaller
+    return Removal(path, store, (), (), smaller.bytes, (), force=False, smaller=smaller)
 
 
 def _refuse_web(store: Store, path: str) -> None:
@@ -124,8 +129,14 @@ def preview_removal(path: str, store: Store, *, force: bool = False) -> Removal:
 
 
 def remove(removal: Removal) -> None:
-    """Remove the files, and the folder if it is then empty. The safety checks run again, since a prompt takes time."""
+    """Remove the files, and the folder if it is then empty, or only parts of the checkpoint.
+
+    The safety checks run again, since a prompt takes time.
+    """
     store = removal.store
+    if removal.smaller is not None:
+        removal.smaller.publish(by="the command dcp")
+        return
     if not removal.force:
         again = plan_removal(removal.path, store)
         if (again.indexes, again.files) != (removal.indexes, removal.files):

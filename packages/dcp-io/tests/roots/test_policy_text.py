@@ -10,7 +10,13 @@ from dcp_io import KeepAll, KeepBest, KeepEvery, KeepFor, KeepLast, KeepPolicy
 
 @pytest.mark.parametrize(
     "policy",
-    [KeepAll(), KeepLast(2), KeepLast(1) | KeepEvery(10) | KeepFor(3600.0), KeepBest(1, "loss's \n", "max")],
+    [
+        KeepAll(),
+        KeepLast(2),
+        KeepLast(1) | KeepEvery(10) | KeepFor(3600.0),
+        KeepBest(1, "loss's \n", "max"),
+        KeepLast(2) | KeepEvery(1000, parts=["app.model", "it's"]) | KeepAll(parts=("a",)),
+    ],
     ids=repr,
 )
 def test_a_policy_is_read_back(policy: KeepPolicy) -> None:
@@ -46,3 +52,14 @@ def test_a_count_is_a_whole_number(wrong):
         KeepLast(wrong)
     with pytest.raises(ValueError, match="whole number"):
         KeepEvery(wrong)
+
+
+def test_a_policy_prints_as_it_is_written():
+    assert repr(KeepEvery(1000, parts=("app.model",))) == "KeepEvery(1000, parts=['app.model'])"
+    assert repr(KeepBest(1, "loss")) == "KeepBest(1, 'loss', 'min')"
+
+
+@pytest.mark.parametrize("parts", ["app.model", [], [""], [1], 5])
+def test_parts_are_a_list_of_names(parts):
+    with pytest.raises(ValueError, match="give a list of names"):
+        KeepLast(2, parts=parts)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 
-from dcp_io import CheckpointRecord, KeepBest, KeepEvery, KeepLast, KeepPolicy, LocalStore
+from dcp_io import CheckpointRecord, KeepAll, KeepBest, KeepEvery, KeepLast, KeepPolicy, LocalStore, verify_checkpoint
+from dcp_io.checkpoints.drop_parts import SmallerCheckpoint
 from dcp_io.roots.catalogue import Catalogue
 from dcp_io.roots.records import Note
-from dcp_manifest import CheckpointIndex
+from dcp_manifest import CheckpointIndex, index_of
 from dcp_manifest.file.manifest_write import encode
 from dcp_manifest.index.columns import ManifestInfo
 
@@ -39,9 +41,26 @@ RECORDS = [
 def test_select_counts_fit_checkpoints(
     policy: KeepPolicy, protected: tuple[int, ...], unfit: tuple[int, ...], stay: set[int]
 ) -> None:
+    whole = dict.fromkeys(stay)
+    assert policy.select(RECORDS, protected, lambda step: step not in unfit) == whole
+    assert policy.select(RECORDS[::-1], protected, lambda step: step not in unfit) == whole
+    assert policy.select([], protected, lambda step: True) == dict.fromkeys(protected)
+
+
+@pytest.mark.parametrize(
+    ("policy", "protected", "unfit", "stay"),
+    [
+        (KeepAll(parts=["m"]), (), (), {10: ("m",), 20: ("m",), 30: ("m",), 40: None}),
+        (KeepLast(1) | KeepEvery(10, parts=["m", "n"]), (10,), (), {10: None, 20: ("m", "n"), 30: None, 40: None}),
+        (KeepLast(2, parts=["m"]) | KeepEvery(20, parts=["n", "m"]), (), (), {20: ("m", "n"), 30: ("m",), 40: None}),
+        (KeepLast(1, parts=["m"]), (), (30,), {20: ("m",), 30: None, 40: None}),
+        (KeepBest(1, "loss", parts=["m"]) | KeepEvery(10), (), (), {10: None, 20: None, 30: None, 40: None}),
+    ],
+)
+def test_select_says_which_parts_stay(
+    policy: KeepPolicy, protected: tuple[int, ...], unfit: tuple[int, ...], stay: dict[int, tuple[str, ...] | None]
+) -> None:
     assert policy.select(RECORDS, protected, lambda step: step not in unfit) == stay
-    assert policy.select(RECORDS[::-1], protected, lambda step: step not in unfit) == stay
-    assert policy.select([], protected, lambda step: True) == {*protected}
 
 
 @pytest.fixture
@@ -103,3 +122,94 @@ def test_retain_goes_on_after_a_removal_that_fails(
         removed, _ = catalogue.retain(KeepLast(1), protected=lambda _: ())
     assert removed == [20]
     assert "step 10 could not be removed" in caplog.text
+
+
+VALUES = [{"m.a": b"1" * 5000, "o.a": b"2" * 9000}, {"m.b": b"3", "o.b": b"4"}]
+MODEL = {"m.a": b"1" * 5000, "m.b": b"3"}
+
+
+@pytest.fixture
+def trained(tmp_path: Path, helpers: SimpleNamespace) -> Catalogue:
+    """Five checkpoints with notes, as of a manager."""
+    catalogue = Catalogue(LocalStore(tmp_path), stale_after_seconds=60)
+    for step in (10, 20, 30, 40, 50):
+        catalogue.prepare(step, {"loss": float(step)})
+        helpers.save_all(catalogue.store_of(step), VALUES)
+        catalogue.published(step)
+    return catalogue
+
+
+def whole(catalogue: Catalogue, helpers: SimpleNamespace) -> dict[int, bool]:
+    """Step → whether nothing was removed from its checkpoint."""
+    found = {}
+    for folder in catalogue.folders():
+        values = helpers.load_all(folder.store)
+        assert values in (MODEL, helpers.merged(VALUES))
+        assert not verify_checkpoint(folder.store).problems
+        found[folder.step] = values != MODEL
+    return found
+
+
+def test_retain_removes_parts(trained: Catalogue, helpers: SimpleNamespace) -> None:
+    records = trained.records()
+    policy = KeepLast(2) | KeepEvery(20, parts=["m"])
+    assert trained.retain(policy, protected=lambda _: ())[0] == [10, 30]
+    assert whole(trained, helpers) == {20: False, 40: True, 50: True}
+    assert trained.records() == [record for record in records if record.step in (20, 40, 50)]
+    assert index_of(trained.store_of(20)).info.dropped["o"].startswith("KeepEvery(20, parts=['m']), 20")
+    names = {name for folder in trained.folders() for name in folder.names if name.startswith(".dcp")}
+    assert names == {".dcp-note.json"}
+
+
+def test_retain_reads_each_index_once(trained: Catalogue, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    monkeypatch.setattr(
+        "dcp_io.roots.catalogue.SmallerCheckpoint",
+        lambda store, **options: read.append(store.url[-2:]) or SmallerCheckpoint(store, **options),
+    )
+    policy = KeepLast(1) | KeepAll(parts=["m"])
+    for _ in range(4):
+        trained.retain(policy, protected=lambda _: ())
+    assert read == ["10", "20", "30", "40"] * 2  # before it was made smaller, and after
+    trained.retain(KeepLast(1) | KeepAll(parts=["m.a"]), protected=lambda _: ())
+    assert len(read) == 12
+    trained.retain(KeepAll(), protected=lambda _: ())
+    assert len(read) == 12
+
+
+def test_what_retain_leaves_whole(
+    trained: Catalogue, helpers: SimpleNamespace, caplog: pytest.LogCaptureFixture
+) -> None:
+    policy = KeepAll(parts=["m"])
+    trained.quarantine(10, "a bit flipped")
+    trained.prepare(40, {})  # a save that may have been killed: its note is compared with the index
+    with trained.reading(20):
+        trained.retain(policy, protected=lambda _: {30})
+    assert whole(trained, helpers) == dict.fromkeys((10, 20, 30, 40, 50), True)
+    trained.failed(40)
+    trained.store_of(30).delete(next(name for name in helpers.names(trained.store_of(30)) if name[:4] == "__1_"))
+    trained = Catalogue(trained.store, stale_after_seconds=60)  # which has not read any of them
+    trained.retain(policy, protected=lambda _: ())
+    assert "step 30 does not count" in caplog.text
+    trained.remove(30)
+    assert whole(trained, helpers) == {10: True, 20: False, 40: False, 50: True}
+    trained.retain(KeepAll(parts=["x"]), protected=lambda _: ())
+    assert whole(trained, helpers) == {10: True, 20: False, 40: False, 50: True}
+    assert "step-40 stays whole: it has nothing of x" in caplog.text
+
+
+def test_retain_goes_on_after_a_failure(
+    trained: Catalogue, helpers: SimpleNamespace, caplog: pytest.LogCaptureFixture
+) -> None:
+    index = index_of(trained.store_of(20))
+    item = index.stored_item(index.chunk_items, index.tensor_names.index("m.a"))
+    helpers.flip(trained.store_of(20), item.file, item.offset + item.lead)
+    trained.retain(KeepAll(parts=["m"]), protected=lambda _: ())
+    assert "step-20 could not be made smaller, which is tried again: bytes" in caplog.text
+    assert [index_of(folder.store).info.dropped != {} for folder in trained.folders()] == [
+        True,
+        False,
+        True,
+        True,
+        False,
+    ]

@@ -114,7 +114,7 @@ def copy_checkpoint(source: Store, target: Store, *, stale_after_seconds: float,
         CheckpointNotFoundError: The source was removed or replaced meanwhile.
     """
     data, index, save_id = read_source(source)
-    if is_there(target, index, save_id):
+    if is_there(target, index):
         clear_dead_saves(target, stale_after_seconds=stale_after_seconds)
     else:
         with report_operation("promote", target.url) as progress:
@@ -152,17 +152,17 @@ def read_source(source: Store) -> tuple[bytes, CheckpointIndex, str]:
     return data, index, index.info.save_id
 
 
-def is_there(target: Store, index: CheckpointIndex, save_id: str) -> bool:
-    """Return whether the target has this save. Raises SupersededError."""
-    current = read_current(target)
-    if current.index is None or current.index.info is None or index.info is None:
+def is_there(target: Store, index: CheckpointIndex) -> bool:
+    """Return whether the target has this save, or parts of it that its policy keeps. Raises SupersededError."""
+    there = read_current(target).index
+    if there is None or there.info is None or index.info is None:
         return False
-    if current.save_id != save_id:
-        if current.index.info.created_ns > index.info.created_ns:
+    if there.info.origin != index.info.origin:
+        if there.info.created_ns > index.info.created_ns:
             raise SupersededError(f"{target.url} has a later save of this step; it is not replaced by an earlier one")
         return False
     try:
-        check_files(target, index)
+        check_files(target, there)
     except DcpError as error:
         if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
             raise
@@ -260,7 +260,7 @@ def copy_part(
     hexadecimal digits. Otherwise as `copy_checkpoint`.
     """
     data, index, save_id = read_source(source)
-    if is_there(target, index, save_id):
+    if is_there(target, index):
         clear_dead_saves(target, stale_after_seconds=stale_after_seconds)
         return _end(source, target, save_id)
     files = _files_to_bring(source, target, index, host, stale_after_seconds)

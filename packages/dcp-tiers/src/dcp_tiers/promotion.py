@@ -407,7 +407,7 @@ def _saved(store: Store, entries: list[Entry] | None = None) -> ManifestInfo | N
 
 
 def _is_same(one: ManifestInfo, other: ManifestInfo | None) -> bool:
-    return other is not None and other.save_id == one.save_id
+    return other is not None and other.origin == one.origin
 
 
 def _is_later(one: ManifestInfo | None, other: ManifestInfo) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import partial
 
 import click
 
@@ -13,7 +14,7 @@ from dcp_inspect.examples import examples
 from dcp_inspect.listing import Listed, find, look_at_all
 from dcp_inspect.printing.output import confirm, count_bytes, json_option, metrics_text, print_json, say
 from dcp_inspect.pruning import Pruning, choose
-from dcp_inspect.removal import Removal, plan_removal, preview_removal, remove
+from dcp_inspect.removal import Removal, plan_removal, plan_smaller, preview_removal, remove
 from dcp_io import open_store, verify_checkpoint
 from dcp_manifest import CheckpointNotFoundError
 
@@ -26,6 +27,8 @@ __all__ = ["command"]
         "dcp prune runs --keep 3 --dry-run",
         "dcp prune runs --keep 1 --yes",
         "dcp prune s3://bucket/runs --keep 1 --yes",
+        "dcp prune runs --keep 1 --keep-part model --yes",
+        "dcp prune runs --keep 1 --keep-part model --yes",
     ),
 )
 @click.argument("path", type=PLACE)
@@ -36,8 +39,20 @@ __all__ = ["command"]
 @click.option(
     "--force", is_flag=True, help="Also those that may be newer than one that stays, though their step is lower."
 )
+@click.option(
+    "--keep-part", "parts", multiple=True, help="Older ones keep this name and the names below it; may be repeated."
+)
 @json_option
-def command(path: str, keep: int, yes: bool, dry_run: bool, no_verify: bool, force: bool, as_json: bool) -> int:
+def command(
+    path: str,
+    keep: int,
+    yes: bool,
+    dry_run: bool,
+    no_verify: bool,
+    force: bool,
+    parts: tuple[str, ...],
+    as_json: bool,
+) -> int:
     """Remove the checkpoints in and below PATH whose step is below those of the KEEP newest sound ones of their run.
 
     A run is the checkpoints in one directory whose names differ in the step only (step-100, step-200). Before anything
@@ -46,7 +61,9 @@ def command(path: str, keep: int, yes: bool, dry_run: bool, no_verify: bool, for
 
     Checkpoints without a step stay, whatever their age, and so do incomplete ones: `dcp rm` removes them. One that was
     saved after one that stays, or whose note names a higher step, stays unless --force is given. The exit code is 4 if
-    something cannot be read.
+    something cannot be read. With --keep-part, older checkpoints get smaller, as by `dcp rm --part`, and stay.
+
+    With --keep-part, checkpoints that would be removed become smaller instead, as with `dcp rm --part`.
     """
     found = find(path)
     if not found and is_uri(path):  # an empty prefix and a misspelt one look the same
@@ -56,15 +73,16 @@ def command(path: str, keep: int, yes: bool, dry_run: bool, no_verify: bool, for
     pruning = choose(
         [*zip(found, listed, strict=True)], keep, force=force, examine=None if no_verify else examiner.first_problem
     )
-    plan = preview_removal if dry_run else plan_removal
-    removals = [plan(one.path, open_folder(one.path)) for one in pruning.removed]
+    removals = _plan(pruning, parts, dry_run=dry_run)
     if removals and not (yes or dry_run):
         for one, removal in zip(pruning.removed, removals, strict=True):
             say(f"  {_line(one, removal)}", err=True)
         for line in _stays(pruning):
             say(line, err=True)
         size = count_bytes(sum(removal.bytes for removal in removals))
-        confirm(f"Remove these {len(removals)} checkpoint{'s' * (len(removals) != 1)}, {size}?")
+        confirm(
+            f"Remove {'from ' if parts else ''}these {len(removals)} checkpoint{'s' * (len(removals) != 1)}, {size}?"
+        )
     for removal in [] if dry_run else removals:
         remove(removal)
     if as_json:
@@ -75,6 +93,15 @@ def command(path: str, keep: int, yes: bool, dry_run: bool, no_verify: bool, for
         for line in _summary(pruning, removals):
             say(line)
     return UNREADABLE if examiner.failed or any(one.unreadable for one in listed) else 0
+
+
+def _plan(pruning: Pruning, parts: tuple[str, ...], *, dry_run: bool) -> list[Removal]:
+    plan = partial(plan_smaller, keep=parts) if parts else preview_removal if dry_run else plan_removal
+    removals = {one.path: plan(one.path, open_folder(one.path)) for one in pruning.removed}
+    small = [one for one in pruning.removed if parts and not removals[one.path].bytes]  # since an earlier `prune`
+    pruning.kept.extend(small)
+    pruning.removed[:] = [one for one in pruning.removed if one not in small]
+    return [removals[one.path] for one in pruning.removed]
 
 
 class _Examiner:
@@ -94,7 +121,7 @@ class _Examiner:
 
 
 def _line(one: Listed, removal: Removal) -> str:
-    return f"{removal.path}  {count_bytes(removal.bytes)}{metrics_text(one.notes.metrics, before='  ')}"
+    return f"{removal.what}  {count_bytes(removal.bytes)}{metrics_text(one.notes.metrics, before='  ')}"
 
 
 def _as_json(path: str, pruning: Pruning, removals: list[Removal], *, removed: bool) -> dict[str, object]:
@@ -102,6 +129,7 @@ def _as_json(path: str, pruning: Pruning, removals: list[Removal], *, removed: b
         "path": path,
         "removed": removed,
         "checkpoints": [str(removal.path) for removal in removals],
+        "parts": {removal.path: removal.smaller.parts for removal in removals if removal.smaller is not None},
         "bytes": sum(removal.bytes for removal in removals),
         "kept": [one.path for one in pruning.kept],
         "best": {one.path: rules for one, rules in pruning.best},

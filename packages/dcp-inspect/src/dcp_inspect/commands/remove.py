@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from functools import partial
 
 import click
 
@@ -43,19 +44,17 @@ def command(
     With --part, a smaller checkpoint stays, which PyTorch reads, too. Values that stay are copied first if they share a
     file with removed ones. An interruption leaves the old or the smaller checkpoint.
     """
-    if not parts:
-        return _remove_all(paths, yes=yes, dry_run=dry_run, force=force, as_json=as_json)
-    if force:
+    if parts and force:
         raise click.UsageError("--force and --part exclude each other: a checkpoint in use is not made smaller")
-    return _remove_parts(paths, parts, yes=yes, dry_run=dry_run, as_json=as_json)
-
-
-def _remove_all(paths: tuple[str, ...], *, yes: bool, dry_run: bool, force: bool, as_json: bool) -> int:
-    plan = preview_removal if dry_run else plan_removal
+    plan = (
+        partial(plan_smaller, drop=parts)
+        if parts
+        else partial(preview_removal if dry_run else plan_removal, force=force)
+    )
     removals, done = [], _Outcome()
     for path in dict.fromkeys(paths):
         with done.errors_of(path, alone=len(paths) == 1):
-            removals.append(plan(path, open_folder(path), force=force))
+            removals.append(plan(path, open_folder(path)))
     if removals and not (yes or dry_run):
         for removal in removals[1:] and removals:
             say(f"  {_what(removal)}", err=True)
@@ -73,25 +72,6 @@ def _remove_all(paths: tuple[str, ...], *, yes: bool, dry_run: bool, force: bool
     return worst(done.codes)
 
 
-def _remove_parts(paths: tuple[str, ...], parts: tuple[str, ...], *, yes: bool, dry_run: bool, as_json: bool) -> int:
-    done = _Outcome()
-    for path in dict.fromkeys(paths):
-        with done.errors_of(path, alone=len(paths) == 1):
-            smaller = plan_smaller(path, open_folder(path), drop=parts)
-            what = f"{', '.join(smaller.parts) or 'nothing'} of {path}: {count_bytes(smaller.bytes)}"
-            if not (yes or dry_run):
-                confirm(f"Remove {what}?")
-            if not dry_run:
-                smaller.publish(by="dcp rm")
-            facts = {"path": path, "removed": not dry_run, "parts": smaller.parts, "bytes": smaller.bytes}
-            done.facts.append(facts)
-            if not as_json:
-                say(f"{'would remove' if dry_run else 'removed'} {what}")
-    if as_json:
-        print_json(done.facts[0] if len(paths) == 1 else {"checkpoints": done.facts})
-    return worst(done.codes)
-
-
 class _Outcome:
     def __init__(self) -> None:
         self.facts: list[dict[str, object]] = []
@@ -99,7 +79,8 @@ class _Outcome:
 
     def add(self, removal: Removal, *, removed: bool) -> None:
         names = [*removal.indexes, *removal.files]
-        facts = {"path": removal.path, "removed": removed, "files": names, "bytes": removal.bytes}
+        parts = None if removal.smaller is None else removal.smaller.parts
+        facts = {"path": removal.path, "removed": removed, "files": names, "parts": parts, "bytes": removal.bytes}
         self.facts.append({**facts, "kept": removal.others, "refusal": removal.refusal})
 
     @contextlib.contextmanager
@@ -125,6 +106,8 @@ def _print(removal: Removal, *, dry_run: bool) -> None:
 
 
 def _what(removal: Removal) -> str:
+    if removal.smaller is not None:
+        return f"{removal.what}: {count_bytes(removal.bytes)}"
     return f"{removal.path}: {_files(len(removal.indexes) + len(removal.files))}, {count_bytes(removal.bytes)}"
 
 

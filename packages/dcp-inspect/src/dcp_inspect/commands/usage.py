@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from dcp_inspect.arguments import PLACE, is_uri
+from dcp_inspect.arguments import PLACE, is_uri, open_folder
 from dcp_inspect.contents import rows_of
 from dcp_inspect.errors import UNREADABLE
 from dcp_inspect.examples import examples
@@ -19,6 +19,7 @@ from dcp_inspect.listing import Listed, find, look_at_all
 from dcp_inspect.printing.output import count_bytes, json_option, print_json, print_line
 from dcp_inspect.printing.table import print_table
 from dcp_io import CheckpointRecord, KeepLast, KeepPolicy
+from dcp_io.checkpoints.drop_parts import SmallerCheckpoint
 from dcp_manifest import CheckpointNotFoundError, FoundCheckpoint, index_of
 from dcp_manifest.index.columns import needed_bytes
 
@@ -70,7 +71,7 @@ def command(path: str, keep: tuple[KeepPolicy, ...], depth: int, as_json: bool) 
     if not found:
         raise CheckpointNotFoundError(f"there is no checkpoint in {path} or below")
     used = [_Used.of(*each, depth) for each in zip(found, listed, strict=True)]
-    policies = [(policy.text(), _removed(policy, used)) for policy in keep or _USUAL]
+    policies = [(policy.text(), *_removed(policy, used)) for policy in keep or _USUAL]
     if as_json:
         print_json(_as_json(path, used, policies))
     else:
@@ -151,12 +152,14 @@ def _freed(removed: Iterable[_Used]) -> int:
     return sum(file.bytes for key, file in files.items() if names[key] >= file.links)
 
 
-def _removed(policy: KeepPolicy, used: Sequence[_Used]) -> list[_Used]:
+def _removed(policy: KeepPolicy, used: Sequence[_Used]) -> tuple[list[_Used], int]:
+    """Return the checkpoints that a policy removes, and the bytes that it frees in all."""
     runs: dict[tuple[str, ...], list[_Used]] = defaultdict(list)
     for one in used:
         if one.listed.complete and one.found.place.step is not None:
             runs[one.found.place.series].append(one)
     removed: list[_Used] = []
+    of_parts = 0
     for checkpoints in runs.values():
         records = {}
         for one in checkpoints:
@@ -165,7 +168,11 @@ def _removed(policy: KeepPolicy, used: Sequence[_Used]) -> list[_Used]:
             records[step] = CheckpointRecord(step, created, listed.notes.metrics)
         kept = policy.select([*records.values()], {max(records)}, lambda _: True)
         removed += [one for one in checkpoints if one.found.place.step not in kept]
-    return removed
+        for one in checkpoints:
+            if parts := kept.get(one.found.place.step or 0):
+                smaller = SmallerCheckpoint(open_folder(one.listed.path), keep=parts)
+                of_parts += 0 if smaller.is_empty else smaller.bytes
+    return removed, _freed(removed) + of_parts
 
 
 def _parts(used: Sequence[_Used]) -> list[tuple[str, int]]:
@@ -182,7 +189,7 @@ def _runs(used: Sequence[_Used]) -> dict[str, list[_Used]]:
     return dict(sorted(runs.items()))
 
 
-def _as_json(path: str, used: Sequence[_Used], policies: Sequence[tuple[str, list[_Used]]]) -> dict[str, object]:
+def _as_json(path: str, used: Sequence[_Used], policies: Sequence[tuple[str, list[_Used], int]]) -> dict[str, object]:
     return {
         "path": path,
         "bytes": _bytes_of(one.files for one in used),
@@ -204,13 +211,13 @@ def _as_json(path: str, used: Sequence[_Used], policies: Sequence[tuple[str, lis
         },
         "parts": dict(_parts(used)),
         "policies": {
-            text: {"removes": [one.listed.path for one in removed], "frees_bytes": _freed(removed)}
-            for text, removed in policies
+            text: {"removes": [one.listed.path for one in removed], "frees_bytes": freed}
+            for text, removed, freed in policies
         },
     }
 
 
-def _print(used: Sequence[_Used], policies: Sequence[tuple[str, list[_Used]]]) -> None:
+def _print(used: Sequence[_Used], policies: Sequence[tuple[str, list[_Used], int]]) -> None:
     sizes = ("size", "own")
     rows = [
         (one.listed.path, count_bytes(_bytes_of([one.files])), count_bytes(_freed([one])), one.listed.problem or "")
@@ -232,7 +239,7 @@ def _print(used: Sequence[_Used], policies: Sequence[tuple[str, list[_Used]]]) -
     by_part = [(name, count_bytes(size), f"{size / total:.0%}") for name, size in parts]
     print_table(("part", "size", "share"), by_part, right=("size", "share"))
     print_line("")
-    by_policy = [(text, str(len(removed)), count_bytes(_freed(removed))) for text, removed in policies]
+    by_policy = [(text, str(len(removed)), count_bytes(freed)) for text, removed, freed in policies]
     print_table(("policy", "removes", "frees"), by_policy, right=("removes", "frees"))
     shared = "" if whole == total else f", {count_bytes(total)} without sharing"
     print_line("")

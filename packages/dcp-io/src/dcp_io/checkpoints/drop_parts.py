@@ -21,8 +21,9 @@ from dcp_io.errors import SaveInProgressError
 from dcp_io.saves.cleanup import read_current
 from dcp_io.saves.save_files import MARK_BYTES, data_mark
 from dcp_io.saves.save_session import STALE_AFTER_SECONDS, SaveSession
+from dcp_io.stores.host_store import HostStore
 from dcp_io.stores.store import Store
-from dcp_manifest.errors import CheckpointNotFoundError
+from dcp_manifest.errors import CheckpointNotFoundError, UnsupportedFormatError
 from dcp_manifest.file.manifest_write import encode
 from dcp_manifest.folders.folder import METADATA_NAME, data_file_name, data_file_prefix, rank_of_data_file
 from dcp_manifest.index.columns import CheckpointIndex, ItemColumns, ManifestInfo, needed_bytes
@@ -77,11 +78,16 @@ class SmallerCheckpoint:
     """The checkpoint in a folder without some of its parts, before it is published.
 
     Args:
-        store: The folder. Not a `HostStore`: the parts of several hosts are one checkpoint.
+        store: The folder.
         keep: Parts that stay, such as `app.model`; empty for all that are not in `drop`.
         drop: Parts that are removed.
 
-    Raises CheckpointNotFoundError without a checkpoint, and the errors of a damaged index. Nothing is changed.
+    Nothing is changed.
+
+    Raises:
+        CheckpointNotFoundError: There is no checkpoint.
+        UnsupportedFormatError: Its files are on several hosts, of which none sees the others'.
+        CorruptCheckpointError, UnsafeCheckpointError: The index is damaged or hostile.
 
     Example:
         ```python
@@ -97,6 +103,10 @@ class SmallerCheckpoint:
     """
 
     def __init__(self, store: Store, *, keep: Collection[str] = (), drop: Collection[str] = ()) -> None:
+        if isinstance(store, HostStore):
+            raise UnsupportedFormatError(
+                f"{store.url}: no part is removed from a checkpoint with files on several hosts"
+            )
         current = read_current(store)
         if current.damage is not None:
             current.damage.name_place(store.url)

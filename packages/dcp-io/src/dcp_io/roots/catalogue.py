@@ -17,6 +17,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 
 from dcp_base.errors import DcpError
 from dcp_base.logs import library_logger
+from dcp_io.checkpoints.drop_parts import SmallerCheckpoint
 from dcp_io.checkpoints.list_checkpoints import ask_places, check_checkpoint, running_saves
 from dcp_io.checkpoints.remove_checkpoint import (
     READING_PREFIX,
@@ -27,6 +28,7 @@ from dcp_io.checkpoints.remove_checkpoint import (
     remove_checkpoint,
 )
 from dcp_io.checkpoints.verify_checkpoint import verify_checkpoint
+from dcp_io.errors import SaveInProgressError
 from dcp_io.roots.copy_notes import HOST_FILE, HOSTS_FILE, NAME, CopyNote
 from dcp_io.roots.keeping_rules import KeepAll, KeepBest, KeepLast, KeepPolicy, parts_of
 from dcp_io.roots.records import CheckpointRecord, Note, read_if_allowed, read_if_there, read_note
@@ -126,6 +128,8 @@ class Catalogue:
         self._root = with_folders(root)
         self._stale_after_seconds = stale_after_seconds
         self._notes: dict[int, tuple[Entry, Note | None]] = {}
+        self._smaller: dict[int, tuple[tuple[str, ...], set[Entry]]] = {}
+        """Step → parts that stay, and the indexes that were found to have no others."""
         self._complete: set[int] = set()
         self._sound: set[int] = set()
 
@@ -374,7 +378,7 @@ class Catalogue:
         spares_higher: bool = False,
         protected: Callable[[Sequence[StepFolder]], Collection[int]],
     ) -> tuple[list[int], list[StepFolder] | None]:
-        """Remove the checkpoints that a policy does not keep; none if all are damaged.
+        """Remove the checkpoints, and parts of checkpoints, that a policy does not keep; none if all are damaged.
 
         For every policy:
 
@@ -383,6 +387,7 @@ class Catalogue:
         3. A damaged checkpoint stays, for inspection, as long as a good one of its step would.
         4. Checkpoints that a process reads or saves stay. One that cannot be removed stays, with a warning, until the
            next call.
+        5. Only complete, undamaged checkpoints get smaller, and none whose parts are on several hosts.
 
         Args:
             policy: Policy that selects among the complete checkpoints.
@@ -392,7 +397,7 @@ class Catalogue:
 
         Returns the removed steps, and the listing without them (None if it is not needed). Raises OSError.
         """
-        if any(isinstance(part, KeepAll) for part in parts_of(policy)):
+        if any(isinstance(part, KeepAll) and part.parts is None for part in parts_of(policy)):
             return [], None
         folders = self.folders()
         records = CheckpointRecord.by_creation(self.records(folders))
@@ -406,6 +411,10 @@ class Catalogue:
         always |= {record.step for record in good if spares_higher and record.step > arrived}
         stay = (policy | KeepLast(1)).select(records, always, self.is_complete)
         removed = [record.step for record in records if record.step not in stay and self._try_to_remove(record.step)]
+        by = " | ".join(repr(part) for part in parts_of(policy) if part.parts is not None)
+        for folder in folders:
+            if (parts := stay.get(folder.step)) is not None:
+                self._keep_parts(folder, parts, by)
         return removed, [folder for folder in folders if folder.step not in removed]
 
     def _try_to_remove(self, step: int) -> bool:
@@ -414,6 +423,29 @@ class Catalogue:
         except OSError as error:
             _log.warning("step %d could not be removed; it is tried again after the next save: %s", step, error)
             return False
+
+    def _keep_parts(self, folder: StepFolder, parts: tuple[str, ...], by: str) -> None:
+        """Remove everything else; log failures. A checkpoint that has not changed since is not read again."""
+        state = parts, {entry for entry in folder.entries if is_index_name(entry.name)}
+        if NEXT_NOTE in folder.names or self._smaller.get(folder.step) == state:
+            return
+        if isinstance(self._root, HostStore):
+            self._smaller[folder.step] = state
+            _log.warning("%s stays whole: its files may be on several hosts", folder.store.url)
+            return
+        if not self.is_complete(folder.step):
+            return
+        try:
+            smaller = SmallerCheckpoint(folder.store, keep=parts)
+            if smaller.is_empty:
+                _log.warning("%s stays whole: it has nothing of %s", folder.store.url, ", ".join(parts))
+            smaller.publish(by=by, stale_after_seconds=self._stale_after_seconds)
+        except SaveInProgressError:
+            return
+        except (OSError, DcpError) as error:
+            _log.warning("%s could not be made smaller, which is tried again: %s", folder.store.url, error)
+        else:
+            self._smaller[folder.step] = state
 
     def steps_to_resume_from(self, folders: Collection[StepFolder], good: Sequence[CheckpointRecord]) -> set[int]:
         """Return the steps without which a run could lose progress. Raises OSError.

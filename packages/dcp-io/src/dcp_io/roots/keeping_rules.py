@@ -1,4 +1,4 @@
-"""Policies for keeping checkpoints, which can be combined with `|`."""
+"""Policies for keeping checkpoints, or parts of them, which can be combined with `|`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any, Literal
 
@@ -29,6 +29,9 @@ __all__ = [
 class KeepPolicy(ABC):
     """Base class of policies that select the checkpoints to keep; they remove nothing."""
 
+    parts: Collection[str] | None = None
+    """What stays of the selected checkpoints: names, each with all names below it; None for everything."""
+
     @abstractmethod
     def keep(self, records: Sequence[CheckpointRecord], now_seconds: float) -> set[int]:
         """Return the steps to keep.
@@ -39,17 +42,18 @@ class KeepPolicy(ABC):
 
     def select(
         self, records: Sequence[CheckpointRecord], protected: Collection[int], is_fit: Callable[[int], bool]
-    ) -> set[int]:
-        """Return the steps that stay: the policy's, the protected ones, and those found to be unfit.
+    ) -> dict[int, tuple[str, ...] | None]:
+        """Return the steps that stay (the policy's, the protected ones, and those found to be unfit) and their parts.
 
-        `is_fit` examines checkpoints that `KeepLast` or `KeepBest` selects. A quarantined checkpoint stays if the
-        policy would keep it, but does not count.
+        All parts of any policy that keeps a step stay; None for the whole checkpoint. `is_fit` examines checkpoints
+        that `KeepLast` or `KeepBest` selects. A quarantined checkpoint stays, whole, if the policy would keep it, but
+        does not count.
         """
         records, now = CheckpointRecord.by_creation(records), time.time()
         good = [record for record in records if record.quarantined is None]
         damaged = {record.step for record in records if record.quarantined is not None}
         unfit: set[int] = set()
-        kept = {*protected, *(damaged & self.keep(records, now))}
+        kept: dict[int, tuple[str, ...] | None] = {}
         for part in parts_of(self):
             chosen = part.keep(good, now)
             while isinstance(part, KeepLast | KeepBest):
@@ -58,8 +62,11 @@ class KeepPolicy(ABC):
                     break
                 unfit |= found
                 chosen = part.keep([record for record in good if record.step not in unfit], now)
-            kept |= chosen
-        return kept | unfit
+            for step in chosen:
+                known = kept.get(step, ())
+                is_whole = known is None or part.parts is None
+                kept[step] = None if is_whole else tuple(dict.fromkeys((*(known or ()), *(part.parts or ()))))
+        return kept | dict.fromkeys((*protected, *(damaged & self.keep(records, now)), *unfit))
 
     @property
     def metrics(self) -> frozenset[str]:
@@ -78,7 +85,9 @@ class KeepPolicy(ABC):
                 f"{', '.join(_KINDS)} with |"
             )
         values: Any = self  # a dataclass, as all in the table
-        arguments = (_literal(getattr(values, field.name)) for field in dataclasses.fields(values))
+        fields = (each.name for each in dataclasses.fields(values) if not each.kw_only)
+        arguments = [_literal(getattr(values, name)) for name in fields]
+        arguments += [] if self.parts is None else [f"parts={[*self.parts]!r}"]
         return f"{type(self).__name__}({', '.join(arguments)})"
 
     @staticmethod
@@ -148,7 +157,26 @@ class KeepAny(KeepPolicy):
 
 
 @dataclass(frozen=True, slots=True)
-class KeepAll(KeepPolicy):
+class _KeepParts(KeepPolicy):
+    parts: Collection[str] | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.parts is not None:
+            names = tuple(self.parts) if isinstance(self.parts, list | tuple) else ()
+            right = bool(names) and all(isinstance(name, str) and name for name in names)
+            _check(right, f"parts={self.parts!r}: give a list of names, such as ['app.model']")
+            object.__setattr__(self, "parts", names)
+        self._check_numbers()
+
+    def _check_numbers(self) -> None:
+        pass
+
+    def __repr__(self) -> str:
+        return self.text() if type(self) in _KINDS.values() else object.__repr__(self)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class KeepAll(_KeepParts):
     """Policy that keeps every checkpoint.
 
     Example:
@@ -166,8 +194,8 @@ class KeepAll(KeepPolicy):
         return {record.step for record in records}
 
 
-@dataclass(frozen=True, slots=True)
-class KeepLast(KeepPolicy):
+@dataclass(frozen=True, slots=True, repr=False)
+class KeepLast(_KeepParts):
     """Policy that keeps the `count` newest checkpoints by creation time.
 
     Example:
@@ -181,7 +209,7 @@ class KeepLast(KeepPolicy):
 
     count: int
 
-    def __post_init__(self) -> None:
+    def _check_numbers(self) -> None:
         _check(_is_count(self.count), f"KeepLast({self.count!r}): keep a whole number of at least one")
 
     def keep(self, records: Sequence[CheckpointRecord], now_seconds: float) -> set[int]:
@@ -190,8 +218,8 @@ class KeepLast(KeepPolicy):
         return {record.step for record in CheckpointRecord.by_creation(records)[-self.count :]}
 
 
-@dataclass(frozen=True, slots=True)
-class KeepBest(KeepPolicy):
+@dataclass(frozen=True, slots=True, repr=False)
+class KeepBest(_KeepParts):
     """Policy that keeps the `count` best checkpoints by a metric; of equally good checkpoints, the newer.
 
     A checkpoint without the metric, or with NaN, is not kept. `mode` is `min` if lower is better, `max` if higher is
@@ -211,7 +239,7 @@ class KeepBest(KeepPolicy):
     metric: str
     mode: Literal["min", "max"] = "min"
 
-    def __post_init__(self) -> None:
+    def _check_numbers(self) -> None:
         _check(_is_count(self.count), f"KeepBest({self.count!r}): keep a whole number of at least one")
         _check(isinstance(self.metric, str), f"KeepBest: metric is {self.metric!r}; give the name of a metric")
         _check(self.mode in ("min", "max"), f"KeepBest: mode is {self.mode!r}; choose 'min' or 'max'")
@@ -237,22 +265,24 @@ class KeepBest(KeepPolicy):
         return {step for *_, step in sorted(found)[: self.count]}
 
 
-@dataclass(frozen=True, slots=True)
-class KeepEvery(KeepPolicy):
-    """Policy that keeps steps that are multiples of `steps`.
+@dataclass(frozen=True, slots=True, repr=False)
+class KeepEvery(_KeepParts):
+    """Policy that keeps steps that are multiples of `steps`, or parts of their checkpoints.
 
     Example:
         ```python
-        from dcp_io import CheckpointRecord, KeepEvery
+        from dcp_io import CheckpointRecord, KeepEvery, KeepLast
 
         records = [CheckpointRecord(step, created_seconds=step) for step in (5, 10, 15)]
         assert KeepEvery(10).keep(records, 30.0) == {10}
+        policy = KeepLast(1) | KeepEvery(5, parts=["app.model"])
+        assert policy.select(records, (), lambda step: True) == {5: ("app.model",), 10: ("app.model",), 15: None}
         ```
     """
 
     steps: int
 
-    def __post_init__(self) -> None:
+    def _check_numbers(self) -> None:
         _check(_is_count(self.steps), f"KeepEvery({self.steps!r}): a number of steps is a whole number of at least 1")
 
     def keep(self, records: Sequence[CheckpointRecord], now_seconds: float) -> set[int]:
@@ -261,8 +291,8 @@ class KeepEvery(KeepPolicy):
         return {record.step for record in records if record.step % self.steps == 0}
 
 
-@dataclass(frozen=True, slots=True)
-class KeepFor(KeepPolicy):
+@dataclass(frozen=True, slots=True, repr=False)
+class KeepFor(_KeepParts):
     """Policy that keeps each checkpoint for `seconds` seconds after its creation.
 
     Example:
@@ -276,7 +306,7 @@ class KeepFor(KeepPolicy):
 
     seconds: float
 
-    def __post_init__(self) -> None:
+    def _check_numbers(self) -> None:
         _check(isinstance(self.seconds, Real) and self.seconds > 0, f"KeepFor({self.seconds!r}): a time is more than 0")
 
     def keep(self, records: Sequence[CheckpointRecord], now_seconds: float) -> set[int]:

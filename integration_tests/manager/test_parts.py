@@ -1,0 +1,79 @@
+"""A manager keeps the weights of old checkpoints: what is loaded from them, and what is said of the rest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as stock
+from torch import nn
+
+import dcp_all as dcp
+
+POLICY = dcp.KeepLast(2) | dcp.KeepEvery(4, parts=["app.model"])
+
+
+class Run:
+    """A small training."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Linear(64, 64)
+        self.optimizer = torch.optim.AdamW(self.model.parameters())
+        self.app = dcp.app_state(self.model, self.optimizer)
+
+    def step(self) -> None:
+        self.model(torch.ones(3, 64)).sum().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def train(root: Path, saver: dcp.AsyncSaver | None = None) -> dict[int, dict[str, torch.Tensor]]:
+    run, weights = Run(), {}
+    with dcp.CheckpointManager(root, keep_policy=POLICY, saver=saver, no_dist=True) as manager:
+        for step in range(1, 12):
+            run.step()
+            weights[step] = {name: value.clone() for name, value in run.model.state_dict().items()}
+            manager.save(step, {"app": run.app, "step": step})
+    return weights
+
+
+@pytest.mark.parametrize("in_background", [False, True])
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_weights_of_old_steps_stay(tmp_path: Path, in_background: bool) -> None:
+    if in_background:
+        with dcp.AsyncSaver("thread") as saver:
+            weights = train(tmp_path, saver)
+    else:
+        weights = train(tmp_path)
+    kept = {int(folder.name[5:]): folder for folder in tmp_path.glob("step-*")}
+    assert {*kept} == {4, 8, 10, 11}
+    sizes = {step: sum(file.stat().st_size for file in folder.glob("*.distcp")) for step, folder in kept.items()}
+    assert max(sizes[4], sizes[8]) < 0.4 * min(sizes[10], sizes[11])
+    for step in (4, 8):
+        assert dcp.verify_checkpoint(kept[step]).problems == ()
+        for load in (dcp.load, stock.load):
+            template: dict[str, Any] = {
+                "app": {"model": {name: torch.zeros_like(value) for name, value in weights[4].items()}}
+            }
+            load(template, checkpoint_id=kept[step], no_dist=True)
+            assert all(torch.equal(value, weights[step][name]) for name, value in template["app"]["model"].items())
+    assert {file.name.partition(".distcp")[1] or file.name for file in kept[4].iterdir()} == {
+        ".distcp",
+        ".metadata",
+        ".dcp-note.json",
+    }
+
+
+def test_a_resume_from_weights_alone_says_what_is_missing(tmp_path: Path) -> None:
+    train(tmp_path)
+    run = Run()
+    with dcp.CheckpointManager(tmp_path, keep_policy=POLICY, no_dist=True) as manager:
+        with pytest.raises(dcp.DcpError) as caught:
+            manager.restore({"app": run.app, "step": 0}, step=8)
+        assert "app.optimizer" in str(caught.value)
+        assert "removed after the save (KeepEvery(4, parts=['app.model']), 20" in str(caught.value)
+        assert manager.restore({"app": run.app, "step": 0}).step == 11
+        assert [record.step for record in manager.checkpoints()] == [4, 8, 10, 11]
