@@ -26,7 +26,7 @@ def bars(figures: Figures) -> list[BarRow]:
         ("lost training time ÷ duration of stock's save", ours.get("lost of the window"), 0.15),
         ("lost training time ÷ stock's (process)", _ratio(ours, stock, "lost"), 0.5),
         ("worst step above the median, ms", _times(ours.get("worst"), 1000), 50),
-        ("duration of a save beside training ÷ stock's (process)", _ratio(ours, stock, "save"), 1.0),
+        ("duration of a save while training runs ÷ stock's (process)", _ratio(ours, stock, "save"), 1.0),
         ("first save ÷ stock's first", _ratio(return_ours, return_stock, "first save"), 1.0),
         ("first save after `warm_up` ÷ a later one", _within(return_ours, "first save, warm", "save"), 1.3),
         ("bytes of messages to the process per later save", return_ours.get("message bytes"), 1024),
@@ -37,7 +37,7 @@ def bars(figures: Figures) -> list[BarRow]:
 
 def tables(figures: Figures) -> list[str]:
     """Lines of Markdown."""
-    lines = ["| bar | found | at most | |", "| --- | ---: | ---: | --- |"]
+    lines = ["| target | found | at most | |", "| --- | ---: | ---: | --- |"]
     for name, found, most in bars(figures):
         said = "not measured" if found is None else "met" if found <= most else "missed"
         lines.append(f"| {name} | {_number(found)} | {most:g} | {said} |")
@@ -45,19 +45,19 @@ def tables(figures: Figures) -> list[str]:
     lines += ["", _sentence(described), ""]
     beside = {name: each for name, each in figures["beside training"].items() if isinstance(each, dict)}
     lines += _table(
-        "beside training, 2 ranks",
+        "while training runs, 2 ranks",
         beside,
         {
             "lost": "lost, s",
             "lost of the window": "lost ÷ stock's save",
             "worst": "worst step, s",
-            "worst without": "without a save",
+            "worst without": "worst step without a save, s",
             "blocked": "save blocks, s",
             "save": "save takes, s",
         },
     )
     lines += _table(
-        "alone, 1 rank",
+        "without training, 1 rank",
         figures["until it returns"],
         {
             "returned": "until it returns, s",
@@ -95,8 +95,9 @@ def _sentence(described: Mapping[str, Any]) -> str:
     machine = ", ".join(str(value) for value in described["machine"].values())
     small, mib = described["tensors"], described["mib"]
     return (
-        f"Medians of {described['rounds']} rounds, but the worst step is that of all. Beside training each rank has "
-        f"{small:,} tensors of 1 KiB and {mib} MiB in 16 large ones; alone there are {2 * mib} MiB in 16. {machine}."
+        f"Medians of {described['rounds']} rounds; the worst step is the worst of all rounds. While training runs, "
+        f"each rank has {small:,} tensors of 1 KiB and {mib} MiB in 16 large tensors; without training there are "
+        f"{2 * mib} MiB in 16. {machine}."
     )
 
 

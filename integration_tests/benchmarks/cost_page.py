@@ -63,7 +63,7 @@ def _peak_mib(row: RowResult, name: str, operation: str) -> float:
 def _calls(results: Results) -> Iterator[str]:
     gib = _row(results, "gib", "disk", fsync=True)
     scalars = _row(results, "scalars", "disk", fsync=True)
-    yield "| call | takes | beside PyTorch 2.13 | memory above the state, here and there |"
+    yield "| call | takes | than PyTorch 2.13 | memory above the state: dcp, PyTorch |"
     yield "| --- | ---: | ---: | ---: |"
     for row, what in ((gib, "1 GiB, 64 tensors"), (scalars, "20,000 scalars")):
         for operation in ("save", "load"):
@@ -86,7 +86,7 @@ def _training() -> Iterator[str]:
 
     lost = float(cells("lost training time ÷ stock's \\(process\\)")[0])
     ours, theirs = cells("ours process"), cells("stock process")
-    yield "| a save beside training | here | PyTorch 2.13 |"
+    yield "| a save while training runs | dcp | PyTorch 2.13 |"
     yield "| --- | ---: | ---: |"
     yield f"| training time lost | {ours[0]} s, {faster(lost).replace('faster', 'less')} | {theirs[0]} s |"
     yield f"| worst step | {_milliseconds(ours[2])} | {_milliseconds(theirs[2])} |"

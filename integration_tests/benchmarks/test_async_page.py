@@ -30,7 +30,7 @@ def test_bars_are_ratios_of_one_run() -> None:
     found = {name: (value, value is not None and value <= most) for name, value, most in bars(figures())}
     assert found["lost training time ÷ stock's (process)"] == (0.1, True)
     assert found["worst step above the median, ms"] == (60.0, False)
-    assert found["duration of a save beside training ÷ stock's (process)"] == (1.5, False)
+    assert found["duration of a save while training runs ÷ stock's (process)"] == (1.5, False)
     assert found["first save ÷ stock's first"] == (0.75, True)
     assert found["first save after `warm_up` ÷ a later one"] == (1.1, True)
 

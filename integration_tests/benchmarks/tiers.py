@@ -236,7 +236,10 @@ def measure(folder: Path, nbytes: int, saves: int, step_seconds: float, rounds: 
 
 def write_page(found: Mapping[str, Any], page: Path) -> None:
     """Put the figures on a page."""
-    lines = ["| the slow tier | a save takes | beside the fast tier alone | bar |", "| --- | ---: | ---: | --- |"]
+    lines = [
+        "| the slow tier | a save takes | ÷ time with the fast tier alone | target |",
+        "| --- | ---: | ---: | --- |",
+    ]
     for mode, each in found["modes"].items():
         name = "has a twentieth of the bandwidth" if mode == "slow" else mode
         verdict = "met" if each["ratio"] <= _SAVE_RATIO else "missed"
@@ -244,11 +247,11 @@ def write_page(found: Mapping[str, Any], page: Path) -> None:
     lost = "met" if found["lost"] <= _LOST else "missed"
     arrived, equal = ("" if found[key] else "not " for key in ("arrived", "equal"))
     sentences = (
-        f"Medians of {found['rounds']} runs with each, in turns: {found['saves']} saves of",
-        f"{found['bytes'] >> 20} MiB by one process, {found['training']:.1f} s of training between them,",
-        f"of which {found['lost']:+.1%} were lost",
+        f"Medians of {found['rounds']} runs of each case, in turns. In each run, one process makes",
+        f"{found['saves']} saves of {found['bytes'] >> 20} MiB and trains for {found['training']:.1f} s between them;",
+        f"it lost {found['lost']:+.1%} of the training time",
         f"(≤ {_LOST:.0%}: {lost}). The slow tier takes {found['rate'] / _SLOWER / 1e6:.1f} MB/s.",
-        f"When the training ended it lacked {found['left']:.0f} checkpoints. When it answered again,",
+        f"When the training ended, the slow tier lacked {found['left']:.0f} checkpoints. When it answered again,",
         f"{arrived}all arrived in ascending order, {equal}equal in every bit. Written by `python -m {_MODULE} --page`.",
     )
     lines += ["", " ".join(sentences)]

@@ -147,7 +147,7 @@ def write_page(page: Path, figures: Mapping[str, Any]) -> None:
             f"{'' if waits else ' (missed)'} | {row['grown'] / _MIB:.0f}{'' if grows else ' (missed)'} "
             f"| {row['durable']:.2f} | {row['plain']:.2f} | {'yes' if row['equal'] else 'no'} |"
         )
-    lines += ["", f"To be at most {_WAITING:g} and {_PEAK_BYTES // _MIB} MiB."]
+    lines += ["", f"Targets: the fourth column is at most {_WAITING:g}, and the fifth at most {_PEAK_BYTES // _MIB}."]
     replace_figures(page, _MODULE, lines)
 
 

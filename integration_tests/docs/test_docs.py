@@ -136,15 +136,15 @@ FIGURES = [
         "benchmarks.md",
         3,
         "bytes read ÷ needed, rows (16 MiB in one piece), verified",
-        "| bytes that 4 ranks together read of 1 rank's checkpoint, sharded by rows | {:.2f} × its size | ".format,
+        "| bytes that 4 ranks, sharded by rows, read in total from a checkpoint that 1 rank saved "
+        "| {:.2f} × its size | ".format,
     ),
     (
         "async.md",
         2,
         "lost training time ÷ stock's (process)",
         lambda ratio: (
-            "| training time lost to a save in the background, by a process | "
-            + faster(ratio).replace("faster", "less")
+            "| training time lost while a separate process saves | " + faster(ratio).replace("faster", "less")
         ),
     ),
 ]
@@ -168,8 +168,8 @@ def test_figures_of_compression_in_the_readme_are_those_of_its_page() -> None:
     )
     assert ours
     assert theirs
-    line = '| size of bf16 weights (MiniLM) with `compression="auto"`, lossless, a slice can be read alone '
-    assert f"{line}| {float(ours[1]):.2f} | {float(theirs[1]):.2f}, " in (ROOT / "README.md").read_text()
+    line = '| size of bf16 weights (MiniLM) with `compression="auto"`: lossless, and slices can be read '
+    assert f"{line}| {float(ours[1]):.2f} × | {float(theirs[1]):.2f} ×, " in (ROOT / "README.md").read_text()
 
 
 def needed_packages(package: str) -> set[str]:

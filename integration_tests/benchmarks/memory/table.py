@@ -36,7 +36,7 @@ def show_lost_host(rows: Rows) -> list[str]:
     found = list(rows)
     stock = next((statistics.median(row["seconds"]) for row in found if row["what"].startswith("stock")), None)
     lines = [
-        "| one of four hosts is lost, 8 ranks | bytes | network of a host | load, s | beside | bar | met |",
+        "| one of four hosts is lost, 8 ranks | bytes | network of a host | load, s | compared with | target | met |",
         "| --- | ---: | --- | ---: | --- | --- | --- |",
     ]
     for row in found:
