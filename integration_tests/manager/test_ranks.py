@@ -86,9 +86,9 @@ def test_what_one_rank_does_not_see_is_no_damage(ranks: Any, tmp_path: Path) -> 
     root = str(tmp_path)
     ranks.run(2, save_steps, root, [1, 2])
     for told in ranks.run(2, resume_unmounted, root):
-        assert "step 2 is there for the coordinator" in told
+        assert "the coordinator sees step 2" in told
         assert "rank 1: " in told
-        assert "nothing is put aside" in told
+        assert "nothing is quarantined" in told
     assert not list(tmp_path.glob("*/.dcp-quarantined.json"))
     assert ranks.run(2, resume, root) == [(2, True)] * 2
 

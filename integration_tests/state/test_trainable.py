@@ -82,7 +82,7 @@ def refused(kind: str, folder: str) -> str:
 def test_every_rank_refuses_another_base(ranks: RankPool, tmp_path: Path, kind: str) -> None:
     ranks.run(2, train, kind, str(tmp_path / "first"))
     for message in ranks.run(2, refused, kind, str(tmp_path / "first")):
-        assert "trained on base tests/base (digest " in message
+        assert "trained on tests/base (digest " in message
         assert "'layers.0.down.bias': saved " in message
 
 

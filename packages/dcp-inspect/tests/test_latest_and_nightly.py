@@ -78,8 +78,10 @@ def test_metrics_and_quarantines_are_shown(run: Path, dcp: Dcp) -> None:
 def test_a_quarantine_is_lifted_if_the_checkpoint_is_sound(run: Path, dcp: Dcp, data_file: DataFile) -> None:
     flip(data_file(run / "step-2"), 100_000)
     code, out, _ = dcp("unquarantine", run / "step-2")
-    assert (code, "stays quarantined" in out) == (1, True)
+    assert (code, "stays quarantined" in out, "lifts it" in dcp("verify", run / "step-2")[1]) == (1, True, False)
     flip(data_file(run / "step-2"), 100_000)
+    code, out, _ = dcp("verify", run / "step-2")
+    assert (code, f"quarantined: `dcp unquarantine {run / 'step-2'}` lifts it" in out) == (0, True)
     code, out, _ = dcp("unquarantine", run / "step-2", "--json")
     assert (code, json.loads(out)["lifted"], json.loads(out)["reason"]) == (0, True, "the loss is NaN")
     assert not (run / "step-2" / ".dcp-quarantined.json").exists()

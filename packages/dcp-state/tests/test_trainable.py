@@ -89,7 +89,7 @@ def test_another_base_is_refused_by_name(request: pytest.FixtureRequest) -> None
     save({"app": saved}, storage_writer=MemoryWriter(request.node.name))
     net, optimizer = run(1, base=7)
     app = app_state(net, optimizer, trainable_only=TrainableOnly(base="mine/large"))
-    with pytest.raises(StateMismatchError, match=r"trained on base mine/small .*3 of 3 .*base mine/large") as caught:
+    with pytest.raises(StateMismatchError, match=r"trained on mine/small .*3 of 3 .*has mine/large") as caught:
         load({"app": app}, storage_reader=MemoryReader(request.node.name))
     wanted = f"'body.bias': saved {zlib.crc32(run(1)[0].body.bias.numpy().tobytes()):08x}, found "
     assert wanted in str(caught.value)

@@ -164,7 +164,7 @@ def test_a_damaged_one_is_passed_over(make_trainer: Make, tmp_path: Path, caplog
     content[middle] ^= 1
     data.write_bytes(content)
     resumed = resume(make_trainer, "run")
-    assert "step 12 is damaged and put aside" in caplog.text
+    assert "step 12 is damaged and quarantined" in caplog.text
     assert losses(resumed) == losses(whole)
     assert same(resumed, whole)
 

@@ -188,7 +188,7 @@ def _pass_over(error: DcpError, catalogue: Catalogue, ranks: Ranks, step: int) -
     verdict, reason = ranks.decide("put a checkpoint aside", partial(_judge, catalogue, step, damage))
     if verdict is _Verdict.WHOLE:
         raise CheckpointNotFoundError(
-            f"step {step} is there for the coordinator, but could not be loaded ({reason}); nothing is put aside. See "
+            f"the coordinator sees step {step}, but it could not be loaded ({reason}); nothing is quarantined. Check "
             "whether the storage is mounted on that rank's host, then restore again"
         ) from error
     return reason if verdict is _Verdict.DAMAGED else None
@@ -324,7 +324,7 @@ def _judge(catalogue: Catalogue, step: int, damage: Damage) -> tuple[_Verdict, s
 def _put_aside(catalogue: Catalogue, step: int, reason: str) -> bool:
     if not catalogue.has_checkpoint(step):
         return False
-    _log.warning("step %d is damaged and put aside: %s", step, reason)
+    _log.warning("step %d is damaged and quarantined: %s", step, reason)
     with contextlib.suppress(OSError):  # a full disk must not prevent the use of an earlier checkpoint
         catalogue.quarantine(step, reason)
     return True

@@ -97,10 +97,10 @@ class BaseModel:
             return
         differing = [name for name, digest in found.tensors.items() if self.tensors.get(name, digest) != digest]
         if differing:
-            ours, its = (f"base {base.name or 'without a name'} (digest {base.digest})" for base in (self, found))
+            ours, its = (f"{base.name or 'a base without a name'} (digest {base.digest})" for base in (self, found))
             problem = (
                 f"the checkpoint was trained on {ours}, but {len(differing)} of {len(found.tensors)} frozen tensors of "
-                f"this model are different: it is {its}. Load the base's values into the model before the checkpoint"
+                f"this model differ: it has {its}. Load the base's values into the model before the checkpoint"
             )
             first = [f"{name!r}: saved {self.tensors[name]}, found {found.tensors[name]}" for name in differing]
             raise StateMismatchError("base model", [problem, *first[:_SHOWN]])
@@ -113,7 +113,9 @@ class BaseModel:
             "load, or use strict=False to keep the model's value"
             for name in unknown
         ]
-        problems += [f"{name!r} is in base {self.name or 'without a name'}, but not in this model" for name in gone]
+        problems += [
+            f"{name!r} is in the base {self.name or 'of the checkpoint'}, but not in this model" for name in gone
+        ]
         if problems:
             raise StateMismatchError("base model", problems)
 

@@ -133,13 +133,13 @@ def _refuse_without_state(value: object, key: str) -> None:
     remedy = (
         "its state would not be restored there: move it to the top level of the state dict, or save its state_dict()"
         if is_stateful(found)
-        else "which has no state to save: save the position in the data instead, by dcp_data.ResumableSampler and its "
-        "loader, or by torchdata's StatefulDataLoader in a PerRank; data sets are made again by the script"
+        else "which has no state to save: save the position in the data instead, with ResumableSampler of dcp_data and "
+        "its loader, or with torchdata's StatefulDataLoader in a PerRank; your script creates the data set again"
     )
     inside = "is" if found is value else "contains"
     raise UnsupportedValueError(
-        f"{key!r} {inside} an object of class {name}, {remedy}. To pickle it all the same, call "
-        f"torch.serialization.add_safe_globals([{name}]) first, as each load needs it too"
+        f"{key!r} {inside} an object of class {name}, {remedy}. To pickle it anyway, call "
+        f"torch.serialization.add_safe_globals([{name}]) before each save and load"
     )
 
 

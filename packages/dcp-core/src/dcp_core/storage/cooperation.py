@@ -82,7 +82,7 @@ class Cooperation:
         self.together, self.reason = _choose(offers)
         self.shares_index = self.together and all(offer.shares_index for offer in offers)
         if speaks and self._asked and not self.together and self.reason != _ONE_RANK:
-            _log.warning("cooperative=True: each rank reads for itself all the same: %s", self.reason)
+            _log.warning("cooperative=True: each rank still reads for itself: %s", self.reason)
 
     def share_metadata(self, coordinator: Coordinator, reader: StorageReader) -> Metadata | None:
         """Return metadata from the index that the coordinator reads, if `shares_index`. Collective."""

@@ -161,8 +161,8 @@ def _summary(pruning: Pruning, removals: list[Removal]) -> Iterator[str]:
     removed = len(pruning.removed)
     complete = removed + sum(len(some) for some in (pruning.kept, pruning.best, pruning.damaged, pruning.doubtful))
     incomplete, unnumbered = len(pruning.incomplete), len(pruning.without_step)
-    stay = "is not complete stays" if incomplete == 1 else "are not complete stay"
-    left = f"; {incomplete} that {stay}, see `dcp ls`" if incomplete else ""
+    stay = "stays" if incomplete == 1 else "stay"
+    left = f"; {incomplete} incomplete or quarantined {stay}, see `dcp ls`" if incomplete else ""
     yield f"{removed} of {complete} complete checkpoints, {count_bytes(sum(one.bytes for one in removals))}{left}"
     if unnumbered:
         yield f"{unnumbered} without a step {'stays' if unnumbered == 1 else 'stay'}: `dcp rm` removes one"

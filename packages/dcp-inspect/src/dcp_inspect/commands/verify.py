@@ -24,6 +24,7 @@ from dcp_io import Problem, VerifyReport, open_store, verify_checkpoint
 from dcp_io.saves.cleanup import index_digest
 from dcp_io.timed_call import Pace
 from dcp_manifest import CheckpointNotFoundError, FoundCheckpoint, UnsupportedFormatError
+from dcp_manifest.folders.folder import QUARANTINE
 
 __all__ = ["command"]
 
@@ -39,6 +40,7 @@ class _Result:
     report: VerifyReport | None = None
     problem: str | None = None
     code: int = 0
+    quarantined: bool = False
 
     def as_json(self) -> dict[str, object]:
         report = self.report or VerifyReport((), 0, 0)
@@ -51,6 +53,7 @@ class _Result:
             "unverified": sorted(report.unverified_keys),
             "problems": [asdict(one) for one in report.problems],
             "problem": self.problem,
+            "quarantined": self.quarantined,
         }
 
 
@@ -87,7 +90,7 @@ def command(
     """Check all of a checkpoint: index, CRCs of every item, coverage of every tensor, missing files.
 
     Each byte is read once. The exit code is 1 if anything is damaged, and 4 if anything cannot be read; the rest is
-    checked all the same. With --skip-verified, indexes and file sizes are still checked.
+    still checked. With --skip-verified, indexes and file sizes are checked again.
     """
     if since is not None and not recursive:
         raise click.UsageError("--since chooses among the checkpoints below a directory: add -r")
@@ -160,7 +163,8 @@ class _Verifier:
     def check(self, path: str) -> _Result:
         """Verify a checkpoint, and again if a save replaced it meanwhile."""
         store = open_store(path)
-        before = index_digest(store, [entry.name for entry in store.list()])
+        names = [entry.name for entry in store.list()]
+        before = index_digest(store, names)
         if self.state is not None and before and self.state.has(path, before):
             listed = look_at(FoundCheckpoint(store, 0.0))
             if listed.complete:
@@ -176,7 +180,8 @@ class _Verifier:
                 self.state.add(path, after)
             else:
                 self.state.drop(path)
-        return _Result(path, "sound" if report.ok else "damaged", report, code=0 if report.ok else DIFFERENT)
+        state, code = ("sound", 0) if report.ok else ("damaged", DIFFERENT)
+        return _Result(path, state, report, code=code, quarantined=QUARANTINE in names)
 
 
 def _check_all(
@@ -267,6 +272,8 @@ def _print(one: _Result) -> None:
     print_line(state, "  ", (one.path, "bold"), f": {count}{read}")
     for cause in causes:
         print_line("  " + cause)
+    if one.quarantined and one.report.ok:
+        print_line(("  quarantined", "yellow"), f": `dcp unquarantine {one.path}` lifts it")
     if one.report.unverified_keys:
         some = ", ".join(sorted(one.report.unverified_keys)[:_SHOWN_KEYS])
         print_line(("  no CRC", "yellow"), f": {len(one.report.unverified_keys)} values, such as {some}")

@@ -245,7 +245,7 @@ class SupportsFolders(Store):
 
     @abstractmethod
     def child(self, name: str) -> SupportsFolders:
-        """Return a store for a subfolder, which need not exist."""
+        """Return a store for a subfolder, which need not exist; its object `x` is the object `name/x` of this store."""
 
     @abstractmethod
     def folders(self) -> tuple[str, ...]:

@@ -20,13 +20,17 @@ class RawFolder(Protocol):
         """Return all objects, also in subfolders, and temporary ones."""
         ...
 
-    def get(self, name: str) -> bytes: ...
+    def get(self, name: str) -> bytes:
+        """Return all bytes of an object."""
+        ...
 
     def put(self, name: str, data: bytes) -> None:
         """Create or replace an object."""
         ...
 
-    def delete(self, name: str) -> None: ...
+    def delete(self, name: str) -> None:
+        """Remove an object."""
+        ...
 
 
 class StoreFixtures(ABC):

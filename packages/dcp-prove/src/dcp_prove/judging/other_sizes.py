@@ -37,7 +37,7 @@ def compare_other_size(runs: Runs, tolerance: float) -> SizeResult:
     result.differences += _restored(runs, result)
     samples = _samples(runs, result)
     if _draws(runs):
-        result.not_compared.append("losses: the steps draw random numbers, of which other ranks draw others")
+        result.not_compared.append("losses: the steps draw random numbers, and other ranks draw other numbers")
         losses = []
     else:
         losses = _losses(runs, tolerance, result)
@@ -64,7 +64,7 @@ def _restored(runs: Runs, result: SizeResult) -> list[Difference]:
             continue
         differences.append(item_difference(name, pair, found, 0, omission=omission_of(kind, name)))
     if sharded:
-        result.not_compared.append(f"{sharded} tensors that each rank has its own part or version of")
+        result.not_compared.append(f"{sharded} tensors of which each rank holds its own part or version")
     return differences
 
 

@@ -82,7 +82,7 @@ def compare_same_size(runs: Runs) -> SizeResult:
     if not effects:
         harmless = [each.name for each in lasting if each.omission != "accumulation"]
         if harmless:
-            result.not_compared.append(f"numbers and texts, which differ without an effect so far: {_joined(harmless)}")
+            result.not_compared.append(f"numbers and texts that differ without any effect so far: {_joined(harmless)}")
         return result
     causes = _causes(runs, lasting, effects, result)
     shown = sorted(
