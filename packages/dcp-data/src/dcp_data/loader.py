@@ -14,9 +14,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from dcp_data.keys import derive_seed
-from dcp_data.parts import Part, Share
 from dcp_data.position import Position
 from dcp_data.progress import Progress
+from dcp_data.rank_batches import Part, Share
 
 __all__ = ["ResumableLoader", "SampleReader"]
 

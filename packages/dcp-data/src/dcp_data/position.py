@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 from dcp_data.lanes import Lanes
-from dcp_data.parts import Part, Share, shares_of
 from dcp_data.progress import Progress
+from dcp_data.rank_batches import Part, Share, shares_of
 
 __all__ = ["Position", "with_digest"]
 

@@ -12,9 +12,9 @@ from torch.utils.data import default_collate
 
 from dcp_data.keys import derive_keys, mixed_bits
 from dcp_data.loader import ResumableLoader, SampleReader
-from dcp_data.parts import Part
 from dcp_data.permutation import Permutation
 from dcp_data.position import Position, with_digest
+from dcp_data.rank_batches import Part
 
 __all__ = ["ResumableSampler"]
 

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any
 
 from dcp_data.lanes import Block, Lanes, Layout
-from dcp_data.parts import Part
+from dcp_data.rank_batches import Part
 
 __all__ = ["ShardReader"]
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dcp_data.parts import Share, shares_of
+from dcp_data.rank_batches import Share, shares_of
 
 PLACES = st.fixed_dictionaries(
     {

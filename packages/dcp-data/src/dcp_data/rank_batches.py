@@ -1,4 +1,4 @@
-"""Divide global batches into batches per rank."""
+"""Divide global batches into batches per rank, also an epoch's last one, which may not fill all of them."""
 
 from __future__ import annotations
 
