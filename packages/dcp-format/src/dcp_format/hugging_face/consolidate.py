@@ -19,7 +19,7 @@ from dcp_core.errors import CheckpointException, MissingKeyError
 from dcp_format.checkpoints.checkpoint import stored_content
 from dcp_format.content.content import TensorEntry
 from dcp_format.content.new_file import aborting, give_name, sweep, temporary_name
-from dcp_format.safetensors.complete_set import SUFFIX, Stamp, fresh_name, index_json, save_id_of
+from dcp_format.safetensors.complete_set import Stamp, fresh_name, index_json, save_id_of, shard_name
 from dcp_format.safetensors.safetensors_index import INDEX_NAME, earlier_files, open_safetensors
 from dcp_format.safetensors.safetensors_write import remove_earlier, write_tensor_file
 from dcp_io import LocalStore, Sink
@@ -120,7 +120,7 @@ class _Plan:
         if unknown:
             raise MissingKeyError(f"fqn_to_index_mapping names {unknown[:4]}, which are not in {input_dir}")
         count = max(mapping.values(), default=1)
-        names = {n: f"model-{n:05d}-of-{count:05d}{SUFFIX}" for n in range(1, count + 1)}
+        names = {n: shard_name(n, count) for n in range(1, count + 1)}
         metadata = {"format": "pt"}
         earlier = {
             name for name in earlier_files(Path(output_dir)) if save_id_of(Path(output_dir), name) != source.save_id

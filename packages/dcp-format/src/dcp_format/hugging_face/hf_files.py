@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from dcp_core import SavePlanner, WriteItem, WriteResult
 from dcp_format.content.new_file import aborting
 from dcp_format.export.file_map import checked_payload, form_of, tensor_data_of
-from dcp_format.safetensors.complete_set import SUFFIX
+from dcp_format.safetensors.complete_set import SUFFIX, shard_name
 from dcp_format.safetensors.safetensors_header import build_header
 from dcp_format.safetensors.safetensors_index import ALIASES, SHAPES, SHARDING
 from dcp_io import Store
@@ -49,11 +49,11 @@ def names_of_files(groups: Groups, highest: int) -> list[dict[int, str]]:
     """Return number → name of each rank's files, numbered consecutively if several ranks write one number."""
     pairs = [(number, rank) for rank, numbers in enumerate(groups) for number in numbers]
     if len({number for number, _ in pairs}) == len(pairs):
-        names = {(number, rank): f"model-{number:05d}-of-{highest:05d}{SUFFIX}" for number, rank in pairs}
+        names = {(number, rank): shard_name(number, highest) for number, rank in pairs}
     else:
         pairs.sort()
         count = len(pairs)
-        names = {pair: f"model-{n:05d}-of-{count:05d}{SUFFIX}" for n, pair in enumerate(pairs, 1)}
+        names = {pair: shard_name(n, count) for n, pair in enumerate(pairs, 1)}
     return [{number: names[number, rank] for number in numbers} for rank, numbers in enumerate(groups)]
 
 
@@ -61,7 +61,7 @@ def sharded_files(groups: Groups, highest: int) -> list[dict[int, str]]:
     """Return number → name of each rank's shard files, with its position among the writing ranks, from 1 on."""
     writing = [rank for rank, numbers in enumerate(groups) if numbers]
     return [
-        {n: f"shard-{writing.index(rank) + 1:05d}-model-{n:05d}-of-{highest:05d}{SUFFIX}" for n in numbers}
+        {n: f"shard-{writing.index(rank) + 1:05d}-{shard_name(n, highest)}" for n in numbers}
         for rank, numbers in enumerate(groups)
     ]
 

@@ -46,7 +46,7 @@ from dcp_format.hugging_face.hf_files import (
     sharded_files,
     write_part,
 )
-from dcp_format.safetensors.complete_set import SUFFIX, Stamp, fresh_name, index_json, is_writers_name
+from dcp_format.safetensors.complete_set import Stamp, fresh_name, index_json, is_writers_name, shard_name
 from dcp_format.safetensors.safetensors_index import INDEX_NAME, earlier_files
 from dcp_format.safetensors.safetensors_write import remove_earlier
 from dcp_io import LocalStore
@@ -225,7 +225,7 @@ class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
         store = LocalStore(self.path)
         store.make()
         sweep(store, is_writers_name)
-        wanted = [f"model-{number:05d}-of-{highest:05d}{SUFFIX}" for number in sorted(groups)]
+        wanted = [shard_name(number, highest) for number in sorted(groups)]
         names = choose_names(self.path, wanted, tag, always_indexed=True).files
         metadata = {"format": "pt", **Stamp.next(self.path, tag, len(names)).metadata}
         files = [

@@ -33,6 +33,7 @@ __all__ = [
     "is_writers_name",
     "one_save",
     "save_id_of",
+    "shard_name",
     "shard_names",
     "split_by_size",
 ]
@@ -189,11 +190,14 @@ def split_by_size(entries: Iterable[T], max_file_bytes: int, nbytes: Callable[[T
     return groups
 
 
+def shard_name(number: int, count: int) -> str:
+    """Return the name that Hugging Face libraries expect for one of several files; numbers begin at 1."""
+    return f"model-{number:05d}-of-{count:05d}{SUFFIX}"
+
+
 def shard_names(count: int) -> list[str]:
     """Return the names that Hugging Face libraries expect for `count` files."""
-    if count == 1:
-        return [f"model{SUFFIX}"]
-    return [f"model-{number:05d}-of-{count:05d}{SUFFIX}" for number in range(1, count + 1)]
+    return [f"model{SUFFIX}"] if count == 1 else [shard_name(number, count) for number in range(1, count + 1)]
 
 
 def index_json(files: Mapping[str, Iterable[tuple[str, int]]]) -> bytes:
