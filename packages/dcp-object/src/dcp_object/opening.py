@@ -13,7 +13,8 @@ from dcp_manifest.folders.folder import METADATA_NAME
 from dcp_object.address import parse_address
 from dcp_object.client import connect
 from dcp_object.options import Options
-from dcp_object.store import PART_BYTES, UPLOADS, ObjectStore
+from dcp_object.sink import PART_BYTES, UPLOADS
+from dcp_object.store import ObjectStore
 
 __all__ = ["open_store"]
 

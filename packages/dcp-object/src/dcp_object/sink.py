@@ -7,10 +7,12 @@ from typing import Any
 from dcp_io.stores.stream_files import UploadSink
 from dcp_object.client import Client
 
-__all__ = ["MAX_PARTS", "ObjectSink"]
+__all__ = ["MAX_PARTS", "MAX_PART_BYTES", "MIN_PART_BYTES", "PART_BYTES", "UPLOADS", "ObjectSink"]
 
-MAX_PARTS = 10_000
-"""Limit of S3."""
+PART_BYTES, UPLOADS = 8 << 20, 4
+"""Size of an upload's parts, and how many are sent at the same time, if a storage does not choose them."""
+# S3 refuses parts below 5 MiB, and more than 10,000 of them. Larger parts than ours only need more memory.
+MIN_PART_BYTES, MAX_PART_BYTES, MAX_PARTS = 5 << 20, 64 << 20, 10_000
 # What an object holds between the first part's turn and the end of the upload: a beginning of what it will be.
 _RESERVED_BYTES = 16
 _STEP_BYTES = 1 << 20

@@ -13,11 +13,9 @@ from dcp_io import STALE_AFTER_SECONDS, Layout, StoreBackend, Verify
 from dcp_io.requests import check_choices
 from dcp_object.address import is_address
 from dcp_object.opening import open_store
+from dcp_object.sink import MAX_PART_BYTES, MIN_PART_BYTES, UPLOADS
 
 __all__ = ["ObjectStoreReader", "ObjectStoreWriter"]
-
-# Services refuse parts that are smaller (S3: 5 MiB), and a large file takes at most 10,000 of them.
-_MIN_PART_BYTES, _MAX_PART_BYTES = 5 << 20, 64 << 20
 
 
 class ObjectStoreWriter(ByteStorageWriter):
@@ -54,7 +52,7 @@ class ObjectStoreWriter(ByteStorageWriter):
         layout: Layout = "torch",
         interop: bool | None = None,
         thread_count: int = 4,
-        uploads: int = 4,
+        uploads: int = UPLOADS,
         spread: int = 0,
         max_inflight_bytes: int = 256 << 20,
         stale_after_seconds: float = STALE_AFTER_SECONDS,
@@ -62,16 +60,16 @@ class ObjectStoreWriter(ByteStorageWriter):
     ) -> None:
         if min(thread_count, uploads) < 1 or not 0 <= spread <= 256:
             raise ValueError(f"{thread_count=} and {uploads=} must be at least 1, {spread=} at most 256")
-        if max_inflight_bytes < 3 * _MIN_PART_BYTES:
-            raise ValueError(f"{max_inflight_bytes=} must be at least {3 * _MIN_PART_BYTES}: three parts of an upload")
+        if max_inflight_bytes < 3 * MIN_PART_BYTES:
+            raise ValueError(f"{max_inflight_bytes=} must be at least {3 * MIN_PART_BYTES}: three parts of an upload")
         self.layout: Layout = layout
         self.spread = spread
         self.max_inflight_bytes = max_inflight_bytes
         self.stale_after_seconds = stale_after_seconds
-        self.thread_count = min(thread_count, max_inflight_bytes // (3 * _MIN_PART_BYTES))
+        self.thread_count = min(thread_count, max_inflight_bytes // (3 * MIN_PART_BYTES))
         share = max_inflight_bytes // self.thread_count
-        self.uploads = max(1, min(uploads, share // _MIN_PART_BYTES - 2))
-        self.part_bytes = max(_MIN_PART_BYTES, min(_MAX_PART_BYTES, share // (self.uploads + 2)))
+        self.uploads = max(1, min(uploads, share // MIN_PART_BYTES - 2))
+        self.part_bytes = max(MIN_PART_BYTES, min(MAX_PART_BYTES, share // (self.uploads + 2)))
         self._storage_options = dict(storage_options or {})
         super().__init__(checkpoint_id, overwrite=overwrite, interop=interop, compression=compression)
 
@@ -135,9 +133,7 @@ class ObjectStoreReader(ByteStorageReader):
         max_inflight_bytes: int = 128 << 20,
         extensions: ExtensionRegistry | None = None,
     ) -> None:
-        check_choices(verify=verify)
-        if thread_count < 1 or max_inflight_bytes < 1:
-            raise ValueError(f"{thread_count=} and {max_inflight_bytes=} must be at least 1")
+        check_choices(verify=verify, thread_count=thread_count, max_inflight_bytes=max_inflight_bytes)
         self.verify: Verify = verify
         self.thread_count = thread_count
         self.max_inflight_bytes = max_inflight_bytes

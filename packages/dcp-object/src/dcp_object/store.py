@@ -14,12 +14,10 @@ from dcp_io import Entry, Place, Sink, Source, StorageError, SupportsFolders, ch
 from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError
 from dcp_object.address import Address
 from dcp_object.client import Client
-from dcp_object.sink import ObjectSink
+from dcp_object.sink import PART_BYTES, UPLOADS, ObjectSink
 
 __all__ = ["ObjectStore"]
 
-PART_BYTES = 8 << 20
-UPLOADS = 4
 _SPREAD = re.compile(r"~[0-9a-f]{2}")
 _REPLACE_TRIES = 100
 
