@@ -32,7 +32,7 @@ from dcp_core.shards.shards import LocalTensor, local_tensor
 from dcp_core.state_dict.flatten import KeyMap
 from dcp_core.tables.metadata_columns import StateRecords, records_of
 from dcp_core.tables.value_table import ReadColumns
-from dcp_core.tensors.kinds import is_dtensor, is_quantized_dtype, is_wrapper
+from dcp_core.tensors.kinds import is_dtensor, is_lossless_cast, is_quantized_dtype, is_wrapper
 from dcp_core.tensors.tensor_memory import has_memory
 from dcp_manifest.index.boxes import box_text, find_hole, find_overlap, intersect, overlaps
 from dcp_manifest.index.columns import ManifestInfo
@@ -44,23 +44,9 @@ __all__ = [
     "MemoryRanges",
     "create_read_items_for_chunk_list",
     "find_shared_memory",
-    "is_lossless_cast",
     "is_same_place",
     "plan_local_load",
 ]
-
-_UNSIGNED = {torch.uint8: 8, torch.uint16: 16, torch.uint32: 32, torch.uint64: 64}
-_SIGNED = {torch.int8: 8, torch.int16: 16, torch.int32: 32, torch.int64: 64}
-# (exponent bits, significand bits with the hidden one)
-_FLOATS = {
-    torch.float64: (11, 53),
-    torch.float32: (8, 24),
-    torch.bfloat16: (8, 8),
-    torch.float16: (5, 11),
-    torch.float8_e5m2: (5, 3),
-    torch.float8_e4m3fn: (4, 4),
-}
-_COMPLEX = {torch.complex128: torch.float64, torch.complex64: torch.float32, torch.complex32: torch.float16}
 
 
 @dataclass(slots=True)
@@ -303,33 +289,6 @@ def _read_items(
 
 def _within(offsets: Sequence[int], chunk: ChunkStorageMetadata) -> torch.Size:
     return torch.Size([mine - start for mine, start in zip(offsets, chunk.offsets, strict=True)])
-
-
-def is_lossless_cast(source: torch.dtype, target: torch.dtype) -> bool:
-    """Return whether `target` can represent every number of `source`."""
-    if source == target:
-        return True
-    if target in _COMPLEX:
-        return is_lossless_cast(_COMPLEX.get(source, source), _COMPLEX[target])
-    if source is torch.bool:
-        return target in _UNSIGNED or target in _SIGNED or target in _FLOATS
-    if target in _FLOATS:
-        return _fits_float(source, *_FLOATS[target])
-    if source in _UNSIGNED:
-        return _UNSIGNED[source] <= _UNSIGNED.get(target, 0) or _UNSIGNED[source] < _SIGNED.get(target, 0)
-    return source in _SIGNED and _SIGNED[source] <= _SIGNED.get(target, 0)
-
-
-def _fits_float(source: torch.dtype, exponent_bits: int, significand_bits: int) -> bool:
-    if source in _FLOATS:
-        return _FLOATS[source][0] <= exponent_bits and _FLOATS[source][1] <= significand_bits
-    magnitude_bits = _UNSIGNED.get(source) or (_SIGNED[source] - 1 if source in _SIGNED else None)
-    # An integer of n magnitude bits also needs an exponent up to 2**n.
-    return (
-        magnitude_bits is not None
-        and magnitude_bits <= significand_bits
-        and magnitude_bits < 2 ** (exponent_bits - 1) - 1
-    )
 
 
 _MAPS = "/proc/self/maps"

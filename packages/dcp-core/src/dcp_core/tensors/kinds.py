@@ -1,4 +1,4 @@
-"""Kinds of values in a state dict: containers, DTensors, wrapper and quantized tensors, records that act as tensors.
+"""Kinds of values in a state dict: containers, DTensors, wrapper and quantized tensors, records as tensors, dtypes.
 
 Wrapper tensors, such as torchao's quantized weights, keep their elements in other tensors; each shard is stored as a
 `torch.save` archive, or as a plain tensor if the class is transparent, as for float8 training (decision record 0027). A
@@ -46,6 +46,7 @@ __all__ = [
     "empty_like_part",
     "hidden_parts",
     "is_dtensor",
+    "is_lossless_cast",
     "is_quantized_dtype",
     "is_wrapper",
     "plain_values",
@@ -507,3 +508,44 @@ def _scheme(tensor: torch.Tensor) -> torch.qscheme | None:
         return tensor.qscheme()
     except RuntimeError:
         return None
+
+
+_UNSIGNED = {torch.uint8: 8, torch.uint16: 16, torch.uint32: 32, torch.uint64: 64}
+_SIGNED = {torch.int8: 8, torch.int16: 16, torch.int32: 32, torch.int64: 64}
+# (exponent bits, significand bits with the hidden one)
+_FLOATS = {
+    torch.float64: (11, 53),
+    torch.float32: (8, 24),
+    torch.bfloat16: (8, 8),
+    torch.float16: (5, 11),
+    torch.float8_e5m2: (5, 3),
+    torch.float8_e4m3fn: (4, 4),
+}
+_COMPLEX = {torch.complex128: torch.float64, torch.complex64: torch.float32, torch.complex32: torch.float16}
+
+
+def is_lossless_cast(source: torch.dtype, target: torch.dtype) -> bool:
+    """Return whether `target` can represent every number of `source`."""
+    if source == target:
+        return True
+    if target in _COMPLEX:
+        return is_lossless_cast(_COMPLEX.get(source, source), _COMPLEX[target])
+    if source is torch.bool:
+        return target in _UNSIGNED or target in _SIGNED or target in _FLOATS
+    if target in _FLOATS:
+        return _fits_float(source, *_FLOATS[target])
+    if source in _UNSIGNED:
+        return _UNSIGNED[source] <= _UNSIGNED.get(target, 0) or _UNSIGNED[source] < _SIGNED.get(target, 0)
+    return source in _SIGNED and _SIGNED[source] <= _SIGNED.get(target, 0)
+
+
+def _fits_float(source: torch.dtype, exponent_bits: int, significand_bits: int) -> bool:
+    if source in _FLOATS:
+        return _FLOATS[source][0] <= exponent_bits and _FLOATS[source][1] <= significand_bits
+    magnitude_bits = _UNSIGNED.get(source) or (_SIGNED[source] - 1 if source in _SIGNED else None)
+    # An integer of n magnitude bits also needs an exponent up to 2**n.
+    return (
+        magnitude_bits is not None
+        and magnitude_bits <= significand_bits
+        and magnitude_bits < 2 ** (exponent_bits - 1) - 1
+    )

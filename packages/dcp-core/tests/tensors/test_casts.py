@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dcp_core.planning.read_items import is_lossless_cast
+from dcp_core.tensors.kinds import is_lossless_cast
 
 LOSSLESS = [
     (torch.bfloat16, torch.float32),
