@@ -22,14 +22,6 @@ from dcp_io.stores.stream_store import StreamStore
 
 __all__ = ["FileSystemReader", "FileSystemWriter", "HostReader", "HostWriter"]
 
-_MAX_DEFAULT_THREADS = 8
-DEFAULT_INFLIGHT_BYTES = 64 << 20
-
-
-def default_thread_count() -> int:
-    """Return the number of cores that this process may use, at most 8."""
-    return max(1, min(_MAX_DEFAULT_THREADS, len(os.sched_getaffinity(0))))
-
 
 class _LocalFolder(FileAttributes):
     def _make_fs(self) -> FileSystem:
@@ -108,23 +100,18 @@ class FileSystemWriter(_LocalFolder, ByteStorageWriter, BlockingAsyncStager):
     ) -> None:
         if type(self) is FileSystemWriter:  # a subclass may set another file system, whose ids are its own
             file_path(path)
-        check_choices(layout=layout)
+        check_choices(layout=layout, thread_count=thread_count, max_inflight_bytes=max_inflight_bytes)
         check_format(serialization_format)
         setting = one_setting(_extensions, compression)
         self.transforms = ItemStreams(_extensions)
-        if thread_count is not None and thread_count < 1:
-            raise ValueError(f"thread_count={thread_count} must be at least 1")
-        if max_inflight_bytes is not None and max_inflight_bytes < 1:
-            raise ValueError(f"max_inflight_bytes={max_inflight_bytes} must be at least 1")
         self.serialization_format = serialization_format
         self.single_file_per_rank = single_file_per_rank
         self.sync_files = sync_files
-        self.thread_count = thread_count or default_thread_count()
+        self.thread_count = thread_count or StoreBackend.default_threads()
         self.per_thread_copy_ahead = per_thread_copy_ahead
         self.layout = layout
-        self.max_inflight_bytes = max_inflight_bytes or max(
-            DEFAULT_INFLIGHT_BYTES, self.thread_count * per_thread_copy_ahead
-        )
+        copied_bytes = self.thread_count * per_thread_copy_ahead
+        self.max_inflight_bytes = max_inflight_bytes or max(StoreBackend.default_inflight_bytes, copied_bytes)
         self.stale_after_seconds = stale_after_seconds
         BlockingAsyncStager.__init__(self, cache_staged_state_dict=cache_staged_state_dict)
         ByteStorageWriter.__init__(self, path, overwrite=overwrite, interop=interop, compression=setting)
@@ -180,15 +167,13 @@ class FileSystemReader(_LocalFolder, ByteStorageReader):
         *,
         verify: Verify = "blocks",
         thread_count: int | None = None,
-        max_inflight_bytes: int = 64 << 20,
+        max_inflight_bytes: int = StoreBackend.default_inflight_bytes,
     ) -> None:
         if type(self) is FileSystemReader:  # a subclass may set another file system, whose ids are its own
             file_path(path)
-        check_choices(verify=verify)
+        check_choices(verify=verify, thread_count=thread_count, max_inflight_bytes=max_inflight_bytes)
         self.verify: Verify = "blocks" if verify is True else verify
-        if max_inflight_bytes < 1:
-            raise ValueError(f"max_inflight_bytes={max_inflight_bytes} must be at least 1")
-        self.thread_count = thread_count or default_thread_count()
+        self.thread_count = thread_count or StoreBackend.default_threads()
         self.max_inflight_bytes = max_inflight_bytes
         super().__init__(path, extensions=_extension_registry)
 

@@ -19,7 +19,6 @@ from dcp_io.stores.stream_store import StreamStore
 
 __all__ = ["FsspecReader", "FsspecWriter"]
 
-_DEFAULT_INFLIGHT_BYTES = 64 << 20
 _MIN_BLOCK_BYTES, _MAX_BLOCK_BYTES = 5 << 20, 64 << 20
 
 
@@ -75,8 +74,7 @@ class FsspecWriter(FileAttributes, ByteStorageWriter, BlockingAsyncStager):
     ) -> None:
         setting = one_setting(_extensions, compression)
         self.transforms = ItemStreams(_extensions)
-        if thread_count < 1 or (max_inflight_bytes is not None and max_inflight_bytes < 1):
-            raise ValueError(f"{thread_count=} and {max_inflight_bytes=} must be at least 1")
+        check_choices(layout=layout, thread_count=thread_count, max_inflight_bytes=max_inflight_bytes)
         self.serialization_format = serialization_format
         self.single_file_per_rank = single_file_per_rank
         self.sync_files = sync_files
@@ -84,7 +82,7 @@ class FsspecWriter(FileAttributes, ByteStorageWriter, BlockingAsyncStager):
         self.per_thread_copy_ahead = per_thread_copy_ahead
         self.layout: Layout = layout
         self.max_inflight_bytes = max_inflight_bytes or max(
-            _DEFAULT_INFLIGHT_BYTES, thread_count * per_thread_copy_ahead
+            StoreBackend.default_inflight_bytes, thread_count * per_thread_copy_ahead
         )
         self.stale_after_seconds = stale_after_seconds
         self._options = {**(storage_options or {}), **kwargs}
@@ -162,9 +160,7 @@ class FsspecReader(FileAttributes, ByteStorageReader):
         storage_options: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        check_choices(verify=verify)
-        if thread_count < 1 or max_inflight_bytes < 1:
-            raise ValueError(f"{thread_count=} and {max_inflight_bytes=} must be at least 1")
+        check_choices(verify=verify, thread_count=thread_count, max_inflight_bytes=max_inflight_bytes)
         self.verify: Verify = verify
         self.thread_count = thread_count
         self.max_inflight_bytes = max_inflight_bytes

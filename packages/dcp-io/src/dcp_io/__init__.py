@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dcp_io.requests import Layout, Payload, PiecewiseData, ReadRequest, Verify, Writable, WriteRequest
     from dcp_io.roots.keeping_rules import KeepAll, KeepBest, KeepEvery, KeepFor, KeepLast, KeepPolicy
     from dcp_io.roots.records import CheckpointRecord
-    from dcp_io.saves.save_session import STALE_AFTER_SECONDS
+    from dcp_io.saves.cleanup import STALE_AFTER_SECONDS
     from dcp_io.stores.host_store import HostStore
     from dcp_io.stores.local_store import LocalStore
     from dcp_io.stores.open_store import open_store
@@ -137,7 +137,7 @@ __getattr__, __dir__ = import_lazily(
             "KeepPolicy",
         ),
         "dcp_io.roots.records": ("CheckpointRecord",),
-        "dcp_io.saves.save_session": ("STALE_AFTER_SECONDS",),
+        "dcp_io.saves.cleanup": ("STALE_AFTER_SECONDS",),
         "dcp_io.stores.host_store": ("HostStore",),
         "dcp_io.stores.local_store": ("LocalStore",),
         "dcp_io.stores.open_store": ("open_store",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
@@ -12,10 +13,11 @@ from dcp_io.reading.delivery import Delivery
 from dcp_io.reading.read_engine import read_items
 from dcp_io.reading.read_plan import ReadSizes
 from dcp_io.requests import Layout, ReadRequest, ReadStats, Verify, Writable
-from dcp_io.saves.cleanup import read_current
-from dcp_io.saves.save_session import STALE_AFTER_SECONDS, JoinedSave, RankSaveSession, SaveSession
+from dcp_io.saves.cleanup import STALE_AFTER_SECONDS, read_current
+from dcp_io.saves.save_session import JoinedSave, RankSaveSession, SaveSession
 from dcp_io.stores.store import Store, with_folders
-from dcp_io.writing.write_engine import MAX_INFLIGHT_BYTES, write_items
+from dcp_io.workers import MAX_INFLIGHT_BYTES
+from dcp_io.writing.write_engine import write_items
 from dcp_manifest.errors import CheckpointNotFoundError
 from dcp_manifest.index.columns import CheckpointIndex
 from dcp_manifest.index.stored_items import StoredItems
@@ -46,6 +48,8 @@ class StoreBackend:
         ```
     """
 
+    default_inflight_bytes = MAX_INFLIGHT_BYTES
+
     def __init__(
         self,
         store: Store,
@@ -70,6 +74,11 @@ class StoreBackend:
         self.max_inflight_bytes = max_inflight_bytes
         self._save: SaveSession | JoinedSave | None = None
         self._save_id: str | None = None
+
+    @staticmethod
+    def default_threads() -> int:
+        """Return the number of cores that this process may use, at most 8."""
+        return min(8, len(os.sched_getaffinity(0)))
 
     @property
     def url(self) -> str:

@@ -210,8 +210,11 @@ any destination changes (read twice). False: no checks.
 _VERIFY = ("blocks", "full", "before", True, False)
 
 
-def check_choices(*, layout: object = "torch", verify: object = "blocks") -> None:
-    """Raise ValueError for an invalid `Layout` or `Verify`."""
+def check_choices(*, layout: object = "torch", verify: object = "blocks", **numbers: int | None) -> None:
+    """Raise ValueError for an invalid `Layout` or `Verify`, or a number below 1."""
+    for name, number in numbers.items():
+        if number is not None and number < 1:
+            raise ValueError(f"{name}={number} must be at least 1")
     for name, value, choices in (("layout", layout, get_args(Layout)), ("verify", verify, _VERIFY)):
         if value not in choices:
             raise ValueError(f"{name}={value!r} is not known; choose one of {', '.join(map(repr, choices))}")

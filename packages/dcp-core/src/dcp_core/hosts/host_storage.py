@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,9 +13,6 @@ from dcp_io import STALE_AFTER_SECONDS, HostStore, Layout, StoreBackend, Verify
 from dcp_io.requests import check_choices
 
 __all__ = ["HostStorageReader", "HostStorageWriter"]
-
-_MOST_THREADS = 8
-_INFLIGHT_BYTES = 64 << 20
 
 
 class HostStorageWriter(HostCommit):
@@ -48,12 +44,12 @@ class HostStorageWriter(HostCommit):
         layout: Layout = "torch",
         interop: bool | None = None,
         thread_count: int | None = None,
-        max_inflight_bytes: int = _INFLIGHT_BYTES,
+        max_inflight_bytes: int = StoreBackend.default_inflight_bytes,
         stale_after_seconds: float = STALE_AFTER_SECONDS,
         compression: Compression = None,
     ) -> None:
-        check_choices(layout=layout)
-        self.thread_count = _checked_threads(thread_count, max_inflight_bytes)
+        check_choices(layout=layout, thread_count=thread_count, max_inflight_bytes=max_inflight_bytes)
+        self.thread_count = thread_count or StoreBackend.default_threads()
         self.layout: Layout = layout
         self.max_inflight_bytes = max_inflight_bytes
         self.stale_after_seconds = stale_after_seconds
@@ -100,12 +96,12 @@ class HostStorageReader(HostAgreement):
         storage_options: Mapping[str, Any] | None = None,
         verify: Verify = "blocks",
         thread_count: int | None = None,
-        max_inflight_bytes: int = _INFLIGHT_BYTES,
+        max_inflight_bytes: int = StoreBackend.default_inflight_bytes,
         extensions: ExtensionRegistry | None = None,
     ) -> None:
-        check_choices(verify=verify)
+        check_choices(verify=verify, thread_count=thread_count, max_inflight_bytes=max_inflight_bytes)
         self.verify: Verify = verify
-        self.thread_count = _checked_threads(thread_count, max_inflight_bytes)
+        self.thread_count = thread_count or StoreBackend.default_threads()
         self.max_inflight_bytes = max_inflight_bytes
         self._storage_options = dict(storage_options or {})
         super().__init__(checkpoint_id, extensions=extensions)
@@ -126,11 +122,3 @@ class HostStorageReader(HostAgreement):
     def validate_checkpoint_id(cls, checkpoint_id: CheckpointId) -> bool:
         """See `names_host_store`."""
         return names_host_store(checkpoint_id)
-
-
-def _checked_threads(thread_count: int | None, max_inflight_bytes: int) -> int:
-    if thread_count is not None and thread_count < 1:
-        raise ValueError(f"{thread_count=} must be at least 1")
-    if max_inflight_bytes < 1:
-        raise ValueError(f"{max_inflight_bytes=} must be at least 1")
-    return thread_count or min(_MOST_THREADS, len(os.sched_getaffinity(0)))

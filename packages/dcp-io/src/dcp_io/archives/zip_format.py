@@ -19,6 +19,7 @@ from dcp_manifest.stock.stock_write import collected, global_2, integer, text_2
 from dcp_manifest.types import Buffer
 
 __all__ = [
+    "ALIGNMENT_BYTES",
     "CENTRAL",
     "END",
     "LOCAL",

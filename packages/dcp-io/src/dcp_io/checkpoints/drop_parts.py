@@ -18,9 +18,9 @@ from dcp_io.archives.zip_format import ALIGNMENT_BYTES
 from dcp_io.checkpoints.remove_checkpoint import ReadingSign, clear_dead_saves
 from dcp_io.checkpoints.verify_checkpoint import PassingCrcs
 from dcp_io.errors import SaveInProgressError
-from dcp_io.saves.cleanup import read_current
+from dcp_io.saves.cleanup import STALE_AFTER_SECONDS, read_current
 from dcp_io.saves.save_files import MARK_BYTES, data_mark
-from dcp_io.saves.save_session import STALE_AFTER_SECONDS, SaveSession
+from dcp_io.saves.save_session import SaveSession
 from dcp_io.stores.host_store import HostStore
 from dcp_io.stores.store import Store
 from dcp_manifest.errors import CheckpointNotFoundError, UnsupportedFormatError

@@ -19,11 +19,10 @@ from dcp_base.errors import DcpError
 from dcp_base.progress import report_operation
 from dcp_io.archives.archive_checks import is_zip, verify_zip
 from dcp_io.archives.crc import RunningCrc, crc32
-from dcp_io.archives.zip_format import tensor_frame
+from dcp_io.archives.zip_format import ALIGNMENT_BYTES, tensor_frame
 from dcp_io.saves.save_files import MARK_BYTES, data_mark, own_name
 from dcp_io.stores.local_store import LocalStore
 from dcp_io.stores.store import Source, Store
-from dcp_io.writing.write_engine import ALIGNMENT_BYTES
 from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError
 from dcp_manifest.file.index_problems import Examined, Problem, examine
 from dcp_manifest.folders.folder import is_index_name, rank_index_name

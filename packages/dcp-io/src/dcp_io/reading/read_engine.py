@@ -27,12 +27,11 @@ from dcp_io.reading.read_plan import (
 )
 from dcp_io.requests import ReadRequest, ReadStats, Verify
 from dcp_io.stores.store import Store
-from dcp_io.workers import StopSignal, run_together
+from dcp_io.workers import MAX_INFLIGHT_BYTES, StopSignal, run_together
 from dcp_manifest.index.columns import CRC_BLOCK_MAX_BYTES
 
 __all__ = ["read_items"]
 
-MAX_INFLIGHT_BYTES = 64 << 20
 # Number of upcoming reads that are announced to the storage, for prefetching.
 _READS_AHEAD = 4
 

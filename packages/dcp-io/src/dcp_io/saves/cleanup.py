@@ -26,6 +26,7 @@ from dcp_manifest.folders.index_choice import current_index
 from dcp_manifest.index.columns import CheckpointIndex
 
 __all__ = [
+    "STALE_AFTER_SECONDS",
     "Current",
     "index_digest",
     "read_current",
@@ -37,6 +38,8 @@ __all__ = [
     "replaced_names",
 ]
 
+STALE_AFTER_SECONDS = 3600.0
+"""Age of another host's marker, which a running save renews, at which its save counts as dead."""
 
 _log = library_logger(__name__)
 

@@ -14,6 +14,7 @@ from dcp_base.errors import DcpError
 from dcp_base.logs import library_logger
 from dcp_io.errors import CheckpointExistsError, SaveInProgressError
 from dcp_io.saves.cleanup import (
+    STALE_AFTER_SECONDS,
     Current,
     read_current,
     remove_dead_saves,
@@ -45,7 +46,6 @@ from dcp_manifest.folders.folder import (
 )
 
 __all__ = [
-    "STALE_AFTER_SECONDS",
     "HostSaveSession",
     "JoinedSave",
     "RankSaveSession",
@@ -55,7 +55,6 @@ __all__ = [
 
 _log = library_logger(__name__)
 
-STALE_AFTER_SECONDS = 3600.0
 _SETTLE_TIMEOUT_SECONDS = 10.0
 _SETTLE_POLL_SECONDS = 0.05
 

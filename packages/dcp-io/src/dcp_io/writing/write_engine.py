@@ -17,11 +17,11 @@ import numpy.typing as npt
 
 from dcp_base.progress import find_progress
 from dcp_io.archives.crc import RunningCrc, crc32
-from dcp_io.archives.zip_format import Frame, tensor_frame
+from dcp_io.archives.zip_format import ALIGNMENT_BYTES, Frame, tensor_frame
 from dcp_io.requests import Alike, BlockEncoder, Layout, Payload, PiecewiseData, Writable, check_choices
 from dcp_io.saves.save_files import MARK_BYTES, data_mark
 from dcp_io.stores.store import Sink, Store
-from dcp_io.workers import StopSignal, run_together
+from dcp_io.workers import MAX_INFLIGHT_BYTES, StopSignal, run_together
 from dcp_io.writing.encoded_data import encode_payload, write_blocks
 from dcp_manifest.folders.folder import data_file_name
 from dcp_manifest.index.columns import CRC_BLOCK_MIN_BYTES, EncodedBlocks, Framing, ItemColumns, border_count
@@ -30,8 +30,6 @@ from dcp_manifest.index.stored_items import StoredItems, block_columns
 from dcp_manifest.types import Buffer
 
 __all__ = [
-    "ALIGNMENT_BYTES",
-    "MAX_INFLIGHT_BYTES",
     "DataFile",
     "Place",
     "assign_to_threads",
@@ -39,7 +37,6 @@ __all__ = [
     "write_items",
 ]
 
-ALIGNMENT_BYTES = 64
 # Small pieces are collected up to this size before they are passed to the storage.
 PACK_BYTES = 1 << 20
 # A large payload is checksummed and written in steps of this size, which fit into the processor's cache.
@@ -51,7 +48,6 @@ _IN_MEMORY = (bytes, bytearray, memoryview)
 
 # With less data per file, another file (and its fsync) costs more than another thread gains.
 FILE_MIN_BYTES = 4 << 20
-MAX_INFLIGHT_BYTES = 64 << 20
 # Least and greatest number of consecutive alike requests that are written as a group.
 _MIN_ALIKE, _MAX_ALIKE = 16, 1024
 _NO_BORDERS: Final = np.zeros(0, np.uint32)
