@@ -24,6 +24,8 @@ __all__ = ["FileSystemReader", "FileSystemWriter", "HostReader", "HostWriter"]
 
 
 class _LocalFolder(FileAttributes):
+    ids_are_paths = True
+
     def _make_fs(self) -> FileSystem:
         return FileSystem()
 
@@ -77,8 +79,6 @@ class FileSystemWriter(_LocalFolder, ByteStorageWriter, BlockingAsyncStager):
         save({"weight": torch.ones(3)}, storage_writer=writer)
         ```
     """
-
-    ids_are_paths = True
 
     def __init__(
         self,
@@ -157,8 +157,6 @@ class FileSystemReader(_LocalFolder, ByteStorageReader):
         load({"weight": torch.zeros(3)}, storage_reader=FileSystemReader("step-1", verify="before"))
         ```
     """
-
-    ids_are_paths = True
 
     def __init__(
         self,

@@ -22,7 +22,23 @@ __all__ = ["FsspecReader", "FsspecWriter"]
 _MIN_BLOCK_BYTES, _MAX_BLOCK_BYTES = 5 << 20, 64 << 20
 
 
-class FsspecWriter(FileAttributes, ByteStorageWriter, BlockingAsyncStager):
+class _Folder(FileAttributes):
+    ids_are_paths = True
+    _options: dict[str, Any]
+
+    def _make_fs(self) -> FileSystem:
+        return made_file_system(self.checkpoint_id, self._options)
+
+    def _init_path(self, checkpoint_id: str | os.PathLike[str]) -> Any:
+        return init_path(self.fs, checkpoint_id, self._options)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Return whether fsspec has a file system for an id."""
+        return is_fsspec_id(checkpoint_id)
+
+
+class FsspecWriter(_Folder, ByteStorageWriter, BlockingAsyncStager):
     """Storage writer for a folder of an fsspec file system; an old checkpoint stays loadable until the new one exists.
 
     Arguments that are not listed are those of `dcp_fs.FileSystemWriter`:
@@ -49,8 +65,6 @@ class FsspecWriter(FileAttributes, ByteStorageWriter, BlockingAsyncStager):
         save({"weight": torch.ones(3)}, storage_writer=writer)
         ```
     """
-
-    ids_are_paths = True
 
     def __init__(
         self,
@@ -89,12 +103,6 @@ class FsspecWriter(FileAttributes, ByteStorageWriter, BlockingAsyncStager):
         BlockingAsyncStager.__init__(self, cache_staged_state_dict=cache_staged_state_dict)
         ByteStorageWriter.__init__(self, path, overwrite=overwrite, interop=interop, compression=setting)
 
-    def _make_fs(self) -> FileSystem:
-        return made_file_system(self.checkpoint_id, self._options)
-
-    def _init_path(self, checkpoint_id: str | os.PathLike[str]) -> Any:
-        return init_path(self.fs, checkpoint_id, self._options)
-
     def _open(self, checkpoint_id: str | os.PathLike[str]) -> StoreBackend:
         check_format(self.serialization_format)
         block_bytes = self.max_inflight_bytes // self.thread_count // 2
@@ -118,13 +126,8 @@ class FsspecWriter(FileAttributes, ByteStorageWriter, BlockingAsyncStager):
             max_inflight_bytes=self.max_inflight_bytes,
         )
 
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Return whether fsspec has a file system for an id."""
-        return is_fsspec_id(checkpoint_id)
 
-
-class FsspecReader(FileAttributes, ByteStorageReader):
+class FsspecReader(_Folder, ByteStorageReader):
     """Storage reader for a folder of an fsspec file system: reads byte ranges of files, and checks their CRCs.
 
     Args:
@@ -148,8 +151,6 @@ class FsspecReader(FileAttributes, ByteStorageReader):
         ```
     """
 
-    ids_are_paths = True
-
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -167,12 +168,6 @@ class FsspecReader(FileAttributes, ByteStorageReader):
         self._options = {**(storage_options or {}), **kwargs}
         super().__init__(path)
 
-    def _make_fs(self) -> FileSystem:
-        return made_file_system(self.checkpoint_id, self._options)
-
-    def _init_path(self, checkpoint_id: str | os.PathLike[str]) -> Any:
-        return init_path(self.fs, checkpoint_id, self._options)
-
     def _open(self, checkpoint_id: str | os.PathLike[str]) -> StoreBackend:
         fs = self.foreign_fs
         store = (
@@ -187,8 +182,3 @@ class FsspecReader(FileAttributes, ByteStorageReader):
             # What a request brings is in memory once more until it lies in its destination.
             max_inflight_bytes=max(1, self.max_inflight_bytes // 2),
         )
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Return whether fsspec has a file system for an id."""
-        return is_fsspec_id(checkpoint_id)

@@ -28,9 +28,7 @@ SIZES = [(), (1,), (0,), (3, 0, 2), (2, 3), (2, 1, 3, 1), (300,), (1, 1, 1, 1, 7
 def framed(dtype: str, sizes: tuple[int, ...], payload: bytes) -> bytes:
     frame = tensor_frame(dtype, sizes)
     assert frame.payload_bytes == len(payload)
-    data = frame.prefix + payload + frame.suffix(crc32(payload))
-    assert frame.suffix_bytes == len(data) - len(frame.prefix) - len(payload)
-    return data
+    return frame.prefix + payload + frame.suffix(crc32(payload))
 
 
 def pattern(dtype: str, sizes: tuple[int, ...]) -> bytes:

@@ -212,11 +212,6 @@ class Frame:
         crc = crc32.to_bytes(4, "little")
         return b"".join((self.before_crc, crc, self.between_crcs, crc, self.after_crc))
 
-    @property
-    def suffix_bytes(self) -> int:
-        """Length of every suffix."""
-        return len(self.before_crc) + len(self.between_crcs) + len(self.after_crc) + 8
-
 
 @functools.lru_cache(maxsize=4096)
 def tensor_frame(dtype: str, sizes: tuple[int, ...], item_bytes: int | None = None) -> Frame:
