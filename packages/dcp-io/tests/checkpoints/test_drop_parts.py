@@ -66,6 +66,20 @@ def store_bytes(store):
     return sum(entry.bytes for entry in store.list() if entry.name.endswith(".distcp"))
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_values_without_bytes(store, helpers, way):
+    values = [{"m.a": b"", "o.a": b"1" * 63, "m.b": b"2", "o.b": b""}, {"o.c": b"3", "m.c": b""}]
+    helpers.save_all(store, values, **way)
+    for keep in (["m"], ["m.a", "m.c"], ["m.c"]):
+        smaller = SmallerCheckpoint(store, keep=keep)
+        before = store_bytes(store)
+        smaller.publish(by="a test")
+        assert before - store_bytes(store) == smaller.bytes
+        assert verify_checkpoint(store).problems == ()
+        stay = {key: data for key, data in helpers.merged(values).items() if is_in(key, keep)}
+        assert helpers.load_all(store) == stay
+
+
 def test_files_of_what_stays_are_left_alone(store, helpers):
     helpers.save_all(store, VALUES, single_file=False)
     before = {entry.name: entry for entry in store.list()}

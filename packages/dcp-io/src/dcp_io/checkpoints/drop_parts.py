@@ -190,6 +190,7 @@ class SmallerCheckpoint:
                             sink.write([gap, piece])
                             gap = b""
                         end = place + stop - start
+                    sink.write([gap])  # before values without bytes
                     sink.close()
                 except BaseException:
                     sink.abort()

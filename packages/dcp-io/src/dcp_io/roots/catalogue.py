@@ -33,7 +33,7 @@ from dcp_io.roots.copy_notes import HOST_FILE, HOSTS_FILE, NAME, CopyNote
 from dcp_io.roots.keeping_rules import KeepAll, KeepBest, KeepLast, KeepPolicy, parts_of
 from dcp_io.roots.records import CheckpointRecord, Note, read_if_allowed, read_if_there, read_note
 from dcp_io.roots.unfinished import Unfinished, describe_unfinished, ended_journals
-from dcp_io.saves.cleanup import index_digest, remove_own
+from dcp_io.saves.cleanup import index_digest, remove_orphans, remove_own
 from dcp_io.saves.save_files import temporary_of, this_process
 from dcp_io.stores.host_store import HostStore
 from dcp_io.stores.root import Root
@@ -508,6 +508,7 @@ class Catalogue:
         remove_own(folder.store, {entry.name: entry.bytes for entry in dead})
         ended = ended_journals(folder.store, folder.entries, stale_after_seconds=self._stale_after_seconds)
         remove_own(folder.store, {entry.name: entry.bytes for entry in ended})
+        remove_orphans(folder.store, folder.entries, now=time.time(), stale_after_seconds=self._stale_after_seconds)
         self._settle_next_note(folder)
         ours = (NOTE, NEXT_NOTE, QUARANTINE, REMOVING, READING_PREFIX, *_PROMOTED, _COPIES)
         self._remove_temporaries(folder.store, folder.entries, ours)
