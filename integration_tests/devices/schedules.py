@@ -5,6 +5,7 @@ Each tensor is full of one number, which a mirror in Python knows: that of the t
 
 from __future__ import annotations
 
+import gc
 import random
 from concurrent.futures import Future
 from typing import Any
@@ -14,16 +15,20 @@ import torch
 
 from dcp_async import DefaultStager, StagingOptions
 from dcp_core import load, save
+from dcp_core.errors import CorruptCheckpointError
 from dcp_core.records.protocols import CheckpointId
+from dcp_core.tensors import tensor_memory
+from dcp_core.tensors.devices import pinned_buffer
 from dcp_core.testing import pretend
 from dcp_core.testing.memory import MemoryReader, MemoryWriter
-from dcp_core.testing.memory_store import MemoryStore
+from dcp_core.testing.memory_store import OBJECTS, MemoryStore
 from dcp_io import StoreBackend
 from dcp_io.writing import write_engine
 
 __all__ = ["WrongValueError", "search"]
 
 _SIZES = {"large": 40_000, "columns": 40_000, "small": 64, "scalar": 1}
+_PIECES_SIZE = 1 << 20  # read in several pieces
 _FOLDER = "schedule"
 
 
@@ -55,10 +60,11 @@ class Training:
         self.values = dict.fromkeys(_SIZES, 0)
         self.tensors = {name: self.made(name, 0) for name in _SIZES}
         self.stager = DefaultStager(StagingOptions(use_pinned_memory=True, use_shared_memory=False))
+        self.staged: list[tuple[dict[str, torch.Tensor], dict[str, int]]] = []
 
     def made(self, name: str, value: int) -> torch.Tensor:
         """Return a new tensor."""
-        found = torch.full((_SIZES[name],), float(value), device=self.device)
+        found = torch.full((_SIZES.get(name, _PIECES_SIZE),), float(value), device=self.device)
         return found.view(200, 200).t() if name == "columns" else found
 
     def step(self) -> None:
@@ -82,12 +88,14 @@ class Training:
         self.module.set_stream(after)
 
     def stage(self) -> None:
-        """Copy to the host in a thread; steps go on once the copy is complete."""
+        """Copy to the host in a thread; steps go on once the copy is complete. Some copies are used for longer."""
         staged = self.stager.stage({**self.tensors})
         found = staged.result() if isinstance(staged, Future) else staged
-        expected = dict(self.values)
+        self.staged.append((found, dict(self.values)))
         self.step()
-        self.check("staged", found, expected)
+        for copy, expected in self.staged:
+            self.check("staged", copy, expected)
+        del self.staged[: self.random.randrange(3)]
 
     def save(self) -> None:
         """Save, and load into other tensors."""
@@ -100,6 +108,33 @@ class Training:
         doubled = {name: tensor * 1 for name, tensor in template.items()}
         self.check("loaded", {name: tensor.cpu() for name, tensor in doubled.items()}, expected)
 
+    def fail(self) -> None:
+        """Fail to load, and use the memory of what was to be loaded into."""
+        save({"pieces": self.made("pieces", 1)}, storage_writer=MemoryWriter(_FOLDER))
+        name = next(name for name in OBJECTS if name.startswith(_FOLDER) and name.endswith(".distcp"))
+        data = bytearray(OBJECTS[name])
+        data[len(data) * 3 // 4] ^= 1
+        OBJECTS[name] = bytes(data)
+        template = {"pieces": self.made("pieces", -1)}
+        buffers: list[torch.Tensor] = []  # kept, as CUDA's allocator keeps pinned memory
+
+        def keep(nbytes: int) -> torch.Tensor:
+            buffers.append(pinned_buffer(nbytes))
+            return buffers[-1]
+
+        with patch.object(tensor_memory, "pinned_buffer", keep):
+            try:
+                load(template, storage_reader=MemoryReader(_FOLDER))
+            except CorruptCheckpointError:
+                del template
+            else:
+                raise AssertionError("a changed byte was loaded")
+        gc.collect(1)
+        others = {"pieces": self.made("pieces", -2)}
+        self.module.current_stream(self.device).synchronize()
+        pretend.machine.finish()
+        self.check("new", {name: tensor.cpu() for name, tensor in others.items()}, {"pieces": -2})
+
     def check(self, what: str, found: dict[str, torch.Tensor], expected: dict[str, int]) -> None:
         """Raise WrongValueError for another value."""
         for name, value in expected.items():
@@ -109,11 +144,12 @@ class Training:
     def run(self, calls: int) -> None:
         """Make random calls."""
         with self.module.stream(self.module.default_stream(self.device)):
-            choice = [self.step, self.step, self.replace, self.change_stream, self.stage, self.save]
+            choice = [self.step, self.step, self.replace, self.change_stream, self.stage, self.save, self.fail]
             for _ in range(calls):
                 self.random.choice(choice)()
             self.stage()
             self.save()
+        self.staged.clear()
         self.stager.close()
 
 

@@ -16,7 +16,7 @@ from dcp_async import AsyncSaver, DefaultStager, StagingMismatchError
 from dcp_async.staging import arenas, copy_state
 from dcp_async.staging.placement import Sources
 from dcp_core import load, save
-from dcp_core.errors import CorruptCheckpointError
+from dcp_core.errors import CheckpointNotFoundError, CorruptCheckpointError
 from dcp_core.tensors import devices, tensor_memory
 from dcp_core.tensors.devices import CopyStream
 from dcp_core.tensors.tensor_memory import TensorPieces
@@ -247,21 +247,27 @@ def test_steps_of_optimizers_in_host_memory(tmp_path: Path, kind: str) -> None:
 
 
 _ENDING = """
-import sys
+import os, sys, threading
 import torch
-from dcp_async import AsyncSaver
+from dcp_async import AsyncSaver, DefaultStager
 from dcp_core.testing import pretend
 pretend.install()
 weight = torch.full((40_000,), 3.0, device=pretend.NAME)
-AsyncSaver("thread").save({"weight": weight}, checkpoint_id=sys.argv[1])
-weight.add_(1)
+held = pretend.hold()
+AsyncSaver("thread").save({"weight": weight}, checkpoint_id=sys.argv[1], async_stager=DefaultStager())
 """
 
 
-def test_a_process_that_ends_during_a_copy(tmp_path: Path) -> None:
-    """The save is complete, or not there."""
-    ended = subprocess.run([sys.executable, "-c", _ENDING, str(tmp_path / "saved")], capture_output=True, check=False)
+@pytest.mark.parametrize("guarded", [True, False])
+def test_a_process_that_ends_during_a_copy(tmp_path: Path, *, guarded: bool) -> None:
+    """The process waits for the copy and the save; if it were killed, there would be nothing of them."""
+    folder, end = str(tmp_path / "saved"), "threading.Timer(0.2, held.release).start()" if guarded else "os._exit(0)"
+    ended = subprocess.run([sys.executable, "-c", _ENDING + end, folder], capture_output=True, check=False)
     assert ended.returncode == 0, ended.stderr.decode()
     template = {"weight": torch.zeros(_LARGE)}
-    load(template, checkpoint_id=tmp_path / "saved")
-    assert (template["weight"] == 3).all()
+    if guarded:
+        load(template, checkpoint_id=folder)
+        assert (template["weight"] == 3).all()
+    else:
+        with pytest.raises(CheckpointNotFoundError):
+            load(template, checkpoint_id=folder)
