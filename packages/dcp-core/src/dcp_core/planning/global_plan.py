@@ -35,8 +35,11 @@ def plan_columns(
     check. The lowest holder writes `pinned_to_lowest`, and everything with `to_lowest_rank`.
     """
     whole_plans = [columns_of(plan.items) for plan in all_plans]
-    kept_rows = [_rows_without(one, aliases) for one in whole_plans]
-    known = [one if kept is None else one.take_tensors(kept) for one, kept in zip(whole_plans, kept_rows, strict=True)]
+    kept_rows = [_chunks_without(one, aliases) for one in whole_plans]
+    known = [
+        one if kept is None else one.select(Selection(kept, np.arange(len(one.table.object_names)), kept))
+        for one, kept in zip(whole_plans, kept_rows, strict=True)
+    ]
     names = Names(known)
     merged = merge_tensors(known, names)
     if merged is None:
@@ -64,7 +67,7 @@ def plan_columns(
     for rank, (plan, one, kept) in enumerate(zip(all_plans, whole_plans, kept_rows, strict=True)):
         chosen = _chosen(rank, names, table, cuts, assigned, own_parts.get(rank, {}))
         if kept is not None:
-            chosen = replace(chosen, chunks=one.chunk_rows(kept)[chosen.chunks])
+            chosen = replace(chosen, chunks=kept[chosen.chunks])
         plans.append(replace(plan, items=one.select(chosen).items()))
     return plans, metadata_from_index(index)
 
@@ -106,11 +109,11 @@ def _candidates(
     )
 
 
-def _rows_without(columns: PlanColumns, names: Mapping[str, str]) -> I64 | None:
+def _chunks_without(columns: PlanColumns, names: Mapping[str, str]) -> I64 | None:
     known = columns.table.tensor_names
     if not names or names.keys().isdisjoint(known):
         return None
-    return np.array([row for row, name in enumerate(known) if name not in names], np.int64)
+    return np.flatnonzero(np.repeat([name not in names for name in known], columns.table.tensor_chunks))
 
 
 def _chosen(

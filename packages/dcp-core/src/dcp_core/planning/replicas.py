@@ -217,7 +217,7 @@ def agreed_aliases(all_plans: Sequence[SavePlan]) -> dict[str, str]:
     if not pairs:
         return {}
     for plan in all_plans:
-        names = plan.names()
+        names = columns_of(plan.items).names()
         tied = plan.aliases or {}
         for alias, target in list(pairs.items()):
             if (alias in names or target in names) and (tied.get(alias) != target or target not in names):

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, TypeVar, runtime_che
 import torch
 
 from dcp_core.errors import UnsupportedValueError
-from dcp_core.records.lazy import LazyList
 from dcp_core.records.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -135,15 +134,6 @@ class ReadItem:
     lengths: torch.Size
 
 
-@runtime_checkable
-class NamedItems(Protocol):
-    """Write items that can list FQNs without creating the items."""
-
-    def names(self) -> set[str]:
-        """Return all FQNs."""
-        ...
-
-
 ReplicaKey = str | tuple[str, tuple[int, ...]]
 """FQN of a whole value, or FQN and offsets of a shard."""
 
@@ -166,11 +156,6 @@ class SavePlan:
     aliases: dict[str, str] | None = None
     digests: dict[ReplicaKey, int] | None = None
     splittable: bool = False
-
-    def names(self) -> set[str]:
-        """Return all FQNs."""
-        source = self.items.source if isinstance(self.items, LazyList) else None
-        return source.names() if isinstance(source, NamedItems) else {item.index.fqn for item in self.items}
 
 
 @dataclass

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -25,7 +25,6 @@ from dcp_core.records.metadata import (
 )
 from dcp_core.records.protocols import BytesIOWriteData, TensorWriteData, WriteItem, WriteItemType, WriteResult
 from dcp_manifest.index.columns import CheckpointIndex, StoredItem, TensorFlags, ranges, starts
-from dcp_manifest.index.merge_indexes import take_tensors
 from dcp_manifest.index.stored_items import StoredItems
 from dcp_manifest.types import I64, U8
 
@@ -141,41 +140,17 @@ class PlanColumns:
         first: list[int] = self.table.chunk_starts().tolist()
         return first
 
-    def chunk_rows(self, tensors: I64) -> I64:
-        """Return the chunk rows of tensor rows."""
-        first = self.table.chunk_starts()
-        return ranges(first[:-1][tensors], first[1:][tensors])
-
-    def take_tensors(self, rows: I64) -> PlanColumns:
-        """Return some tensors and all objects."""
-        table = take_tensors(self.table, rows)
-        table.tensor_names = [self.table.tensor_names[row] for row in rows.tolist()]
-        return PlanColumns(table, self.whole[rows], self.object_bytes)
-
     def select(self, chosen: Selection) -> PlanColumns:
         """Return the selected chunks and objects."""
-        table = self.table
-        owner = np.repeat(np.arange(len(table.tensor_names)), table.tensor_chunks)
-        counts = np.bincount(owner[chosen.chunks], minlength=len(table.tensor_names)).astype(np.int64)
-        tensors = np.flatnonzero(counts)
-        boxes = starts(table.tensor_ndim[owner])
-        first, last = boxes[:-1][chosen.chunks], boxes[1:][chosen.chunks]
-        numbers = ranges(first, last)
-        offsets, sizes = table.chunk_offsets[numbers], table.chunk_sizes[numbers]
+        taken, tensors = take_chunks(self.table, chosen.chunks, chosen.objects)
         whole = self.whole[tensors]
-        places, row_of_tensor = starts(last - first), starts(counts[tensors])
-        for row, dim, begin, end in chosen.parts:
-            offsets[places[row] + dim] += begin
-            sizes[places[row] + dim] = end - begin
-            whole[np.searchsorted(row_of_tensor, row, "right") - 1] = 0
-        taken = replace(
-            tensor_facts(table, tensors),
-            tensor_chunks=counts[tensors],
-            chunk_offsets=offsets,
-            chunk_sizes=sizes,
-            object_names=[table.object_names[row] for row in chosen.objects.tolist()],
-            object_owner=table.object_owner[chosen.objects],
-        )
+        if chosen.parts:
+            of_tensor = np.repeat(np.arange(len(tensors)), taken.tensor_chunks)
+            places = starts(taken.tensor_ndim[of_tensor])
+            for row, dim, begin, end in chosen.parts:
+                taken.chunk_offsets[places[row] + dim] += begin
+                taken.chunk_sizes[places[row] + dim] = end - begin
+                whole[of_tensor[row]] = 0
         made = PlanColumns(taken, whole, self.object_bytes[chosen.objects], hints=chosen.hints)
         made.chosen, made.chosen_from, made.order = chosen, weakref.ref(self), self.order
         return made
@@ -192,10 +167,15 @@ class PlanColumns:
         return {name: number for number, name in enumerate(self.order or ())}
 
 
-def tensor_facts(index: CheckpointIndex, tensors: I64) -> CheckpointIndex:
-    """Return tensors' names, dtypes and shapes as an index."""
-    shapes = index.shape_starts()
-    return replace(
+def take_chunks(index: CheckpointIndex, chunks: I64, objects: I64) -> tuple[CheckpointIndex, I64]:
+    """Return chunks, grouped by tensor, and objects as an index without aliases; and its tensors' rows."""
+    owner = np.repeat(np.arange(len(index.tensor_chunks)), index.tensor_chunks)
+    own = owner[chunks]
+    begins = np.flatnonzero(np.concatenate([np.ones(min(1, len(own)), bool), own[1:] != own[:-1]]))
+    tensors = own[begins]
+    shapes, boxes = index.shape_starts(), starts(index.tensor_ndim[owner])
+    numbers = ranges(boxes[:-1][chunks], boxes[1:][chunks])
+    taken = replace(
         index,
         tensor_names=[index.tensor_names[row] for row in tensors.tolist()],
         tensor_dtype=index.tensor_dtype[tensors],
@@ -203,7 +183,15 @@ def tensor_facts(index: CheckpointIndex, tensors: I64) -> CheckpointIndex:
         tensor_ndim=index.tensor_ndim[tensors],
         tensor_owner=index.tensor_owner[tensors],
         tensor_shape=index.tensor_shape[ranges(shapes[:-1][tensors], shapes[1:][tensors])],
+        tensor_chunks=np.diff(np.append(begins, len(own))),
+        chunk_offsets=index.chunk_offsets[numbers],
+        chunk_sizes=index.chunk_sizes[numbers],
+        object_names=[index.object_names[row] for row in objects.tolist()],
+        object_owner=index.object_owner[objects],
+        alias_names=[],
+        alias_targets=np.zeros(0, np.uint32),
     )
+    return taken, tensors
 
 
 def object_item(name: str, nbytes: int) -> WriteItem:
@@ -211,18 +199,11 @@ def object_item(name: str, nbytes: int) -> WriteItem:
     return WriteItem(MetadataIndex(name), WriteItemType.BYTE_IO, BytesIOWriteData(nbytes) if nbytes >= 0 else None)
 
 
-class PlannedItems(Protocol):
-    """Sized source that creates write items during iteration."""
-
-    def __len__(self) -> int: ...
-    def __iter__(self) -> Iterator[WriteItem]: ...
-
-
 @dataclass(frozen=True)
 class WrittenColumns:
     """One rank's write items and their locations in data files."""
 
-    planned: PlannedItems
+    planned: PlanColumns | PlannedRows
     stored: StoredItems
     travels: ClassVar[bool] = True
 
@@ -261,30 +242,10 @@ class PlannedRows:
     def __iter__(self) -> Iterator[WriteItem]:
         return iter(self.columns())
 
-    def names(self) -> set[str]:
-        """Return all FQNs."""
-        return self.columns().names()
-
     def columns(self) -> PlanColumns:
         """Return the original columns."""
-        index = self.index
-        tensor = np.repeat(np.arange(len(index.tensor_chunks)), index.tensor_chunks)
-        own = tensor[self.chunks]
-        begins = np.flatnonzero(np.concatenate([np.ones(min(1, len(own)), bool), own[1:] != own[:-1]]))
-        tensors = own[begins]
-        boxes = starts(index.tensor_ndim[tensor])
-        numbers = ranges(boxes[:-1][self.chunks], boxes[1:][self.chunks])
-        taken = replace(
-            tensor_facts(index, tensors),
-            tensor_chunks=np.diff(np.append(begins, len(own))),
-            chunk_offsets=index.chunk_offsets[numbers],
-            chunk_sizes=index.chunk_sizes[numbers],
-            object_names=[index.object_names[row] for row in self.objects.tolist()],
-            object_owner=index.object_owner[self.objects],
-            alias_names=[],
-            alias_targets=np.zeros(0, np.uint32),
-        )
-        hints = self.chunks - index.chunk_starts()[:-1][own]
+        taken, tensors = take_chunks(self.index, self.chunks, self.objects)
+        hints = self.chunks - self.index.chunk_starts()[:-1][np.repeat(tensors, taken.tensor_chunks)]
         return PlanColumns(taken, self.whole, self.object_bytes, hints=hints)
 
 

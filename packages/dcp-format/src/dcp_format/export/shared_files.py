@@ -13,6 +13,7 @@ from functools import partial
 
 from dcp_core import SavePlan, WriteItem
 from dcp_core.errors import DcpError
+from dcp_core.tables.plan_columns import columns_of
 from dcp_format.export.box_writes import BoxRuns
 from dcp_format.export.file_map import ExportedTensor, PlannedFile, TensorPlace, tensor_data_of
 from dcp_io import RangeSink
@@ -207,7 +208,7 @@ def check_settings(facts: Sequence[RankFacts]) -> None:
 
 def agreed_aliases(plans: Iterable[SavePlan], facts: Iterable[RankFacts]) -> dict[str, str]:
     """Return the tied tensors that no rank writes, as all ranks hold them: alias → FQN."""
-    written: set[str] = set().union(*(plan.names() for plan in plans))
+    written: set[str] = set().union(*(columns_of(plan.items).names() for plan in plans))
     ties = {alias: target for one in facts for alias, target in one.aliases.items()}
     return {alias: target for alias, target in ties.items() if alias not in written and target in written}
 
