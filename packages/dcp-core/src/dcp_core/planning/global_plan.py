@@ -40,24 +40,18 @@ def plan_columns(
         one if kept is None else one.select(Selection(kept, np.arange(len(one.table.object_names)), kept))
         for one, kept in zip(whole_plans, kept_rows, strict=True)
     ]
-    names = Names(known)
-    merged = merge_tensors(known, names)
-    if merged is None:
-        return None
-    table = ChunkTable(known, names, merged)
-    if not table.consistent or (complete is not None and not is_proper(merged, complete=complete)):
+    merged = merge_plans(known)
+    if merged is None or (complete is not None and not is_proper(merged.index, complete=complete)):
         return None
     things = _candidates(
         known,
-        names,
         merged,
-        table,
         splittable=np.array([plan.splittable for plan in all_plans], bool),
         lowest=None if to_lowest_rank else frozenset(pinned_to_lowest),
     )
     assigned = assign(things, len(known))
-    cuts = Cuts(merged, assigned.parts)
-    targets = np.array([names.tensors[target] for target in aliases.values()], np.uint32)
+    cuts = Cuts(merged.index, assigned.parts)
+    targets = np.array([merged.tensors[target] for target in aliases.values()], np.uint32)
     index = replace(cuts.index, alias_names=list(aliases), alias_targets=targets)
     own_parts: dict[int, dict[int, tuple[int, Part]]] = {}
     for row, parts in assigned.parts.items():
@@ -65,7 +59,7 @@ def plan_columns(
             own_parts.setdefault(part.rank, {})[row] = number, part
     plans = []
     for rank, (plan, one, kept) in enumerate(zip(all_plans, whole_plans, kept_rows, strict=True)):
-        chosen = _chosen(rank, names, table, cuts, assigned, own_parts.get(rank, {}))
+        chosen = _chosen(rank, merged, cuts, assigned, own_parts.get(rank, {}))
         if kept is not None:
             chosen = replace(chosen, chunks=kept[chosen.chunks])
         plans.append(replace(plan, items=one.select(chosen).items()))
@@ -74,20 +68,20 @@ def plan_columns(
 
 def _candidates(
     known: Sequence[PlanColumns],
-    names: Names,
-    merged: CheckpointIndex,
-    table: ChunkTable,
+    merged: MergedPlans,
     *,
     splittable: npt.NDArray[np.bool_],
     lowest: frozenset[str] | None,
 ) -> Candidates:
-    item_bytes = np.array([dtype_of(name).itemsize for name in merged.dtypes] or [1], np.int64)
-    volumes, slices = chunk_sizes(merged)
+    index = merged.index
+    item_bytes = np.array([dtype_of(name).itemsize for name in index.dtypes] or [1], np.int64)
+    volumes, slices = chunk_sizes(index)
+    tensor = np.repeat(np.arange(len(index.tensor_names)), index.tensor_chunks)
     # Unique pairs of candidate and holding rank, in ascending order.
     chunks, world = len(volumes), len(known)
-    object_bytes = np.ones(len(names.objects), np.int64)
-    held = [table.box * world + table.rank]
-    for rank, (one, rows) in enumerate(zip(known, names.object_rows, strict=True)):
+    object_bytes = np.ones(len(index.object_names), np.int64)
+    held = [merged.box * world + np.repeat(np.arange(world), np.diff(merged.first_row))]
+    for rank, (one, rows) in enumerate(zip(known, merged.object_rows, strict=True)):
         np.maximum.at(object_bytes, rows, one.object_bytes)
         held.append((chunks + rows) * world + rank)
     pairs = distinct(np.concatenate(held))
@@ -95,13 +89,13 @@ def _candidates(
     first = starts(np.bincount(thing, minlength=chunks + len(object_bytes)))
     settled = np.full(chunks + len(object_bytes), lowest is None)
     if lowest:
-        pinned = [row for row, name in enumerate(merged.tensor_names) if name in lowest]
-        settled[:chunks] = np.isin(table.tensor, pinned)
-        settled[chunks:] = [name in lowest for name in names.objects]
+        pinned = [row for row, name in enumerate(index.tensor_names) if name in lowest]
+        settled[:chunks] = np.isin(tensor, pinned)
+        settled[chunks:] = [name in lowest for name in index.object_names]
     if chunks:
         slices[~np.logical_and.reduceat(splittable[ranks[: first[chunks]]], first[:chunks])] = 1
     return Candidates(
-        nbytes=np.concatenate([np.maximum(volumes * item_bytes[merged.tensor_dtype[table.tensor]], 1), object_bytes]),
+        nbytes=np.concatenate([np.maximum(volumes * item_bytes[index.tensor_dtype[tensor]], 1), object_bytes]),
         slices=np.concatenate([slices, np.ones(len(object_bytes), np.int64)]),
         first=first,
         ranks=ranks,
@@ -118,13 +112,12 @@ def _chunks_without(columns: PlanColumns, names: Mapping[str, str]) -> I64 | Non
 
 def _chosen(
     rank: int,
-    names: Names,
-    table: ChunkTable,
+    merged: MergedPlans,
     cuts: Cuts,
     assigned: Assignment,
     own: Mapping[int, tuple[int, Part]],
 ) -> Selection:
-    boxes = table.box[table.first_row[rank] : table.first_row[rank + 1]]
+    boxes = merged.box[merged.first_row[rank] : merged.first_row[rank + 1]]
     once = np.zeros(len(boxes), bool)
     once[np.unique(boxes, return_index=True)[1]] = True
     # Visit only the rank's own boxes: visiting all boxes per rank would be quadratic in the number of ranks.
@@ -139,37 +132,71 @@ def _chosen(
             number, part = own[box]
             parts.append((position, int(cuts.dim[box]), part.begin, part.end))
             merged_rows[position] += number
-    object_rows = names.object_rows[rank] + len(cuts.first) - 1
+    object_rows = merged.object_rows[rank] + len(cuts.first) - 1
     return Selection(rows, np.flatnonzero(assigned.writer[object_rows] == rank), cuts.hint[merged_rows], tuple(parts))
 
 
-class Names:
-    """Merged row of each tensor and object."""
+@dataclass(frozen=True, slots=True)
+class MergedPlans:
+    """All ranks' values, each box and object once, and where they are in the ranks' plans."""
 
-    def __init__(self, columns: Sequence[PlanColumns]) -> None:
-        self.tensors: dict[str, int] = {}
-        self.objects: dict[str, int] = {}
-        self.tensor_rows: list[I64] = []
-        self.object_rows: list[I64] = []
-        for one in columns:
-            for names, table, rows in (
-                (one.table.tensor_names, self.tensors, self.tensor_rows),
-                (one.table.object_names, self.objects, self.object_rows),
-            ):
-                rows.append(np.array([table.setdefault(name, len(table)) for name in names], np.int64))
+    index: CheckpointIndex
+    tensors: dict[str, int]
+    """Row of each tensor in `index`."""
+    object_rows: list[I64]
+    """Per rank: the rows of its objects."""
+    box: I64
+    """Chunk's row, per chunk that a rank holds, in rank order."""
+    first_row: I64
+    """Where each rank's chunks start in `box`, then their number."""
 
 
-def merge_tensors(columns: Sequence[PlanColumns], names: Names) -> CheckpointIndex | None:
-    """Merge all ranks' values without chunks; None if they differ."""
-    if not names.tensors.keys().isdisjoint(names.objects):
+def merge_plans(columns: Sequence[PlanColumns]) -> MergedPlans | None:
+    """Merge all ranks' plans; None if they contradict each other."""
+    tensors: dict[str, int] = {}
+    objects: dict[str, int] = {}
+    tensor_rows: list[I64] = []
+    object_rows: list[I64] = []
+    for one in columns:
+        for names, known, rows in (
+            (one.table.tensor_names, tensors, tensor_rows),
+            (one.table.object_names, objects, object_rows),
+        ):
+            rows.append(np.array([known.setdefault(name, len(known)) for name in names], np.int64))
+    index = None if not tensors.keys().isdisjoint(objects) else merge_tensors(columns, tensors, tensor_rows)
+    if index is None:
         return None
+    index.object_names, index.object_owner = list(objects), np.zeros(len(objects), np.uint32)
+    none = np.zeros(0, np.int64)
+    counts = [one.table.tensor_chunks for one in columns]
+    held = np.concatenate([none, *map(np.repeat, tensor_rows, counts)])
+    index.chunk_offsets = np.concatenate([none, *[one.table.chunk_offsets for one in columns]])
+    index.chunk_sizes = np.concatenate([none, *[one.table.chunk_sizes for one in columns]])
+    first, same, consistent = _first_of_equal(held, index.tensor_ndim[held], index)
+    if not consistent:
+        return None
+    order = first[np.argsort(held[first], kind="stable")]
+    position = np.empty(len(held), np.int64)
+    position[order] = np.arange(len(order))
+    places = starts(index.tensor_ndim[held])
+    numbers = ranges(places[:-1][order], places[1:][order])
+    index.chunk_offsets, index.chunk_sizes = index.chunk_offsets[numbers], index.chunk_sizes[numbers]
+    index.tensor_chunks = np.bincount(held[order], minlength=len(tensors)).astype(np.int64)
+    first_row = starts(np.array([int(count.sum()) for count in counts]))
+    return MergedPlans(index, tensors, object_rows, position[same], first_row)
+
+
+def merge_tensors(
+    columns: Sequence[PlanColumns], tensors: Mapping[str, int], tensor_rows: Sequence[I64]
+) -> CheckpointIndex | None:
+    """Merge all ranks' tensors without chunks; None if they differ."""
     dtypes: dict[str, int] = {}
     facts = {}
     for name in ("dtype", "flags", "ndim"):
-        facts[name] = np.zeros(len(names.tensors), np.uint8)
-    first_rank = np.full(len(names.tensors), -1, np.int64)
+        facts[name] = np.zeros(len(tensors), np.uint8)
+    first_rank = np.full(len(tensors), -1, np.int64)
     shapes: list[I64] = []
-    for rank, (one, rows) in enumerate(zip(columns, names.tensor_rows, strict=True)):
+    for rank, (one, rows) in enumerate(zip(columns, tensor_rows, strict=True)):
         table = one.table
         dtype = np.array([dtypes.setdefault(name, len(dtypes)) for name in table.dtypes] or [0], np.uint8)
         own = {"dtype": dtype[table.tensor_dtype], "flags": table.tensor_flags, "ndim": table.tensor_ndim}
@@ -182,7 +209,7 @@ def merge_tensors(columns: Sequence[PlanColumns], names: Names) -> CheckpointInd
         shapes.append(table.shape_starts())
     shape_starts = starts(facts["ndim"])
     shape = np.zeros(int(shape_starts[-1]), np.int64)
-    for rank, (one, rows) in enumerate(zip(columns, names.tensor_rows, strict=True)):
+    for rank, (one, rows) in enumerate(zip(columns, tensor_rows, strict=True)):
         places = ranges(shape_starts[:-1][rows], shape_starts[1:][rows])
         own_new = np.repeat(first_rank[rows] == rank, one.table.tensor_ndim)
         shape[places[own_new]] = one.table.tensor_shape[own_new]
@@ -190,40 +217,13 @@ def merge_tensors(columns: Sequence[PlanColumns], names: Names) -> CheckpointInd
             return None
     return CheckpointIndex(
         dtypes=tuple(dtypes),
-        tensor_names=list(names.tensors),
+        tensor_names=list(tensors),
         tensor_dtype=facts["dtype"],
         tensor_flags=facts["flags"],
         tensor_ndim=facts["ndim"],
-        tensor_owner=np.zeros(len(names.tensors), np.uint32),
+        tensor_owner=np.zeros(len(tensors), np.uint32),
         tensor_shape=shape,
-        object_names=list(names.objects),
-        object_owner=np.zeros(len(names.objects), np.uint32),
     )
-
-
-class ChunkTable:
-    """All ranks' chunks; `merged` has each box once."""
-
-    def __init__(self, columns: Sequence[PlanColumns], names: Names, merged: CheckpointIndex) -> None:
-        counts = [one.table.tensor_chunks for one in columns]
-        tensor = np.concatenate([np.zeros(0, np.int64), *map(np.repeat, names.tensor_rows, counts)])
-        self.rank = np.repeat(np.arange(len(columns)), [int(count.sum()) for count in counts])
-        self.first_row = starts(np.array([int(count.sum()) for count in counts]))
-        every = replace(
-            merged,
-            chunk_offsets=np.concatenate([np.zeros(0, np.int64), *[one.table.chunk_offsets for one in columns]]),
-            chunk_sizes=np.concatenate([np.zeros(0, np.int64), *[one.table.chunk_sizes for one in columns]]),
-        )
-        first, same, self.consistent = _first_of_equal(tensor, merged.tensor_ndim[tensor], every)
-        order = first[np.argsort(tensor[first], kind="stable")]
-        position = np.empty(len(tensor), np.int64)
-        position[order] = np.arange(len(order))
-        self.box = position[same]
-        self.tensor = tensor[order]
-        merged.tensor_chunks = np.bincount(tensor[order], minlength=len(merged.tensor_names)).astype(np.int64)
-        places = starts(merged.tensor_ndim[tensor])
-        numbers = ranges(places[:-1][order], places[1:][order])
-        merged.chunk_offsets, merged.chunk_sizes = every.chunk_offsets[numbers], every.chunk_sizes[numbers]
 
 
 def chunk_sizes(index: CheckpointIndex) -> tuple[I64, I64]:
