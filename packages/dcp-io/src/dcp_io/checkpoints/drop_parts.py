@@ -280,5 +280,5 @@ def _prefixes(name: str) -> Iterator[str]:
 def _info_of_stock(store: Store, index: CheckpointIndex) -> ManifestInfo:
     """Return facts about a checkpoint of PyTorch's, whose index has none."""
     ranks = max((rank_of_data_file(name) or 0 for name in index.files), default=0) + 1
-    times = [entry.mtime for entry in store.list() if entry.name == METADATA_NAME]
-    return ManifestInfo("", ranks, "torch.distributed.checkpoint", created_ns=int(max(times, default=0.0) * 1e9))
+    written = next((entry.mtime for entry in store.list() if entry.name == METADATA_NAME), 0.0)
+    return ManifestInfo("", ranks, "torch.distributed.checkpoint", created_ns=int(written * 1e9))
