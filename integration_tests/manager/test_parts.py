@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import torch.distributed.checkpoint as stock
 from torch import nn
 
 import dcp_all as dcp
+from dcp_io import LocalStore
+from dcp_io.checkpoints.drop_parts import SmallerCheckpoint
 
 POLICY = dcp.KeepLast(2) | dcp.KeepEvery(4, parts=["app.model"])
 
@@ -77,3 +80,26 @@ def test_a_resume_from_weights_alone_says_what_is_missing(tmp_path: Path) -> Non
         assert "removed after the save (KeepEvery(4, parts=['app.model']), 20" in str(caught.value)
         assert manager.restore({"app": run.app, "step": 0}).step == 11
         assert [record.step for record in manager.checkpoints()] == [4, 8, 10, 11]
+
+
+def written_bytes() -> int:
+    """Bytes that this process has written so far."""
+    return int(Path("/proc/self/io").read_text().split("wchar: ")[1].split()[0])
+
+
+@pytest.mark.parametrize("mib", [12, pytest.param(1024, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("single_file", [True, False])
+def test_what_it_costs(tmp_path: Path, mib: int, single_file: bool, record_property: Any) -> None:
+    """At most the bytes that stay of files with removed values, too; nothing but the index if there are none."""
+    count = (mib << 20) // 12  # of each tensor
+    state = {"app": {"model": torch.ones(count), "optimizer": {"m": torch.ones(count), "v": torch.ones(count)}}}
+    writer = dcp.FileSystemWriter(tmp_path, single_file_per_rank=single_file, thread_count=2)
+    dcp.save(state, storage_writer=writer, no_dist=True)
+    smaller = SmallerCheckpoint(LocalStore(tmp_path), keep=["app.model"])
+    before, began = written_bytes(), time.process_time()
+    smaller.publish(by="a test")
+    cost, seconds = written_bytes() - before, time.process_time() - began
+    assert cost < (count * 4 if single_file else 0) + 20_000
+    assert smaller.bytes > 8 * count
+    record_property("bytes", cost)
+    record_property("processor_seconds", seconds)

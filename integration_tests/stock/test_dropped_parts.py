@@ -88,3 +88,20 @@ def test_the_tie_of_names_that_stay(tmp_path: Path) -> None:
         assert torch.equal(loaded["b"]["x"], weight)
         assert torch.equal(loaded["b"]["y"], weight)
     assert (tmp_path / ".metadata").stat().st_size < 10_000
+
+
+def test_a_checkpoint_in_another_storage(tmp_path: Path) -> None:
+    place = f"memory://{tmp_path.name}/step-1"
+    dcp.save(values(3.0), checkpoint_id=place, no_dist=True)
+    store = dcp.open_store(place)
+    SmallerCheckpoint(store, keep=["app.model", "step"]).publish(by="a test")
+    assert dcp.verify_checkpoint(store).problems == ()
+    assert len(store.list()) == 2
+    loaded = model(0.0)
+    dcp.load(loaded, checkpoint_id=place, no_dist=True)
+    check(loaded)
+
+
+def test_files_on_several_hosts_are_left_alone(tmp_path: Path) -> None:
+    with pytest.raises(dcp.UnsupportedFormatError, match="files on several hosts"):
+        SmallerCheckpoint(dcp.open_store(f"host://{tmp_path}"), drop=["a"])

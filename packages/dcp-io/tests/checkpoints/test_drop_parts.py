@@ -8,7 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dcp_io import LocalStore, SaveInProgressError, verify_checkpoint
+from dcp_io import (
+    CheckpointReplacedError,
+    LocalStore,
+    ReadRequest,
+    SaveInProgressError,
+    StoreBackend,
+    verify_checkpoint,
+)
 from dcp_io.checkpoints.drop_parts import SmallerCheckpoint, is_in
 from dcp_io.checkpoints.remove_checkpoint import ReadingSign
 from dcp_io.saves.save_session import SaveSession
@@ -161,6 +168,17 @@ def test_a_checkpoint_in_use_is_refused(store, helpers):
     with pytest.raises(SaveInProgressError, match="another save has replaced"):
         smaller.publish(by="a test")
     assert helpers.load_all(store) == {"app.model.z": b"1"}
+
+
+def test_a_reader_without_a_lease_is_told_to_begin_again(store, helpers):
+    helpers.save_all(store, VALUES)
+    backend = StoreBackend(store)
+    index = backend.read_index()
+    item = index.stored_item(index.chunk_items, index.tensor_names.index("app.model.a"))
+    SmallerCheckpoint(store, keep=["app.model"]).publish(by="a test")
+    with pytest.raises(CheckpointReplacedError, match="load again"):
+        backend.read([ReadRequest("app.model.a", item, 0, item.stored_bytes, None, lambda data: None)])
+    assert helpers.load_all(store) == MODEL
 
 
 def test_a_full_disk_leaves_the_whole_checkpoint(store, helpers, monkeypatch):
