@@ -17,7 +17,7 @@ from dcp_ranks.errors import (
     RanksError,
     StreamError,
 )
-from dcp_ranks.peers.monitor import PeerOptions
+from dcp_ranks.options import PeerOptions
 from dcp_ranks.phases.coordinator import Coordinator
 from dcp_ranks.store_connections import store_of
 

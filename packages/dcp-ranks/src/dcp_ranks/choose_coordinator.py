@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from dcp_ranks.errors import CheckpointException, CoordinatorTimeoutError, RanksError
 from dcp_ranks.interrupts import interrupts_deferred
-from dcp_ranks.peers.monitor import PeerOptions
+from dcp_ranks.options import DEFAULT_PEERS, PeerOptions
 from dcp_ranks.phases.collective_coordinator import CollectiveCoordinator, own_group
 from dcp_ranks.phases.coordinator import DEFAULT_TIMEOUT_SECONDS, Coordinator, LocalCoordinator
 from dcp_ranks.phases.phases import failure_of
@@ -75,7 +75,7 @@ def make_coordinator(
     if not 0 <= coordinator_rank < world_size:
         raise ValueError(f"coordinator_rank is {coordinator_rank}; the group has the ranks 0 to {world_size - 1}")
     # It may wait for other ranks, so signals are not deferred.
-    begin = _prepare(group, coordinator_rank, timeout_seconds, peers or PeerOptions())
+    begin = _prepare(group, coordinator_rank, timeout_seconds, peers or DEFAULT_PEERS)
     made = None
     try:
         # From this call on the other ranks wait for this one: they must be notified if it is interrupted.

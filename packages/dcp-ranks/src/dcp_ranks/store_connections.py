@@ -27,7 +27,8 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from dcp_ranks.errors import CoordinatorLostError, CoordinatorTimeoutError
-from dcp_ranks.peers.monitor import PeerOptions, Peers
+from dcp_ranks.options import PeerOptions
+from dcp_ranks.peers.monitor import Peers
 from dcp_ranks.peers.roster import ProcessIdentity
 from dcp_ranks.phases.leaders import Relays
 from dcp_ranks.transport.store_wire import (
@@ -142,7 +143,7 @@ def shared_peers(
 
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         store, give_back = borrow_store(dist.group.WORLD)  # on every rank
-        peers = shared_peers(dist.group.WORLD, store, 0, PeerOptions())
+        peers = shared_peers(dist.group.WORLD, store, 0, DEFAULT_PEERS)
         peers.pause(0.0)
         assert not peers.lost
         give_back()

@@ -22,7 +22,8 @@ import torch.distributed as dist
 
 from dcp_ranks import make_coordinator
 from dcp_ranks.errors import CheckpointException, PeerLostError
-from dcp_ranks.peers.monitor import PeerOptions, Peers
+from dcp_ranks.options import PeerOptions
+from dcp_ranks.peers.monitor import Peers
 from dcp_ranks.phases.leaders import RelayRound
 from dcp_ranks.store_connections import borrow_store, shared_peers
 from dcp_ranks.testing.coordinators import caught, group_store, hear, keys_of_group, pretended_host, say

@@ -14,7 +14,8 @@ from dataclasses import replace
 from typing import Any
 
 from dcp_ranks.interrupts import interrupts_deferred
-from dcp_ranks.peers.monitor import SLEEP_BELOW_SECONDS, PeerOptions, Peers
+from dcp_ranks.options import PeerOptions
+from dcp_ranks.peers.monitor import SLEEP_BELOW_SECONDS, Peers
 from dcp_ranks.peers.roster import Card
 from dcp_ranks.phases.phases import Answer, Outcome, Verdict
 from dcp_ranks.phases.store_phase import GRACE_SECONDS, Seat, StoreRound

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from dcp_ranks.errors import OperationError, StreamError
-from dcp_ranks.peers.monitor import PeerOptions
+from dcp_ranks.options import DEFAULT_PEERS, PeerOptions
 from dcp_ranks.streams.attempt import Attempt
 from dcp_ranks.streams.cards import StreamCard, host_hint
 from dcp_ranks.streams.dispatcher import Dispatcher
@@ -81,7 +81,7 @@ class Streams:
     ) -> None:
         self._rank = rank
         self._secret = secret
-        self._options = options or PeerOptions()
+        self._options = options or DEFAULT_PEERS
         self._timeout_seconds = timeout_seconds
         self._lost = lost
         self._cards: dict[int, StreamCard] = {}

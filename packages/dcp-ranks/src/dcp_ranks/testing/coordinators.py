@@ -12,7 +12,7 @@ from unittest import mock
 import torch.distributed as dist
 
 from dcp_ranks.choose_coordinator import make_coordinator
-from dcp_ranks.peers.monitor import PeerOptions
+from dcp_ranks.options import PeerOptions
 from dcp_ranks.peers.roster import own_identity
 from dcp_ranks.phases.collective_coordinator import CollectiveCoordinator
 from dcp_ranks.phases.coordinator import Coordinator
