@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dcp_format.export.file_map import ExportedTensor, PlannedFile
-from dcp_format.safetensors.complete_set import SUFFIX, fresh_name, index_json, is_writers_name
-from dcp_format.safetensors.safetensors_index import INDEX_NAME, earlier_files
+from dcp_format.safetensors.complete_set import SUFFIX, fresh_name, is_writers_name
+from dcp_format.safetensors.safetensors_index import INDEX_NAME, earlier_files, index_json
 from dcp_format.safetensors.safetensors_write import remove_earlier
 from dcp_io import LocalStore, Store
 

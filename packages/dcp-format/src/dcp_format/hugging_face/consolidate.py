@@ -19,8 +19,8 @@ from dcp_core.errors import CheckpointException, MissingKeyError
 from dcp_format.checkpoints.checkpoint import stored_content
 from dcp_format.content.content import TensorEntry
 from dcp_format.content.new_file import aborting, give_name, sweep, temporary_name
-from dcp_format.safetensors.complete_set import Stamp, fresh_name, index_json, save_id_of, shard_name
-from dcp_format.safetensors.safetensors_index import INDEX_NAME, earlier_files, open_safetensors
+from dcp_format.safetensors.complete_set import Stamp, fresh_name, save_id_of
+from dcp_format.safetensors.safetensors_index import INDEX_NAME, earlier_files, index_json, open_safetensors, shard_name
 from dcp_format.safetensors.safetensors_write import remove_earlier, write_tensor_file
 from dcp_io import LocalStore, Sink
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from dcp_core import SavePlanner, WriteItem, WriteResult
 from dcp_format.content.new_file import aborting
 from dcp_format.export.file_map import checked_payload, form_of, tensor_data_of
-from dcp_format.safetensors.complete_set import SUFFIX, shard_name
+from dcp_format.safetensors.complete_set import SUFFIX
 from dcp_format.safetensors.safetensors_header import build_header
-from dcp_format.safetensors.safetensors_index import ALIASES, SHAPES, SHARDING
+from dcp_format.safetensors.safetensors_index import ALIASES, SHAPES, SHARDING, shard_name
 from dcp_io import Store
 
 __all__ = ["OneFile", "Placement", "names_of_files", "sharded_files", "write_part"]

@@ -46,8 +46,8 @@ from dcp_format.hugging_face.hf_files import (
     sharded_files,
     write_part,
 )
-from dcp_format.safetensors.complete_set import Stamp, fresh_name, index_json, is_writers_name, shard_name
-from dcp_format.safetensors.safetensors_index import INDEX_NAME, earlier_files
+from dcp_format.safetensors.complete_set import Stamp, fresh_name, is_writers_name
+from dcp_format.safetensors.safetensors_index import INDEX_NAME, earlier_files, index_json, shard_name
 from dcp_format.safetensors.safetensors_write import remove_earlier
 from dcp_io import LocalStore
 from dcp_ranks import Coordinator

@@ -7,7 +7,6 @@ when its last file gets its name.
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -28,13 +27,10 @@ __all__ = [
     "chosen_set",
     "fresh_name",
     "headers_of",
-    "index_json",
     "is_writers_file",
     "is_writers_name",
     "one_save",
     "save_id_of",
-    "shard_name",
-    "shard_names",
     "split_by_size",
 ]
 
@@ -188,21 +184,3 @@ def split_by_size(entries: Iterable[T], max_file_bytes: int, nbytes: Callable[[T
         groups[-1].append(entry)
         size += nbytes(entry)
     return groups
-
-
-def shard_name(number: int, count: int) -> str:
-    """Return the name that Hugging Face libraries expect for one of several files; numbers begin at 1."""
-    return f"model-{number:05d}-of-{count:05d}{SUFFIX}"
-
-
-def shard_names(count: int) -> list[str]:
-    """Return the names that Hugging Face libraries expect for `count` files."""
-    return [f"model{SUFFIX}"] if count == 1 else [shard_name(number, count) for number in range(1, count + 1)]
-
-
-def index_json(files: Mapping[str, Iterable[tuple[str, int]]]) -> bytes:
-    """Return the index of a Hugging Face folder."""
-    weight_map = {name: file for file, tensors in files.items() for name, _ in tensors}
-    total = sum(size for tensors in files.values() for _, size in tensors)
-    table = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    return json.dumps(table, indent=2, ensure_ascii=False).encode() + b"\n"

@@ -1,11 +1,11 @@
-"""Index of a safetensors file or Hugging Face folder, from the headers alone: each tensor is a chunk of a file."""
+"""Hugging Face folders: names of files, index, and contents by the headers alone: a tensor is a chunk of a file."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from dcp_manifest.index.stored_tensors import TensorForm, tensor_columns
 
 __all__ = [
     "ALIASES", "INDEX_NAME", "SHAPES", "SHARDING", "STORED_ONCE",
-    "Folder", "earlier_files", "open_safetensors", "read_weight_map",
+    "Folder", "earlier_files", "index_json", "open_safetensors", "read_weight_map", "shard_name", "shard_names",
 ]  # fmt: skip
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -51,6 +51,24 @@ class Folder:
     files: tuple[str, ...]
     save_id: str | None
     """None if the files have no save id."""
+
+
+def shard_name(number: int, count: int) -> str:
+    """Return the name that Hugging Face libraries expect for one of several files; numbers begin at 1."""
+    return f"model-{number:05d}-of-{count:05d}{SUFFIX}"
+
+
+def shard_names(count: int) -> list[str]:
+    """Return the names that Hugging Face libraries expect for `count` files."""
+    return [f"model{SUFFIX}"] if count == 1 else [shard_name(number, count) for number in range(1, count + 1)]
+
+
+def index_json(files: Mapping[str, Iterable[tuple[str, int]]]) -> bytes:
+    """Return the index of a Hugging Face folder."""
+    weight_map = {name: file for file, tensors in files.items() for name, _ in tensors}
+    total = sum(size for tensors in files.values() for _, size in tensors)
+    table = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    return json.dumps(table, indent=2, ensure_ascii=False).encode() + b"\n"
 
 
 def earlier_files(folder: Path) -> set[str]:

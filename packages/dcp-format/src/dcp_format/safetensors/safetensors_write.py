@@ -22,14 +22,12 @@ from dcp_format.safetensors.complete_set import (
     SUFFIX,
     Stamp,
     fresh_name,
-    index_json,
     is_writers_file,
     is_writers_name,
-    shard_names,
     split_by_size,
 )
 from dcp_format.safetensors.safetensors_header import build_header
-from dcp_format.safetensors.safetensors_index import ALIASES, INDEX_NAME, earlier_files
+from dcp_format.safetensors.safetensors_index import ALIASES, INDEX_NAME, earlier_files, index_json, shard_names
 from dcp_io import LocalStore, Sink
 from dcp_manifest.index.dtypes import ITEM_BYTES
 
