@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from dcp_prove import ResumeError, ResumeReport
+from dcp_prove.judging.bit_by_bit import Runs, compare_same_size, find_unsteady
 from dcp_prove.judging.omissions import OMISSIONS
-from dcp_prove.judging.other_sizes import compare_other_size
-from dcp_prove.judging.same_size import Runs, compare_same_size, find_unsteady
 from dcp_prove.judging.sample_order import explain_order
+from dcp_prove.judging.within_tolerance import compare_other_size
 from dcp_prove.observing.records import Item, Moment, RunRecord
 
 KILL, STEPS = 4, 8

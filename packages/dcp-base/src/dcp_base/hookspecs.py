@@ -13,7 +13,6 @@ import pluggy
 
 __all__ = [
     "ANY_SCHEME",
-    "ENTRY_POINT_GROUP",
     "PROJECT_NAME",
     "CheckpointEvent",
     "HookSpecs",
@@ -26,7 +25,6 @@ __all__ = [
 PROJECT_NAME = "dcp"
 ANY_SCHEME = "*"
 """Wildcard for a storage or store that decides itself which ids or URIs it accepts."""
-ENTRY_POINT_GROUP = "dcp"
 hookspec = pluggy.HookspecMarker(PROJECT_NAME)
 hookimpl = pluggy.HookimplMarker(PROJECT_NAME)
 

@@ -20,7 +20,6 @@ import pluggy
 
 from dcp_base.errors import DcpError, PluginLoadError, PluginNotFoundError
 from dcp_base.hookspecs import (
-    ENTRY_POINT_GROUP,
     PROJECT_NAME,
     CheckpointEvent,
     HookSpecs,
@@ -33,7 +32,7 @@ from dcp_base.schemes import package_for
 
 __all__ = ["TABLES", "PluginInfo", "PluginRegistry", "find_screen", "installed"]
 
-
+ENTRY_POINT_GROUP = "dcp"
 _Pairs = list[tuple[str, Any]]
 
 

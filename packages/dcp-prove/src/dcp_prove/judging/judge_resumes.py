@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 
-from dcp_prove.judging.other_sizes import compare_other_size, default_tolerance
+from dcp_prove.judging.bit_by_bit import Runs, compare_same_size, find_unsteady
 from dcp_prove.judging.report import ResumeReport, SizeResult
-from dcp_prove.judging.same_size import Runs, compare_same_size, find_unsteady
+from dcp_prove.judging.within_tolerance import compare_other_size, default_tolerance
 from dcp_prove.observing.records import Moment, RunRecord
 
 __all__ = ["judge_resumes"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from dcp_prove.judging.bit_by_bit import Runs
 from dcp_prove.judging.moments import ABSENT, differing_items, item_difference
 from dcp_prove.judging.omissions import omission_of
 from dcp_prove.judging.report import Difference, SizeResult
-from dcp_prove.judging.same_size import Runs
 from dcp_prove.judging.sample_order import explain_order
 from dcp_prove.observing.random_states import CPU_RANDOM
 from dcp_prove.observing.records import Moment, RunRecord
