@@ -134,30 +134,30 @@ def test_the_name_of_the_metadata_is_refused(tmp_path: Path) -> None:
 
 def test_objects(tmp_path: Path) -> None:
     save({"w": torch.ones(3), "step": 7}, checkpoint_id=tmp_path / "c")
-    remedies = r"objects='beside'.*objects='skip'.*include=\['model"
+    remedies = r"objects='sidecar'.*objects='skip'.*include=\['model"
     with pytest.raises(UnsupportedValueError, match=f"tensors only; 'step' is not a tensor: .*{remedies}"):
         convert(tmp_path / "c", tmp_path / "x.safetensors")
     assert not (tmp_path / "x.safetensors").exists()
-    convert(tmp_path / "c", tmp_path / "x.safetensors", options=WriteOptions(objects="beside"))
+    convert(tmp_path / "c", tmp_path / "x.safetensors", options=WriteOptions(objects="sidecar"))
     assert torch.load(tmp_path / "x.objects.pt", weights_only=True) == {"step": 7}
-    convert(tmp_path / "c", tmp_path / "x.hf", options=WriteOptions(objects="beside"))
+    convert(tmp_path / "c", tmp_path / "x.hf", options=WriteOptions(objects="sidecar"))
     assert torch.load(tmp_path / "x.hf" / "objects.pt", weights_only=True) == {"step": 7}
     convert(tmp_path / "c", tmp_path / "y.safetensors", options=WriteOptions(objects="skip"))
     assert [*load_file(tmp_path / "y.safetensors")] == ["w"]
 
 
 @pytest.mark.parametrize(("name", "objects"), [("x.safetensors", "x.objects.pt"), ("x.hf", "x.hf/objects.pt")])
-def test_objects_beside_of_others_stay(tmp_path: Path, name: str, objects: str) -> None:
+def test_objects_in_sidecars_of_others_stay(tmp_path: Path, name: str, objects: str) -> None:
     """Neither the objects of another file are touched, nor tensors replaced whose objects cannot be written."""
     for number in (1, 2):
         save({"w": torch.full((3,), float(number)), "step": number}, checkpoint_id=tmp_path / str(number))
-    convert(tmp_path / "1", tmp_path / "other.safetensors", options=WriteOptions(objects="beside"))
+    convert(tmp_path / "1", tmp_path / "other.safetensors", options=WriteOptions(objects="sidecar"))
     (tmp_path / objects).parent.mkdir(exist_ok=True)
     (tmp_path / objects).write_text("of somebody else")
     with pytest.raises(CheckpointExistsError, match=r"objects\.pt exists already"):
-        convert(tmp_path / "2", tmp_path / name, options=WriteOptions(objects="beside"))
+        convert(tmp_path / "2", tmp_path / name, options=WriteOptions(objects="sidecar"))
     assert not [*tmp_path.glob("x*/*.safetensors"), *tmp_path.glob("x.safetensors")]
-    convert(tmp_path / "2", tmp_path / name, options=WriteOptions(objects="beside", overwrite=True))
+    convert(tmp_path / "2", tmp_path / name, options=WriteOptions(objects="sidecar", overwrite=True))
     assert torch.load(tmp_path / objects, weights_only=True) == {"step": 2}
     assert torch.load(tmp_path / "other.objects.pt", weights_only=True) == {"step": 1}
 
@@ -167,8 +167,8 @@ def test_tensors_and_their_objects_are_replaced_together_or_not(
 ) -> None:
     for number in (1, 2):
         save({"w": torch.full((3,), float(number)), "step": number}, checkpoint_id=tmp_path / str(number))
-    convert(tmp_path / "1", tmp_path / "x.safetensors", options=WriteOptions(objects="beside"))
-    options = WriteOptions(objects="beside", overwrite=True)
+    convert(tmp_path / "1", tmp_path / "x.safetensors", options=WriteOptions(objects="sidecar"))
+    options = WriteOptions(objects="sidecar", overwrite=True)
 
     def fail(*arguments: Any, **more: Any) -> Any:
         raise ZeroDivisionError

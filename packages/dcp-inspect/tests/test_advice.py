@@ -62,7 +62,7 @@ COMMANDS: dict[str, tuple[int, str]] = {
     "show text.pt": (5, "no known format"),
     "verify file.pt": (5, "a file"),
     "plan file.pt --world 2": (5, "a file"),
-    "convert good out.safetensors": (4, "(--objects beside), leave them out (--objects skip), or name"),
+    "convert good out.safetensors": (4, "(--objects sidecar), leave them out (--objects skip), or name"),
     "convert ranks out.pt": (4, "leave them out (--exclude)"),
     "cat ranks n": (0, "4"),
     "convert good file.pt": (7, "add --overwrite"),

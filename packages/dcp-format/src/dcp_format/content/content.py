@@ -14,7 +14,7 @@ __all__ = ["MAX_FILE_BYTES", "Content", "TensorEntry", "WriteOptions", "refuse_o
 
 Path = tuple[PathElement, ...]
 _REMEDY = (
-    "write such values to a file beside it (objects='beside', `--objects beside`), leave them out (objects='skip', "
+    "write such values to a file next to it (objects='sidecar', `--objects sidecar`), leave them out (objects='skip', "
     "`--objects skip`), or name what to convert (include=['model.*'], `--include 'model.*'`)"
 )
 _SHOWN = 8
@@ -100,8 +100,8 @@ class WriteOptions:
         max_inflight_bytes: Limit of the memory for pieces of tensors.
         overwrite: Whether an existing destination may be replaced.
         max_file_bytes: Maximum size of one file, for formats with several files; a larger tensor gets its own file.
-        objects: Treatment of objects by formats that hold tensors only: `refuse` (raise an error), `beside` (write them
-            to a file next to the tensors) or `skip`.
+        objects: Treatment of objects by formats that hold tensors only: `refuse` (raise an error), `sidecar` (write
+            them to a file next to the tensors) or `skip`.
         layout: Layout of a checkpoint's data files.
         compression: Compression of a checkpoint's data, as for `FileSystemWriter`: `auto`, `planes`, `zstd`, ….
         tick: Called with the number of bytes just converted.

@@ -48,12 +48,12 @@ def write_safetensors(content: Content, path: str | os.PathLike[str], options: W
     """Write one safetensors file if `path` ends in `.safetensors`, else a folder that Hugging Face libraries open.
 
     A tensor with several names is written under each of them, and the file's metadata records that they are one tensor.
-    With `options.objects="beside"`, the file of objects gets its final name right after the tensors' file. An error
+    With `options.objects="sidecar"`, the file of objects gets its final name right after the tensors' file. An error
     leaves existing files unchanged.
     """
     objects = options.objects
-    if objects not in ("refuse", "beside", "skip"):
-        raise ValueError(f"objects={objects!r} is not known; choose 'refuse', 'beside' or 'skip'")
+    if objects not in ("refuse", "sidecar", "skip"):
+        raise ValueError(f"objects={objects!r} is not known; choose 'refuse', 'sidecar' or 'skip'")
     place = Path(file_path(path))
     if objects == "refuse":
         refuse_objects(content.objects, "safetensors")
@@ -61,7 +61,7 @@ def write_safetensors(content: Content, path: str | os.PathLike[str], options: W
     metadata = {"format": "pt"}
     if content.aliases:
         metadata[ALIASES] = json.dumps(content.aliases)
-    with _beside(content if objects == "beside" else None, place, overwrite=options.overwrite):
+    with _sidecar(content if objects == "sidecar" else None, place, overwrite=options.overwrite):
         if place.suffix == SUFFIX:
             with new_file(place, overwrite=options.overwrite) as sink:
                 write_tensor_file(sink, entries, metadata, max_inflight_bytes=options.max_inflight_bytes)
@@ -72,7 +72,7 @@ def write_safetensors(content: Content, path: str | os.PathLike[str], options: W
 
 
 @contextlib.contextmanager
-def _beside(content: Content | None, place: Path, *, overwrite: bool) -> Iterator[None]:
+def _sidecar(content: Content | None, place: Path, *, overwrite: bool) -> Iterator[None]:
     """Write the objects to a file next to the tensors' file, and publish it after that file."""
     if content is None or not content.objects:
         yield

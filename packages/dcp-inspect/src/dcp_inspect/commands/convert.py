@@ -27,7 +27,7 @@ __all__ = ["command"]
         "dcp convert model.pt new-checkpoint",
         "dcp convert runs/step-100 s3://bucket/copy",
         "dcp convert runs/step-100 out.safetensors --include 'model.*' --rename model.= --dtype bfloat16",
-        "dcp convert runs/step-100 export.hf --objects beside --shard-size 2GB",
+        "dcp convert runs/step-100 export.hf --objects sidecar --shard-size 2GB",
     ),
 )
 @click.argument("source", type=PLACE)
@@ -41,7 +41,7 @@ __all__ = ["command"]
 @click.option("--rename-regex", multiple=True, nargs=2, metavar="PATTERN NEW", help="As re.sub, for other names.")
 @click.option("--dtype", help="Of floating-point tensors in the result, e.g. bfloat16.")
 @click.option("--shard-size", default="5GB", show_default=True, help="Size of a file of a safetensors directory.")
-@click.option("--objects", type=click.Choice(["refuse", "beside", "skip"]), default="refuse", show_default=True,
+@click.option("--objects", type=click.Choice(["refuse", "sidecar", "skip"]), default="refuse", show_default=True,
               help="Policy for values that are not tensors, where a format holds tensors only.")  # fmt: skip
 @click.option("--layout", type=click.Choice(["torch", "raw"]), default="torch", show_default=True,
               help="Of a checkpoint's data files.")  # fmt: skip

@@ -28,7 +28,6 @@ __all__ = ["command"]
         "dcp prune runs --keep 1 --yes",
         "dcp prune s3://bucket/runs --keep 1 --yes",
         "dcp prune runs --keep 1 --keep-part model --yes",
-        "dcp prune runs --keep 1 --keep-part model --yes",
     ),
 )
 @click.argument("path", type=PLACE)
