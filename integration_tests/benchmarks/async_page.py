@@ -92,7 +92,9 @@ def write_page(page: Path, figures: Figures) -> None:
 
 
 def _sentence(described: Mapping[str, Any]) -> str:
-    machine = ", ".join(str(value) for value in described["machine"].values())
+    machine = ", ".join(
+        f"{name} {value}" if name == "Python" else value for name, value in described["machine"].items()
+    )
     small, mib = described["tensors"], described["mib"]
     return (
         f"Medians of {described['rounds']} rounds; the worst step is the worst of all rounds. While training runs, "

@@ -129,7 +129,7 @@ def few_descriptors(save: Saver, state: State, folder: Path, options: dict[str, 
         for number in range(2):
             save(state, str(folder / str(number))).result(timeout=300)
     except BaseException as error:  # noqa: BLE001 - the worse, the more it says
-        return [{"told": f"{type(error).__name__}: {str(error).splitlines()[0][:100] if str(error) else ''}"}]
+        return [{"told": f"{type(error).__name__}: {str(error).splitlines()[0][:140] if str(error) else ''}"}]
     return [{"told": "saved"}]
 
 

@@ -24,9 +24,10 @@ PAGE = ROOT / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- notes: by hand, kept -->", "<!-- end of notes -->"
 
 INTRODUCTION = """\
-How fast this library saves and loads, and what it takes, beside PyTorch's own checkpointing, four other libraries and
-the *raw floor*: the same bytes by plain system calls, with none of what a checkpoint is for. One machine without a GPU:
-nothing was measured on CUDA, over NCCL or on a cluster. In short: [What does it cost?](cost.md)
+How fast this library saves and loads, and how much memory it takes, compared with PyTorch's own checkpointing, four
+other libraries and the *raw floor*: the same bytes by plain system calls, without a checkpoint's index, checksums and
+atomic publishing. One machine without a GPU: nothing was measured on CUDA, over NCCL or on a cluster. In short: [What
+does it cost?](cost.md)
 """
 METHOD = """\
 Measured by
@@ -71,7 +72,7 @@ def _head(results: Results, notes: str, images: Mapping[str, str]) -> Iterator[s
     if first.case in images:
         yield f"![{first.title}]({images[first.case]})\n"
     yield "## Summary\n"
-    yield "Beside the best setting of stock, `torch.distributed.checkpoint`; loads verified.\n"
+    yield "Compared with the best setting of `torch.distributed.checkpoint` (*stock*); our loads verify every byte.\n"
     yield from _table(tables.SUMMARY_HEADINGS, tables.summary_lines(results))
     yield "\n## Targets\n"
     yield "Medians of paired ratios; of stock, its best setting.\n"

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from integration_tests.benchmarks.figures import faster
+from integration_tests.docs import disk_and_time
 from integration_tests.docs.page_scripts import PageScripts
 from tools.diagrams import DIAGRAMS, IMAGES
 
@@ -170,6 +171,10 @@ def test_figures_of_compression_in_the_readme_are_those_of_its_page() -> None:
     assert theirs
     line = '| size of bf16 weights (MiniLM) with `compression="auto"`: lossless, and slices can be read '
     assert f"{line}| {float(ours[1]):.2f} × | {float(theirs[1]):.2f} ×, " in (ROOT / "README.md").read_text()
+
+
+def test_sizes_of_models_are_those_of_estimate() -> None:
+    assert "\n".join(disk_and_time.table()) in disk_and_time.PAGE.read_text()
 
 
 def needed_packages(package: str) -> set[str]:
