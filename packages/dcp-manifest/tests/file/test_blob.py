@@ -37,6 +37,17 @@ def test_blocks_have_crcs_in_the_order_of_names():
     assert np.array_equal(blob.read("b", 5, 9), [5, 6, 7, 8])
 
 
+def test_bytes_are_those_of_the_safetensors_library():
+    save = pytest.importorskip("safetensors.numpy").save
+    dtypes = [np.uint8, np.uint16, np.uint32, np.uint64]
+    columns = {f"{name}.{n}": np.arange(5 * n, dtype=dtypes[n % 4])[::2] for name in "ba" for n in range(8)}
+    metadata = {"a": ['"\\/\n\x7f\u2028ß\U0001f600', "\ud800"], "b": 1}
+    blob, _ = pack(columns, metadata)
+    arrays = {name: np.ascontiguousarray(column) for name, column in columns.items()}
+    arrays[BLOCK_CRCS] = WholeBlob(memoryview(blob), file="f").read(BLOCK_CRCS, 0, 14)
+    assert blob == save(arrays, {"dcp-manifest": json.dumps(metadata, separators=(",", ":"))})
+
+
 def with_header(text):
     return memoryview(struct.pack("<Q", len(text)) + text + bytes(16))
 

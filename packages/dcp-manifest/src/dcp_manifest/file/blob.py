@@ -11,7 +11,6 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from safetensors.numpy import save
 
 from dcp_manifest.errors import CorruptCheckpointError, UnsupportedFormatError
 from dcp_manifest.types import U8, U64, Buffer
@@ -48,6 +47,7 @@ _METADATA_KEY = "dcp-manifest"
 
 Unsigned = npt.NDArray[np.unsignedinteger[Any]]
 _DTYPES = {"U8": "<u1", "U16": "<u2", "U32": "<u4", "U64": "<u8"}
+_ALIGNMENT = 8
 ReadRange = Callable[[int, int], bytes]
 _FIRST_READ_BYTES = 16 * 1024
 UTF8 = ("utf-8", "surrogatepass")
@@ -171,16 +171,29 @@ def pack(columns: Mapping[str, Unsigned], metadata: Mapping[str, Any]) -> tuple[
 
     Equal input gives equal bytes.
     """
-    ordered = {name: np.ascontiguousarray(columns[name]) for name in sorted(columns)}
-    crcs = []
-    for column in ordered.values():
-        raw = column.view(np.uint8).data
-        crcs += [zlib.crc32(raw[start : start + BLOCK_BYTES]) for start in range(0, len(raw), BLOCK_BYTES)]
-    ordered[BLOCK_CRCS] = np.array(crcs, np.uint32)
+    parts, crcs = [], []
+    for name in sorted(columns):
+        data = columns[name].tobytes()
+        view = memoryview(data)
+        crcs += [zlib.crc32(view[start : start + BLOCK_BYTES]) for start in range(0, len(data), BLOCK_BYTES)]
+        parts.append((-columns[name].itemsize, name, len(columns[name]), data))
+    block_crcs = np.array(crcs, np.uint32)
+    parts.append((-block_crcs.itemsize, BLOCK_CRCS, len(block_crcs), block_crcs.tobytes()))
     text = json.dumps(dict(metadata), sort_keys=True, separators=(",", ":"))
-    blob: bytes = save(ordered, {_METADATA_KEY: text})
-    header_end = _PREFIX_BYTES + int.from_bytes(blob[:_PREFIX_BYTES], "little")
-    return blob, zlib.crc32(ordered[BLOCK_CRCS].data, zlib.crc32(blob[:header_end]))
+    entries = [f'"__metadata__":{{"{_METADATA_KEY}":{json.dumps(text)}}}']
+    blob = [b""]
+    start = 0
+    # The safetensors library's order: wide columns first, so that each is aligned.
+    for width, name, count, data in sorted(parts):
+        stop = start + len(data)
+        # Names are the schema's, so there is nothing to escape.
+        entries.append(f'"{name}":{{"dtype":"U{-8 * width}","shape":[{count}],"data_offsets":[{start},{stop}]}}')
+        blob.append(data)
+        start = stop
+    header = f"{{{','.join(entries)}}}".encode()
+    header += b" " * (-len(header) % _ALIGNMENT)
+    blob[0] = len(header).to_bytes(_PREFIX_BYTES, "little") + header
+    return b"".join(blob), zlib.crc32(block_crcs.data, zlib.crc32(blob[0]))
 
 
 def first_blocks(header: Header) -> tuple[dict[str, int], int]:
