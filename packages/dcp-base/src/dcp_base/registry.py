@@ -327,16 +327,16 @@ _OFF = ("0", "off", "no", "false")
 
 def find_screen() -> str | None:
     """Return `terminal` (on stderr) or `notebook`; None without a user, or if `DCP_PROGRESS=0`."""
-    if os.environ.get("DCP_PROGRESS", "").lower() in _OFF:
-        return None
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    if type(shell).__name__ == "ZMQInteractiveShell":
-        return "notebook"
+    screen = "notebook" if type(shell).__name__ == "ZMQInteractiveShell" else "terminal"
     try:
-        seen = sys.stderr.isatty()
+        # First, because most jobs have no terminal, and this is the cheapest question.
+        if screen == "terminal" and not sys.stderr.isatty():
+            return None
     except (AttributeError, ValueError):  # missing, replaced or closed stream
         return None
-    return "terminal" if seen and os.environ.get("TERM") != "dumb" else None
+    is_off = os.environ.get("DCP_PROGRESS", "").lower() in _OFF
+    return None if is_off or (screen == "terminal" and os.environ.get("TERM") == "dumb") else screen
 
 
 @functools.cache

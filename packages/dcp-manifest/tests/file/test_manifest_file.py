@@ -46,7 +46,7 @@ def alone(index, row):
         setattr(expected, name, getattr(index, name)[row : row + 1])
     if index.chunk_items is not None:
         items = index.chunk_items
-        expected.chunk_items = take_items([items], np.arange(own.start, own.stop))
+        expected.chunk_items = take_items(items, np.arange(own.start, own.stop))
     return expected
 
 

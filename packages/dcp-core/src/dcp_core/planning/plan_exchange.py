@@ -124,8 +124,11 @@ class PlanExchange:
         if known is not None:
             known.put(packed.layout, places)
         tensors = replace(places, crc32=packed.crc32, running_crcs=packed.running_crcs, blocks=packed.blocks)
-        joined = take_items([tensors, packed.objects], np.arange(len(tensors) + len(packed.objects)))
-        return LazyList(WrittenColumns(planned, StoredItems(joined, packed.files, packed.chains)))
+        parts = (
+            StoredItems(tensors, packed.files, packed.chains),
+            StoredItems(packed.objects, packed.files, packed.chains),
+        )
+        return LazyList(WrittenColumns(planned, StoredItems.joined(parts)))
 
     def _propose(self, plan_locally: Callable[[], SavePlan]) -> _Offer | _Unchanged:
         self._local = plan = plan_locally()
@@ -365,7 +368,7 @@ class PackedResults:
 def pack(stored: StoredItems, tensors: int, known_layout: bytes) -> PackedResults:
     """Return write results (chunks, then objects) without known locations."""
     columns = stored.columns
-    first = take_items([columns], np.arange(tensors))
+    first = take_items(columns, np.arange(tensors))
     layout = hashlib.blake2b(repr((len(stored.files), stored.chains)).encode(), digest_size=16)
     for name in _PLACES:
         layout.update(np.ascontiguousarray(getattr(first, name)).data)
@@ -376,7 +379,7 @@ def pack(stored: StoredItems, tensors: int, known_layout: bytes) -> PackedResult
         first.crc32,
         first.running_crcs,
         first.blocks,
-        take_items([columns], np.arange(tensors, len(stored))),
+        take_items(columns, np.arange(tensors, len(stored))),
         digest,
         None if digest == known_layout else replace(_narrow(first), crc32=_NONE, running_crcs=_NONE, blocks=None),
     )

@@ -8,6 +8,7 @@ Source: torch 2.13 `torch.distributed.checkpoint.{planner,storage,stateful}`.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import io
 import math
@@ -507,9 +508,13 @@ class StorageReader(Storage):
         """Read all items and pass them to the planner."""
 
 
+_signature = functools.lru_cache(maxsize=64)(inspect.signature)
+
+
 def takes(method: Callable[..., Any], parameter: str) -> bool:
     """Return whether a method has a parameter, which older stock may lack."""
-    return parameter in inspect.signature(method).parameters
+    signature = _signature(method.__func__) if inspect.ismethod(method) else inspect.signature(method)
+    return parameter in signature.parameters
 
 
 def set_up_save_planner(

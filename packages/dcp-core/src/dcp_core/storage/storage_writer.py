@@ -264,7 +264,6 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
             placement = plan.storage_data
         metadata.storage_meta = StorageMeta(checkpoint_id=self._checkpoint_id, save_id=placement.save_id)
         index.info = placement.info(self._backend.session.created_ns(), self._rank if self._rank_local else None)
-        metadata.storage_data = metadata_from_index(index).storage_data
         data = encode(index, interop=self._interop)
         if self._rank_local:
             self._backend.publish(str(RankIndexName(self._rank, placement.save_id)), data)

@@ -184,9 +184,9 @@ def records_of(metadata: Metadata) -> StateRecords | None:
 class StorageRecords:
     """Source of `Metadata.storage_data`."""
 
-    def __init__(self, records: StateRecords) -> None:
+    def __init__(self, records: StateRecords, index: CheckpointIndex) -> None:
         self._records = records
-        self._index = records.index
+        self._index = index
         self._ragged: dict[int, tuple[list[int], list[int]]] = {}
 
     def __len__(self) -> int:
@@ -278,7 +278,7 @@ def metadata_from_index(index: CheckpointIndex, *, rank: int | None = None) -> M
         planner_data=None if index.paths is None else dict(index.paths),
         storage_data=None
         if index.chunk_items is None and index.object_items is None
-        else LazyDict(StorageRecords(records)),
+        else LazyDict(StorageRecords(records, index)),
         storage_meta=None if index.info is None else StorageMeta(save_id=index.info.save_id, modules=list(_MODULES)),
         version=STOCK_VERSION,
         aliases={
@@ -369,25 +369,29 @@ def _stored(key: MetadataIndex, storage_data: Mapping[MetadataIndex, Any]) -> St
 
 
 def written_index(metadata: Metadata, results: Sequence[Sequence[WriteResult]]) -> CheckpointIndex:
-    """Return the index from results in rank order; PlanError if one is missing."""
+    """Return the index from results in rank order; PlanError if one is missing. Sets `metadata.storage_data`."""
     records = records_of(metadata)
     known = [one for one in map(written_of, results) if one is not None]
     rows = None if records is None or len(known) < len(results) else _rows_in_index(records, known)
     if records is None or rows is None:
         metadata.storage_data = _storage_data(metadata, results)
-        return index_from_metadata(metadata, aliases=metadata.aliases)
+        index = index_from_metadata(metadata, aliases=metadata.aliases)
+        metadata.storage_data = metadata_from_index(index).storage_data
+        return index
     index = records.index
     stored = StoredItems.joined([one.stored for one in known])
     order = np.argsort(rows, kind="stable")
     chunks = int(index.tensor_chunks.sum())
-    return replace(
+    written = replace(
         index,
         files=stored.files,
         chains=stored.chains,
-        chunk_items=take_items([stored.columns], order[:chunks]),
-        object_items=take_items([stored.columns], order[chunks:]),
+        chunk_items=take_items(stored.columns, order[:chunks]),
+        object_items=take_items(stored.columns, order[chunks:]),
         paths=paths_of(metadata.planner_data),
     )
+    metadata.storage_data = LazyDict(StorageRecords(records, written))
+    return written
 
 
 def planned_rows(planned: PlanColumns, records: StateRecords) -> PlannedRows | None:
@@ -400,7 +404,7 @@ def planned_rows(planned: PlanColumns, records: StateRecords) -> PlannedRows | N
         objects = np.array([records.objects[name] for name in planned.table.object_names], np.int64)
     except KeyError:
         return None
-    chunks = index.chunk_starts()[np.repeat(tensors, planned.table.tensor_chunks)] + planned.hints
+    chunks = index.chunk_starts()[tensors.repeat(planned.table.tensor_chunks)] + planned.hints
     return PlannedRows(index, chunks, objects, planned.whole, planned.object_bytes)
 
 

@@ -14,7 +14,7 @@ import re
 import socket
 import threading
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 from dcp_base.errors import DcpError
@@ -172,7 +172,7 @@ class Marker:
             "started_ns": self.started_ns,
             "replaced": self.replaced,
         }
-        return json.dumps(values, indent=1).encode()
+        return json.dumps(values).encode()
 
     @classmethod
     def from_bytes(cls, name: str, data: bytes) -> Marker:
@@ -284,7 +284,7 @@ class ProcessIdentity:
 
     def to_dict(self) -> dict[str, str | int]:
         """Return plain values, for JSON."""
-        return asdict(self)
+        return {name: getattr(self, name) for name in self.__slots__}
 
     @classmethod
     def from_dict(cls, values: dict[str, object]) -> ProcessIdentity:

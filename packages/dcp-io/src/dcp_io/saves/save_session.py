@@ -222,7 +222,8 @@ class SaveSession:
             raise
 
     def _take_over(self, scene: Scene, *, overwrite: bool) -> None:
-        current = read_current(self._store)
+        entries = self._store.list()  # again: another save may have ended since
+        current = read_current(self._store, entries)
         if current.exists and not overwrite:
             raise CheckpointExistsError(
                 f"Checkpoint already exists in {self._store.url}, and overwrite=False; "
@@ -230,11 +231,12 @@ class SaveSession:
             )
         if scene.markers:
             self._remove_dead(scene, current)
+            entries = self._store.list()
         remove_orphans(self._store, scene.entries, now=scene.now, stale_after_seconds=self._stale_after_seconds)
         self.generation = current.generation + 1
         info = None if current.index is None else current.index.info
         self._replaced_ns = 0 if info is None else info.created_ns
-        replaced = replaced_names(self.save_id, self._marker.rank, current, self._store.list())
+        replaced = replaced_names(self.save_id, self._marker.rank, current, entries)
         self._marker = replace(self._marker, phase="saving", replaced=replaced)
         self._write_marker(sync=self._sync)
 

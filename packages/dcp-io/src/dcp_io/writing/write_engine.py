@@ -162,8 +162,8 @@ class Batch:
     def items(self) -> StoredItems:
         """Return the locations, in order."""
         written = sorted(self.written, key=operator.attrgetter("name"))
-        order = np.argsort(np.concatenate([file.positions for file in written]), kind="stable")
-        return StoredItems.joined([*map(_stored_items, written)], order)
+        order = np.concatenate([file.positions for file in written]).argsort(kind="stable")
+        return StoredItems.joined([*map(_stored_items, written)]).take(order)
 
     def write_bucket(self, thread: int, bucket: Sequence[int], stop: StopSignal) -> None:
         """Write one thread's items."""

@@ -22,7 +22,7 @@ from dcp_manifest.file.blob import (
     pack_strings,
 )
 from dcp_manifest.index.column_runs import ColumnRuns
-from dcp_manifest.index.columns import BoxLayout, CheckpointIndex, Framing, ItemColumns, PathElement, distinct, starts
+from dcp_manifest.index.columns import RAW, BoxLayout, CheckpointIndex, ItemColumns, PathElement, distinct, starts
 from dcp_manifest.index.dtypes import ITEM_BYTES
 from dcp_manifest.index.literal_keys import LiteralKey
 from dcp_manifest.index.schema import (
@@ -168,7 +168,7 @@ def _add_tables(columns: _Columns, index: CheckpointIndex) -> None:
 
     columns.add_fields((*TENSORS, *ALIASES, *OBJECTS), index)
     columns.rows["chunk"] = int(index.tensor_chunks.sum())
-    layout = BoxLayout(np.repeat(index.tensor_ndim, index.tensor_chunks))
+    layout = BoxLayout(index.tensor_ndim.repeat(index.tensor_chunks))
     for dim in range(layout.dims):
         columns.add(COLUMNS["chunk.offset.{d}"], index.chunk_offsets[layout.places(dim)], dim=dim)
         columns.add(COLUMNS["chunk.size.{d}"], index.chunk_sizes[layout.places(dim)], dim=dim)
@@ -181,7 +181,7 @@ def _add_items(columns: _Columns, index: CheckpointIndex) -> None:
     columns.add(COLUMNS["frame.lead"], frames >> np.uint64(32))
     columns.add(COLUMNS["frame.trail"], frames & np.uint64(0xFFFFFFFF))
     if chunks is not None:
-        plain = (chunks.framing == Framing.RAW) & (chunks.chain == 0) & (derived_bytes(index) >= 0)
+        plain = (chunks.framing == RAW) & (chunks.chain == 0) & (derived_bytes(index) >= 0)
         stored = [column for column in ITEMS_OF["chunk"] if column.field != "stored_bytes" or not plain.all()]
         columns.add_fields(stored, chunks)
         columns.add(COLUMNS["chunk.frame"], np.searchsorted(frames, _frames(chunks)))

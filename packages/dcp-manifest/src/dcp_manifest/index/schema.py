@@ -12,6 +12,8 @@ import numpy.typing as npt
 from dcp_manifest.errors import UnsafeCheckpointError
 from dcp_manifest.index.columns import (
     ENCODED_BLOCK_MAX_BYTES,
+    OBJECT,
+    RAW,
     BlockColumns,
     BoxLayout,
     CheckpointIndex,
@@ -53,6 +55,7 @@ MAX_POSITION: Final = (1 << 62) - 1
 MAX_NUMBERS_PER_BYTE: Final = 16
 """Numbers in a column per byte of the manifest, which bounds the memory for a hostile one."""
 _MAX_ITEM_BYTES = 1024
+_RAW_KIND = int(ItemKind.RAW)
 RUNS_ABOVE_CHUNKS: Final = 1_000_000
 """Chunks above which even columns are stored as runs, in format 2.0. Indexes of fewer chunks stay in format 1.0."""
 PATH_INDEX_LIMIT: Final = 10**18
@@ -324,10 +327,10 @@ def check_index(index: CheckpointIndex) -> None:
     if index.object_items is not None:
         _require(index.object_items.blocks is None, "an object is encoded in blocks")
         _check_items(index.object_items, "object", rows)
-        _require(not (index.object_items.framing == Framing.RAW).any(), "an object is stored as raw elements")
+        _require(not (index.object_items.framing == RAW).any(), "an object is stored as raw elements")
     if index.chunk_items is not None:
         _check_items(index.chunk_items, "chunk", rows)
-        _require(not (index.chunk_items.framing == Framing.OBJECT).any(), "a chunk of a tensor is stored as an object")
+        _require(not (index.chunk_items.framing == OBJECT).any(), "a chunk of a tensor is stored as an object")
         wanted = derived_bytes(index)
         _check_raw_bytes(index, index.chunk_items, wanted)
         if index.chunk_items.blocks is not None:
@@ -341,8 +344,8 @@ def derived_bytes(index: CheckpointIndex, item_bytes: npt.NDArray[np.int64] | No
     """
     if item_bytes is None:
         item_bytes = np.array([ITEM_BYTES.get(dtype, 0) for dtype in index.dtypes] or [0], np.int64)
-    per_chunk = np.repeat(item_bytes[index.tensor_dtype], index.tensor_chunks)
-    layout = BoxLayout(np.repeat(index.tensor_ndim, index.tensor_chunks))
+    per_chunk = item_bytes[index.tensor_dtype].repeat(index.tensor_chunks)
+    layout = BoxLayout(index.tensor_ndim.repeat(index.tensor_chunks))
     volumes = layout.volumes(index.chunk_sizes)
     if len(volumes) and int(volumes.max()) > MAX_POSITION // _MAX_ITEM_BYTES:
         raise ValueError("a chunk has more bytes than any memory")
@@ -362,7 +365,7 @@ def _check_fields(columns: Iterable[Column], source: object, rows: Mapping[str, 
 
 
 def _check_boxes(index: CheckpointIndex) -> None:
-    layout = BoxLayout(np.repeat(index.tensor_ndim, index.tensor_chunks))
+    layout = BoxLayout(index.tensor_ndim.repeat(index.tensor_chunks))
     offsets, sizes = index.chunk_offsets, index.chunk_sizes
     _require(len(offsets) == len(sizes) == layout.numbers, "the chunks' boxes do not fit the tensors' dimensions")
     _require(not (offsets < 0).any() and not (sizes < 0).any(), "a chunk has a negative offset or size")
@@ -372,7 +375,7 @@ def _check_boxes(index: CheckpointIndex) -> None:
     for dim in range(layout.dims):
         rows, places = layout.rows(dim), layout.places(dim)
         deep = index.tensor_ndim > dim
-        limits = np.repeat(index.tensor_shape[shapes[:-1][deep] + dim], index.tensor_chunks[deep])
+        limits = index.tensor_shape[shapes[:-1][deep] + dim].repeat(index.tensor_chunks[deep])
         # Subtraction cannot overflow, addition could.
         outside[rows] |= sizes[places] > limits - offsets[places]
         empty[rows] |= sizes[places] == 0
@@ -418,7 +421,7 @@ def _check_blocks(items: ItemColumns, blocks: BlockColumns, decoded: npt.NDArray
     total = int(blocks.counts.sum(dtype=np.int64))
     _require(len(blocks.lengths) == len(blocks.crcs) == total, f"the number of encoded blocks is not {total}")
     _require(bool(((blocks.block_bytes > 0) == encoded).all()), "a chunk without encoded blocks has a block size")
-    plain = (items.framing != Framing.RAW) | (items.chain == 0) | (items.checked == 0)
+    plain = (items.framing != RAW) | (items.chain == 0) | (items.checked == 0)
     _require(not (encoded & plain).any(), "a chunk in encoded blocks has no transform, no CRC or a frame")
     sizes = blocks.block_bytes.astype(np.int64)
     _require(not len(sizes) or int(sizes.max()) <= ENCODED_BLOCK_MAX_BYTES, "a block is too long once decoded")
@@ -433,7 +436,7 @@ def _check_blocks(items: ItemColumns, blocks: BlockColumns, decoded: npt.NDArray
 
 
 def _check_raw_bytes(index: CheckpointIndex, items: ItemColumns, wanted: npt.NDArray[np.int64]) -> None:
-    bad = (items.kinds() == ItemKind.RAW) & (wanted >= 0) & (items.stored_bytes.astype(np.int64) != wanted)
+    bad = (items.kinds() == _RAW_KIND) & (wanted >= 0) & (items.stored_bytes.astype(np.int64) != wanted)
     if bad.any():
         row = int(np.argmax(bad))
         tensor = int(np.searchsorted(starts(index.tensor_chunks), row, "right")) - 1

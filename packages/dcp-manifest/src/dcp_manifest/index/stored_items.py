@@ -21,7 +21,7 @@ from dcp_manifest.index.columns import (
 )
 from dcp_manifest.types import I64
 
-__all__ = ["StoredItems", "block_columns", "take_items"]
+__all__ = ["StoredItems", "block_columns", "join_items", "take_items"]
 
 
 _NONE = np.zeros(0, np.uint32)
@@ -72,8 +72,10 @@ class StoredItems(Sequence[StoredItem]):
         return cls(columns, tuple(files), tuple(chains)[1:])
 
     @classmethod
-    def joined(cls, parts: Sequence[StoredItems], rows: I64 | None = None) -> StoredItems:
+    def joined(cls, parts: Sequence[StoredItems]) -> StoredItems:
         """Concatenate; equal files and equal chains are stored once."""
+        if len(parts) == 1:
+            return parts[0]
         files: dict[str, int] = {}
         chains: dict[tuple[str, ...], int] = {(): 0}
         pieces: list[ItemColumns] = []
@@ -83,14 +85,11 @@ class StoredItems(Sequence[StoredItem]):
             pieces.append(
                 replace(part.columns, file=file_rows[part.columns.file], chain=chain_rows[part.columns.chain])
             )
-        if not pieces:
-            return cls.of([])
-        rows = np.arange(sum(map(len, pieces))) if rows is None else rows
-        return cls(take_items(pieces, rows), tuple(files), tuple(chains)[1:])
+        return cls(join_items(pieces), tuple(files), tuple(chains)[1:]) if pieces else cls.of([])
 
     def take(self, rows: I64) -> StoredItems:
         """Return the items in these rows, in order."""
-        return StoredItems(take_items([self.columns], rows), self.files, self.chains)
+        return StoredItems(take_items(self.columns, rows), self.files, self.chains)
 
     def __len__(self) -> int:
         return len(self.columns)
@@ -126,34 +125,46 @@ def block_columns(blocks: Sequence[EncodedBlocks | None]) -> BlockColumns | None
     )
 
 
-def take_items(parts: Sequence[ItemColumns], rows: I64) -> ItemColumns:
-    """Return rows of several concatenated tables."""
-    columns = {
-        name: np.concatenate([getattr(part, name) for part in parts])
-        for name in ("file", "offset", "length", "lead", "stored_bytes", "framing", "chain", "checked", "crc32")
-    }
-    borders = starts(np.concatenate([part.running_counts() for part in parts]))
-    running = np.concatenate([part.running_crcs for part in parts])
-    places = ranges(borders[:-1][rows], borders[1:][rows])
-    encoded = [part for part in parts if part.blocks is not None]
+_OF_AN_ITEM = ("file", "offset", "length", "lead", "stored_bytes", "framing", "chain", "checked", "crc32")
+
+
+def join_items(parts: Sequence[ItemColumns]) -> ItemColumns:
+    """Concatenate tables."""
+    if len(parts) == 1:
+        return parts[0]
+    joined = ItemColumns(
+        **{name: np.concatenate([getattr(part, name) for part in parts]) for name in _OF_AN_ITEM},
+        running_crcs=np.concatenate([part.running_crcs for part in parts]),
+        blocks=None,
+    )
+    if any(part.blocks for part in parts):
+        none = [np.zeros(len(part), np.uint32) for part in parts]
+        tables = [each.blocks or BlockColumns(no, no, _NONE, _NONE) for each, no in zip(parts, none, strict=True)]
+        joined.blocks = BlockColumns(
+            counts=np.concatenate([table.counts for table in tables]),
+            block_bytes=np.concatenate([table.block_bytes for table in tables]),
+            lengths=np.concatenate([table.lengths for table in tables]),
+            crcs=np.concatenate([table.crcs for table in tables]),
+        )
+    return joined
+
+
+def take_items(items: ItemColumns, rows: I64) -> ItemColumns:
+    """Return rows of a table."""
+    running, blocks = items.running_crcs, items.blocks
+    if len(running):
+        borders = starts(items.running_counts())
+        running = running[ranges(borders[:-1][rows], borders[1:][rows])]
     return ItemColumns(
-        **{name: column[rows] for name, column in columns.items()},
-        running_crcs=running[places],
-        blocks=_take_blocks(parts, rows) if encoded else None,
+        **{name: getattr(items, name)[rows] for name in _OF_AN_ITEM},
+        running_crcs=running,
+        blocks=None if blocks is None else _take_blocks(blocks, rows),
     )
 
 
-def _take_blocks(parts: Sequence[ItemColumns], rows: I64) -> BlockColumns | None:
-    none = [np.zeros(len(part), np.uint32) for part in parts]
-    tables = [part.blocks or BlockColumns(zeros, zeros, _NONE, _NONE) for part, zeros in zip(parts, none, strict=True)]
-    counts = np.concatenate([table.counts for table in tables])
-    if not counts[rows].any():
+def _take_blocks(blocks: BlockColumns, rows: I64) -> BlockColumns | None:
+    counts, ends = blocks.counts[rows], blocks.starts()
+    if not counts.any():
         return None
-    ends = starts(counts)
     places = ranges(ends[:-1][rows], ends[1:][rows])
-    return BlockColumns(
-        counts=counts[rows],
-        block_bytes=np.concatenate([table.block_bytes for table in tables])[rows],
-        lengths=np.concatenate([table.lengths for table in tables])[places],
-        crcs=np.concatenate([table.crcs for table in tables])[places],
-    )
+    return BlockColumns(counts, blocks.block_bytes[rows], blocks.lengths[places], blocks.crcs[places])

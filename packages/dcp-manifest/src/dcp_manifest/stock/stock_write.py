@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dcp_manifest.index.columns import CheckpointIndex, Framing, ItemColumns, PathElement, TensorFlags
+from dcp_manifest.index.columns import RAW, CheckpointIndex, ItemColumns, PathElement, TensorFlags
 
 __all__ = [
     "FILESYSTEM",
@@ -60,8 +60,8 @@ def unreadable_reason(index: CheckpointIndex) -> str | None:
 
 def _are_archives(items: ItemColumns) -> bool:
     trail = items.length - items.lead - items.stored_bytes
-    framed = (items.framing == Framing.RAW) & (items.chain == 0) & (items.lead > 0) & (trail > 0)
-    whole = (items.framing != Framing.RAW) & (items.lead == 0) & (trail == 0)
+    framed = (items.framing == RAW) & (items.chain == 0) & (items.lead > 0) & (trail > 0)
+    whole = (items.framing != RAW) & (items.lead == 0) & (trail == 0)
     return bool(np.all(framed | whole))
 
 
@@ -93,7 +93,7 @@ class _Head:
         self.rows.update(zip(index.alias_names, index.alias_targets.tolist(), strict=True))
         self.starts: list[int] = index.chunk_starts().tolist()
         self.sizes: dict[tuple[int, ...], bytes] = {}
-        chunk_ndim = np.repeat(index.tensor_ndim, index.tensor_chunks)
+        chunk_ndim = index.tensor_ndim.repeat(index.tensor_chunks)
         self.shapes = self.prepared_sizes(index.tensor_ndim, index.tensor_shape)
         self.chunk_sizes = self.prepared_sizes(chunk_ndim, index.chunk_sizes)
         self.chunk_offsets = self.prepared_sizes(chunk_ndim, index.chunk_offsets)
