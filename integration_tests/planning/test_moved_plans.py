@@ -71,4 +71,4 @@ def save_shards(folder: str) -> str:
 def test_a_shard_that_another_rank_holds_is_refused(ranks: Any, tmp_path: Path) -> None:
     for message in ranks.run(2, save_shards, str(tmp_path)):
         assert "failed on ranks 0-1" in message
-        assert "rank 1: PlanError: 'weight': no shard of this rank holds the box at (0,) of (4,)" in message
+        assert "rank 1: PlanError: 'weight': no shard of this rank holds the box at (0,) of (4,); a planner" in message

@@ -221,7 +221,10 @@ def find_part(value: object, fqn: str, offsets: Sequence[int], sizes: Sequence[i
         ends = [at + size for at, size in zip(within, sizes, strict=True)]
         if min(within, default=0) >= 0 and all(map(le, ends, shard.sizes)):
             return box_view(shard.get(), within, sizes, key=fqn)
-    raise PlanError(f"{fqn!r}: no shard of this rank holds the box at {tuple(offsets)} of {tuple(sizes)}")
+    raise PlanError(
+        f"{fqn!r}: no shard of this rank holds the box at {tuple(offsets)} of {tuple(sizes)}; a planner must leave "
+        "it to a rank that holds it"
+    )
 
 
 def find_tensor_shard(tensor: torch.Tensor, index: MetadataIndex) -> torch.Tensor:
