@@ -41,7 +41,7 @@ nox -s bench -- --json results.json
 `nox -s bench -- --list` names cases and contenders; `--case`, `--contender`, `--place`, `--rounds`, `--scale` choose.
 The environments of the other libraries are made in `.nox/rivals` when they are first needed.
 
-- Each contender is a process of its own that lives as long as the case, in an environment of its own; ranks are
+- Each contender is a separate process in a separate environment, and lives as long as the case; ranks are
   processes on one machine, over gloo, with `OMP_NUM_THREADS=1`.
 - All hold the same seeded values; floats look like weights, N(0, 0.02). State dicts are flat.
 - A round takes the contenders in random order; each saves into a fresh folder and loads what it saved. The first round
@@ -54,7 +54,7 @@ The environments of the other libraries are made in `.nox/rivals` when they are 
   then the ends of each tensor. *cold*: after the files' pages were dropped; *from disk ÷ state* shows that they were.
 - *peak*: resident memory above what was resident before, mapped files included; of several ranks the largest.
   *read ÷ state*: bytes that `read` calls returned, of all ranks; mapped files do not count there.
-- Times of several ranks: those of the slowest.
+- Times of several ranks are the times of the slowest rank.
 """
 
 

@@ -23,12 +23,12 @@ _PROBES = 512
 
 
 class ResumableSampler(Position):
-    """Batch sampler of a map-style data set whose position is saved once, and continues on any number of ranks.
+    """Batch sampler of a map-style data set. Its position is saved once, and continues on any number of ranks.
 
     All ranks go through one order per epoch, which depends on `seed` and the epoch alone. Each step consumes
-    `global_batch_size` samples, of which each rank gets a slice, in rank order. A job that stops between two steps and
-    resumes with another number of ranks or workers continues with the same global batches: no sample is repeated or
-    omitted. Orders by weights are equal on every machine.
+    `global_batch_size` samples, and each rank gets a slice of them, in rank order. A job that stops between two steps
+    and resumes with another number of ranks or workers continues with the same global batches: no sample is repeated
+    or omitted. Orders by weights are equal on every machine.
 
     Get the batches from `loader`. For a plain `DataLoader`, use the object as batch sampler, and call `advance` after
     each step.

@@ -18,12 +18,12 @@ __all__ = ["ResumableStream"]
 
 
 class ResumableStream(Position):
-    """Stream of samples from shards whose position is saved once, and continues on any number of ranks and workers.
+    """Stream of samples from shards. Its position is saved once, and continues on any number of ranks and workers.
 
     Each epoch arranges the shards in a row by seed and epoch, and cuts the row into lanes, contiguous parts of equal
     length (± `chunk`). The stream takes `chunk` samples from each lane in turn, shuffled in blocks of `shuffle_buffer`.
     So no sample is repeated or omitted, however unequal the shards are. Each step consumes `global_batch_size` samples,
-    of which each rank gets a slice.
+    and each rank gets a slice of them.
 
     Shards with `__getitem__` and `__len__` are indexed. Others are read from the beginning, or from `iter_from(offset)`
     if they have it, and unwanted samples are skipped: where a lane begins inside a shard, after a resume, and where

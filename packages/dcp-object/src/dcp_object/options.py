@@ -27,7 +27,7 @@ class Options:
 
     @classmethod
     def of(cls, storage_options: Mapping[str, Any] | None, *, plain_http: bool = False) -> Options:
-        """Split options into obstore's three named groups, and all others as those of the service.
+        """Split options into obstore's three named groups, and the options of the service.
 
         Raises TypeError if a group is not a mapping or a name is not a string, ValueError if an endpoint is not a URL.
         """

@@ -23,7 +23,7 @@ _REPLACE_TRIES = 100
 
 
 class ObjectStore(SupportsFolders):
-    """Store in a folder of an object store: all objects whose keys begin with the folder's path.
+    """Store in a folder of an object store: all objects with keys below the folder's path.
 
     Guarantees: those of `Store`. Acknowledged writes are durable, and immediately visible to all processes (as S3, GCS
     and Azure promise); an object appears when all of its bytes have arrived. `publish` is one PUT on the condition that
@@ -265,7 +265,7 @@ class _ObjectSource(Source):
         return self._store.fetch(self._name, offset, size)
 
     def close(self) -> None:
-        """Do nothing: nothing is open."""
+        """Do nothing: no file is open."""
 
 
 def _entry(meta: Mapping[str, Any], folder: str) -> Entry:

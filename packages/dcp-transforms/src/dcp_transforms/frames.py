@@ -67,7 +67,7 @@ class FrameCompressor:
 
 
 def decompress(frame: memoryview, size: int) -> bytes:
-    """Decompress a frame whose content has `size` bytes.
+    """Decompress a frame with a content of `size` bytes.
 
     Raises ValueError, before any allocation, if the header has another size, or `zstandard.ZstdError`.
     """

@@ -52,15 +52,15 @@ def command(
     parts: tuple[str, ...],
     as_json: bool,
 ) -> int:
-    """Remove the checkpoints in and below PATH whose step is below those of the KEEP newest sound ones of their run.
+    """Remove older checkpoints in PATH and the directories below it: each run keeps its KEEP newest sound checkpoints.
 
-    A run is the checkpoints in one directory whose names differ in the step only (step-100, step-200). Before anything
-    is removed, those that stay are read, as `dcp verify` does; a damaged one stays, too, and is not counted, so that an
-    older one stays for it. The best checkpoints by the manager's KeepBest policy stay.
+    The checkpoints in one directory are a run if their names differ only in the step (step-100, step-200). Before it
+    removes anything, the command reads the checkpoints that it keeps, as `dcp verify` does. A damaged one stays, and an
+    older one is kept in addition. The best checkpoints by the manager's KeepBest policy stay.
 
-    Checkpoints without a step stay, whatever their age, and so do incomplete ones: `dcp rm` removes them. One that was
-    saved after one that stays, or whose note names a higher step, stays unless --force is given. The exit code is 4 if
-    something cannot be read. With --keep-part, older checkpoints get smaller, as by `dcp rm --part`, and stay.
+    Checkpoints without a step and incomplete checkpoints stay: `dcp rm` removes them. A checkpoint also stays if it was
+    saved later than a kept one, or if its note has a higher step; --force removes it. The exit code is 4 if something
+    cannot be read.
 
     With --keep-part, checkpoints that would be removed become smaller instead, as with `dcp rm --part`.
     """

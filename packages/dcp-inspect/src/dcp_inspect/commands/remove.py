@@ -37,12 +37,12 @@ def command(
 ) -> int:
     """Remove the checkpoint in each PATH, a directory or a URI: its index, then all files of saves. Other files stay.
 
-    A checkpoint with damaged or missing data files is removed like any other; one whose index is damaged needs --force.
-    A checkpoint that a process saves or reads is refused. What an unfinished save of PyTorch left may belong to a
-    running one: it is removed when nothing has been written for an hour. --dry-run says whether --force is needed.
+    Damaged or missing data files do not matter; a damaged index needs --force. A checkpoint that a process saves or
+    reads is refused. Files of an unfinished save of PyTorch may belong to a running save: they are refused until
+    nothing has been written for an hour. --dry-run says whether --force is needed.
 
-    With --part, a smaller checkpoint stays, which PyTorch reads, too. Values that stay are copied first if they share a
-    file with removed ones. An interruption leaves the old or the smaller checkpoint.
+    With --part, a smaller checkpoint stays, which PyTorch also reads. Values that stay are copied first if they share
+    a file with removed values. An interruption leaves the old or the smaller checkpoint.
     """
     if parts and force:
         raise click.UsageError("--force and --part exclude each other: a checkpoint in use is not made smaller")

@@ -58,13 +58,13 @@ class _Policy(click.ParamType[KeepPolicy]):
 def command(path: str, keep: tuple[KeepPolicy, ...], depth: int, as_json: bool) -> int:
     """Show the disk space of the checkpoints in PATH and below, by step, by run and by part of the state.
 
-    `own` is what the removal of that checkpoint alone would free. Files with hard links outside of it are shared: their
-    bytes are counted once in the totals. A part is the first levels of the values' names, such as app.model. Sizes are
-    lengths of files; files that no save wrote are not counted.
+    `own` is the space that the removal of that checkpoint alone would free. Totals count files with several hard links
+    once. A part is the first levels of the values' names, such as app.model. Sizes are lengths of files; files that no
+    save wrote are not counted.
 
-    For each policy to keep, as for the manager, the last table says what it would free. The newest complete checkpoint
-    of each run always stays, and so do incomplete ones and those without a step. Nothing is removed. The exit code is 4
-    if something cannot be read.
+    The last table shows how much each keep policy would free, written as for the manager. No policy removes a run's
+    newest complete checkpoint, incomplete checkpoints, or checkpoints without a step. This command removes nothing.
+    The exit code is 4 if something cannot be read.
     """
     found = find(path, unfinished=True)
     listed = [*look_at_all(found, path)]
@@ -81,7 +81,7 @@ def command(path: str, keep: tuple[KeepPolicy, ...], depth: int, as_json: bool) 
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """What a checkpoint holds of a file that may have several names."""
+    """Size of a file, and the number of its names in this checkpoint."""
 
     bytes: int
     names: int = 1

@@ -87,7 +87,7 @@ def command(
     json_lines: bool,
     as_json: bool,
 ) -> int:
-    """Check all of a checkpoint: index, CRCs of every item, coverage of every tensor, missing files.
+    """Check checkpoints completely: index, CRCs of all items, coverage of all tensors, missing files.
 
     Each byte is read once. The exit code is 1 if anything is damaged, and 4 if anything cannot be read; the rest is
     still checked. With --skip-verified, indexes and file sizes are checked again.
@@ -161,7 +161,7 @@ class _Verifier:
         return result
 
     def check(self, path: str) -> _Result:
-        """Verify a checkpoint, and again if a save replaced it meanwhile."""
+        """Verify a checkpoint, and again if a save replaced it during the check."""
         store = open_store(path)
         names = [entry.name for entry in store.list()]
         before = index_digest(store, names)
