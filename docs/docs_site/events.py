@@ -24,6 +24,7 @@ from tools.release.staged import repository_address
 _log = get_plugin_logger("docs_site")
 _REMOTE = re.compile(r"<(?:script|img|iframe)[^>]* src=[\"']?https?:[^>]*>|<link[^>]* href=[\"']?https?:[^>]*>")
 _ANCHOR = re.compile(r' id="([^"]+)"')
+_OPTION = re.compile(r"<code>(--[a-z][a-z-]*)</code>")
 _UNRESOLVED = re.compile(r"\]\[(?:<code>)?[\w.]*(?:</code>)?\]")
 _made: dict[str, str] = {}
 _anchors: set[str] = set()
@@ -87,8 +88,12 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
-    """See that a browser fetches nothing from elsewhere when it shows a page, and that references are links."""
+    """See that a browser fetches nothing from elsewhere when it shows a page, and that references are links.
+
+    Names of options stay in one line: a browser would break them after their dashes.
+    """
     del config
+    output = _OPTION.sub(r'<code style="white-space: nowrap">\1</code>', output)
     here = page.file.src_uri
     for element in _REMOTE.findall(output):
         _log.warning("%s: fetched from elsewhere when the page is looked at: %s", here, element)

@@ -1,4 +1,4 @@
-"""What other packages' suites say of this one's store, storage and transform."""
+"""The store, the storage and the transform, tested by the suites of other packages."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TestStore(StoreConformance, FoldersConformance):
         return LocalFolder(folder_of(f"{place}/{folder}"))
 
 
-@pytest.mark.slow  # the same engine as dcp-fs, which is judged in the short suite
+@pytest.mark.slow  # the same engine as dcp-fs, which the short suite tests
 class TestStorage(StorageConformance):
     @pytest.fixture
     def checkpoint_id(self, root: Path) -> str:

@@ -20,7 +20,7 @@ class Shell(nn.Module):
         self.calls = 0
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the module gives."""
+        """The result of the wrapped module."""
         self.calls += 1
         return self.core(*args, **kwargs)
 
@@ -29,7 +29,7 @@ class ShellAdapter(ModuleAdapter):
     """Saves `core.weight` of a `Shell` as `weight`, as without the wrapper."""
 
     def handles(self, kind: type[nn.Module]) -> bool:
-        """`Shell` and what derives from it."""
+        """`Shell` and its subclasses."""
         return issubclass(kind, Shell)
 
     def layer(self, module: nn.Module) -> Layer:

@@ -25,18 +25,18 @@ class BlockDeflate(BlockTransformExtension):
 
     @staticmethod
     def registry_name() -> str:
-        """What the hook registers it as."""
+        """The name under which the hook registers it."""
         return _NAME
 
     @staticmethod
     def from_descriptor(version: str) -> BlockDeflate:
-        """What reads that version. Raises ValueError for versions to come."""
+        """The reader of that version. Raises ValueError for later versions."""
         if version != _VERSION:
             raise ValueError(f"version {version!r}; version {_VERSION} is known")
         return BlockDeflate()
 
     def get_descriptor(self) -> str:
-        """What checkpoints call it."""
+        """The name that checkpoints store."""
         return f"{_NAME}/{_VERSION}"
 
     def encode_block(self, block: memoryview, dtype: str) -> bytes:
@@ -45,7 +45,7 @@ class BlockDeflate(BlockTransformExtension):
         return _LENGTH.pack(len(block)) + zlib.compress(block, self.level)
 
     def decoded_bytes(self, data: memoryview) -> int:
-        """Return what the first bytes say; the caller refuses too much."""
+        """Return the length in the first bytes; the caller checks it."""
         if len(data) < _LENGTH.size:
             raise ValueError(f"{len(data)} bytes are too few for an encoded block")
         (size,) = _LENGTH.unpack_from(data)

@@ -46,7 +46,7 @@ class NpzConverter:
             OSError,
             ValueError,
             zipfile.BadZipFile,
-        ):  # ValueError: its names are no text
+        ):  # ValueError: its names are not text
             return False
         return bool(names) and all(name.endswith(_MEMBER) for name in names)
 
@@ -121,7 +121,7 @@ class _Member:
                 yield memoryview(piece)
 
     def entry(self) -> TensorEntry:
-        """What a conversion carries."""
+        """The record that a conversion passes on."""
         return TensorEntry(self.key, str(self.dtype), self.shape, self)
 
     @contextlib.contextmanager

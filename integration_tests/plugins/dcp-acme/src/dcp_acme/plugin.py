@@ -1,4 +1,4 @@
-"""What this package registers. What is named as text is imported when it is used."""
+"""The hooks of this package. Names in strings are imported when they are used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where `acme://team/run` is: a folder below the one that the environment names."""
+"""The folder of `acme://team/run`: it is below a folder that the environment names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SCHEME = "acme://"
 
 
 def is_address(checkpoint_id: str | os.PathLike[str]) -> bool:
-    """Whether an id is one of this storage."""
+    """Whether an id belongs to this storage."""
     return os.fspath(checkpoint_id).lower().startswith(_SCHEME)
 
 
@@ -25,8 +25,8 @@ def folder_of(checkpoint_id: str | os.PathLike[str]) -> Path:
     """The folder of an id.
 
     Raises:
-        ValueError: It is no id of the vault, or the environment names no vault.
-        UnsafeCheckpointError: It leads out of the vault.
+        ValueError: The id is of another storage, or the environment names no vault.
+        UnsafeCheckpointError: The id leads out of the vault.
     """
     text = os.fspath(checkpoint_id)
     if not is_address(text):
@@ -45,7 +45,7 @@ def folder_of(checkpoint_id: str | os.PathLike[str]) -> Path:
 def open_store(
     uri: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None
 ) -> LocalStore:
-    """The store of an id, for tools that need no torch. There are no options."""
+    """The store of an id, for tools without PyTorch. There are no options."""
     if storage_options:
         raise ValueError(
             f"{os.fspath(uri)}: the vault has no options: {sorted(storage_options)}"

@@ -19,5 +19,5 @@ def note(event: CheckpointEvent) -> None:
 
 
 def last_operations() -> list[CheckpointEvent]:
-    """What ended last, oldest first."""
+    """The last operations that ended, oldest first."""
     return [*_finished]
