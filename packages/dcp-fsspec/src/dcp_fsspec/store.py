@@ -220,7 +220,7 @@ class FsspecStore(SupportsFolders):
             self._fs.rmdir(self._path)
 
     def sync_folder(self) -> None:
-        """Do nothing: fsspec has no such call."""
+        """Do nothing: fsspec lacks such a call."""
 
     def _inside(self, name: str) -> str:
         return f"{self._path}/{check_name(name)}"

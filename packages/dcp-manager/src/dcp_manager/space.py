@@ -123,7 +123,7 @@ def preflight(
         timeout_seconds: Limit of the time that ranks wait for each other in one phase.
 
     Raises:
-        StorageError: The first save has no room, or the root cannot be written; with several ranks, in a
+        StorageError: The first save lacks room, or the root cannot be written; with several ranks, in a
             CheckpointException on all ranks.
 
     Ranks: every rank; collective. The coordinator warns in its log.
@@ -318,7 +318,7 @@ class Room:
         self._bytes: int | None = None
 
     def make(self, state: dict[str, Any], checkpoint_id: str, running: Collection[int], *, hurry: bool) -> None:
-        """Return when a save of the state has room beside `running` saves; at once in a `hurry`.
+        """Return when a save of the state fits in addition to the `running` saves; immediately in a `hurry`.
 
         Raises StorageError if no checkpoint may be removed.
 

@@ -59,7 +59,7 @@ class Ranks:
 
     @property
     def alone(self) -> bool:
-        """Whether there are no other ranks."""
+        """Whether this rank is the only one."""
         if self.no_dist or not (dist.is_available() and dist.is_initialized()):
             return True
         return dist.get_world_size(self.process_group) == 1

@@ -115,7 +115,7 @@ class Retention:
         """Remove the checkpoints that the policy does not select; return their steps.
 
         Steps in `running` and the step `published` are kept, even if others are higher: training may have gone back.
-        With `spares_higher`, undamaged checkpoints of higher steps are kept as well.
+        With `spares_higher`, undamaged checkpoints of higher steps are also kept.
         """
         removed, left = self._catalogue.retain(
             self._policy,

@@ -191,7 +191,7 @@ class ObjectStore(SupportsFolders):
         return self._head(self._key(name)) is not None
 
     def list(self) -> list[Entry]:
-        """List the objects directly in the folder, and those whose names have a prefix by `spread`."""
+        """List the objects directly in the folder, and those that `spread` puts under a prefix."""
         listing = self._listing("")
         entries = [_entry(meta, self._address.folder) for meta in listing["objects"]]
         for prefix in self._parts(listing):

@@ -46,7 +46,7 @@ def make_coordinator(
         ValueError: This process is not in the group, the group lacks the coordinator rank, or `timeout_seconds` is not
             above 0.
         CoordinatorLostError: The group's store does not answer, or this rank cannot connect to it.
-        CheckpointException: This rank lacks a resource, such as descriptors; the other ranks fail, too.
+        CheckpointException: This rank lacks a resource, such as descriptors; the other ranks also fail.
         CoordinatorTimeoutError: A launcher such as torchrun serves the store, and a rank missed this group's first
             call.
 

@@ -104,7 +104,7 @@ def app_state(
         scheduler: One or several objects with `state_dict` and `load_state_dict`, or None.
         strict: Whether missing and unexpected names of model and optimizer are errors in a load.
         trainable_only: Whether parameters that are frozen, and have no optimizer state, are left out. A load keeps
-            their values, and checks that they are those of the save, by digests. `TrainableOnly` has options. None
+            their values, and checks by digests that they are the saved values. `TrainableOnly` has options. None
             saves everything, and logs a warning if 90 % of the model is frozen.
         values: Further values by name: numbers and tensors, read after a load as `app["step"]`; `Stateful`s, restored
             in place; values that differ between ranks, in a `PerRank`; and `random=RandomState()`.

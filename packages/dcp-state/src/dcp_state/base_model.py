@@ -207,7 +207,7 @@ class FrozenValues:
         return self._table
 
     def forget(self) -> None:
-        """Let the next digests be computed anew."""
+        """Forget the digests: the next call computes them."""
         self._known.clear()
         self._of = frozenset()
 

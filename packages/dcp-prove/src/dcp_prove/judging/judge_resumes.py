@@ -1,4 +1,4 @@
-"""Judgement of all resumes after one kill, on the same and on other world sizes, and description of each result."""
+"""Judgement of all resumes after one kill, on the same and on other world sizes, and descriptions of the results."""
 
 from __future__ import annotations
 

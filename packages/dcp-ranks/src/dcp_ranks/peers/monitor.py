@@ -52,7 +52,7 @@ class Peers:
 
     This rank publishes the identity of `process` (None: the calling process) and its addresses in `store`, where
     `number` tells monitors apart. `number` and `options` are the same on all ranks. The coordinator rank is at the top
-    of the tree, which has no leaders if `fan_out` is None.
+    of the tree, which lacks leaders if `fan_out` is None.
     """
 
     def __init__(

@@ -106,7 +106,7 @@ class Coordinator(ABC):
 
         Returns:
             The function (number of a queue, from 0 → ticket), which raises `CoordinatorLostError` if the store does not
-            answer; None on all ranks if they have no common store.
+            answer; None on all ranks if they lack a common store.
 
         Ranks: every rank, the same calls in the same order; does not wait for other ranks.
         """

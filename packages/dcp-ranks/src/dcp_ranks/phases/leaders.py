@@ -57,7 +57,7 @@ class Relays(Peers):
 
     @property
     def cut_off(self) -> bool:
-        """Whether there is no connection to the rank above."""
+        """Whether a connection to the rank above is missing."""
         above = self._above_card
         return above is not None and self._above is None and above.rank not in self.lost
 

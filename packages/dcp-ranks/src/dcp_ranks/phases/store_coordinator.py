@@ -36,7 +36,7 @@ class StoreCoordinator(PhasedCoordinator):
     in the same order, before any user code runs.
 
     Args:
-        store: Connection to the store; no other coordinator may use it meanwhile (see `borrow_store`).
+        store: Connection to the store; no other coordinator may use it at the same time (see `borrow_store`).
         rank: Rank of this process within the group.
         world_size: Number of ranks in the group.
         coordinator_rank: Rank within the group that runs each `reduce_fn`.

@@ -166,7 +166,7 @@ class Dispatcher:
             self._lose_all(f"this rank can no longer receive: {type(error).__name__}: {error}")
 
     def _lose_all(self, reason: str) -> None:
-        """End all streams, since both sides would wait for messages that nobody receives."""
+        """End all streams, since both sides would wait for messages that no side receives."""
         for reception in [*self._receptions.values()]:
             reception.stream.lose(reason)
             with contextlib.suppress(Exception):  # the handler may have raised before

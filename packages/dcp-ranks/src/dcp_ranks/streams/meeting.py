@@ -75,7 +75,7 @@ class Doorway:
             guest.close()
 
     def close(self) -> None:
-        """Close all sockets that nobody took."""
+        """Close all sockets that were not taken."""
         for connection in (*self.doors.values(), *self.arrived.values()):
             connection.close()
         self.doors.clear()

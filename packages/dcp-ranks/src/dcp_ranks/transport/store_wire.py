@@ -80,7 +80,7 @@ class TimedStore:
     caller's thread without a limit.
 
     Args:
-        store: Connection to the store; not to be used elsewhere meanwhile.
+        store: Connection to the store; not to be used elsewhere at the same time.
         timeout_seconds: Seconds, plus one, that an answer may take. May be set between two requests.
 
     Example:
