@@ -13,6 +13,7 @@ import torch.distributed.checkpoint as stock
 import dcp_all as dcp
 from dcp_io import LocalStore
 from dcp_io.checkpoints.drop_parts import SmallerCheckpoint
+from dcp_manifest import index_of
 
 # Every load is of one process.
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -105,3 +106,12 @@ def test_a_checkpoint_in_another_storage(tmp_path: Path) -> None:
 def test_files_on_several_hosts_are_left_alone(tmp_path: Path) -> None:
     with pytest.raises(dcp.UnsupportedFormatError, match="files on several hosts"):
         SmallerCheckpoint(dcp.open_store(f"host://{tmp_path}"), drop=["a"])
+
+
+def test_empty_dicts_stay_where_they_are(tmp_path: Path) -> None:
+    state = {"a": {"x": torch.ones(3), "none": {}}, "b": {"y": torch.ones(3), "none": {}}, "c": {}}
+    dcp.save(state, checkpoint_id=tmp_path, no_dist=True)
+    paths = index_of(tmp_path).paths or {}
+    assert {"a.none.", "b.none.", "c."} < paths.keys()
+    SmallerCheckpoint(LocalStore(tmp_path), keep=["a", "c"]).publish(by="a test")
+    assert index_of(tmp_path).paths == {name: path for name, path in paths.items() if name[0] != "b"}

@@ -116,10 +116,13 @@ class SmallerCheckpoint:
         self._store = store
         self.whole = current.index
         """The index of the checkpoint as it is."""
-        self._index = _select(self.whole, lambda name: (not keep or is_in(name, keep)) and not is_in(name, drop))
-        self._moves = _moves(self.whole, self._index)
-        names, all_names = self._index.names(), self.whole.names()
-        self.parts = _parts_of({*all_names} - {*names}, names)
+
+        def stays(name: str) -> bool:
+            return (not keep or is_in(name, keep)) and not is_in(name, drop)
+
+        all_names = self.whole.names()
+        names = [*filter(stays, all_names)]
+        self.parts = _parts_of({*all_names}.difference(names), names) if len(names) < len(all_names) else []
         """What is removed: names, or parts of which nothing stays."""
         info = self.whole.info or ManifestInfo("", 1, "")
         asked = [part for part in (*keep, *drop) if info.why_missing(part) is None]
@@ -127,6 +130,8 @@ class SmallerCheckpoint:
         """Parts that the checkpoint never had."""
         self.is_empty = not names
         """Whether nothing would stay."""
+        self._index = _select(self.whole, stays) if self.parts else self.whole
+        self._moves = _moves(self.whole, self._index) if self.parts else []
 
     @property
     def bytes(self) -> int:
