@@ -30,6 +30,12 @@ class ReversingFirst(dcp.DefaultSavePlanner):
         return super().create_global_plan(all_plans[::-1])
 
 
+class ReversingInPlace(dcp.DefaultSavePlanner):
+    def create_global_plan(self, all_plans: list[Any]) -> Any:
+        all_plans.reverse()
+        return super().create_global_plan(all_plans)
+
+
 class LeavingOut(dcp.DefaultSavePlanner):
     """Both ends of each rank's list are left out."""
 
@@ -53,7 +59,7 @@ def save_replicas(folder: str, kind: type[dcp.DefaultSavePlanner]) -> list[dict[
     return stored
 
 
-@pytest.mark.parametrize("kind", [Reversing, ReversingFirst, LeavingOut])
+@pytest.mark.parametrize("kind", [Reversing, ReversingFirst, ReversingInPlace, LeavingOut])
 def test_values_have_their_own_names(ranks: Any, tmp_path: Path, kind: type[dcp.DefaultSavePlanner]) -> None:
     kept = NAMES[1:-1] if kind is LeavingOut else NAMES
     expected = {name: float(name[1:]) for name in kept}

@@ -71,15 +71,19 @@ class PlanExchange:
     group: Hashable
     packs: bool = field(init=False, default=False)
     """Whether this rank sends `PackedResults`: the coordinator knows its items from the plan."""
+    # Of this rank: its local plan, and the items that it writes.
     _local: SavePlan | None = field(init=False, default=None)
     _columns: PlanColumns | None = field(init=False, default=None)
+    # Key of its cached plans (None: not cached), those that fit its local plan, and the one that is used.
     _key: Hashable = field(init=False, default=None)
     _candidates: list[RankPlan] = field(init=False, default_factory=list)
     _known: RankPlan | None = field(init=False, default=None)
+    # Digest of the locations that it sent.
+    _layout: bytes = field(init=False, default=b"")
+    # Of the coordinator: the cached global plan, its token, and each rank's items (None: not in the index).
     _global: GlobalPlan | None = field(init=False, default=None)
     _token: str | None = field(init=False, default=None)
     _final: Sequence[PlannedRows | None] = field(init=False, default=())
-    _layout: bytes = field(init=False, default=b"")
 
     def run(self, plan_locally: Callable[[], SavePlan], plan_globally: PlanGlobally) -> SavePlan:
         """Return this rank's part of the global plan, which the coordinator makes with `plan_globally`.
@@ -180,7 +184,7 @@ class PlanExchange:
 
     def _plan(self, plan_globally: PlanGlobally, offers: Sequence[_Offer]) -> list[_Reply]:
         all_plans = [offer.plan for offer in offers]
-        plans, metadata = plan_globally(all_plans, None)
+        plans, metadata = plan_globally([*all_plans], None)  # a planner may change the list
         chosen = [columns_of(plan.items) for plan in plans]
         records = records_of(metadata)
         # None for a rank with items that are not in the metadata's index.
