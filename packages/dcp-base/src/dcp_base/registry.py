@@ -327,8 +327,9 @@ _OFF = ("0", "off", "no", "false")
 
 def find_screen() -> str | None:
     """Return `terminal` (on stderr) or `notebook`; None without a user, or if `DCP_PROGRESS=0`."""
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    screen = "notebook" if type(shell).__name__ == "ZMQInteractiveShell" else "terminal"
+    get_shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    in_notebook = get_shell is not None and type(get_shell()).__name__ == "ZMQInteractiveShell"
+    screen = "notebook" if in_notebook else "terminal"
     try:
         # First, because most jobs have no terminal, and this is the cheapest question.
         if screen == "terminal" and not sys.stderr.isatty():

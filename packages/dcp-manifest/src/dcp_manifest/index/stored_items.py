@@ -137,7 +137,7 @@ def join_items(parts: Sequence[ItemColumns]) -> ItemColumns:
         running_crcs=np.concatenate([part.running_crcs for part in parts]),
         blocks=None,
     )
-    if any(part.blocks for part in parts):
+    if [part for part in parts if part.blocks]:
         none = [np.zeros(len(part), np.uint32) for part in parts]
         tables = [each.blocks or BlockColumns(no, no, _NONE, _NONE) for each, no in zip(parts, none, strict=True)]
         joined.blocks = BlockColumns(
