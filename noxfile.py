@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -69,6 +70,9 @@ ON_DEVICES = (
     *("integration_tests/states", "packages/dcp-async/tests/staging", "packages/dcp-core/tests"),
     "packages/dcp-ranks/tests/test_choose_coordinator.py",
 )
+
+# What these tests import, besides packages of this repository and PyTorch.
+OFFLINE_TOOLS = ("cloudpickle", "hypothesis", "pytest", "pytest-timeout", "pytest-xdist", "safetensors")
 
 # Many tests wait for other processes: four files of tests side by side use what they leave idle on two cores.
 # In the order of `testpaths`: the files with the most tests are not those that take longest.
@@ -319,6 +323,22 @@ def fuzz(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
+def gpu(session: nox.Session) -> None:
+    """All tests of devices, and figures in gpu-report.json, on CUDA; `-- WHEELS` installs from there, offline.
+
+    With wheels, PyTorch and pip are those of the Python that runs nox. `-- --device=pretend` tries the session.
+    """
+    options = [each for each in session.posargs if each.startswith("-")]
+    device = next((each for each in options if each.startswith("--device=")), "--device=cuda")
+    folders = [each for each in session.posargs if not each.startswith("-")]
+    python = wheels_over_this(session, folders[0]) if folders else shared(session, "demo")
+    chosen = (device, *ON_DEVICES) if device == "--device=cuda" else (device, "-m", "not slow", *ON_DEVICES)
+    session.run(python, "-m", "pytest", *chosen, env=SINGLE_THREAD, external=True, success_codes=[0, 1])
+    report = ("--json", str(ROOT / "gpu-report.json"), *(each for each in options if each != device))
+    session.run(python, "-m", "integration_tests.devices", device, *report, external=True)
+
+
+@nox.session(venv_backend="none")
 def screenshots(session: nox.Session) -> None:
     """Make the pictures of the command for the docs, from real runs."""
     python = shared(session, "demo")
@@ -367,6 +387,20 @@ def pytest(session: nox.Session, *arguments: str) -> None:
     """Run pytest in the shared environment."""
     python = shared(session, "demo")  # the benchmarks have tests, too
     session.run(python, "-m", "pytest", *arguments, env=SINGLE_THREAD, external=True)
+
+
+def wheels_over_this(session: nox.Session, folder: str) -> str:
+    """Make an environment of this Python's packages and a folder's wheels, without a network; return its Python."""
+    place = ROOT / ".nox" / "gpu"
+    session.run(sys.executable, "-m", "venv", "--clear", str(place), external=True)
+    python = str(place / "bin" / "python")
+    (site,) = place.glob("lib/python*/site-packages")
+    (site / "parent.pth").write_text(sysconfig.get_path("purelib"))
+    offline = (python, "-m", "pip", "install", "--quiet", "--no-index", "--find-links", folder)
+    session.run(*offline, "--no-deps", "--ignore-installed", *base_packages(), external=True)
+    others = {line for name in base_packages() for line in third_party(name) if not line.startswith("torch")}
+    session.run(*offline, *OFFLINE_TOOLS, *sorted(others), external=True)
+    return python
 
 
 def changed_files(session: nox.Session, base: str) -> list[Path]:

@@ -41,6 +41,7 @@ WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         ),
         "state-dicts.md": ("optimizer state", "random seed", "RNG", "EMA", "torch.compile", "_orig_mod"),
         "async.md": ("async save", "background", "GPU memory", "checkpoint stall", "notebook", "Jupyter"),
+        "accelerators.md": ("CUDA", "NCCL", "ROCm", "XPU", "NPU", "accelerator", "pinned memory", "PCIe"),
         "manager.md": (
             *("keep last n", "latest checkpoint", "resume training", "load the best checkpoint", "SIGTERM"),
             *("preemption", "best step", "disk full", "SIGUSR1", "save every n minutes", "last step", "save now"),
