@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import subprocess
 import sys
 import time
@@ -20,6 +22,7 @@ import torch.distributed as dist
 
 import dcp_all as dcp
 import dcp_base
+from dcp_base.descriptors import write_fully
 from dcp_base.hookspecs import CheckpointEvent
 from dcp_base.progress import INTERVAL_SECONDS
 from dcp_core import events as core_events
@@ -140,6 +143,40 @@ def test_failures_are_told_and_logged_once(tmp_path: Path, caplog: pytest.LogCap
     assert not [one for one in caplog.records if one.name.startswith("dcp_core") and one.levelno > logging.INFO]
     (line,) = (record.getMessage() for record in caplog.records if " failed " in record.getMessage())
     assert "plan failed" in line
+
+
+def failing(folder: str) -> list[str]:
+    """The file system of each rank is full. Returns what is logged at INFO and above, of all loggers."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    log = logging.getLogger()
+    before = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+
+    def full(descriptor: int, *rest: Any) -> int:
+        if os.readlink(f"/proc/self/fd/{descriptor}").endswith(".distcp"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write_fully(descriptor, *rest)
+
+    state = {str(rank): dcp.PerRank(torch.arange(1000.0)) for rank in range(dist.get_world_size())}
+    try:
+        with mock.patch("dcp_io.stores.local_store.write_fully", full), pytest.raises(dcp.DcpError):
+            dcp.save(state, checkpoint_id=folder)
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(before)
+    return lines
+
+
+def test_one_rank_logs_a_failure_of_all(ranks: Any, tmp_path: Path) -> None:
+    first, *others = ranks.run(3, failing, str(tmp_path / "c"))
+    (line,) = (line for line in first if "failed" in line)
+    assert "write failed" in line
+    assert "failed on ranks 0-2" in line
+    assert "No space left on device" in line
+    assert others == [[], []]
 
 
 def test_failures_outside_of_a_phase_are_logged(caplog: pytest.LogCaptureFixture) -> None:

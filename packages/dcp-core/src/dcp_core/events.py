@@ -117,13 +117,10 @@ class Operation:
         return event
 
     def _level(self, state: str) -> int:
-        """Never a warning, because a failure also raises its error."""
-        if state == "failed":
-            level = logging.DEBUG if self._failure_logged else logging.INFO  # once, by the innermost phase
-            self._failure_logged = True
-            return level
-        # Only the coordinator logs at INFO that a phase finished.
-        return logging.INFO if state == "finished" and self._coordinator.is_coordinator else logging.DEBUG
+        """Never a warning, because a failure also raises its error; only the coordinator logs at INFO."""
+        is_first = state == "failed" and not self._failure_logged  # of the innermost phase
+        self._failure_logged |= is_first
+        return logging.INFO if self._coordinator.is_coordinator and (is_first or state == "finished") else logging.DEBUG
 
 
 def _sentence(event: CheckpointEvent, world_size: int) -> str:

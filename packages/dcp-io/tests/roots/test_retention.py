@@ -213,3 +213,28 @@ def test_retain_goes_on_after_a_failure(
         True,
         False,
     ]
+
+
+@pytest.mark.parametrize("refused", ["delete", "open", "list"])
+def test_each_step_is_warned_of_once_however_many_saves_follow(
+    make: Callable[..., Catalogue], caplog: pytest.LogCaptureFixture, refused: str
+) -> None:
+    """A file system that refuses deletions or reads, as one with legal holds does."""
+    catalogue = make(10, 20, 30)
+    for step in (10, 20, 30):
+        catalogue.store_of(step).publish(".dcp-note-next.json", b"{}")
+    real = getattr(LocalStore, refused)
+
+    def refuse(store: LocalStore, *asked: object) -> object:
+        if "step-" not in store.path:
+            return real(store, *asked)
+        raise PermissionError(13, "Permission denied")
+
+    seen = []
+    with mock.patch.object(LocalStore, refused, refuse):
+        for _ in range(4):
+            catalogue.retain(KeepLast(1), protected=lambda _: ())
+            catalogue.sweep()
+            seen.append(len(caplog.records))
+    assert seen[0] >= 2
+    assert seen[1:] == seen[:1] * 3

@@ -112,7 +112,7 @@ def test_a_leftover_that_may_not_be_read_is_left(catalogue, published, tmp_path,
         monkeypatch.setattr(LocalStore, method, refuse)
     assert catalogue.sweep() == [20]
     assert (published / f".dcp-{name}").exists()
-    assert "leftovers in" in caplog.text
+    assert "leftovers of step 10 stay" in caplog.text
 
 
 @pytest.mark.parametrize("hidden", ["folder", ".dcp-note.json", ".dcp-quarantined.json"])

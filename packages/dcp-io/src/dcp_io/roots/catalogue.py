@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -131,6 +132,7 @@ class Catalogue:
         self._smaller: dict[int, tuple[tuple[str, ...], set[Entry]]] = {}
         """Step → parts that stay, and the indexes that were found to have no others."""
         self._complete: set[int] = set()
+        self._warned: set[tuple[str, int]] = set()
         self._sound: set[int] = set()
 
     @property
@@ -153,11 +155,16 @@ class Catalogue:
         """
         return [folder for step in self._steps() if (folder := self._folder_if_allowed(step)) is not None]
 
+    def _warn_once(self, text: str, step: int, problem: object) -> None:
+        """Warn of a step once in the life of this catalogue, which is asked after each save."""
+        _log.log(logging.DEBUG if (text, step) in self._warned else logging.WARNING, text, step, problem)
+        self._warned.add((text, step))
+
     def _folder_if_allowed(self, step: int) -> StepFolder | None:
         try:
             return self._folder(step)
         except PermissionError as error:
-            _log.warning("step %d is left out, which may not be read: %s", step, error)
+            self._warn_once("step %d is left out, which may not be read: %s", step, error)
             return None
 
     def _steps(self) -> list[int]:
@@ -260,7 +267,7 @@ class Catalogue:
         try:
             self.check(step)
         except (DcpError, OSError) as error:
-            _log.warning("step %d does not count as a checkpoint to keep: %s", step, error)
+            self._warn_once("step %d does not count as a checkpoint to keep: %s", step, error)
             return False
         self._complete.add(step)
         return True
@@ -275,10 +282,10 @@ class Catalogue:
         try:
             problems = verify_checkpoint(self.store_of(step)).problems
         except (DcpError, OSError) as error:
-            _log.warning("step %d cannot be read, and does not count as sound: %s", step, error)
+            self._warn_once("step %d cannot be read, and does not count as sound: %s", step, error)
             return False
         if problems:
-            _log.warning("step %d is damaged, and does not count as a checkpoint to keep: %s", step, problems[0])
+            self._warn_once("step %d is damaged, and does not count as a checkpoint to keep: %s", step, problems[0])
             return False
         self._sound.add(step)
         return True
@@ -367,7 +374,7 @@ class Catalogue:
         try:
             return self._remove_unused(step)
         except PermissionError as error:
-            _log.warning("step %d stays, which may not be removed: %s", step, error)
+            self._warn_once("step %d stays, which may not be removed: %s", step, error)
             return False
 
     def retain(
@@ -421,7 +428,7 @@ class Catalogue:
         try:
             return self.remove(step)
         except OSError as error:
-            _log.warning("step %d could not be removed; it is tried again after the next save: %s", step, error)
+            self._warn_once("step %d could not be removed; it is tried again after the next save: %s", step, error)
             return False
 
     def _keep_parts(self, folder: StepFolder, parts: tuple[str, ...], by: str) -> None:
@@ -484,7 +491,7 @@ class Catalogue:
         try:
             return self._sweep(folder)
         except PermissionError as error:
-            _log.warning("leftovers in %s stay: %s", folder.store.url, error)
+            self._warn_once("leftovers of step %d stay: %s", folder.step, error)
             return False
 
     def _sweep(self, folder: StepFolder) -> bool:

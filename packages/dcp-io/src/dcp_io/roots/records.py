@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from dcp_base.logs import library_logger
@@ -128,8 +129,14 @@ def read_if_allowed(store: Store, name: str) -> bytes | None:
     try:
         return read_if_there(store, name)
     except (PermissionError, UnsafeCheckpointError) as error:
-        _log.warning("a note is passed over: %s", error)
+        _warn_of_note(f"{store.url}/{name}", str(error))
         return None
+
+
+@lru_cache(4096)
+def _warn_of_note(place: str, problem: str) -> None:
+    """Warn once in a process: notes are read after each save."""
+    _log.warning("the note %s is passed over: %s", place, problem)
 
 
 def read_note(store: Store, name: str) -> Note | None:
