@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
@@ -141,6 +142,35 @@ def test_another_file_is_not_overwritten_by_the_state(tmp_path: Path, run: Path,
         (tmp_path / "mine").write_text(content)
         assert dcp("verify", "-r", run, "--skip-verified", tmp_path / "mine")[0] == 2
         assert (tmp_path / "mine").read_text() == content
+
+
+def test_a_state_that_cannot_be_written_is_said_before_anything_is_read(tmp_path: Path, run: Path, dcp: Dcp) -> None:
+    code, out, err = dcp("verify", "-r", run, "--skip-verified", tmp_path / "missing" / "state.json")
+    assert (code, out) == (2, "")
+    assert "missing/state.json cannot be written: No such file or directory" in err
+
+
+@pytest.mark.parametrize("form", ["--json", "--json-lines"])
+def test_results_are_printed_if_their_state_cannot_be_written(
+    tmp_path: Path, run: Path, dcp: Dcp, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writes: list[str] = []
+    replace = os.replace
+
+    def full(source: str, target: str) -> None:
+        writes.append(target)
+        if len(writes) > 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        replace(source, target)
+
+    monkeypatch.setattr("dcp_inspect.verified_state._WRITE_SECONDS", -1)  # after each checkpoint
+    monkeypatch.setattr(os, "replace", full)
+    state = tmp_path / "state.json"
+    code, out, err = dcp("verify", run / "step-1", "--skip-verified", state, form)
+    assert (code, json.loads(out)["state"]) == (4, "sound")
+    assert f"{state} cannot be written: No space left on device" in err
+    assert len(writes) > 2
+    assert [path.name for path in tmp_path.iterdir() if "state" in path.name] == ["state.json"]
 
 
 def test_a_checkpoint_that_is_removed_while_it_is_read_is_not_damaged(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from dcp_base.errors import InvalidPlaceError
 from dcp_io import open_store
 from dcp_object.client import explained
 
@@ -36,3 +37,11 @@ def test_a_store_without_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_store("s3://bucket/run", storage_options=options)
     with pytest.raises(OSError, match="no credentials found: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"):
         store.list()
+
+
+@pytest.mark.parametrize("uri", ["az://container/run", "azure://container/run"])
+def test_an_account_is_missing(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(InvalidPlaceError, match="no credentials found: AZURE_STORAGE_ACCOUNT_NAME is not set"):
+        open_store(uri)

@@ -20,7 +20,7 @@ _WRITE_SECONDS = 10.0
 
 
 class VerifiedState:
-    """The sound checkpoints in the file at `path`. Raises BadParameter for another kind of file."""
+    """The sound checkpoints in the file at `path`. Raises BadParameter for another kind of file, or without access."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -28,6 +28,8 @@ class VerifiedState:
         self._sound: dict[str, dict[str, object]] = {}
         with contextlib.suppress(FileNotFoundError):
             self._sound = _parse(path)
+        if problem := self.write():  # now, not after hours of reading
+            raise click.BadParameter(problem)
 
     def has(self, place: str, digest: str) -> bool:
         """Whether this save was found sound."""
@@ -49,8 +51,16 @@ class VerifiedState:
         for place in [place for place in self._sound if place.startswith(prefix) and place not in there]:
             del self._sound[place]
 
-    def write(self) -> None:
-        """Write the file atomically, also in a crash."""
+    def write(self) -> str | None:
+        """Write the file atomically, also in a crash; return why it cannot be written."""
+        self._written = time.monotonic()
+        try:
+            self._replace_file()
+        except OSError as error:
+            return f"{self._path} cannot be written: {error.strerror or error}"
+        return None
+
+    def _replace_file(self) -> None:
         folder = os.path.dirname(os.path.abspath(self._path))
         descriptor, temporary = tempfile.mkstemp(prefix=f".{os.path.basename(self._path)}.", dir=folder)
         try:
@@ -62,7 +72,6 @@ class VerifiedState:
         except BaseException:
             os.unlink(temporary)
             raise
-        self._written = time.monotonic()
 
 
 def _parse(path: str) -> dict[str, dict[str, object]]:

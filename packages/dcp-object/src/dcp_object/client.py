@@ -187,7 +187,7 @@ def _native(root: str, options: Options, **retries: int) -> Any:
         return from_url(root, **given)
     except (exceptions.BaseError, ValueError, TypeError) as error:
         names = ", ".join(sorted(options.config)) or "none"
-        raise InvalidPlaceError(f"{root} cannot be opened (options given: {names}): {_redacted(error)}") from None
+        raise InvalidPlaceError(f"{root} cannot be opened (options given: {names}): {explained(error)}") from None
 
 
 # The client's messages go on with a dump of its internal state.
@@ -214,6 +214,7 @@ _METADATA_SERVICES = {
     "/computeMetadata/": "GOOGLE_APPLICATION_CREDENTIALS is",
     "/metadata/identity": "AZURE_STORAGE_ACCOUNT_KEY, or another credential of the account, is",
 }
+_NO_ACCOUNT = "Account must be specified"
 
 
 def _redacted(error: BaseException) -> str:
@@ -223,8 +224,10 @@ def _redacted(error: BaseException) -> str:
 
 
 def explained(error: BaseException) -> str:
-    """Return `_redacted`, after a hint if the client lacks credentials and asked a cloud machine for some."""
+    """Return `_redacted`, after a hint if the client lacks an account, or asked a cloud machine for credentials."""
     text = _redacted(error)
+    if _NO_ACCOUNT in text:
+        return f"no credentials found: AZURE_STORAGE_ACCOUNT_NAME is not set ({text})"
     missing = next((what for path, what in _METADATA_SERVICES.items() if path in text), None)
     if missing is None:
         return text

@@ -18,7 +18,7 @@ from dcp_inspect.contents import OtherFormatError, open_index
 from dcp_inspect.errors import DIFFERENT, UNREADABLE, foreseen, worst
 from dcp_inspect.examples import examples
 from dcp_inspect.listing import Listed, find, look_at
-from dcp_inspect.printing.output import count_bytes, json_option, print_json, print_line
+from dcp_inspect.printing.output import count_bytes, json_option, print_json, print_line, say
 from dcp_inspect.verified_state import VerifiedState
 from dcp_io import Problem, VerifyReport, open_store, verify_checkpoint
 from dcp_io.saves.cleanup import index_digest
@@ -109,10 +109,12 @@ def command(
             elif not as_json:
                 _print(one)
     finally:
-        if verifier.state is not None:
-            verifier.state.write()
+        problem = None if verifier.state is None else verifier.state.write()
     _finish(paths, done, recursive=recursive, as_json=as_json, json_lines=json_lines)
-    return worst([one.code for one in done])
+    if problem is not None:
+        say(f"dcp: {problem}", err=True)
+    codes = [one.code for one in done]
+    return worst(codes if problem is None else [*codes, UNREADABLE])
 
 
 def _finish(paths: tuple[str, ...], done: list[_Result], *, recursive: bool, as_json: bool, json_lines: bool) -> None:
