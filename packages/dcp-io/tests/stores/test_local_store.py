@@ -179,6 +179,14 @@ def test_make_makes_parents_and_may_be_repeated(tmp_path):
         LocalStore(file / "x" / "y").list()
 
 
+@pytest.mark.parametrize("below", ["", "x/y"])
+@pytest.mark.parametrize("target", ["missing", "link"])
+def test_a_link_that_leads_nowhere_is_not_called_a_file(tmp_path, below, target):
+    (tmp_path / "link").symlink_to(target)
+    with pytest.raises(NotADirectoryError, match=f"link is a link to {target}, where there is nothing"):
+        LocalStore(tmp_path / "link" / below).make()
+
+
 def test_many_may_make_one_folder(tmp_path):
     threads = [threading.Thread(target=LocalStore(tmp_path / "a" / "b").make) for _ in range(8)]
     for thread in threads:

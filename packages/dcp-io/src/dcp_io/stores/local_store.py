@@ -501,10 +501,15 @@ _SECONDS_TO_BE_SEEN = 5.0
 
 
 def not_a_folder(path: str) -> NotADirectoryError:
-    """Return the error for a path that is, or leads through, a file."""
+    """Return the error for a path that is, or leads through, a file or a dangling link."""
     file = path
     while not os.path.lexists(file) and os.path.dirname(file) != file:
         file = os.path.dirname(file)
+    if os.path.islink(file) and not os.path.exists(file):
+        return NotADirectoryError(
+            f"there can be no checkpoint at {path}: {file} is a link to {os.readlink(file)}, where there is nothing. "
+            "Create that directory, mount its file system, or remove the link"
+        )
     if file != path:
         return NotADirectoryError(
             f"there can be no checkpoint at {path}: {file} is a file, and a checkpoint is a directory"
