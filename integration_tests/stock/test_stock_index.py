@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import collections
 import pickle
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.checkpoint as stock
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.distributed.checkpoint.filesystem import _StorageInfo
@@ -20,6 +22,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+import dcp_all
 from dcp_manifest import read_index
 from dcp_manifest.file.manifest_write import encode
 from dcp_manifest.index.columns import ManifestInfo
@@ -172,3 +175,44 @@ def test_our_own_metadata_pickles_are_read(interop):
         assert isinstance(pickle.loads(pickle.dumps(metadata, protocol=protocol)), Metadata)
     index.info = INFO
     assert read_index(encode(index, interop=interop), file="f").tensor_names == ["w"]
+
+
+FOREIGN = {
+    "ordered": collections.OrderedDict,
+    "ordered, with attributes": lambda maps: vars(made := collections.OrderedDict(maps)).update(_metadata=1) or made,
+    "with a factory": lambda maps: collections.defaultdict(list, maps),
+    "with a factory of its own": lambda maps: collections.defaultdict(BytesStorageMetadata, maps),
+}
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("name", ["state_dict_metadata", "storage_data", "planner_data"])
+@pytest.mark.parametrize("kind", FOREIGN)
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_mappings_of_other_tools_are_read_as_stock_reads_them(tmp_path, name, kind, protocol):
+    _check_change(tmp_path, lambda found: setattr(found, name, FOREIGN[kind](getattr(found, name))), protocol)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_sequences_of_other_tools_are_read_as_stock_reads_them(tmp_path, kind):
+    def change(found):
+        entry = found.state_dict_metadata["w"]
+        for chunk in entry.chunks:
+            object.__setattr__(chunk, "offsets", kind(chunk.offsets))
+            object.__setattr__(chunk, "sizes", kind(chunk.sizes))
+        entry.chunks = kind(entry.chunks)
+
+    _check_change(tmp_path, change, 4)
+
+
+def _check_change(folder, change, protocol):
+    stock.save({"w": torch.arange(4.0), "step": {"n": 3}}, checkpoint_id=folder, no_dist=True)
+    found = pickle.loads((folder / ".metadata").read_bytes())
+    change(found)
+    (folder / ".metadata").write_bytes(pickle.dumps(found, protocol))
+    for module in (stock, dcp_all):
+        state = {"w": torch.zeros(4), "step": {"n": 0}}
+        module.load(state, checkpoint_id=folder, no_dist=True)
+        assert torch.equal(state["w"], torch.arange(4.0))
+        assert state["step"] == {"n": 3}

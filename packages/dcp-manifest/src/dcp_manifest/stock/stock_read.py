@@ -80,6 +80,8 @@ def _dict(value: object) -> dict[Any, Any]:
 
 
 def _list(value: object) -> list[Any]:
+    if type(value) is tuple:
+        return [*value]
     if type(value) is not list:
         raise _misplaced(value, "a list")
     return value
@@ -101,9 +103,11 @@ def _modules(metadata: dict[str, Any]) -> list[str]:
 
 
 def _numbers(value: object) -> tuple[int, ...]:
-    if not isinstance(value, Size):
-        raise _misplaced(value, "a size")
-    return value.numbers
+    if isinstance(value, Size):
+        return value.numbers
+    if type(value) is tuple or type(value) is list:
+        return _size(Budget(0), (tuple(value),)).numbers
+    raise _misplaced(value, "a size")
 
 
 class _Reader:
@@ -277,7 +281,11 @@ def _table(depth: int) -> PickleTable:
         return names.get(path) or Opaque(path)
 
     return PickleTable(
-        find, lists=frozenset((list, Opaque)), dicts=frozenset((dict, Opaque)), sets=frozenset((set, Opaque))
+        find,
+        lists=frozenset((list, Opaque)),
+        dicts=frozenset((dict, Opaque)),
+        sets=frozenset((set, Opaque)),
+        states={dict: lambda _, mapping, __: mapping},
     )
 
 
@@ -333,6 +341,11 @@ def _getattr(_: Budget, arguments: tuple[Any, ...]) -> Any:
     return _MEMORY_FORMATS.index(name)
 
 
+def _mapping(_: Budget, __: tuple[Any, ...]) -> dict[Any, Any]:
+    """Return a dict for a subclass of dict, whose items follow; its factory and attributes are ignored."""
+    return {}
+
+
 def _path(_: Budget, __: tuple[Any, ...]) -> None:
     """Ignore the former path."""
 
@@ -349,6 +362,8 @@ _NAMES: dict[str, Any] = {
     f"{TORCH}.Size": Function("torch.Size", _size),
     ".".join(GET_LAYOUT): Function("torch.serialization._get_layout", _layout),
     "builtins.getattr": Function("getattr", _getattr),
+    "collections.OrderedDict": Function("collections.OrderedDict", _mapping),
+    "collections.defaultdict": Function("collections.defaultdict", _mapping),
     "_codecs.encode": Function("_codecs.encode", _encode),
     **{f"{TORCH}.{name}": DtypeName(name) for name in ITEM_BYTES},
     **{
