@@ -29,6 +29,8 @@ _OPTIONS: Mapping[str, str] = MappingProxyType(
         "--svg": "output out o image picture plot draw save",
         "--html": "output out o page report",
         "--keep": "keep-last last newest latest count max max-to-keep k n",
+        "--keep-part": "keep-parts only-part retain-part keep-only",
+        "--part": "parts key keys prefix only component remove",
         "--yes": "y no-confirm assume-yes confirm noconfirm no-prompt non-interactive quiet q f",
         "--dry-run": "dryrun simulate what-if noop preview test n",
         "--force": "overwrite ignore",
