@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -35,11 +36,12 @@ from dcp_ranks import Coordinator
 from dcp_ranks.transport.store_wire import decode, encode
 from integration_tests.benchmarks.manifest import INFO, items
 
-RANKS = (64, 256, 1024, 4096)
+RANKS = (64, 256, 1024, 4096, 16384)
 TENSORS = 3_000
 ROWS, COLUMNS, TENSOR_PARALLEL = 64, 1024, 8
 
 
+@cache
 def layout(world: int) -> tuple[list[str], np.ndarray, np.ndarray]:
     """Names, global shapes (0 for a missing dimension), and of each tensor how it is cut: 0 not, 1 rows, 2 both ways.
 
@@ -115,8 +117,8 @@ def plan_globally(plans: list[SavePlan], known: Metadata | None) -> tuple[list[S
     return [SavePlan(each.items, storage_data=one) for each, one in zip(plans, placements, strict=True)], known
 
 
-def ask(rank: int, world: int, answer: bytes | None) -> bytes:
-    """What a rank sends; afterwards it takes the answer, if there is one."""
+def ask(rank: int, world: int, answers: Sequence[bytes]) -> bytes:
+    """What a rank sends after these answers; if the last of them has its plan, it saves once more."""
     said: list[bytes] = []
 
     class Stop(Exception):  # noqa: N818
@@ -124,35 +126,43 @@ def ask(rank: int, world: int, answer: bytes | None) -> bytes:
 
     def exchange(message: Any, _: Any) -> Any:
         said.append(encode(message))
-        if answer is None:
+        if len(said) > len(answers):
             raise Stop
-        return decode(answer)
+        return decode(answers[len(said) - 1])
 
-    with suppress(Stop):
-        PlanExchange(Played(rank, world, exchange), DefaultSavePlanner(), "simulated").run(
-            lambda: held(rank, world), plan_globally
-        )
-    return said[0]
+    while len(said) <= len(answers):
+        with suppress(Stop):
+            PlanExchange(Played(rank, world, exchange), DefaultSavePlanner(), "simulated").run(
+                lambda: held(rank, world), plan_globally
+            )
+    return said[len(answers)]
 
 
-def coordinate(world: int, messages: list[bytes]) -> tuple[dict[str, float], list[bytes], Metadata]:
-    """One planning phase on the coordinator: seconds, bytes of each kind, the answers, and the metadata."""
-    times: dict[str, float] = {}
+def coordinate(world: int) -> tuple[dict[str, float], list[list[bytes]], Metadata]:
+    """The planning phases on the coordinator: seconds, bytes of each kind, the answers, and the metadata."""
+    times = dict.fromkeys(("decode_seconds", "plan_seconds", "encode_seconds"), 0.0)
     made: list[Metadata] = []
-    answers: list[bytes] = [b""]
+    answers: list[list[bytes]] = [[] for _ in range(world)]
+    sent = [0] * world
 
     def exchange(own: Any, reduce_fn: Any) -> Any:
+        nothing = encode(None)
+        messages = []
+        for rank in range(1, world):
+            waits = bool(answers[rank]) and decode(answers[rank][-1]).wanted == "nothing"
+            messages.append(nothing if waits else ask(rank, world, answers[rank]))
+            sent[rank] += len(messages[-1])
         start = time.process_time()
         values = [own, *map(decode, messages)]
+        del messages
         decoded = time.process_time()
         replies = reduce_fn(values)
         planned = time.process_time()
-        answers.extend(encode(reply) for reply in replies[1:])
-        times.update(
-            decode_seconds=decoded - start,
-            plan_seconds=planned - decoded,
-            encode_seconds=time.process_time() - planned,
-        )
+        for rank, reply in enumerate(replies[1:], 1):
+            answers[rank].append(encode(reply))
+        times["decode_seconds"] += decoded - start
+        times["plan_seconds"] += planned - decoded
+        times["encode_seconds"] += time.process_time() - planned
         return replies[0]
 
     def plan(plans: list[SavePlan], known: Metadata | None) -> tuple[list[SavePlan], Metadata]:
@@ -162,8 +172,9 @@ def coordinate(world: int, messages: list[bytes]) -> tuple[dict[str, float], lis
 
     PlanExchange(Played(0, world, exchange), DefaultSavePlanner(), "simulated").run(lambda: held(0, world), plan)
     times["seconds"] = sum(times.values())
-    times["up_bytes"] = max(map(len, messages))
-    times["down_bytes"] = max(map(len, answers))
+    times["up_bytes"] = sorted(sent)[world // 2]
+    times["down_bytes"] = max(sum(map(len, each)) for each in answers)
+    times["coordinator_gets_bytes"] = sum(sent)
     return times, answers, made[0]
 
 
@@ -195,13 +206,12 @@ def manifest_of(metadata: Metadata, world: int) -> dict[str, float]:
 
 def simulate(world: int) -> dict[str, Any]:
     """A first save and an unchanged one on `world` ranks."""
-    first, answers, metadata = coordinate(world, [ask(rank, world, None) for rank in range(1, world)])
+    first, answers, metadata = coordinate(world)
     found: dict[str, Any] = {"ranks": world, "chunks": world * TENSORS, "first": first, **manifest_of(metadata, world)}
     found["peak_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     again = []
-    for rank in range(1, world):
-        ask(rank, world, answers[rank])
-        again.append(ask(rank, world, None))
+    for rank in range(1, world, max(1, world // 64)):
+        again.append(ask(rank, world, answers[rank]))
         RANK_PLANS.clear()
     found["again_up_bytes"] = max(map(len, again))
     return found
@@ -256,9 +266,9 @@ def main() -> None:
     for world in options.ranks:
         row = in_own_process("--one", str(world))
         rows.append(row)
-        decoding, planning, encoding, _, up, down = row["first"].values()
+        decoding, planning, encoding, _, up, down, _ = row["first"].values()
         print(
-            f"{world:7,} {decoding:8.2f} {planning:8.2f} {encoding:8.2f} | {up / 1e3:5.0f}k {down / 1e3:6.1f}k |"
+            f"{world:7,} {decoding:8.2f} {planning:8.2f} {encoding:8.2f} | {up / 1e3:5.1f}k {down / 1e3:6.1f}k |"
             f" {row['again_up_bytes']:7,} B | {row['manifest_bytes'] / 1e6:5.1f}M {row['write_seconds']:5.2f}s"
             f" {row['one_tensor_seconds'] * 1e3:6.1f}ms | {row['peak_mib']:8,.0f}",
             flush=True,

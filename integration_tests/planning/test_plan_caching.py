@@ -119,6 +119,19 @@ def interleaved(folder: str) -> list[tuple[Counter[str], Counter[str], bool]]:
     return found
 
 
+def in_a_large_job(story: Callable[[str], Any], folder: str) -> Any:
+    """The story, with plans as of many ranks: they send first what differs, then one plan of each form."""
+    with mock.patch.object(plan_exchange, "MANY_RANKS", 1):
+        return story(folder)
+
+
+def plainly(story: Callable[[str], Any], folder: str) -> Any:
+    return story(folder)
+
+
+JOBS = pytest.mark.parametrize("job", [plainly, in_a_large_job])
+
+
 @pytest.fixture
 def short_path() -> Iterator[Path]:
     """A folder whose path has always the same length: the ranks send the path, and pytest's has a number that grows."""
@@ -146,6 +159,17 @@ def test_the_second_identical_save_sends_no_plan(ranks: Any, short_path: Path, r
                 else:
                     assert planning < 1024 * world
             record_property(f"{name}_rank_{rank}", dict(later[-1][which]))
+
+
+def test_one_rank_sends_the_form_of_a_large_job(ranks: Any, short_path: Path) -> None:
+    """Up to 128 ranks, each sends its whole plan: more than 10 KB here."""
+    for rank, rounds in enumerate(ranks.run(4, in_a_large_job, interleaved, str(short_path))):
+        assert all(right for *_, right in rounds)
+        for counts in rounds[0][:2]:
+            if rank:
+                # Phase 1 sends briefs, 2 the form of rank 0 and each rank's part of the global plan.
+                assert counts["1"] < 1024
+                assert counts["2"] < 4096
 
 
 def once_more(mesh: DeviceMesh, folder: str, state: dict[str, Any], **options: Any) -> tuple[bool, bool]:
@@ -223,8 +247,9 @@ def changes(folder: str) -> list[tuple[str, bool, bool]]:
     return found
 
 
-def test_whatever_else_changes_is_planned_anew(ranks: Any, tmp_path: Path) -> None:
-    for rank in ranks.run(2, changes, str(tmp_path)):
+@JOBS
+def test_whatever_else_changes_is_planned_anew(ranks: Any, tmp_path: Path, job: Any) -> None:
+    for rank in ranks.run(2, job, changes, str(tmp_path)):
         assert [(name, True, True) for name, *_ in rank] == rank
 
 
@@ -242,8 +267,9 @@ def diverging(folder: str) -> tuple[list[str], bool]:
     return texts, template == {"lr": torch.tensor(1.0), "other": torch.tensor(2.0)}
 
 
-def test_values_that_begin_to_differ_are_still_noticed(ranks: Any, tmp_path: Path) -> None:
-    (texts, right), (silent, also_right) = ranks.run(2, diverging, str(tmp_path))
+@JOBS
+def test_values_that_begin_to_differ_are_still_noticed(ranks: Any, tmp_path: Path, job: Any) -> None:
+    (texts, right), (silent, also_right) = ranks.run(2, job, diverging, str(tmp_path))
     assert texts[:2] == ["", ""]
     assert "'lr' on ranks [1]" in texts[2]
     assert texts[3] == ""
@@ -273,8 +299,9 @@ def after_failures(folder: str) -> list[bool]:
     return found
 
 
-def test_a_failed_save_drops_what_was_known(ranks: Any, tmp_path: Path) -> None:
-    assert ranks.run(2, after_failures, str(tmp_path)) == [[True] * 5] * 2
+@JOBS
+def test_a_failed_save_drops_what_was_known(ranks: Any, tmp_path: Path, job: Any) -> None:
+    assert ranks.run(2, job, after_failures, str(tmp_path)) == [[True] * 5] * 2
 
 
 def at_once(folder: str) -> list[bool]:
@@ -298,8 +325,9 @@ def at_once(folder: str) -> list[bool]:
     return [loads(f"{folder}/{number}", model(mesh, number + 3.0)) for number in range(3)]
 
 
-def test_saves_in_flight_do_not_mix(ranks: Any, tmp_path: Path) -> None:
-    assert ranks.run(2, at_once, str(tmp_path)) == [[True] * 3] * 2
+@JOBS
+def test_saves_in_flight_do_not_mix(ranks: Any, tmp_path: Path, job: Any) -> None:
+    assert ranks.run(2, job, at_once, str(tmp_path)) == [[True] * 3] * 2
 
 
 class OwnGlobalPlan(dcp.DefaultSavePlanner):

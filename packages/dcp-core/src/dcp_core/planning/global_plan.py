@@ -157,12 +157,15 @@ def merge_plans(columns: Sequence[PlanColumns]) -> MergedPlans | None:
     objects: dict[str, int] = {}
     tensor_rows: list[I64] = []
     object_rows: list[I64] = []
+    shared: dict[int, I64] = {}  # plans of one form share their lists of names
     for one in columns:
         for names, known, rows in (
             (one.table.tensor_names, tensors, tensor_rows),
             (one.table.object_names, objects, object_rows),
         ):
-            rows.append(np.array([known.setdefault(name, len(known)) for name in names], np.int64))
+            if id(names) not in shared:
+                shared[id(names)] = np.array([known.setdefault(name, len(known)) for name in names], np.int64)
+            rows.append(shared[id(names)])
     index = None if not tensors.keys().isdisjoint(objects) else merge_tensors(columns, tensors, tensor_rows)
     if index is None:
         return None
@@ -195,9 +198,14 @@ def merge_tensors(
     for name in ("dtype", "flags", "ndim"):
         facts[name] = np.zeros(len(tensors), np.uint8)
     first_rank = np.full(len(tensors), -1, np.int64)
-    shapes: list[I64] = []
-    for rank, (one, rows) in enumerate(zip(columns, tensor_rows, strict=True)):
+    # Plans of one form share these facts: one rank of each form is enough.
+    forms: dict[tuple[int, ...], int] = {}
+    for rank, one in enumerate(columns):
         table = one.table
+        shared = (table.dtypes, table.tensor_names, table.tensor_dtype, table.tensor_flags, table.tensor_ndim)
+        forms.setdefault((*map(id, shared), id(table.tensor_shape)), rank)
+    for rank in forms.values():
+        table, rows = columns[rank].table, tensor_rows[rank]
         dtype = np.array([dtypes.setdefault(name, len(dtypes)) for name in table.dtypes] or [0], np.uint8)
         own = {"dtype": dtype[table.tensor_dtype], "flags": table.tensor_flags, "ndim": table.tensor_ndim}
         new = first_rank[rows] < 0
@@ -206,10 +214,10 @@ def merge_tensors(
         if [name for name in ("dtype", "ndim") if not np.array_equal(facts[name][rows], own[name])]:
             return None
         first_rank[rows[new]] = rank
-        shapes.append(table.shape_starts())
     shape_starts = starts(facts["ndim"])
     shape = np.zeros(int(shape_starts[-1]), np.int64)
-    for rank, (one, rows) in enumerate(zip(columns, tensor_rows, strict=True)):
+    for rank in forms.values():
+        one, rows = columns[rank], tensor_rows[rank]
         places = ranges(shape_starts[:-1][rows], shape_starts[1:][rows])
         own_new = np.repeat(first_rank[rows] == rank, one.table.tensor_ndim)
         shape[places[own_new]] = one.table.tensor_shape[own_new]

@@ -1,5 +1,7 @@
 """Exchange of save plans: the whole plan in the first save, only a token for an unchanged plan later.
 
+In a large job, ranks first send what differs between their plans (`Brief`). Then one rank of each form sends the rest.
+
 With the token, a rank sends checksums of replicas. The coordinator makes the global plan (`save` says how), finds it in
 its cache, or requests all local plans, and replies with each rank's part.
 """
@@ -7,17 +9,18 @@ its cache, or requests all local plans, and replies with each rank's part.
 from __future__ import annotations
 
 import hashlib
-import marshal
 import secrets
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from itertools import chain
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from dcp_core.planning.replicas import value_bytes
+from dcp_core.planning.plan_forms import Brief, Form, brief_of
+from dcp_core.planning.replicas import fingerprint
 from dcp_core.records.lazy import LazyList
 from dcp_core.records.metadata import Metadata
 from dcp_core.records.protocols import ReplicaKey, SavePlan, SavePlanner, WriteResult
@@ -31,6 +34,8 @@ from dcp_ranks import Coordinator
 __all__ = ["RANK_PLANS", "PackedResults", "PlanExchange"]
 
 
+MANY_RANKS = 128
+"""Ranks from which on it pays to send plans in two phases."""
 # A rank's plan may belong to several global plans if other ranks' plans change.
 _KEPT_TOKENS = 4
 
@@ -56,6 +61,8 @@ class _Reply:
     checks: npt.NDArray[np.int32] | None = None
     """Set number per checksum that the rank sent; -1 if no other rank has the value."""
     unchanged: bool = False
+    wanted: Literal["brief", "whole", "nothing"] = "nothing"
+    """What the rank has to send in the next phase, without a `rest`."""
 
 
 PlanGlobally = Callable[[list[SavePlan], Metadata | None], tuple[list[SavePlan], Metadata]]
@@ -80,21 +87,22 @@ class PlanExchange:
     _known: RankPlan | None = field(init=False, default=None)
     # Digest of the locations that it sent.
     _layout: bytes = field(init=False, default=b"")
-    # Of the coordinator: the cached global plan, its token, and each rank's items (None: not in the index).
+    # Of the coordinator: the cached global plan, its token, each rank's items (None: not in the index), and `Brief`s.
     _global: GlobalPlan | None = field(init=False, default=None)
     _token: str | None = field(init=False, default=None)
     _final: Sequence[PlannedRows | None] = field(init=False, default=())
+    _briefs: list[Brief | _Offer] = field(init=False, default_factory=list)
 
     def run(self, plan_locally: Callable[[], SavePlan], plan_globally: PlanGlobally) -> SavePlan:
         """Return this rank's part of the global plan, which the coordinator makes with `plan_globally`.
 
-        Ranks: every rank; collective: one phase. A second one if a rank has a cached plan that the coordinator cannot
-        use: other ranks' plans or replicas have changed, or its own cache lacks it.
+        Ranks: every rank; collective: one phase. A further one if a rank has a cached plan that the coordinator cannot
+        use: other ranks' plans or replicas have changed, or its own cache lacks it. A further one for `Brief`s.
         """
         answer = partial(self._answer, plan_globally)
         reply = self.coordinator.reduce_scatter("plan", partial(self._propose, plan_locally), answer)
-        if reply.rest is None:
-            reply = self.coordinator.reduce_scatter("plan", self._offer, answer)
+        while reply.rest is None:
+            reply = self.coordinator.reduce_scatter("plan", partial(self._send, reply.wanted), answer)
         return self._accept(reply)
 
     def forget(self) -> None:
@@ -134,7 +142,7 @@ class PlanExchange:
         )
         return LazyList(WrittenColumns(planned, StoredItems.joined(parts)))
 
-    def _propose(self, plan_locally: Callable[[], SavePlan]) -> _Offer | _Unchanged:
+    def _propose(self, plan_locally: Callable[[], SavePlan]) -> _Offer | Brief | _Unchanged:
         self._local = plan = plan_locally()
         made_by = self.planner.plan_key()
         mark = None if made_by is None else fingerprint(plan, made_by)
@@ -143,20 +151,58 @@ class PlanExchange:
             self._key = (self.group, ranks, mark)
             self._candidates = RANK_PLANS.get(self._key) or []
         if not self._candidates:
-            return self._offer()
+            return self._offer(brief=True)
         return _Unchanged({one.token: check_sums(plan, one.checks) for one in self._candidates})
 
-    def _offer(self) -> _Offer:
+    def _send(self, wanted: str) -> _Offer | Brief | None:
+        return None if wanted == "nothing" else self._offer(brief=wanted == "brief")
+
+    def _offer(self, *, brief: bool) -> _Offer | Brief:
         if self._local is None:
             raise RuntimeError("there is no local plan")
-        return _Offer(self._local, self._key is not None)
+        known = self._key is not None
+        found = brief_of(self._local, known=known) if brief and self.coordinator.world_size >= MANY_RANKS else None
+        return _Offer(self._local, known) if found is None else found
 
-    def _answer(self, plan_globally: PlanGlobally, messages: list[_Offer | _Unchanged]) -> Sequence[_Reply]:
+    def _answer(
+        self, plan_globally: PlanGlobally, messages: list[_Offer | Brief | _Unchanged | None]
+    ) -> Sequence[_Reply]:
+        unchanged = [message for message in messages if isinstance(message, _Unchanged)]
+        if unchanged:
+            known = self._find(unchanged) if len(unchanged) == len(messages) else None
+            return (
+                [_Reply(None, wanted="brief")] * len(messages)
+                if known is None
+                else self._plan_again(plan_globally, known)
+            )
         offers = [message for message in messages if isinstance(message, _Offer)]
+        if self._briefs:
+            return self._plan(plan_globally, self._rebuilt(messages))
         if len(offers) == len(messages):
             return self._plan(plan_globally, offers)
-        known = None if offers else self._find([message for message in messages if isinstance(message, _Unchanged)])
-        return [_Reply(None)] * len(messages) if known is None else self._plan_again(plan_globally, known)
+        self._briefs = [message for message in messages if isinstance(message, Brief | _Offer)]
+        seen: set[bytes] = set()
+        replies = [_Reply(None)] * len(messages)
+        for rank, message in enumerate(self._briefs):
+            if isinstance(message, Brief) and message.form not in seen:
+                seen.add(message.form)
+                replies[rank] = _Reply(None, wanted="whole")
+        return replies
+
+    def _rebuilt(self, messages: Sequence[Any]) -> list[_Offer]:
+        forms: dict[bytes, Form] = {}
+        for brief, message in zip(self._briefs, messages, strict=True):
+            if isinstance(brief, Brief) and isinstance(message, _Offer):
+                forms[brief.form] = Form(message.plan)
+        offers = [
+            brief if isinstance(brief, _Offer) else _Offer(forms[brief.form].plan(brief), brief.known)
+            for brief in self._briefs
+        ]
+        own = self.coordinator.rank
+        if self._local is not None:  # its records keep their order, which is not sent
+            offers[own] = replace(offers[own], plan=self._local)
+        self._briefs = []
+        return offers
 
     def _find(self, messages: Sequence[_Unchanged]) -> GlobalPlan | None:
         for token in messages[0].sums:
@@ -188,19 +234,23 @@ class PlanExchange:
         chosen = [columns_of(plan.items) for plan in plans]
         records = records_of(metadata)
         # None for a rank with items that are not in the metadata's index.
-        rows = [None if records is None else planned_rows(one, records) for one in chosen]
+        rows_of_names: dict[int, npt.NDArray[np.int64]] = {}
+        rows = [None if records is None else planned_rows(one, records, rows_of_names) for one in chosen]
         self._final = rows
         sets = compared_values(all_plans)
         whole = [one for one in rows if one is not None]
         known = [offer for offer in offers if offer.known]
-        # Each save must report replicated values that differ.
-        digests = [plan.digests or {} for plan in all_plans]
+        # Each save must report replicated values that differ. Plans of one form share their digests.
+        digests = {id(plan.digests): plan.digests or {} for plan in all_plans}.values()
+        numbers: list[list[int]] = [[] for _ in plans]
+        for number, (ranks, _) in enumerate(sets):
+            for rank in ranks:
+                numbers[rank].append(number)
         if len(known) == len(whole) == len(plans) and not [
-            name for ranks, names in sets for name in names if len({digests[rank][name] for rank in ranks}) > 1
+            name for _, names in sets for name in names if len({each[name] for each in digests if name in each}) > 1
         ]:
             self._token = secrets.token_hex(8)
             source = whole[0].index
-            numbers = [[n for n, (ranks, _) in enumerate(sets) if rank in ranks] for rank in range(len(plans))]
             # The caller may change the returned metadata.
             paths = None if metadata.planner_data is None else dict(metadata.planner_data)
             layouts: list[RecentlyUsed[bytes, ItemColumns]] = [RecentlyUsed(KEPT_LAYOUTS) for _ in plans]
@@ -208,6 +258,7 @@ class PlanExchange:
             self._global = GlobalPlan(source, paths, whole, numbers, layouts, added)
             GLOBAL_PLANS.put(self._token, self._global)
         replies = []
+        checks_of: dict[tuple[int, ...], npt.NDArray[np.int32]] = {}
         for rank, (plan, one, local) in enumerate(zip(plans, chosen, all_plans, strict=True)):
             by = None if rows[rank] is None or rank == self.coordinator.rank else one.chosen
             # A planner may give this rank items that were chosen from other ones than it offered.
@@ -216,8 +267,12 @@ class PlanExchange:
                 by = None
             checks = None
             if self._token is not None:
-                number_of = {name: n for n, (ranks, names) in enumerate(sets) if rank in ranks for name in names}
-                checks = np.array([number_of.get(name, -1) for name in local.digests or ()], np.int32)
+                key = (id(local.digests), *numbers[rank])
+                checks = checks_of.get(key)
+                if checks is None:
+                    number_of = {name: number for number in numbers[rank] for name in sets[number][1]}
+                    checks = np.array([number_of.get(name, -1) for name in local.digests or ()], np.int32)
+                    checks_of[key] = checks
             rest = plan if by is None else replace(plan, items=[])
             replies.append(_Reply(rest, by, self._token, checks))
         return replies
@@ -295,38 +350,6 @@ RANK_PLANS: RecentlyUsed[Hashable, list[RankPlan]] = RecentlyUsed(_KEPT)
 GLOBAL_PLANS: RecentlyUsed[str | None, GlobalPlan] = RecentlyUsed(_KEPT)
 
 
-def fingerprint(plan: SavePlan, made_by: Hashable) -> bytes | None:
-    """Return a plan's cache key; None if that takes long."""
-    if type(plan) is not SavePlan:
-        return None
-    columns = columns_of(plan.items)
-    table = columns.table
-    facts = (
-        repr(made_by),
-        table.tensor_names,
-        table.object_names,
-        list(table.dtypes),
-        plan.usable,
-        plan.splittable,
-        plan.aliases and list(plan.aliases.items()),
-        None if plan.digests is None else list(plan.digests),
-    )
-    arrays = (
-        *(table.tensor_dtype, table.tensor_flags, table.tensor_ndim, table.tensor_owner, table.tensor_shape),
-        *(table.tensor_chunks, table.chunk_offsets, table.chunk_sizes, table.object_owner, columns.whole),
-    )
-    digest = hashlib.blake2b(marshal.dumps(facts, 2), digest_size=16)
-    for array in arrays:
-        digest.update(len(array).to_bytes(8, "little"))
-        digest.update(np.ascontiguousarray(array).data)
-    try:
-        for extra in (plan.planner_data, plan.storage_data):
-            digest.update(value_bytes(extra))
-    except Exception:  # noqa: BLE001 - plans that cannot be pickled cannot be compared
-        return None
-    return digest.digest()
-
-
 def check_sums(plan: SavePlan, checks: Sequence[Sequence[ReplicaKey]]) -> list[bytes]:
     """Return one digest of checksums per list of keys."""
     digests = plan.digests or {}
@@ -338,15 +361,18 @@ def check_sums(plan: SavePlan, checks: Sequence[Sequence[ReplicaKey]]) -> list[b
 
 def compared_values(all_plans: Sequence[SavePlan]) -> list[tuple[tuple[int, ...], list[ReplicaKey]]]:
     """Return (ranks, keys with checksums that exactly these ranks hold)."""
-    holders: dict[ReplicaKey, list[int]] = {}
+    sharing: dict[int, list[int]] = {}
     for rank, plan in enumerate(all_plans):
-        for name in plan.digests or ():
-            holders.setdefault(name, []).append(rank)
-    sets: dict[tuple[int, ...], list[ReplicaKey]] = {}
-    for name, ranks in holders.items():
-        if len(ranks) > 1:
-            sets.setdefault(tuple(ranks), []).append(name)
-    return [*sets.items()]
+        sharing.setdefault(id(plan.digests), []).append(rank)
+    holders: dict[ReplicaKey, list[int]] = {}
+    for group, ranks in sharing.items():
+        for name in all_plans[ranks[0]].digests or ():
+            holders.setdefault(name, []).append(group)
+    names_of: dict[tuple[int, ...], list[ReplicaKey]] = {}
+    for name, groups in holders.items():
+        names_of.setdefault(tuple(groups), []).append(name)
+    together = [(tuple(sorted(chain(*map(sharing.__getitem__, groups)))), names) for groups, names in names_of.items()]
+    return [(ranks, names) for ranks, names in together if len(ranks) > 1]
 
 
 _PLACES = ("file", "offset", "length", "lead", "stored_bytes", "framing", "chain", "checked")

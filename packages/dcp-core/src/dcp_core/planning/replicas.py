@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import io
+import marshal
 import pickle
 import warnings
 import zlib
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -31,6 +32,7 @@ __all__ = [
     "dedup_save_plans",
     "divergent_keys",
     "explain_contradiction",
+    "fingerprint",
     "replica_digest",
     "report_divergence",
     "same_value",
@@ -82,6 +84,38 @@ def value_digest(value: Any) -> bytes:
         return hashlib.blake2b(value_bytes(value), digest_size=16).digest()
     except Exception:  # noqa: BLE001 - pickling may raise anything
         return b""
+
+
+def fingerprint(plan: SavePlan, made_by: Hashable) -> bytes | None:
+    """Return a plan's cache key; None if that takes long."""
+    if type(plan) is not SavePlan:
+        return None
+    columns = columns_of(plan.items)
+    table = columns.table
+    facts = (
+        repr(made_by),
+        table.tensor_names,
+        table.object_names,
+        list(table.dtypes),
+        plan.usable,
+        plan.splittable,
+        plan.aliases and list(plan.aliases.items()),
+        None if plan.digests is None else list(plan.digests),
+    )
+    arrays = (
+        *(table.tensor_dtype, table.tensor_flags, table.tensor_ndim, table.tensor_owner, table.tensor_shape),
+        *(table.tensor_chunks, table.chunk_offsets, table.chunk_sizes, table.object_owner, columns.whole),
+    )
+    digest = hashlib.blake2b(marshal.dumps(facts, 2), digest_size=16)
+    for array in arrays:
+        digest.update(len(array).to_bytes(8, "little"))
+        digest.update(np.ascontiguousarray(array).data)
+    try:
+        for extra in (plan.planner_data, plan.storage_data):
+            digest.update(value_bytes(extra))
+    except Exception:  # noqa: BLE001 - plans that cannot be pickled cannot be compared
+        return None
+    return digest.digest()
 
 
 def replica_digest(tensor: torch.Tensor, *, everything: bool) -> int | None:
@@ -229,10 +263,17 @@ def divergent_keys(all_plans: Sequence[SavePlan]) -> dict[str, list[int]]:
     """Return FQN → ranks that differ from the lowest."""
     first: dict[ReplicaKey, int] = {}
     divergent: dict[str, set[int]] = defaultdict(set)
+    known: dict[int, list[str]] = {}  # ranks may share their digests
     for rank, plan in enumerate(all_plans):
-        for key, digest in (plan.digests or {}).items():
-            if first.setdefault(key, digest) != digest:
-                divergent[key if isinstance(key, str) else key[0]].add(rank)
+        differ = known.get(id(plan.digests))
+        if differ is None:
+            differ = known[id(plan.digests)] = [
+                key if isinstance(key, str) else key[0]
+                for key, digest in (plan.digests or {}).items()
+                if first.setdefault(key, digest) != digest
+            ]
+        for name in differ:
+            divergent[name].add(rank)
     return {name: sorted(ranks) for name, ranks in divergent.items()}
 
 

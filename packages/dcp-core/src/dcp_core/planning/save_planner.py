@@ -197,7 +197,9 @@ class DefaultSavePlanner(SavePlanner):
             raise explain_contradiction(all_plans, aliases, complete=complete)
         plans, metadata = planned
         if self.flatten_state_dict:
-            metadata.planner_data = merge_paths([plan.planner_data or {} for plan in all_plans])
+            metadata.planner_data = merge_paths(
+                {id(plan.planner_data): plan.planner_data or {} for plan in all_plans}.values()
+            )
             # Only the metadata needs the paths; send the plans back without them.
             plans = [replace(plan, planner_data=None) for plan in plans]
         self.adopt_global_plan(plans, metadata)

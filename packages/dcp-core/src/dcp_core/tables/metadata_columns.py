@@ -394,13 +394,20 @@ def written_index(metadata: Metadata, results: Sequence[Sequence[WriteResult]]) 
     return written
 
 
-def planned_rows(planned: PlanColumns, records: StateRecords) -> PlannedRows | None:
-    """Return a final plan as rows of an index, or None."""
+def planned_rows(
+    planned: PlanColumns, records: StateRecords, known: dict[int, I64] | None = None
+) -> PlannedRows | None:
+    """Return a final plan as rows of an index, or None. `known` caches rows by the identity of lists of names."""
     if planned.hints is None:
         return None
     index = records.index
     try:
-        tensors = np.array([records.tensors[name] for name in planned.table.tensor_names], np.int64)
+        names = planned.table.tensor_names
+        tensors = None if known is None else known.get(id(names))
+        if tensors is None:
+            tensors = np.array([records.tensors[name] for name in names], np.int64)
+            if known is not None:
+                known[id(names)] = tensors
         objects = np.array([records.objects[name] for name in planned.table.object_names], np.int64)
     except KeyError:
         return None
