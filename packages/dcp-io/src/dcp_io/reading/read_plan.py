@@ -46,8 +46,8 @@ GAP_BYTES = 16 << 10
 # The same gap between two runs within an item: less than a page costs the storage nothing.
 RUN_GAP_BYTES = 4 << 10
 SHARED_LIMIT_BYTES = 4 << 20
-# A step fits into the processor's cache while it is checked; with smaller steps, waiting for the GIL costs more.
-STEP_BYTES = 2 << 20
+# Taking a step costs as much as reading 200 KB. Its bytes need not fit into a cache: see `read_with_crc`.
+STEP_BYTES = 8 << 20
 
 
 class Check(IntEnum):

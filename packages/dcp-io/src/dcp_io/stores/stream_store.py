@@ -48,7 +48,7 @@ class StreamStore(Store):
     """
 
     read_gap_bytes = -1  # a stream may know only the ranges of items: no read spans two
-    read_step_bytes = 2 << 20  # as for disks
+    read_step_bytes = 2 << 20
 
     def __init__(self, fs: StreamFileSystem, path: Any) -> None:
         self._fs = fs
