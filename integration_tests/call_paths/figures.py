@@ -19,7 +19,7 @@ from integration_tests.call_paths.sources import count_sources
 __all__ = ["BOUNDS", "measure_figures", "table"]
 
 BOUNDS: Mapping[str, tuple[int, int]] = {
-    "first save: functions": (475, 450),
+    "first save: functions": (477, 450),
     "first save: modules": (71, 65),
     "load, resharded: functions": (389, 330),
     "load, resharded: modules": (62, 55),
@@ -28,7 +28,7 @@ BOUNDS: Mapping[str, tuple[int, int]] = {
     "second save, one process: functions": (290, 250),
     "second save, one process: modules": (50, 60),
     "second save, one process: switches": (293, 250),
-    "lines of code": (60_000, 44_000),
+    "lines of code": (60_500, 44_000),
     "words in docstrings": (90_000, 70_000),
     "public names": (314, 250),
     "names between packages": (299, 200),
@@ -40,8 +40,9 @@ BOUNDS: Mapping[str, tuple[int, int]] = {
     "members of Sink": (4, 5),
     "members of Source": (3, 4),
 }
-"""Figure → its bound, and the aim. The two of the text's length leave room for features: without those
-that came after the merge of modules, there are 57,400 lines."""
+"""Figure → its bound, and the aim. The two of the text's length leave room for features: without those that came after
+the merge of modules, there are 56,800 lines. That of the functions of a first save has room for two that a rank calls
+only while it waits."""
 _ATTEMPTS = 6
 _SECONDS = 600.0
 
