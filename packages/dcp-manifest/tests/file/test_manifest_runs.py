@@ -59,6 +59,18 @@ def test_an_even_index_is_small_and_reads_the_same(even, assert_same, monkeypatc
     assert others[0] < 800 < 1900 < others[1]
 
 
+def test_an_index_with_more_rows_than_bytes_in_runs_is_stored_without_runs(make_index, assert_same):
+    ranks = 20_000
+    boxes = [((rank * 2,), (2,)) for rank in range(ranks)]
+    rows = [(0, rank * 8, 0, 8, 0, 0, 0, 0) for rank in range(ranks)]
+    index = make_index(
+        [("t", 0, 0, 0, (ranks * 2,), boxes)], chunk_rows=rows, dtypes=("float32",), files=("__0_0.distcp",)
+    )
+    data = encode(index, interop=False)
+    assert footer_of(data).major == 1
+    assert_same(index, read_index(data, file="f"))
+
+
 def test_one_tensor_alone(even, assert_same):
     data, plain = encode(even, interop=False), even
     for row, name in enumerate(plain.tensor_names):

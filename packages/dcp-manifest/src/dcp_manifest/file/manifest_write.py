@@ -66,7 +66,7 @@ def encode(index: CheckpointIndex, *, interop: bool | None = None, head: bytes |
         UnsupportedFormatError: The index is inconsistent.
         UnsafeCheckpointError: A data file's name leads out of the checkpoint's folder.
     """
-    manifest, index_crc32, major = _write_manifest(index)
+    manifest, index_crc32, major = _write_manifest(index, int(index.tensor_chunks.sum()) > RUNS_ABOVE_CHUNKS)
     flags = 0
     if head is None:
         reason = unreadable_reason(index) if interop in (None, True) else "it was saved with interop=False"
@@ -88,7 +88,7 @@ def encode(index: CheckpointIndex, *, interop: bool | None = None, head: bytes |
     return b"".join((head, manifest, footer.to_bytes()))
 
 
-def _write_manifest(index: CheckpointIndex) -> tuple[bytes, int, int]:
+def _write_manifest(index: CheckpointIndex, finds_runs: bool) -> tuple[bytes, int, int]:
     if index.info is None:
         raise UnsupportedFormatError(
             "an index without info cannot be written: set CheckpointIndex.info to a ManifestInfo"
@@ -97,7 +97,7 @@ def _write_manifest(index: CheckpointIndex) -> tuple[bytes, int, int]:
         check_relative_path(path, file="the index to be written")
     try:
         check_index(index)
-        columns = _Columns(int(index.tensor_chunks.sum()) > RUNS_ABOVE_CHUNKS)
+        columns = _Columns(finds_runs)
         _add_tables(columns, index)
         _add_items(columns, index)
         _add_paths(columns, index)
@@ -108,6 +108,8 @@ def _write_manifest(index: CheckpointIndex) -> tuple[bytes, int, int]:
     manifest, index_crc32 = pack(columns.stored, {"info": asdict(index.info), "rows": columns.rows, "stored": stored})
     numbers = max(len(index.chunk_offsets), len(index.tensor_shape))
     if max(columns.rows.values()) > len(manifest) or numbers > len(manifest) * MAX_NUMBERS_PER_BYTE:
+        if columns.has_runs:
+            return _write_manifest(index, finds_runs=False)
         raise UnsupportedFormatError("the index cannot be written: it has more equal rows than readers accept")
     return manifest, index_crc32, MAJOR if columns.has_runs else MAJOR_WITHOUT_RUNS
 
