@@ -333,9 +333,9 @@ def gpu(session: nox.Session) -> None:
     folders = [each for each in session.posargs if not each.startswith("-")]
     python = wheels_over_this(session, folders[0]) if folders else shared(session, "demo")
     chosen = (device, *ON_DEVICES) if device == "--device=cuda" else (device, "-m", "not slow", *ON_DEVICES)
-    session.run(python, "-m", "pytest", *chosen, env=SINGLE_THREAD, external=True, success_codes=[0, 1])
     report = ("--json", str(ROOT / "gpu-report.json"), *(each for each in options if each != device))
     session.run(python, "-m", "integration_tests.devices", device, *report, external=True)
+    session.run(python, "-m", "pytest", *chosen, env=SINGLE_THREAD, external=True)
 
 
 @nox.session(venv_backend="none")
