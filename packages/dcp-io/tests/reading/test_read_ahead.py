@@ -70,6 +70,17 @@ def test_every_byte_that_is_read_was_told_once_and_not_long_before(store, items)
         assert 0 <= ahead <= read_engine._READS_AHEAD + 1
 
 
+def test_only_a_store_with_pieces_is_read_in_pieces(store, items, monkeypatch):
+    def largest_read():
+        telling = Telling(store.path)
+        read_items(telling, [ReadRequest("t", item, 0, item.stored_bytes, None, lambda data: None) for item in items])
+        return max(stop - start for what, start, stop in telling.log if what == "read")
+
+    assert largest_read() == LocalStore.read_piece_bytes
+    monkeypatch.delattr(LocalStore, "read_piece_bytes")  # as a store over a network that prefetches
+    assert largest_read() > 8_000_000
+
+
 def test_of_scattered_parts_nothing_is_told(store, items):
     item = items[0]
     runs = Runs(np.arange(0, 4_000_000, 100_000), 10)

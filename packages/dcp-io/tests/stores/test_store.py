@@ -24,7 +24,7 @@ from dcp_io import (
 from dcp_io.lent_memory import lender_of
 from dcp_io.reading.read_plan import ReadSizes
 from dcp_io.saves.save_session import SaveSession
-from dcp_io.stores.store import place_of, with_folders
+from dcp_io.stores.store import SupportsReadPieces, place_of, with_folders
 from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError, UnsafeCheckpointError
 
 
@@ -136,7 +136,8 @@ def test_a_source_of_requests_asks_the_store():
 
 def test_a_store_with_the_contract_alone_supports_nothing_else():
     store = MemoryStore()
-    assert not isinstance(store, SupportsFolders | SupportsPlace | SupportsRanges | SupportsReadSizes)
+    abilities = SupportsFolders | SupportsPlace | SupportsRanges | SupportsReadPieces | SupportsReadSizes
+    assert not isinstance(store, abilities)
     assert not isinstance(store.open("x"), SupportsFetch | SupportsReadAhead)
     with pytest.raises(NotImplementedError, match="a MemoryStore does not support directories"):
         with_folders(store)

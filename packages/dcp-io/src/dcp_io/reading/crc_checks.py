@@ -28,8 +28,6 @@ __all__ = ["Demands", "check_archive", "check_blocks", "check_whole", "make_page
 # A piece of this size is still in the processor's L1 cache when it is read a second time.
 _COPY_BYTES = 256 << 10
 _LEAST_BYTES = 1 << 20
-# Half of a usual L2 cache. With smaller pieces, waiting for the GIL costs more.
-_PIECE_BYTES = 512 << 10
 _POPULATE_WRITE = 23
 """`MADV_POPULATE_WRITE`, of Linux 5.14."""
 
@@ -50,20 +48,22 @@ def make_pages(buffer: memoryview) -> None:
         madvise(start, stop - start, _POPULATE_WRITE)
 
 
-def read_with_crc(file: OpenFile, position: int, buffers: Sequence[memoryview], value: int) -> int:
-    """Fill the buffers, and return the CRC32 continued from `value`."""
+def read_with_crc(
+    file: OpenFile, position: int, buffers: Sequence[memoryview], value: int, *, piece_bytes: int | None
+) -> int:
+    """Fill the buffers, in pieces if these have a size, and return the CRC32 continued from `value`."""
     for buffer in buffers:
         make_pages(buffer)
     if file.fetch is not None:
         return _copy_with_crc(file.fetch(position, sum(map(len, buffers))), buffers, value)
-    if not file.reads_ahead:  # each read may be a request
+    if piece_bytes is None:  # each read may be a request
         file.source.read_into(position, buffers)
         for buffer in buffers:
             value = crc32(buffer, value)
         return value
     for buffer in buffers:
-        for start in range(0, len(buffer), _PIECE_BYTES):
-            piece = buffer[start : start + _PIECE_BYTES]
+        for start in range(0, len(buffer), piece_bytes):
+            piece = buffer[start : start + piece_bytes]
             file.source.read_into(position, [piece])
             value = crc32(piece, value)  # while it is in the processor's cache
             position += len(piece)

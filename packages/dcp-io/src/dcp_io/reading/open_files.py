@@ -27,8 +27,6 @@ class OpenFile:
             raise CheckpointNotFoundError(f"{error}; {wanted[0].request.key!r} is stored in it") from error
         self.fetch = self.source.fetch if isinstance(self.source, SupportsFetch) else None
         self._will_need = self.source.will_need if isinstance(self.source, SupportsReadAhead) else None
-        self.reads_ahead = self._will_need is not None
-        """Whether small reads of a range cost no more than a large one."""
         self.users = 0
         for one in wanted:
             if one.base + one.stop > size:

@@ -195,10 +195,11 @@ class _Batch:
                 buffers = [view[start - origin : stop - origin]]
             size += stop - start
             if whole.check is Check.BLOCKS:
-                value = read_with_crc(file, whole.base + start, buffers, crc_at(whole.item, start))
+                before = crc_at(whole.item, start)
+                value = read_with_crc(file, whole.base + start, buffers, before, piece_bytes=self._sizes.piece_bytes)
                 check_blocks(key, whole.item, start, stop, buffers, value)
             elif whole.check is Check.WHOLE:
-                value = read_with_crc(file, whole.base + start, buffers, 0)
+                value = read_with_crc(file, whole.base + start, buffers, 0, piece_bytes=self._sizes.piece_bytes)
                 with self._lock:
                     whole.crcs[start] = value, stop - start
             else:

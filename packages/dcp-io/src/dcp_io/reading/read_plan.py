@@ -14,7 +14,7 @@ from operator import itemgetter
 import numpy as np
 
 from dcp_io.requests import ReadRequest, Verify
-from dcp_io.stores.store import Store, SupportsReadSizes
+from dcp_io.stores.store import Store, SupportsReadPieces, SupportsReadSizes
 from dcp_manifest.errors import CorruptCheckpointError
 from dcp_manifest.index.columns import CRC_BLOCK_MIN_BYTES, ItemKind, StoredItem, block_bytes, border_count
 from dcp_manifest.index.runs import Runs
@@ -123,13 +123,17 @@ class ReadSizes:
     """Largest gap between runs of one item that is read rather than skipped."""
     step_bytes: int
     """Steps of a large item."""
+    piece_bytes: int | None = None
+    """Pieces of a step that is checked; None: read it in one call."""
 
     @classmethod
     def of(cls, store: Store) -> ReadSizes:
         """Return the store's own sizes, or those for disks."""
+        piece_bytes = store.read_piece_bytes if isinstance(store, SupportsReadPieces) else None
         if not isinstance(store, SupportsReadSizes):
-            return cls(GAP_BYTES, RUN_GAP_BYTES, STEP_BYTES)
-        return cls(store.read_gap_bytes, max(RUN_GAP_BYTES, store.read_gap_bytes), store.read_step_bytes)
+            return cls(GAP_BYTES, RUN_GAP_BYTES, STEP_BYTES, piece_bytes)
+        run_gap_bytes = max(RUN_GAP_BYTES, store.read_gap_bytes)
+        return cls(store.read_gap_bytes, run_gap_bytes, store.read_step_bytes, piece_bytes)
 
 
 def want(request: ReadRequest, verify: Verify, *, run_gap_bytes: int = RUN_GAP_BYTES) -> Wanted:

@@ -29,6 +29,7 @@ __all__ = [
     "SupportsPlace",
     "SupportsRanges",
     "SupportsReadAhead",
+    "SupportsReadPieces",
     "SupportsReadSizes",
     "check_name",
     "place_of",
@@ -287,6 +288,14 @@ class SupportsReadSizes(Protocol):
     """Largest gap between two wanted ranges that is cheaper to read than to skip; -1 joins no ranges."""
     read_step_bytes: int
     """Size of the pieces of a larger range, if memory allows."""
+
+
+@runtime_checkable
+class SupportsReadPieces(Protocol):
+    """Protocol of a store with a page cache, whose small reads cost no more per byte than large ones."""
+
+    read_piece_bytes: int
+    """Size of one call of `read_into` while CRCs are checked."""
 
 
 @runtime_checkable
