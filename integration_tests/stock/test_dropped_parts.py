@@ -78,6 +78,31 @@ def check(loaded: dict[str, Any]) -> None:
     assert loaded["step"] == 3
 
 
+@pytest.mark.filterwarnings("ignore:Detected an existing checkpoint")
+def test_a_later_save_of_stock_is_not_replaced(tmp_path: Path) -> None:
+    """Its files have the same names, its index has no id, and offsets in it differ."""
+    stock.save({"a": torch.ones(5), "b": torch.ones(9000), "c": torch.ones(70)}, checkpoint_id=tmp_path, no_dist=True)
+    smaller = SmallerCheckpoint(LocalStore(tmp_path), keep=["a", "c"])
+    state = {"a": torch.zeros(5), "b": torch.zeros(2), "c": torch.zeros(70)}
+    stock.save(state, checkpoint_id=tmp_path, no_dist=True)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(dcp.SaveInProgressError, match="another save has replaced"):
+        smaller.publish(by="a test")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_smaller_checkpoints_of_two_stock_saves_differ(tmp_path: Path) -> None:
+    origins = set()
+    for name in ("one", "two"):
+        stock.save({"a": torch.ones(5), name: torch.ones(5)}, checkpoint_id=tmp_path / name, no_dist=True)
+        for part in ("a", "unknown"):
+            SmallerCheckpoint(LocalStore(tmp_path / name), drop=[part]).publish(by="a test")
+        info = index_of(tmp_path / name).info
+        assert info is not None
+        origins.add(info.origin)
+    assert len(origins) == 2
+
+
 def test_the_tie_of_names_that_stay(tmp_path: Path) -> None:
     """The first name of tied tensors is removed, and the others stay tied."""
     weight = torch.arange(8.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import replace
 
@@ -168,6 +169,39 @@ def test_a_checkpoint_in_use_is_refused(store, helpers):
     with pytest.raises(SaveInProgressError, match="another save has replaced"):
         smaller.publish(by="a test")
     assert helpers.load_all(store) == {"app.model.z": b"1"}
+
+
+@pytest.mark.parametrize("when", ["before", "while it copies"])
+@pytest.mark.parametrize("who", ["is reading", "has left .dcp-note-next.json", "another save has replaced"])
+def test_a_process_that_comes_later_is_respected(store, helpers, monkeypatch, who, when):
+    """A reader, a save that is about to begin, and a save of PyTorch's, which writes no marker."""
+    helpers.save_all(store, VALUES)
+    smaller = SmallerCheckpoint(store, keep=["app.model"])
+    index = store.read(".metadata")
+    comes = contextlib.ExitStack()
+
+    def come():
+        if who == "is reading":
+            comes.enter_context(ReadingSign(store, stale_after_seconds=60))
+        elif who == "another save has replaced":
+            file = index_of(store).files[0]
+            store.publish(file, store.read(file))
+        else:
+            store.publish(".dcp-note-next.json", b"{}")
+
+    if when == "before":
+        come()
+    else:
+        sync_folder = LocalStore.sync_folder
+        monkeypatch.setattr(LocalStore, "sync_folder", lambda self: (sync_folder(self), come()))
+    with comes, pytest.raises(SaveInProgressError, match=who):
+        smaller.publish(by="a test")
+    assert store.read(".metadata") == index
+    assert helpers.load_all(store) == helpers.merged(VALUES)
+    assert {name for name in helpers.names(store) if not name.startswith(".dcp-note")} == {
+        ".metadata",
+        *index_of(store).files,
+    }
 
 
 def test_a_reader_without_a_lease_is_told_to_begin_again(store, helpers):

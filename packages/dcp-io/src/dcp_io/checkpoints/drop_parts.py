@@ -18,14 +18,20 @@ from dcp_io.archives.zip_format import ALIGNMENT_BYTES
 from dcp_io.checkpoints.remove_checkpoint import ReadingSign, clear_dead_saves
 from dcp_io.checkpoints.verify_checkpoint import PassingCrcs
 from dcp_io.errors import SaveInProgressError
-from dcp_io.saves.cleanup import STALE_AFTER_SECONDS, read_current
+from dcp_io.saves.cleanup import STALE_AFTER_SECONDS, Current, index_digest, read_current
 from dcp_io.saves.save_files import MARK_BYTES, data_mark
 from dcp_io.saves.save_session import SaveSession
 from dcp_io.stores.host_store import HostStore
 from dcp_io.stores.store import Store
 from dcp_manifest.errors import CheckpointNotFoundError, UnsupportedFormatError
 from dcp_manifest.file.manifest_write import encode
-from dcp_manifest.folders.folder import METADATA_NAME, data_file_name, data_file_prefix, rank_of_data_file
+from dcp_manifest.folders.folder import (
+    METADATA_NAME,
+    NEXT_NOTE,
+    data_file_name,
+    data_file_prefix,
+    rank_of_data_file,
+)
 from dcp_manifest.index.columns import CheckpointIndex, ItemColumns, ManifestInfo, needed_bytes
 from dcp_manifest.index.merge_indexes import take_tensors
 from dcp_manifest.index.stored_items import take_items
@@ -107,7 +113,7 @@ class SmallerCheckpoint:
             raise UnsupportedFormatError(
                 f"{store.url}: no part is removed from a checkpoint with files on several hosts"
             )
-        current = read_current(store)
+        current, self._state = _look(store)
         if current.damage is not None:
             current.damage.name_place(store.url)
             raise current.damage
@@ -155,25 +161,31 @@ class SmallerCheckpoint:
         clear_dead_saves(self._store, stale_after_seconds=stale_after_seconds)
         if not self.parts or self.is_empty:
             return
-        if ReadingSign.alive(self._store, stale_after_seconds=stale_after_seconds):
-            raise SaveInProgressError(f"a process is reading {self._store.url}; wait for it")
         session = SaveSession.begin(self._store, stale_after_seconds=stale_after_seconds)
         try:
-            self._refuse_change()
+            self._refuse_use(stale_after_seconds)
             self._copy(session.save_id)
             old = (self.whole.info or _info_of_stock(self._store, self.whole)).without(self.parts, by)
             index = self._moved()
             index.info = replace(old, save_id=session.save_id, generation=session.generation)
+            self._refuse_use(stale_after_seconds)  # again, since copying takes time
             session.publish(METADATA_NAME, encode(index))
         except BaseException:
             session.abort()
             raise
         session.finish(index.files)
 
-    def _refuse_change(self) -> None:
-        now, old = read_current(self._store).index, self.whole
-        if now is None or (now.info, now.files, now.names()) != (old.info, old.files, old.names()):
-            raise SaveInProgressError(f"another save has replaced the checkpoint in {self._store.url}: try again")
+    def _refuse_use(self, stale_after_seconds: float) -> None:
+        url = self._store.url
+        if ReadingSign.alive(self._store, stale_after_seconds=stale_after_seconds):
+            raise SaveInProgressError(f"a process is reading {url}; wait for it")
+        if self._store.exists(NEXT_NOTE):  # it names the index that its save replaces, which must not change
+            raise SaveInProgressError(
+                f"a save to {url} is about to begin, or was killed: it has left {NEXT_NOTE}. Wait for the save, or "
+                "start the run's checkpoint manager, which removes what a killed save has left"
+            )
+        if _look(self._store)[1] != self._state:
+            raise SaveInProgressError(f"another save has replaced the checkpoint in {url}: try again")
 
     def _copy(self, save_id: str) -> None:
         spans = PassingCrcs.spans_by_file(self._index)
@@ -282,8 +294,21 @@ def _prefixes(name: str) -> Iterator[str]:
     return (".".join(parts[:end]) for end in range(1, len(parts) + 1))
 
 
+def _look(store: Store) -> tuple[Current, object]:
+    """Return the checkpoint, and a state that differs after any other save.
+
+    PyTorch's saves use the same file names again, write no marker, and have no id.
+    """
+    entries, digest = store.list(), index_digest(store, [METADATA_NAME])  # before the index is read
+    current = read_current(store)
+    files = {*current.index.files} if current.index is not None else set[str]()
+    info = current.index.info if current.index is not None else None
+    return current, (info, digest, {entry for entry in entries if entry.name in files})
+
+
 def _info_of_stock(store: Store, index: CheckpointIndex) -> ManifestInfo:
-    """Return facts about a checkpoint of PyTorch's, whose index has none."""
+    """Return facts about a checkpoint of PyTorch's, whose index has none; its digest is the id."""
     ranks = max((rank_of_data_file(name) or 0 for name in index.files), default=0) + 1
     written = next((entry.mtime for entry in store.list() if entry.name == METADATA_NAME), 0.0)
-    return ManifestInfo("", ranks, "torch.distributed.checkpoint", created_ns=int(written * 1e9))
+    digest = index_digest(store, [METADATA_NAME])
+    return ManifestInfo(digest, ranks, "torch.distributed.checkpoint", created_ns=int(written * 1e9))

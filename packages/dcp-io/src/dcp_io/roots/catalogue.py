@@ -43,6 +43,7 @@ from dcp_manifest.errors import CheckpointNotFoundError
 from dcp_manifest.folders.checkpoint_order import step_of
 from dcp_manifest.folders.folder import (
     METADATA_NAME,
+    NEXT_NOTE,
     NOTE,
     QUARANTINE,
     SAVE_MARKER_PREFIX,
@@ -61,7 +62,6 @@ T = TypeVar("T")
 LATEST = "latest"
 # The root may belong to a run with tiers, whose description and host ids are files in it.
 _ROOT_FILES = (LATEST, "run.tiers.toml", HOST_FILE, HOSTS_FILE)
-NEXT_NOTE = ".dcp-note-next.json"
 # After this time, publishing a few bytes has ended, or its process is dead.
 _PUBLISHING_SECONDS = 5.0
 # Least difference of the creation times of two checkpoints, even if the clocks of their hosts differ.
@@ -434,7 +434,7 @@ class Catalogue:
     def _keep_parts(self, folder: StepFolder, parts: tuple[str, ...], by: str) -> None:
         """Remove everything else; log failures. A checkpoint that has not changed since is not read again."""
         state = parts, {entry for entry in folder.entries if is_index_name(entry.name)}
-        if NEXT_NOTE in folder.names or self._smaller.get(folder.step) == state:
+        if self._smaller.get(folder.step) == state:
             return
         if isinstance(self._root, HostStore):
             self._smaller[folder.step] = state

@@ -18,6 +18,7 @@ from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError,
 __all__ = [
     "DATA_SUFFIX",
     "METADATA_NAME",
+    "NEXT_NOTE",
     "NOTE",
     "QUARANTINE",
     "REMOVING",
@@ -226,6 +227,8 @@ _MAX_SECONDS = 1e11
 
 NOTE = ".dcp-note.json"
 """Manager's note: step, metrics, and the saving process."""
+NEXT_NOTE = ".dcp-note-next.json"
+"""Note of a save that has not yet replaced the checkpoint."""
 QUARANTINE = ".dcp-quarantined.json"
 """Quarantines a damaged checkpoint."""
 REMOVING = ".dcp-removing"
