@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from dcp_io import KeepBest, LocalStore
+from dcp_io.checkpoints.remove_checkpoint import ReadingSign
 from dcp_io.roots.catalogue import Catalogue
 from dcp_io.saves.save_files import ProcessIdentity, this_process
 from dcp_io.testing.damage import flip
@@ -88,6 +89,15 @@ def test_rm_of_a_part_is_refused(
     found, _, err = dcp("rm", path, *arguments, "--yes")
     assert (found, message.format(path, path) in err) == (code, True), err
     assert (path / ".metadata").read_bytes() == before
+
+
+def test_rm_of_a_part_in_use_does_not_advise_force(tmp_path: Path, dcp: Dcp, write: Write) -> None:
+    """With --force, the whole checkpoint would be removed."""
+    path = tmp_path / "step-100"
+    write(path)
+    with ReadingSign(LocalStore(path), stale_after_seconds=60):
+        code, _, err = dcp("rm", path, "--part", "note", "--yes")
+    assert (code != 0, "is reading" in err, "force" in err) == (True, True, False)
 
 
 def test_rm_of_a_part_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dcp: Dcp, write: Write) -> None:

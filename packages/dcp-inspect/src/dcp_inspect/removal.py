@@ -101,7 +101,7 @@ def plan_smaller(path: str, store: Store, *, keep: Collection[str] = (), drop: C
         SaveInProgressError: A process may use the folder.
     """
     _refuse_web(store, path)
-    _refuse_users(store, path)
+    _refuse_users(store, path, remedy="wait for it")  # --force would remove the whole checkpoint
     smaller = SmallerCheckpoint(store, keep=keep, drop=drop)
     if smaller.unknown:
         part = smaller.unknown[0]
@@ -152,13 +152,13 @@ def remove(removal: Removal) -> None:
     remove_checkpoint(store, also=frozenset({REMOVING}))
 
 
-def _refuse_users(store: Store, path: str) -> None:
+def _refuse_users(store: Store, path: str, remedy: str = "wait for it, or use rm --force") -> None:
     saves = running_saves(store, stale_after_seconds=STALE_AFTER_SECONDS)
     if saves:
-        raise SaveInProgressError(f"a save is writing to {path} ({saves[0]}); wait for it, or use rm --force")
+        raise SaveInProgressError(f"a save is writing to {path} ({saves[0]}); {remedy}")
     readers = ReadingSign.alive(store, stale_after_seconds=STALE_AFTER_SECONDS)
     if readers:
-        raise SaveInProgressError(f"a process is reading {path} ({readers[0]}); wait for it, or use rm --force")
+        raise SaveInProgressError(f"a process is reading {path} ({readers[0]}); {remedy}")
 
 
 _PATIENCE = age(STALE_AFTER_SECONDS)
