@@ -42,6 +42,7 @@ def model(fill: float) -> dict[str, Any]:
     ids=["plain", "files", "threads", "raw", "compressed", "of-stock"],
 )
 def test_what_stays(tmp_path: Path, options: dict[str, Any] | None) -> None:
+    tmp_path /= "run/step-3"
     if options is None:
         stock.save(values(3.0), checkpoint_id=tmp_path, no_dist=True)
     else:
