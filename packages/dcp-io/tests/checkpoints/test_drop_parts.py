@@ -156,6 +156,23 @@ def test_damaged_values(store, helpers, key, refused):
         assert helpers.load_all(store) == MODEL
 
 
+@pytest.mark.parametrize("is_short", [False, True])
+def test_nothing_is_removed_if_a_file_that_stays_is_damaged(store, helpers, is_short):
+    """Though nothing is copied: what was to be removed may be all that is left."""
+    helpers.save_all(store, VALUES, single_file=False)
+    index = index_of(store)
+    file = index.stored_item(index.chunk_items, index.tensor_names.index("app.model.b")).file
+    data = store.read(file)
+    store.delete(file)
+    if is_short:
+        store.publish(file, data[:1000])
+    before = helpers.names(store)
+    with pytest.raises(CorruptCheckpointError if is_short else CheckpointNotFoundError, match=file):
+        SmallerCheckpoint(store, keep=["app.model"]).publish(by="a test")
+    assert helpers.names(store) == before
+    assert index_of(store).info == index.info
+
+
 def test_a_checkpoint_in_use_is_refused(store, helpers):
     helpers.save_all(store, VALUES)
     smaller = SmallerCheckpoint(store, keep=["app.model"])

@@ -25,6 +25,7 @@ from dcp_io.stores.host_store import HostStore
 from dcp_io.stores.store import Store
 from dcp_manifest.errors import CheckpointNotFoundError, UnsupportedFormatError
 from dcp_manifest.file.manifest_write import encode
+from dcp_manifest.folders.find_checkpoints import check_files
 from dcp_manifest.folders.folder import (
     METADATA_NAME,
     NEXT_NOTE,
@@ -153,7 +154,8 @@ class SmallerCheckpoint:
 
         Raises:
             SaveInProgressError: A process saves to the folder or reads the checkpoint, or it has changed since.
-            CorruptCheckpointError: A value that must be copied is damaged.
+            CheckpointNotFoundError, CorruptCheckpointError: A file that stays is missing or short, or a value that must
+                be copied is damaged.
             OSError: The storage failed.
 
         Ranks: one.
@@ -164,6 +166,7 @@ class SmallerCheckpoint:
         session = SaveSession.begin(self._store, stale_after_seconds=stale_after_seconds)
         try:
             self._refuse_use(stale_after_seconds)
+            check_files(self._store, self._index)
             self._copy(session.save_id)
             old = (self.whole.info or _info_of_stock(self._store, self.whole)).without(self.parts, by)
             index = self._moved()
