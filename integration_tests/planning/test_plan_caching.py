@@ -162,7 +162,7 @@ def test_the_second_identical_save_sends_no_plan(ranks: Any, short_path: Path, r
 
 
 def test_one_rank_sends_the_form_of_a_large_job(ranks: Any, short_path: Path) -> None:
-    """Up to 128 ranks, each sends its whole plan: more than 10 KB here."""
+    """Below 128 ranks, each rank sends its whole plan: more than 10 KB here."""
     for rank, rounds in enumerate(ranks.run(4, in_a_large_job, interleaved, str(short_path))):
         assert all(right for *_, right in rounds)
         for counts in rounds[0][:2]:
