@@ -16,7 +16,7 @@ from dcp_core.storage.byte_storage import FileAttributes, SerializationFormat, c
 from dcp_core.transforms import ExtensionRegistry, ItemStreams, StreamTransformExtension
 from dcp_fs.filesystem import FileSystem, is_local_id
 from dcp_io import STALE_AFTER_SECONDS, Layout, LocalStore, StoreBackend, Verify, open_store
-from dcp_io.requests import check_choices
+from dcp_io.requests import check_options
 from dcp_io.stores.host_store import HostFolder
 from dcp_io.stores.stream_store import StreamStore
 
@@ -100,7 +100,7 @@ class FileSystemWriter(_LocalFolder, ByteStorageWriter, BlockingAsyncStager):
     ) -> None:
         if type(self) is FileSystemWriter:  # a subclass may set another file system, whose ids are its own
             file_path(path)
-        check_choices(layout=layout, thread_count=thread_count, max_inflight_bytes=max_inflight_bytes)
+        check_options(layout=layout, thread_count=thread_count, max_inflight_bytes=max_inflight_bytes)
         check_format(serialization_format)
         setting = one_setting(_extensions, compression)
         self.transforms = ItemStreams(_extensions)
@@ -169,7 +169,7 @@ class FileSystemReader(_LocalFolder, ByteStorageReader):
     ) -> None:
         if type(self) is FileSystemReader:  # a subclass may set another file system, whose ids are its own
             file_path(path)
-        check_choices(verify=verify, thread_count=thread_count, max_inflight_bytes=max_inflight_bytes)
+        check_options(verify=verify, thread_count=thread_count, max_inflight_bytes=max_inflight_bytes)
         self.verify: Verify = "blocks" if verify is True else verify
         self.thread_count = thread_count or StoreBackend.default_threads()
         self.max_inflight_bytes = max_inflight_bytes

@@ -14,7 +14,7 @@ from dcp_core.transforms import ItemStreams, StreamTransformExtension
 from dcp_fsspec.filesystem import FileSystem, init_path, made_file_system
 from dcp_fsspec.opening import is_fsspec_id, open_store
 from dcp_io import STALE_AFTER_SECONDS, Layout, StoreBackend, Verify
-from dcp_io.requests import check_choices
+from dcp_io.requests import check_options
 from dcp_io.stores.stream_store import StreamStore
 
 __all__ = ["FsspecReader", "FsspecWriter"]
@@ -88,7 +88,7 @@ class FsspecWriter(_Folder, ByteStorageWriter, BlockingAsyncStager):
     ) -> None:
         setting = one_setting(_extensions, compression)
         self.transforms = ItemStreams(_extensions)
-        check_choices(layout=layout, thread_count=thread_count, max_inflight_bytes=max_inflight_bytes)
+        check_options(layout=layout, thread_count=thread_count, max_inflight_bytes=max_inflight_bytes)
         self.serialization_format = serialization_format
         self.single_file_per_rank = single_file_per_rank
         self.sync_files = sync_files
@@ -161,7 +161,7 @@ class FsspecReader(_Folder, ByteStorageReader):
         storage_options: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        check_choices(verify=verify, thread_count=thread_count, max_inflight_bytes=max_inflight_bytes)
+        check_options(verify=verify, thread_count=thread_count, max_inflight_bytes=max_inflight_bytes)
         self.verify: Verify = verify
         self.thread_count = thread_count
         self.max_inflight_bytes = max_inflight_bytes

@@ -22,7 +22,7 @@ __all__ = [
     "Verify",
     "Writable",
     "WriteRequest",
-    "check_choices",
+    "check_options",
 ]
 
 
@@ -210,9 +210,15 @@ any destination changes (read twice). False: no checks.
 _VERIFY = ("blocks", "full", "before", True, False)
 
 
-def check_choices(*, layout: object = "torch", verify: object = "blocks", **numbers: int | None) -> None:
+def check_options(
+    *,
+    layout: object = "torch",
+    verify: object = "blocks",
+    thread_count: int | None = None,
+    max_inflight_bytes: int | None = None,
+) -> None:
     """Raise ValueError for an invalid `Layout` or `Verify`, or a number below 1."""
-    for name, number in numbers.items():
+    for name, number in (("thread_count", thread_count), ("max_inflight_bytes", max_inflight_bytes)):
         if number is not None and number < 1:
             raise ValueError(f"{name}={number} must be at least 1")
     for name, value, choices in (("layout", layout, get_args(Layout)), ("verify", verify, _VERIFY)):

@@ -10,7 +10,7 @@ from dcp_core import ByteStorageReader, ByteStorageWriter
 from dcp_core.encoding.compression import Compression
 from dcp_core.transforms import ExtensionRegistry
 from dcp_io import STALE_AFTER_SECONDS, Layout, StoreBackend, Verify
-from dcp_io.requests import check_choices
+from dcp_io.requests import check_options
 from dcp_object.address import is_address
 from dcp_object.opening import open_store
 from dcp_object.sink import MAX_PART_BYTES, MIN_PART_BYTES, UPLOADS
@@ -133,7 +133,7 @@ class ObjectStoreReader(ByteStorageReader):
         max_inflight_bytes: int = 128 << 20,
         extensions: ExtensionRegistry | None = None,
     ) -> None:
-        check_choices(verify=verify, thread_count=thread_count, max_inflight_bytes=max_inflight_bytes)
+        check_options(verify=verify, thread_count=thread_count, max_inflight_bytes=max_inflight_bytes)
         self.verify: Verify = verify
         self.thread_count = thread_count
         self.max_inflight_bytes = max_inflight_bytes

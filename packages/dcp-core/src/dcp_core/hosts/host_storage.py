@@ -10,7 +10,7 @@ from dcp_core.hosts.agree import HostAgreement
 from dcp_core.hosts.commit import HostCommit, names_host_store, open_host_store
 from dcp_core.records.protocols import CheckpointId
 from dcp_io import STALE_AFTER_SECONDS, HostStore, Layout, StoreBackend, Verify
-from dcp_io.requests import check_choices
+from dcp_io.requests import check_options
 
 __all__ = ["HostStorageReader", "HostStorageWriter"]
 
@@ -48,7 +48,7 @@ class HostStorageWriter(HostCommit):
         stale_after_seconds: float = STALE_AFTER_SECONDS,
         compression: Compression = None,
     ) -> None:
-        check_choices(layout=layout, thread_count=thread_count, max_inflight_bytes=max_inflight_bytes)
+        check_options(layout=layout, thread_count=thread_count, max_inflight_bytes=max_inflight_bytes)
         self.thread_count = thread_count or StoreBackend.default_threads()
         self.layout: Layout = layout
         self.max_inflight_bytes = max_inflight_bytes
@@ -99,7 +99,7 @@ class HostStorageReader(HostAgreement):
         max_inflight_bytes: int = StoreBackend.default_inflight_bytes,
         extensions: ExtensionRegistry | None = None,
     ) -> None:
-        check_choices(verify=verify, thread_count=thread_count, max_inflight_bytes=max_inflight_bytes)
+        check_options(verify=verify, thread_count=thread_count, max_inflight_bytes=max_inflight_bytes)
         self.verify: Verify = verify
         self.thread_count = thread_count or StoreBackend.default_threads()
         self.max_inflight_bytes = max_inflight_bytes

@@ -96,14 +96,15 @@ class PlanExchange:
     def run(self, plan_locally: Callable[[], SavePlan], plan_globally: PlanGlobally) -> SavePlan:
         """Return this rank's part of the global plan, which the coordinator makes with `plan_globally`.
 
-        Ranks: every rank; collective: one phase. A further one if a rank has a cached plan that the coordinator cannot
-        use: other ranks' plans or replicas have changed, or its own cache lacks it. A further one for `Brief`s.
+        Ranks: every rank; collective: one phase. One more if a rank has a cached plan that the coordinator cannot use:
+        other ranks' plans or replicas have changed, or its own cache lacks it. One more from `MANY_RANKS` ranks on,
+        unless all ranks send their whole plans.
         """
         answer = partial(self._answer, plan_globally)
         reply = self.coordinator.reduce_scatter("plan", partial(self._propose, plan_locally), answer)
         while reply.rest is None:
             reply = self.coordinator.reduce_scatter("plan", partial(self._send, reply.wanted), answer)
-        return self._accept(reply)
+        return self._accept(reply, reply.rest)
 
     def forget(self) -> None:
         """Uncache this plan."""
@@ -277,10 +278,10 @@ class PlanExchange:
             replies.append(_Reply(rest, by, self._token, checks))
         return replies
 
-    def _accept(self, reply: _Reply) -> SavePlan:
-        local, plan = self._local, reply.rest
-        if plan is None or local is None:
-            raise RuntimeError("the coordinator asked for the plans twice")
+    def _accept(self, reply: _Reply, plan: SavePlan) -> SavePlan:
+        local = self._local
+        if local is None:
+            raise RuntimeError("there is no local plan")
         self.packs = not self.coordinator.is_coordinator and (reply.unchanged or reply.chosen is not None)
         if reply.unchanged:
             (self._known,) = [one for one in self._candidates if one.token == reply.token]

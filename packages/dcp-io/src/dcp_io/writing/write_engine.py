@@ -18,7 +18,7 @@ import numpy.typing as npt
 from dcp_base.progress import find_progress
 from dcp_io.archives.crc import RunningCrc, crc32
 from dcp_io.archives.zip_format import ALIGNMENT_BYTES, Frame, tensor_frame
-from dcp_io.requests import Alike, BlockEncoder, Layout, Payload, PiecewiseData, Writable, check_choices
+from dcp_io.requests import Alike, BlockEncoder, Layout, Payload, PiecewiseData, Writable, check_options
 from dcp_io.saves.save_files import MARK_BYTES, data_mark
 from dcp_io.stores.store import Sink, Store
 from dcp_io.workers import MAX_INFLIGHT_BYTES, StopSignal, run_together
@@ -84,7 +84,7 @@ def write_items(
         raise ValueError(f"threads={threads} must be at least 1")
     if max_inflight_bytes < 1:
         raise ValueError(f"max_inflight_bytes={max_inflight_bytes} must be at least 1")
-    check_choices(layout=layout)
+    check_options(layout=layout)
     if not requests:
         return StoredItems.of([])
     buckets = assign_to_threads(requests, threads)

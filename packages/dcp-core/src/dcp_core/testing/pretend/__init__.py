@@ -31,14 +31,19 @@ def is_possible() -> bool:
     return hasattr(backend_registration, "_setup_privateuseone_for_python_backend")
 
 
-def install(devices: int = 2, schedule: Schedule | None = None) -> ModuleType:
-    """Make devices known to PyTorch, once, and the backend of their process groups; return `torch.pretend`."""
+def install(devices: int | None = None, schedule: Schedule | None = None) -> ModuleType:
+    """Make devices (2) known to PyTorch, once, and the backend of their process groups; return `torch.pretend`.
+
+    Raises RuntimeError if the devices are there, and are not those that the arguments ask for.
+    """
     from dcp_core.testing.pretend import device  # noqa: PLC0415 - it takes the name of a part of torch
 
     if not _installed:
-        machine.devices, machine.schedule = devices, schedule or machine.schedule
+        machine.devices, machine.schedule = devices or machine.devices, schedule or machine.schedule
         backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=device)  # noqa: SLF001
         _installed.extend([operators.register(), collectives.register()])
+    elif devices not in {None, machine.devices} or (schedule or machine.schedule) != machine.schedule:
+        raise RuntimeError(f"{NAME} is installed, with {machine.devices} devices and {machine.schedule}")
     return sys.modules[f"torch.{NAME}"]
 
 

@@ -28,8 +28,8 @@ _OPERATORS = (
     *("reduce_scatter_tensor_coalesced_", "scatter_", "send"),
 )
 _streams: defaultdict[str, Stream] = defaultdict(lambda: Stream(0))
-_unfinished: set[_Work] = set()
-"""Kept here, as PyTorch keeps only the C++ half of such an object."""
+_not_waited_for: set[_Work] = set()
+"""Kept here until `wait`, as PyTorch keeps only the C++ half of such an object."""
 
 
 def register() -> list[object]:
@@ -52,13 +52,13 @@ class _Work(dist.Work):
     def __init__(self, event: Event, outputs: list[torch.Tensor], *, blocks: bool) -> None:
         super().__init__()
         self._event, self._outputs, self._blocks = event, outputs, blocks
-        _unfinished.add(self)
+        _not_waited_for.add(self)
 
     def wait(self, *_: Any) -> bool:
         self._event.wait()
         if self._blocks:
             self._event.synchronize()
-        _unfinished.discard(self)
+        _not_waited_for.discard(self)
         return True
 
     def is_completed(self) -> bool:
@@ -87,11 +87,11 @@ def _collective(operator: Any) -> Callable[..., Any]:
         works = dist.Work.unbox(answer[-1] if isinstance(answer, tuple) else answer)
         outputs = [] if name == "send" else pytree.tree_leaves(arguments[0])
         targets = list(map(on_host, outputs))
-        sources = pytree.tree_leaves(host[0])
+        sources = [] if name == "send" else pytree.tree_leaves(host[0])
 
         def finish() -> None:
             works.wait()
-            for target, source in zip(targets, sources, strict=False):
+            for target, source in zip(targets, sources, strict=True):
                 target.copy_(source)
 
         machine.launch(stream, finish, early=False)
