@@ -59,6 +59,7 @@ TESTED_WITH = (
     "opentelemetry-sdk",
     "prometheus-client",
     "s3torchconnector[dcp]",
+    "safetensors",
 )
 # It asks for an older fsspec than the tests of `dcp-fsspec` do; triton comes with PyTorch where there is CUDA.
 TORCHTITAN = ("--no-deps", "datasets", "torchtitan", "triton")
