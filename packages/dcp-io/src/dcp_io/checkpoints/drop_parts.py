@@ -55,30 +55,29 @@ class _Move:
     new_file: str = ""
     starts: list[int] = field(default_factory=list)
     stops: list[int] = field(default_factory=list)
-    places: list[int] = field(default_factory=list)
-    """Positions in the new file."""
-    bytes: int = MARK_BYTES
-    """Of the new file."""
+    new_starts: list[int] = field(default_factory=list)
+    new_bytes: int = MARK_BYTES
+    """Size of the new file."""
 
     @classmethod
     def of(cls, file: str, ranges: Collection[tuple[int, int]]) -> _Move:
         move = cls(file)
         for start, stop in sorted(ranges):
             if move.stops and start <= move.stops[-1]:
-                move.bytes += max(0, stop - move.stops[-1])
+                move.new_bytes += max(0, stop - move.stops[-1])
                 move.stops[-1] = max(stop, move.stops[-1])
             else:  # aligned as before
-                place = move.bytes + (start - move.bytes) % ALIGNMENT_BYTES
+                new_start = move.new_bytes + (start - move.new_bytes) % ALIGNMENT_BYTES
                 move.starts.append(start)
                 move.stops.append(stop)
-                move.places.append(place)
-                move.bytes = place + stop - start
+                move.new_starts.append(new_start)
+                move.new_bytes = new_start + stop - start
         return move
 
-    def place(self, offset: int) -> int:
-        """Return an item's new offset."""
+    def new_offset(self, offset: int) -> int:
+        """Return an item's offset in the new file."""
         at = bisect_right(self.starts, offset) - 1
-        return self.places[at] + offset - self.starts[at]
+        return self.new_starts[at] + offset - self.starts[at]
 
 
 class SmallerCheckpoint:
@@ -89,7 +88,7 @@ class SmallerCheckpoint:
         keep: Parts that stay, such as `app.model`; empty for all that are not in `drop`.
         drop: Parts that are removed.
 
-    Nothing is changed.
+    Creating the object changes nothing.
 
     Raises:
         CheckpointNotFoundError: There is no checkpoint.
@@ -143,14 +142,15 @@ class SmallerCheckpoint:
     @property
     def bytes(self) -> int:
         """How many bytes of data files are removed, less those that are copied first."""
-        moved = {move.file: move.bytes for move in self._moves}
+        moved = {move.file: move.new_bytes for move in self._moves}
         sizes = needed_bytes(self.whole)
         return sum(size - moved.get(name, size * (name in self._index.files)) for name, size in sizes.items())
 
     def publish(self, *, by: str, stale_after_seconds: float = STALE_AFTER_SECONDS) -> None:
         """Replace the checkpoint by the smaller one; `by` says why, for messages about what it lacks.
 
-        Without parts to remove, or if nothing would stay, nothing is changed.
+        Without parts to remove, or if nothing would stay, the checkpoint is not changed. Leftovers of dead saves are
+        removed in any case.
 
         Raises:
             SaveInProgressError: A process saves to the folder or reads the checkpoint, or it has changed since.
@@ -192,7 +192,7 @@ class SmallerCheckpoint:
 
     def _copy(self, save_id: str) -> None:
         spans = PassingCrcs.spans_by_file(self._index)
-        memory = memoryview(bytearray(min(_PIECE_BYTES, max((move.bytes for move in self._moves), default=0))))
+        memory = memoryview(bytearray(min(_PIECE_BYTES, max((move.new_bytes for move in self._moves), default=0))))
         for number, move in enumerate(self._moves):
             move.new_file = data_file_name(data_file_prefix(rank_of_data_file(move.file) or 0), number, save_id)
             crcs = PassingCrcs(move.file, spans.get(move.file, []))
@@ -201,15 +201,15 @@ class SmallerCheckpoint:
                 try:
                     gap: bytes = data_mark(save_id)
                     end = MARK_BYTES
-                    for start, stop, place in zip(move.starts, move.stops, move.places, strict=True):
-                        gap += bytes(place - end)
+                    for start, stop, new_start in zip(move.starts, move.stops, move.new_starts, strict=True):
+                        gap += bytes(new_start - end)
                         for position in range(start, stop, _PIECE_BYTES):
                             piece = memory[: min(_PIECE_BYTES, stop - position)]
                             source.read_into(position, [piece])
                             crcs.take(position, piece)
                             sink.write([gap, piece])
                             gap = b""
-                        end = place + stop - start
+                        end = new_start + stop - start
                     sink.write([gap])  # before values without bytes
                     sink.close()
                 except BaseException:
@@ -226,7 +226,7 @@ class SmallerCheckpoint:
             if items is None:
                 return items
             places = zip(items.file.tolist(), items.offset.tolist(), strict=True)
-            offsets = [moves[file].place(offset) if file in moves else offset for file, offset in places]
+            offsets = [moves[file].new_offset(offset) if file in moves else offset for file, offset in places]
             return replace(items, offset=np.array(offsets, np.uint64))
 
         return replace(
@@ -303,7 +303,7 @@ def _look(store: Store) -> tuple[Current, object]:
     PyTorch's saves use the same file names again, write no marker, and have no id.
     """
     entries, digest = store.list(), index_digest(store, [METADATA_NAME])  # before the index is read
-    current = read_current(store)
+    current = read_current(store, entries)
     files = {*current.index.files} if current.index is not None else set[str]()
     info = current.index.info if current.index is not None else None
     return current, (info, digest, {entry for entry in entries if entry.name in files})

@@ -394,7 +394,7 @@ class Catalogue:
         3. A damaged checkpoint stays, for inspection, as long as a good one of its step would.
         4. Checkpoints that a process reads or saves stay. One that cannot be removed stays, with a warning, until the
            next call.
-        5. Only complete, undamaged checkpoints get smaller, and none whose parts are on several hosts.
+        5. Only complete, undamaged checkpoints whose files are on one host become smaller.
 
         Args:
             policy: Policy that selects among the complete checkpoints.

@@ -29,7 +29,7 @@ __all__ = [
 class KeepPolicy(ABC):
     """Base class of policies that select the checkpoints to keep; they remove nothing."""
 
-    parts: Collection[str] | None = None
+    parts: list[str] | tuple[str, ...] | None = None
     """What stays of the selected checkpoints: names, each with all names below it; None for everything."""
 
     @abstractmethod
@@ -158,7 +158,7 @@ class KeepAny(KeepPolicy):
 
 @dataclass(frozen=True, slots=True)
 class _KeepParts(KeepPolicy):
-    parts: Collection[str] | None = field(default=None, kw_only=True)
+    parts: list[str] | tuple[str, ...] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.parts is not None:
