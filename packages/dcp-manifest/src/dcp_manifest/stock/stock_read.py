@@ -285,7 +285,7 @@ def _table(depth: int) -> PickleTable:
         lists=frozenset((list, Opaque)),
         dicts=frozenset((dict, Opaque)),
         sets=frozenset((set, Opaque)),
-        states={dict: lambda _, mapping, __: mapping},
+        states={dict: _ignore_attributes},
     )
 
 
@@ -342,8 +342,15 @@ def _getattr(_: Budget, arguments: tuple[Any, ...]) -> Any:
 
 
 def _mapping(_: Budget, __: tuple[Any, ...]) -> dict[Any, Any]:
-    """Return a dict for a subclass of dict, whose items follow; its factory and attributes are ignored."""
+    """Return a dict for a subclass of dict, whose items follow; its factory is ignored."""
     return {}
+
+
+def _ignore_attributes(_: Budget, mapping: dict[Any, Any], state: object) -> dict[Any, Any]:
+    """Return the mapping without attributes; refuse names that would be called, such as `__setstate__`."""
+    if any(not isinstance(name, str) or name.startswith("__") for name in _dict(state)):
+        raise _misplaced(state, "attributes")
+    return mapping
 
 
 def _path(_: Budget, __: tuple[Any, ...]) -> None:
