@@ -46,8 +46,9 @@ GAP_BYTES = 16 << 10
 # The same gap between two runs within an item: less than a page costs the storage nothing.
 RUN_GAP_BYTES = 4 << 10
 SHARED_LIMIT_BYTES = 4 << 20
-# Taking a step costs as much as reading 200 KB. Its bytes need not fit into a cache: see `read_with_crc`.
-STEP_BYTES = 8 << 20
+# Taking a step costs as much as reading 200 KB. Its bytes need not fit into a cache (see `read_with_crc`), but each
+# thread holds a step in memory if it cannot be read in place.
+STEP_BYTES = 4 << 20
 
 
 class Check(IntEnum):
