@@ -23,12 +23,13 @@ from dcp_core.testing import pretend
 from dcp_core.testing.memory import MemoryReader, MemoryWriter
 from dcp_core.testing.memory_store import OBJECTS, MemoryStore
 from dcp_io import StoreBackend
+from dcp_io.reading import read_plan
 from dcp_io.writing import write_engine
 
 __all__ = ["WrongValueError", "search"]
 
 _SIZES = {"large": 40_000, "columns": 40_000, "small": 64, "scalar": 1}
-_PIECES_SIZE = 1 << 20  # read in several pieces
+_PIECES_SIZE = 1 << 20  # read in several steps
 _FOLDER = "schedule"
 
 
@@ -122,7 +123,7 @@ class Training:
             buffers.append(pinned_buffer(nbytes))
             return buffers[-1]
 
-        with patch.object(tensor_memory, "pinned_buffer", keep):
+        with patch.object(tensor_memory, "pinned_buffer", keep), patch.object(read_plan, "STEP_BYTES", 1 << 20):
             try:
                 load(template, storage_reader=MemoryReader(_FOLDER))
             except CorruptCheckpointError:
