@@ -14,6 +14,7 @@ import pytest
 import torch.distributed as dist
 
 from dcp_ranks import CoordinatorTimeoutError, make_coordinator
+from dcp_ranks.phases import store_phase
 from dcp_ranks.store_connections import StartAgreement
 
 WORLD_SIZE = 4
@@ -71,13 +72,16 @@ def test_ranks_of_a_start_agree_whatever_the_starts_before_have_left(seed):
     assert last not in seen
 
 
-def test_a_missing_rank_is_named_and_may_come_later():
+def test_a_missing_rank_is_named_and_may_come_later(monkeypatch, caplog):
+    monkeypatch.setattr(store_phase, "_FIRST_LINE_SECONDS", 0.01)
     store = dist.HashStore()
     coordinator, other = StartAgreement(0, 2), StartAgreement(1, 2)
     with pytest.raises(CoordinatorTimeoutError, match=r"start of the job.*rank 1"):
         coordinator.reach(store, 0.1)
     with pytest.raises(CoordinatorTimeoutError, match=r"rank 0"):
         other.reach(store, 0.1)
+    lines = [line.partition("; ")[0] for line in caplog.messages]
+    assert {*lines} == {f"phase 'agree on this start of the job': waiting for 1 of 2 ranks: {rank}" for rank in (0, 1)}
     with ThreadPoolExecutor(2) as pool:
         first, second = pool.map(lambda one: one.reach(store, 20), (coordinator, other))
     assert first == second

@@ -96,7 +96,7 @@ class SaverOptions:
         save_timeout_seconds: Time after which the worker of a running save is killed; a thread's save is not limited.
             Also limits how long `save` waits for an earlier save, and a save for the copy of its state dict.
         close_timeout_seconds: Longest time in seconds that `close` waits for running saves.
-        timeout_seconds: Time in seconds that a rank waits for the other ranks in one phase, from its own arrival.
+        timeout_seconds: Time in seconds that a rank waits in one phase for half of the others, and then for the rest.
         peers: Options for how the savers of different ranks watch each other and connect to each other.
         worker: Options of the worker process; a thread saver ignores them.
 

@@ -38,8 +38,8 @@ def make_coordinator(
         process_group: Process group of the ranks that take part; None for all ranks.
         no_dist: Whether this process works alone, even if process groups exist.
         coordinator_rank: Rank within the group that runs each `reduce_fn`.
-        timeout_seconds: Seconds that a rank waits for the others in one phase, from its own arrival. Object collectives
-            use the timeout of the process group instead.
+        timeout_seconds: Seconds that a rank waits in one phase for half of the others, and then for the rest. Object
+            collectives use the timeout of the process group instead.
         peers: Options for watching and connecting, the same on all ranks; unused with object collectives.
 
     Raises:

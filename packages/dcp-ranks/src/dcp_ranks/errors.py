@@ -22,6 +22,7 @@ __all__ = [
 ]
 
 _MAX_CAUSES = 3
+_MAX_RANGES = 32
 # Names of data files, which differ by rank.
 _FILE_OF_RANK = re.compile(r"__\d+_\d+")
 
@@ -75,20 +76,25 @@ class CoordinatorLostError(RanksError, ConnectionError):
 
 
 class CoordinatorTimeoutError(RanksError, TimeoutError):
-    """Some ranks (within the process group) did not arrive at a phase in the `waited_seconds` of the other ranks."""
+    """Some ranks (within the process group) did not arrive at a phase in the `waited_seconds` of the other ranks.
 
-    def __init__(self, phase: str, ranks: Sequence[int], waited_seconds: float) -> None:
+    `hosts` has the host names that are known.
+    """
+
+    def __init__(
+        self, phase: str, ranks: Sequence[int], waited_seconds: float, hosts: Mapping[int, str] | None = None
+    ) -> None:
         self.phase = phase
         self.ranks = tuple(ranks)
         self.waited_seconds = waited_seconds
-        names = ", ".join(map(str, self.ranks))
+        self.hosts = dict(hosts or {})
         super().__init__(
-            f"phase {phase!r}: waited {waited_seconds:.1f} s for rank{'s' if len(self.ranks) > 1 else ''} {names}; see "
-            "what held them up there, or allow more time with timeout_seconds"
+            f"phase {phase!r}: waited {waited_seconds:.1f} s for {format_ranks(self.ranks, self.hosts)}; see what held "
+            "them up there, or allow more time with timeout_seconds"
         )
 
-    def __reduce__(self) -> tuple[type[Any], tuple[str, tuple[int, ...], float]]:
-        return type(self), (self.phase, self.ranks, self.waited_seconds)
+    def __reduce__(self) -> tuple[type[Any], tuple[str, tuple[int, ...], float, dict[int, str]]]:
+        return type(self), (self.phase, self.ranks, self.waited_seconds, self.hosts)
 
 
 class PeerLostError(RanksError, ConnectionError):
@@ -97,18 +103,22 @@ class PeerLostError(RanksError, ConnectionError):
     `how` says how each of `ranks` (within the process group) was lost, such as "its process has ended".
     """
 
-    def __init__(self, phase: str, ranks: Sequence[int], how: Sequence[str]) -> None:
+    def __init__(
+        self, phase: str, ranks: Sequence[int], how: Sequence[str], hosts: Mapping[int, str] | None = None
+    ) -> None:
         self.phase = phase
         self.ranks = tuple(ranks)
         self.how = tuple(how)
+        self.hosts = dict(hosts or {})
+        where = f": {format_ranks(self.ranks, self.hosts)}" if self.hosts else ""
         gone = "; ".join(f"rank {rank} is gone ({why})" for rank, why in zip(self.ranks, self.how, strict=True))
         super().__init__(
             f"phase {phase!r}: {gone}; no rank waits any longer. Look for the cause in that rank's own output and in "
-            "its machine's log (out of memory?), and restart the job"
+            f"its machine's log (out of memory?), and restart the job{where}"
         )
 
-    def __reduce__(self) -> tuple[type[Any], tuple[str, tuple[int, ...], tuple[str, ...]]]:
-        return type(self), (self.phase, self.ranks, self.how)
+    def __reduce__(self) -> tuple[type[Any], tuple[str, tuple[int, ...], tuple[str, ...], dict[int, str]]]:
+        return type(self), (self.phase, self.ranks, self.how, self.hosts)
 
 
 class StreamError(RanksError, ConnectionError):
@@ -131,16 +141,22 @@ class OperationError(RanksError, RuntimeError, ValueError):
     """An operation cannot continue: it ended, was misused, or ranks called different functions or gave up waiting."""
 
 
-def format_ranks(ranks: Sequence[int]) -> str:
-    """Return text such as `rank 3` or `ranks 0-2, 5`."""
+def format_ranks(ranks: Sequence[int], hosts: Mapping[int, str] | None = None) -> str:
+    """Return text such as `rank 3` or `ranks 0-2 (node-1), 5`, cut after some ranges."""
+    known = hosts or {}
     runs: list[list[int]] = []
     for rank in sorted(ranks):
-        if runs and rank == runs[-1][1] + 1:
+        if runs and rank == runs[-1][1] + 1 and known.get(rank) == known.get(rank - 1):
             runs[-1][1] = rank
         else:
             runs.append([rank, rank])
-    words = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
-    return f"rank{'s' if len(ranks) > 1 else ''} {words}"
+    words = [
+        (str(first) if first == last else f"{first}-{last}") + (f" ({known[first]})" if first in known else "")
+        for first, last in runs[:_MAX_RANGES]
+    ]
+    if left := sum(last + 1 - first for first, last in runs[_MAX_RANGES:]):
+        words.append(f"and {left:,} more")
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(words)}"
 
 
 _Group = tuple[list[int], str, str]

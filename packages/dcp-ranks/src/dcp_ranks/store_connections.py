@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import os
 import socket
 import threading
@@ -31,6 +32,7 @@ from dcp_ranks.options import PeerOptions
 from dcp_ranks.peers.monitor import Peers
 from dcp_ranks.peers.roster import ProcessIdentity
 from dcp_ranks.phases.leaders import Relays
+from dcp_ranks.phases.store_phase import Waiting, name_missing
 from dcp_ranks.transport.store_wire import (
     STORE_TIMEOUT,
     KeyValueStore,
@@ -134,21 +136,6 @@ def shared_peers(
     """Return the monitor of the other ranks of a group, shared by all its operations.
 
     `store` is from `borrow_store`. The coordinator rank is at the top of the tree. Options are the same on all ranks.
-
-    Example:
-        ```python
-        import torch.distributed as dist
-        from dcp_ranks import PeerOptions
-        from dcp_ranks.store_connections import borrow_store, shared_peers
-
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        store, give_back = borrow_store(dist.group.WORLD)  # on every rank
-        peers = shared_peers(dist.group.WORLD, store, 0, DEFAULT_PEERS)
-        peers.pause(0.0)
-        assert not peers.lost
-        give_back()
-        dist.destroy_process_group()
-        ```
     """
     clones = _clones_of(group)
     with clones.lock:
@@ -290,7 +277,17 @@ class StartAgreement:
         started = time.monotonic()
         wire.put(f"hello/{self._rank}", self._drawn.encode())
         step = self._lead if self._rank == 0 else self._follow
-        if not wire.wait(lambda: step(wire), started + timeout_seconds):
+        report = functools.partial(self._report, wire)
+        waiting = Waiting(repr(_PHASE), 0, timeout_seconds, int, report, started, started)
+        agreed = False
+
+        def ended() -> bool:
+            nonlocal agreed
+            agreed = step(wire)
+            return agreed or waiting.over()
+
+        wire.wait(ended, math.inf)
+        if not agreed:
             missing = self._missing(wire)
             raise CoordinatorTimeoutError(_PHASE, missing, time.monotonic() - started)
         return self._id
@@ -321,6 +318,10 @@ class StartAgreement:
 
     def _taken(self, wire: StoreWire, rank: int) -> str:
         return wire.get(f"taken/{rank}")[0].decode() if wire.has(f"taken/{rank}") else ""
+
+    def _report(self, wire: StoreWire) -> str:
+        missing = self._missing(wire) if self._rank < 2 else []  # rank 1 logs if it waits for rank 0
+        return name_missing(missing, self._world_size) if self._rank == 0 or 0 in missing else ""
 
     def _missing(self, wire: StoreWire) -> list[int]:
         everybody = range(self._world_size)

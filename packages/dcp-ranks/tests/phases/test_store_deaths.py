@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import socket
 import uuid
 
 import pytest
@@ -43,7 +44,8 @@ def test_a_deadline_names_the_late_rank_and_the_next_operation_works(ranks, kind
         assert type(error) is CoordinatorTimeoutError
         assert error.ranks == (late_rank,)
         assert error.phase == "plan"
-        assert f"for rank {late_rank};" in str(error)
+        assert error.hosts == {late_rank: socket.gethostname()}
+        assert f"for rank {late_rank} ({socket.gethostname()});" in str(error)
         assert left == []
         assert again == [0, 1, 2, 3]
 

@@ -113,6 +113,10 @@ class Peers:
                 self._connect()
             self._shut_doors_if_all_came()
 
+    def host_names(self, store: KeyValueStore, ranks: Iterable[int]) -> dict[int, str]:
+        """See `CardBox.host_names`."""
+        return self._cards.host_names(self._wire(store), ranks)
+
     def look_around(self, store: KeyValueStore) -> None:
         """Watch ranks of this host that are already in the store; no effect after `meet`."""
         if self._met:

@@ -2,7 +2,7 @@
 
 Keys under `dcp/peers/<sequence>/`, never deleted: `token` (the job's secret), `root` (the coordinator's card),
 `host/<host>` (number of a host's cards), `hosts` (number of hosts), `host/<host>/<n>` (its cards), `hosts/<n>` (cards
-of leaders).
+of leaders), `name/<rank>` (name of a rank's host).
 
 Source: Linux `pidfd_open(2)`, `proc_pid_stat(5)` (starttime), `random(4)` (boot_id), `pid_namespaces(7)`.
 """
@@ -13,8 +13,9 @@ import contextlib
 import hashlib
 import os
 import secrets
+import socket
 import uuid
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, replace
 
 from dcp_ranks.transport.store_wire import StoreWire, decode, encode
@@ -120,6 +121,12 @@ class CardBox:
             self._leader_number = wire.add("hosts")
             wire.put(f"hosts/{self._leader_number}", encode(card))
         wire.put(f"{self._host}/{number}", encode(card))
+        wire.put(f"name/{rank}", socket.gethostname().encode())
+
+    def host_names(self, wire: StoreWire, ranks: Iterable[int]) -> dict[int, str]:
+        """Return rank → name of its host, without ranks that have left no card."""
+        found = {rank: wire.find(f"name/{rank}") for rank in ranks}
+        return {rank: name[0].decode() for rank, name in found.items() if name is not None}
 
     def of_host(self, wire: StoreWire, known: Container[int] = ()) -> dict[int, Card]:
         """Return number → card of this host's ranks so far, without `known` numbers."""

@@ -151,8 +151,10 @@ class Relays(Peers):
 class RelayRound(StoreRound):
     """One phase on one rank of a group with leaders."""
 
-    def __init__(self, wire: StoreWire, number: int, seat: Seat, peers: Relays, operation: int) -> None:
-        super().__init__(wire, number, seat, peers)
+    def __init__(
+        self, wire: StoreWire, number: int, seat: Seat, peers: Relays, peers_store: KeyValueStore, operation: int
+    ) -> None:
+        super().__init__(wire, number, seat, peers, peers_store)
         self._links = peers
         self._key = (operation, number)
         self._counter = f"{self._at}strays"
@@ -173,6 +175,7 @@ class RelayRound(StoreRound):
         """See `StoreRound.run`."""
         self._links.read(self._key)
         self._told[self._seat.rank] = outcome
+        self._waiting.phase = outcome.label.partition(" ")[2]
         if self._leads:
             verdict, answers = self._gather(conclude)
         else:
@@ -183,13 +186,12 @@ class RelayRound(StoreRound):
         return verdict, answers.get(self._seat.rank)
 
     def _gather(self, conclude: Callable[[list[Outcome]], Answer]) -> tuple[Verdict, Answers]:
-        end = self._started + self._seat.timeout_seconds
         failed = False
-        while len(self._told) < self._seat.world_size and not self._links.lost and time.monotonic() < end:
+        while len(self._told) < self._seat.world_size and not self._links.lost and not self._waiting.over():
             if not failed and any(outcome.failure for outcome in self._told.values()):
                 failed = True
-                end = min(end, time.monotonic() + GRACE_SECONDS)
-            ended = self._turn(end)
+                self._waiting.limit(time.monotonic() - self._started + GRACE_SECONDS)
+            ended = self._turn(self._waiting.due)
             if ended is not None:
                 return ended, {}
         if len(self._told) < self._seat.world_size:
@@ -211,17 +213,18 @@ class RelayRound(StoreRound):
         return verdict, answers
 
     def _await(self, own: Outcome) -> tuple[Verdict, Answers]:
-        end = self._started + self._patience(own) + self._seat.rank * _TURN_SECONDS
+        if own.failure is not None:
+            self._waiting.limit(2 * GRACE_SECONDS)
+        self._waiting.timeout_seconds += self._seat.rank * _TURN_SECONDS
         while True:
-            ended = self._turn(end)
+            ended = self._turn(self._waiting.due if self._decided is None else self._decided_at + _HAND_DOWN_SECONDS)
             if self._came is not None:
                 return self._came
-            if ended is None and self._decided is None and (self._links.lost or time.monotonic() >= end):
+            if ended is None and self._decided is None and (self._links.lost or self._waiting.over()):
                 ended = self._note(self._declare(self._partial(self._known())))
             if ended is not None:
                 return ended, {}
             if self._decided is not None:
-                end = self._decided_at + _HAND_DOWN_SECONDS
                 decided = self._without_above(self._decided)
                 if decided is not None:
                     return decided
@@ -261,6 +264,7 @@ class RelayRound(StoreRound):
         if self._here_at is not None and now >= self._here_at:
             self._here_at = None
             self._own_keys += self._wire.put(self._here(self._seat.rank), b"")
+            self._place = self._wire.add(self._arrived)
         if self._leads:
             self._collect_strays()
         elif self._links.cut_off:
@@ -289,6 +293,12 @@ class RelayRound(StoreRound):
             rank, body = decode(data)
             self._told[rank] = decode(body)
             self._via[rank] = None
+
+    def _count(self) -> int:
+        return max(len(self._told), super()._count())
+
+    def _is_here(self, rank: int) -> bool:
+        return rank in self._told or self._wire.has(self._here(rank))
 
     def _here(self, rank: int) -> str:
         return f"{self._at}here/{rank}"

@@ -68,7 +68,8 @@ class Verdict:
     """Result of a phase, the same on every rank.
 
     `missing` ranks did not arrive within `waited_seconds`; `unheard` ranks were busy when a failure was reported.
-    `common` is the pickled value for all ranks; if `scattered`, each rank's value is sent separately.
+    `common` is the pickled value for all ranks; if `scattered`, each rank's value is sent separately. `hosts`:
+    missing or lost rank → its host.
     """
 
     failures: tuple[Failure, ...] = ()
@@ -80,6 +81,7 @@ class Verdict:
     common: bytes | None = None
     scattered: bool = False
     slowest: tuple[int, float] | None = None
+    hosts: tuple[tuple[int, str], ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -250,9 +252,10 @@ class PhasedCoordinator(Coordinator):
                 failures[self.rank] = (local, failures[self.rank][1])
             return CheckpointException(f"phase {phase!r} did not succeed{busy}", failures)
         if verdict.lost:
-            return PeerLostError(phase, *zip(*verdict.lost, strict=True))
+            ranks, how = zip(*verdict.lost, strict=True)
+            return PeerLostError(phase, ranks, how, dict(verdict.hosts))
         if verdict.missing:
-            return CoordinatorTimeoutError(phase, verdict.missing, verdict.waited_seconds)
+            return CoordinatorTimeoutError(phase, verdict.missing, verdict.waited_seconds, dict(verdict.hosts))
         return OperationError(f"phase {phase!r}: {verdict.disagreement}")
 
     def __exit__(

@@ -41,7 +41,7 @@ class StoreCoordinator(PhasedCoordinator):
         world_size: Number of ranks in the group.
         coordinator_rank: Rank within the group that runs each `reduce_fn`.
         sequence: Sequence number from `draw`; None to draw one.
-        timeout_seconds: Seconds that a rank waits for the others in one phase, from its own arrival.
+        timeout_seconds: Seconds that a rank waits in one phase for half of the others, and then for the rest.
         hosts_store: Whether this process may be the store's server: `close` then waits seconds at most until every rank
             has read the last phase's result.
         release: Called by `close` if the connection can be reused.
@@ -164,7 +164,7 @@ class StoreCoordinator(PhasedCoordinator):
     def _round(self, number: int) -> StoreRound:
         """The first phase uses the store, so that all ranks have left their cards."""
         if self._relays is not None and number > 0:
-            return RelayRound(self._wire, number, self._seat, self._relays, self._operation)
+            return RelayRound(self._wire, number, self._seat, self._relays, self._peers_store, self._operation)
         return StoreRound(self._wire, number, self._seat, self._peers, self._peers_store)
 
     def _who_is_gone(self) -> str:

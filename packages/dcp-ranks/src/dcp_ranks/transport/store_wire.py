@@ -82,17 +82,6 @@ class TimedStore:
     Args:
         store: Connection to the store; not to be used elsewhere at the same time.
         timeout_seconds: Seconds, plus one, that an answer may take. May be set between two requests.
-
-    Example:
-        ```python
-        import torch.distributed as dist
-        from dcp_ranks.transport.store_wire import TimedStore
-
-        store = TimedStore(dist.HashStore(), timeout_seconds=30)
-        store.set("rate", b"3e-4")
-        assert store.check(["rate"])
-        store.rest()  # no thread is left
-        ```
     """
 
     def __init__(self, store: KeyValueStore, timeout_seconds: float) -> None:
@@ -166,18 +155,6 @@ class StoreWire:
 
     All methods raise `CoordinatorLostError` if the store does not answer. No other thread may use `store`. The more
     ranks poll it (`world_size`), the less often each does.
-
-    Example:
-        ```python
-        import torch.distributed as dist
-        from dcp_ranks.transport.store_wire import StoreWire
-
-        wire = StoreWire(dist.HashStore(), "settings/", world_size=1)
-        wire.put("rate", b"3e-4")
-        data, keys = wire.get("rate")
-        assert data == b"3e-4"
-        wire.delete(keys)
-        ```
     """
 
     def __init__(self, store: KeyValueStore, prefix: str, world_size: int) -> None:
