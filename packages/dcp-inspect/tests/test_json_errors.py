@@ -55,6 +55,8 @@ ERRORS: dict[str, str] = {
     "latest empty": "not_found",
     "latest damaged": "not_found",
     "latest damaged --deep": "not_found",
+    "dedupe nowhere": "not_found",
+    "dedupe s3://bucket/runs": "usage",
     "unquarantine nowhere": "not_found",
     "unquarantine good": "not_found",
     "ls empty": "not_found",

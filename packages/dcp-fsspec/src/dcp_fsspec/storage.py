@@ -46,8 +46,6 @@ class FsspecWriter(_Folder, ByteStorageWriter, BlockingAsyncStager):
     - `path`: URI of the checkpoint's folder, `scheme://…`.
     - `sync_files`: No effect; stock has it. fsspec has no call that makes acknowledged writes more durable.
     - `thread_count`: Number of writer threads of this rank.
-    - `max_inflight_bytes`: Limit of the memory for buffers and uploads of all threads together; None for 64 MiB, or
-      more if `per_thread_copy_ahead` requires more.
     - `storage_options`: Options of the file system, as fsspec takes them, or None. Never logged.
     - `cache_staged_state_dict`: See `BlockingAsyncStager`; stock has this parameter from torch 2.15 on.
     - `kwargs`: Further options of the file system; stock takes its options this way.

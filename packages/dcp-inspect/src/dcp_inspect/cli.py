@@ -30,6 +30,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "plan": ("plan", "Show what each rank of a job would read and write."),
         "latest": ("latest", "Print the path of the newest checkpoint that can be loaded."),
         "du": ("usage", "Show the disk space of checkpoints, and what policies would free."),
+        "dedupe": ("dedupe", "Store data files with equal contents once, as hard links."),
         "rm": ("remove", "Remove checkpoints."),
         "prune": ("prune", "Remove all but the newest checkpoints under a directory."),
         "unquarantine": ("unquarantine", "Let readers use a quarantined checkpoint again."),

@@ -83,15 +83,20 @@ def _codes() -> Iterator[tuple[type[BaseException], int]]:
     """Return error classes and exit codes; the first match counts."""
     # Imported when something has gone wrong: `dcp plugins` and `dcp --help` need no numpy.
     from dcp_io import SaveInProgressError  # noqa: PLC0415
-    from dcp_manifest import errors  # noqa: PLC0415
+    from dcp_manifest import (  # noqa: PLC0415
+        CheckpointNotFoundError,
+        CorruptCheckpointError,
+        UnsafeCheckpointError,
+        UnsupportedFormatError,
+    )
 
     yield PluginNotFoundError, UNSUPPORTED
     yield LookupError, NOT_FOUND
     yield InvalidPlaceError, WRONG_USE
-    yield errors.CheckpointNotFoundError, NOT_FOUND
-    yield errors.UnsafeCheckpointError, UNSAFE
-    yield errors.UnsupportedFormatError, UNSUPPORTED
-    yield errors.CorruptCheckpointError, UNREADABLE
+    yield CheckpointNotFoundError, NOT_FOUND
+    yield UnsafeCheckpointError, UNSAFE
+    yield UnsupportedFormatError, UNSUPPORTED
+    yield CorruptCheckpointError, UNREADABLE
     yield SaveInProgressError, UNREADABLE
     yield FileExistsError, EXISTS
     yield DcpError, UNREADABLE

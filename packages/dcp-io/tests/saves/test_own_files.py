@@ -42,7 +42,7 @@ FOREIGN = {
     "data.distcp": b"precious",
     "__0_0.distcp": b"precious",
     "__0_0.zzz.distcp": b"precious",
-    "__9_9.zzz.distcp": data_mark("another") + b"precious",
+    "__9_9.zzz.distcp": data_mark("an\nother") + b"precious",
     "__8_8.zzz.distcp": data_mark("zzz")[:40] + b"precious" * 8,
     "..metadata.zzz.12345678.tmp": b"precious",
     ".dcp-reading-list.txt": b"precious",
@@ -136,6 +136,15 @@ def test_what_a_crash_leaves_is_recognised(store, helpers, layout, tear):
     }[tear]
     store.publish(name, torn)
     assert is_own_file(store, name, len(torn))
+    forge(store, "dead", phase="saving")
+    os.utime(os.path.join(store.path, marker_name("dead", None)), (1, 1))
+    SaveSession.begin(store).abort()
+    assert store.list() == []
+
+
+def test_a_link_keeps_the_mark_of_the_save_that_wrote_the_bytes(store):
+    store.publish("__0_0.dead.distcp", data_mark("another") + b"bytes")
+    assert is_own_file(store, "__0_0.dead.distcp", 69)
     forge(store, "dead", phase="saving")
     os.utime(os.path.join(store.path, marker_name("dead", None)), (1, 1))
     SaveSession.begin(store).abort()

@@ -9,8 +9,7 @@ thread per rank polls one key of the store. Then:
 4. All ranks go on to the target, and exchange their reasons in that call.
 
 The threads answer, so a rank that waits in a collective of the training delays no other rank. A rank that ends its
-manager answers. The keys are under `dcp/alert/<sequence>/`: `raised`, `answer/<rank>`, `answers`, `target`, `left`; the
-last rank that leaves the round deletes them.
+manager answers.
 """
 
 from __future__ import annotations

@@ -4,12 +4,7 @@ A model's exponents have few different values, its mantissas are noise. So each 
 which moves the exponent into the top byte, and its bytes are split into groups. A group is compressed if it becomes
 smaller.
 
-An encoded block, all numbers little-endian: a byte of layout (bits 0-1: logarithm to base 2 of an element's bytes; bit
-2: elements were rotated; bit 3: groups as for integers; bit 4: each byte of an element is a group), the decoded length
-as u32, the stored length per group as u32, and the groups one after another. If stored and decoded length are equal,
-the group is stored unchanged, other groups are Zstandard frames (RFC 8878) with the content's size. Widths of the
-groups in bytes, from an element's lowest byte on: for floats 1; 1, 1; 2, 1, 1; 4, 2, 1, 1 by the element's size; for
-integers in the reverse order. Bits 3 and 4 are never both set. A block always ends with a whole element.
+The bytes of a block are in docs/format.md (`block.planes/1`).
 """
 
 from __future__ import annotations

@@ -61,8 +61,6 @@ def command(
     Checkpoints without a step and incomplete checkpoints stay: `dcp rm` removes them. A checkpoint also stays if it was
     saved later than a kept one, or if its note has a higher step; --force removes it. The exit code is 4 if something
     cannot be read.
-
-    With --keep-part, checkpoints that would be removed become smaller instead, as with `dcp rm --part`.
     """
     found = find(path)
     if not found and is_uri(path):  # an empty prefix and a misspelt one look the same

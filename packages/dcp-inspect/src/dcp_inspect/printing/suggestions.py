@@ -19,6 +19,7 @@ _COMMANDS: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(("export", "import", "copy", "cp", "to"), "convert"),
         **dict.fromkeys(("remove", "delete", "del"), "rm"),
         **dict.fromkeys(("clean", "cleanup", "gc"), "prune"),
+        **dict.fromkeys(("dedup", "deduplicate", "duplicates", "hardlink", "link", "share"), "dedupe"),
         "version": "--version",
     }
 )

@@ -20,7 +20,7 @@ from dcp_base.progress import report_operation
 from dcp_io.archives.archive_checks import is_zip, verify_zip
 from dcp_io.archives.crc import RunningCrc, crc32
 from dcp_io.archives.zip_format import ALIGNMENT_BYTES, tensor_frame
-from dcp_io.saves.save_files import MARK_BYTES, data_mark, own_name
+from dcp_io.saves.save_files import MARK_BYTES, mark_bytes, own_name
 from dcp_io.stores.local_store import LocalStore
 from dcp_io.stores.store import Source, Store
 from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError
@@ -352,7 +352,7 @@ class _FileCheck:
         if not self._exact or own is None or own.save_id is None or self.window.size < MARK_BYTES:
             return 0
         first = min([one.item.offset for one in items])
-        return MARK_BYTES if first >= MARK_BYTES and self.window.view(0, MARK_BYTES) == data_mark(own.save_id) else 0
+        return mark_bytes(self.window.view(0, MARK_BYTES)) if first >= MARK_BYTES else 0
 
     def _report(self, message: str, key: str | None, offset: int) -> None:
         self.problems.append(Problem(message, self._name, key, offset))

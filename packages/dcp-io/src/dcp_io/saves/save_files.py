@@ -1,7 +1,7 @@
 """Files of saves, and save markers, which show that a save is running, and when it counts as dead.
 
 Names, markers and indexes may be forged. So a file is removed only if it is empty or begins like a save's file: data
-files with a mark that names their save, indexes as a pickle, markers and notes as JSON.
+files with a mark that names a save, indexes as a pickle, markers and notes as JSON.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ __all__ = [
     "find_markers",
     "is_marker_temporary",
     "is_own_file",
+    "mark_bytes",
     "marker_name",
     "own_name",
     "temporary_of",
@@ -45,6 +46,7 @@ __all__ = [
 MARK_BYTES = 64
 _MAGIC = b"\x93DCPDAT\n"
 _ID = r"[A-Za-z0-9_-]{1,64}"
+_MARKED = re.compile(rb"[A-Za-z0-9_-]+\0*")
 _DATA = re.compile(rf"[^/\x00]*?[0-9]+(?:\.({_ID}))?" + re.escape(DATA_SUFFIX))
 _RANK_INDEX = re.compile(rf"__[0-9]{{1,9}}\.({_ID})\.metadata")
 _MARKER = re.compile(rf"\.dcp-save-({_ID})(?:\.r[0-9]{{1,9}})?")
@@ -71,6 +73,12 @@ class OwnName:
 def data_mark(save_id: str) -> bytes:
     """Return the first bytes of a save's data files."""
     return (_MAGIC + save_id.encode())[:MARK_BYTES].ljust(MARK_BYTES, b"\0")
+
+
+def mark_bytes(head: bytes | memoryview) -> int:
+    """Return the size of the mark with which a data file begins; 0 without one. A link has the mark of another save."""
+    mark = bytes(head[:MARK_BYTES])
+    return MARK_BYTES if mark.startswith(_MAGIC) and _MARKED.fullmatch(mark[len(_MAGIC) :]) else 0
 
 
 def own_name(name: str) -> OwnName | None:
@@ -122,7 +130,7 @@ def _begins_as(own: OwnName, head: bytes) -> bool:
         return head.startswith(_PICKLE if own.kind == "index" else _JSON)
     if head.startswith(_MAGIC[: len(head)]):
         mark = data_mark(own.save_id) if own.save_id is not None else b""
-        return bool(mark) and head[:MARK_BYTES] == mark[: len(head)]
+        return (bool(mark) and head[:MARK_BYTES] == mark[: len(head)]) or mark_bytes(head) > 0
     # Files without a mark (of other writers and of early versions) are recognised by their format.
     return head[:MARK_BYTES].lstrip(b"\0").startswith((_ARCHIVE, _ZSTD))
 

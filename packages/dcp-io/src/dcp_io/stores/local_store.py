@@ -10,7 +10,7 @@ import secrets
 import shlex
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from pathlib import Path
 
 from dcp_base.descriptors import kernel_call, open_descriptor, read_fully, write_fully
@@ -21,6 +21,7 @@ from dcp_io.stores.store import (
     RangeSink,
     Sink,
     Source,
+    Store,
     SupportsFolders,
     SupportsRanges,
     check_name,
@@ -241,6 +242,36 @@ class LocalStore(SupportsFolders, SupportsRanges):
                 raise
         else:
             sync_folder(os.path.dirname(self._path))
+
+    def parent(self) -> LocalStore:
+        """Return the parent folder."""
+        return LocalStore(os.path.dirname(self._path))
+
+    def identity(self, name: str) -> Hashable:
+        """Return device and inode."""
+        with self._finding(name):
+            facts = os.stat(followed(self._path, check_name(name)), follow_symlinks=False)
+        return facts.st_dev, facts.st_ino
+
+    def link(self, name: str, source: Store, source_name: str, *, tag: str = "", sync: bool = True) -> None:
+        """Rename a hard link."""
+        if not isinstance(source, LocalStore):
+            raise OSError(errno.EXDEV, "a file cannot be a link of an object", source.url)
+        path = self._inside(name)
+        folder, base = os.path.split(path)
+        temporary = os.path.join(folder, f".{base}.{tag}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}")
+        os.link(followed(source.path, check_name(source_name)), temporary, follow_symlinks=False)
+        try:
+            if sync:
+                fd = open_descriptor(temporary, _READ)
+                try:
+                    os.fdatasync(fd)
+                finally:
+                    os.close(fd)
+            os.replace(temporary, path)
+        finally:
+            with contextlib.suppress(FileNotFoundError):  # renaming one link over another of the file does nothing
+                os.unlink(temporary)
 
     def _inside(self, name: str) -> str:
         path = os.path.join(self._path, check_name(name))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Literal, NoReturn, Protocol, runtime_checkable
 
 from dcp_manifest.errors import UnsafeCheckpointError
@@ -26,6 +26,7 @@ __all__ = [
     "Store",
     "SupportsFetch",
     "SupportsFolders",
+    "SupportsLinks",
     "SupportsPlace",
     "SupportsRanges",
     "SupportsReadAhead",
@@ -313,6 +314,29 @@ class SupportsFetch(Protocol):
 
     def fetch(self, offset: int, size: int) -> memoryview:
         """Return `size` bytes from `offset` on as a read-only view, without a copy."""
+        ...
+
+
+@runtime_checkable
+class SupportsLinks(Protocol):
+    """Protocol of a store whose objects can get a second name, in this or another folder, without a copy of the bytes.
+
+    The bytes stay until the last name is deleted.
+    """
+
+    def parent(self) -> SupportsFolders:
+        """Return the folder that contains this one."""
+        ...
+
+    def identity(self, name: str) -> Hashable:
+        """Return a value that is equal for two names of the same bytes only. Raises CheckpointNotFoundError."""
+        ...
+
+    def link(self, name: str, source: Store, source_name: str, *, tag: str = "", sync: bool = True) -> None:
+        """Give an object of `source` the name `name`, as if `publish` had written the bytes.
+
+        Raises OSError if that is impossible, such as on another file system.
+        """
         ...
 
 
