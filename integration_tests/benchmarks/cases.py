@@ -153,7 +153,7 @@ CASES = (
         load_ranks=4,
         load_shard=1,
         contenders=_RESHARDERS,
-        notes="Each rank's part of a tensor is 2 KiB of each of its rows of 8 KiB.",
+        notes="A rank has 2 KiB from each 8 KiB row of a tensor.",
     ),
     Case(
         "4gib",

@@ -17,7 +17,7 @@ from integration_tests.benchmarks.contenders import CONTENDERS
 from integration_tests.benchmarks.environments import ROOT
 from integration_tests.benchmarks.results import Results
 
-__all__ = ["main", "page"]
+__all__ = ["main", "notes_by_hand", "page"]
 
 ROUNDS = 9  # that count; with fewer the medians are not to be relied on
 PAGE = ROOT / "docs" / "benchmarks.md"
@@ -44,16 +44,17 @@ The environments of the other libraries are made in `.nox/rivals` when they are 
 - Each contender is a separate process in a separate environment, and lives as long as the case; ranks are
   processes on one machine, over gloo, with `OMP_NUM_THREADS=1`.
 - All hold the same seeded values; floats look like weights, N(0, 0.02). State dicts are flat.
-- A round takes the contenders in random order; each saves into a fresh folder and loads what it saved. The first round
-  warms up and does not count. A ratio is that of two times of one round; shown are the median of all rounds, and the
-  least and the most. `ours ÷ this` below 1 means that we are faster.
-- Before each save and each load everything dirty is written back, so that no run pays for another's bytes.
-- fsync is the same for all in a table. Contenders without fsync get an explicit one, included in the time; those that
-  always fsync are marked.
-- Loads bring values back into existing tensors, from a warm page cache; in the first round every byte is compared,
-  then the ends of each tensor. *cold*: after the files' pages were dropped; *from disk ÷ state* shows that they were.
-- *peak*: resident memory above what was resident before, mapped files included; of several ranks the largest.
-  *read ÷ state*: bytes that `read` calls returned, of all ranks; mapped files do not count there.
+- A round runs the contenders in random order; each saves into a new directory and loads its own files. The first round
+  warms up and does not count. A ratio compares two times of the same round. Tables show the median, the smallest and
+  the largest value of all rounds. `ours ÷ this` below 1 means that we are faster.
+- Before each save and each load, `sync` flushes all written data to the disk, so no run pays for another's bytes.
+- All contenders of a table call fsync, or none does. If a contender has no fsync, we add one and count its time.
+  Contenders that always call fsync are marked.
+- Loads restore values into existing tensors, from a warm page cache. The first round compares every byte; later rounds
+  compare both ends of a tensor. *cold*: the files were removed from the page cache before the load; *from disk ÷ state*
+  shows that they were.
+- *peak*: the increase of resident memory, mapped files included, on the rank with the largest increase.
+  *read ÷ state*: bytes that `read` calls returned, on all ranks together; mapped files do not count there.
 - Times of several ranks are the times of the slowest rank.
 """
 
@@ -123,7 +124,7 @@ def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[s
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
 
 
-def _notes(path: Path) -> str:
+def notes_by_hand(path: Path) -> str:
     """The part written by hand."""
     text = path.read_text() if path.exists() else ""
     return text.partition(BEGIN)[2].partition(END)[0]
@@ -138,7 +139,7 @@ def main(given: Sequence[str]) -> int:
     results = Results.read(options.results)
     images = draw(results, options.page.parent / "images")
     links = {case: path.relative_to(options.page.parent).as_posix() for case, path in images.items()}
-    options.page.write_text(page(results, _notes(options.page), links))
+    options.page.write_text(page(results, notes_by_hand(options.page), links))
     return 0
 
 

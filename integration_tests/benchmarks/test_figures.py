@@ -103,3 +103,9 @@ def test_page_tells_of_failures_and_missed_bars_and_keeps_what_was_written_by_ha
     assert "| title of gib: disk, fsync | Orbax | OSError: full |" in text
     assert "what we tried" in text
     assert (tmp_path / "images" / "benchmark-gib.svg").exists()
+
+
+def test_page_of_the_docs_prints_its_results() -> None:
+    results = Results.read(report.PAGE.with_suffix(".json"))
+    images = {row.case: f"images/benchmark-{row.case}.svg" for row in results.rows}
+    assert report.page(results, report.notes_by_hand(report.PAGE), images) == report.PAGE.read_text()

@@ -6,6 +6,7 @@ The count finds habits, it does not prove clarity. Other libraries have between 
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -45,12 +46,14 @@ def docstrings(path: Path) -> str:
     return "\n".join(plain(text) for node in nodes if (text := ast.get_docstring(node)))
 
 
+@functools.cache
 def pages() -> dict[str, str]:
     paths = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", *ROOT.glob("packages/*/README.md")]
     kept = (path for path in paths if "decisions" not in path.parts)
     return {str(path.relative_to(ROOT)): plain(path.read_text()) for path in kept}
 
 
+@functools.cache
 def sources() -> dict[str, str]:
     paths = (path for path in ROOT.glob("packages/*/src/**/*.py") if "testing" not in path.parts)
     return {str(path.relative_to(ROOT)): docstrings(path) for path in paths}
@@ -72,6 +75,20 @@ def test_prose_has_few_phrasings_that_make_a_reader_go_back(texts) -> None:
     assert total > 10_000, "few words found: the test looks in the wrong place"
     worst = {name: hits[:5] for name, hits in found.items() if hits}
     assert 1000 * count / total <= MOST_PER_THOUSAND, worst
+
+
+def habits(text: str) -> list[str]:
+    return [match[0] for pattern in PATTERNS.values() for match in pattern.finditer(text)]
+
+
+def test_prose_of_no_page_and_no_package_is_worse() -> None:
+    """The average hides a bad page. A text of few words may have one habit."""
+    texts = {**pages()}
+    for path, text in sources().items():
+        package = path.split("/src/")[0]
+        texts[package] = f"{texts.get(package, '')}\n{text}"
+    most = {name: max(1.0, MOST_PER_THOUSAND * words(text) / 1000) for name, text in texts.items()}
+    assert {name: found for name, text in texts.items() if len(found := habits(text)) > most[name]} == {}
 
 
 def test_prose_of_the_docs_is_short() -> None:

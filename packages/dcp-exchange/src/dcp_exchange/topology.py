@@ -23,12 +23,12 @@ SPARE_SOCKETS = 16
 class Topology:
     """Links between the hosts of a job, equal on all ranks.
 
-    In a small job each pair of hosts has a link. In a larger job, hosts whose numbers differ by a power of two, counted
-    round the circle, are linked, and bytes reach the others in at most log₂(hosts) steps.
+    In a small job each pair of hosts has a link. In a larger job, two hosts have a link if their numbers differ by a
+    power of two, counted round the circle. Bytes reach all other hosts in at most log₂(hosts) steps.
 
     Attributes:
         members: Ascending ranks per host; hosts are numbered in the order of their lowest ranks.
-        hosts: Number of each rank's host.
+        hosts: Number of the host, per rank.
         direct: Whether each pair of hosts has a link.
 
     Source: the fingers of Chord (Stoica et al., 2001), in both directions.

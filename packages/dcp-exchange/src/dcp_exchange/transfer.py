@@ -37,7 +37,7 @@ _Task = tuple[Callable[[], None], int]
 
 
 class Transfer:
-    """One rank's part in an exchange; a `dcp_ranks.StreamHandler` whose threads do the slow work.
+    """One rank's part in an exchange; a `dcp_ranks.StreamHandler`; its threads do the slow work.
 
     The owner of the arena closes it after `close`. `timeout_seconds` is the longest time without messages.
     """
@@ -402,7 +402,7 @@ class Kind(enum.IntEnum):
     PIECE = 3
     """The bytes of a piece follow as a payload."""
     STOP = 4
-    """The exchange has failed on some rank, whose text follows. `checked`: the checkpoint was replaced."""
+    """The exchange has failed on some rank; its text follows. `checked`: the checkpoint was replaced."""
 
 
 @dataclass(frozen=True, slots=True)

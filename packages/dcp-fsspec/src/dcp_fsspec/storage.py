@@ -44,7 +44,7 @@ class FsspecWriter(_Folder, ByteStorageWriter, BlockingAsyncStager):
     Arguments that are not listed are those of `dcp_fs.FileSystemWriter`:
 
     - `path`: URI of the checkpoint's folder, `scheme://…`.
-    - `sync_files`: No effect; stock has it. fsspec has no call that makes acknowledged writes more durable.
+    - `sync_files`: Ignored; stock has it. No call of fsspec makes acknowledged writes more durable.
     - `thread_count`: Number of writer threads of this rank.
     - `storage_options`: Options of the file system, as fsspec takes them, or None. Never logged.
     - `cache_staged_state_dict`: See `BlockingAsyncStager`; stock has this parameter from torch 2.15 on.

@@ -97,7 +97,7 @@ class FsspecStore(SupportsFolders):
     def publish(self, name: str, data: bytes | bytearray | memoryview, *, tag: str = "", sync: bool = True) -> None:
         """Replace the file: by one PUT or, if the file system shows incomplete files, by renaming a temporary file.
 
-        `sync` has no effect: the service determines the durability.
+        `sync` is ignored: the service determines the durability.
         """
         del sync
         path, content = self._inside(name), bytes(data)

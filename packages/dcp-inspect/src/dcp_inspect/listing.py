@@ -115,7 +115,7 @@ def find(path: str, *, unfinished: bool = False, unreadable: bool = True) -> lis
 
 
 def look_at_all(found: Sequence[FoundCheckpoint[Any]], path: str) -> Iterator[Listed]:
-    """Yield the summary of each checkpoint, with a progress bar."""
+    """Yield the checkpoints' summaries, with a progress bar."""
     return map(look_at, count_listed(found, path))
 
 

@@ -97,7 +97,7 @@ def plan_smaller(path: str, store: Store, *, keep: Collection[str] = (), drop: C
     """Return the removal of parts of a checkpoint; see `SmallerCheckpoint`.
 
     Raises:
-        CheckpointNotFoundError: There is no checkpoint, a part has no names, or nothing would stay.
+        CheckpointNotFoundError: The path has no checkpoint, no name matches a part, or nothing would stay.
         SaveInProgressError: A process may use the folder.
     """
     _refuse_web(store, path)

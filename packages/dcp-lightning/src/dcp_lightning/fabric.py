@@ -73,7 +73,7 @@ class DcpFabricStrategy(OwnCheckpointIO):
 
 
 class DcpDDPStrategy(DcpFabricStrategy, DDPStrategy):
-    """`DDPStrategy` whose ranks share the writing of replicated state."""
+    """`DDPStrategy` in which ranks share the writing of replicated state."""
 
 
 class DcpFSDPStrategy(DcpFabricStrategy, FSDPStrategy):

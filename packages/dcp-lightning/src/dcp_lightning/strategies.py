@@ -77,7 +77,7 @@ class DcpTrainerStrategy(OwnCheckpointIO):
 
 
 class DcpDDPStrategy(DcpTrainerStrategy, DDPStrategy):
-    """`DDPStrategy` whose ranks share the writing of replicated state."""
+    """`DDPStrategy` in which ranks share the writing of replicated state."""
 
 
 class DcpFSDPStrategy(DcpTrainerStrategy, FSDPStrategy):

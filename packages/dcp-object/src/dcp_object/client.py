@@ -1,7 +1,7 @@
 """Client of one container: retries requests within a deadline; errors name the request, without credentials.
 
 obstore itself retries failed connections and 5xx responses. This module handles failures that obstore cannot
-recognise: truncated responses, and writes whose response was lost.
+recognise: truncated responses, and lost responses to writes.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Client:
         carried out; it returns the request's result, or None to retry.
 
         Raises:
-            FileNotFoundError: There is no such object.
+            FileNotFoundError: The object does not exist.
             FileExistsError: The object exists, or another process has replaced it since it was opened.
             StorageError: The last attempt failed, or a retry is useless.
         """

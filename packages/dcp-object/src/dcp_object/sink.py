@@ -68,7 +68,7 @@ class ObjectSink(UploadSink):
 
     def _create(self, data: bytes) -> None:
         def mine() -> bool | None:
-            """Return True if an earlier attempt, whose response was lost, created the object; otherwise None."""
+            """Return True if an earlier attempt created the object, but its response was lost; otherwise None."""
             try:
                 found, _ = self._client.call("GET", self._key, lambda: self._client.get(self._key))
             except FileNotFoundError:

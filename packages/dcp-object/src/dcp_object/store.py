@@ -98,7 +98,7 @@ class ObjectStore(SupportsFolders):
         key, content = self._key(name), bytes(data)
 
         def mine() -> bool | None:
-            """Return True if an earlier attempt, whose response was lost, replaced the object; otherwise None."""
+            """Return True if an earlier attempt replaced the object, but its response was lost; otherwise None."""
             found = self._get(key)
             return True if found is not None and found[0] == content else None
 

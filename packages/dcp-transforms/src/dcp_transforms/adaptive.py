@@ -2,10 +2,10 @@
 
 A place is the parent directory of checkpoints. Each rank measures its own saves as a whole, and chooses for itself:
 
-1. The first save to a place in this process is plain. Meanwhile the writer threads encode a few blocks as samples, and
+1. The first save to a place in this process is plain. Its writer threads also encode a few blocks as samples, and
    measure how long they waited for a processor.
 2. Later saves are of the faster kind, in bytes per second before compression: the best of the last three plain saves
-   against the last compressed save, whose rate is first estimated from the samples.
+   against the last compressed save. Samples give the first estimate.
 3. After eight compressed saves one is plain, because the storage may have become faster.
 
 Compression must win by 5 %. See docs/decisions/0029.

@@ -72,6 +72,6 @@ class ZStandard(Versioned, StreamTransformExtension):
 
 
 def check_level(level: int) -> None:
-    """Raise ValueError if Zstandard has no such level."""
+    """Raise ValueError if Zstandard does not have this level."""
     if not _MIN_LEVEL <= level <= _MAX_LEVEL:
         raise ValueError(f"level={level} is not between {_MIN_LEVEL} and {_MAX_LEVEL}")

@@ -106,7 +106,7 @@ class _Separated:
     """int64[ranks], bytes that only this rank wants, and can read."""
     pieces: Pieces
     examples: Positions
-    """int64[classes], a piece of each class."""
+    """int64[classes], a piece per class."""
 
 
 @overload
@@ -241,7 +241,7 @@ SLOT_BITS = 20
 
 
 def _number_sets(rows: Rows, stretches: Stretches, chosen: Numbers) -> tuple[Numbers, Positions]:
-    """Return the class of each chosen stretch, int32, and the position in `chosen` of each class's first one, int64."""
+    """Return int32[chosen], the class, and int64[classes], the position of its first stretch in `chosen`."""
     firsts, seconds = (stretches.totals(_set_hashes(rows, seed), chosen) for seed in (1, 2))
     same_as = np.empty(len(chosen), np.int32)  # first stretch of the same class
     left = np.arange(len(chosen), dtype=np.int32)

@@ -70,7 +70,7 @@ def _pour(amount: int, levels: Positions) -> Positions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Places:
-    """Which ranks can read which objects.
+    """Objects, and the ranks that can read them.
 
     Attributes:
         hosts: int64[ranks], number of the rank's host, from 0.

@@ -1,4 +1,4 @@
-"""`dcp prune`: remove all but the newest sound checkpoints of each run."""
+"""`dcp prune`: remove all but each run's newest sound checkpoints."""
 
 from __future__ import annotations
 

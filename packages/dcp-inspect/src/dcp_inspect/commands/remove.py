@@ -1,4 +1,4 @@
-"""`dcp rm`: remove checkpoints, the index of each first."""
+"""`dcp rm`: remove checkpoints, always the index first."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ class _Verifier:
         self.state = state
 
     def check_given(self, path: str) -> _Result:
-        """Verify a given path; raise if it has no checkpoint."""
+        """Verify a given path; raise if no checkpoint is there."""
         if not is_uri(path):
             if not Path(path).exists():
                 raise CheckpointNotFoundError(f"there is nothing at {path}: check the path")

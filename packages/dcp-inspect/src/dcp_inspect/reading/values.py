@@ -1,4 +1,4 @@
-"""Values of every format as numpy arrays and Python objects; torch and `dcp-format` are imported on demand.
+"""Values of all formats as numpy arrays and Python objects; torch and `dcp-format` are imported on demand.
 
 Source: OCP 8-bit floating point specification 1.0 and OCP microscaling formats 1.0 (values of the 8-bit floats); torch
 2.13 `torch/headeronly/util/Float8_*fnuz.h` (the variants without infinities and negative zero).

@@ -70,7 +70,7 @@ class Row:
 
 
 def draw_holders(title: str, rows: Sequence[Row], *, alone: str, world_size: int = 1) -> str:
-    """Draw the holders of each tensor as SVG; `alone` is the text for boxes without ranks."""
+    """Draw the tensors' holders as SVG; `alone` is the text for boxes without ranks."""
     ranks = max((rank + 1 for row in rows for holders in row.boxes.values() for rank in holders), default=0)
     ranks = max(ranks, world_size)
     held = [0] * ranks

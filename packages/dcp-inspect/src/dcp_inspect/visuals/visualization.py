@@ -50,11 +50,11 @@ def visualize(what: Any) -> Picture:
     """Draw each tensor as a box with its shards, in the colours of the ranks that hold them.
 
     For DTensors and ShardedTensors, the picture has the shards of all ranks, for other tensors those of this rank.
-    Similar tensors whose names differ only in numbers are drawn once.
+    Similar tensors are drawn once if their names differ only in numbers.
 
     Args:
-        what: State dict; an object with a `state_dict()`; or the path or URI of a checkpoint, whose chunks have the
-            colours of the ranks that wrote them.
+        what: State dict; an object with a `state_dict()`; or the path or URI of a checkpoint, in the
+            colours of the ranks that wrote its chunks.
 
     Raises:
         CheckpointNotFoundError: The checkpoint does not exist at the path.
