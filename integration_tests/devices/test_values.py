@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from dcp_async import AsyncSaver, SaverOptions
 from dcp_core import load, save
+from dcp_core.storage import storage_writer
 from dcp_core.testing.wrapper_tensors import WRAPPER_GLOBALS, BlockTensor
 from dcp_format import SafetensorsWriter
 from dcp_state import app_state
@@ -127,11 +128,20 @@ def test_exported_files_have_the_values(computed: dict[str, torch.Tensor], tmp_p
     assert {name: torch.equal(found[name], wanted[name]) for name in names} == dict.fromkeys(names, True)
 
 
-def test_a_tensor_that_reports_another_dtype(device: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("guarded", [True, False])
+def test_a_tensor_that_reports_another_dtype(
+    device: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, guarded: bool
+) -> None:
     """A quantized tensor in the form of torchao's: its dtype is that of its values, its memory holds codes."""
     values = torch.linspace(-1, 1, 4096).to(device)
     state = {"weight": BlockTensor.of(values)}
     template = {"weight": BlockTensor.of(torch.zeros(4096).to(device))}
+    if not guarded:  # the tensor is saved by its dtype and its memory, of which it has none
+        monkeypatch.setattr(storage_writer, "is_wrapper", lambda _: False)
+        safe = torch.serialization.safe_globals(WRAPPER_GLOBALS)
+        with safe, pytest.raises(NotImplementedError, match="of BlockTensor"):
+            save(state, checkpoint_id=tmp_path)
+        return
     with torch.serialization.safe_globals(WRAPPER_GLOBALS):
         save(state, checkpoint_id=tmp_path)
         load(template, checkpoint_id=tmp_path)
@@ -141,9 +151,12 @@ def test_a_tensor_that_reports_another_dtype(device: str, tmp_path: Path) -> Non
 
 @pytest.fixture
 def mesh(device: str, device_backend: str) -> Iterator[DeviceMesh]:
+    torch.get_device_module(device).set_device(0)  # before the mesh, which else warns that it chooses one
     dist.init_process_group(device_backend, store=dist.HashStore(), rank=0, world_size=1)
-    yield DeviceMesh(device, [0])
-    dist.destroy_process_group()
+    try:
+        yield DeviceMesh(device, [0])
+    finally:
+        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("kind", ["thread", "process"])
