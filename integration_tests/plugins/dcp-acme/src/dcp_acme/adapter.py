@@ -33,6 +33,6 @@ class ShellAdapter(ModuleAdapter):
         return issubclass(kind, Shell)
 
     def layer(self, module: nn.Module) -> Layer:
-        """The wrapped module, whose attribute name keys of `state_dict()` contain."""
+        """The wrapped module; keys of `state_dict()` contain the attribute's name."""
         del module
         return Layer("core", in_keys=True)

@@ -65,7 +65,7 @@ class NpzConverter:
     def write(
         self, content: Content, path: str | os.PathLike[str], options: WriteOptions
     ) -> None:
-        """Write an archive in one step, unless numpy cannot hold a value."""
+        """Write an archive in one step. Raise an error if numpy cannot hold a value."""
         refuse_objects(content.objects, "an .npz archive")
         strange = [
             entry.name
