@@ -1,4 +1,4 @@
-"""The folder of `acme://team/run`, below a folder that an environment variable names."""
+"""The folder of `acme://team/run`, below the vault that the environment names."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def folder_of(checkpoint_id: str | os.PathLike[str]) -> Path:
     """The folder of an id.
 
     Raises:
-        ValueError: The id is of another storage, or the environment does not name a vault.
+        ValueError: The id is of another storage, or the environment has no vault.
         UnsafeCheckpointError: The id leads out of the vault.
     """
     text = os.fspath(checkpoint_id)
