@@ -138,7 +138,7 @@ def test_an_object_that_no_host_has(ranks: RankPool, folders: list[Path], tmp_pa
     found = run(ranks, folders, tmp_path)
     for one in found:
         assert "CheckpointNotFoundError" in one["error"]
-        assert f"none of the 2 hosts of this job has {name}" in one["error"]
+        assert f"no host of this job has {name} (hosts: 2)" in one["error"]
         assert "load an earlier checkpoint" in one["error"]
 
 

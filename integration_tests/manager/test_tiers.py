@@ -167,7 +167,7 @@ def test_a_restore_says_what_is_unfinished(ranks: Any, tmp_path: Path) -> None:
     step, unfinished = found[0]
     assert (step, [(one[0], one[2]) for one in unfinished]) == (2, [(4, False), (3, False)])
     near, far = (text for _, text, _ in unfinished)
-    assert near == f"{killed} has 1 data files with 1.95 KiB, and no index: its save was interrupted"
+    assert near == f"{killed} has 1 data file with 1.95 KiB, and no index: its save was interrupted"
     assert f"{tmp_path}/far/step-3 has " in far
     assert f"and no index: a copy from {tmp_path}/near/step-3 on " in far
     assert "was interrupted" in far

@@ -8,6 +8,7 @@ import pytest
 
 from dcp_prove import ResumeError, ResumeReport
 from dcp_prove.judging.bit_by_bit import Runs, compare_same_size, find_unsteady
+from dcp_prove.judging.judge_resumes import judge_resumes
 from dcp_prove.judging.omissions import OMISSIONS
 from dcp_prove.judging.sample_order import explain_order
 from dcp_prove.judging.within_tolerance import compare_other_size
@@ -44,6 +45,15 @@ def test_equal_runs_are_equal() -> None:
     result = compare(run(KILL))
     assert result.ok
     assert result.omissions == []
+
+
+def test_counts_are_in_words() -> None:
+    report = ResumeReport(STEPS, 1)
+    generator = {"trainer.generator": ("generator", {})}
+    one, again = run(items=generator), run(KILL, items=generator)
+    judge_resumes(report, [one], [one], KILL, sizes=[1], resume=lambda _: [again], tolerance=None, ignore=())
+    assert "after the restore (rank 0): 1 parameter, 1 global random state, 1 generator" in report.results[0].compared
+    assert "losses of 4 steps" in report.results[0].compared
 
 
 def test_what_differs_without_effect_is_no_difference() -> None:

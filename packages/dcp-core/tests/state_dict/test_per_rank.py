@@ -91,4 +91,4 @@ def test_a_value_can_refuse_another_number_of_ranks(world_size):
     values = RankValues(rank_places(template), names, 0, world_size)
     assert [*values.refused] == ([] if world_size == 3 else ["loader"])
     if world_size != 3:
-        assert f"saved by 3 ranks for each of them, and there are {world_size} ranks now" in values.refused["loader"]
+        assert f"a value per rank, saved by 3 ranks, and this job has {world_size}:" in values.refused["loader"]

@@ -72,10 +72,10 @@ def unpack_holders(
 def _lack(name: str, hosts: int, bad: Mapping[int, str]) -> Exception:
     remedy = "load an earlier checkpoint, or start the job on the hosts that have written this one"
     if not bad:
-        return CheckpointNotFoundError(f"none of the {hosts} hosts of this job has {name}: {remedy}")
+        return CheckpointNotFoundError(f"no host of this job has {name} (hosts: {hosts}): {remedy}")
     copies = "; ".join(f"rank {rank}'s: {text}" for rank, text in bad.items())
     return CorruptCheckpointError(
-        f"no copy can be read on the {hosts} hosts of this job ({copies}): {remedy}", file=name
+        f"no copy can be read on the hosts of this job ({hosts}; {copies}): {remedy}", file=name
     )
 
 

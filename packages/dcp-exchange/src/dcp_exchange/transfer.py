@@ -324,8 +324,8 @@ class Transfer:
         owners = sorted({self._owners[piece] for piece in self._awaited})
         names = ", ".join(map(str, owners[:8])) + (", …" if len(owners) > 8 else "")
         return ExchangeError(
-            f"nothing has come from other ranks for {self._timeout_seconds:g} s; {len(self._awaited)} pieces are "
-            f"missing, which rank {names} had to read: a rank is stopped, or its storage hangs"
+            f"nothing has come from other ranks for {self._timeout_seconds:g} s; pieces that rank {names} had to read "
+            f"are missing ({len(self._awaited)}): a rank is stopped, or its storage hangs"
         )
 
 

@@ -30,7 +30,7 @@ def test_an_interrupted_save_and_a_copy(catalogue, tmp_path):
     half(tmp_path, 20, promoting=json.dumps({"from": "/nvme on node7", "bytes": 5000}).encode())
     found = catalogue.unfinished(5)
     assert [(one.step, one.is_running) for one in found] == [(20, False), (10, False)]
-    assert found[1].text.endswith("step-10 has 1 data files with 1.95 KiB, and no index: its save was interrupted")
+    assert found[1].text.endswith("step-10 has 1 data file with 1.95 KiB, and no index: its save was interrupted")
     assert "a copy from /nvme on node7, where it has 4.88 KiB, was interrupted" in found[0].text
 
 

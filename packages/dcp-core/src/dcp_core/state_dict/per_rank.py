@@ -104,9 +104,10 @@ class RankValues:
         for name, place in sorted(places, key=itemgetter(0)):
             saved = _saved_ranks(names, name)
             if place.value.otherwise == "error" and saved and len(saved) != world_size:
+                ranks = f"{len(saved)} rank{'s' * (len(saved) != 1)}"
                 self.refused[name] = (
-                    f"{name!r} was saved by {len(saved)} ranks for each of them, and there are {world_size} ranks now: "
-                    "resume with as many ranks as saved it, or leave this value out of the load"
+                    f"{name!r} has a value per rank, saved by {ranks}, and this job has {world_size}: resume "
+                    "with as many ranks as saved it, or leave this value out of the load"
                 )
             source: int | None = rank
             if saved and rank not in saved:

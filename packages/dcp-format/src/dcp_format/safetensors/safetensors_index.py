@@ -206,7 +206,7 @@ def _check_named(weight_map: Mapping[str, str], boxes: Mapping[str, list[Box]], 
     lacking = sorted(weight_map.keys() - boxes.keys())
     if lacking:
         raise CorruptCheckpointError(
-            f"{index} names {len(lacking)} tensors that are not in their files",
+            f"{index} names tensors that are not in their files: {len(lacking)}, such as {lacking[0]!r}",
             file=weight_map[lacking[0]],
             key=lacking[0],
         )

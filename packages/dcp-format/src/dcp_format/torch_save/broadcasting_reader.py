@@ -145,7 +145,8 @@ class BroadcastingTorchSaveReader(StorageReader):
         missing = [name for name in names if name not in forms]
         if missing:
             texts = dict.fromkeys(range(len(gathered)), (None, f"not in the file: {missing[:8]}"))
-            raise CheckpointException(f"{len(missing)} names of the template are not in {self.checkpoint_id}", texts)
+            values = "1 value" if len(missing) == 1 else f"{len(missing)} values"
+            raise CheckpointException(f"{self.checkpoint_id} lacks {values} of the template", texts)
         others = {
             rank: (None, f"{name!r} has shape {list(shape)} in the template and {list(forms[name][1])} in the file")
             for rank, each in enumerate(gathered)

@@ -261,12 +261,12 @@ class _Measured:
 def _print(found: list[Difference], count: int, *, keys_only: bool) -> None:
     if not found:
         compared = ", by name, dtype and shape" if keys_only else ""
-        print_line(("equal", "green"), f": {count} values{compared}")
+        print_line(("equal", "green"), f": {count} value{'s' * (count != 1)}{compared}")
         return
     columns = ("name", "differs in", "A", "B", "elements", "max abs", "max rel")
     print_table(columns, map(_row, found), right=columns[4:], drop=("max rel", "elements"), wrap=("A", "B"))
     names = len({each.name for each in found})
-    print_line(f"{names} of {count} values differ")
+    print_line(f"{names} of {count} value{'s' * (count != 1)} differ{'s' * (names == 1)}")
 
 
 def _row(each: Difference) -> tuple[Cell, ...]:

@@ -160,6 +160,7 @@ def _summary(pruning: Pruning, removals: list[Removal]) -> Iterator[str]:
     incomplete, unnumbered = len(pruning.incomplete), len(pruning.without_step)
     stay = "stays" if incomplete == 1 else "stay"
     left = f"; {incomplete} incomplete or quarantined {stay}, see `dcp ls`" if incomplete else ""
-    yield f"{removed} of {complete} complete checkpoints, {count_bytes(sum(one.bytes for one in removals))}{left}"
+    checkpoints = f"{complete} complete checkpoint{'s' * (complete != 1)}"
+    yield f"{removed} of {checkpoints}, {count_bytes(sum(one.bytes for one in removals))}{left}"
     if unnumbered:
         yield f"{unnumbered} without a step {'stays' if unnumbered == 1 else 'stay'}: `dcp rm` removes one"

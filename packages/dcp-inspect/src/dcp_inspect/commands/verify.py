@@ -139,7 +139,8 @@ def _finish(paths: tuple[str, ...], done: list[_Result], *, recursive: bool, as_
         sound = count["sound"] + count["skipped"]
         skipped = f", {count['skipped']} of them by an earlier run" if count["skipped"] else ""
         unread = f", {count['unreadable']} cannot be read" if count["unreadable"] else ""
-        print_line(f"{sound} of {len(checked)} checkpoints sound{skipped}{unread}; {read} read")
+        total = f"{len(checked)} checkpoint{'s' * (len(checked) != 1)}"
+        print_line(f"{sound} of {total} sound{skipped}{unread}; {read} read")
 
 
 class _Verifier:
@@ -278,7 +279,8 @@ def _print(one: _Result) -> None:
         print_line(("  quarantined", "yellow"), f": `dcp unquarantine {one.path}` lifts it")
     if one.report.unverified_keys:
         some = ", ".join(sorted(one.report.unverified_keys)[:_SHOWN_KEYS])
-        print_line(("  no CRC", "yellow"), f": {len(one.report.unverified_keys)} values, such as {some}")
+        values = "1 value" if len(one.report.unverified_keys) == 1 else f"{len(one.report.unverified_keys)} values"
+        print_line(("  no CRC", "yellow"), f": {values}, such as {some}")
 
 
 def _causes(problems: tuple[Problem, ...]) -> Iterator[str]:
@@ -293,5 +295,5 @@ def _causes(problems: tuple[Problem, ...]) -> Iterator[str]:
             continue
         some = ", ".join(map(repr, keys[:_SHOWN_KEYS]))
         more = f" and {len(keys) - _SHOWN_KEYS} more" if len(keys) > _SHOWN_KEYS else ""
-        count = "" if group[0].lost_keys else f" in {len(group)} places"
+        count = "" if group[0].lost_keys else f" in {len(group)} place{'s' * (len(group) != 1)}"
         yield f"file {file!r}: {message}{count}: {some}{more}" if file else f"{message}{count}: {some}{more}"

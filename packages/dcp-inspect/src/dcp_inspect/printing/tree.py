@@ -42,7 +42,8 @@ def tree_lines(values: Iterable[tuple[str, int, str]], depth: int | None = None)
         if isinstance(value, str):
             yield [first, (name, "bold"), f"  {value}"]
             continue
-        yield [first, (name, "bold cyan"), (f"  {value.count} values, {count_bytes(value.bytes)}", "dim")]
+        count = f"{value.count} value{'s' * (value.count != 1)}"
+        yield [first, (name, "bold cyan"), (f"  {count}, {count_bytes(value.bytes)}", "dim")]
         if depth is None or level < depth:
             waiting.append(_entries(value, rest, level))
 

@@ -34,7 +34,8 @@ def draw(title: str, files: Mapping[str, int], segments: Sequence[Segment], rank
         lines += _bar(name, files[name], by_file[name], y, scale, len(ranks))
         y += _BAR + _GAP
     if len(files) > len(names):
-        lines.append(f'<text x="12" y="{y + 12}">and {len(files) - len(names)} more files</text>')
+        more = len(files) - len(names)
+        lines.append(f'<text x="12" y="{y + 12}">and {more} more file{"s" * (more != 1)}</text>')
         y += _BAR
     texts = [f"rank {load.rank}: reads {count_bytes(load.read_bytes)}" for load in ranks]
     return _framed(lines, texts, y + 14)

@@ -138,8 +138,9 @@ def check_checkpoint(store: Store, *, deep: bool = False, entries: Sequence[Entr
         problems = verify_checkpoint(store).problems
         if problems:
             first = problems[0]
+            places = f"{len(problems)} place{'s' * (len(problems) != 1)}"
             raise CorruptCheckpointError(
-                f"the checkpoint in {store.url} is damaged in {len(problems)} places; the first: {first.message}",
+                f"the checkpoint in {store.url} is damaged in {places}; the first: {first.message}",
                 file=first.file,
                 key=first.key,
                 offset=first.offset,

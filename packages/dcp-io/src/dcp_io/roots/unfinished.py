@@ -39,7 +39,7 @@ def describe_unfinished(
     if not data:
         return None
     there = printable_bytes(sum(entry.bytes for entry in data))
-    text = f"{store.url} has {len(data)} data files with {there}, and no index"
+    text = f"{store.url} has {len(data)} data file{'s' * (len(data) != 1)} with {there}, and no index"
     journals = [_journal(store, entry) for entry in _journals(entries)]
     places = sorted({place for place, _ in journals if place})
     whole = max((size for _, size in journals), default=0)

@@ -72,7 +72,8 @@ def choose_index(entries: Mapping[str, float], load: Load) -> CheckpointIndex:
     candidates += _rank_sets(of_ranks, entries, load, missing)
     if not candidates:
         detail = f": {'; '.join(missing)}" if missing else ""
-        raise CheckpointNotFoundError(f"there is no complete index among {len(entries)} files{detail}")
+        files = "1 file" if len(entries) == 1 else f"{len(entries)} files"
+        raise CheckpointNotFoundError(f"there is no complete index among {files}{detail}")
     best = candidates[0]
     for candidate in candidates[1:]:
         if _is_newer(candidate, best):

@@ -7,24 +7,24 @@ from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 
 from dcp_prove.judging.bit_by_bit import Runs, compare_same_size, find_unsteady
-from dcp_prove.judging.report import ResumeReport, SizeResult
+from dcp_prove.judging.report import ResumeReport, SizeResult, counted
 from dcp_prove.judging.within_tolerance import compare_other_size, default_tolerance
 from dcp_prove.observing.records import Moment, RunRecord
 
 __all__ = ["judge_resumes"]
 
 _KINDS = {
-    "parameter": "parameters",
-    "buffer": "buffers",
-    "batchnorm": "buffers of BatchNorm",
-    "average": "tensors of moving averages",
-    "optimizer": "values of optimizers",
-    "scheduler": "values of schedulers",
-    "scaler": "values of gradient scalers",
-    "random": "global random states",
-    "generator": "generators",
-    "epoch": "epochs of samplers",
-    "tensor": "other tensors",
+    "parameter": ("parameter", ""),
+    "buffer": ("buffer", ""),
+    "batchnorm": ("buffer", " of BatchNorm"),
+    "average": ("tensor", " of moving averages"),
+    "optimizer": ("value", " of optimizers"),
+    "scheduler": ("value", " of schedulers"),
+    "scaler": ("value", " of gradient scalers"),
+    "random": ("global random state", ""),
+    "generator": ("generator", ""),
+    "epoch": ("epoch", " of samplers"),
+    "tensor": ("other tensor", ""),
 }
 _SHOWN = 6
 
@@ -66,7 +66,7 @@ def _describe(result: SizeResult, runs: Runs) -> None:
     restored = runs.found[0].at("restored", runs.kill_at)
     if restored is not None:
         counts = Counter(item.kind for item in restored.items.values())
-        found = [f"{counts[kind]} {name}" for kind, name in _KINDS.items() if counts[kind]]
+        found = [counted(counts[kind], noun) + rest for kind, (noun, rest) in _KINDS.items() if counts[kind]]
         result.compared.append(f"after the restore (rank 0): {', '.join(found)}")
     kinds = {
         name: item.kind for record in runs.expected for moment in record.moments for name, item in moment.items.items()
@@ -82,15 +82,17 @@ def _describe(result: SizeResult, runs: Runs) -> None:
 
 def _describe_steps(result: SizeResult, steps: Sequence[Moment]) -> None:
     if any(moment.loss is not None for moment in steps):
-        result.compared.append(f"losses of {sum(moment.loss is not None for moment in steps)} steps")
+        result.compared.append(f"losses of {counted(sum(moment.loss is not None for moment in steps), 'step')}")
     else:
         result.not_compared.append("losses: the steps gave none")
     if any(moment.samples for moment in steps):
-        result.compared.append(f"sample ids of {sum(bool(moment.samples) for moment in steps)} steps, in order")
+        count = sum(bool(moment.samples) for moment in steps)
+        result.compared.append(f"sample ids of {counted(count, 'step')}, in order")
     else:
         result.not_compared.append("sample ids: no data loader with ids was seen, and the steps gave none")
     if any(moment.batches for moment in steps):
-        result.compared.append(f"contents of {sum(len(moment.batches) for moment in steps)} batches")
+        count = sum(len(moment.batches) for moment in steps)
+        result.compared.append(f"contents of {count} batch{'es' * (count != 1)}")
     else:
         result.not_compared.append("contents of batches: neither data loaders nor models in training mode were seen")
 

@@ -8,7 +8,7 @@ from typing import Any
 from dcp_core import DcpError
 from dcp_prove.judging.omissions import OMISSIONS
 
-__all__ = ["Difference", "ResumeError", "ResumeReport", "SizeResult"]
+__all__ = ["Difference", "ResumeError", "ResumeReport", "SizeResult", "counted"]
 
 _SHOWN = 8
 
@@ -118,8 +118,8 @@ class ResumeError(DcpError, AssertionError):
 
 
 def _result_lines(result: SizeResult, report: ResumeReport) -> list[str]:
-    where = f"killed after step {result.kill_at} of {report.steps} on {_ranks(report.world_size)}"
-    where += f", resumed on {_ranks(result.world_size)}"
+    where = f"killed after step {result.kill_at} of {report.steps} on {counted(report.world_size, 'rank')}"
+    where += f", resumed on {counted(result.world_size, 'rank')}"
     if result.ok:
         how = "bit by bit" if result.exact else "as far as it can be"
         lines = [f"ok: {where}: equal to the uninterrupted run {how}"]
@@ -143,5 +143,6 @@ def _listed(differences: list[Difference]) -> list[str]:
     return lines + ([f"  … and {more} more"] if more > 0 else [])
 
 
-def _ranks(number: int) -> str:
-    return "1 rank" if number == 1 else f"{number} ranks"
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"

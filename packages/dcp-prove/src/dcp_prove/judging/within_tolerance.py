@@ -8,7 +8,7 @@ from dataclasses import replace
 from dcp_prove.judging.bit_by_bit import Runs
 from dcp_prove.judging.moments import ABSENT, differing_items, item_difference
 from dcp_prove.judging.omissions import omission_of
-from dcp_prove.judging.report import Difference, SizeResult
+from dcp_prove.judging.report import Difference, SizeResult, counted
 from dcp_prove.judging.sample_order import explain_order
 from dcp_prove.observing.random_states import CPU_RANDOM
 from dcp_prove.observing.records import Moment, RunRecord
@@ -64,7 +64,7 @@ def _restored(runs: Runs, result: SizeResult) -> list[Difference]:
             continue
         differences.append(item_difference(name, pair, found, 0, omission=omission_of(kind, name)))
     if sharded:
-        result.not_compared.append(f"{sharded} tensors of which each rank holds its own part or version")
+        result.not_compared.append(f"{counted(sharded, 'tensor')}: each rank holds its own part or version")
     return differences
 
 
@@ -92,7 +92,7 @@ def _samples(runs: Runs, result: SizeResult) -> list[Difference]:
             result.evidence.append(sentence)
             one, other = (f"{each.samples[:8]}" for each in (same, moment))
             return [Difference("samples", step, False, 0, one, other, keys[0])]
-    result.compared.append(f"the samples of {compared} steps, as sets over all ranks")
+    result.compared.append(f"the samples of {counted(compared, 'step')}, as sets over all ranks")
     return []
 
 
@@ -130,7 +130,7 @@ def _losses(runs: Runs, tolerance: float, result: SizeResult) -> list[Difference
             return [Difference(text, step, False, 0, repr(expected[step]), repr(found[step]))]
         worst = max(worst, difference)
     result.compared.append(
-        f"the mean losses of {len(steps)} steps, which differ by {worst:.1e} of their size at most "
+        f"the mean losses of {counted(len(steps), 'step')}, which differ by {worst:.1e} of their size at most "
         f"(tolerance {tolerance:.1e})"
     )
     return []
