@@ -43,6 +43,17 @@ def test_du_says_parts_and_policies(tmp_path: Path, dcp: Dcp, write: Write) -> N
     assert "KeepLast(1) | KeepEvery(20)        1" in out
 
 
+@pytest.mark.parametrize("parts", [["model"], ["model", "modle"]])
+def test_du_frees_no_parts_that_a_manager_would_keep(tmp_path: Path, dcp: Dcp, write: Write, parts: list[str]) -> None:
+    """None of files on several hosts, and none if one of the parts is unknown."""
+    for step in (10, 20):
+        write(tmp_path / f"step-{step}")
+    policy = f"KeepLast(1) | KeepAll(parts={parts!r})"
+    freed = [used(dcp, place, "--keep", policy)["policies"] for place in (tmp_path, f"host://{tmp_path}")]
+    whole = {policy: {"removes": [], "frees_bytes": 0}}
+    assert freed == [whole | ({} if len(parts) > 1 else {policy: {"removes": [], "frees_bytes": 466}}), whole]
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_own_bytes_are_what_a_removal_frees(tmp_path: Path, seed: int, dcp: Dcp, write: Write) -> None:
     """Files are linked at random between checkpoints, within one, and to a place outside."""

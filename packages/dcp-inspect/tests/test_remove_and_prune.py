@@ -73,6 +73,21 @@ def test_prune_of_parts(tmp_path: Path, dcp: Dcp, write: Write) -> None:
     assert (code, "is in the part 'optimizer'" in err) == (3, True)
 
 
+def test_prune_skips_checkpoints_without_the_part(tmp_path: Path, dcp: Dcp, write: Write) -> None:
+    for step in (100, 200, 300):
+        write(tmp_path / f"step-{step}")
+    other = tmp_path / "step-100"
+    assert dcp("rm", other, "--part", "model", "--yes")[0] == 0
+    arguments = ("prune", tmp_path, "--keep", 1, "--keep-part", "model", "--yes")
+    code, out, _ = dcp(*arguments, "--dry-run", "--json")
+    assert (code, [*json.loads(out)["without_part"]]) == (0, [str(other)])
+    code, out, _ = dcp(*arguments)
+    assert (code, f"removed note, step of {tmp_path / 'step-200'}" in out) == (0, True)
+    assert f"stays {other}: nothing would stay of {other}" in out
+    assert "1 of 3 complete checkpoints" in out
+    assert {*index_of(other).names()} == {"note", "step"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [

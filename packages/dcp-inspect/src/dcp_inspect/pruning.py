@@ -33,6 +33,8 @@ class Pruning:
     """Complete, each with the first problem."""
     doubtful: list[tuple[Listed, str]] = field(default_factory=list)
     """Possibly newer than a kept one, with reasons."""
+    without_part: list[tuple[Listed, str]] = field(default_factory=list)
+    """Checkpoints that lack a part that should stay, with reasons."""
     without_step: list[Listed] = field(default_factory=list)
     """Times alone do not prove age."""
 

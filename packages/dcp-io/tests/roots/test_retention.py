@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -198,6 +199,58 @@ def test_what_retain_leaves_whole(
     assert "step-40 stays whole: it has nothing of x" in caplog.text
 
 
+def test_an_unknown_part_keeps_the_checkpoint_whole(
+    trained: Catalogue, helpers: SimpleNamespace, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One of several names is misspelt: what it means would be lost for good."""
+    policy = KeepLast(1) | KeepAll(parts=["m", "o.aa"])
+    for _ in range(3):
+        trained.retain(policy, protected=lambda _: ())
+    assert whole(trained, helpers) == dict.fromkeys((10, 20, 30, 40, 50), True)
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 4
+    assert said[0].endswith("step-10 stays whole: it has nothing of o.aa (similar: o.a)")
+    trained.retain(KeepLast(1) | KeepAll(parts=["m"]), protected=lambda _: ())
+    trained.retain(policy, protected=lambda _: ())
+    assert whole(trained, helpers)[10] is False
+
+
+def test_what_was_removed_before_is_not_unknown(
+    trained: Catalogue, helpers: SimpleNamespace, caplog: pytest.LogCaptureFixture
+) -> None:
+    trained.retain(KeepLast(1) | KeepAll(parts=["m", "o"]), protected=lambda _: ())
+    trained.retain(KeepLast(1) | KeepAll(parts=["m"]), protected=lambda _: ())
+    trained.retain(KeepLast(1) | KeepAll(parts=["m", "o"]), protected=lambda _: ())
+    assert whole(trained, helpers) == {10: False, 20: False, 30: False, 40: False, 50: True}
+    assert not caplog.records
+
+
+def test_a_damaged_value_is_copied_once(
+    trained: Catalogue,
+    helpers: SimpleNamespace,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    index = index_of(trained.store_of(20))
+    item = index.stored_item(index.chunk_items, index.tensor_names.index("m.a"))
+    helpers.flip(trained.store_of(20), item.file, item.offset + item.lead)
+    tried: list[str] = []
+    publish = SmallerCheckpoint.publish
+
+    def noted(smaller: SmallerCheckpoint, **options: Any) -> None:
+        tried.append(",".join(smaller.parts))
+        publish(smaller, **options)
+
+    monkeypatch.setattr(SmallerCheckpoint, "publish", noted)
+    for _ in range(3):
+        trained.retain(KeepAll(parts=["m"]), protected=lambda _: ())
+    assert tried.count("o") == 4  # of steps 10, 20, 30 and 40, once each
+    assert caplog.text.count("step-20 stays whole until it changes, since it is damaged") == 1
+    helpers.save_all(trained.store_of(20), VALUES)
+    trained.retain(KeepAll(parts=["m"]), protected=lambda _: ())
+    assert whole(trained, helpers) == {10: False, 20: False, 30: False, 40: False, 50: True}
+
+
 def test_retain_goes_on_after_a_failure(
     trained: Catalogue, helpers: SimpleNamespace, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -205,7 +258,7 @@ def test_retain_goes_on_after_a_failure(
     item = index.stored_item(index.chunk_items, index.tensor_names.index("m.a"))
     helpers.flip(trained.store_of(20), item.file, item.offset + item.lead)
     trained.retain(KeepAll(parts=["m"]), protected=lambda _: ())
-    assert "step-20 could not be made smaller, which is tried again: bytes" in caplog.text
+    assert "step-20 stays whole until it changes, since it is damaged: bytes" in caplog.text
     assert [index_of(folder.store).info.dropped != {} for folder in trained.folders()] == [
         True,
         False,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from functools import partial
 
 import click
 
@@ -93,11 +92,22 @@ def command(
 
 
 def _plan(pruning: Pruning, parts: tuple[str, ...], *, dry_run: bool) -> list[Removal]:
-    plan = partial(plan_smaller, keep=parts) if parts else preview_removal if dry_run else plan_removal
-    removals = {one.path: plan(one.path, open_folder(one.path)) for one in pruning.removed}
-    small = [one for one in pruning.removed if parts and not removals[one.path].bytes]  # since an earlier `prune`
+    if not parts:
+        plan = preview_removal if dry_run else plan_removal
+        return [plan(one.path, open_folder(one.path)) for one in pruning.removed]
+    removals: dict[str, Removal] = {}
+    failure: CheckpointNotFoundError | None = None
+    for one in pruning.removed:
+        try:
+            removals[one.path] = plan_smaller(one.path, open_folder(one.path), keep=parts)
+        except CheckpointNotFoundError as error:
+            pruning.without_part.append((one, str(error)))
+            failure = error
+    if failure is not None and not removals:  # more likely a wrong name than a run without this part
+        raise failure
+    small = [one for one in pruning.removed if one.path in removals and not removals[one.path].bytes]  # made before
     pruning.kept.extend(small)
-    pruning.removed[:] = [one for one in pruning.removed if one not in small]
+    pruning.removed[:] = [one for one in pruning.removed if one.path in removals and one not in small]
     return [removals[one.path] for one in pruning.removed]
 
 
@@ -132,6 +142,7 @@ def _as_json(path: str, pruning: Pruning, removals: list[Removal], *, removed: b
         "best": {one.path: rules for one, rules in pruning.best},
         "damaged": {one.path: problem for one, problem in pruning.damaged},
         "incomplete": {one.path: one.problem for one in pruning.incomplete},
+        "without_part": {one.path: reason for one, reason in pruning.without_part},
         "doubtful": {one.path: reason for one, reason in pruning.doubtful},
         "without_step": [one.path for one in pruning.without_step],
         "refusals": {removal.path: removal.refusal for removal in removals if removal.refusal is not None},
@@ -145,6 +156,8 @@ def _stays(pruning: Pruning) -> Iterator[str]:
         yield f"stays {one.path}: the best by {rules}{metrics_text(one.notes.metrics, before='; ')}"
     for one, reason in pruning.doubtful:
         yield f"stays {one.path}: {reason}; --force removes it"
+    for one, reason in pruning.without_part:
+        yield f"stays {one.path}: {reason}"
     for one in pruning.incomplete:
         if one.unreadable:
             yield f"stays {one.path}: {one.problem}"
@@ -156,7 +169,9 @@ def _summary(pruning: Pruning, removals: list[Removal]) -> Iterator[str]:
             yield f"refused as it is, and nothing removed: {removal.refusal}"
     yield from _stays(pruning)
     removed = len(pruning.removed)
-    complete = removed + sum(len(some) for some in (pruning.kept, pruning.best, pruning.damaged, pruning.doubtful))
+    complete = removed + sum(
+        len(some) for some in (pruning.kept, pruning.best, pruning.damaged, pruning.without_part, pruning.doubtful)
+    )
     incomplete, unnumbered = len(pruning.incomplete), len(pruning.without_step)
     stay = "stays" if incomplete == 1 else "stay"
     left = f"; {incomplete} incomplete or quarantined {stay}, see `dcp ls`" if incomplete else ""

@@ -18,7 +18,7 @@ from dcp_inspect.examples import examples
 from dcp_inspect.listing import Listed, find, look_at_all
 from dcp_inspect.printing.output import count_bytes, json_option, print_json, print_line
 from dcp_inspect.printing.table import print_table
-from dcp_io import CheckpointRecord, KeepLast, KeepPolicy
+from dcp_io import CheckpointRecord, HostStore, KeepLast, KeepPolicy, Store
 from dcp_io.checkpoints.drop_parts import SmallerCheckpoint
 from dcp_manifest import CheckpointNotFoundError, FoundCheckpoint, index_of
 from dcp_manifest.index.columns import needed_bytes
@@ -170,9 +170,16 @@ def _removed(policy: KeepPolicy, used: Sequence[_Used]) -> tuple[list[_Used], in
         removed += [one for one in checkpoints if one.found.place.step not in kept]
         for one in checkpoints:
             if parts := kept.get(one.found.place.step or 0):
-                smaller = SmallerCheckpoint(open_folder(one.listed.path), keep=parts)
-                of_parts += 0 if smaller.is_empty else smaller.bytes
+                of_parts += _freed_by_parts(open_folder(one.listed.path), parts)
     return removed, _freed(removed) + of_parts
+
+
+def _freed_by_parts(store: Store, keep: tuple[str, ...]) -> int:
+    """Return what the removal of all other parts frees: nothing where a manager leaves a checkpoint whole."""
+    if isinstance(store, HostStore):
+        return 0
+    smaller = SmallerCheckpoint(store, keep=keep)
+    return 0 if smaller.is_empty or smaller.unknown else smaller.bytes
 
 
 def _parts(used: Sequence[_Used]) -> list[tuple[str, int]]:

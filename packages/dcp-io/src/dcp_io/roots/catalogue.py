@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,14 +31,14 @@ from dcp_io.checkpoints.verify_checkpoint import verify_checkpoint
 from dcp_io.errors import SaveInProgressError
 from dcp_io.roots.copy_notes import HOST_FILE, HOSTS_FILE, NAME, CopyNote
 from dcp_io.roots.keeping_rules import KeepAll, KeepBest, KeepLast, KeepPolicy, parts_of
-from dcp_io.roots.records import CheckpointRecord, Note, read_if_allowed, read_if_there, read_note
+from dcp_io.roots.records import CheckpointRecord, Note, OnceLog, read_if_allowed, read_if_there, read_note
 from dcp_io.roots.unfinished import Unfinished, describe_unfinished, ended_journals
 from dcp_io.saves.cleanup import index_digest, remove_orphans, remove_own
 from dcp_io.saves.save_files import temporary_of, this_process
 from dcp_io.stores.host_store import HostStore
 from dcp_io.stores.root import Root
 from dcp_io.stores.store import Entry, Store, SupportsFolders, with_folders
-from dcp_manifest.errors import CheckpointNotFoundError
+from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError
 from dcp_manifest.folders.checkpoint_order import step_of
 from dcp_manifest.folders.folder import (
     METADATA_NAME,
@@ -132,7 +131,7 @@ class Catalogue:
         self._smaller: dict[int, tuple[tuple[str, ...], set[Entry]]] = {}
         """Step → parts that stay, and the indexes that were found to have no others."""
         self._complete: set[int] = set()
-        self._warned: set[tuple[str, int]] = set()
+        self._warn_once = OnceLog().warn
         self._sound: set[int] = set()
 
     @property
@@ -154,11 +153,6 @@ class Catalogue:
         Unreadable folders are skipped, with a warning.
         """
         return [folder for step in self._steps() if (folder := self._folder_if_allowed(step)) is not None]
-
-    def _warn_once(self, text: str, step: int, problem: object) -> None:
-        """Warn of a step once in the life of this catalogue, which is asked after each save."""
-        _log.log(logging.DEBUG if (text, step) in self._warned else logging.WARNING, text, step, problem)
-        self._warned.add((text, step))
 
     def _folder_if_allowed(self, step: int) -> StepFolder | None:
         try:
@@ -432,7 +426,7 @@ class Catalogue:
             return False
 
     def _keep_parts(self, folder: StepFolder, parts: tuple[str, ...], by: str) -> None:
-        """Remove everything else; log failures. A checkpoint that has not changed since is not read again."""
+        """Remove everything else, unless a part is unknown. A checkpoint that has not changed is not read again."""
         state = parts, {entry for entry in folder.entries if is_index_name(entry.name)}
         if self._smaller.get(folder.step) == state:
             return
@@ -444,15 +438,18 @@ class Catalogue:
             return
         try:
             smaller = SmallerCheckpoint(folder.store, keep=parts)
-            if smaller.is_empty:
-                _log.warning("%s stays whole: it has nothing of %s", folder.store.url, ", ".join(parts))
-            smaller.publish(by=by, stale_after_seconds=self._stale_after_seconds)
+            if smaller.unknown or smaller.is_empty:
+                _log.warning("%s stays whole: it has nothing of %s", folder.store.url, _unknown_parts(smaller, parts))
+            else:
+                smaller.publish(by=by, stale_after_seconds=self._stale_after_seconds)
         except SaveInProgressError:
             return
+        except CorruptCheckpointError as error:
+            _log.warning("%s stays whole until it changes, since it is damaged: %s", folder.store.url, error)
         except (OSError, DcpError) as error:
-            _log.warning("%s could not be made smaller, which is tried again: %s", folder.store.url, error)
-        else:
-            self._smaller[folder.step] = state
+            self._warn_once("%s could not be made smaller, which is tried again: %s", folder.store.url, error)
+            return
+        self._smaller[folder.step] = state
 
     def steps_to_resume_from(self, folders: Collection[StepFolder], good: Sequence[CheckpointRecord]) -> set[int]:
         """Return the steps without which a run could lose progress. Raises OSError.
@@ -483,27 +480,32 @@ class Catalogue:
 
         `folders` is a fresh result of `folders()`. This process is saving the steps in `running`.
         """
-        self._remove_temporaries(self._root, self._root.list(), _ROOT_FILES)
+        at_root = self._root.list()
+        self._remove_temporaries(self._root, at_root, _ROOT_FILES)
         listed = self.folders() if folders is None else folders
-        return [folder.step for folder in listed if folder.step not in running and self._sweep_if_allowed(folder)]
+        # The storage's clock, not that of this host: a save has just written, or the leftovers stay for now.
+        now = max(
+            (entry.mtime for entries in (at_root, *(each.entries for each in listed)) for entry in entries), default=0
+        )
+        return [folder.step for folder in listed if folder.step not in running and self._sweep_if_allowed(folder, now)]
 
-    def _sweep_if_allowed(self, folder: StepFolder) -> bool:
+    def _sweep_if_allowed(self, folder: StepFolder, now: float) -> bool:
         try:
-            return self._sweep(folder)
+            return self._sweep(folder, now)
         except PermissionError as error:
             self._warn_once("leftovers of step %d stay: %s", folder.step, error)
             return False
 
-    def _sweep(self, folder: StepFolder) -> bool:
+    def _sweep(self, folder: StepFolder, now: float) -> bool:
         if folder.is_checkpoint:
-            self._tidy(folder)
+            self._tidy(folder, now)
             return False
         folder = self._folder(folder.step)  # a save may have begun, or ended, since it was listed
         if REMOVING in folder.names:
             return not self._has_readers(folder.store) and self._remove(folder)
         return not folder.is_checkpoint and not self._is_being_saved(folder) and self._remove(folder)
 
-    def _tidy(self, folder: StepFolder) -> None:
+    def _tidy(self, folder: StepFolder, now: float) -> None:
         if any(name.startswith(SAVE_MARKER_PREFIX) for name in folder.names):
             clear_dead_saves(folder.store, stale_after_seconds=self._stale_after_seconds)
         leases = [entry for entry in folder.entries if entry.name.startswith(READING_PREFIX)]
@@ -515,7 +517,7 @@ class Catalogue:
         remove_own(folder.store, {entry.name: entry.bytes for entry in dead})
         ended = ended_journals(folder.store, folder.entries, stale_after_seconds=self._stale_after_seconds)
         remove_own(folder.store, {entry.name: entry.bytes for entry in ended})
-        remove_orphans(folder.store, folder.entries, now=time.time(), stale_after_seconds=self._stale_after_seconds)
+        remove_orphans(folder.store, folder.entries, now=now, stale_after_seconds=self._stale_after_seconds)
         self._settle_next_note(folder)
         ours = (NOTE, NEXT_NOTE, QUARANTINE, REMOVING, READING_PREFIX, *_PROMOTED, _COPIES)
         self._remove_temporaries(folder.store, folder.entries, ours)
@@ -618,6 +620,19 @@ def _ask_all(
     by_url = {catalogue.store.url: catalogue for catalogue in catalogues}
     stores = [catalogue.store for catalogue in catalogues]
     return ask_places(stores, lambda store: ask(by_url[store.url]), optional=optional)
+
+
+def _unknown_parts(smaller: SmallerCheckpoint, parts: Collection[str]) -> str:
+    """Return the parts that a checkpoint does not have, each with names that may be meant."""
+    import difflib  # noqa: PLC0415 - for a warning only
+
+    all_names, texts = smaller.whole.names(), []
+    for part in smaller.unknown or parts:
+        depth = part.count(".") + 1
+        likely = {".".join(name.split(".")[:depth]) for name in all_names}
+        found = difflib.get_close_matches(part, likely)
+        texts.append(part + (f" (similar: {', '.join(found)})" if found else ""))
+    return ", ".join(texts)
 
 
 def _newest_protected(folders: Collection[StepFolder], records: Sequence[CheckpointRecord]) -> int | None:

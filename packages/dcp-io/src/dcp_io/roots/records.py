@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 from dcp_base.logs import library_logger
@@ -14,7 +14,7 @@ from dcp_io.saves.save_files import ProcessIdentity, this_process
 from dcp_io.stores.store import Store
 from dcp_manifest.errors import CheckpointNotFoundError, UnsafeCheckpointError
 
-__all__ = ["CheckpointRecord", "Note", "read_if_allowed", "read_if_there", "read_note"]
+__all__ = ["CheckpointRecord", "Note", "OnceLog", "read_if_allowed", "read_if_there", "read_note"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,14 +129,24 @@ def read_if_allowed(store: Store, name: str) -> bytes | None:
     try:
         return read_if_there(store, name)
     except (PermissionError, UnsafeCheckpointError) as error:
-        _warn_of_note(f"{store.url}/{name}", str(error))
+        _notes.warn("the note %s is passed over: %s", f"{store.url}/{name}", error)
         return None
 
 
-@lru_cache(4096)
-def _warn_of_note(place: str, problem: str) -> None:
-    """Warn once in a process: notes are read after each save."""
-    _log.warning("the note %s is passed over: %s", place, problem)
+class OnceLog:
+    """Log that gives equal warnings once, though places are looked at after each save."""
+
+    def __init__(self) -> None:
+        self._known: set[tuple[str, object, type]] = set()
+
+    def warn(self, text: str, place: object, problem: object) -> None:
+        """Log `text % (place, problem)`; at level DEBUG if text, place and type of the problem were logged before."""
+        key = text, place, type(problem)
+        _log.log(logging.DEBUG if key in self._known else logging.WARNING, text, place, problem)
+        self._known.add(key)
+
+
+_notes = OnceLog()
 
 
 def read_note(store: Store, name: str) -> Note | None:
