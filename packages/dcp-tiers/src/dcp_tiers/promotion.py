@@ -265,11 +265,7 @@ class Promotion:
         return self._sources.look()
 
     def _wait_for_hosts(self, step: int, waiting: Collection[int]) -> None:
-        """Note that other hosts' parts are missing; skip steps with parts that will never come.
-
-        Hosts copy in ascending order, so a later save of a higher step means that the missing part's host left the job.
-        An earlier save of a higher step proves nothing: the run has gone back since.
-        """
+        """Skip steps with parts that will never come: hosts copy in order, and a later, higher step has arrived."""
         self._parts.add(step)
         near = self._tiers.catalogues[0]
         good = {folder.step: folder for folder in self._target.folders() if folder.is_good}

@@ -244,10 +244,7 @@ def _check_torch(version: str) -> None:
 
 
 def _import_stock() -> dict[str, ModuleType]:
-    """Import stock and its submodules; return name → module, "" for the package, or stand-ins if stock is replaced.
-
-    Submodules that fail to import are omitted. None may be imported for the first time during a replacement.
-    """
+    """Import stock and its submodules, before a replacement; return name → module, "" for the package."""
     package = importlib.import_module(STOCK)
     found = {"": package}
     for info in pkgutil.iter_modules(package.__path__):
@@ -261,11 +258,7 @@ def _import_stock() -> dict[str, ModuleType]:
 
 
 def _import_mirror() -> dict[str, ModuleType]:
-    """Import our modules that mirror stock's; return name → module, "" for the package.
-
-    Raises:
-        PluginNotFoundError: `dcp-all`, or a package that it needs, is not installed.
-    """
+    """Import our modules that mirror stock's; return name → module, "" for the package."""
     try:
         package = importlib.import_module(MIRROR)
         names = [info.name for info in pkgutil.iter_modules(package.__path__)]
@@ -403,10 +396,7 @@ _PICKLING = ("dcp_async.", "dcp_core.", "dcp_ranks.")
 
 
 class _StandInModule(ModuleType):
-    """Module with our objects under the names in `own` (empty after the replacement), and stock's under all others.
-
-    Code of stock and `dcp_bridge`, and code that they call, gets stock's objects, which stock's functions need by name.
-    """
+    """Module with our objects under the names in `own`, and stock's under all others and for code of stock."""
 
     def __init__(self, stock: ModuleType, own: dict[str, Any]) -> None:
         super().__init__(stock.__name__, stock.__doc__)

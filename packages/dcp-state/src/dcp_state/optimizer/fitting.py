@@ -378,10 +378,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def _like(name: str, value: Any, current: Any) -> Any:
-    """Convert a saved hyperparameter to its current type: schedulers and graphs use tensors.
-
-    Only for the learning rate does a tensor become a number: the optimizer may need other ones as tensors.
-    """
+    """Convert a saved hyperparameter to its current type; of tensors, only a learning rate becomes a number."""
     if isinstance(current, torch.Tensor) and isinstance(value, int | float):
         return torch.full_like(current, value)
     if isinstance(value, torch.Tensor):
