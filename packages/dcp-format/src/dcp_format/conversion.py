@@ -134,7 +134,7 @@ def convert(
             changed = cast_tensors(changed, dtype)
         with report_operation("convert", destination) as progress:
             progress.expect(changed.nbytes)
-            writer.write(changed, destination, _reporting(options or WriteOptions(), progress))
+            changed = writer.write(changed, destination, _reporting(options or WriteOptions(), progress)) or changed
         tensors = len(changed.tensors) + len(changed.aliases)
         return Conversion(source, destination, name, tensors, len(changed.objects), changed.nbytes)
     finally:

@@ -59,8 +59,8 @@ class Converter(Protocol):
         """Read a file or folder as a `Content`; its tensors are read on demand."""
         ...
 
-    def write(self, content: Content, path: str | os.PathLike[str], options: WriteOptions) -> None:
-        """Write a `Content` to a file or folder, atomically."""
+    def write(self, content: Content, path: str | os.PathLike[str], options: WriteOptions) -> Content | None:
+        """Write a `Content` to a file or folder, atomically. Return the values of a format that takes only some."""
         ...
 
 

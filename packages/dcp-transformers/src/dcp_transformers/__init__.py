@@ -1,7 +1,31 @@
 """Checkpoints of Hugging Face's Trainer and accelerate, and exports of their models for the Hub."""
 
-from dcp_transformers.accelerator import load_state, save_state
-from dcp_transformers.export import export_adapter, export_model
-from dcp_transformers.trainer import TrainerCheckpoints, manage_checkpoints
+from __future__ import annotations
 
-__all__ = ["TrainerCheckpoints", "export_adapter", "export_model", "load_state", "manage_checkpoints", "save_state"]
+from typing import TYPE_CHECKING
+
+from dcp_base import import_lazily
+
+if TYPE_CHECKING:
+    from dcp_transformers.accelerator import load_state, save_state
+    from dcp_transformers.export import describe_model, export_adapter, export_model
+    from dcp_transformers.trainer import manage_checkpoints
+
+__all__ = [
+    "describe_model",
+    "export_adapter",
+    "export_model",
+    "load_state",
+    "manage_checkpoints",
+    "save_state",
+]
+
+# The package is imported by every process that looks for plug-ins: transformers is imported on first use.
+__getattr__, __dir__ = import_lazily(
+    __name__,
+    {
+        "dcp_transformers.accelerator": ("load_state", "save_state"),
+        "dcp_transformers.export": ("describe_model", "export_adapter", "export_model"),
+        "dcp_transformers.trainer": ("manage_checkpoints",),
+    },
+)

@@ -1,4 +1,7 @@
-"""`export_model`: write a checkpoint's model as a directory for `from_pretrained` and the Hub."""
+"""Exports of a checkpoint's model for `from_pretrained` and the Hub, and of its adapters for PEFT.
+
+Every `dcp convert` imports this module for the format `peft`, so transformers is imported in functions.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,23 @@ import json
 import os
 import re
 import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
 from dcp_core import load_keys
-from dcp_format import WriteOptions, convert
+from dcp_core.errors import UnsupportedFormatError
+from dcp_core.objects.object_bytes import load_object
+from dcp_format import Content, TensorEntry, WriteOptions, convert
+from dcp_io import CheckpointExistsError, LocalStore
 
-__all__ = ["describe_model", "export_adapter", "export_model", "is_peft"]
+__all__ = ["PeftConverter", "describe_model", "export_adapter", "export_model", "is_peft"]
 
 _MODEL, _DESCRIPTION = "app.model.", "description"
+_SUFFIX = ".safetensors"
 _MAX_FILE_BYTES = WriteOptions().max_file_bytes
 
 
@@ -80,22 +89,24 @@ def export_adapter(
         adapter: Name of the adapter.
 
     Raises:
-        ValueError: The checkpoint has no such adapter, or transformers lacks the class of its base.
+        ValueError: The checkpoint lacks the adapter, or frozen values of it; or transformers lacks the class of its
+            base.
         DcpError: The checkpoint was not found or is damaged.
 
     Ranks: one; not collective.
     """
     described = _described(checkpoint_id)
-    if adapter not in (adapters := getattr(described, "peft_config", {})):
-        known = ", ".join(map(repr, adapters)) or "none"
-        raise ValueError(f"{os.fspath(checkpoint_id)}: it has no adapter {adapter!r}; its adapters: {known}")
+    where = os.fspath(checkpoint_id)
     values = load_keys("app.model", checkpoint_id=checkpoint_id, no_dist=True)["app"]["model"]
-    described.load_state_dict(values, strict=False, assign=True)
+    _load_adapters(described, values, where, only=adapter)
     described.save_pretrained(folder, selected_adapters=[adapter], save_embedding_layers=False)
 
 
 def describe_model(model: Any) -> dict[str, str]:
-    """Return a model's class and configuration, and those of PEFT adapters; empty unless a `PreTrainedModel`."""
+    """Return a model's class and configuration, and those of PEFT adapters; empty unless a `PreTrainedModel`.
+
+    A loop of your own saves it for exports: `{"app": app_state(model, optimizer), **describe_model(model)}`.
+    """
     if is_peft(model):
         described = describe_model(model.get_base_model())
         if not described:
@@ -103,12 +114,34 @@ def describe_model(model: Any) -> dict[str, str]:
         adapters = {name: config.to_dict() for name, config in model.peft_config.items()}
         said = json.loads(described[_DESCRIPTION]) | {"adapters": adapters}
         return {_DESCRIPTION: json.dumps(said, default=_plain)}
+    import transformers  # noqa: PLC0415 - see above
+
     if not isinstance(model, transformers.PreTrainedModel):
         return {}
     generation = model.generation_config.to_dict() if model.can_generate() else None
     config = model.config.to_dict() | {"dtype": str(model.dtype).removeprefix("torch.")}
     said = {"class": type(model).__name__, "config": config, "generation_config": generation}
     return {_DESCRIPTION: json.dumps(said)}
+
+
+def _load_adapters(model: Any, values: dict[str, Any], where: str, *, only: str | None = None) -> list[str]:
+    """Load a checkpoint's values into a described model; return the adapters that are complete."""
+    if not is_peft(model):
+        raise ValueError(
+            f"{where}: its model has no PEFT adapter; use export_model, or `dcp convert` without --to peft"
+        )
+    missing = model.load_state_dict(values, strict=False, assign=True).missing_keys
+    lacks = {adapter: [name for name in missing if adapter in name.split(".")] for adapter in model.peft_config}
+    if only is not None and only not in lacks:
+        raise ValueError(f"{where}: it has no adapter {only!r}; its adapters: {', '.join(map(repr, lacks))}")
+    whole = [adapter for adapter, names in lacks.items() if not names]
+    if not whole or (only is not None and lacks[only]):
+        name = only if only is not None else next(iter(lacks))
+        raise ValueError(
+            f"{where}: it lacks values of the adapter {name!r}, such as {lacks[name][0]!r}, which were frozen when it "
+            "was saved. Load it into the model, and call the model's save_pretrained"
+        )
+    return whole
 
 
 def is_peft(model: Any) -> bool:
@@ -123,13 +156,21 @@ def _plain(value: Any) -> Any:
 
 def _described(checkpoint_id: str | os.PathLike[str]) -> Any:
     try:
-        said = json.loads(load_keys(_DESCRIPTION, checkpoint_id=checkpoint_id, no_dist=True)[_DESCRIPTION])
+        text = load_keys(_DESCRIPTION, checkpoint_id=checkpoint_id, no_dist=True)[_DESCRIPTION]
     except KeyError:
-        said = {"class": None}
+        text = json.dumps({"class": None})
+    return _described_model(text, os.fspath(checkpoint_id))
+
+
+def _described_model(description: str, where: str) -> Any:
+    """Return a model like the described one, on the meta device, with its adapters."""
+    import transformers  # noqa: PLC0415 - see above
+
+    said = json.loads(description)
     kind = getattr(transformers, str(said["class"]), None)
     if kind is None:
         text = f"the class of its model is {said['class']}, which transformers does not have: pass one as model=…"
-        raise ValueError(f"{os.fspath(checkpoint_id)}: {text}")
+        raise ValueError(f"{where}: {text}")
     with torch.device("meta"):
         model = kind(kind.config_class.from_dict(said["config"]))
     if said["generation_config"]:
@@ -143,9 +184,76 @@ def _with_adapters(model: Any, adapters: dict[str, dict[str, Any]]) -> Any:
     import peft  # noqa: PLC0415 - only for checkpoints of PEFT models
 
     for name, values in adapters.items():
+        if "/" in name:  # PEFT would write to a directory of this name
+            raise ValueError(f"the name of the adapter {name!r} is a path: PEFT would write its files there")
         config = peft.get_peft_config(values)
         if is_peft(model):
             model.add_adapter(name, config)
         else:
             model = peft.get_peft_model(model, config, adapter_name=name)
     return model
+
+
+class PeftConverter:
+    """Converter that writes the adapters of a checkpoint that describes its model, except frozen ones."""
+
+    def detect(self, path: str | os.PathLike[str]) -> bool:
+        """Return False: adapters are read as safetensors."""
+        del path
+        return False
+
+    def suits(self, path: str | os.PathLike[str]) -> bool:
+        """Return False."""
+        del path
+        return False
+
+    def read(self, path: str | os.PathLike[str]) -> Content:
+        """Raise UnsupportedFormatError."""
+        raise UnsupportedFormatError(f"{os.fspath(path)}: the format 'peft' is only written; read 'safetensors'")
+
+    def write(self, content: Content, path: str | os.PathLike[str], options: WriteOptions) -> Content:
+        """Write each file atomically, configurations last; return the values that were used."""
+        try:
+            import peft  # noqa: F401, PLC0415 - see above
+            import transformers  # noqa: F401, PLC0415 - see above
+        except ImportError as error:
+            raise UnsupportedFormatError(
+                f"to write the format 'peft', install transformers and peft: {error}"
+            ) from error
+        used = _select(content)
+        model = _described_model(load_object(used.objects[_DESCRIPTION](), key=_DESCRIPTION), content.url)
+        tensors = {name.removeprefix(_MODEL): _read(entry) for name, entry in used.tensors.items()}
+        names = _load_adapters(model, tensors, content.url)
+        with tempfile.TemporaryDirectory() as made:
+            model.save_pretrained(made, selected_adapters=names, save_embedding_layers=False)
+            files = [file for file in Path(made).rglob("*") if file.suffix in (_SUFFIX, ".json")]
+            places = {file: Path(path) / file.relative_to(made) for file in files}
+            existing = [place for place in places.values() if place.exists()]
+            if existing and not options.overwrite:
+                raise CheckpointExistsError(
+                    f"{existing[0]} exists already; choose another place, or allow overwriting it"
+                )
+            for file in sorted(files, key=lambda file: file.suffix != _SUFFIX):
+                store = LocalStore(places[file].parent)
+                store.make()
+                store.publish(file.name, file.read_bytes())
+        options.tick(content.nbytes)
+        return used
+
+
+def _select(content: Content) -> Content:
+    if _DESCRIPTION not in content.objects:
+        raise UnsupportedFormatError(
+            f"{content.url} does not describe its model. Checkpoints of `manage_checkpoints` and `save_state` do, and "
+            "those of a state with `**dcp_transformers.describe_model(model)`"
+        )
+    tensors = {name: entry for name, entry in content.tensors.items() if name.startswith(_MODEL)}
+    objects = {_DESCRIPTION: content.objects[_DESCRIPTION]}
+    aliases = {alias: name for alias, name in content.aliases.items() if name in tensors}
+    return replace(content, tensors=tensors, objects=objects, aliases=aliases)
+
+
+def _read(entry: TensorEntry) -> torch.Tensor:
+    data = bytearray().join(entry.data.pieces(1 << 20))
+    flat = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8, device="cpu")
+    return flat.view(getattr(torch, entry.dtype)).reshape(entry.shape)

@@ -52,8 +52,7 @@ def manage_checkpoints(
 
     Directories `checkpoint-<step>` contain model, optimizer, scheduler, scaler, `TrainerState` and every rank's random
     states; of a PEFT model, what is trained. `save_strategy` determines when to save. `resume_from_checkpoint=True`
-    resumes from the newest loadable
-    checkpoint on any world size; a path or URI selects one. The Trainer loads checkpoints in its own format.
+    resumes from the newest loadable checkpoint on any world size; a path or URI selects one. The Trainer loads its own.
 
     Args:
         trainer: `transformers.Trainer`, or a subclass's object.
@@ -62,6 +61,9 @@ def manage_checkpoints(
             `save_total_limit`.
         saver: Background saver: `"process"`, `"thread"`, or an object that the caller closes. None blocks.
         options: Arguments of `CheckpointManager`, such as `storage_options`.
+
+    Returns:
+        An object whose `latest()` is the highest step without known damage, or None.
 
     Raises:
         ValueError: The trainer uses DeepSpeed's or XLA's own format, pushes checkpoints to the Hub, or was passed

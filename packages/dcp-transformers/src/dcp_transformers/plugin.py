@@ -1,0 +1,11 @@
+"""Registration of the format `peft`. Does not import torch."""
+
+from dcp_base import hookimpl
+
+__all__ = ["dcp_register_converters"]
+
+
+@hookimpl
+def dcp_register_converters() -> dict[str, str]:
+    """Return format → import path of its converter."""
+    return {"peft": "dcp_transformers.export:PeftConverter"}
