@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import dcp_all as dcp
 from dcp_all._nested_dict import flatten_state_dict
-from dcp_core.planning import plan_exchange
+from dcp_core.planning import even_cuts, plan_exchange, save_planner
 from dcp_core.planning.replicas import DivergentReplicaWarning
 from dcp_ranks.transport.store_wire import StoreWire
 
@@ -120,8 +120,12 @@ def interleaved(folder: str) -> list[tuple[Counter[str], Counter[str], bool]]:
 
 
 def in_a_large_job(story: Callable[[str], Any], folder: str) -> Any:
-    """The story, with plans as of many ranks: they send first what differs, then one plan of each form."""
-    with mock.patch.object(plan_exchange, "MANY_RANKS", 1):
+    """The story, with plans as of many ranks: they send first what differs, and are planned per way of cutting."""
+    with (
+        mock.patch.object(plan_exchange, "MANY_RANKS", 1),
+        mock.patch.object(save_planner, "MANY_RANKS", 1),
+        mock.patch.object(even_cuts, "_RANKS_PER_FORM", 1),
+    ):
         return story(folder)
 
 

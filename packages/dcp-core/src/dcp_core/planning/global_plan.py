@@ -18,7 +18,19 @@ from dcp_manifest.index.boxes import by_dims, is_proper
 from dcp_manifest.index.columns import CheckpointIndex, distinct, ranges, starts
 from dcp_manifest.types import I64
 
-__all__ = ["Assignment", "Candidates", "Part", "assign", "cut_dim", "plan_columns"]
+__all__ = [
+    "Assignment",
+    "Candidates",
+    "Part",
+    "assign",
+    "choose",
+    "chunk_sizes",
+    "chunks_without",
+    "cut_dim",
+    "merge_plans",
+    "merge_tensors",
+    "plan_columns",
+]
 
 
 def plan_columns(
@@ -35,35 +47,56 @@ def plan_columns(
     check. The lowest holder writes `pinned_to_lowest`, and everything with `to_lowest_rank`.
     """
     whole_plans = [columns_of(plan.items) for plan in all_plans]
-    kept_rows = [_chunks_without(one, aliases) for one in whole_plans]
+    kept_rows = [chunks_without(one, aliases) for one in whole_plans]
     known = [
         one if kept is None else one.select(Selection(kept, np.arange(len(one.table.object_names)), kept))
         for one, kept in zip(whole_plans, kept_rows, strict=True)
     ]
-    merged = merge_plans(known)
-    if merged is None or (complete is not None and not is_proper(merged.index, complete=complete)):
-        return None
-    things = _candidates(
+    found = choose(
         known,
-        merged,
+        complete=complete,
         splittable=np.array([plan.splittable for plan in all_plans], bool),
         lowest=None if to_lowest_rank else frozenset(pinned_to_lowest),
     )
-    assigned = assign(things, len(known))
+    if found is None:
+        return None
+    index, selections = found
+    plans = []
+    for plan, one, kept, chosen in zip(all_plans, whole_plans, kept_rows, selections, strict=True):
+        own = chosen if kept is None else replace(chosen, chunks=kept[chosen.chunks])
+        plans.append(replace(plan, items=one.select(own).items()))
+    return plans, metadata_from_index(with_aliases(index, aliases))
+
+
+def with_aliases(index: CheckpointIndex, aliases: Mapping[str, str]) -> CheckpointIndex:
+    """Add aliases (alias → tensor)."""
+    rows = {name: row for row, name in enumerate(index.tensor_names)} if aliases else {}
+    targets = np.array([rows[target] for target in aliases.values()], np.uint32)
+    return replace(index, alias_names=list(aliases), alias_targets=targets)
+
+
+def choose(
+    known: Sequence[PlanColumns],
+    *,
+    complete: bool | None,
+    splittable: npt.NDArray[np.bool_],
+    lowest: frozenset[str] | None,
+    loads: I64 | None = None,
+) -> tuple[CheckpointIndex, list[Selection]] | None:
+    """Return the index, and what each rank writes of `known`; None as in `plan_columns`.
+
+    `lowest`: names for the lowest holder; None for all. `loads`: further bytes per rank.
+    """
+    merged = merge_plans(known)
+    if merged is None or (complete is not None and not is_proper(merged.index, complete=complete)):
+        return None
+    assigned = assign(_candidates(known, merged, splittable=splittable, lowest=lowest), len(known), loads)
     cuts = Cuts(merged.index, assigned.parts)
-    targets = np.array([merged.tensors[target] for target in aliases.values()], np.uint32)
-    index = replace(cuts.index, alias_names=list(aliases), alias_targets=targets)
     own_parts: dict[int, dict[int, tuple[int, Part]]] = {}
     for row, parts in assigned.parts.items():
         for number, part in enumerate(parts):
             own_parts.setdefault(part.rank, {})[row] = number, part
-    plans = []
-    for rank, (plan, one, kept) in enumerate(zip(all_plans, whole_plans, kept_rows, strict=True)):
-        chosen = _chosen(rank, merged, cuts, assigned, own_parts.get(rank, {}))
-        if kept is not None:
-            chosen = replace(chosen, chunks=kept[chosen.chunks])
-        plans.append(replace(plan, items=one.select(chosen).items()))
-    return plans, metadata_from_index(index)
+    return cuts.index, [_chosen(rank, merged, cuts, assigned, own_parts.get(rank, {})) for rank in range(len(known))]
 
 
 def _candidates(
@@ -103,7 +136,8 @@ def _candidates(
     )
 
 
-def _chunks_without(columns: PlanColumns, names: Mapping[str, str]) -> I64 | None:
+def chunks_without(columns: PlanColumns, names: Mapping[str, str]) -> I64 | None:
+    """Return other tensors' chunks; None for all."""
     known = columns.table.tensor_names
     if not names or names.keys().isdisjoint(known):
         return None
@@ -141,8 +175,6 @@ class MergedPlans:
     """All ranks' values, each box and object once, and where they are in the ranks' plans."""
 
     index: CheckpointIndex
-    tensors: dict[str, int]
-    """Row of each tensor in `index`."""
     object_rows: list[I64]
     """Per rank: the rows of its objects."""
     box: I64
@@ -186,7 +218,7 @@ def merge_plans(columns: Sequence[PlanColumns]) -> MergedPlans | None:
     index.chunk_offsets, index.chunk_sizes = index.chunk_offsets[numbers], index.chunk_sizes[numbers]
     index.tensor_chunks = np.bincount(held[order], minlength=len(tensors)).astype(np.int64)
     first_row = starts(np.array([int(count.sum()) for count in counts]))
-    return MergedPlans(index, tensors, object_rows, position[same], first_row)
+    return MergedPlans(index, object_rows, position[same], first_row)
 
 
 def merge_tensors(
@@ -343,15 +375,15 @@ def cut_dim(sizes: Sequence[int]) -> int | None:
     return next((dim for dim, size in enumerate(sizes) if size > 1), None)
 
 
-def assign(things: Candidates, world_size: int) -> Assignment:
-    """Assign items or their parts so that all ranks write about the same number of bytes.
+def assign(things: Candidates, world_size: int, loads: I64 | None = None) -> Assignment:
+    """Assign items or their parts so that all ranks write about the same number of bytes, `loads` included.
 
     Ranks with the same items exceed their average by at most 1/128 or `MIN_PART_BYTES`.
     """
     holders = np.diff(things.first)
     settled = things.settled | (holders == 1)
     writer = np.where(settled, things.ranks[things.first[:-1]] if len(holders) else 0, -1).astype(np.int64)
-    loads = np.zeros(world_size, np.int64)
+    loads = np.zeros(world_size, np.int64) if loads is None else loads.copy()
     np.add.at(loads, writer[settled], things.nbytes[settled])
     groups: dict[bytes, list[int]] = {}
     for row in np.flatnonzero(~settled).tolist():

@@ -19,13 +19,20 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from dcp_core.planning.plan_forms import Brief, Form, brief_of
+from dcp_core.planning.plan_forms import MANY_RANKS, Brief, Form, brief_of
 from dcp_core.planning.replicas import fingerprint
 from dcp_core.records.lazy import LazyList
 from dcp_core.records.metadata import Metadata
 from dcp_core.records.protocols import ReplicaKey, SavePlan, SavePlanner, WriteResult
 from dcp_core.tables.metadata_columns import metadata_from_index, planned_rows, records_of
-from dcp_core.tables.plan_columns import PlanColumns, PlannedRows, Selection, WrittenColumns, columns_of, written_of
+from dcp_core.tables.plan_columns import (
+    PlanColumns,
+    PlannedRows,
+    Selection,
+    WrittenColumns,
+    columns_of,
+    written_of,
+)
 from dcp_io.recently_used import RecentlyUsed
 from dcp_manifest.index.columns import BlockColumns, CheckpointIndex, ItemColumns
 from dcp_manifest.index.stored_items import StoredItems, take_items
@@ -34,8 +41,6 @@ from dcp_ranks import Coordinator
 __all__ = ["RANK_PLANS", "PackedResults", "PlanExchange"]
 
 
-MANY_RANKS = 128
-"""Ranks from which on it pays to send plans in two phases."""
 # A rank's plan may belong to several global plans if other ranks' plans change.
 _KEPT_TOKENS = 4
 
@@ -232,14 +237,17 @@ class PlanExchange:
     def _plan(self, plan_globally: PlanGlobally, offers: Sequence[_Offer]) -> list[_Reply]:
         all_plans = [offer.plan for offer in offers]
         plans, metadata = plan_globally([*all_plans], None)  # a planner may change the list
-        chosen = [columns_of(plan.items) for plan in plans]
+        chosen: list[PlanColumns | PlannedRows] = []
+        for plan in plans:
+            source = plan.items.source if isinstance(plan.items, LazyList) else None
+            chosen.append(source if isinstance(source, PlannedRows) else columns_of(plan.items))
         records = records_of(metadata)
         # None for a rank with items that are not in the metadata's index.
         rows_of_names: dict[int, npt.NDArray[np.int64]] = {}
         rows = [None if records is None else planned_rows(one, records, rows_of_names) for one in chosen]
         self._final = rows
         sets = compared_values(all_plans)
-        whole = [one for one in rows if one is not None]
+        whole = [replace(one, chosen=None, chosen_from=None) for one in rows if one is not None]
         known = [offer for offer in offers if offer.known]
         # Each save must report replicated values that differ. Plans of one form share their digests.
         digests = {id(plan.digests): plan.digests or {} for plan in all_plans}.values()

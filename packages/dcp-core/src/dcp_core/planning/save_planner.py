@@ -16,7 +16,9 @@ from typing import Any
 import torch
 
 from dcp_core.objects.object_bytes import DumpedObject, dump_object, report_unloadable
+from dcp_core.planning.even_cuts import plan_all
 from dcp_core.planning.global_plan import plan_columns
+from dcp_core.planning.plan_forms import MANY_RANKS
 from dcp_core.planning.replicas import (
     Replicas,
     agreed_aliases,
@@ -186,7 +188,7 @@ class DefaultSavePlanner(SavePlanner):
         # If all ranks' plans are there, their shards must form whole tensors.
         complete = len(all_plans) > 1 or job_size() == 1
         aliases = agreed_aliases(all_plans)
-        planned = plan_columns(
+        planned = (plan_columns if len(all_plans) < MANY_RANKS else plan_all)(
             all_plans,
             aliases,
             complete=complete,

@@ -395,12 +395,14 @@ def written_index(metadata: Metadata, results: Sequence[Sequence[WriteResult]]) 
 
 
 def planned_rows(
-    planned: PlanColumns, records: StateRecords, known: dict[int, I64] | None = None
+    planned: PlanColumns | PlannedRows, records: StateRecords, known: dict[int, I64] | None = None
 ) -> PlannedRows | None:
     """Return a final plan as rows of an index, or None. `known` caches rows by the identity of lists of names."""
+    index = records.index
+    if isinstance(planned, PlannedRows):
+        return planned if planned.index is index else None
     if planned.hints is None:
         return None
-    index = records.index
     try:
         names = planned.table.tensor_names
         tensors = None if known is None else known.get(id(names))
@@ -419,8 +421,8 @@ def _rows_in_index(source: StateRecords, written: Sequence[WrittenColumns]) -> I
     index, chunks = source.index, int(source.index.tensor_chunks.sum())
     parts = []
     for one in written:
-        found = planned_rows(one.planned, source) if isinstance(one.planned, PlanColumns) else one.planned
-        if not isinstance(found, PlannedRows) or found.index is not index:
+        found = planned_rows(one.planned, source)
+        if found is None:
             return None
         parts += [found.chunks, chunks + found.objects]
     rows = np.concatenate([np.zeros(0, np.int64), *parts])

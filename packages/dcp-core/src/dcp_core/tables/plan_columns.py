@@ -36,6 +36,7 @@ __all__ = [
     "WrittenColumns",
     "columns_of",
     "object_item",
+    "take_chunks",
     "written_of",
 ]
 
@@ -235,6 +236,9 @@ class PlannedRows:
     whole: U8
     """1 per unsharded tensor, else 0."""
     object_bytes: I64
+    chosen: Selection | None = None
+    chosen_from: Callable[[], PlanColumns] | None = None
+    """Local items of which these were chosen."""
 
     def __len__(self) -> int:
         return len(self.chunks) + len(self.objects)
@@ -244,6 +248,8 @@ class PlannedRows:
 
     def columns(self) -> PlanColumns:
         """Return the original columns."""
+        if self.chosen is not None and self.chosen_from is not None:
+            return self.chosen_from().select(self.chosen)
         taken, tensors = take_chunks(self.index, self.chunks, self.objects)
         hints = self.chunks - self.index.chunk_starts()[:-1][np.repeat(tensors, taken.tensor_chunks)]
         return PlanColumns(taken, self.whole, self.object_bytes, hints=hints)
