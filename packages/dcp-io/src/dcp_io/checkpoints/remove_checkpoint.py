@@ -157,7 +157,7 @@ class ReadingSign:
 
     def __enter__(self) -> Self:
         self._store.publish(self.name, json.dumps(this_process().to_dict()).encode(), sync=False)
-        self._renewal.start()
+        self._renewal.begin()
         return self
 
     def __exit__(

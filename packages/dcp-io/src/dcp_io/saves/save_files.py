@@ -374,18 +374,71 @@ class Renewal(threading.Thread):
         self.stopping = threading.Event()
         self.lost = False
 
+    def begin(self) -> None:
+        """Start the thread when the first renewal is due. Most saves end earlier."""
+        _starter.add(self, time.monotonic() + self._interval_seconds)
+
     def stop(self) -> None:
-        """Wait for its end. May be called again, and without `start`."""
+        """Wait for its end. May be called again, and without `begin`."""
         self.stopping.set()
+        _starter.remove(self)
         if self.is_alive() and self is not threading.current_thread():
             self.join()
 
     def run(self) -> None:
         """Renew until `stop`."""
-        while not self.stopping.wait(self._interval_seconds) and not self.lost:
+        while not self.stopping.is_set() and not self.lost:
             try:
                 self._store.touch(self._marker)
             except CheckpointNotFoundError:
                 self.lost = True
             except OSError:
                 pass
+            self.stopping.wait(self._interval_seconds)
+
+
+class _Starter:
+    """One thread per process that starts renewals when they are due; it uses no store, so no store can delay it.
+
+    Its thread ends when it wakes up and no renewal is left.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._due: dict[Renewal, float] = {}
+        self._thread: threading.Thread | None = None
+        self._wakes = 0.0
+
+    def add(self, renewal: Renewal, due: float) -> None:
+        with self._changed:
+            self._due[renewal] = due
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="dcp-io-renewals", daemon=True)
+                thread.start()
+                self._thread = thread
+            elif due < self._wakes:
+                self._changed.notify()
+
+    def remove(self, renewal: Renewal) -> None:
+        with self._changed:
+            self._due.pop(renewal, None)
+
+    def _run(self) -> None:
+        with self._changed:
+            while self._due:
+                now = time.monotonic()
+                for renewal in [renewal for renewal, due in self._due.items() if due <= now]:
+                    try:
+                        renewal.start()
+                        del self._due[renewal]
+                    except RuntimeError:  # the system has no thread to spare
+                        self._due[renewal] = now + _MIN_SECONDS
+                if self._due:
+                    self._wakes = min(self._due.values())
+                    self._changed.wait(max(0.0, self._wakes - now))
+            self._thread = None
+
+
+_starter = _Starter()
+# In a forked child, its thread and its renewals are the parent's.
+os.register_at_fork(after_in_child=_starter.__init__)  # type: ignore[misc]

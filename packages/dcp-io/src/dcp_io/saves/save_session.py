@@ -213,7 +213,7 @@ class SaveSession:
             self._marker_is_ours = True
             self._write_marker(sync=False)
             self._take_over(self._settle(), overwrite=overwrite)
-            self._renewal.start()
+            self._renewal.begin()
         except BaseException:
             self._leave()
             if self._marker_is_ours:
