@@ -22,13 +22,22 @@ from dcp_manifest.file.blob import (
     pack_strings,
 )
 from dcp_manifest.index.column_runs import ColumnRuns
-from dcp_manifest.index.columns import RAW, BoxLayout, CheckpointIndex, ItemColumns, PathElement, distinct, starts
+from dcp_manifest.index.columns import (
+    RAW,
+    BoxLayout,
+    CheckpointIndex,
+    ItemColumns,
+    PathElement,
+    distinct,
+    starts,
+)
 from dcp_manifest.index.dtypes import ITEM_BYTES
 from dcp_manifest.index.literal_keys import LiteralKey
 from dcp_manifest.index.schema import (
     ALIASES,
     BLOCKS,
     COLUMNS,
+    FEW_ROWS,
     ITEMS_OF,
     MAX_NUMBERS_PER_BYTE,
     OBJECTS,
@@ -43,7 +52,6 @@ from dcp_manifest.index.schema import (
     Column,
     check_index,
     check_relative_path,
-    derived_bytes,
 )
 from dcp_manifest.stock.stock_write import stock_head, stub_head, unreadable_reason
 
@@ -155,8 +163,9 @@ def narrow(values: npt.NDArray[Any], *, collapse: bool = True) -> Numbers:
     """Convert numbers to the narrowest unsigned dtype; `collapse` makes equal numbers one."""
     if len(values) == 0:
         return np.zeros(0, np.uint8)
-    top = int(values.max())
-    if collapse and len(values) > 1 and top == int(values.min()):
+    few = values.tolist() if len(values) <= FEW_ROWS else (int(values.min()), int(values.max()))
+    top = max(few)
+    if collapse and top == min(few):
         values = values[:1]
     return values.astype(np.min_scalar_type(top))
 
@@ -172,8 +181,9 @@ def _add_tables(columns: _Columns, index: CheckpointIndex) -> None:
     columns.rows["chunk"] = int(index.tensor_chunks.sum())
     layout = BoxLayout(index.tensor_ndim.repeat(index.tensor_chunks))
     for dim in range(layout.dims):
-        columns.add(COLUMNS["chunk.offset.{d}"], index.chunk_offsets[layout.places(dim)], dim=dim)
-        columns.add(COLUMNS["chunk.size.{d}"], index.chunk_sizes[layout.places(dim)], dim=dim)
+        places = layout.places(dim)
+        columns.add(COLUMNS["chunk.offset.{d}"], index.chunk_offsets[places], dim=dim)
+        columns.add(COLUMNS["chunk.size.{d}"], index.chunk_sizes[places], dim=dim)
 
 
 def _add_items(columns: _Columns, index: CheckpointIndex) -> None:
@@ -183,7 +193,8 @@ def _add_items(columns: _Columns, index: CheckpointIndex) -> None:
     columns.add(COLUMNS["frame.lead"], frames >> np.uint64(32))
     columns.add(COLUMNS["frame.trail"], frames & np.uint64(0xFFFFFFFF))
     if chunks is not None:
-        plain = (chunks.framing == RAW) & (chunks.chain == 0) & (derived_bytes(index) >= 0)
+        sized = np.array([dtype in ITEM_BYTES for dtype in index.dtypes], np.bool_)
+        plain = (chunks.framing == RAW) & (chunks.chain == 0) & sized[index.tensor_dtype].repeat(index.tensor_chunks)
         stored = [column for column in ITEMS_OF["chunk"] if column.field != "stored_bytes" or not plain.all()]
         columns.add_fields(stored, chunks)
         columns.add(COLUMNS["chunk.frame"], np.searchsorted(frames, _frames(chunks)))
@@ -229,11 +240,13 @@ def _add_paths(columns: _Columns, index: CheckpointIndex) -> None:
     kinds = np.zeros(len(flat), np.int64) if types <= {str} else _kinds(flat, types)
     parts = [str(part) for part in flat] if kinds.any() else cast(list[str], flat)
     is_ascii = "".join(parts).isascii()
-    lengths = np.array([len(part if is_ascii else part.encode(*UTF8)) for part in parts], np.int64)
+    encoded = parts if is_ascii else [part.encode(*UTF8) for part in parts]
+    lengths = np.fromiter(map(len, encoded), np.int64, len(parts))
     columns.add(COLUMNS["path.elements"], elements)
     columns.add(COLUMNS["path.element_bytes"], np.delete(lengths, np.cumsum(elements[elements > 0]) - 1))
     columns.add(COLUMNS["path.kind"], kinds)
-    texts = [".".join(map(str, path)) if path else name for name, path in zip(names, own, strict=True)]
+    parts_of = cast(list[tuple[str, ...]], own) if types <= {str} else [tuple(map(str, path)) for path in own]
+    texts = [".".join(path) if path else name for name, path in zip(names, parts_of, strict=True)]
     if texts != names:
         columns.add(COLUMNS["path.text"], texts)
 

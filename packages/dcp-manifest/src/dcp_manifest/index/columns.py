@@ -105,7 +105,8 @@ class ItemKind(IntEnum):
         return cls.RAW if framing == Framing.RAW else cls.ARCHIVE
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen, although nothing changes it: loads create one per tensor, and a frozen one takes four times as long.
+@dataclass(slots=True)
 class StoredItem:
     """Location of one item, and the CRCs that verify its bytes.
 

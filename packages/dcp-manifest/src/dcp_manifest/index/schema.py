@@ -30,6 +30,7 @@ __all__ = [
     "ALIASES",
     "BLOCKS",
     "COLUMNS",
+    "FEW_ROWS",
     "ITEMS_OF",
     "MAX_NDIM",
     "MAX_NUMBERS_PER_BYTE",
@@ -59,6 +60,8 @@ _RAW_KIND = int(ItemKind.RAW)
 RUNS_ABOVE_CHUNKS: Final = 1_000_000
 """Chunks above which even columns are stored as runs, in format 2.0. Indexes of fewer chunks stay in format 1.0."""
 PATH_INDEX_LIMIT: Final = 10**18
+FEW_ROWS: Final = 64
+"""Up to so many numbers, a reduction by numpy costs more than `tolist` and one by Python."""
 
 # Kinds of elements of a path, in the column `path.kind`: numbers, since members of an enumeration are slow to look up.
 PATH_KEY, PATH_LIST_INDEX, PATH_INT_KEY, PATH_LITERAL_KEY = range(4)
@@ -286,13 +289,14 @@ def check_column(column: Column, values: Sequence[str] | npt.NDArray[Any], rows:
         raise ValueError(f"the column {column.name} has {len(values)} rows, not {wanted}")
     if not isinstance(values, np.ndarray) or not len(values):
         return
-    top, most = int(values.max()), column.most
+    few = values.tolist() if len(values) <= FEW_ROWS else (int(values.min()), int(values.max()))
+    least, top, most = min(few), max(few), column.most
     if column.row_of:
         most = rows[column.row_of] + column.numbered_from - 1
     if most is not None and top > most:
         raise ValueError(f"the column {column.name} contains {top}, and its largest valid number is {most}")
-    if values.dtype.kind == "i" and int(values.min()) < 0:
-        raise ValueError(f"the column {column.name} contains the negative number {int(values.min())}")
+    if least < 0:
+        raise ValueError(f"the column {column.name} contains the negative number {least}")
 
 
 def check_index(index: CheckpointIndex) -> None:

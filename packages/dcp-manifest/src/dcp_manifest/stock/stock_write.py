@@ -6,8 +6,8 @@ Source: torch 2.13 `torch.distributed.checkpoint.metadata` and `.filesystem`.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
-from itertools import chain, islice
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice, repeat
 from typing import Any
 
 import numpy as np
@@ -77,13 +77,7 @@ class _Head:
     # Repeated values are memoized first, the most frequent with the shortest references.
     def __init__(self, index: CheckpointIndex) -> None:
         self.index = index
-        self.out = out = _PickleWriter()
-        keys = ("properties", "size", "chunks", "offsets", "sizes", "fqn", "index", "offset", "relative_path", "length")
-        self.key = {key: out.prepare(text(key)) for key in keys}
-        classes = ("TensorStorageMetadata", "TensorProperties", "ChunkStorageMetadata", "BytesStorageMetadata")
-        self.new = {name: out.prepare(global_(METADATA, name)) + _NEW for name in (*classes, "MetadataIndex")}
-        self.new["_StorageInfo"] = out.prepare(global_(FILESYSTEM, "_StorageInfo")) + _NEW
-        self.size_class = out.prepare(global_(TORCH, "Size"))
+        self.out = out = _PickleWriter(b"".join(_COMMON.parts), _COMMON.remembered)
         properties = dict(self.prepared_properties())
         self.files = [out.prepare(text(name)) for name in index.files]
         kinds = zip(index.tensor_dtype.tolist(), index.tensor_flags.tolist(), strict=True)
@@ -99,14 +93,15 @@ class _Head:
         self.chunk_offsets = self.prepared_sizes(chunk_ndim, index.chunk_offsets)
         self.parts = dict(self.prepared_parts())
         # Names are memoized where they first occur, as keys of the entries, in this order.
-        self.texts = {name: out.reserve() for name in (*self.rows, *index.object_names)}
+        names = (*self.rows, *index.object_names)
+        self.texts = dict(zip(names, out.reserve(len(names)), strict=True))
 
     def pickle(self) -> bytes:
         out, objects = self.out, self.index.object_names
         out.put(global_(METADATA, "Metadata") + _NEW + _STATE + text("state_dict_metadata") + _STATE)
         out.put_all(self.tensors())
         for name in objects:
-            out.put(b"".join((text(name), MEMOIZE, self.new["BytesStorageMetadata"])))
+            out.put(b"".join((text(name), MEMOIZE, _NEW_OF["BytesStorageMetadata"])))
         out.put(b"u" + text("planner_data"))
         out.put_all(self.paths())
         out.put(text("storage_data") + _STATE)
@@ -119,12 +114,12 @@ class _Head:
         return b"".join(out.parts)
 
     def prepared_sizes(self, ndim: npt.NDArray[Any], numbers: npt.NDArray[np.int64]) -> list[bytes]:
-        sizes, size_class, prepare = self.sizes, self.size_class, self.out.prepare
+        sizes, prepare = self.sizes, self.out.prepare
         following = iter(numbers.tolist())
         values = [tuple(islice(following, dims)) for dims in ndim.tolist()]
         for value in dict.fromkeys(values):
             if value not in sizes:
-                sizes[value] = prepare(size_class + collected(list(map(integer, value))) + b"\x85R")
+                sizes[value] = prepare(_SIZE_CLASS + collected(list(map(integer, value))) + b"\x85R")
         return list(map(sizes.__getitem__, values))
 
     def prepared_properties(self) -> Iterator[tuple[tuple[int, int], bytes]]:
@@ -139,12 +134,12 @@ class _Head:
                 global_(METADATA, "_MEM_FORMAT_ENCODING") + integer(flags.memory_format) + b"\x85R",
                 _TRUE if flags.pin_memory else _FALSE,
             )
-            yield (dtype, bits), self.new["TensorProperties"] + self.out.prepare(collected(fields)) + b"b"
+            yield (dtype, bits), _NEW_OF["TensorProperties"] + self.out.prepare(collected(fields)) + b"b"
 
     def tensors(self) -> Iterator[bytes]:
-        chunk, sizes = self.new["ChunkStorageMetadata"] + _STATE + self.key["offsets"], self.key["sizes"]
-        tensor = MEMOIZE + self.new["TensorStorageMetadata"] + _STATE + self.key["properties"]
-        size, begin, end = self.key["size"], self.key["chunks"] + b"](", b"e" + _DONE
+        chunk, sizes = _NEW_OF["ChunkStorageMetadata"] + _STATE + _KEY["offsets"], _KEY["sizes"]
+        tensor = MEMOIZE + _NEW_OF["TensorStorageMetadata"] + _STATE + _KEY["properties"]
+        size, begin, end = _KEY["size"], _KEY["chunks"] + b"](", b"e" + _DONE
         offsets, extents = self.chunk_offsets, self.chunk_sizes
         alike: dict[tuple[bytes, ...], bytes] = {}
         for name, row in self.rows.items():
@@ -175,33 +170,40 @@ class _Head:
         parts.update(self.texts)
         yield _STATE
         for name, path in self.index.paths.items():
-            yield parts[name] + collected([parts[part] for part in path])
+            start, end = (b"", _TUPLES[len(path)]) if len(path) <= 3 else (b"(", b"t")
+            yield b"".join((parts[name], start, *map(parts.__getitem__, path), end))
         yield b"u"
 
-    def stored_items(self) -> Iterator[bytes]:
+    def stored_items(self) -> Iterable[bytes]:
+        entries: list[Iterable[Iterable[bytes]]] = []
         chunks, objects = self.index.chunk_items, self.index.object_items
-        key, index, offset = self.new["MetadataIndex"] + _STATE + self.key["fqn"], self.key["index"], self.key["offset"]
+        key, index, offset = _NEW_OF["MetadataIndex"] + _STATE + _KEY["fqn"], _KEY["index"], _KEY["offset"]
         if chunks is not None:
-            places = self.places(chunks)
-            positions = [index + integer(n) + offset for n in range(int(self.index.tensor_chunks.max(initial=0)))]
-            for name, row in self.rows.items():
-                start = key + self.texts[name]
-                own = slice(self.starts[row], self.starts[row + 1])
-                for position, place, at in zip(positions, places[own], self.chunk_offsets[own], strict=False):
-                    yield b"".join((start, position, at, place))
+            places, own = self.places(chunks), [range(*self.starts[row : row + 2]) for row in self.rows.values()]
+            counts, order = [*map(len, own)], [*chain.from_iterable(own)]
+            positions = [index + integer(number) + offset for number in range(max(counts, default=0))]
+            names = chain.from_iterable(map(repeat, map(self.texts.__getitem__, self.rows), counts))
+            numbers = chain.from_iterable([positions[:count] for count in counts])
+            offsets = map(self.chunk_offsets.__getitem__, order)
+            entries.append(zip(repeat(key), names, numbers, offsets, map(places.__getitem__, order)))
         if objects is not None:
-            for name, place in zip(self.index.object_names, self.places(objects), strict=True):
-                yield b"".join((key, self.texts[name], index, _NONE, place))
+            own_names = map(self.texts.__getitem__, self.index.object_names)
+            entries.append(zip(repeat(key), own_names, repeat(index + _NONE), self.places(objects)))
+        return chain.from_iterable(chain.from_iterable(entries))
 
     def places(self, items: ItemColumns) -> list[bytes]:
-        start = _DONE + self.new["_StorageInfo"] + _STATE + self.key["relative_path"]
-        offset, length = self.key["offset"], self.key["length"]
+        start = _DONE + _NEW_OF["_StorageInfo"] + _STATE + _KEY["relative_path"]
+        starts = [start + file + _KEY["offset"] for file in self.files]
         ends = [_DONE, *[_descriptors(links) + _DONE for links in self.index.chains]]
-        lists = items.file.tolist(), items.offset.tolist(), items.length.tolist(), items.chain.tolist()
-        return [
-            b"".join((start, self.files[file], offset, integer(first), length, integer(size), ends[links]))
-            for file, first, size, links in zip(*lists, strict=True)
-        ]
+        lengths = items.length.tolist()
+        known = {length: _KEY["length"] + integer(length) for length in set(lengths)}
+        pieces = (
+            map(starts.__getitem__, items.file.tolist()),
+            map(integer, items.offset.tolist()),
+            map(known.__getitem__, lengths),
+            map(ends.__getitem__, items.chain.tolist()),
+        )
+        return list(map(b"".join, zip(*pieces, strict=True)))
 
 
 def _descriptors(links: tuple[str, ...]) -> bytes:
@@ -211,6 +213,8 @@ def _descriptors(links: tuple[str, ...]) -> bytes:
 
 MEMOIZE = b"\x94"
 _U32 = struct.Struct("<I")
+_LONG_GET = struct.Struct("<cI")
+_SHORT_TEXT = [bytes((0x8C, length)) for length in range(256)]
 _SMALL = [bytes((75, value)) for value in range(256)]
 _TUPLES = (b")", b"\x85", b"\x86", b"\x87")
 
@@ -230,7 +234,7 @@ def integer(value: int) -> bytes:
 def text(value: str) -> bytes:
     """Return opcodes that push a str."""
     data = value.encode("utf-8", "surrogatepass")
-    return b"\x8c" + bytes((len(data),)) + data if len(data) < 256 else text_2(value)
+    return _SHORT_TEXT[len(data)] + data if len(data) < 256 else text_2(value)
 
 
 def text_2(value: str) -> bytes:
@@ -257,22 +261,42 @@ def collected(items: Sequence[bytes]) -> bytes:
 
 
 class _PickleWriter:
-    def __init__(self, start: bytes = b"\x80\x04") -> None:
+    def __init__(self, start: bytes = b"\x80\x04", remembered: int = 0) -> None:
         self.parts: list[bytes] = [start]
         self.put = self.parts.append
         self.put_all = self.parts.extend
-        self._remembered = 0
+        self.remembered = remembered
 
-    def reserve(self) -> bytes:
-        """Return opcodes that push the next slot. The caller appends a `MEMOIZE`."""
-        number = self._remembered
-        self._remembered += 1
-        return b"h" + bytes((number,)) if number < 256 else b"j" + _U32.pack(number)
+    def reserve(self, count: int) -> list[bytes]:
+        """Return opcodes that push the next slots, one by one. The caller appends a `MEMOIZE` for each."""
+        slots = range(self.remembered, self.remembered + count)
+        self.remembered = slots.stop
+        return [bytes((104, slot)) if slot < 256 else _LONG_GET.pack(b"j", slot) for slot in slots]
 
     def prepare(self, opcodes: bytes) -> bytes:
         """Return opcodes that push a memoized value."""
         self.parts.append(opcodes + MEMOIZE + b"0")
-        return self.reserve()
+        return self.reserve(1)[0]
+
+
+# What every head memoizes first, so that the references are short.
+_COMMON = _PickleWriter()
+_KEY = {
+    key: _COMMON.prepare(text(key))
+    for key in ("properties", "size", "chunks", "offsets", "sizes", "fqn", "index", "offset", "relative_path", "length")
+}
+_NEW_OF = {
+    name: _COMMON.prepare(global_(module, name)) + _NEW
+    for module, name in (
+        (METADATA, "TensorStorageMetadata"),
+        (METADATA, "TensorProperties"),
+        (METADATA, "ChunkStorageMetadata"),
+        (METADATA, "BytesStorageMetadata"),
+        (METADATA, "MetadataIndex"),
+        (FILESYSTEM, "_StorageInfo"),
+    )
+}
+_SIZE_CLASS = _COMMON.prepare(global_(TORCH, "Size"))
 
 
 _START = b"\x80\x04" + text("dcp-manifest stub") + b"0"
