@@ -42,6 +42,7 @@ from dcp_core.records.protocols import (
     with_states,
 )
 from dcp_core.state_dict.per_rank import RankValues, rank_places
+from dcp_core.storage.byte_storage import collector_paused
 from dcp_core.storage.cooperation import Cooperation, Offer
 from dcp_core.storage.storage_reader import ByteStorageReader
 from dcp_core.tensors.devices import finish_computing
@@ -265,11 +266,12 @@ class _Load:
             self.rank_values = RankValues(places, names, coordinator.rank, coordinator.world_size)
             if refused := self.rank_values.refused:
                 raise LoadMismatchError([LoadProblem(name, "ranks", message) for name, message in refused.items()])
-        self.planner.set_up_planner(self.values, self.metadata, coordinator.is_coordinator)
-        knows_ranks = takes(reader.set_up_storage_reader, "kwargs")
-        of_rank = {"rank": coordinator.rank, "use_collectives": True} if knows_ranks else {}
-        reader.set_up_storage_reader(self.metadata, coordinator.is_coordinator, **of_rank)
-        self.plan = reader.prepare_local_plan(self.planner.create_local_plan())
+        with collector_paused():
+            self.planner.set_up_planner(self.values, self.metadata, coordinator.is_coordinator)
+            knows_ranks = takes(reader.set_up_storage_reader, "kwargs")
+            of_rank = {"rank": coordinator.rank, "use_collectives": True} if knows_ranks else {}
+            reader.set_up_storage_reader(self.metadata, coordinator.is_coordinator, **of_rank)
+            self.plan = reader.prepare_local_plan(self.planner.create_local_plan())
         return self.plan if self.exchanges else None, _save_id(self.metadata)
 
     def plan_globally(self, found: list[tuple[LoadPlan | None, str | None]]) -> list[LoadPlan | None]:

@@ -38,6 +38,7 @@ from dcp_core.records.protocols import (
     with_states,
 )
 from dcp_core.state_dict.per_rank import with_rank_values
+from dcp_core.storage.byte_storage import collector_paused
 from dcp_core.tables.plan_columns import written_of
 from dcp_core.tensors.devices import finish_computing
 from dcp_ranks import Coordinator, PeerOptions, make_coordinator
@@ -144,15 +145,16 @@ class _Save:
         writer, is_coordinator = self.writer, self.coordinator.is_coordinator
         state_dict = with_rank_values(with_states(self.state_dict), self.coordinator.rank)
         writer.renew_save_id()  # the writer may have saved before
-        set_up_save_planner(self.planner, state_dict, writer.storage_meta(), is_coordinator=is_coordinator)
-        # A writer for stock takes no keyword arguments.
-        settings: dict[str, Any] = {}
-        if takes(writer.set_up_storage_writer, "kwargs"):
-            settings = {"rank": self.coordinator.rank, "use_collectives": self.use_collectives}
-            if not self.use_collectives:
-                settings |= {"save_id": self.coordinator.save_nonce(), "world_size": self.coordinator.world_size}
-        writer.set_up_storage_writer(is_coordinator, **settings)
-        plan = writer.prepare_local_plan(self.planner.create_local_plan())
+        with collector_paused():
+            set_up_save_planner(self.planner, state_dict, writer.storage_meta(), is_coordinator=is_coordinator)
+            # A writer for stock takes no keyword arguments.
+            settings: dict[str, Any] = {}
+            if takes(writer.set_up_storage_writer, "kwargs"):
+                settings = {"rank": self.coordinator.rank, "use_collectives": self.use_collectives}
+                if not self.use_collectives:
+                    settings |= {"save_id": self.coordinator.save_nonce(), "world_size": self.coordinator.world_size}
+            writer.set_up_storage_writer(is_coordinator, **settings)
+            plan = writer.prepare_local_plan(self.planner.create_local_plan())
         # A writer without aliases would publish names without data: each name gets its own data, as in stock.
         return plan if writer.stores_aliases or not plan.aliases else replace(plan, aliases=None)
 

@@ -380,6 +380,8 @@ def _from_method(value: Any, get_shard: Callable[..., Any], index: MetadataIndex
 
 def is_sharded_tensor(value: object) -> bool:
     """Return whether a value is a ShardedTensor."""
+    if type(value) is torch.Tensor:
+        return False
     # Compare names, because importing ShardedTensor is slow.
     for cls in type(value).__mro__:
         if cls.__name__ == "ShardedTensor" and cls.__module__.startswith("torch.distributed._shard."):

@@ -170,11 +170,12 @@ def rank_places(container: Any, name: str = "") -> Iterator[tuple[str, RankPlace
     """Yield the FQN and place of each `PerRank` wrapper."""
     entries = container.items() if isinstance(container, dict) else enumerate(container)
     for key, value in entries:
-        inner = f"{name}.{key}" if name else str(key)
-        if isinstance(value, PerRank):
-            yield inner, RankPlace(container, key, value)
-        elif isinstance(value, dict) or type(value) is list:
-            yield from rank_places(value, inner)
+        if isinstance(value, PerRank | dict) or type(value) is list:
+            inner = f"{name}.{key}" if name else str(key)
+            if isinstance(value, PerRank):
+                yield inner, RankPlace(container, key, value)
+            else:
+                yield from rank_places(value, inner)
 
 
 def _saved_ranks(names: Collection[str], name: str) -> set[int]:

@@ -190,6 +190,7 @@ class ByteStorageReader(ByteStorage, StorageReader):
             except Exception as error:
                 prepared.note_changes(error)
                 raise
+            del prepared  # or the collector looks at all requests when it goes on
         self.finish_read(stats)
         done: torch.futures.Future[None] = torch.futures.Future()
         done.set_result(None)

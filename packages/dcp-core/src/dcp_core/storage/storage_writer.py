@@ -257,14 +257,15 @@ class ByteStorageWriter(ByteStorage, StorageWriter):
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Publish the index, which creates the checkpoint; then remove a replaced one's files."""
-        index = written_index(metadata, results)
-        placement = self._placement
-        if placement is None:  # a subclass may name its files without prepare_global_plan
-            plan, *_ = self._begin([SavePlan([])] * len(results), [None] * len(results))
-            placement = plan.storage_data
-        metadata.storage_meta = StorageMeta(checkpoint_id=self._checkpoint_id, save_id=placement.save_id)
-        index.info = placement.info(self._backend.session.created_ns(), self._rank if self._rank_local else None)
-        data = encode(index, interop=self._interop)
+        with collector_paused():
+            index = written_index(metadata, results)
+            placement = self._placement
+            if placement is None:  # a subclass may name its files without prepare_global_plan
+                plan, *_ = self._begin([SavePlan([])] * len(results), [None] * len(results))
+                placement = plan.storage_data
+            metadata.storage_meta = StorageMeta(checkpoint_id=self._checkpoint_id, save_id=placement.save_id)
+            index.info = placement.info(self._backend.session.created_ns(), self._rank if self._rank_local else None)
+            data = encode(index, interop=self._interop)
         if self._rank_local:
             self._backend.publish(str(RankIndexName(self._rank, placement.save_id)), data)
             self._backend.publish(str(RankIndexName(self._rank, None)), data)
@@ -326,17 +327,19 @@ def column_requests(columns: PlanColumns, planner: SavePlanner) -> Iterator[Writ
     table = columns.table
     dtypes = [dtype_of(name) for name in table.dtypes]
     rows = zip(table.tensor_names, table.tensor_dtype.tolist(), columns.shapes, columns.whole.tolist(), strict=True)
-    kinds: dict[tuple[int, tuple[int, ...]], _SmallTensors] = {}
+    forms: dict[tuple[int, tuple[int, ...]], tuple[int, _SmallTensors | None]] = {}
     for row, (name, dtype, shape, whole) in enumerate(rows):
         value = values.get(name) if whole else None
         if not is_plain(value) or value.is_quantized or value.dtype is not dtypes[dtype]:
             for item in columns.tensor_items(row):
                 yield _item_request(item, planner)
             continue
-        nbytes = math.prod(shape) * dtypes[dtype].itemsize
-        alike = kinds.get((dtype, shape)) if 0 < nbytes <= _SMALL_BYTES else None
-        if alike is None and 0 < nbytes <= _SMALL_BYTES:
-            alike = kinds[dtype, shape] = _SmallTensors(table.dtypes[dtype], shape)
+        form = forms.get((dtype, shape))
+        if form is None:
+            nbytes = math.prod(shape) * dtypes[dtype].itemsize
+            alike = _SmallTensors(table.dtypes[dtype], shape) if 0 < nbytes <= _SMALL_BYTES else None
+            form = forms[dtype, shape] = nbytes, alike
+        nbytes, alike = form
         yield _WholeTensor(name, nbytes, value, table.dtypes[dtype], shape, alike)
     for name, nbytes in zip(table.object_names, columns.object_bytes.tolist(), strict=True):
         yield _item_request(object_item(name, nbytes), planner)

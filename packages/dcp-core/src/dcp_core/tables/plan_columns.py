@@ -265,15 +265,17 @@ class ColumnBuilder:
         self._shapes: list[int] = []
         self._offsets: list[int] = []
         self._sizes: list[int] = []
+        self._may_be_pinned = torch.accelerator.is_available()
 
     def add_plain(self, fqn: str, tensor: torch.Tensor) -> None:
         """Add an unsharded tensor as one chunk."""
         shape = tensor.shape
         dims = len(shape)
         self._names.append(fqn)
+        flags = int(tensor.requires_grad)
         # `is_pinned` would copy a lazily conjugated or negated tensor.
-        pinned = tensor.is_cpu and not (tensor.is_conj() or tensor.is_neg()) and tensor.is_pinned()
-        flags = tensor.requires_grad | pinned << 1
+        if self._may_be_pinned and tensor.is_cpu and not (tensor.is_conj() or tensor.is_neg()):
+            flags |= tensor.is_pinned() << 1
         self._kinds.append((self._dtypes.setdefault(tensor.dtype, len(self._dtypes)), flags, dims, 1, 1))
         if dims:
             self._shapes.extend(shape)

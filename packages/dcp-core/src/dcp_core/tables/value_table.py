@@ -58,7 +58,8 @@ def local_values(state_dict: Mapping[str, Any]) -> LocalValues:
     known: set[Hashable] = set()
     for fqn, value in state_dict.items():
         if is_plain(value):
-            check_memory(fqn, value)
+            if not has_memory(value):
+                check_memory(fqn, value)
             table.add_plain(fqn, value)
             values.usual = values.usual and not value.is_quantized
             values.held[fqn] = value
@@ -78,11 +79,15 @@ def local_values(state_dict: Mapping[str, Any]) -> LocalValues:
     columns.order = tuple(state_dict)
     values.items = columns.items()
     if own:
-        given: dict[str, list[WriteItem]] = {}
-        for item in values.items:
-            given.setdefault(item.index.fqn, []).append(item)
-        values.items = [item for fqn in state_dict for item in own.get(fqn) or given.get(fqn, [])]
+        values.items = _in_order(state_dict, values.items, own)
     return values
+
+
+def _in_order(fqns: Iterable[str], items: list[WriteItem], own: Mapping[str, list[WriteItem]]) -> list[WriteItem]:
+    given: dict[str, list[WriteItem]] = {}
+    for item in items:
+        given.setdefault(item.index.fqn, []).append(item)
+    return [item for fqn in fqns for item in own.get(fqn) or given.get(fqn, [])]
 
 
 def _is_wrapped(fqn: str, held: LocalTensor, known: set[Hashable]) -> bool:

@@ -205,8 +205,9 @@ def assign_to_threads(requests: Sequence[Writable], threads: int) -> list[list[i
     total = sum([request.cost_bytes for request in requests])
     count = max(1, min(threads, len(requests), -(-total // FILE_MIN_BYTES)))
     kinds: dict[Alike | None, int] = {}
-    ranks = [(-request.cost_bytes, kinds.setdefault(request.alike, len(kinds))) for request in requests]
-    order = sorted(range(len(requests)), key=ranks.__getitem__)
+    by_kind = [kinds.setdefault(request.alike, len(kinds)) for request in requests]
+    by_bytes = [-request.cost_bytes for request in requests]
+    order = sorted(sorted(range(len(requests)), key=by_kind.__getitem__), key=by_bytes.__getitem__)
     if count == 1:
         return [order]
     buckets: list[list[int]] = [[] for _ in range(count)]
