@@ -1,12 +1,12 @@
 """`python -m integration_tests.call_paths`: what each operation passes through, counted, on rank 0 of two ranks.
 
-With `--figures`, all figures of simplicity beside their bounds and aims.
+With `--figures`, all figures of simplicity beside their bounds and aims. With `--write-page`, the list of modules in
+`docs/development/architecture.md` is written anew.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import sys
 import tempfile
@@ -16,6 +16,7 @@ from dcp_ranks.testing.ranks import RankPool
 from integration_tests.call_paths.counting import CallPath
 from integration_tests.call_paths.figures import measure_figures, table
 from integration_tests.call_paths.operations import one_process, operations
+from integration_tests.call_paths.walk import PAGE, measure_second_save, replaced, walk_lines
 
 
 def main() -> int:
@@ -25,7 +26,11 @@ def main() -> int:
     parser.add_argument("--list", metavar="OPERATION", help="print the functions of one operation, by module")
     parser.add_argument("--walk", metavar="OPERATION", help="print the modules of one operation in order, explained")
     parser.add_argument("--figures", action="store_true", help="print the figures of simplicity instead")
+    parser.add_argument("--write-page", action="store_true", help=f"write the modules of a second save to {PAGE.name}")
     arguments = parser.parse_args()
+    if arguments.write_page:
+        PAGE.write_text(replaced(PAGE.read_text(), walk_lines(measure_second_save())))
+        return 0
     if arguments.figures:
         print(table(measure_figures()))
         return 0
@@ -33,7 +38,7 @@ def main() -> int:
     if arguments.list:
         print("\n".join(_functions(found[arguments.list])))
     elif arguments.walk:
-        print("\n".join(_modules(found[arguments.walk])))
+        print(walk_lines(found[arguments.walk]), end="")
     elif arguments.json:
         print(json.dumps({name: path.figures() for name, path in found.items()}, indent=1))
     else:
@@ -57,11 +62,6 @@ def measure() -> dict[str, CallPath]:
 
 def _functions(path: CallPath) -> list[str]:
     return [f"{calls:6d}  {module}:{name}" for (module, name), calls in sorted(path.calls.items())]
-
-
-def _modules(path: CallPath) -> list[str]:
-    explained = {name: (importlib.import_module(name).__doc__ or "").partition("\n")[0] for name in path.modules}
-    return [f"{name:48s} {text}" for name, text in explained.items()]
 
 
 if __name__ == "__main__":
