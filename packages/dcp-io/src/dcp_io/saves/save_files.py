@@ -375,13 +375,22 @@ class Renewal(threading.Thread):
         self.lost = False
 
     def begin(self) -> None:
-        """Start the thread when the first renewal is due. Most saves end earlier."""
-        _starter.add(self, time.monotonic() + self._interval_seconds)
+        """Start the thread when it is due; most saves end earlier."""
+        due = time.monotonic() + self._interval_seconds
+        with _starter.changed:
+            _starter.due[self] = due
+            if _starter.thread is None:
+                thread = threading.Thread(target=_starter.run, name="dcp-io-renewals", daemon=True)
+                thread.start()
+                _starter.thread = thread
+            elif due < _starter.wakes:
+                _starter.changed.notify()
 
     def stop(self) -> None:
         """Wait for its end. May be called again, and without `begin`."""
         self.stopping.set()
-        _starter.remove(self)
+        with _starter.changed:
+            _starter.due.pop(self, None)
         if self.is_alive() and self is not threading.current_thread():
             self.join()
 
@@ -398,45 +407,29 @@ class Renewal(threading.Thread):
 
 
 class _Starter:
-    """One thread per process that starts renewals when they are due; it uses no store, so no store can delay it.
-
-    Its thread ends when it wakes up and no renewal is left.
-    """
+    # One thread per process starts the renewals that are due. It uses no store, so a store that hangs cannot delay
+    # another's renewal. It ends when it wakes up and no renewal is left.
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._due: dict[Renewal, float] = {}
-        self._thread: threading.Thread | None = None
-        self._wakes = 0.0
+        self.changed = threading.Condition()
+        self.due: dict[Renewal, float] = {}
+        self.thread: threading.Thread | None = None
+        self.wakes = 0.0
 
-    def add(self, renewal: Renewal, due: float) -> None:
-        with self._changed:
-            self._due[renewal] = due
-            if self._thread is None:
-                thread = threading.Thread(target=self._run, name="dcp-io-renewals", daemon=True)
-                thread.start()
-                self._thread = thread
-            elif due < self._wakes:
-                self._changed.notify()
-
-    def remove(self, renewal: Renewal) -> None:
-        with self._changed:
-            self._due.pop(renewal, None)
-
-    def _run(self) -> None:
-        with self._changed:
-            while self._due:
+    def run(self) -> None:
+        with self.changed:
+            while self.due:
                 now = time.monotonic()
-                for renewal in [renewal for renewal, due in self._due.items() if due <= now]:
+                for renewal in [renewal for renewal, due in self.due.items() if due <= now]:
                     try:
                         renewal.start()
-                        del self._due[renewal]
+                        del self.due[renewal]
                     except RuntimeError:  # the system has no thread to spare
-                        self._due[renewal] = now + _MIN_SECONDS
-                if self._due:
-                    self._wakes = min(self._due.values())
-                    self._changed.wait(max(0.0, self._wakes - now))
-            self._thread = None
+                        self.due[renewal] = now + _MIN_SECONDS
+                if self.due:
+                    self.wakes = min(self.due.values())
+                    self.changed.wait(max(0.0, self.wakes - now))
+            self.thread = None
 
 
 _starter = _Starter()

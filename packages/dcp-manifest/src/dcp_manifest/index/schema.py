@@ -60,8 +60,7 @@ _RAW_KIND = int(ItemKind.RAW)
 RUNS_ABOVE_CHUNKS: Final = 1_000_000
 """Chunks above which even columns are stored as runs, in format 2.0. Indexes of fewer chunks stay in format 1.0."""
 PATH_INDEX_LIMIT: Final = 10**18
-FEW_ROWS: Final = 64
-"""Up to so many numbers, a reduction by numpy costs more than `tolist` and one by Python."""
+FEW_ROWS: Final = 64  # up to so many numbers, a reduction by numpy costs more than `tolist` and one by Python
 
 # Kinds of elements of a path, in the column `path.kind`: numbers, since members of an enumeration are slow to look up.
 PATH_KEY, PATH_LIST_INDEX, PATH_INT_KEY, PATH_LITERAL_KEY = range(4)

@@ -268,7 +268,7 @@ class _PickleWriter:
         self.remembered = remembered
 
     def reserve(self, count: int) -> list[bytes]:
-        """Return opcodes that push the next slots, one by one. The caller appends a `MEMOIZE` for each."""
+        """Return opcodes that push the next slots. The caller appends a `MEMOIZE` for each."""
         slots = range(self.remembered, self.remembered + count)
         self.remembered = slots.stop
         return [bytes((104, slot)) if slot < 256 else _LONG_GET.pack(b"j", slot) for slot in slots]
