@@ -274,6 +274,8 @@ def docs(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def docs_tests(session: nox.Session) -> None:
     """Run every code block and example of the docs, and check what the pages say."""
+    shared(session, "demo")
+    install(session, kubernetes=("kubernetes-validate",))
     pytest(session, "integration_tests/docs", *session.posargs)
 
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -77,6 +78,38 @@ def test_the_quickstart_runs_as_it_says(tmp_path: Path) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error"}
     ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+@pytest.mark.docs
+@pytest.mark.parametrize("version", ["1.28.0", "1.37.0"])
+def test_the_manifests_fit_the_schema_of_kubernetes(version: str) -> None:
+    reason = "nox -s docs_tests installs kubernetes-validate, 108 MB of schemas"
+    kubernetes_validate = pytest.importorskip("kubernetes_validate", reason=reason)
+    for manifest in manifests():
+        kubernetes_validate.validate(manifest, version, strict=True)
+
+
+def test_the_names_and_times_of_the_manifests_fit_together() -> None:
+    job, service = manifests()
+    pod = job["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
+    assert pod["subdomain"] == service["metadata"]["name"]
+    first = f"{job['metadata']['name']}-0.{pod['subdomain']}"  # the host name of the first pod
+    assert any(option.startswith(f"--rdzv-endpoint={first}:") for option in container["command"])
+    mounted = {mount["name"] for mount in container["volumeMounts"]}
+    assert mounted == {volume["name"] for volume in pod["volumes"]}
+    (shutdown,) = (int(each.partition("=")[2]) for each in container["command"] if "shutdown-timeout" in each)
+    (script,) = blocks(ROOT / "docs" / "cluster.md", "python")
+    preemption = int(re.findall(r"preemption_timeout_seconds=(\d+)", script)[0])
+    assert preemption < shutdown < pod["terminationGracePeriodSeconds"]
+
+
+def manifests() -> list[dict[str, Any]]:
+    """The Kubernetes Job and Service of the page about clusters."""
+    yaml = pytest.importorskip("yaml")
+    (text,) = blocks(ROOT / "docs" / "cluster.md", "yaml")
+    return [*yaml.safe_load_all(text)]
 
 
 @pytest.mark.parametrize("page", named(PAGES))
