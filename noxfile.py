@@ -341,6 +341,15 @@ def gpu(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
+def gpu_wheels(session: nox.Session) -> None:
+    """Put into a folder all that `gpu -- FOLDER` installs, where there is a network: `gpu_wheels -- FOLDER`."""
+    folder = str(Path(session.posargs[0]).resolve())
+    build_archives(session, shared(session, "release"), folder, "--target", "wheel")
+    download = (sys.executable, "-m", "pip", "download", "--quiet", "-c", str(ROOT / "constraints.txt"), "-d", folder)
+    session.run(*download, *OFFLINE_TOOLS, *needed_offline(), external=True)
+
+
+@nox.session(venv_backend="none")
 def screenshots(session: nox.Session) -> None:
     """Make the pictures of the command for the docs, from real runs."""
     python = shared(session, "demo")
@@ -353,13 +362,9 @@ def build(session: nox.Session) -> None:
     """Wheels and source archives of every package in dist/, each kind installed in a fresh environment and used."""
     python = shared(session, "release")
     shutil.rmtree(DIST, ignore_errors=True)
-    address = repository_address(ROOT)
-    if address is None:
+    if repository_address(ROOT) is None:
         session.log(f"no address: built without links; {ADDRESS_VARIABLE} or the remote `origin` says it")
-    with tempfile.TemporaryDirectory() as copies:  # outside the repository, whose .gitignore would count for them
-        for name in PACKAGES:
-            with session.chdir(stage(ROOT, name, project(name)["version"], Path(copies), address)):
-                session.run(python, "-m", "hatchling", "build", "--directory", str(DIST), silent=True, external=True)
+    build_archives(session, python, str(DIST))
     session.run(python, "-m", "twine", "check", "--strict", *map(str, sorted(DIST.iterdir())), external=True)
     fresh = fresh_environment(session, "build")
     pip(session, fresh, *CONSTRAINED, *sorted({line for name in base_packages() for line in third_party(name)}))
@@ -391,6 +396,20 @@ def pytest(session: nox.Session, *arguments: str) -> None:
     session.run(python, "-m", "pytest", *arguments, env=SINGLE_THREAD, external=True)
 
 
+def build_archives(session: nox.Session, python: str, folder: str, *options: str) -> None:
+    """Build wheels and source archives of all packages, or what the options of hatchling say, into a folder."""
+    with tempfile.TemporaryDirectory() as copies:  # outside the repository, whose .gitignore would count for them
+        for name in PACKAGES:
+            with session.chdir(stage(ROOT, name, project(name)["version"], Path(copies), repository_address(ROOT))):
+                built = (python, "-m", "hatchling", "build", "--directory", folder, *options)
+                session.run(*built, silent=True, external=True)
+
+
+def needed_offline() -> list[str]:
+    """Return what the packages need besides PyTorch, except what only adapters of frameworks need."""
+    return sorted({line for name in base_packages() for line in third_party(name) if not line.startswith("torch")})
+
+
 def wheels_over_this(session: nox.Session, folder: str) -> str:
     """Make an environment of this Python's packages and a folder's wheels, without a network; return its Python."""
     place = ROOT / ".nox" / "gpu"
@@ -400,8 +419,7 @@ def wheels_over_this(session: nox.Session, folder: str) -> str:
     (site / "parent.pth").write_text(sysconfig.get_path("purelib"))
     offline = (python, "-m", "pip", "install", "--quiet", "--no-index", "--find-links", folder)
     session.run(*offline, "--no-deps", "--ignore-installed", *base_packages(), external=True)
-    others = {line for name in base_packages() for line in third_party(name) if not line.startswith("torch")}
-    session.run(*offline, *OFFLINE_TOOLS, *sorted(others), external=True)
+    session.run(*offline, *OFFLINE_TOOLS, *needed_offline(), external=True)
     return python
 
 

@@ -228,28 +228,29 @@ def test_a_device_out_of_memory_in_a_load(module: Any) -> None:
     assert all((value == 5).all() for value in template.values())
 
 
+def training(*, fused: bool = False) -> tuple[torch.nn.Module, torch.optim.Optimizer, Callable[[], float]]:
+    """A small training on the device: its network, its optimizer, and a function that makes a step."""
+    torch.manual_seed(0)
+    net = torch.nn.Linear(8, 8).to(pretend.NAME)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.1, fused=fused)
+    data = torch.linspace(-1, 1, 32).view(4, 8).to(pretend.NAME)
+
+    def step() -> float:
+        loss = net(data).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.item()
+
+    return net, optimizer, step
+
+
 @pytest.mark.parametrize("kind", ["thread", "process"])
 @pytest.mark.parametrize("guarded", [True, False])
 def test_steps_of_optimizers_in_host_memory(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, *, guarded: bool
 ) -> None:
     """Moments on the device, steps on the CPU, in one save while training goes on."""
-
-    def training() -> tuple[torch.nn.Module, torch.optim.Optimizer, Callable[[], float]]:
-        torch.manual_seed(0)
-        net = torch.nn.Linear(8, 8).to(pretend.NAME)
-        optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
-        data = torch.linspace(-1, 1, 32).view(4, 8).to(pretend.NAME)
-
-        def step() -> float:
-            loss = net(data).square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            return loss.item()
-
-        return net, optimizer, step
-
     net, optimizer, step = training()
     step()
     assert {state["step"].device.type for state in optimizer.state.values()} == {"cpu"}
@@ -263,6 +264,19 @@ def test_steps_of_optimizers_in_host_memory(
         expected = [step() for _ in range(3)]
         future.result()  # type: ignore[union-attr]
     net, optimizer, step = training()
+    load({"app": app_state(net, optimizer)}, checkpoint_id=tmp_path)
+    assert [step() for _ in range(3)] == expected
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_steps_of_fused_optimizers_are_on_the_device(tmp_path: Path, *, fused: bool) -> None:
+    """A state is loaded by the other kind of optimizer. There is no guard to take out: PyTorch places the steps."""
+    net, optimizer, step = training(fused=fused)
+    step()
+    assert {state["step"].device.type for state in optimizer.state.values()} == {pretend.NAME if fused else "cpu"}
+    save({"app": app_state(net, optimizer)}, checkpoint_id=tmp_path)
+    expected = [step() for _ in range(3)]
+    net, optimizer, step = training(fused=not fused)
     load({"app": app_state(net, optimizer)}, checkpoint_id=tmp_path)
     assert [step() for _ in range(3)] == expected
 
