@@ -55,14 +55,14 @@ class _Offer:
 
 @dataclass(frozen=True, slots=True)
 class _Unchanged:
-    sums: dict[str, list[bytes]]
+    sums: dict[bytes, list[bytes]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Reply:
     rest: SavePlan | None
     chosen: Selection | None = None
-    token: str | None = None
+    token: bytes | None = None
     checks: npt.NDArray[np.int32] | None = None
     """Set number per checksum that the rank sent; -1 if no other rank has the value."""
     unchanged: bool = False
@@ -94,7 +94,7 @@ class PlanExchange:
     _layout: bytes = field(init=False, default=b"")
     # Of the coordinator: the cached global plan, its token, each rank's items (None: not in the index), and `Brief`s.
     _global: GlobalPlan | None = field(init=False, default=None)
-    _token: str | None = field(init=False, default=None)
+    _token: bytes | None = field(init=False, default=None)
     _final: Sequence[PlannedRows | None] = field(init=False, default=())
     _briefs: list[Brief | _Offer] = field(init=False, default_factory=list)
 
@@ -239,8 +239,8 @@ class PlanExchange:
         plans, metadata = plan_globally([*all_plans], None)  # a planner may change the list
         chosen: list[PlanColumns | PlannedRows] = []
         for plan in plans:
-            source = plan.items.source if isinstance(plan.items, LazyList) else None
-            chosen.append(source if isinstance(source, PlannedRows) else columns_of(plan.items))
+            given = plan.items.source if isinstance(plan.items, LazyList) else None
+            chosen.append(given if isinstance(given, PlannedRows) else columns_of(plan.items))
         records = records_of(metadata)
         # None for a rank with items that are not in the metadata's index.
         rows_of_names: dict[int, npt.NDArray[np.int64]] = {}
@@ -258,7 +258,7 @@ class PlanExchange:
         if len(known) == len(whole) == len(plans) and not [
             name for _, names in sets for name in names if len({each[name] for each in digests if name in each}) > 1
         ]:
-            self._token = secrets.token_hex(8)
+            self._token = secrets.token_bytes(8)
             source = whole[0].index
             # The caller may change the returned metadata.
             paths = None if metadata.planner_data is None else dict(metadata.planner_data)
@@ -336,7 +336,7 @@ _KEPT = 16
 class RankPlan:
     """Cached final plan of one rank; `token` names the coordinator's global plan."""
 
-    token: str
+    token: bytes
     columns: PlanColumns
     checks: list[list[ReplicaKey]]
     layout: bytes = b""
@@ -356,7 +356,7 @@ class GlobalPlan:
 
 
 RANK_PLANS: RecentlyUsed[Hashable, list[RankPlan]] = RecentlyUsed(_KEPT)
-GLOBAL_PLANS: RecentlyUsed[str | None, GlobalPlan] = RecentlyUsed(_KEPT)
+GLOBAL_PLANS: RecentlyUsed[bytes | None, GlobalPlan] = RecentlyUsed(_KEPT)
 
 
 def check_sums(plan: SavePlan, checks: Sequence[Sequence[ReplicaKey]]) -> list[bytes]:
