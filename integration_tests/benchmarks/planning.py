@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import resource
+import statistics
 import subprocess
 import sys
 import time
@@ -204,16 +205,26 @@ def manifest_of(metadata: Metadata, world: int) -> dict[str, float]:
     }
 
 
+def peak_mib() -> float:
+    """The largest memory of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
 def simulate(world: int) -> dict[str, Any]:
     """A first save and an unchanged one on `world` ranks."""
+    idle = peak_mib()
     first, answers, metadata = coordinate(world)
-    found: dict[str, Any] = {"ranks": world, "chunks": world * TENSORS, "first": first, **manifest_of(metadata, world)}
-    found["peak_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    again = []
+    found: dict[str, Any] = {"ranks": world, "chunks": world * TENSORS, "first": first}
+    found |= {"idle_mib": idle, "planned_mib": peak_mib(), **manifest_of(metadata, world)}
+    found["peak_mib"] = peak_mib()
+    again, seconds = [], []
     for rank in range(1, world, max(1, world // 64)):
+        start = time.process_time()
         again.append(ask(rank, world, answers[rank]))
+        seconds.append(time.process_time() - start)
         RANK_PLANS.clear()
     found["again_up_bytes"] = max(map(len, again))
+    found["rank_seconds"] = statistics.median(seconds)
     return found
 
 
@@ -261,7 +272,9 @@ def main() -> None:
         print(json.dumps(simulate(options.one) if options.one else stock_seconds(options.one_of_stock)))
         return
     print(f"{TENSORS:,} tensors; processor seconds of the coordinator, bytes of one rank")
-    print("  ranks   decode     plan   encode |  sends    gets | unchanged |  index  write  1 tensor | peak MiB")
+    print(
+        "  ranks   decode     plan   encode |  sends    gets  unchanged    rank |  index  write  1 tensor | MiB planned"
+    )
     rows = []
     for world in options.ranks:
         row = in_own_process("--one", str(world))
@@ -269,8 +282,9 @@ def main() -> None:
         decoding, planning, encoding, _, up, down, _ = row["first"].values()
         print(
             f"{world:7,} {decoding:8.2f} {planning:8.2f} {encoding:8.2f} | {up / 1e3:5.1f}k {down / 1e3:6.1f}k |"
-            f" {row['again_up_bytes']:7,} B | {row['manifest_bytes'] / 1e6:5.1f}M {row['write_seconds']:5.2f}s"
-            f" {row['one_tensor_seconds'] * 1e3:6.1f}ms | {row['peak_mib']:8,.0f}",
+            f" {row['again_up_bytes']:7,} B {row['rank_seconds'] * 1e3:4.0f}ms | {row['manifest_bytes'] / 1e6:5.1f}M"
+            f" {row['write_seconds']:5.2f}s {row['one_tensor_seconds'] * 1e3:6.1f}ms |"
+            f" {row['idle_mib']:5,.0f} {row['planned_mib']:6,.0f} {row['peak_mib']:6,.0f}",
             flush=True,
         )
     for world in options.stock:
