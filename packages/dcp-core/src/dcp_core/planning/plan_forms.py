@@ -32,22 +32,22 @@ MANY_RANKS = 128
 class Brief:
     """A plan without its form."""
 
+    # Equal for ranks whose plans differ in cells only.
     form: bytes
-    """Equal for ranks whose plans differ in cells only."""
+    # One per way of cutting, or one per even offset.
     cells: npt.NDArray[np.unsignedinteger]
-    """One per way of cutting, or one per even offset."""
+    # Whether the rank would recognise the plan.
     known: bool
-    """Whether the rank would recognise the plan."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
     """Which offsets are even, and the ways of cutting."""
 
+    # Whether each offset is a multiple of its size, in a dimension that is cut.
     even: npt.NDArray[np.bool_]
-    """Whether each offset is a multiple of its size, in a dimension that is cut."""
+    # Way of cutting per even offset, counted from 0.
     ways: I64
-    """Way of cutting per even offset, counted from 0."""
 
     @classmethod
     def of(cls, table: CheckpointIndex) -> Cut:
