@@ -14,6 +14,8 @@ from torch import nn
 import dcp_all as dcp
 from dcp_io import LocalStore
 from dcp_io.checkpoints.drop_parts import SmallerCheckpoint
+from dcp_manifest import index_of
+from dcp_tiers import Tier, Tiers
 
 POLICY = dcp.KeepLast(2) | dcp.KeepEvery(4, parts=["app.model"])
 
@@ -80,6 +82,29 @@ def test_a_resume_from_weights_alone_says_what_is_missing(tmp_path: Path) -> Non
         assert "removed after the save (KeepEvery(4, parts=['app.model']), 20" in str(caught.value)
         assert manager.restore({"app": run.app, "step": 0}).step == 11
         assert [record.step for record in manager.checkpoints()] == [4, 8, 10, 11]
+
+
+def test_a_step_is_loaded_from_the_tier_that_has_all_parts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    near = Tier(tmp_path / "near", keep=dcp.KeepLast(1) | dcp.KeepEvery(1, parts=["model"]))
+    tiers = Tiers([near, Tier(tmp_path / "far")])
+    with dcp.CheckpointManager(tiers, no_dist=True) as manager:
+        for step in (1, 2, 3):
+            manager.save(step, {"model": torch.full((500,), step), "optimizer": torch.full((500,), -step)})
+            assert tiers.drain(timeout_seconds=120) == {}
+        manager.save(4, {"model": torch.full((500,), 4), "optimizer": torch.full((500,), -4)})
+    whole = {place: {*index_of(tmp_path / place / "step-1").names()} for place in ("near", "far")}
+    assert whole == {"near": {"model"}, "far": {"model", "optimizer"}}
+    with dcp.CheckpointManager(tiers, no_dist=True) as manager, caplog.at_level("INFO"):
+        model = {"model": torch.zeros(500, dtype=torch.int64)}
+        assert manager.restore(model, step=1).step == 1
+        assert "lacks parts" not in caplog.text  # the near one has what is asked for
+        state = {**model, "optimizer": torch.zeros(500, dtype=torch.int64)}
+        assert manager.restore(state, step=2).step == 2
+        assert (int(state["model"][0]), int(state["optimizer"][0])) == (2, -2)
+        assert "step 2 in" in caplog.text
+        assert "lacks parts, and is loaded from" in caplog.text
+        with pytest.raises(dcp.LoadMismatchError, match="other"):
+            manager.restore({"other": torch.zeros(1)}, step=2)
 
 
 def written_bytes() -> int:

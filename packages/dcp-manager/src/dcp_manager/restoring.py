@@ -22,6 +22,7 @@ from dcp_io.roots.catalogue import Catalogue
 from dcp_io.roots.unfinished import Unfinished
 from dcp_io.timed_call import TimedCall
 from dcp_manager.together import Ranks
+from dcp_manifest import index_of
 
 __all__ = ["Damage", "Restored", "Wanted", "damage_of", "restore_newest", "restore_step"]
 
@@ -67,7 +68,7 @@ class _Verdict(Enum):
 
 
 def restore_step(catalogues: Sequence[Catalogue], ranks: Ranks, load: Load, step: int) -> Restored:
-    """Load one step, from the nearest place with an undamaged copy, without quarantine. Collective."""
+    """Load one step, from the nearest place with an undamaged copy with all values, without quarantine. Collective."""
     number, passed, failure = 0, list[int](), None
     if len(catalogues) > 1 and not _per_host(catalogues[0]):
         number = ranks.decide("choose a copy", partial(_nearest, catalogues, step, ())) or 0
@@ -88,17 +89,29 @@ def restore_step(catalogues: Sequence[Catalogue], ranks: Ranks, load: Load, step
 def _pass_to_next(
     error: DcpError, catalogues: Sequence[Catalogue], ranks: Ranks, step: int, passed: Sequence[int]
 ) -> int | None:
-    """Return the next place with an undamaged copy after damage, if any. Collective."""
+    """Return the next place with an undamaged copy, after damage or if parts were removed. Collective."""
     if len(passed) == len(catalogues):
         return None
     damage = ranks.combine("judge a failed load", partial(damage_of, error), _worst)
-    if damage is None:
+    last = catalogues[passed[-1]]
+    if damage is None and not ranks.decide("look for removed parts", partial(_lacks_parts, last, step)):
         return None
     following = ranks.decide("choose another copy", partial(_nearest, catalogues, step, passed))
     if following is not None and ranks.is_coordinator:
-        places = catalogues[passed[-1]].store.url, catalogues[following].store.url
-        _log.warning("step %d in %s is damaged, and loaded from %s: %s", step, *places, damage.reason)
+        places, reason = (last.store.url, catalogues[following].store.url), _line(error)
+        if damage is None:
+            _log.info("step %d in %s lacks parts, and is loaded from %s: %s", step, *places, reason)
+        else:
+            _log.warning("step %d in %s is damaged, and loaded from %s: %s", step, *places, damage.reason)
     return following
+
+
+def _lacks_parts(catalogue: Catalogue, step: int) -> bool:
+    try:
+        info = None if _per_host(catalogue) else index_of(catalogue.store_of(step)).info
+    except (DcpError, OSError):
+        return False
+    return info is not None and bool(info.dropped)
 
 
 @dataclass(frozen=True, slots=True)
