@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -64,6 +65,29 @@ def test_the_first_save_tells_when_space_ends(small_disk: Path, caplog: pytest.L
     (said,) = [record.message for record in caplog.records if record.name == "dcp_manager.space"][:1]
     assert said.startswith(f"space for checkpoints ends at step {predicted}:")
     assert caplog.text.count("space for checkpoints ends") == 2  # by the first save, and by the `preflight` here
+
+
+def test_the_predicted_step_counts_smaller_checkpoints(small_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Two thirds of each old checkpoint go: the run gets more than twice as far as with whole ones."""
+    values = {name: torch.zeros(VALUES // 3) for name in ("weight", "m", "v")}
+    keep = KeepLast(1) | KeepEvery(10, parts=["weight"])
+    root, every = small_disk / "run", EverySteps(10)
+    found = preflight(values, root, save_policy=every, keep_policy=keep)
+    whole = preflight(values, root, save_policy=every).full_at_step
+    manager, failed = CheckpointManager(root, save_policy=every, keep_policy=keep), 0
+    with caplog.at_level(logging.WARNING):
+        for step in range(10, 1000, 10):
+            try:
+                manager.maybe_save(step, values)
+            except OSError:
+                failed = step
+                break
+    assert found.full_at_step is not None
+    assert whole is not None
+    assert abs(found.full_at_step - failed) <= 10, (found, failed)
+    assert found.full_at_step > 2 * whole
+    (said,) = re.findall(r"space for checkpoints ends at step (\d+)", caplog.text)[-1:]
+    assert abs(int(said) - failed) <= 10
 
 
 def saved(root: Path | str) -> list[int]:

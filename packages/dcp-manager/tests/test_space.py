@@ -98,6 +98,28 @@ def test_time_frees_what_is_kept_for_a_time(tmp_path: Path, free: Callable[..., 
         assert found.saves == saves, seconds
 
 
+TRAINED = {"app": {"model": torch.zeros(100_000), "optimizer": [torch.zeros(100_000), torch.zeros(100_000)]}, "step": 0}
+
+
+@pytest.mark.parametrize(
+    ("parts", "saves"),
+    [
+        (["app.model"], 24),  # room of 7 is left for smaller ones of a third each, and 3 are whole
+        (["app"], 10),
+        (["app.model", "app.modle"], 10),  # stays whole: one is unknown
+    ],
+)
+def test_smaller_checkpoints_count_as_smaller(
+    tmp_path: Path, free: Callable[..., None], parts: list[str], saves: int
+) -> None:
+    found = preflight(TRAINED, tmp_path)
+    free(10 * (-(-found.bytes_per_save // 4096) + found.files_per_save))
+    keep = KeepLast(2) | KeepEvery(10, parts=parts)
+    predicted = preflight(TRAINED, tmp_path, save_policy=EverySteps(10), keep_policy=keep).saves
+    assert predicted is not None
+    assert abs(predicted - saves) <= 1, predicted
+
+
 def test_existing_checkpoints_count(tmp_path: Path, free: Callable[..., None]) -> None:
     with CheckpointManager(tmp_path, keep_policy=KeepLast(3)) as manager:
         for step in (10, 20, 30):

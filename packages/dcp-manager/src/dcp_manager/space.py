@@ -6,20 +6,24 @@ Free space is what `statvfs` says for this user, which includes quotas of projec
 from __future__ import annotations
 
 import contextlib
+import functools
+import math
 import os
 import secrets
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
 from typing import Any, Literal, get_args
 
+import torch
 import torch.distributed as dist
 
 from dcp_base.escaping import printable_bytes
 from dcp_base.logs import library_logger
-from dcp_core import estimate
+from dcp_core import Estimate, estimate
+from dcp_core.records.protocols import with_states
 from dcp_io import (
     STALE_AFTER_SECONDS,
     CheckpointRecord,
@@ -31,10 +35,12 @@ from dcp_io import (
     StorageError,
     Store,
 )
+from dcp_io.checkpoints.drop_parts import SmallerCheckpoint
 from dcp_io.roots.catalogue import Catalogue
 from dcp_manager.root_places import RootPlaces
 from dcp_manager.save_policies import EverySeconds, EverySteps, SavePolicy, parts_of
 from dcp_manager.together import Ranks
+from dcp_manifest.folders.folder import DATA_SUFFIX
 from dcp_ranks.phases.coordinator import DEFAULT_TIMEOUT_SECONDS
 
 __all__ = ["OnFull", "Preflight", "Room", "Spacing", "check_on_full", "preflight", "say_when_space_ends"]
@@ -140,8 +146,9 @@ def preflight(
     """
     ranks = Ranks(process_group, no_dist=no_dist, timeout_seconds=timeout_seconds)
     where = RootPlaces(root, storage_options or {}, STALE_AFTER_SECONDS, "step-")
+    values = with_states(state)
     needed = estimate(
-        dict(state),
+        values,
         checkpoint_id=where.checkpoint_id(where.catalogues[0], 0),
         process_group=process_group,
         no_dist=no_dist,
@@ -152,7 +159,8 @@ def preflight(
     def look() -> Preflight:
         for catalogue in where.catalogues:
             _probe(catalogue.store)
-        return _look(where.catalogues[0], where.keep_policy(keep_policy), spacing, needed.bytes, needed.files, steps)
+        policy = where.keep_policy(keep_policy)
+        return _look(where.catalogues[0], policy, spacing, needed, steps, _share_of_state(values))
 
     found = ranks.decide("check the space for checkpoints", look)
     if ranks.is_coordinator:
@@ -162,26 +170,32 @@ def preflight(
 
 
 def _look(
-    catalogue: Catalogue, policy: KeepPolicy, spacing: Spacing, size: int, files: int, steps: int | None
+    catalogue: Catalogue,
+    policy: KeepPolicy,
+    spacing: Spacing,
+    save: Estimate,
+    steps: int | None,
+    share: _Share,
 ) -> Preflight:
-    free_bytes, free_files, block_bytes = free = _free(catalogue.store)
-    where = catalogue.store.url
-    for room, needed, what in ((free_bytes, size, "bytes"), (free_files, files, "files")):
+    free, where, size, files = _Free.of(catalogue.store), catalogue.store.url, save.bytes, save.files
+    for room, needed, what in ((free.bytes, size, "bytes"), (free.files, files, "files")):
         if room is not None and room < needed:
             raise StorageError(
                 f"{where} has room for {room:,} {what}, and one checkpoint needs {needed:,}: free space there, or "
                 "choose another place"
             )
+    blocks = files * free.block_bytes  # the last one of each file is not full
     # The manager's note is a file, too.
-    saves = _saves(catalogue, policy, spacing, free, size + files * block_bytes, files + 1)
+    needs = _Needs(size + blocks, files + 1, save.index_bytes + blocks + free.block_bytes, share)
+    saves = _saves(catalogue, policy, spacing, free, needs)
     highest = catalogue.highest()
     full_at = None if saves is None else spacing.step(saves, None if highest is None else highest.step)
     if steps is not None and full_at is not None and full_at > steps:
         saves = full_at = None
     warnings = [*_doubts(catalogue.store)]
     if saves is not None:
-        warnings.insert(0, _warning(catalogue.store.url, policy, size, free_bytes, saves, full_at))
-    return Preflight(size, files, free_bytes, free_files, saves, full_at, tuple(warnings))
+        warnings.insert(0, _warning(catalogue.store.url, policy, size, free.bytes, saves, full_at))
+    return Preflight(size, files, free.bytes, free.files, saves, full_at, tuple(warnings))
 
 
 def _warning(where: str, policy: KeepPolicy, size: int, free: int | None, saves: int, full_at: int | None) -> str:
@@ -194,12 +208,63 @@ def _warning(where: str, policy: KeepPolicy, size: int, free: int | None, saves:
     )
 
 
-_Free = tuple[int | None, int | None, int]
-"""See `LocalStore.free_space`."""
+@dataclass(frozen=True, slots=True)
+class _Free:
+    """See `LocalStore.free_space`."""
+
+    bytes: int | None = None
+    files: int | None = None
+    block_bytes: int = 1
+
+    @classmethod
+    def of(cls, store: Store) -> _Free:
+        return cls(*store.free_space()) if isinstance(store, LocalStore) else cls()
 
 
-def _free(store: Store) -> _Free:
-    return store.free_space() if isinstance(store, LocalStore) else (None, None, 1)
+@dataclass(frozen=True, slots=True)
+class _Needs:
+    """What a save takes."""
+
+    bytes: int
+    files: int
+    fixed_bytes: int
+    """Of index, notes and the ends of files, which a removal of parts leaves."""
+    share: _Share
+
+    def left(self, parts: tuple[str, ...]) -> int:
+        """Return the bytes that stay with these parts."""
+        return self.fixed_bytes + math.ceil(self.share(parts) * (self.bytes - self.fixed_bytes))
+
+
+_Share = Callable[[tuple[str, ...]], float]
+"""Returns the share of the values' bytes that some parts take; 1 if a checkpoint stays whole."""
+
+
+def _share_of_state(values: Mapping[str, Any]) -> _Share:
+    sizes = dict(_tensor_bytes("", values))
+
+    def share(parts: tuple[str, ...]) -> float:
+        kept = [{name for name in sizes if f"{name}.".startswith(f"{part}.")} for part in parts]
+        whole = sum(sizes.values())
+        return sum(sizes[name] for name in set().union(*kept)) / whole if whole and all(kept) else 1.0
+
+    return share
+
+
+def _tensor_bytes(name: str, value: Any) -> Iterator[tuple[str, int]]:
+    if isinstance(value, torch.Tensor):
+        yield name, value.numel() * value.element_size()
+    elif isinstance(value, Mapping | list | tuple):
+        for key, child in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from _tensor_bytes(f"{name}.{key}" if name else str(key), child)
+
+
+def _share_of_checkpoint(store: Store, values_bytes: int) -> _Share:
+    def share(parts: tuple[str, ...]) -> float:
+        smaller = SmallerCheckpoint(store, keep=parts)
+        return 1.0 if smaller.unknown or smaller.is_empty else 1 - smaller.bytes / values_bytes
+
+    return share
 
 
 def _taken(entries: Collection[Entry], block_bytes: int) -> int:
@@ -207,18 +272,19 @@ def _taken(entries: Collection[Entry], block_bytes: int) -> int:
     return sum(-(-entry.bytes // block_bytes) * block_bytes for entry in entries)
 
 
-def _saves(
-    catalogue: Catalogue, policy: KeepPolicy, spacing: Spacing, free: _Free, size: int, files: int
-) -> int | None:
+def _saves(catalogue: Catalogue, policy: KeepPolicy, spacing: Spacing, free: _Free, needs: _Needs) -> int | None:
     """Return how many saves fit before one finds no room for its bytes or files; None if space does not end."""
     # Where all stay, those that are there free nothing.
-    folders = [] if isinstance(policy, KeepAll) else catalogue.folders()
-    bytes_held = {folder.step: _taken(folder.entries, free[2]) for folder in folders}
+    folders = [] if isinstance(policy, KeepAll) and policy.parts is None else catalogue.folders()
+    bytes_held = {folder.step: _taken(folder.entries, free.block_bytes) for folder in folders}
     files_held = {folder.step: len(folder.entries) for folder in folders}
     records = catalogue.records(folders)
     found = [
-        _forecast(records, held, policy, spacing, needed, room)
-        for held, needed, room in ((bytes_held, size, free[0]), (files_held, files, free[1]))
+        _forecast(records, held, policy, spacing, needed, room, left)
+        for held, needed, room, left in (
+            (bytes_held, needs.bytes, free.bytes, functools.cache(needs.left)),
+            (files_held, needs.files, free.files, None),  # a smaller checkpoint may have as many
+        )
         if room is not None
     ]
     return min((saves for saves in found if saves is not None), default=None)
@@ -231,6 +297,7 @@ def _forecast(
     spacing: Spacing,
     needed: int,
     free: int,
+    left: Callable[[tuple[str, ...]], int] | None,
 ) -> int | None:
     records, held = {record.step: record for record in existing}, dict(held)
     now, last = time.time(), max(records, default=None)
@@ -243,10 +310,14 @@ def _forecast(
         # The first ones count as the best, so that the best and the newest are never the same.
         metrics = {each.metric: float(number if each.mode == "min" else -number) for each in policy.best()}
         records[step], held[step], free = CheckpointRecord(step, now, metrics), needed, free - needed
-        kept = policy.keep([*records.values()], now) | {step}
-        for gone in records.keys() - kept:
+        kept = policy.select([*records.values()], {step}, lambda _: True, now)
+        for gone in records.keys() - kept.keys():
             free += held[gone]
             del records[gone]
+        for smaller, parts in kept.items():
+            if left is not None and parts is not None and left(parts) <= free:  # what stays is copied first
+                freed = max(0, held[smaller] - left(parts))
+                free, held[smaller] = free + freed, held[smaller] - freed
     return None
 
 
@@ -296,12 +367,15 @@ def _doubts(store: Store) -> Collection[str]:
 
 def say_when_space_ends(catalogue: Catalogue, policy: KeepPolicy, spacing: Spacing, step: int) -> None:
     """Warn if one of the saves after `step`, which was published, will find no room. Coordinator only."""
-    entries = catalogue.store_of(step).list()
-    size, free = sum(entry.bytes for entry in entries), _free(catalogue.store)
-    saves = _saves(catalogue, policy, spacing, free, _taken(entries, free[2]), len(entries))
+    entries, free = catalogue.store_of(step).list(), _Free.of(catalogue.store)
+    data = [entry for entry in entries if entry.name.endswith(DATA_SUFFIX)]
+    size, values_bytes = sum(entry.bytes for entry in entries), sum(entry.bytes for entry in data)
+    taken = _taken(entries, free.block_bytes)
+    share = _share_of_checkpoint(catalogue.store_of(step), values_bytes)
+    saves = _saves(catalogue, policy, spacing, free, _Needs(taken, len(entries), taken - values_bytes, share))
     if saves is not None:
         full_at = spacing.step(saves, step)
-        _log.warning("%s", _warning(catalogue.store.url, policy, size, free[0], saves, full_at))
+        _log.warning("%s", _warning(catalogue.store.url, policy, size, free.bytes, saves, full_at))
 
 
 class Room:
@@ -345,7 +419,7 @@ class Room:
     def _look(self, needed: int, running: Collection[int], seconds: float) -> bool:
         end = time.monotonic() + seconds
         while True:
-            free = _free(self._catalogue.store)[0]
+            free = _Free.of(self._catalogue.store).bytes
             if free is None or free >= needed:
                 return True
             if self._drops:

@@ -41,7 +41,11 @@ class KeepPolicy(ABC):
         """
 
     def select(
-        self, records: Sequence[CheckpointRecord], protected: Collection[int], is_fit: Callable[[int], bool]
+        self,
+        records: Sequence[CheckpointRecord],
+        protected: Collection[int],
+        is_fit: Callable[[int], bool],
+        now_seconds: float | None = None,
     ) -> dict[int, tuple[str, ...] | None]:
         """Return the steps that stay (the policy's, the protected ones, and those found to be unfit) and their parts.
 
@@ -49,7 +53,7 @@ class KeepPolicy(ABC):
         that `KeepLast` or `KeepBest` selects. A quarantined checkpoint stays, whole, if the policy would keep it, but
         does not count.
         """
-        records, now = CheckpointRecord.by_creation(records), time.time()
+        records, now = CheckpointRecord.by_creation(records), time.time() if now_seconds is None else now_seconds
         good = [record for record in records if record.quarantined is None]
         damaged = {record.step for record in records if record.quarantined is not None}
         unfit: set[int] = set()
@@ -66,7 +70,8 @@ class KeepPolicy(ABC):
                 known = kept.get(step, ())
                 is_whole = known is None or part.parts is None
                 kept[step] = None if is_whole else tuple(dict.fromkeys((*(known or ()), *(part.parts or ()))))
-        return kept | dict.fromkeys((*protected, *(damaged & self.keep(records, now)), *unfit))
+        spared = damaged & self.keep(records, now) if damaged else damaged
+        return kept | dict.fromkeys((*protected, *spared, *unfit))
 
     @property
     def metrics(self) -> frozenset[str]:
