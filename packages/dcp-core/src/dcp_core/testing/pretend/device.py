@@ -1,4 +1,4 @@
-"""`torch.pretend`: the module of the pretend device, with the functions that `torch.cuda` has."""
+"""`torch.pretend`: the module of the pretend device, with the functions of the module for CUDA."""
 
 from __future__ import annotations
 

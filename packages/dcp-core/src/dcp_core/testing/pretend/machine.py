@@ -180,7 +180,7 @@ machine = Machine()
 
 
 class Stream(torch.Stream):
-    """A stream of the pretend device, with the methods of `torch.cuda.Stream`."""
+    """A stream of the pretend device, with the methods of a CUDA stream."""
 
     queue: deque[Work]
     running: bool
@@ -240,7 +240,7 @@ class Stream(torch.Stream):
 
 
 class Event:
-    """An event of the pretend device, with the methods of `torch.cuda.Event`."""
+    """An event of the pretend device, with the methods of a CUDA event."""
 
     def __init__(self, enable_timing: bool = False, **_: Any) -> None:
         del enable_timing

@@ -215,7 +215,7 @@ def borrowed(tensor: torch.Tensor) -> torch.Tensor:
 class HostRegistry:
     """Host memory that copies reach without the processor: `cudaHostRegister` and its like."""
 
-    class cudaError:  # noqa: D106, N801 - as in torch.cuda
+    class cudaError:  # noqa: D106, N801 - the name of CUDA
         success = 0
 
     def __init__(self) -> None:
