@@ -88,6 +88,19 @@ def test_values_without_bytes(store, helpers, way):
         assert helpers.load_all(store) == stay
 
 
+def test_a_name_that_begins_with_a_dot_is_a_part(store, helpers):
+    helpers.save_all(store, [{"model.a": b"1", ".bytes": b"2" * 900, ".text": b"3"}])
+    smaller = SmallerCheckpoint(store, keep=["model", ".text"])
+    assert (smaller.parts, smaller.unknown) == ([".bytes"], [])
+    smaller.publish(by="a test")
+    assert index_of(store).info.why_missing(".bytes").startswith("a test")
+    assert index_of(store).info.why_missing(".text") is None
+    smaller = SmallerCheckpoint(store, keep=["model"])
+    assert smaller.parts == [".text"]
+    smaller.publish(by="a test")
+    assert helpers.load_all(store) == {"model.a": b"1"}
+
+
 def test_files_of_what_stays_are_left_alone(store, helpers):
     helpers.save_all(store, VALUES, single_file=False)
     before = {entry.name: entry for entry in store.list()}

@@ -294,7 +294,7 @@ def _parts_of(gone: Collection[str], stay: Collection[str]) -> list[str]:
 
 def _prefixes(name: str) -> Iterator[str]:
     parts = name.split(".")
-    return (".".join(parts[:end]) for end in range(1, len(parts) + 1))
+    return (prefix for end in range(1, len(parts) + 1) if (prefix := ".".join(parts[:end])))
 
 
 def _look(store: Store) -> tuple[Current, object]:
