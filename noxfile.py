@@ -196,7 +196,7 @@ def interop(session: nox.Session) -> None:
 def frameworks(session: nox.Session) -> None:
     """The tests of the adapters, and of other frameworks' way of calling, with the frameworks themselves."""
     shared(session, "frameworks")
-    install(session, torchtitan=TORCHTITAN)
+    install(session, torchtitan=TORCHTITAN, weights=["--no-deps", DEMO_WEIGHTS])
     adapters = [str(folder / "tests") for folder in PACKAGES.values() if is_adapter(folder)]
     pytest(session, *adapters, "integration_tests/compatibility", *session.posargs)
 
