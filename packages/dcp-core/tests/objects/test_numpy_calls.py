@@ -122,6 +122,26 @@ def test_a_dtype_that_is_in_use_does_not_change() -> None:
     assert found[2].tolist() == [0, 0]
 
 
+@pytest.mark.parametrize("protocol", [2, 4])
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(1 << 19, dtype=np.float64),
+        np.full(1 << 22, 1, np.uint8),
+        np.full((1000, 2000), 1 + 1j, np.complex64, order="F"),
+        np.full(1 << 20, "a"),
+        np.zeros(1 << 18, [("a", "f8"), ("b", "i4")]),
+        np.arange(1 << 19).astype("datetime64[s]"),
+    ],
+    ids=lambda array: str(array.dtype),
+)
+def test_arrays_of_megabytes(array: Any, protocol: int) -> None:
+    """Work on their bytes is limited by what is stored of them."""
+    (found,) = load([array], protocol)
+    assert (found.dtype, found.shape) == (array.dtype, array.shape)
+    assert found.tobytes() == array.tobytes()
+
+
 @pytest.mark.parametrize("levels", [2, 40, 60, 20_000])
 def test_arrays_in_arrays(levels: int) -> None:
     """Python frees an array in an array in an array … by recursion, until the stack ends."""

@@ -36,6 +36,7 @@ __all__ = [
 
 
 _FREE_WORK = 1 << 20
+_WORK_PER_BYTE = 2  # bytes of an array are encoded from text, and then copied
 # Tuples are hashed by recursion in C. This depth of nesting is still safe.
 _MAX_KEY_PARTS = 1000
 # Limit of keys with the same hash in one container, since each is compared with all the others.
@@ -59,12 +60,12 @@ class ForbiddenGlobalError(UnsafePickleError):
 
 
 class Budget:
-    """Limit of the elements that a pickle's calls may copy and its keys may hash."""
+    """Limit of the elements that a pickle's calls may copy and its keys may hash: two per stored byte, and 1 Mi."""
 
     __slots__ = ("_crowds", "_late", "_left", "_levels", "_within")
 
-    def __init__(self, total: int) -> None:
-        self._left = total + _FREE_WORK
+    def __init__(self, stored_bytes: int) -> None:
+        self._left = _WORK_PER_BYTE * stored_bytes + _FREE_WORK
         # id of a container that is freed by recursion → the container and its depth of nesting, also for nested ones
         self._levels: dict[int, tuple[object, int]] = {}
         self._within: dict[int, object] = {}

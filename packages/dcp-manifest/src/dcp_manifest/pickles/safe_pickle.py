@@ -45,7 +45,7 @@ def read_pickle(
 ) -> tuple[Any, int]:
     """Read the pickle that begins at `start`; return its value and the offset of its end.
 
-    `budget` limits the calls' work, by default to one element per byte of `data`. `persistent` returns the value of a
+    `budget` limits the calls' work, by default that of `data`. `persistent` returns the value of a
     persistent id; without it, persistent ids are refused.
 
     Raises:
