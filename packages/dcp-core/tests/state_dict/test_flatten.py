@@ -113,6 +113,16 @@ def test_clash_names_both_places() -> None:
         flatten({"x": {5: 1, "5": 2}})
 
 
+def test_tensors_as_keys_are_refused() -> None:
+    """As in `optimizer.state`: their text changes with their values."""
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    with pytest.raises(UnsupportedValueError, match=r"is a tensor.*optimizer\.state_dict\(\)"):
+        flatten({"state": optimizer.state})
+
+
 def test_state_that_contains_itself() -> None:
     state: dict[str, Any] = {"a": {}}
     state["a"]["b"] = state

@@ -213,6 +213,11 @@ def _element(key: object, flat: FlatState) -> PathElement:
         raise UnsupportedValueError("a key of the state dict is an integer with too many digits for a name") from None
     if literal is not None:
         return literal
+    if isinstance(key, torch.Tensor):
+        raise UnsupportedValueError(
+            "a key of the state dict is a tensor, as in the attribute `state` of an optimizer, and no load would find "
+            "its value again: save app_state(model, optimizer), or optimizer.state_dict()"
+        )
     text = str(key)
     if not isinstance(key, str) or str.__ne__(key, text):
         flat.text_keys.setdefault(type(key), text)
