@@ -14,10 +14,12 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 from dcp_async import AsyncSaver, SaverOptions
-from dcp_core import load, save
+from dcp_core import DefaultSavePlanner, DivergentReplicaWarning, load, save
+from dcp_core.planning.replicas import replica_digests
 from dcp_core.storage import storage_writer
 from dcp_core.testing.wrapper_tensors import WRAPPER_GLOBALS, BlockTensor
 from dcp_format import SafetensorsWriter
+from dcp_ranks.choose_coordinator import assume_job_size
 from dcp_state import app_state
 
 pytestmark = pytest.mark.device
@@ -116,6 +118,34 @@ def test_all_values_come_back(computed: dict[str, torch.Tensor], tmp_path: Path,
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def test_replicas_are_compared_as_in_host_memory(computed: dict[str, torch.Tensor], device: str) -> None:
+    """Small and large tensors, strided ones included, and those that the current stream has yet to compute."""
+    on_host = expected()
+    wanted = replica_digests([*on_host.values()], everything=False)
+    assert None not in wanted
+    torch.get_device_module(device).current_stream().synchronize()
+    for everything in (False, True):
+        expected_digests = wanted if not everything else replica_digests([*on_host.values()], everything=True)
+        assert replica_digests([*computed.values()], everything=everything) == expected_digests
+    for name, value in computed.items():
+        if value.numel() and value.device.type == device:
+            value.fill_(3 if value.dtype is not torch.bool else False)
+            assert replica_digests([value], everything=False) != replica_digests([on_host[name]], everything=False)
+
+
+def test_replicas_on_the_device_that_differ(device: str) -> None:
+    plans = []
+    with assume_job_size(2), torch.serialization.safe_globals(WRAPPER_GLOBALS):
+        for rank in range(2):
+            planner = DefaultSavePlanner()
+            large = torch.full((60_000,), float(rank), device=device)
+            state = {"large": large, "wrapper": BlockTensor.of(large), "small": large[:3], "same": large * 0}
+            planner.set_up_planner(state | {"object": (large, 1)})
+            plans.append(planner.create_local_plan())
+    with pytest.warns(DivergentReplicaWarning, match=r"4 value\(s\) differ.*'large' on ranks \[1\]"):
+        planner.create_global_plan(plans)
 
 
 def test_exported_files_have_the_values(computed: dict[str, torch.Tensor], tmp_path: Path) -> None:

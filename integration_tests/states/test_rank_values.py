@@ -12,10 +12,13 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as stock
+from torch.distributed.tensor import DTensor, Replicate
 
 import dcp_all as dcp
+from dcp_async import AsyncSaver
 from dcp_async.saver import shared_saver
 from dcp_core.planning.replicas import DivergentReplicaWarning
+from dcp_core.testing.wrapper_tensors import WRAPPER_GLOBALS, BlockTensor
 
 
 class Loader:
@@ -74,6 +77,48 @@ def test_stock_and_tools_see_the_values_of_all_ranks(ranks: Any, tmp_path: Path)
     assert template == {"rng": {"rank_0": torch.tensor([0]), "rank_1": torch.tensor([1])}}
     found = dcp.load_keys("loader", checkpoint_id=tmp_path)["loader"]["state"]
     assert [found[f"rank_{n}"]["position"] for n in range(2)] == [100, 101]
+
+
+def different(rank: int) -> dict[str, Any]:
+    """Values of the kinds that a saver stages in a way of its own, each of another value on each rank."""
+    mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
+    large = torch.full((1 << 19,), float(rank))
+    return {
+        "large": large,
+        "strided": torch.full((600, 500), rank).t(),
+        "replicated": DTensor.from_local(large + 1, mesh, [Replicate()], run_check=False),
+        "wrapper": BlockTensor.of(large),
+        "wrapper.context": BlockTensor.of(torch.arange(float(1 << 16)) * (1 + rank)),
+        "quantized": torch.quantize_per_tensor(large + 1, 0.1, 0, torch.qint8),
+        "quantizer": torch.quantize_per_tensor(torch.zeros(3), 0.1 + rank, 0, torch.qint8),
+        "array": np.full(20 << 18, rank, np.float32),
+        "tuple": (torch.full((5 << 20,), float(rank)), "of 20 MiB"),
+    }
+
+
+def save_all_different(folder: str, saver: str) -> list[str]:
+    """Return what a rank is told; the state does not fit into the memory for copies of a saver in waves."""
+    kind, _, staging = saver.partition(" ")
+    options = dcp.SaverOptions(max_staging_bytes=3 << 20, staging="waves" if staging else "refuse")
+    torch.serialization.add_safe_globals(WRAPPER_GLOBALS)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if kind == "sync":
+            dcp.save(different(dist.get_rank()), checkpoint_id=folder)
+        else:
+            with AsyncSaver(kind, options=options if staging else None) as made:
+                made.save(different(dist.get_rank()), checkpoint_id=folder).result(250)  # type: ignore[union-attr]
+    return [str(one.message) for one in caught if one.category is DivergentReplicaWarning]
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
+@pytest.mark.parametrize("saver", ["sync", "thread", "thread in waves", "process in waves"])
+def test_every_kind_of_replica_is_compared_by_every_saver(ranks: Any, tmp_path: Path, saver: str) -> None:
+    (text,), others = ranks.run(2, save_all_different, str(tmp_path), saver)
+    assert others == []
+    for name in ("large", "strided", "replicated", "wrapper", "wrapper.context", "quantized", "quantizer", "array"):
+        assert f"{name!r} on ranks [1]" in text
+    assert text.startswith("9 value(s) differ")
 
 
 def save_by(saver: str, state: dict[str, Any], folder: str, options: dict[str, Any]) -> None:

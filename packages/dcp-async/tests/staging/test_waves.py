@@ -148,7 +148,7 @@ class Save:
         self.memory = self.staged.arena.view()
         addresses = reserve_addresses(structure.wave_bytes)
         self.feed = WaveFeed(
-            waves.saver_end, self.memory[:budget], structure.resident_bytes, waves.piece_bytes, addresses
+            waves.saver_end, self.memory[:budget], structure.resident_bytes, waves.piece_bytes, addresses, {}
         )
         self.tensors = staged_tensors(structure, self.memory, addresses)
 

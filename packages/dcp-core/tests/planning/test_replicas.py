@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -15,7 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from dcp_core.errors import PlanError
 from dcp_core.planning import save_planner
-from dcp_core.planning.replicas import DivergentReplicaWarning, replica_digest
+from dcp_core.planning.replicas import DivergentReplicaWarning, replica_digests
 from dcp_core.planning.save_planner import DefaultSavePlanner
 from dcp_core.records.protocols import SavePlan
 from dcp_core.testing.wrapper_tensors import WRAPPER_GLOBALS, BlockTensor
@@ -23,18 +24,22 @@ from dcp_core.testing.wrapper_tensors import WRAPPER_GLOBALS, BlockTensor
 KIB = 1024
 
 
+def digest(tensor: torch.Tensor) -> int | None:
+    return replica_digests([tensor], everything=False)[0]
+
+
 @pytest.mark.parametrize("nbytes", [1, 64 * KIB, 64 * KIB + 1, 65 * KIB, 1 << 20, (64 << 20) + 3])
 def test_both_ends_of_a_replica_are_compared(nbytes: int) -> None:
     one = torch.zeros(nbytes, dtype=torch.uint8)
-    same = replica_digest(one.clone(), everything=False)
+    same = digest(one.clone())
     assert same is not None
-    assert replica_digest(one, everything=False) == same
+    assert digest(one) == same
     for place in {0, nbytes - 1}:
         other = one.clone()
         other[place] = 1
-        assert replica_digest(other, everything=False) != same
+        assert digest(other) != same
     inner = torch.arange(nbytes, dtype=torch.float64).to(torch.uint8) + 1
-    assert replica_digest(inner, everything=False) != same
+    assert digest(inner) != same
 
 
 def test_samples_are_few_bytes_of_a_large_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,7 +47,7 @@ def test_samples_are_few_bytes_of_a_large_tensor(monkeypatch: pytest.MonkeyPatch
     crc32 = save_planner.zlib.crc32
     monkeypatch.setattr("dcp_core.planning.replicas.zlib.crc32", lambda data: seen.append(len(data)) or crc32(data))
     for nbytes in (100 * KIB, 16 << 20, 256 << 20):
-        replica_digest(torch.empty(nbytes, dtype=torch.uint8), everything=False)
+        digest(torch.empty(nbytes, dtype=torch.uint8))
     assert seen == [16 * 64, 16 * KIB, 64 * KIB]
 
 
@@ -61,11 +66,11 @@ def test_strides_do_not_change_what_is_compared(rows: int, dtype: torch.dtype) -
     values = torch.arange(rows * 701).reshape(rows, 701).to(dtype)
     other = values.clone()
     other[-1, -1] = 0 if dtype is torch.bool else 1
-    same, different = (replica_digest(each, everything=False) for each in (values, other))
+    same, different = (digest(each) for each in (values, other))
     assert same is not None
     assert different != same
-    assert [replica_digest(each, everything=False) for each in _strided(values)] == [same] * 2
-    assert [replica_digest(each, everything=False) for each in _strided(other)] == [different] * 2
+    assert [digest(each) for each in _strided(values)] == [same] * 2
+    assert [digest(each) for each in _strided(other)] == [different] * 2
 
 
 @pytest.mark.parametrize("size", [3, 30_000])
@@ -74,12 +79,12 @@ def test_conjugated_and_negative_views_are_compared_by_value(size: int) -> None:
     for view in (conjugated, conjugated.imag):
         copied = view.resolve_conj().resolve_neg().clone()
         assert view.is_conj() or view.is_neg()
-        assert replica_digest(view, everything=False) == replica_digest(copied, everything=False) is not None
-        assert replica_digest(view, everything=False) != replica_digest(copied + 1, everything=False)
+        assert digest(view) == digest(copied) is not None
+        assert digest(view) != digest(copied + 1)
 
 
 def test_a_tensor_without_data_is_not_compared() -> None:
-    assert replica_digest(torch.zeros(3, device="meta"), everything=False) is None
+    assert digest(torch.zeros(3, device="meta")) is None
 
 
 def plans(
@@ -107,6 +112,12 @@ KINDS: dict[str, Any] = {
     "object": lambda rank: f"rank {rank}",
     "large object": lambda rank: f"{rank}" * BIG,
     "tensors in an object": lambda rank: (torch.full((BIG,), rank), 1),
+    "array of 20 MiB": lambda rank: np.full(20 * BIG // 4, rank, np.float32),
+    "array of 20 MiB, by columns": lambda rank: (np.full((5 * BIG, 2), rank, np.int16, "F"), {1}),
+    "array of 20 MiB of text": lambda rank: np.full(5 * BIG, f"{rank}"),
+    "tensor of 20 MiB in an object": lambda rank: (torch.full((5 * BIG,), float(rank)).view(BIG, 5).t(), 1),
+    "string of 20 MiB": lambda rank: [f"{rank}" * 20 * BIG],
+    "bytes of 20 MiB": lambda rank: bytes([rank]) * 20 * BIG,
 }
 
 
@@ -142,6 +153,25 @@ def test_replicas_that_are_equal(monkeypatch: pytest.MonkeyPatch, kind: str) -> 
     planner, made = plans(monkeypatch, [KINDS[kind](1) for _ in range(3)], replicas="raise")
     planner.create_global_plan(made)
     assert all(list(plan.digests or ()) == ["layer.value"] for plan in made)
+
+
+def test_large_objects_of_many_parts_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal values may have archives of other sizes: one string or many."""
+    word = "x" * 1000
+    same, other = [word] * 20_000, ["".join(["x"] * 1000) for _ in range(20_000)]
+    planner, made = plans(monkeypatch, [same, other, ["y" * 1000] * 20_000], replicas="raise")
+    planner.create_global_plan(made)
+    planner, made = plans(monkeypatch, [same, same[:3]], replicas="raise")
+    with pytest.raises(PlanError, match=r"'layer\.value' on ranks \[1\]"):
+        planner.create_global_plan(made)
+
+
+@pytest.mark.parametrize("mib", [1, 20])
+def test_any_two_sizes_of_an_object_differ(monkeypatch: pytest.MonkeyPatch, mib: int) -> None:
+    for make in (bytes, lambda size: "a" * size, lambda size: np.zeros(size, np.int8), lambda size: {"a" * size}):
+        planner, made = plans(monkeypatch, [(make(mib << 20),), (make((mib << 20) - 1),)], replicas="raise")
+        with pytest.raises(PlanError, match=r"'layer\.value' on ranks \[1\]"):
+            planner.create_global_plan(made)
 
 
 LAYOUTS: dict[str, tuple[list[Any], bool]] = {

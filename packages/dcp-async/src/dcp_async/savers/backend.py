@@ -108,6 +108,7 @@ def _staged(job: SaveJob, ends: contextlib.ExitStack) -> tuple[dict[str, Any], S
     if waves is None:
         return job.staged.state_dict(), job.planner
     addresses = reserve_addresses(structure.wave_bytes)
-    feed = WaveFeed(waves.saver_end, job.staged.arena.view(), structure.resident_bytes, waves.piece_bytes, addresses)
+    memory, resident_bytes = job.staged.arena.view(), structure.resident_bytes
+    feed = WaveFeed(waves.saver_end, memory, resident_bytes, waves.piece_bytes, addresses, waves.digests)
     ends.callback(feed.close)
     return job.staged.state_dict(addresses), WavePlanner.of(job.planner, feed)

@@ -154,7 +154,7 @@ class ProcessBackend:
     def _send_waves(self, worker: WorkerProcess, job: SaveJob) -> None:
         waves = None if job.staged is None else job.staged.waves
         if waves is not None:
-            worker.send(NewWaves(waves.piece_bytes), waves.saver_end.fileno())
+            worker.send(NewWaves(waves.piece_bytes, waves.digests), waves.saver_end.fileno())
 
     def _answer(self, worker: WorkerProcess, request: Save, job: SaveJob) -> Saved:
         try:

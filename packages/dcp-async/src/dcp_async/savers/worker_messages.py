@@ -55,9 +55,10 @@ class NewArena:
 
 @dataclass(frozen=True, slots=True)
 class NewWaves:
-    """Sent before a `Save` with waves, with a socket."""
+    """Sent before a `Save` with waves, with a socket; the arguments of a `WaveFeed`."""
 
     piece_bytes: int
+    digests: dict[int, int | None]
 
 
 @dataclass(frozen=True, slots=True)

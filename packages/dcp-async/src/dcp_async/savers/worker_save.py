@@ -131,8 +131,8 @@ class WorkerSaves:
             known = self._structures[save.structure]
             if known.addresses is None:
                 known.addresses = reserve_addresses(known.structure.wave_bytes)
-            memory = self._arenas[save.arena]
-            feed = WaveFeed(connection, memory, known.structure.resident_bytes, message.piece_bytes, known.addresses)
+            memory, resident_bytes = self._arenas[save.arena], known.structure.resident_bytes
+            feed = WaveFeed(connection, memory, resident_bytes, message.piece_bytes, known.addresses, message.digests)
             with contextlib.closing(feed):
                 yield feed
 

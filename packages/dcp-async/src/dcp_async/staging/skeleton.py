@@ -15,13 +15,12 @@ import torch
 
 from dcp_core import TensorProperties
 from dcp_core.objects.object_bytes import DumpedObject, dump_object
-from dcp_core.planning.replicas import value_digest
+from dcp_core.planning.replicas import replica_digests, value_digest
 from dcp_core.shards.shards import LocalShard, LocalTensor, holds_shard, shard_method, written_tensor
 from dcp_core.state_dict.flatten import holds_entry
 from dcp_core.tables.value_table import archive_checked, is_plain
 from dcp_core.tensors.kinds import (
     ArchivedTensor,
-    archive_quantized,
     children_of,
     dtensor_layout,
     is_dtensor,
@@ -47,6 +46,7 @@ class TensorByValue:
     """A quantized or wrapper tensor, serialized as by `torch.save`."""
 
     data: bytes
+    digest: int | None
 
 
 @dataclass(slots=True)
@@ -146,9 +146,9 @@ class _Walk:
     def _shards(self, held: LocalTensor, name: str) -> Skeleton:
         local = held.shards[0].get() if held.shards else None
         if is_quantized_dtype(held.dtype) or (local is not None and is_wrapper(local)):
-            archive = archive_quantized if is_quantized_dtype(held.dtype) else archive_checked
-            parts = [archive(name, shard.get()).getvalue() for shard in held.shards]
-            self.contents.objects.extend(map(TensorByValue, parts))
+            values = [shard.get() for shard in held.shards]
+            parts = [archive_checked(name, value).getvalue() for value in values]
+            self.contents.objects.extend(map(TensorByValue, parts, replica_digests(values, everything=False)))
             return ("q", _facts(held), tuple([(shard.offsets, shard.sizes) for shard in held.shards]))
         boxes = []
         for shard in held.shards:
@@ -219,7 +219,7 @@ def _local(facts: tuple[Any, ...], boxes: list[tuple[torch.Size, torch.Size, tor
 
 
 def _by_value(stored: TensorByValue, facts: tuple[Any, ...], box: tuple[torch.Size, torch.Size]) -> torch.Tensor:
-    return ArchivedTensor(stored.data, box[1], facts[3])
+    return ArchivedTensor(stored.data, box[1], facts[3], stored.digest)
 
 
 def _given(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:

@@ -21,6 +21,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,9 +31,11 @@ from dcp_async.errors import SaverDeadlineError, StagingMismatchError, WorkerErr
 from dcp_async.staging.placement import Budget, Placement
 from dcp_core import DefaultSavePlanner, SavePlan, SavePlanner, StorageMeta, WriteItem
 from dcp_core.errors import UnsupportedValueError
-from dcp_core.shards.shards import LocalTensor
+from dcp_core.planning.replicas import replica_digests
+from dcp_core.shards.shards import LocalShard, LocalTensor
 from dcp_core.storage.storage_writer import tensor_payload
 from dcp_core.tables.plan_columns import columns_of
+from dcp_core.tensors.kinds import ArchivedTensor, is_wrapper
 from dcp_io import PiecewiseData
 from dcp_io.workers import check_stop
 
@@ -59,6 +62,9 @@ class WaveSource:
         self._placement, self._check = placement, check
         rows = np.flatnonzero(placement.offsets >= placement.resident_bytes).tolist()
         self._rows = [(int(placement.offsets[row]), tensors[row], bool(placement.compact[row])) for row in rows]
+        found = replica_digests([tensor.detach() for _, tensor, _ in self._rows], everything=False)
+        self.digests = {offset: digest for (offset, _, _), digest in zip(self._rows, found, strict=True)}
+        """Offset → checksum of a replica."""
         self._memory = memory
         self.piece_bytes = budget.piece_bytes
         self._items: dict[int, _Reader] = {}
@@ -227,12 +233,14 @@ class WaveFeed:
         resident_bytes: int,
         piece_bytes: int,
         addresses: torch.Tensor,
+        digests: Mapping[int, int | None],
     ) -> None:
         self._connection = connection
         self._resident_bytes = resident_bytes
         self._window = memoryview(memory.numpy()[resident_bytes:])  # type: ignore[arg-type]
         self.piece_bytes = piece_bytes
         self._addresses = addresses
+        self._digests = digests
         self._changed = threading.Condition()
         self._free = list(range(len(self._window) // piece_bytes))
         self._items: dict[int, _WavePieces] = {}
@@ -245,7 +253,16 @@ class WaveFeed:
         """Return whether a tensor, or a shard of a local tensor, has no memory."""
         if isinstance(value, LocalTensor):
             return any(self.holds(shard.get()) for shard in value.shards)
-        return isinstance(value, torch.Tensor) and (value.untyped_storage().data_ptr() == self._addresses.data_ptr())
+        if not isinstance(value, torch.Tensor) or is_wrapper(value):
+            return False
+        return value.untyped_storage().data_ptr() == self._addresses.data_ptr()
+
+    def digest(self, tensor: torch.Tensor) -> int | None:
+        """Return the checksum of a tensor without memory."""
+        return self._digests.get(self._offset(tensor))
+
+    def _offset(self, tensor: torch.Tensor) -> int:
+        return tensor.data_ptr() - self._addresses.data_ptr() + self._resident_bytes
 
     def expect(self, items: int) -> None:
         """Set the number of items; with none, the trainer continues immediately."""
@@ -261,8 +278,8 @@ class WaveFeed:
             made = _WavePieces(self, len(self._items), tensor.nbytes, tensor.dtype.itemsize)
             self._items[made.number] = made
             if tensor.nbytes:
-                offset = tensor.data_ptr() - self._addresses.data_ptr() + self._resident_bytes
-                self._send("begin", made.number, offset, tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()))
+                shape, strides = tuple(tensor.shape), tuple(tensor.stride())
+                self._send("begin", made.number, self._offset(tensor), tensor.dtype, shape, strides)
             else:
                 self._arrived()
             return made
@@ -417,8 +434,19 @@ class WavePlanner(DefaultSavePlanner):
         self._described = frozenset(name for name, value in self.state_dict.items() if self.feed.holds(value))
 
     def replica_digests(self, held: Mapping[str, torch.Tensor | LocalTensor]) -> dict[Any, int]:
-        """Return checksums of readable tensors."""
-        return super().replica_digests({name: held[name] for name in held if name not in self._described})
+        """Return checksums, of described tensors the trainer's."""
+        return super().replica_digests({name: self._digested(value) for name, value in held.items()})
+
+    def _digested(self, value: Any) -> Any:
+        """Replace tensors without memory by archives that are never read."""
+        if isinstance(value, LocalTensor):
+            return replace(value, shards=tuple([replace(each, get=self._getter(each)) for each in value.shards]))
+        if not self.feed.holds(value):
+            return value
+        return ArchivedTensor(b"", value.size(), value.dtype, self.feed.digest(value))
+
+    def _getter(self, shard: LocalShard) -> Callable[[], torch.Tensor]:
+        return lambda: self._digested(shard.get())
 
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
         """Tell the feed its number of items."""

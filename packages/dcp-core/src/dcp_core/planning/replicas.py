@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import io
+import itertools
 import marshal
 import pickle
 import warnings
 import zlib
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -22,7 +23,7 @@ from dcp_core.planning.stock_global_plan import check_coverage, create_default_g
 from dcp_core.records.metadata import MetadataIndex
 from dcp_core.records.protocols import ReplicaKey, SavePlan, WriteItem
 from dcp_core.tables.plan_columns import columns_of
-from dcp_core.tensors.kinds import hidden_parts, is_wrapper
+from dcp_core.tensors.kinds import ArchivedTensor, hidden_parts, is_wrapper
 from dcp_core.tensors.tensor_memory import contiguous, tensor_bytes
 
 __all__ = [
@@ -33,7 +34,8 @@ __all__ = [
     "divergent_keys",
     "explain_contradiction",
     "fingerprint",
-    "replica_digest",
+    "replica_digests",
+    "replica_value_digest",
     "report_divergence",
     "same_value",
     "value_bytes",
@@ -44,6 +46,9 @@ __all__ = [
 _SMALL_BYTES = 64 * 1024
 _SAMPLES = 16
 _LARGEST_SAMPLE_BYTES = 4096
+_GATHERED_BYTES = 16 << 20
+_LARGEST_PICKLE_BYTES = 16 << 20
+_LONG_STRING_BYTES = 128 * 1024  # longer than a frame of a pickle; a long string has none
 
 _COMPARABLE = {int, bool, str, bytes, type(None)}
 
@@ -63,12 +68,13 @@ def same_value(one: Any, other: Any) -> bool:
         return False
 
 
-def value_bytes(value: Any) -> bytes:
+def value_bytes(value: Any, new_file: Callable[[], io.BytesIO] = io.BytesIO) -> bytes:
     """Return bytes that identify type and bits; raise if impossible."""
     data = b""
     for kind in (_Pickler, _SetPickler):
-        into = io.BytesIO()
+        into = new_file()
         pickler = kind(into, protocol=5)
+        pickler.into = into
         pickler.fast = True  # repeats shared parts
         pickler.dump(value)
         data = into.getvalue()
@@ -84,6 +90,18 @@ def value_digest(value: Any) -> bytes:
         return hashlib.blake2b(value_bytes(value), digest_size=16).digest()
     except Exception:  # noqa: BLE001 - pickling may raise anything
         return b""
+
+
+def replica_value_digest(value: Any) -> bytes:
+    """Return `value_digest`; above 16 MiB, samples represent large parts, and still larger values have one digest."""
+    for new_file in (_Bounded, _Sampled):
+        try:
+            return hashlib.blake2b(value_bytes(value, new_file), digest_size=16).digest()
+        except OverflowError:
+            continue
+        except Exception:  # noqa: BLE001 - pickling may raise anything
+            return b""
+    return b"too large"
 
 
 def fingerprint(plan: SavePlan, made_by: Hashable) -> bytes | None:
@@ -118,26 +136,75 @@ def fingerprint(plan: SavePlan, made_by: Hashable) -> bytes | None:
     return digest.digest()
 
 
-def replica_digest(tensor: torch.Tensor, *, everything: bool) -> int | None:
-    """Return a checksum for comparing replicas, whatever their strides; None if it would be expensive.
+def replica_digests(tensors: Sequence[torch.Tensor], *, everything: bool) -> list[int | None]:
+    """Return checksums for comparing replicas, whatever their strides; None if a tensor has no data.
 
-    Unless `everything` is set, only tensors in this process's memory get one: over all bytes up to 64 KiB, otherwise
-    over 16 samples, 1/1024 of the bytes.
+    Unless `everything` is set, they are over 16 samples of tensors above 64 KiB, 1/1024 of the bytes. A device gathers
+    its samples for one copy per 256 tensors.
     """
+    digests: list[int | None] = []
+    gathered: dict[torch.device, list[tuple[int, torch.Tensor]]] = defaultdict(list)
+    for tensor in tensors:
+        on_device = not (tensor.is_cpu or tensor.is_meta or everything or tensor.is_quantized or is_wrapper(tensor))
+        if on_device:
+            gathered[tensor.device].append((len(digests), tensor))
+        digests.append(None if on_device or tensor.is_meta else _digest(tensor, everything=everything))
+    for number, part in itertools.chain.from_iterable(map(_copied, gathered.values())):
+        digests[number] = zlib.crc32(tensor_bytes(part))
+    return digests
+
+
+def _digest(tensor: torch.Tensor, *, everything: bool) -> int | None:
+    if isinstance(tensor, ArchivedTensor):
+        return zlib.crc32(tensor.archive) if everything else tensor.digest
     if tensor.is_quantized or is_wrapper(tensor):
-        digests = [replica_digest(part, everything=everything) for part in hidden_parts(tensor)]
-        return None if None in digests or not digests else zlib.crc32(repr(digests).encode())
-    if not everything and not tensor.is_cpu:
-        return None
+        parts = replica_digests(hidden_parts(tensor), everything=everything)
+        return None if None in parts or not parts else zlib.crc32(repr(parts).encode())
     if everything or tensor.nbytes <= _SMALL_BYTES:
         return zlib.crc32(tensor_bytes(contiguous(tensor.resolve_conj().resolve_neg().cpu())))
-    size = max(64, min(_LARGEST_SAMPLE_BYTES, tensor.nbytes // (1024 * _SAMPLES))) // tensor.itemsize
-    # The samples include the tensor's first and last elements.
-    starts = np.linspace(0, tensor.numel() - size, _SAMPLES, dtype=np.int64)
+    return zlib.crc32(tensor_bytes(_sample(tensor)))
+
+
+def _copied(waiting: Iterable[tuple[int, torch.Tensor]]) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yield numbers of tensors, and their compared bytes in host memory."""
+    parts: dict[int, torch.Tensor] = {}
+    for number, tensor in waiting:
+        if tensor.nbytes <= _SMALL_BYTES:
+            parts[number] = contiguous(tensor.resolve_conj().resolve_neg()).view(-1).view(torch.uint8)
+        else:
+            parts[number] = _sample(tensor)
+        if len(parts) * _SMALL_BYTES >= _GATHERED_BYTES:
+            yield from zip(parts, _split([*parts.values()]), strict=True)
+            parts.clear()
+    if parts:
+        yield from zip(parts, _split([*parts.values()]), strict=True)
+
+
+def _split(parts: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+    found: Sequence[torch.Tensor] = torch.split(torch.cat(parts).cpu(), [*map(len, parts)])
+    return found
+
+
+def _sample(tensor: torch.Tensor) -> torch.Tensor:
+    """Return samples of a large tensor as bytes on its device, its first and last elements included."""
+    size, step = _steps(tensor.numel(), tensor.itemsize)
     if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
-        return zlib.crc32(tensor_bytes(_elements(tensor, (starts[:, None] + np.arange(size)).ravel())))
-    data = np.frombuffer(tensor_bytes(tensor), f"V{tensor.itemsize}")
-    return zlib.crc32(np.concatenate([data[start : start + size] for start in starts.tolist()]).data)
+        return contiguous(_elements(tensor, _positions(tensor.numel(), size, step))).view(torch.uint8)
+    data = tensor.detach().view(-1).view(torch.uint8)
+    size, step = size * tensor.itemsize, step * tensor.itemsize
+    even = data.as_strided((_SAMPLES - 1, size), (step, 1), data.storage_offset())
+    return torch.cat([even.reshape(-1), data[-size:]])
+
+
+def _steps(count: int, item_bytes: int) -> tuple[int, int]:
+    """Return the size of a sample and the distance between two, in elements."""
+    size = max(64, min(_LARGEST_SAMPLE_BYTES, count * item_bytes // (1024 * _SAMPLES))) // item_bytes
+    return size, (count - size) // (_SAMPLES - 1)
+
+
+def _positions(count: int, size: int, step: int) -> npt.NDArray[np.int64]:
+    starts = np.append(np.arange(_SAMPLES - 1) * step, count - size)
+    return (starts[:, None] + np.arange(size)).ravel()
 
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -155,14 +222,49 @@ class _Elements:
     """Stand-in for a value in a pickle."""
 
 
+class _Bounded(io.BytesIO):
+    """File of a pickle of at most 16 MiB."""
+
+    def write(self, data: Any) -> int:
+        if self.tell() + len(memoryview(data)) > _LARGEST_PICKLE_BYTES:
+            raise OverflowError
+        return super().write(data)
+
+
+class _Sampled(_Bounded):
+    """File with samples of a pickle's long strings."""
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data)
+        if len(view) <= _LONG_STRING_BYTES:
+            return super().write(data)
+        at = _positions(len(view), *_steps(len(view), 1))
+        super().write(len(view).to_bytes(8, "little") + np.frombuffer(view, np.uint8)[at].tobytes())
+        return len(view)
+
+
 class _Pickler(pickle.Pickler):
+    into: io.BytesIO
+
     def reducer_override(self, obj: Any) -> Any:
-        if type(obj) is np.ndarray and not obj.dtype.hasobject:
-            return _Elements, (obj.dtype, obj.shape, obj.tobytes())
-        if not isinstance(obj, torch.Tensor) or obj.layout is not torch.strided or obj.is_quantized:
+        is_array = type(obj) is np.ndarray and not obj.dtype.hasobject
+        if not is_array and (not isinstance(obj, torch.Tensor) or obj.layout is not torch.strided or obj.is_quantized):
             return NotImplemented
-        plain = contiguous(obj.detach().resolve_conj().resolve_neg().cpu())
-        return _Elements, (type(obj).__name__, str(obj.dtype), tuple(obj.shape), bytes(tensor_bytes(plain)))
+        elements: Any
+        if isinstance(self.into, _Sampled) and obj.nbytes > _SMALL_BYTES:
+            elements = _sample_array(obj) if is_array else replica_digests([obj.detach()], everything=False)
+        elif isinstance(self.into, _Bounded) and obj.nbytes > _LARGEST_PICKLE_BYTES:
+            raise OverflowError
+        elif is_array:
+            elements = obj.tobytes()
+        else:
+            elements = bytes(tensor_bytes(contiguous(obj.detach().resolve_conj().resolve_neg().cpu())))
+        return _Elements, ("" if is_array else type(obj).__name__, str(obj.dtype), tuple(obj.shape), elements)
+
+
+def _sample_array(array: npt.NDArray[Any]) -> bytes:
+    positions = _positions(array.size, *_steps(array.size, array.itemsize))
+    return array[np.unravel_index(positions, array.shape)].tobytes()
 
 
 class _SetPickler(_Pickler):

@@ -15,7 +15,15 @@ from dcp_core.records.protocols import LoadItemType, ReadItem, WriteItem
 from dcp_core.shards.shards import LocalTensor, hook_items, is_ordinary, local_tensor, written_tensor
 from dcp_core.tables.metadata_columns import StateRecords
 from dcp_core.tables.plan_columns import ColumnBuilder
-from dcp_core.tensors.kinds import SCALARS, ArchivedTensor, archive_wrapper, is_dtensor, is_quantized_dtype, is_wrapper
+from dcp_core.tensors.kinds import (
+    SCALARS,
+    ArchivedTensor,
+    archive_quantized,
+    archive_wrapper,
+    is_dtensor,
+    is_quantized_dtype,
+    is_wrapper,
+)
 from dcp_core.tensors.tensor_memory import check_memory, has_memory
 
 __all__ = [
@@ -102,7 +110,9 @@ def _is_wrapped(fqn: str, held: LocalTensor, known: set[Hashable]) -> bool:
 
 
 def archive_checked(fqn: str, tensor: torch.Tensor) -> io.BytesIO:
-    """Return a wrapper tensor's archive; UnsupportedValueError if a load would refuse it."""
+    """Return a wrapper or quantized tensor's archive; UnsupportedValueError if a load would refuse it."""
+    if tensor.is_quantized:
+        return archive_quantized(fqn, tensor)
     check_class(fqn, tensor)
     return archive_wrapper(fqn, tensor)
 

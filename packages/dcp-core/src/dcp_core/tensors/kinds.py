@@ -208,13 +208,16 @@ class ArchivedTensor(torch.Tensor):
     """Staged form of wrapper and quantized tensors."""
 
     archive: bytes
+    digest: int | None
 
     @staticmethod
-    def __new__(cls, archive: bytes, sizes: torch.Size, dtype: torch.dtype) -> ArchivedTensor:
+    def __new__(
+        cls, archive: bytes, sizes: torch.Size, dtype: torch.dtype, digest: int | None = None
+    ) -> ArchivedTensor:
         """Return the stand-in."""
         make: Any = torch.Tensor._make_wrapper_subclass  # noqa: SLF001
         made: ArchivedTensor = make(cls, sizes, dtype=dtype, device="cpu")
-        made.archive = archive
+        made.archive, made.digest = archive, digest
         return made
 
     @classmethod
@@ -222,7 +225,7 @@ class ArchivedTensor(torch.Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if func is torch.ops.aten.detach.default:
-            return cls(args[0].archive, args[0].size(), args[0].dtype)
+            return cls(args[0].archive, args[0].size(), args[0].dtype, args[0].digest)
         raise NotImplementedError(f"{func} is not possible: the tensor was already serialized for a save")
 
 
