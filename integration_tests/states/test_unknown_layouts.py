@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -39,9 +39,9 @@ def _one_of_four() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def made(placement: Placement) -> DTensor:
+def made(placement: Placement, ranks: Sequence[int] = (0, 1, 2, 3)) -> DTensor:
     rows = ROWS if isinstance(placement, Replicate) else ROWS // 4
-    mesh = DeviceMesh("cpu", torch.arange(4))
+    mesh = DeviceMesh("cpu", [*ranks])
     local = torch.zeros(rows, 2)
     return DTensor.from_local(local, mesh, [placement], run_check=False, shape=torch.Size((ROWS, 2)), stride=(2, 1))
 
@@ -61,6 +61,7 @@ def with_padding(padding: int) -> DTensor:
 UNKNOWN: dict[str, tuple[Callable[[], DTensor], Callable[[], DTensor]]] = {
     "subclass of Shard": (lambda: made(Shard(0)), lambda: made(Interleaved(0))),
     "subclass of Replicate": (lambda: made(Replicate()), lambda: made(OwnReplica())),
+    "mesh of descending ranks": (lambda: made(Shard(0)), lambda: made(Shard(0), (3, 2, 1, 0))),
     "field of a spec": (lambda: with_padding(0), lambda: with_padding(1)),
 }
 
@@ -89,5 +90,10 @@ READERS: dict[str, Callable[[DTensor, DTensor], object]] = {
 def test_unknown_layouts_are_refused_by_key(kind: str, reader: str) -> None:
     known, unknown = (make() for make in UNKNOWN[kind])
     assert not same_placement(known, unknown)
-    with pytest.raises(DcpError, match=r"'w' .*unknown layout"):
+    with pytest.raises(DcpError, match=r"'w' .*unknown layout|w: sharded over another device mesh"):
         READERS[reader](known, unknown)
+
+
+def test_the_order_of_ranks_that_hold_replicas_does_not_matter() -> None:
+    made_of = made(Replicate(), (3, 2, 1, 0))
+    assert [tuple(shard.sizes) for shard in local_tensor("w", made_of).shards] == [(ROWS, 2)]

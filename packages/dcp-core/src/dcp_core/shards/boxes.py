@@ -17,6 +17,7 @@ import torch
 from dcp_core.errors import UnsupportedValueError
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor, Placement
 
 __all__ = [
@@ -109,6 +110,13 @@ def dtensor_boxes(fqn: str, tensor: DTensor, coordinate: Sequence[int]) -> tuple
             default = each.default if each.default_factory is MISSING else each.default_factory()
             if getattr(spec, each.name) != default:
                 raise _unknown_layout(fqn, f"{each.name}={getattr(spec, each.name)!r} in its spec")
+    for dim in _unordered_dims(spec.mesh):
+        if dims[dim] is not None:
+            raise UnsupportedValueError(
+                f"{fqn!r} is a DTensor with an unknown layout: ranks do not ascend along dimension {dim} of its mesh, "
+                "but PyTorch's groups sort them, so its shards are not where the mesh says; build the DeviceMesh with "
+                "ascending ranks"
+            )
     order = _mesh_order(fqn, getattr(spec, "shard_order", None), dims)
     return local_boxes(
         tuple(tensor.shape),
@@ -116,6 +124,12 @@ def dtensor_boxes(fqn: str, tensor: DTensor, coordinate: Sequence[int]) -> tuple
         tuple([coordinate[dim] for dim in order]),
         tuple([dims[dim] for dim in order]),
     )
+
+
+@lru_cache(maxsize=64)
+def _unordered_dims(mesh: DeviceMesh) -> list[int]:
+    """Return dimensions in which shards are not where the mesh says: PyTorch's groups sort their ranks."""
+    return [dim for dim in range(mesh.ndim) if bool((mesh.mesh.diff(dim=dim) < 0).any())]
 
 
 def _sharded_dim(fqn: str, placement: Placement) -> ShardedDim | None:
