@@ -98,7 +98,7 @@ def _prepare(
     rank = dist.get_rank(group)
     borrowed = None
     try:
-        borrowed = borrow_store(group, timeout_seconds)
+        borrowed = borrow_store(group, timeout_seconds, peers.peer_timeout_seconds)
         if borrowed is None:
             apart = own_group(group)
             return partial(

@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from dcp_ranks.errors import CoordinatorLostError, CoordinatorTimeoutError
-from dcp_ranks.options import PeerOptions
+from dcp_ranks.options import DEFAULT_PEERS, PeerOptions
 from dcp_ranks.peers.monitor import Peers
 from dcp_ranks.peers.roster import ProcessIdentity
 from dcp_ranks.phases.leaders import Relays
@@ -41,6 +41,7 @@ from dcp_ranks.transport.store_wire import (
     connect_store,
     guard_store,
     innermost_store,
+    open_leased,
     prefixed_store,
 )
 
@@ -68,10 +69,12 @@ _clones_lock = threading.Lock()
 def borrow_store(
     group: dist.ProcessGroup,
     timeout_seconds: float = STORE_TIMEOUT.total_seconds(),
+    peer_timeout_seconds: float = DEFAULT_PEERS.peer_timeout_seconds,
 ) -> tuple[TimedStore, Callable[[], None]] | None:
     """Take a connection to the process group's store from a pool, or open a new one.
 
-    It answers within `timeout_seconds` plus one. Under a launcher such as torchrun, a group's first call agrees on an
+    It answers within `timeout_seconds` plus one, and breaks if the store's host does not answer for
+    `peer_timeout_seconds`. Under a launcher such as torchrun, a group's first call agrees on an
     id of this start, so that ranks ignore older keys.
 
     Returns:
@@ -86,12 +89,12 @@ def borrow_store(
     """
     clones = _clones_of(group)
     with clones.lock:
-        first = _connect_first(clones, group, timeout_seconds)
+        first = _connect_first(clones, group, timeout_seconds, peer_timeout_seconds)
         if first is None:
             return None
         root, connect = first
         root.timeout_seconds = timeout_seconds
-        store = clones.idle.pop() if clones.idle else _clone(root, connect)
+        store = clones.idle.pop() if clones.idle else _clone(root, connect, peer_timeout_seconds)
     store.timeout_seconds = timeout_seconds
     return store, functools.partial(clones.idle.append, store)
 
@@ -170,7 +173,7 @@ def _clones_of(group: dist.ProcessGroup) -> _Clones:
 
 
 def _connect_first(
-    clones: _Clones, group: dist.ProcessGroup, timeout_seconds: float
+    clones: _Clones, group: dist.ProcessGroup, timeout_seconds: float, peer_timeout_seconds: float
 ) -> tuple[TimedStore, Callable[[], KeyValueStore]] | None:
     if clones.first is not None:
         return clones.first
@@ -178,7 +181,7 @@ def _connect_first(
         return None
     with guard_store("(connecting)"):
         shared, connect = _views(group, timeout_seconds)
-    root = _clone(shared, connect)
+    root = _clone(shared, connect, peer_timeout_seconds)
     # From here on our own connection is cloned: torch may be waiting on the group's.
     connect = getattr(root.underlying_store, "clone", connect)
     prefix = _agree_on_prefix(clones, group, root, timeout_seconds)
@@ -234,14 +237,14 @@ def _below(prefix: str, connect: Callable[[], KeyValueStore]) -> Callable[[], Ke
     return lambda: prefixed_store(prefix, connect())
 
 
-def _clone(store: TimedStore, make: Callable[[], KeyValueStore]) -> TimedStore:
+def _clone(store: TimedStore, make: Callable[[], KeyValueStore], peer_timeout_seconds: float) -> TimedStore:
     """Open a connection after a check: connecting to a lost store takes minutes."""
     making = TimedStore(store.underlying_store, STORE_TIMEOUT.total_seconds())  # its thread may stay busy with it
     try:
         with guard_store("(connecting)"):
             store.check(["dcp"])
         socket.socket().close()  # without a descriptor torch would try again for minutes
-        clone: KeyValueStore = making.ask(make)
+        clone: KeyValueStore = making.ask(open_leased, make, peer_timeout_seconds)
     except CoordinatorLostError:
         raise
     except (RuntimeError, MemoryError, OSError) as error:

@@ -8,6 +8,7 @@ import errno
 import gc
 import logging
 import os
+import resource
 import select
 import signal
 import socket
@@ -256,6 +257,42 @@ def test_ranks_that_cannot_connect_use_the_store_and_say_so(ranks, place):
     ranks.run(1, dist.is_initialized, backend=None)
 
 
+def short_of_descriptors(place):
+    """The coordinator cannot open a descriptor from the first phase on."""
+    with placed(place) as them:
+        dist.barrier()  # rank 0 serves the store: it needs descriptors until all are connected to that
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if them.rank == 0:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (1 + max(map(int, os.listdir("/proc/self/fd"))), hard))
+            spare = []
+            with contextlib.suppress(OSError):
+                while True:
+                    spare.append(os.open("/dev/null", os.O_RDONLY))
+        try:
+            return caught(lambda: [them.all_gather(f"phase {n}", lambda: time.sleep(0.05)) for n in range(3)])
+        finally:
+            if them.rank == 0:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+                for each in spare:
+                    os.close(each)
+
+
+@pytest.mark.parametrize("place", ["own hosts", "relay"])
+def test_a_coordinator_without_descriptors_does_not_hang(ranks, place):
+    ranks.run(1, dist.is_initialized, backend=None)  # a new group
+    errors = ranks.run(4, short_of_descriptors, place)
+    ranks.run(1, dist.is_initialized, backend=None)
+    if place == "own hosts":  # phases go through the store
+        assert errors == [None] * 4
+        return
+    assert isinstance(errors[0], OSError)
+    assert "raise it with `ulimit -n`" in str(errors[0])
+    for error in errors[1:]:
+        assert type(error) is CheckpointException
+        assert list(error.failures) == [0]
+        assert "raise it with `ulimit -n`" in str(error)
+
+
 def stranger():
     """A connection that does not know the job's secret, and one that says nothing."""
     with placed("own hosts") as them:
@@ -372,9 +409,9 @@ def requests_of_a_second_look():
     store, _ = borrow_store(dist.group.WORLD)
     peers = shared_peers(dist.group.WORLD, store, 0, PeerOptions())
     dist.barrier()
-    peers.look_around(store)
+    peers.meet(store, complete=False)
     with mock.patch.object(type(store), "ask", autospec=True, side_effect=type(store).ask) as asked:
-        peers.look_around(store)
+        peers.meet(store, complete=False)
     return asked.call_count
 
 

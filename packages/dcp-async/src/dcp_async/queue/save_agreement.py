@@ -288,7 +288,7 @@ class StoreLink(GroupLink):
             return
         peers = self._shared.peers
         with self._connection():
-            peers.look_around(self._shared.store)
+            peers.meet(self._shared.store, complete=False)
             self._shared.store.rest()
             peers.pause(0.0)
             if peers.lost:
@@ -401,7 +401,8 @@ class LinkTable:
         key = f"{group.group_name}-{digest}"
         seconds = self._options.timeout_seconds
         try:
-            stores = [borrow_store(group, seconds) for _ in range(2)]
+            peer_seconds = self._options.peers.peer_timeout_seconds
+            stores = [borrow_store(group, seconds, peer_seconds) for _ in range(2)]
             connections = [each[0] for each in stores if each is not None]
             if not connections:
                 return CollectiveLink(self._seat(key, 0, rank, len(members), job_size, None), group)

@@ -6,6 +6,7 @@ TCP keepalive checks both hosts, so the monitor needs no thread, and a suspended
 from __future__ import annotations
 
 import os
+import resource
 import select
 import socket
 import threading
@@ -78,6 +79,7 @@ class Peers:
         self.close = weakref.finalize(self, self._held.close)
         """Close all descriptors."""
         self._met = False
+        self._found_above = rank == coordinator_rank
         self._above: Link | None = None
         self._above_card: Card | None = None
         self._addresses: list[str] = []
@@ -97,40 +99,35 @@ class Peers:
         self._cards.leave(wire, rank, self._listener.challenge, leads=self._leads, open_door=open_door)
         _alive.add(self)
 
-    def meet(self, store: KeyValueStore) -> None:
-        """Find and watch the other ranks once each has left its card; connect to the rank above."""
+    def meet(self, store: KeyValueStore, *, complete: bool = True) -> None:
+        """Watch the ranks that have left their cards, as all have if `complete`; connect to the rank above."""
+        if self._met:
+            return
+        wire = self._wire(store)  # unlocked: the store may be slow
+        cards = self._cards.of_host(wire, frozenset(self._looked_at))
+        above = None if self._found_above else self._cards.above(wire)
         with interrupts_deferred(self._lock):
             if self._met:
                 return
-            wire = self._wire(store)
-            self._watch_host(self._cards.of_host(wire, self._looked_at))
-            above = None if self._leads else self._cards.above(wire)
-            self._met = True
-            seen = {*self._held.watched.values(), *self.lost}
-            if above is not None and self._calls(above, seen):
-                self._above_card = above
-                self._addresses = self._in_order(above)
-                self._connect()
+            self._met = complete
+            self._watch_host(cards)
+            if above is not None and not self._found_above:
+                self._found_above = True
+                if self._calls(above, {*self._held.watched.values(), *self.lost}):
+                    self._above_card = above
+                    self._addresses = self._in_order(above)
+                    self._connect()
             self._shut_doors_if_all_came()
 
     def host_names(self, store: KeyValueStore, ranks: Iterable[int]) -> dict[int, str]:
         """See `CardBox.host_names`."""
         return self._cards.host_names(self._wire(store), ranks)
 
-    def look_around(self, store: KeyValueStore) -> None:
-        """Watch ranks of this host that are already in the store; no effect after `meet`."""
-        if self._met:
-            return
-        cards = self._cards.of_host(self._wire(store), frozenset(self._looked_at))  # unlocked: the store may be slow
-        with interrupts_deferred(self._lock):
-            if not self._met:
-                self._watch_host(cards)
-
     def pause(self, seconds: float, store: KeyValueStore | None = None) -> None:
         """Wait at most `seconds` for events, and handle them; look around in `store` once a second."""
         if store is not None and not self._met and time.monotonic() > self._next_search:
             self._next_search = time.monotonic() + _SEARCH_SECONDS
-            self.look_around(store)
+            self.meet(store, complete=False)
         if seconds < SLEEP_BELOW_SECONDS:
             time.sleep(max(0.0, seconds))
             seconds = 0.0
@@ -237,10 +234,23 @@ class Peers:
             self._receive(link)
 
     def _accept(self, door: socket.socket) -> None:
-        for link in self._guests.accept(door):
-            self._held.add_link(link)
-            self._receive(link)  # a rank's proof has probably arrived already
-            self._see_out(self._guests.unwelcome())
+        try:
+            for link in self._guests.accept(door):
+                self._held.add_link(link)
+                self._receive(link)  # a rank's proof has probably arrived already
+                self._see_out(self._guests.unwelcome())
+        except OSError as error:
+            limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            reason = (
+                f"rank {self._rank} has no file descriptor left for the connections of other ranks: its limit is "
+                f"{limit:,}; raise it with `ulimit -n`, or in the service that starts the job"
+            )
+            self._cannot_accept(door, OSError(error.errno, reason))
+
+    def _cannot_accept(self, door: socket.socket, error: OSError) -> None:
+        """Leave the other ranks unwatched; the store is enough for phases."""
+        self._held.poller.unregister(door.fileno())
+        _log.warning("%s; if a host is lost, only the timeout will show it", error.strerror)
 
     def _see_out(self, guests: Iterable[Link]) -> None:
         for link in guests:

@@ -134,14 +134,15 @@ class CardBox:
         keys = {number: f"{self._host}/{number}" for number in numbers}
         return {number: _read(wire, key) for number, key in keys.items() if wire.has(key)}
 
-    def above(self, wire: StoreWire) -> Card:
-        """Return the card of the rank directly above. Not for the coordinator."""
-        if self._fan_out is None:
-            return _read(wire, "root")
-        if self._leader_number is None:
-            return _read(wire, f"{self._host}/1")
-        above = 0 if self._leader_number <= self._fan_out else (self._leader_number - 1) // self._fan_out
-        return _read(wire, f"hosts/{above}" if above else "root")
+    def above(self, wire: StoreWire) -> Card | None:
+        """Return the card of the rank directly above, None if it has left none. Not for the coordinator."""
+        key = "root"
+        if self._fan_out is not None and self._leader_number is None:
+            key = f"{self._host}/1"
+        elif self._fan_out is not None and self._leader_number is not None and self._leader_number > self._fan_out:
+            key = f"hosts/{(self._leader_number - 1) // self._fan_out}"
+        found = wire.find(key)
+        return None if found is None else decode(found[0])
 
 
 def _start_of(pid: int) -> int:

@@ -7,6 +7,7 @@ of ranks that have waited for long, `strays` and `stray/<n>` of ranks that canno
 
 from __future__ import annotations
 
+import socket
 import time
 from collections import defaultdict
 from collections.abc import Callable, Container, Mapping
@@ -124,6 +125,11 @@ class Relays(Peers):
     def _calls(self, above: Card, seen: Container[int]) -> bool:
         del above, seen
         return True
+
+    def _cannot_accept(self, door: socket.socket, error: OSError) -> None:
+        """Raise: without these connections, no phase ends."""
+        del door
+        raise error
 
     def _shut_doors_if_all_came(self) -> None:
         """Do nothing: ranks of other hosts may still come."""

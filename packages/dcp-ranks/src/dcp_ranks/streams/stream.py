@@ -13,7 +13,7 @@ from typing import Final
 
 from dcp_ranks.errors import StreamError
 from dcp_ranks.streams.greetings import is_local
-from dcp_ranks.transport.connection import keep_lease
+from dcp_ranks.transport.store_wire import keep_lease
 
 __all__ = ["GOODBYE", "HEAD", "MAX_MESSAGE_BYTES", "MESSAGE", "Stream"]
 

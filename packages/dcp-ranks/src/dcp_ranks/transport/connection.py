@@ -14,7 +14,9 @@ from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["Frame", "Key", "Link", "Mail", "keep_lease", "series_number"]
+from dcp_ranks.transport.store_wire import keep_lease
+
+__all__ = ["Frame", "Key", "Link", "Mail", "series_number"]
 
 Key = tuple[int, int]
 """Numbers of an operation and of its phase."""
@@ -23,8 +25,6 @@ _HEAD = struct.Struct("<BQIIQ")
 _MAX_BODY_BYTES = 1 << 40
 _MAX_STRANGE_BYTES = 256
 _READ_BYTES = 8 << 20  # per turn of one link, so that other links do not wait
-_PROBES = 4
-_MOST_SECONDS = 32767  # Linux takes no more for a keep-alive timer
 _SERIES_BITS = 32
 
 # This size fits into a connection's buffers. Larger frames are sent only to a rank that is reading, because the kernel
@@ -142,23 +142,6 @@ class Link:
     def _break(self, error: OSError) -> None:
         self.broken = f"its connection broke: {error.strerror or error}"
         self._out.clear()
-
-
-def keep_lease(connection: socket.socket, peer_timeout_seconds: float) -> None:
-    """End a connection, busy or idle, whose other host does not answer for this long."""
-    wait_seconds = max(1, round(peer_timeout_seconds / (_PROBES + 2)))
-    idle_seconds = max(1, round(peer_timeout_seconds) - _PROBES * wait_seconds)
-    options = {
-        "TCP_NODELAY": 1,
-        "TCP_KEEPIDLE": min(idle_seconds, _MOST_SECONDS),
-        "TCP_KEEPINTVL": min(wait_seconds, _MOST_SECONDS),
-        "TCP_KEEPCNT": _PROBES,
-        "TCP_USER_TIMEOUT": round(peer_timeout_seconds * 1000),
-    }
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in options.items():
-        if hasattr(socket, name):  # not every system has every option
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def series_number(series: int, sequence: int) -> int:

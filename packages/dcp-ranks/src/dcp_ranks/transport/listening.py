@@ -7,6 +7,7 @@ a shared secret, and the listener answers with another HMAC. Later messages are 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hmac
 import ipaddress
 import os
@@ -145,11 +146,13 @@ class Guests(Generic[Guest]):
         """By time of arrival."""
 
     def accept(self, door: socket.socket) -> Iterator[Guest]:
-        """Yield accepted connections, at most 64 per call."""
+        """Yield accepted connections, at most 64 per call. Raises OSError if the process has no descriptor left."""
         for _ in range(_ACCEPTED_AT_ONCE):
             try:
                 connection, _ = door.accept()
-            except OSError:  # no connection waits, or it is gone again, or no descriptor left
+            except OSError as error:  # no connection waits, or it is gone again
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    raise
                 return
             guest = self._receive(connection)
             self.waiting[guest] = time.monotonic()

@@ -10,20 +10,26 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import glob
+import os
 import pickle
 import queue
 import signal
+import socket
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any, Protocol, cast
 
 import torch.distributed as dist
 
+from dcp_base.logs import library_logger
 from dcp_ranks.errors import CoordinatorLostError
+from dcp_ranks.options import DEFAULT_PEERS
 
 __all__ = [
     "CHUNK_BYTES",
@@ -36,6 +42,8 @@ __all__ = [
     "encode",
     "guard_store",
     "innermost_store",
+    "keep_lease",
+    "open_leased",
     "prefixed_store",
 ]
 
@@ -48,6 +56,7 @@ _WHOLE, _CHUNKED = b"w", b"c"
 _ABSENT = "dcp: nothing is stored here"
 _FIRST_PAUSE_SECONDS = 0.0005
 _LAST_PAUSE_SECONDS = 0.05
+_LONGEST_PAUSE_SECONDS = 5.0  # so that all ranks learn soon that another rank has ended a phase
 _RANKS_PER_LAST_PAUSE = 64
 _POLLS_PER_SECOND = 10_000
 """Polling limit of all ranks together, so that the store has time for requests with data."""
@@ -59,6 +68,11 @@ _MARGIN_SECONDS = 1.0
 """Added to timeouts, for a machine under load."""
 _EXIT_SECONDS = 1.0
 """For all threads to end at interpreter exit, and for one in `rest`."""
+_SILENT_SECONDS = 10.0
+_PROBES = 4
+_MOST_SECONDS = 32767  # Linux takes no more for a keep-alive timer
+
+_log = library_logger(__name__)
 
 
 class KeyValueStore(Protocol):
@@ -130,11 +144,22 @@ class TimedStore:
                 return request(*arguments)
         answers: _Answers = queue.SimpleQueue()
         thread.requests.put((request, arguments, answers))
+        seconds = self.timeout_seconds + _MARGIN_SECONDS
         try:
-            answer, error = answers.get(timeout=min(self.timeout_seconds + _MARGIN_SECONDS, threading.TIMEOUT_MAX))
+            answer, error = answers.get(timeout=min(seconds, _SILENT_SECONDS))
         except queue.Empty:
-            self._silent = f"it has not answered for {self.timeout_seconds + _MARGIN_SECONDS:g} s"
-            raise RuntimeError(self._silent) from None
+            if seconds > _SILENT_SECONDS:
+                _log.warning(
+                    "the store over which the ranks coordinate has not answered for %d s: the process that hosts it, "
+                    "mostly rank 0, is stopped or overloaded, or its host is gone; waiting for at most %d s",
+                    _SILENT_SECONDS,
+                    seconds,
+                )
+            try:
+                answer, error = answers.get(timeout=min(max(0.0, seconds - _SILENT_SECONDS), threading.TIMEOUT_MAX))
+            except queue.Empty:
+                self._silent = f"it has not answered for {seconds:g} s"
+                raise RuntimeError(self._silent) from None
         if error is None:
             return answer
         try:
@@ -161,7 +186,8 @@ class StoreWire:
         self._store = store
         self._prefix = prefix
         self._first_pause_seconds = max(_FIRST_PAUSE_SECONDS, world_size / _POLLS_PER_SECOND)
-        self._last_pause_seconds = _LAST_PAUSE_SECONDS * max(1.0, world_size / _RANKS_PER_LAST_PAUSE)
+        last_pause = _LAST_PAUSE_SECONDS * max(1.0, world_size / _RANKS_PER_LAST_PAUSE)
+        self._last_pause_seconds = min(last_pause, _LONGEST_PAUSE_SECONDS)
 
     def put(self, key: str, data: bytes) -> list[str]:
         """Set a key to bytes of any size; return all keys that hold its chunks, `key` last."""
@@ -258,12 +284,46 @@ def guard_store(key: str) -> Iterator[None]:
         ) from error
 
 
-def connect_store(host: str, port: int) -> KeyValueStore:
-    """Connect to a running `TCPStore`. Raises RuntimeError if no server answers."""
-    made: Any = dist.TCPStore(  # type: ignore[attr-defined]
-        host, port, None, False, timeout=STORE_TIMEOUT, wait_for_workers=False
-    )
-    return cast("KeyValueStore", made)
+def keep_lease(connection: socket.socket, peer_timeout_seconds: float) -> None:
+    """End a connection, busy or idle, whose other host does not answer for this long."""
+    wait_seconds = max(1, round(peer_timeout_seconds / (_PROBES + 2)))
+    idle_seconds = max(1, round(peer_timeout_seconds) - _PROBES * wait_seconds)
+    options = {
+        "TCP_NODELAY": 1,
+        "TCP_KEEPIDLE": min(idle_seconds, _MOST_SECONDS),
+        "TCP_KEEPINTVL": min(wait_seconds, _MOST_SECONDS),
+        "TCP_KEEPCNT": _PROBES,
+        "TCP_USER_TIMEOUT": round(peer_timeout_seconds * 1000),
+    }
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in options.items():
+        if hasattr(socket, name):  # not every system has every option
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def open_leased(make: Callable[[], KeyValueStore], peer_timeout_seconds: float) -> KeyValueStore:
+    """Open a connection to a store, which breaks if the store's host does not answer for so long."""
+    before = {*map(os.path.realpath, glob.glob("/proc/self/fd/*"))}
+    made = make()
+    server = innermost_store(made)
+    if not isinstance(server, dist.TCPStore):  # type: ignore[attr-defined]
+        return made
+    for path in glob.glob("/proc/self/fd/*"):  # torch does not tell its socket
+        target = os.path.realpath(path)
+        if "socket:[" in target and target not in before:
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(os.path.basename(path)))) as found:
+                if found.family != socket.AF_UNIX and found.getpeername()[1] == server.port:
+                    keep_lease(found, peer_timeout_seconds)
+    return made
+
+
+def connect_store(
+    host: str, port: int, peer_timeout_seconds: float = DEFAULT_PEERS.peer_timeout_seconds
+) -> KeyValueStore:
+    """Connect to a running `TCPStore`, as `open_leased` does. Raises RuntimeError if no server answers."""
+    torch_store: Any = dist.TCPStore  # type: ignore[attr-defined]
+    make = partial(torch_store, host, port, None, False, timeout=STORE_TIMEOUT, wait_for_workers=False)
+    return open_leased(make, peer_timeout_seconds)
 
 
 def prefixed_store(prefix: str, store: Any) -> KeyValueStore:
