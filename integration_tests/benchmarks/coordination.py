@@ -36,7 +36,7 @@ from dcp_ranks.store_connections import make_peers
 from integration_tests.benchmarks import machine
 from integration_tests.launcher import launcher_store
 
-__all__ = ["main"]
+__all__ = ["FINGERPRINT_BYTES", "RANKS_PER_HOST", "Setting", "main", "measure"]
 
 torch_dist: Any = torch.distributed  # whose stores its types do not export
 
@@ -56,6 +56,7 @@ class Setting:
     ranks: int
     leaders: bool
     rounds: int
+    plan_bytes: int = PLAN_BYTES
 
     @property
     def prefix(self) -> str:
@@ -71,6 +72,9 @@ class Result:
     leaders: bool
     seconds: dict[str, float]
     store_cpu_seconds: float
+    load: dict[str, dict[str, int]]
+    """By phase, of the last round: requests to the store without polls (of all ranks, of the coordinator, and the most
+    of another rank), and the bytes set. Under `sockets`: those of the coordinator, and the most of another rank."""
 
 
 def main(given: Sequence[str]) -> None:
@@ -89,14 +93,14 @@ def main(given: Sequence[str]) -> None:
         return
     counts = [int(count) for count in options.ranks.split(",")]
     settings = [Setting(count, leaders, options.rounds) for count in counts for leaders in (False, True)]
-    results = _measure(settings, options.processes)
+    results = measure(settings, options.processes)
     _print(results)
     if options.json:
         figures = {"machine": machine.describe({}), "results": [asdict(result) for result in results]}
         options.json.write_text(json.dumps(figures, indent=1) + "\n")
 
 
-def _measure(settings: Sequence[Setting], processes: int) -> list[Result]:
+def measure(settings: Sequence[Setting], processes: int) -> list[Result]:
     store = launcher_store()
     most = max(setting.ranks for setting in settings)
     command = [sys.executable, "-m", "integration_tests.benchmarks.coordination", "--serve"]
@@ -116,9 +120,7 @@ def _measure(settings: Sequence[Setting], processes: int) -> list[Result]:
         return [_run(setting, players) for setting in settings]
     finally:
         for player in players:
-            if player.stdin is not None:
-                player.stdin.close()
-            player.wait(60)
+            player.communicate(timeout=60)  # closes its input, which ends it
 
 
 def _run(setting: Setting, players: Sequence[subprocess.Popen[str]]) -> Result:
@@ -127,14 +129,27 @@ def _run(setting: Setting, players: Sequence[subprocess.Popen[str]]) -> Result:
         assert player.stdin is not None
         player.stdin.write(json.dumps(asdict(setting)) + "\n")
         player.stdin.flush()
-    told = [_hear(player) for player in players]
+    heard = [_hear(player) for player in players]
+    told = [times for times, _ in heard]
     spent = (time.process_time() - before) / (setting.rounds + 1)
     # Of each round and phase, when the last rank of any process left it.
     ends = [[max(times) for times in zip(*phases, strict=True)] for phases in zip(*told, strict=True)]
     seconds = {
         name: statistics.median(end[place + 1] - end[place] for end in ends[1:]) for place, name in enumerate(PHASES)
     }
-    result = Result(setting.ranks, setting.leaders, seconds, spent)
+    load: dict[str, dict[str, int]] = {}
+    for _, counts in heard:
+        for rank, phases, sockets in counts:
+            for phase, (requests, sent_bytes) in phases.items():
+                found = load.setdefault(phase, dict.fromkeys(("all", "coordinator", "other", "bytes"), 0))
+                found["all"] += requests
+                found["bytes"] += sent_bytes
+                kind = "other" if rank else "coordinator"
+                found[kind] = max(found[kind], requests)
+            most = load.setdefault("sockets", {"coordinator": 0, "other": 0})
+            kind = "other" if rank else "coordinator"
+            most[kind] = max(most[kind], sockets)
+    result = Result(setting.ranks, setting.leaders, seconds, spent, load)
     print(result, file=sys.stderr, flush=True)
     return result
 
@@ -166,36 +181,63 @@ def _serve(port: int, number: int, processes: int, most: int) -> None:
         with ThreadPoolExecutor(len(ranks)) as pool:
             played = list(pool.map(_play, [setting] * len(ranks), ranks, connections))
         # Of each round and phase, when the last rank of this process left it.
-        print(json.dumps([[max(times) for times in zip(*phases, strict=True)] for phases in zip(*played, strict=True)]))
+        all_times = [times for times, _ in played]
+        ends = [[max(times) for times in zip(*phases, strict=True)] for phases in zip(*all_times, strict=True)]
+        print(json.dumps([ends, [count for _, count in played]]))
         sys.stdout.flush()
 
 
-def _play(setting: Setting, rank: int, connection: Any) -> list[list[float]]:
-    """One rank: of each round, when it left the barrier before it, and each phase."""
-    store = torch_dist.PrefixStore(setting.prefix, connection)
+class CountingStore:
+    """A store that counts its requests without polls, and the bytes that are set."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self.check = store.check
+        self.counts = (0, 0)
+
+    def __getattr__(self, name: str) -> Any:
+        """Count a request, and pass it on."""
+
+        def request(*arguments: Any) -> Any:
+            requests, sent_bytes = self.counts
+            self.counts = requests + 1, sent_bytes + (len(arguments[1]) if name == "set" else 0)
+            return getattr(self._store, name)(*arguments)
+
+        return request
+
+
+def _play(setting: Setting, rank: int, connection: Any) -> tuple[list[list[float]], Any]:
+    """One rank: of each round, when it left the barrier before it, and each phase; and its load."""
+    store = CountingStore(torch_dist.PrefixStore(setting.prefix, connection))
     process = replace(own_identity(), host=f"host {rank // RANKS_PER_HOST}")
     leaders_above = 1 if setting.leaders else setting.ranks
     options = PeerOptions(leaders_above=leaders_above, fan_out=FAN_OUT)
     peers = make_peers(store, 0, rank, setting.ranks, 0, options=options, process=process)
-    times = [_round(store, rank, setting.ranks, peers) for _ in range(setting.rounds + 1)]
+    played = [_round(store, rank, setting, peers) for _ in range(setting.rounds + 1)]
+    sockets = len(peers._held.links) + len(peers._held.doors)
     peers.close()
-    return times
+    return [times for times, _ in played], (rank, played[-1][1], sockets)
 
 
-def _round(store: Any, rank: int, ranks: int, peers: Peers) -> list[float]:
-    plan, fingerprint = bytes(PLAN_BYTES), bytes(FINGERPRINT_BYTES)
-    times = []
+def _round(store: Any, rank: int, setting: Setting, peers: Peers) -> tuple[list[float], dict[str, tuple[int, int]]]:
+    ranks, plan, fingerprint = setting.ranks, bytes(setting.plan_bytes), bytes(FINGERPRINT_BYTES)
+    times, load = [], {}
+
+    def leave(phase: str) -> None:
+        times.append(time.monotonic())
+        load[phase], store.counts = store.counts, (0, 0)
+
     with StoreCoordinator(store, rank, ranks, timeout_seconds=TIMEOUT_SECONDS, peers=peers) as them:
         them.barrier("begin")
-        times.append(time.monotonic())
+        leave("begin")
     with StoreCoordinator(store, rank, ranks, timeout_seconds=TIMEOUT_SECONDS, peers=peers) as them:
         them.agree("agree", lambda: "checkpoint", "ids")
-        times.append(time.monotonic())
+        leave("agree")
         them.reduce_scatter("plans", lambda: plan, lambda plans: [bytes(CENTRAL_PLAN_BYTES) for _ in plans])
-        times.append(time.monotonic())
+        leave("plans")
         them.all_reduce("fingerprints", lambda: fingerprint, lambda prints: len(set(prints)) == 1)
-        times.append(time.monotonic())
-    return times
+        leave("fingerprints")
+    return times, load
 
 
 def _print(results: Sequence[Result]) -> None:
