@@ -9,16 +9,18 @@ from pathlib import Path
 from dcp_base import InvalidPlaceError
 from dcp_base.schemes import file_path, scheme_of
 from dcp_core import BlockingAsyncStager, ByteStorageReader, ByteStorageWriter
-from dcp_core.encoding.compression import Compression, one_setting
+from dcp_core.encoding.compression import Compression, CompressionPolicy, one_setting
 from dcp_core.hosts.agree import HostAgreement
 from dcp_core.hosts.commit import HostCommit
 from dcp_core.storage.byte_storage import FileAttributes, SerializationFormat, check_format
+from dcp_core.tensors.tensor_memory import TensorPieces
 from dcp_core.transforms import ExtensionRegistry, ItemStreams, StreamTransformExtension
 from dcp_fs.filesystem import FileSystem, is_local_id
-from dcp_io import STALE_AFTER_SECONDS, Layout, LocalStore, StoreBackend, Verify, open_store
+from dcp_io import STALE_AFTER_SECONDS, Layout, LocalStore, StoreBackend, Verify, Writable, open_store
 from dcp_io.requests import check_options
 from dcp_io.stores.host_store import HostFolder
 from dcp_io.stores.stream_store import StreamStore
+from dcp_manifest.index.stored_items import StoredItems
 
 __all__ = ["FileSystemReader", "FileSystemWriter", "HostReader", "HostWriter"]
 
@@ -63,6 +65,8 @@ class FileSystemWriter(_LocalFolder, ByteStorageWriter, BlockingAsyncStager):
         max_inflight_bytes: Limit of the memory for buffers of all threads together. Tensors on an accelerator, and
             views that are not contiguous, are copied through these buffers. None for 64 MiB, or more if
             `per_thread_copy_ahead` requires more.
+        deduplicate: Whether files that the newest checkpoint of the parent directory has become hard links; or the path
+            of another checkpoint to compare with in addition.
         stale_after_seconds: A save of another host counts as dead, and its leftovers are removed, when it has not
             renewed its marker for this long.
 
@@ -96,6 +100,7 @@ class FileSystemWriter(_LocalFolder, ByteStorageWriter, BlockingAsyncStager):
         layout: Layout = "torch",
         interop: bool | None = None,
         max_inflight_bytes: int | None = None,
+        deduplicate: bool | str | os.PathLike[str] = False,
         stale_after_seconds: float = STALE_AFTER_SECONDS,
     ) -> None:
         if type(self) is FileSystemWriter:  # a subclass may set another file system, whose ids are its own
@@ -115,6 +120,10 @@ class FileSystemWriter(_LocalFolder, ByteStorageWriter, BlockingAsyncStager):
         self.stale_after_seconds = stale_after_seconds
         BlockingAsyncStager.__init__(self, cache_staged_state_dict=cache_staged_state_dict)
         ByteStorageWriter.__init__(self, path, overwrite=overwrite, interop=interop, compression=setting)
+        if deduplicate is not False:
+            if setting is not None or not sync_files:
+                raise ValueError("deduplicate excludes compression and sync_files=False")
+            self._compression = _Deduplicate(None if deduplicate is True else deduplicate)
 
     def _open(self, checkpoint_id: str | os.PathLike[str]) -> StoreBackend:
         check_format(self.serialization_format)  # which may have been set since
@@ -192,6 +201,17 @@ class _FolderOfHost(_LocalFolder):
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         return scheme_of(checkpoint_id) == "host"
+
+
+class _Deduplicate(CompressionPolicy):
+    def __init__(self, base: str | os.PathLike[str] | None) -> None:
+        from dcp_io.writing.deduplication import Deduplication  # noqa: PLC0415 - optional
+
+        super().__init__(None)
+        self._deduplication = Deduplication(base, (TensorPieces,))
+
+    def write(self, backend: StoreBackend, requests: Sequence[Writable], *, prefix: str, save_id: str) -> StoredItems:
+        return self._deduplication.write(backend, requests, prefix=prefix, save_id=save_id)
 
 
 class HostWriter(HostCommit, _FolderOfHost, FileSystemWriter):

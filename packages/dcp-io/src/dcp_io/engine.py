@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from dcp_base.errors import DcpError
@@ -120,7 +120,9 @@ class StoreBackend:
             self.store.make()
             self._save = JoinedSave(self.store, save_id)
 
-    def write(self, requests: Sequence[Writable], *, prefix: str, save_id: str) -> StoredItems:
+    def write(
+        self, requests: Sequence[Writable], *, prefix: str, save_id: str, groups: Sequence[Sequence[int]] = ()
+    ) -> StoredItems:
         """See `write_items`. Raises DcpError if this rank has neither begun nor joined the save."""
         save = self._running()
         if save.save_id != save_id:
@@ -133,11 +135,16 @@ class StoreBackend:
             layout=self.layout,
             threads=self.threads,
             single_file=self.single_file,
-            sync=self._sync,
+            sync=self._sync and not groups,
             max_inflight_bytes=self.max_inflight_bytes,
+            groups=groups,
         )
         save.wrote(items.files)
         return items
+
+    def wrote(self, names: Iterable[str]) -> None:
+        """Record files of the running save that `write` has not written."""
+        self._running().wrote(names)
 
     def publish(self, name: str, data: bytes) -> None:
         """See `SaveSession.publish`.

@@ -163,7 +163,7 @@ def test_contradictory_payloads_are_refused_and_leave_nothing(store, payload, me
 
 @pytest.mark.parametrize("options", [{"threads": 0}, {"layout": "zip"}])
 def test_bad_options_are_refused(write, options):
-    with pytest.raises(ValueError, match=r"threads=0|layout='zip'"):
+    with pytest.raises(ValueError, match=r"thread_count=0|layout='zip'"):
         write(values(1), **options)
 
 

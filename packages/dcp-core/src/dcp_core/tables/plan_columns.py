@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from dcp_core.errors import PlanError
@@ -26,7 +27,7 @@ from dcp_core.records.metadata import (
 from dcp_core.records.protocols import BytesIOWriteData, TensorWriteData, WriteItem, WriteItemType, WriteResult
 from dcp_manifest.index.columns import CheckpointIndex, StoredItem, TensorFlags, ranges, starts
 from dcp_manifest.index.stored_items import StoredItems
-from dcp_manifest.types import I64, U8
+from dcp_manifest.types import I64
 
 __all__ = [
     "ColumnBuilder",
@@ -58,13 +59,18 @@ class Selection:
         return _selection, (_mask(self.chunks), _mask(self.objects), hints, self.parts)
 
 
-def _mask(rows: I64) -> U8:
+def _mask(rows: I64) -> npt.NDArray[np.uint8]:
     bits = np.zeros(int(rows[-1]) + 1 if len(rows) else 0, bool)
     bits[rows] = True
     return np.packbits(bits)
 
 
-def _selection(chunks: U8, objects: U8, hints: I64, parts: tuple[tuple[int, int, int, int], ...]) -> Selection:
+def _selection(
+    chunks: npt.NDArray[np.uint8],
+    objects: npt.NDArray[np.uint8],
+    hints: I64,
+    parts: tuple[tuple[int, int, int, int], ...],
+) -> Selection:
     return Selection(
         np.flatnonzero(np.unpackbits(chunks)), np.flatnonzero(np.unpackbits(objects)), hints.astype(np.int64), parts
     )
@@ -79,7 +85,9 @@ class PlanColumns:
 
     travels = True
 
-    def __init__(self, table: CheckpointIndex, whole: U8, object_bytes: I64, *, hints: I64 | None = None) -> None:
+    def __init__(
+        self, table: CheckpointIndex, whole: npt.NDArray[np.uint8], object_bytes: I64, *, hints: I64 | None = None
+    ) -> None:
         self.table = table
         self.whole = whole
         self.object_bytes = object_bytes
@@ -89,10 +97,10 @@ class PlanColumns:
         self.order: Sequence[str] | None = None
         # The last three are not pickled.
 
-    def __getstate__(self) -> tuple[CheckpointIndex, U8, I64, I64 | None]:
+    def __getstate__(self) -> tuple[CheckpointIndex, npt.NDArray[np.uint8], I64, I64 | None]:
         return self.table, self.whole, self.object_bytes, self.hints
 
-    def __setstate__(self, state: tuple[CheckpointIndex, U8, I64, I64 | None]) -> None:
+    def __setstate__(self, state: tuple[CheckpointIndex, npt.NDArray[np.uint8], I64, I64 | None]) -> None:
         self.table, self.whole, self.object_bytes, self.hints = state
         self.chosen = self.chosen_from = self.order = None
 
@@ -233,7 +241,7 @@ class PlannedRows:
     index: CheckpointIndex
     chunks: I64
     objects: I64
-    whole: U8
+    whole: npt.NDArray[np.uint8]
     """1 per unsharded tensor, else 0."""
     object_bytes: I64
     chosen: Selection | None = None

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from dcp_base.errors import DcpError
 from dcp_base.logs import library_logger
-from dcp_io.saves.save_files import FoundMarker, Marker, is_marker_temporary, is_own_file, own_name
+from dcp_io.saves.save_files import DIGESTS, FoundMarker, Marker, is_marker_temporary, is_own_file, own_name
 from dcp_io.stores.store import Entry, Store
 from dcp_manifest.errors import (
     CheckpointNotFoundError,
@@ -47,13 +47,16 @@ _log = library_logger(__name__)
 def replaced_names(save_id: str, rank: int | None, current: Current, entries: Iterable[Entry]) -> tuple[str, ...]:
     """Return the files that a new save makes obsolete, indexes first. `rank` is set in a save without a coordinator."""
     indexes: list[str] = []
+    digests: list[str] = []
     for entry in entries:
+        if DIGESTS.fullmatch(entry.name):
+            digests.append(entry.name)
         parts = rank_index_name(entry.name)
         is_old_rank_index = parts is not None and parts.save_id != save_id
         if is_old_rank_index or (entry.name == METADATA_NAME and rank is not None):
             indexes.append(entry.name)
     data = current.index.files if current.index is not None else ()
-    return (*indexes, *data)
+    return (*indexes, *data, *digests)
 
 
 def remove_replaced(store: Store, marker: Marker, *, keep: Collection[str], world_size: int) -> bool:

@@ -23,6 +23,7 @@ from dcp_manifest.errors import CheckpointNotFoundError
 from dcp_manifest.folders.folder import DATA_SUFFIX, SAVE_MARKER_PREFIX, is_index_name
 
 __all__ = [
+    "DIGESTS",
     "LAST_NS",
     "MARK_BYTES",
     "FoundMarker",
@@ -50,6 +51,8 @@ _MARKED = re.compile(rb"[A-Za-z0-9_-]+\0*")
 _DATA = re.compile(rf"[^/\x00]*?[0-9]+(?:\.({_ID}))?" + re.escape(DATA_SUFFIX))
 _RANK_INDEX = re.compile(rf"__[0-9]{{1,9}}\.({_ID})\.metadata")
 _MARKER = re.compile(rf"\.dcp-save-({_ID})(?:\.r[0-9]{{1,9}})?")
+DIGESTS = re.compile(rf"__[0-9]{{1,9}}_digests0\.{_ID}" + re.escape(DATA_SUFFIX))
+"""Names of files with digests for the next save; see `dcp_io.writing.deduplication`."""
 _NOTE = re.compile(
     r"\.dcp-(?:reading-[0-9a-f]{1,32}|removing|note\.json|note-next\.json|quarantined\.json|copies\.json|promoting(?:-[0-9a-f]{1,32})?\.json"
     r"|(?:promoted|forgone|refused)-[0-9a-f]{1,32}-[0-9a-f]{1,32}\.json)"

@@ -253,6 +253,20 @@ class LocalStore(SupportsFolders, SupportsRanges):
             facts = os.stat(followed(self._path, check_name(name)), follow_symlinks=False)
         return facts.st_dev, facts.st_ino
 
+    def sync(self, names: Sequence[str]) -> None:
+        """Fsync all files after the disk has begun to write them."""
+        for begin in (True, False):
+            for name in names:
+                fd = open_descriptor(self._inside(name), _READ)
+                try:
+                    if begin:
+                        start_writeback(fd, 0, os.fstat(fd).st_size)
+                    else:
+                        os.fsync(fd)
+                finally:
+                    os.close(fd)
+        sync_folder(self._path)
+
     def link(self, name: str, source: Store, source_name: str, *, tag: str = "", sync: bool = True) -> None:
         """Rename a hard link."""
         if not isinstance(source, LocalStore):

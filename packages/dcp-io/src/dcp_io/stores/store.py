@@ -319,7 +319,7 @@ class SupportsFetch(Protocol):
 
 @runtime_checkable
 class SupportsLinks(Protocol):
-    """Protocol of a store whose objects can get a second name, in this or another folder, without a copy of the bytes.
+    """Protocol of a store that can give an object a second name, in this or another folder, without a copy.
 
     The bytes stay until the last name is deleted.
     """
@@ -337,6 +337,10 @@ class SupportsLinks(Protocol):
 
         Raises OSError if that is impossible, such as on another file system.
         """
+        ...
+
+    def sync(self, names: Sequence[str]) -> None:
+        """Make objects that were created without `sync` durable, and the folder."""
         ...
 
 

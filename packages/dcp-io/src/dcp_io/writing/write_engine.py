@@ -64,12 +64,15 @@ def write_items(
     single_file: bool = True,
     sync: bool = True,
     max_inflight_bytes: int = MAX_INFLIGHT_BYTES,
+    groups: Sequence[Sequence[int]] = (),
 ) -> StoredItems:
     """Write all items or none: on return all are stored (durably with `sync`); after an error no file is left.
 
     Items are balanced by `cost_bytes`, and resolved just before they are written, each once, in any thread. Tensors are
     written without a copy or, if that is impossible, piece by piece. A tensor that changes during the write fails its
     CRC check when it is loaded.
+
+    If there are `groups`, each file gets the requests in the positions of one group instead.
 
     The folder must exist. File names begin with `prefix`, e.g. `__3_` for rank 3, and contain `save_id`. For the other
     arguments see `StoreBackend`; little data takes fewer threads. Returns the location per item, in the order of
@@ -80,14 +83,14 @@ def write_items(
         OSError: A write failed; the message names the file.
         BaseException: Any error of a `resolve`; of several errors, the first.
     """
-    if threads < 1:
-        raise ValueError(f"threads={threads} must be at least 1")
-    if max_inflight_bytes < 1:
-        raise ValueError(f"max_inflight_bytes={max_inflight_bytes} must be at least 1")
-    check_options(layout=layout)
+    check_options(layout=layout, thread_count=threads, max_inflight_bytes=max_inflight_bytes)
     if not requests:
         return StoredItems.of([])
-    buckets = assign_to_threads(requests, threads)
+    buckets: Sequence[Sequence[int]] = (
+        [range(n, len(groups), threads) for n in range(min(threads, len(groups)))]
+        if groups
+        else assign_to_threads(requests, threads)
+    )
     made: list[str] = []
     progress = find_progress()
     if progress.wanted:
@@ -104,7 +107,7 @@ def write_items(
             count=progress,
         )
 
-    batch = Batch(requests, open_file, single_file=single_file)
+    batch = Batch(requests, open_file, single_file=single_file, groups=groups)
     try:
         run_together([functools.partial(batch.write_bucket, n, bucket) for n, bucket in enumerate(buckets)])
         if sync:
@@ -157,6 +160,7 @@ class Batch:
     requests: Sequence[Writable]
     open_file: Callable[[int], tuple[str, DataFile]]
     single_file: bool
+    groups: Sequence[Sequence[int]] = ()
     written: list[_Written] = field(init=False, default_factory=list)
 
     def items(self) -> StoredItems:
@@ -166,8 +170,12 @@ class Batch:
         return StoredItems.joined([*map(_stored_items, written)]).take(order)
 
     def write_bucket(self, thread: int, bucket: Sequence[int], stop: StopSignal) -> None:
-        """Write one thread's items."""
-        for number, positions in [(thread, bucket)] if self.single_file else [(item, [item]) for item in bucket]:
+        """Write one thread's items, or the groups with these numbers."""
+        if self.groups:
+            files = [(number, self.groups[number]) for number in bucket]
+        else:
+            files = [(thread, bucket)] if self.single_file else [(item, [item]) for item in bucket]
+        for number, positions in files:
             stop.check()
             name, file = self.open_file(number)
             places: list[int] = []
