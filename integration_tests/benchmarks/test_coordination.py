@@ -7,6 +7,7 @@ import os
 import re
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -53,6 +54,7 @@ def test_the_formulas_hold(leaders: bool) -> None:
 
 def sockets_to_the_store() -> tuple[int, int]:
     """Connections of this rank to the store during an operation, and of all ranks to this rank's server."""
+    assert dist.group.WORLD is not None
     port = innermost_store(store_of(dist.group.WORLD)).port
     with make_coordinator() as them:
         them.barrier("all are connected")
@@ -65,7 +67,7 @@ def sockets_to_the_store() -> tuple[int, int]:
     return sum(remote == port for _, remote in ends), sum(local == port for local, _ in ends)
 
 
-def test_each_rank_has_three_connections_to_the_store(ranks) -> None:
+def test_each_rank_has_three_connections_to_the_store(ranks: Any) -> None:
     ranks.run(1, dist.is_initialized, backend=None)  # a new group
     (own, served), (other, _) = ranks.run(2, sockets_to_the_store)
     assert own == other == formula("sockets to the store", leaders=True, ranks=2)
@@ -73,7 +75,6 @@ def test_each_rank_has_three_connections_to_the_store(ranks) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2_816, 4_096, 10_992])
-def test_the_formulas_hold_for_many_ranks(ranks: int) -> None:
-    """Minutes, if looking up the host's own name is slow; more than 20,000 descriptors would be needed for more."""
-    check(ranks, 8, leaders=True)
+@pytest.mark.parametrize("leaders", [False, True])
+def test_the_formulas_hold_for_256_ranks(leaders: bool) -> None:
+    check(256, 4, leaders=leaders)

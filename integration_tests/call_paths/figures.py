@@ -19,7 +19,7 @@ from integration_tests.call_paths.sources import count_sources
 __all__ = ["BOUNDS", "measure_figures", "table"]
 
 BOUNDS: Mapping[str, tuple[int, int]] = {
-    "first save: functions": (477, 450),
+    "first save: functions": (479, 450),
     "first save: modules": (71, 65),
     "load, resharded: functions": (389, 330),
     "load, resharded: modules": (62, 55),
@@ -29,7 +29,7 @@ BOUNDS: Mapping[str, tuple[int, int]] = {
     "second save, one process: modules": (50, 60),
     "second save, one process: switches": (293, 250),
     "lines of code": (61_550, 44_000),
-    "words in docstrings": (90_900, 70_000),
+    "words in docstrings": (90_000, 70_000),
     "public names": (314, 250),
     "names between packages": (300, 200),
     "exception classes": (50, 40),

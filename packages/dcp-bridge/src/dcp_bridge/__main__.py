@@ -105,7 +105,6 @@ class _Loader:
 
 
 def _replace_now(*, any_torch: bool) -> None:
-    """Replace stock for the rest of the process."""
     from dcp_bridge.replacement.replacement import replace_stock  # noqa: PLC0415 - it imports torch
 
     replace_stock(any_torch=any_torch)

@@ -62,7 +62,6 @@ def outside_compile(function: Callable[P, R], *, storage: str | None = None) -> 
 
 
 def _positional(name: str, parameter: str, value: object, kwargs: Mapping[str, object]) -> object:
-    """Return a storage that was passed as second argument."""
     if parameter in kwargs:
         raise TypeError(f"{name}() got its {parameter} twice: as a positional argument and by name")
     if isinstance(value, Mapping):

@@ -148,7 +148,6 @@ _HOW: dict[bool | str, str] = {True: "with", False: "without", "length": "only t
 
 
 def _first_syncs(before: Tree, changes: list[Change]) -> list[int]:
-    """Return the number of the sync that makes each change durable."""
     disk = _Disk(before)
     inodes = []
     for change in changes:
@@ -304,7 +303,6 @@ class _Disk:
         data[change.offset : end] = written
 
     def tree(self) -> Tree:
-        """Return what the disk holds below directories that it knows."""
         found: Tree = {self._base: None}
         inodes = {self._base: 0}
         children: dict[int, list[tuple[str, int]]] = {}

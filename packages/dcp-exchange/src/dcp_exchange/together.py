@@ -137,7 +137,6 @@ class _Exchange:
         return drawn
 
     def connect(self, stack: contextlib.ExitStack, secret: bytes) -> str | Exchanged | None:
-        """Connect the ranks, and plan; return None, or why each rank must read for itself."""
         cards, self._names, obstacle = self._coordinator.all_reduce(
             "cards", lambda: self._open_streams(stack, secret), self._keep_demands
         )
@@ -318,7 +317,6 @@ class _Exchange:
         return bool(found)
 
     def _held(self) -> bytes | None:
-        """Return which wanted objects this rank can read; None for all."""
         store = self._wanted.backend.store
         if self._names is None or not isinstance(store, HostStore):
             return None

@@ -150,12 +150,10 @@ def _reporting(options: WriteOptions, progress: Progress) -> WriteOptions:
 
 
 def _local_or_uri(place: str | os.PathLike[str]) -> str:
-    """Return a path without `file://`, or the URI."""
     return file_path(place) if scheme_of(place) == "file" else os.fspath(place)
 
 
 def _spelled(place: str) -> str:
-    """Return an absolute path, or a URI without trailing slashes."""
     return os.path.abspath(place) if scheme_of(place) == "file" else place.rstrip("/")
 
 

@@ -34,7 +34,6 @@ class _Folder(FileAttributes):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Return whether fsspec has a file system for an id."""
         return is_fsspec_id(checkpoint_id)
 
 

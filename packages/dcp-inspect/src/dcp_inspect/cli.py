@@ -135,7 +135,6 @@ def _run(arguments: list[str]) -> int:
 
 
 def _failed(error: BaseException, *, as_json: bool) -> int:
-    """Print an error and return its exit code; raise a bug."""
     code: int | None
     if isinstance(error, click.ClickException):
         code, message = error.exit_code, _print_wrong_use(error)

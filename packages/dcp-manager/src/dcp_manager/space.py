@@ -210,8 +210,6 @@ def _warning(where: str, policy: KeepPolicy, size: int, free: int | None, saves:
 
 @dataclass(frozen=True, slots=True)
 class _Free:
-    """See `LocalStore.free_space`."""
-
     bytes: int | None = None
     files: int | None = None
     block_bytes: int = 1
@@ -223,8 +221,6 @@ class _Free:
 
 @dataclass(frozen=True, slots=True)
 class _Needs:
-    """What a save takes."""
-
     bytes: int
     files: int
     fixed_bytes: int
@@ -232,7 +228,6 @@ class _Needs:
     share: _Share
 
     def left(self, parts: tuple[str, ...]) -> int:
-        """Return the bytes that stay with these parts."""
         return self.fixed_bytes + math.ceil(self.share(parts) * (self.bytes - self.fixed_bytes))
 
 
@@ -268,7 +263,6 @@ def _share_of_checkpoint(store: Store, values_bytes: int) -> _Share:
 
 
 def _taken(entries: Collection[Entry], block_bytes: int) -> int:
-    """Return the bytes of the blocks of files."""
     return sum(-(-entry.bytes // block_bytes) * block_bytes for entry in entries)
 
 
@@ -322,7 +316,6 @@ def _forecast(
 
 
 def _probe(store: Store) -> None:
-    """Create, replace, read and remove a small object; raises StorageError."""
     name, doing = f".dcp-probe-{secrets.token_hex(8)}", "create a directory"
     try:
         store.make()
@@ -348,7 +341,6 @@ def _probe(store: Store) -> None:
 
 
 def _doubts(store: Store) -> Collection[str]:
-    """Return what is known to go wrong later."""
     found = []
     if isinstance(store, LocalStore):
         kind = store.file_system

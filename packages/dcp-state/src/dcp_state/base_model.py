@@ -213,7 +213,6 @@ class FrozenValues:
 
 
 def _first_names(chosen: set[str], names: Sequence[ModelNames]) -> list[str]:
-    """Return the chosen names, for a tied tensor only its first."""
     return sorted(chosen - {alias for part in names for alias in part.aliases})
 
 

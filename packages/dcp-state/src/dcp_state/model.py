@@ -184,7 +184,6 @@ def _refuse_hidden_parameters(model: nn.Module) -> None:
 
 
 def _by_names(state_dict: Mapping[Any, Any], names: ModelNames) -> Mapping[str, Any]:
-    """Flatten submodule → state dict to names."""
     if not any(isinstance(key, nn.Module) for key in state_dict):
         return state_dict
     warnings.warn(

@@ -99,7 +99,6 @@ def _other_devices_in_use(module: Any) -> list[int]:
 
 
 def _derived_seed(state: Any, rank: int, name: str) -> int:
-    """Return 63 bits that depend on all arguments."""
     data = bytes(state.tolist()) if isinstance(state, torch.Tensor) else repr(state).encode()
     key = f"{name} {rank}".encode()
     return int.from_bytes(hashlib.blake2b(data, key=key, digest_size=8).digest(), "little") >> 1

@@ -406,7 +406,6 @@ def _send_or_receive(
 
 
 def _owners(name: str, value: DTensor) -> dict[LocalBox, int]:
-    """Return each box's first rank; the same on all ranks."""
     mesh = value.device_mesh.mesh
     owners: dict[LocalBox, int] = {}
     seen: set[tuple[int, ...]] = set()

@@ -400,7 +400,6 @@ def _list_of(tiers: Sequence[Tier]) -> list[Tier]:
 
 
 def _checked(tier: Tier, store: Store) -> Tier:
-    """Return the tier, marked per host if its store is."""
     if isinstance(store, HostStore):
         return tier if tier.per_host else replace(tier, per_host=True)
     if tier.copies is not None and not tier.per_host:

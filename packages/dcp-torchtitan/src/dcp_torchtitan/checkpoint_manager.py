@@ -250,7 +250,6 @@ class _BackgroundSaver:
         return answer
 
     def wait_for_copy(self) -> None:
-        """Wait until values may change; raise the copy's error."""
         copy, self._copy = self._copy, None
         if copy is not None:
             copy.result()

@@ -125,7 +125,6 @@ def describe_model(model: Any) -> dict[str, str]:
 
 
 def _load_adapters(model: Any, values: dict[str, Any], where: str, *, only: str | None = None) -> list[str]:
-    """Load a checkpoint's values into a described model; return the adapters that are complete."""
     if not is_peft(model):
         raise ValueError(
             f"{where}: its model has no PEFT adapter; use export_model, or `dcp convert` without --to peft"

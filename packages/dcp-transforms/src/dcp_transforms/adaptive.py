@@ -48,8 +48,6 @@ _NOT_OVERLAPPED = 0.25
 
 @dataclass(slots=True)
 class _Place:
-    """Rates of saves to one place, in bytes per second before compression."""
-
     plain: deque[float] = field(default_factory=lambda: deque(maxlen=_PLAIN_RATES))
     compressed: float | None = None
     encode: float = 0.0

@@ -101,7 +101,6 @@ class ThreadBackend:
 
 
 def _staged(job: SaveJob, ends: contextlib.ExitStack) -> tuple[dict[str, Any], SavePlanner | None]:
-    """Return the state dict over the copy, and the planner."""
     if job.staged is None:
         return job.staged_state or {}, job.planner
     structure, waves = job.staged.structure, job.staged.waves

@@ -76,8 +76,6 @@ def plan_all(
 
 
 class _Group:
-    """Ranks whose plans have one form."""
-
     def __init__(self, columns: dict[int, PlanColumns], aliases: Mapping[str, str]) -> None:
         self.columns = columns
         one, *_ = columns.values()

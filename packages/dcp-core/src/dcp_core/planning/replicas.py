@@ -166,7 +166,6 @@ def _digest(tensor: torch.Tensor, *, everything: bool) -> int | None:
 
 
 def _copied(waiting: Iterable[tuple[int, torch.Tensor]]) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield numbers of tensors, and their compared bytes in host memory."""
     parts: dict[int, torch.Tensor] = {}
     for number, tensor in waiting:
         if tensor.nbytes <= _SMALL_BYTES:
@@ -186,7 +185,6 @@ def _split(parts: list[torch.Tensor]) -> Sequence[torch.Tensor]:
 
 
 def _sample(tensor: torch.Tensor) -> torch.Tensor:
-    """Return samples of a large tensor as bytes on its device, its first and last elements included."""
     size, step = _steps(tensor.numel(), tensor.itemsize)
     if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
         return contiguous(_elements(tensor, _positions(tensor.numel(), size, step))).view(torch.uint8)
@@ -197,7 +195,6 @@ def _sample(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _steps(count: int, item_bytes: int) -> tuple[int, int]:
-    """Return the size of a sample and the distance between two, in elements."""
     size = max(64, min(_LARGEST_SAMPLE_BYTES, count * item_bytes // (1024 * _SAMPLES))) // item_bytes
     return size, (count - size) // (_SAMPLES - 1)
 
@@ -211,7 +208,6 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _elements(tensor: torch.Tensor, positions: npt.NDArray[np.int64]) -> torch.Tensor:
-    """Return elements by their row-major positions."""
     if not (tensor.is_complex() or tensor.is_neg()):  # torch cannot index tensors of some dtypes
         tensor = tensor.view(_INTEGERS[tensor.itemsize])
     at = tuple([torch.from_numpy(each) for each in np.unravel_index(positions, tuple(tensor.shape))])

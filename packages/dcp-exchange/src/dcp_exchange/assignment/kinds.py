@@ -54,7 +54,6 @@ def level(kind_bytes: Positions, tiers: _Tiers, own_bytes: Positions) -> Positio
 
 
 def _pour(amount: int, levels: Positions) -> Positions:
-    """Raise the lowest levels to the same height."""
     order = np.argsort(levels, kind="stable")
     ascending = levels[order]
     below = np.cumsum(ascending)

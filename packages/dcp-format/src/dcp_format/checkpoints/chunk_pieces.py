@@ -85,7 +85,6 @@ class ChunkPieces:
         yield piece
 
     def _steps(self, max_bytes: int) -> Iterator[Step]:
-        """Yield pieces of chunks that end at borders of CRC blocks."""
         for chunk in sorted(self.chunks, key=lambda chunk: chunk.offsets):
             encoded = chunk.item.blocks
             block = block_bytes(chunk.nbytes) if encoded is None else encoded.block_bytes
@@ -94,7 +93,6 @@ class ChunkPieces:
                 yield chunk, start, min(size, chunk.nbytes - start)
 
     def _by_boxes(self, max_bytes: int) -> Iterator[memoryview]:
-        """Yield boxes of several rows; chunks with only one CRC are checked first."""
         in_parts = self.nbytes > max_bytes // 2
         for chunk in self.chunks:
             item = self._reader.item(chunk)

@@ -63,7 +63,6 @@ def select_values(content: Content, include: Sequence[str] = (), exclude: Sequen
 
 
 def _meant(pattern: str, names: Sequence[str]) -> str:
-    """Return a hint for a pattern that matches no name."""
     if any(name.startswith(f"{pattern}.") for name in names):
         return f"; did you mean {f'{pattern}.*'!r}, for all values below it?"
     return suggest(pattern, names)

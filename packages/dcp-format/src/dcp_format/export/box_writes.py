@@ -127,8 +127,6 @@ def cast_pieces(item: WriteItem, data: object, dtype: str) -> Iterator[memoryvie
 
 
 class _Whole:
-    """Bytes in memory, in pieces of whole elements."""
-
     def __init__(self, data: memoryview) -> None:
         self._data = data
         self.nbytes = len(data)

@@ -84,7 +84,6 @@ def consolidate_safetensors_files_on_every_rank(
 
 
 def _together(step: Callable[[], T], group: Any) -> T:
-    """Run a step, and raise on every rank if it failed on any rank."""
     error: Exception | None = None
     try:
         result = step()

@@ -251,7 +251,6 @@ class QuantizedHuggingFaceStorageReader(HuggingFaceStorageReader):
         return entry
 
     def _boxes(self, *wanted: tuple[str, Sequence[int], Sequence[int]]) -> list[torch.Tensor]:
-        """Read boxes of stored tensors: (name, offsets, lengths)."""
         buffers: dict[str, torch.Tensor] = {}
         items = []
         for name, offsets, lengths in wanted:
@@ -295,7 +294,6 @@ _SCALE_BIAS = 127
 def _dequantize_blocks(
     values: torch.Tensor, scales: torch.Tensor, block_size: int, offsets: Sequence[int]
 ) -> torch.Tensor:
-    """Dequantise a box of a matrix; each square block has one scale."""
     wide = scales.to(torch.float32)
     for dim, (offset, length) in enumerate(zip(offsets, values.shape, strict=True)):
         wide = wide.repeat_interleave(block_size, dim).narrow(dim, offset, length)

@@ -56,7 +56,6 @@ def is_torch_save(path: str | os.PathLike[str]) -> bool:
 
 
 def _head(path: str | os.PathLike[str]) -> bytes:
-    """Return the first bytes of a regular file; none of any other."""
     with contextlib.suppress(OSError):
         # Opening a pipe in another way would wait for a writer.
         descriptor = open_descriptor(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -240,7 +239,6 @@ class _ArchiveRecords:
         """(Start, length) of each uncompressed record → its CRC."""
 
     def check_small(self) -> None:
-        """Check all records except tensor storages."""
         self._check(record for record in self._unchecked if _VALUES not in record.name)
 
     def check_range(self, start: int, nbytes: int) -> None:

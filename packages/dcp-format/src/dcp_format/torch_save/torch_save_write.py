@@ -74,7 +74,6 @@ def write_torch_save(
 
 
 def _ordered(values: dict[str, Any], paths: dict[str, Any]) -> Iterator[str]:
-    """Yield names in the order of the nested state dict, then names without a place in it."""
     yield from (name for name in paths if name in values)
     yield from (name for name in values if name not in paths)
 

@@ -105,12 +105,10 @@ class _File:
         return same and (now.st_size, now.st_mtime_ns) == (self.facts.st_size, self.facts.st_mtime_ns)
 
     def attributes(self) -> Hashable:
-        """What links share."""
         facts = self.facts
         return facts.st_dev, facts.st_size, facts.st_uid, facts.st_gid, facts.st_mode & 0o7555, self.begin
 
     def digest(self, start: int, stop: int) -> bytes:
-        """Digest of a range."""
         digest = hashlib.blake2b(digest_size=32)
         piece = memoryview(bytearray(min(_PIECE_BYTES, stop - start)))
         with open(os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb", buffering=0) as file:
@@ -143,12 +141,10 @@ class _Search:
     read_bytes: int = 0
 
     def fail(self, error: OSError | DcpError, path: str) -> None:
-        """Note an error, unless the file was removed meanwhile."""
         if not isinstance(error, FileNotFoundError):
             self.failed[path] = first_line(error)
 
     def files(self) -> Iterator[_File]:
-        """Yield files that no save is writing."""
         for folder, _, names in os.walk(self.root, onerror=lambda error: self.fail(error, str(error.filename))):
             data = [name for name in sorted(names) if name.endswith(_SUFFIXES)]
             if not data:
@@ -184,7 +180,6 @@ class _Search:
             yield _File(path, facts, begin)
 
     def equal(self, files: list[_File], ask: Callable[[_File], Hashable], size: int = 0) -> list[list[_File]]:
-        """Group the files with the same answer; `size` is what is read of each."""
         inodes = {file.inode: file for file in files}
         groups: dict[Hashable, list[_File]] = defaultdict(list)
         answers: dict[tuple[int, int], Hashable] = {}
@@ -245,7 +240,6 @@ class _Search:
 
 
 def _links(search: _Search) -> Iterator[tuple[_File, _File]]:
-    """Yield files that stay, each with one that becomes its link."""
     groups = search.equal([*search.files()], _File.attributes)
     groups = search.equal([file for group in groups for file in group], lambda file: (file.attributes(), file.sample()))
     whole = [file for group in groups for file in group]

@@ -119,7 +119,6 @@ class _Side:
             return data
 
     def elements(self, name: str) -> Iterator[Bits]:
-        """Yield a tensor's elements, one row of bytes each, in pieces."""
         entry = self.tensor(name)
         pieces = iter(entry.data.pieces(_PIECE_BYTES))
         while True:

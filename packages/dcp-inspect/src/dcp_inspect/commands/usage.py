@@ -81,8 +81,6 @@ def command(path: str, keep: tuple[KeepPolicy, ...], depth: int, as_json: bool) 
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """Size of a file, and the number of its names in this checkpoint."""
-
     bytes: int
     names: int = 1
     """In this checkpoint."""
@@ -92,8 +90,6 @@ class _File:
 
 @dataclass(frozen=True, slots=True)
 class _Used:
-    """The files of a checkpoint by identity, and the sizes of its parts."""
-
     found: FoundCheckpoint[Any]
     listed: Listed
     files: dict[_Identity, _File]
@@ -101,12 +97,10 @@ class _Used:
 
     @property
     def run(self) -> str:
-        """Directories above the one with the step."""
         return "/".join(self.found.place.run) or "."
 
     @classmethod
     def of(cls, found: FoundCheckpoint[Any], listed: Listed, depth: int) -> _Used:
-        """Look at the files of a checkpoint and, if it is complete, at its index."""
         if listed.unreadable:
             return cls(found, listed, {}, {})
         sizes = {entry.name: entry.bytes for entry in found.store.list()}
@@ -137,12 +131,10 @@ def _identified(path: str, sizes: Mapping[str, int]) -> dict[_Identity, _File]:
 
 
 def _bytes_of(files: Iterable[Mapping[_Identity, _File]]) -> int:
-    """Return the bytes of all files, each counted once."""
     return sum(file.bytes for file in {key: file for some in files for key, file in some.items()}.values())
 
 
 def _freed(removed: Iterable[_Used]) -> int:
-    """Return the bytes of files without a link outside of these checkpoints."""
     names: Counter[_Identity] = Counter()
     files: dict[_Identity, _File] = {}
     for one in removed:
@@ -153,7 +145,6 @@ def _freed(removed: Iterable[_Used]) -> int:
 
 
 def _removed(policy: KeepPolicy, used: Sequence[_Used]) -> tuple[list[_Used], int]:
-    """Return the checkpoints that a policy removes, and the bytes that it frees in all."""
     runs: dict[tuple[str, ...], list[_Used]] = defaultdict(list)
     for one in used:
         if one.listed.complete and one.found.place.step is not None:

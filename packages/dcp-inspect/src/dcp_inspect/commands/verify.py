@@ -164,7 +164,6 @@ class _Verifier:
         return result
 
     def check(self, path: str) -> _Result:
-        """Verify a checkpoint, and again if a save replaced it during the check."""
         store = open_store(path)
         names = [entry.name for entry in store.list()]
         before = index_digest(store, names)
@@ -225,7 +224,6 @@ def _check_found(verifier: _Verifier, found: FoundCheckpoint[Any], place: str) -
 
 
 def _saved_seconds(found: FoundCheckpoint[Any]) -> float:
-    """Return the time since the epoch of the save, or of a later copy."""
     listed: Listed = look_at(found)
     return max(found.modified_seconds, (listed.created_ns or 0) / 1e9)
 

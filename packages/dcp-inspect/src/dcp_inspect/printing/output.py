@@ -166,7 +166,6 @@ def _without_blanks_at_the_end(line: list[Cell]) -> list[Cell]:
 
 
 def _words(cells: Sequence[Cell], room: int) -> Iterator[tuple[str, str]]:
-    """Yield (word with the blanks before it, style)."""
     for number, cell in enumerate(cells):
         text, style = cell_text(cell), "" if isinstance(cell, str) else cell[1]
         if "bold" in style or (not number and _GUIDES.fullmatch(text)):

@@ -63,7 +63,6 @@ def _grown(values: Iterable[tuple[str, int, str]]) -> _Level:
 
 
 def _entries(level: _Level, guides: str, above: int) -> Iterator[tuple[str, _Level | str, str, str]]:
-    """Yield name, entry, and the guides before the entry and its children."""
     found = _flat(level) if above >= _MAX_LEVELS else (_joined(*each) for each in level.below)
     following = next(found, None)
     while following is not None:

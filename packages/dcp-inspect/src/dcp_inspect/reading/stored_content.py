@@ -147,8 +147,6 @@ class _Elsewhere:
 
 
 class _Rows:
-    """Bytes of a tensor by rows; a scalar is one row."""
-
     def __init__(self, store: Store, tensor: StoredTensor, item_bytes: int) -> None:
         self._store = store
         self._tensor = tensor

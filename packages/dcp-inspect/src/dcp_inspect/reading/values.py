@@ -106,8 +106,6 @@ def same_value(one: Any, other: Any) -> bool:
 
 
 class _PlainPickler(pickle.Pickler):
-    """Pickle plain values so that equal values give equal bytes."""
-
     def __init__(self, into: io.BytesIO) -> None:
         super().__init__(into, protocol=5)
         self.fast = True

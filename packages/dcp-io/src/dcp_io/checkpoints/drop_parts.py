@@ -75,7 +75,6 @@ class _Move:
         return move
 
     def new_offset(self, offset: int) -> int:
-        """Return an item's offset in the new file."""
         at = bisect_right(self.starts, offset) - 1
         return self.new_starts[at] + offset - self.starts[at]
 
@@ -238,7 +237,6 @@ class SmallerCheckpoint:
 
 
 def _select(index: CheckpointIndex, stays: Callable[[str], bool]) -> CheckpointIndex:
-    """Return an index of the names that stay, and of the files that hold their values."""
     rows = {row: name for row, name in enumerate(index.tensor_names) if stays(name)}
     aliases = {}
     for name, target in zip(index.alias_names, index.alias_targets.tolist(), strict=True):

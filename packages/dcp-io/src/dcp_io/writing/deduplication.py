@@ -126,7 +126,6 @@ def _balanced(requests: Sequence[Writable], threads: int) -> list[list[int]]:
 
 
 def _packed(requests: dict[int, _Hashed], limit: int) -> list[list[int]]:
-    """Cut a sequence of requests into files of at most `limit` bytes, or one item."""
     groups: list[list[int]] = []
     size = 0
     for n, request in requests.items():
@@ -139,8 +138,6 @@ def _packed(requests: dict[int, _Hashed], limit: int) -> list[list[int]]:
 
 
 class _Hashed:
-    """A write request that takes the digest of its tensor."""
-
     __slots__ = ("_payload", "_repeatable", "_request", "cost_bytes", "digest", "key", "layout")
     alike = None
 
@@ -166,7 +163,6 @@ class _Hashed:
                 pass
 
     def resolve(self) -> Payload:
-        """Return the payload; the write takes its digest."""
         payload = self._payload or self._request.resolve()
         if payload.framing is not Framing.RAW or self.digest:
             return payload
@@ -198,15 +194,12 @@ def _pieces(data: bytes | memoryview | PiecewiseData, max_bytes: int) -> Iterato
 
 @dataclass(frozen=True, slots=True)
 class _Base:
-    """The items with digests that a rank has in a checkpoint."""
-
     store: LocalStore
     items: StoredItems
     digests: list[bytes]
 
     @classmethod
     def of(cls, store: Store, prefix: str) -> list[_Base]:
-        """Read the digests; none if the checkpoint is put aside, or something is wrong with them."""
         try:
             names = [entry.name for entry in store.list()]
             if not isinstance(store, LocalStore) or put_aside_reason(names) is not None:
@@ -228,7 +221,6 @@ class _Base:
         return cls(store, StoredItems(items, files), [digest.tobytes() for digest in digests])
 
     def heads(self) -> Iterator[tuple[int, int]]:
-        """Yield sizes, and CRCs of first blocks."""
         columns = self.items.columns
         firsts = columns.running_crcs[starts(columns.running_counts())[:-1]]
         return zip(columns.stored_bytes.tolist(), firsts.tolist(), strict=True)
@@ -240,7 +232,6 @@ class _Base:
         return ((self.items.files[file], some) for file, some in rows.items())
 
     def link(self, file: str, rows: list[int], store: SupportsLinks, name: str, save_id: str) -> None:
-        """Give a file a name in `store`; raises OSError if its length is wrong."""
         columns = self.items.columns
         if self.store.size(file) != int((columns.offset[rows] + columns.length[rows]).max()):
             raise OSError(f"{file} has another length than when it was written")
@@ -248,8 +239,6 @@ class _Base:
 
 
 class _Links:
-    """The links of a save: items, and positions of the requests for them."""
-
     def __init__(self, backend: _Backend, store: SupportsLinks, prefix: str, save_id: str) -> None:
         self._backend, self._store, self._prefix, self._save_id = backend, store, prefix, save_id
         self.items: list[StoredItems] = []
@@ -296,7 +285,6 @@ class _Links:
 
 
 def _quarantined(parent: SupportsFolders) -> set[Hashable]:
-    """Identities of files in quarantined checkpoints, which may be damaged."""
     folders = [parent.child(name) for name in parent.folders() if parent.exists(f"{name}/{QUARANTINE}")]
     return {
         folder.identity(entry.name)
@@ -309,7 +297,6 @@ def _quarantined(parent: SupportsFolders) -> set[Hashable]:
 def _write_digests(
     backend: _Backend, name: str, save_id: str, items: StoredItems, requests: dict[int, _Hashed]
 ) -> None:
-    """Write the file for the next save, without an fsync: a torn one is ignored."""
     chosen = items.take(np.array([*requests], np.int64))
     digests = b"".join([request.digest.ljust(16, b"\0") for request in requests.values()])
     arrays: dict[str, Any] = {f"item_{column}": getattr(chosen.columns, column) for column in _COLUMNS}

@@ -80,7 +80,6 @@ class ColumnRuns:
 
 
 def _count_up(counts: npt.NDArray[np.int64]) -> U64:
-    """0, 1, … for each count."""
     ends = starts(counts)
     return (np.arange(ends[-1]) - np.repeat(ends[:-1], counts)).astype(np.uint64)
 

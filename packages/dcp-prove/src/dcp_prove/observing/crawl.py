@@ -109,7 +109,6 @@ class Crawl:
             self._queue.append((inner, child, _role_of(value, inner, role), depth + 1))
 
     def _add_leaf(self, name: str, value: Any, role: str) -> bool:
-        """Add a value without parts; return False for others."""
         if isinstance(value, (torch.Tensor, np.ndarray)):
             if self._full:
                 self.found[name] = (role if role == "average" else "tensor", value)

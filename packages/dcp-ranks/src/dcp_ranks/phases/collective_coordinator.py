@@ -76,17 +76,6 @@ class CollectiveCoordinator(PhasedCoordinator):
     The group's next operation waits for `close`, at most `timeout_seconds`. Only the group's timeout detects a missing
     rank, and its error names no rank. While an operation runs in another thread, the trainer must not use the same
     group.
-
-    Example:
-        ```python
-        import torch.distributed as dist
-        from dcp_ranks.phases.collective_coordinator import CollectiveCoordinator
-
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        with CollectiveCoordinator(dist.group.WORLD) as ranks:
-            assert ranks.all_reduce("count samples", lambda: 100, sum) == 100
-        dist.destroy_process_group()
-        ```
     """
 
     _sends_own_value = True

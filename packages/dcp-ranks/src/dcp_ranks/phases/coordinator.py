@@ -148,16 +148,7 @@ class Coordinator(ABC):
 
 
 class LocalCoordinator(Coordinator):
-    """Coordinator of a single process: each method calls its functions directly and raises errors unchanged.
-
-    Example:
-        ```python
-        from dcp_ranks.phases.coordinator import LocalCoordinator
-
-        with LocalCoordinator() as ranks:
-            assert ranks.broadcast("count words", lambda: 4) == 4
-        ```
-    """
+    """Coordinator of a single process: each method calls its functions directly and raises errors unchanged."""
 
     def __init__(self) -> None:
         super().__init__(rank=0, world_size=1, coordinator_rank=0)

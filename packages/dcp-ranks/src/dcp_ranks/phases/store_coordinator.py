@@ -49,16 +49,6 @@ class StoreCoordinator(PhasedCoordinator):
             detected only at the deadline.
         peers_store: Connection under the prefix of `peers`; None if `store` has that prefix.
         series: Number of the series of operations, if several share one monitor; 0 for the process group's own.
-
-    Example:
-        ```python
-        import torch.distributed as dist
-        from dcp_ranks.phases.store_coordinator import StoreCoordinator
-
-        store = dist.HashStore()  # of several processes: a `TCPStore`, one connection for each coordinator
-        with StoreCoordinator(store, rank=0, world_size=1) as ranks:
-            assert ranks.all_reduce("count samples", lambda: 100, sum) == 100
-        ```
     """
 
     def __init__(

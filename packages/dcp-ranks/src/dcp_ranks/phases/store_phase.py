@@ -225,7 +225,6 @@ class StoreRound:
         return found
 
     def _count(self) -> int:
-        """Return how many ranks have arrived."""
         return self._wire.add(self._arrived, 0)
 
     def _is_here(self, rank: int) -> bool:

@@ -112,7 +112,6 @@ class Reception:
             os.close(self._descriptors.pop())
 
     def _end(self, reason: str) -> None:
-        """Mark the end; after a goodbye, it is not a loss."""
         self.end = "" if self.stream.has_left and reason != _MALFORMED else self.stream.lost or reason
 
     def _fill(self) -> int:

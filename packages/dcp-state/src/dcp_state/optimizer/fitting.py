@@ -371,7 +371,6 @@ def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
 
 
 def _equal(one: Any, other: Any) -> bool:
-    """Compare bitwise, or a number with a tensor's value."""
     if isinstance(one, torch.Tensor) is not isinstance(other, torch.Tensor):
         return bool(torch.equal(torch.as_tensor(one, device="cpu"), torch.as_tensor(other, device="cpu")))
     return same_value(one, other)

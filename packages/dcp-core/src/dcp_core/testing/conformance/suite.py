@@ -28,8 +28,6 @@ _WAIT_TIMEOUT_SECONDS = 60.0
 
 
 class _RoundTripTests(StorageFixtures):
-    """Tests of a save and a load in one process."""
-
     @pytest.mark.parametrize("kind", VALUES)
     def test_a_value_comes_back(self, door: Door, raw: RawFolder, kind: str) -> None:
         value = VALUES[kind]()
@@ -66,8 +64,6 @@ class _RoundTripTests(StorageFixtures):
 
 
 class _ReadingTests(StorageFixtures):
-    """Tests of loads in one process."""
-
     def test_a_missing_checkpoint_is_named(self, door: Door, raw: RawFolder) -> None:
         folder = door.checkpoint_id.rstrip("/").rpartition("/")[2]
         with pytest.raises(CheckpointNotFoundError, match=folder):
