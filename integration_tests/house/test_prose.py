@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_PER_THOUSAND = 2.0
-MOST_WORDS_IN_DOCS = 45_100
+MOST_WORDS_IN_DOCS = 45_000
 # Phrasing → its pattern. Words of a field are no habits: `at once` is one, `immediately` is not.
 HABITS = {
     "a relative clause as subject": r"(?:(?<=[.:;] )|^)(?:What|Whoever|Whatever|Who|Where) (?:\w+ ){1,9}?"
