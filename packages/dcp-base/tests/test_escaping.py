@@ -67,6 +67,7 @@ def test_messages_of_errors_are_safe_for_logs(name: str) -> None:
         ("FILE:///a", "/a"),
         ("file://a/b", "a/b"),
         ("file://localhost/a", "/a"),
+        ("FILE://LOCALHOST/a", "/a"),
     ],
 )
 def test_paths(place: str, path: str) -> None:
@@ -91,3 +92,8 @@ def test_a_folder_named_like_a_scheme(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     (tmp_path / "s3:").mkdir()
     assert file_path("s3:/bucket") == "s3:/bucket"
+
+
+def test_an_empty_place_is_not_the_root_directory() -> None:
+    with pytest.raises(InvalidPlaceError, match="write . for the current directory"):
+        without_end_slash("")

@@ -163,6 +163,11 @@ def test_relative_paths_alone_are_made_absolute(
     assert isinstance(found, type(given))
 
 
+@pytest.mark.parametrize("given", ["file://localhost/a/b", "FILE://LOCALHOST/a/b"])
+def test_this_host_in_a_uri_is_no_directory(given: str) -> None:
+    assert absolute_id(given) == given
+
+
 def test_an_absolute_id_stays_the_very_object() -> None:
     given = Path("/a/step")
     assert absolute_id(given) is given

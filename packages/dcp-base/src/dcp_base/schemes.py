@@ -31,7 +31,12 @@ def scheme_of(place: str | os.PathLike[str]) -> str:
 
 
 def without_end_slash(place: str) -> str:
-    """Remove slashes at the end, except of `/` and `memory://`: `memory:` would be a directory."""
+    """Remove slashes at the end, except of `/` and `memory://`: `memory:` would be a directory.
+
+    Raises InvalidPlaceError for an empty text, which would become the root directory.
+    """
+    if not place:
+        raise _no_place(place)
     bare = place.rstrip("/") or "/"
     return place if "://" in place and "://" not in bare else bare
 
@@ -50,9 +55,9 @@ def file_path(place: str | os.PathLike[str]) -> str:
     head, found, rest = text.partition("://")
     if found and head.lower() in PATH_SCHEMES:
         path = rest
-        path = path.removeprefix(_THIS_HOST[:-1]) if path.startswith(_THIS_HOST) else path
+        path = path[len(_THIS_HOST) - 1 :] if path.lower().startswith(_THIS_HOST) else path
     if not path:
-        raise InvalidPlaceError(f"{text!r} is not a file or directory: write . for the current directory")
+        raise _no_place(text)
     lost = _LOST_SLASH.match(path)
     if lost is not None and not os.path.lexists(lost[1]):
         raise InvalidPlaceError(
@@ -60,6 +65,10 @@ def file_path(place: str | os.PathLike[str]) -> str:
             f"./{lost[1]}/… for a directory of that name"
         )
     return path
+
+
+def _no_place(text: str) -> InvalidPlaceError:
+    return InvalidPlaceError(f"{text!r} is not a file or directory: write . for the current directory")
 
 
 OBJECT_STORE_SCHEMES = ("s3", "s3a", "gs", "gcs", "az", "azure", "abfs", "abfss", "adl")

@@ -49,7 +49,9 @@ def absolute_id(checkpoint_id: CheckpointId) -> CheckpointId:
     local = not separator or scheme.rpartition("::")[2].lower() in PATH_SCHEMES
     if not local or not path or os.path.isabs(path) or (separator and path.startswith("~")):
         return checkpoint_id
-    file_path(path)  # an absolute path no longer shows the mistyped URI
+    path = file_path(f"file://{path}" if separator else path)  # an absolute path no longer shows the mistyped URI
+    if os.path.isabs(path):  # `file://localhost/…`
+        return checkpoint_id
     try:
         absolute = f"{scheme}{separator}{os.path.abspath(path)}"
     except FileNotFoundError as error:
