@@ -44,7 +44,12 @@ def test_no_lazy_name_is_hidden_by_a_module(point: EntryPoint) -> None:
     package = importlib.import_module(point.module.split(".")[0])
     modules = {module.name for module in pkgutil.iter_modules(package.__path__)}
     assert modules & {*package.__all__} == set()
-    assert all(hasattr(package, name) for name in package.__all__)
+    try:
+        assert all(hasattr(package, name) for name in package.__all__)
+    except ModuleNotFoundError as error:
+        if str(error.name).startswith("dcp_"):
+            raise
+        pytest.skip(f"needs {error.name}: `nox -s frameworks` installs it")
 
 
 def test_listing_all_plugins_imports_no_torch() -> None:

@@ -83,7 +83,7 @@ def _check(told: faults.Told, kind: str, phase: str, rank: int) -> None:
         assert f"rank {rank} is gone (its process has ended)" in told.text
     elif kind == "stall":
         assert told.error == "CoordinatorTimeoutError"
-        assert f"for rank {rank};" in told.text
+        assert f"for rank {rank} (" in told.text
     else:
         assert told.error == "CheckpointException"
         assert f"failed on rank {rank})" in told.text

@@ -39,7 +39,7 @@ class Refusing(Gone):
 def test_connecting_to_a_lost_store_ends_soon():
     for store, error in ((Gone(), "cannot be reached .*gone"), (Refusing(), r"although it answers \(no\).*ulimit -n")):
         with pytest.raises(CoordinatorLostError, match=error):
-            store_clones._clone(TimedStore(store, 5.0), store.clone)
+            store_clones._clone(TimedStore(store, 5.0), store.clone, 120.0)
 
 
 class WithoutClone:
