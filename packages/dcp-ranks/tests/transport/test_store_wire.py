@@ -16,7 +16,7 @@ import pytest
 import torch.distributed as dist
 
 from dcp_ranks import CoordinatorLostError
-from dcp_ranks.transport.store_wire import CHUNK_BYTES, StoreWire, TimedStore, innermost_store
+from dcp_ranks.transport.store_wire import CHUNK_BYTES, StoreWire, TimedStore, innermost_store, open_leased
 
 
 @pytest.fixture
@@ -241,3 +241,21 @@ def test_a_process_ends_with_its_own_status_while_a_store_is_silent(what):
         os.kill(server.pid, signal.SIGCONT)
         server.kill()
         server.join()
+
+
+def test_descriptors_that_other_threads_close_fail_no_connection():
+    """As the workers of a data loader do while a save connects."""
+    ended = threading.Event()
+
+    def open_and_close():
+        while not ended.is_set():
+            for descriptor in [os.open(os.devnull, os.O_RDONLY) for _ in range(20)]:
+                os.close(descriptor)
+
+    thread = threading.Thread(target=open_and_close)
+    thread.start()
+    try:
+        assert [open_leased(lambda: "a store", 120.0) for _ in range(300)] == ["a store"] * 300
+    finally:
+        ended.set()
+        thread.join()

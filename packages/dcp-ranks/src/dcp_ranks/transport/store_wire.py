@@ -303,18 +303,26 @@ def keep_lease(connection: socket.socket, peer_timeout_seconds: float) -> None:
 
 def open_leased(make: Callable[[], KeyValueStore], peer_timeout_seconds: float) -> KeyValueStore:
     """Open a connection to a store, which breaks if the store's host does not answer for so long."""
-    before = {*map(os.path.realpath, glob.glob("/proc/self/fd/*"))}
+    before = _sockets()
     made = make()
     server = innermost_store(made)
     if not isinstance(server, dist.TCPStore):  # type: ignore[attr-defined]
         return made
-    for path in glob.glob("/proc/self/fd/*"):  # torch does not tell its socket
-        target = os.path.realpath(path)
-        if "socket:[" in target and target not in before:
-            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(os.path.basename(path)))) as found:
+    for inode, descriptor in _sockets().items():  # torch does not tell its socket
+        if inode not in before:
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as found:
                 if found.family != socket.AF_UNIX and found.getpeername()[1] == server.port:
                     keep_lease(found, peer_timeout_seconds)
     return made
+
+
+def _sockets() -> dict[str, int]:
+    found = {}
+    for path in glob.glob("/proc/self/fd/*"):
+        with contextlib.suppress(OSError):  # another thread has closed it meanwhile
+            if (inode := os.readlink(path)).startswith("socket:"):
+                found[inode] = int(os.path.basename(path))
+    return found
 
 
 def connect_store(
