@@ -95,5 +95,5 @@ def test_a_folder_named_like_a_scheme(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_an_empty_place_is_not_the_root_directory() -> None:
-    with pytest.raises(InvalidPlaceError, match="write . for the current directory"):
+    with pytest.raises(InvalidPlaceError, match=r"write \. for the current directory"):
         without_end_slash("")
