@@ -461,3 +461,21 @@ def test_numbers_out_of_range_are_refused(option, values):
     for value in values:
         with pytest.raises(ValueError, match=rf"^{option}={value!r}: pass "):
             PeerOptions(**{option: value})
+
+
+def test_a_coordinator_that_is_not_in_the_list_of_its_host_yet_is_watched():
+    """It closes its door to ranks that it watches: a connection would look as if it were gone."""
+    store = dist.HashStore()
+    first, second = (Peers(store, 0, rank, 2, 0) for rank in range(2))
+    with mock.patch.object(second._cards, "of_host", return_value={}):  # as between its two writes
+        second.meet(store, complete=False)
+    first.meet(store)
+    second.meet(store)
+    for peers in (first, second):
+        for _ in range(5):
+            peers.pause(0.1, store)
+    assert (first.lost, second.lost) == ({}, {})
+    assert [*second._held.watched.values()] == [0]
+    assert second._above is None
+    first.close()
+    second.close()

@@ -106,6 +106,8 @@ class Peers:
         wire = self._wire(store)  # unlocked: the store may be slow
         cards = self._cards.of_host(wire, frozenset(self._looked_at))
         above = None if self._found_above else self._cards.above(wire)
+        if above is not None and above.process.host == self._process.host:
+            cards[0] = above  # this host's list, counted from 1, may not have it yet
         with interrupts_deferred(self._lock):
             if self._met:
                 return
