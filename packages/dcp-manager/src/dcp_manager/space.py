@@ -11,7 +11,7 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
@@ -24,6 +24,7 @@ from dcp_base.escaping import printable_bytes
 from dcp_base.logs import library_logger
 from dcp_core import Estimate, estimate
 from dcp_core.records.protocols import with_states
+from dcp_core.state_dict.flatten import flatten
 from dcp_io import (
     STALE_AFTER_SECONDS,
     CheckpointRecord,
@@ -236,7 +237,8 @@ _Share = Callable[[tuple[str, ...]], float]
 
 
 def _share_of_state(values: Mapping[str, Any]) -> _Share:
-    sizes = dict(_tensor_bytes("", values))
+    flat = flatten(values).values
+    sizes = {name: each.numel() * each.element_size() for name, each in flat.items() if isinstance(each, torch.Tensor)}
 
     def share(parts: tuple[str, ...]) -> float:
         kept = [{name for name in sizes if f"{name}.".startswith(f"{part}.")} for part in parts]
@@ -244,14 +246,6 @@ def _share_of_state(values: Mapping[str, Any]) -> _Share:
         return sum(sizes[name] for name in set().union(*kept)) / whole if whole and all(kept) else 1.0
 
     return share
-
-
-def _tensor_bytes(name: str, value: Any) -> Iterator[tuple[str, int]]:
-    if isinstance(value, torch.Tensor):
-        yield name, value.numel() * value.element_size()
-    elif isinstance(value, Mapping | list | tuple):
-        for key, child in value.items() if isinstance(value, Mapping) else enumerate(value):
-            yield from _tensor_bytes(f"{name}.{key}" if name else str(key), child)
 
 
 def _share_of_checkpoint(store: Store, values_bytes: int) -> _Share:
