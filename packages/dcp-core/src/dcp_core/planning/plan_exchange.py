@@ -25,14 +25,7 @@ from dcp_core.records.lazy import LazyList
 from dcp_core.records.metadata import Metadata
 from dcp_core.records.protocols import ReplicaKey, SavePlan, SavePlanner, WriteResult
 from dcp_core.tables.metadata_columns import metadata_from_index, planned_rows, records_of
-from dcp_core.tables.plan_columns import (
-    PlanColumns,
-    PlannedRows,
-    Selection,
-    WrittenColumns,
-    columns_of,
-    written_of,
-)
+from dcp_core.tables.plan_columns import PlanColumns, PlannedRows, Selection, WrittenColumns, columns_of, written_of
 from dcp_io.recently_used import RecentlyUsed
 from dcp_manifest.index.columns import BlockColumns, CheckpointIndex, ItemColumns
 from dcp_manifest.index.stored_items import StoredItems, take_items

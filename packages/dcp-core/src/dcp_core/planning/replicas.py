@@ -46,7 +46,7 @@ __all__ = [
 _SMALL_BYTES = 64 * 1024
 _SAMPLES = 16
 _LARGEST_SAMPLE_BYTES = 4096
-_GATHERED_BYTES = 16 << 20
+_GATHERED_TENSORS = 256  # of at most 64 KiB each
 _LARGEST_PICKLE_BYTES = 16 << 20
 _LONG_STRING_BYTES = 128 * 1024  # longer than a frame of a pickle; a long string has none
 
@@ -165,23 +165,15 @@ def _digest(tensor: torch.Tensor, *, everything: bool) -> int | None:
     return zlib.crc32(tensor_bytes(_sample(tensor)))
 
 
-def _copied(waiting: Iterable[tuple[int, torch.Tensor]]) -> Iterator[tuple[int, torch.Tensor]]:
-    parts: dict[int, torch.Tensor] = {}
-    for number, tensor in waiting:
-        if tensor.nbytes <= _SMALL_BYTES:
-            parts[number] = contiguous(tensor.resolve_conj().resolve_neg()).view(-1).view(torch.uint8)
-        else:
-            parts[number] = _sample(tensor)
-        if len(parts) * _SMALL_BYTES >= _GATHERED_BYTES:
-            yield from zip(parts, _split([*parts.values()]), strict=True)
-            parts.clear()
-    if parts:
-        yield from zip(parts, _split([*parts.values()]), strict=True)
+def _copied(waiting: Sequence[tuple[int, torch.Tensor]]) -> Iterator[tuple[int, torch.Tensor]]:
+    for start in range(0, len(waiting), _GATHERED_TENSORS):
+        numbers, tensors = zip(*waiting[start : start + _GATHERED_TENSORS], strict=True)
+        parts = [_whole(tensor) if tensor.nbytes <= _SMALL_BYTES else _sample(tensor) for tensor in tensors]
+        yield from zip(numbers, torch.split(torch.cat(parts).cpu(), [*map(len, parts)]), strict=True)
 
 
-def _split(parts: list[torch.Tensor]) -> Sequence[torch.Tensor]:
-    found: Sequence[torch.Tensor] = torch.split(torch.cat(parts).cpu(), [*map(len, parts)])
-    return found
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    return contiguous(tensor.resolve_conj().resolve_neg()).view(-1).view(torch.uint8)
 
 
 def _sample(tensor: torch.Tensor) -> torch.Tensor:
