@@ -136,10 +136,8 @@ class StoreRound:
         self._place = self._wire.add(self._arrived)
         self._waiting.phase = outcome.label.partition(" ")[2]
         if 2 * self._place >= self._seat.world_size:
-            self._waiting.half, self._waiting.due = (
-                True,
-                self._started + min(_FIRST_LINE_SECONDS, self._waiting.timeout_seconds),
-            )
+            self._waiting.half = True
+            self._waiting.due = self._started + min(_FIRST_LINE_SECONDS, self._waiting.timeout_seconds)
         if self._place == self._seat.world_size or outcome.failure is not None:
             self._wire.put(self._ready, b"")
         if self._leads:
