@@ -64,6 +64,28 @@ def test_what_trainers_store_comes_back(value: object) -> None:
     assert torch.load(io.BytesIO(data), weights_only=False) == value
 
 
+def test_scalars_that_compare_equal_keep_their_own_archives() -> None:
+    scalars = [
+        1,
+        1.0,
+        True,
+        "1",
+        0,
+        0.0,
+        -0.0,
+        False,
+        "",
+        None,
+        "None",
+        float("nan"),
+        -float("nan"),
+        "x" * 1000,
+        1 << 4000,
+    ]
+    for _ in range(2):
+        assert [dump_object(value, key="k") for value in scalars] == [stock_bytes(value) for value in scalars]
+
+
 ARRAYS = [
     *(np.arange(6).reshape(2, 3), np.arange(6.0).reshape(2, 3).T, np.zeros(0), np.zeros((3, 0)), np.array(5.0)),
     *(np.asfortranarray(np.ones((3, 4))), np.arange(3, dtype=">i4"), np.ones((2, 2), np.bool_)),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import functools
 import io
 import itertools
 import pickle
@@ -61,6 +62,7 @@ __all__ = [
 
 
 _LOOKED_AT = 1000
+_CACHED_BYTES = 256
 _PLAIN = SCALARS | {bytes, torch.Tensor}
 _DATA = (torch.utils.data.DataLoader, torch.utils.data.Dataset, torch.utils.data.Sampler)
 
@@ -104,6 +106,8 @@ def dump_object(value: object, *, key: str) -> bytes:
     """Serialize as a `torch.save` archive, or raise UnsupportedValueError; a `DumpedObject` is already serialized."""
     if isinstance(value, DumpedObject):
         return value.data
+    if type(value) in SCALARS and sys.getsizeof(value) <= _CACHED_BYTES:
+        return _dump_scalar(value, str(value))
     if type(value) not in _PLAIN:
         _refuse_without_state(value, key)
     buffer = io.BytesIO()
@@ -122,6 +126,15 @@ def dump_object(value: object, *, key: str) -> bytes:
             f"{key!r} of type {type(value).__qualname__} cannot be saved: {error}; store plain data instead "
             "(numbers, strings, containers, tensors), or keep it out of the state dict"
         ) from error
+    return buffer.getvalue()
+
+
+# Optimizers repeat the same few settings in each group and each save. The text tells -0.0 from 0.0.
+@functools.lru_cache(maxsize=1024, typed=True)
+def _dump_scalar(value: object, text: str) -> bytes:
+    del text
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
     return buffer.getvalue()
 
 
