@@ -1,0 +1,154 @@
+"""Ranks in virtual time: `save` and `load` themselves, deaths, and a disk that forgets."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import torch
+
+from dcp_core import load, load_keys, save
+from dcp_core.records.metadata import TensorProperties
+from dcp_core.shards.shards import LocalShard, LocalTensor
+from dcp_core.testing.rehearsal.clock import Clock
+from dcp_core.testing.rehearsal.storage import Disk, VirtualStore
+from dcp_core.testing.rehearsal.world import Cluster, VirtualReader, VirtualWriter, World
+from dcp_ranks import CoordinatorTimeoutError, PeerLostError, PeerOptions
+
+COLUMNS = 8
+
+
+def cut(values: torch.Tensor, rank: int) -> LocalTensor:
+    """One row of a tensor."""
+    row = values[rank : rank + 1].clone()
+    shard = LocalShard(torch.Size((rank, 0)), row.shape, lambda: row)
+    return LocalTensor(values.shape, TensorProperties(values.dtype), False, (shard,))
+
+
+def rows(ranks: int) -> torch.Tensor:
+    return torch.arange(float(ranks * COLUMNS)).reshape(ranks, COLUMNS)
+
+
+def save_all(world: World, rank: int) -> None:
+    state = {"rows": cut(rows(world.cluster.ranks), rank), "same": torch.ones(3), "step": 5}
+    save(state, storage_writer=VirtualWriter(world, "run"))
+
+
+def load_all(world: World, rank: int) -> bool:
+    ranks = world.cluster.ranks
+    state: dict[str, Any] = {"rows": cut(torch.zeros(ranks, COLUMNS), rank), "same": torch.zeros(3), "step": 0}
+    load(state, storage_reader=VirtualReader(world, "run"))
+    (shard,) = state["rows"].shards
+    return torch.equal(shard.get()[0], rows(ranks)[rank]) and state["step"] == 5
+
+
+def results(tasks: Any) -> list[Any]:
+    for task in tasks:
+        if task.error is not None:
+            raise task.error
+    return [task.result for task in tasks]
+
+
+@pytest.mark.parametrize(
+    "cluster",
+    [
+        Cluster(1),
+        Cluster(3, 2),
+        Cluster(64),
+        Cluster(24, 4, peers=PeerOptions(leaders_above=8, fan_out=2)),
+    ],
+    ids=["alone", "few", "many", "leaders"],
+)
+def test_ranks_load_what_they_have_saved(cluster: Cluster) -> None:
+    world = World(cluster)
+    results(world.run(lambda rank: save_all(world, rank)))
+    assert all(results(world.run(lambda rank: load_all(world, rank))))
+    with world.installed():
+        assert torch.equal(load_keys(storage_reader=VirtualReader(world, "run"))["rows"], rows(cluster.ranks))
+
+
+def history(seed: int) -> object:
+    """Everything that one save did."""
+    world = World(Cluster(6, 2, peers=PeerOptions(leaders_above=4)), seed)
+    results(world.run(lambda rank: save_all(world, rank), starts=[0.01 * rank for rank in range(6)]))
+    files = {path: bytes(file.data) for path, file in world.disk.files.items()}
+    return world.phases, world.network.traffic, files, world.clock.steps
+
+
+def test_a_seed_repeats_a_save_bit_for_bit() -> None:
+    assert history(1) == history(1)
+    assert history(1) != history(2)
+
+
+def test_an_hour_of_waiting_takes_no_time() -> None:
+    world = World(Cluster(3, timeout_seconds=3600.0))
+    started = time.monotonic()
+    tasks = world.run(lambda rank: save_all(world, rank) if rank < 2 else world.clock.pause(1e5))
+    assert world.clock.now >= 1e5
+    assert time.monotonic() - started < 600
+    for task in tasks[:2]:
+        assert isinstance(task.error, CoordinatorTimeoutError)
+        assert task.error.ranks == (2,)
+
+
+@pytest.mark.parametrize("leaders_above", [256, 1])
+def test_a_killed_rank_is_named_on_all_others(leaders_above: int) -> None:
+    world = World(Cluster(4, 2, peers=PeerOptions(leaders_above=leaders_above)))
+    world.clock.at_step[60] = lambda: world.network.kill([3])
+    tasks = world.run(lambda rank: save_all(world, rank))
+    assert isinstance(tasks[3].error, SystemExit)
+    for task in tasks[:3]:
+        assert isinstance(task.error, PeerLostError)
+        assert task.error.ranks == (3,)
+    assert not [path for path in world.disk.files if path.endswith(".metadata")]
+
+
+def test_a_killed_task_changes_nothing_any_more() -> None:
+    disk = Disk(Clock(0))
+    store = VirtualStore(disk, "run")
+
+    def work() -> None:
+        try:
+            disk.clock.pause(10.0)
+        finally:
+            with suppress(OSError):
+                store.publish("note", b"from a dead process")
+
+    disk.clock.at(5.0, lambda: disk.clock.kill(disk.clock.tasks[0]))
+    (task,) = disk.clock.run([work])
+    assert isinstance(task.error, SystemExit)
+    assert disk.files == {}
+    assert disk.clock.now == 5.0
+
+
+def test_a_crash_keeps_what_was_synced_alone() -> None:
+    seen = set()
+    for seed in range(40):
+        disk = Disk(Clock(seed))
+        store = VirtualStore(disk, "run")
+        store.publish("index", b"whole")
+        for name, sync in (("synced", True), ("loose", False)):
+            sink = store.create(name, sync=sync)
+            sink.write([b"bytes"])
+            sink.close()
+        store.sync_folder()
+        store.create("later").close()
+        disk.crash()
+        assert store.read("index") == b"whole"
+        assert store.read("synced") == b"bytes"
+        assert b"bytes".startswith(store.read("loose"))
+        seen.add((len(store.read("loose")), store.exists("later")))
+    assert len(seen) > 6
+
+
+def test_requests_wait_for_a_busy_disk() -> None:
+    world = World(Cluster(2, 1, disk_seconds=0.0, host_bytes_per_second=100.0, disk_bytes_per_second=100.0))
+
+    def write(rank: int) -> float:
+        VirtualStore(world.disk, "run").publish(str(rank), bytes(50))
+        return world.clock.now
+
+    assert sorted(results(world.run(write))) == [0.5, 1.0]
+    assert world.disk.whole.busy_seconds == 1.0
