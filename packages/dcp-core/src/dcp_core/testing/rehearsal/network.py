@@ -30,6 +30,7 @@ class Traffic:
     """What one rank has sent: requests to the store without polls, polls, bytes set there, and frames."""
 
     requests: int = 0
+    deletions: int = 0
     polls: int = 0
     set_bytes: int = 0
     frames: int = 0
@@ -147,6 +148,7 @@ class _Store(KeyValueStore):
         return bytes(self._ask(answer))
 
     def delete_key(self, key: str, /) -> bool:
+        self._network.traffic[self._rank].deletions += 1
         return bool(self._ask(lambda keys: keys.pop(key, None) is not None))
 
     def clone(self) -> KeyValueStore:
