@@ -65,8 +65,9 @@ class FileSystemWriter(_LocalFolder, ByteStorageWriter, BlockingAsyncStager):
         max_inflight_bytes: Limit of the memory for buffers of all threads together. Tensors on an accelerator, and
             views that are not contiguous, are copied through these buffers. None for 64 MiB, or more if
             `per_thread_copy_ahead` requires more.
-        deduplicate: Whether files that the newest checkpoint of the parent directory has become hard links; or the path
-            of another checkpoint to compare with in addition.
+        parts: Prefixes such as `app.model`. A part's values get files of their own: removing a part copies nothing.
+        deduplicate: Whether files of the parent directory's newest checkpoint become hard links; or the path of another
+            checkpoint to compare with.
         stale_after_seconds: A save of another host counts as dead, and its leftovers are removed, when it has not
             renewed its marker for this long.
 
@@ -100,6 +101,7 @@ class FileSystemWriter(_LocalFolder, ByteStorageWriter, BlockingAsyncStager):
         layout: Layout = "torch",
         interop: bool | None = None,
         max_inflight_bytes: int | None = None,
+        parts: Sequence[str] = (),
         deduplicate: bool | str | os.PathLike[str] = False,
         stale_after_seconds: float = STALE_AFTER_SECONDS,
     ) -> None:
@@ -118,6 +120,7 @@ class FileSystemWriter(_LocalFolder, ByteStorageWriter, BlockingAsyncStager):
         copied_bytes = self.thread_count * per_thread_copy_ahead
         self.max_inflight_bytes = max_inflight_bytes or max(StoreBackend.default_inflight_bytes, copied_bytes)
         self.stale_after_seconds = stale_after_seconds
+        self._parts = [parts] if isinstance(parts, str) else [*parts]
         BlockingAsyncStager.__init__(self, cache_staged_state_dict=cache_staged_state_dict)
         ByteStorageWriter.__init__(self, path, overwrite=overwrite, interop=interop, compression=setting)
         if deduplicate is not False:
@@ -134,6 +137,7 @@ class FileSystemWriter(_LocalFolder, ByteStorageWriter, BlockingAsyncStager):
             threads=self.thread_count,
             single_file=self.single_file_per_rank,
             sync=self.sync_files,
+            parts=self._parts,
             stale_after_seconds=self.stale_after_seconds,
             max_inflight_bytes=self.max_inflight_bytes,
         )

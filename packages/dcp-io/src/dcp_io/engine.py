@@ -17,7 +17,7 @@ from dcp_io.saves.cleanup import STALE_AFTER_SECONDS, read_current
 from dcp_io.saves.save_session import JoinedSave, RankSaveSession, SaveSession
 from dcp_io.stores.store import Store, with_folders
 from dcp_io.workers import MAX_INFLIGHT_BYTES
-from dcp_io.writing.write_engine import write_items
+from dcp_io.writing.write_engine import assign_to_threads, by_part, write_items
 from dcp_manifest.errors import CheckpointNotFoundError
 from dcp_manifest.index.columns import CheckpointIndex
 from dcp_manifest.index.stored_items import StoredItems
@@ -32,6 +32,7 @@ class StoreBackend:
         threads: Number of writer or reader threads of this rank.
         single_file: Whether each writer thread writes one file for all its items; otherwise one file per item.
         sync: Whether saves survive a crash of the machine (fsync).
+        parts: Prefixes of names whose values get files of their own, unless each item has one.
         stale_after_seconds: See `SaveSession.begin`.
         max_inflight_bytes: Limit of the memory for buffers of a write or a read.
 
@@ -58,6 +59,7 @@ class StoreBackend:
         threads: int = 1,
         single_file: bool = True,
         sync: bool = True,
+        parts: Sequence[str] = (),
         verify: Verify = "blocks",
         stale_after_seconds: float = STALE_AFTER_SECONDS,
         max_inflight_bytes: int = MAX_INFLIGHT_BYTES,
@@ -68,7 +70,7 @@ class StoreBackend:
         self.layout: Layout = layout
         self.single_file = single_file
         self.threads = threads
-        self._sync = sync
+        self._sync, self._parts = sync, parts
         self.verify: Verify = verify
         self._options: dict[str, Any] = {"stale_after_seconds": stale_after_seconds, "sync": sync}
         self.max_inflight_bytes = max_inflight_bytes
@@ -127,6 +129,9 @@ class StoreBackend:
         save = self._running()
         if save.save_id != save_id:
             raise DcpError(f"save {save_id} was not begun in {self.url}; the running one is {save.save_id}")
+        sync = self._sync and not groups
+        if self._parts and self.single_file:
+            groups = by_part(requests, groups or assign_to_threads(requests, self.threads), self._parts)
         items = write_items(
             self.store,
             requests,
@@ -135,7 +140,7 @@ class StoreBackend:
             layout=self.layout,
             threads=self.threads,
             single_file=self.single_file,
-            sync=self._sync and not groups,
+            sync=sync,
             max_inflight_bytes=self.max_inflight_bytes,
             groups=groups,
         )

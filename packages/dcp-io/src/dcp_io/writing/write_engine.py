@@ -33,6 +33,7 @@ __all__ = [
     "DataFile",
     "Place",
     "assign_to_threads",
+    "by_part",
     "measure_items",
     "write_items",
 ]
@@ -225,6 +226,16 @@ def assign_to_threads(requests: Sequence[Writable], threads: int) -> list[list[i
         buckets[number].append(position)
         heapq.heapreplace(loads, (load + requests[position].cost_bytes, number))
     return [bucket for bucket in buckets if bucket]
+
+
+def by_part(requests: Sequence[Writable], groups: Sequence[Sequence[int]], parts: Sequence[str]) -> list[list[int]]:
+    """Split groups of positions, so that none has items of two parts."""
+    split: dict[tuple[str, int], list[int]] = {}
+    for number, group in enumerate(groups):
+        for position in group:
+            part = next((part for part in parts if f"{requests[position].key}.".startswith(f"{part}.")), "")
+            split.setdefault((part, number), []).append(position)
+    return [*split.values()]
 
 
 Place = tuple[int, int, int, int, int, int, int]
