@@ -79,9 +79,59 @@ def test_mixed_files_are_separated_by_the_second_save(tmp_path: Path) -> None:
         check(path, values(step))
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_file_with_few_changed_values_is_linked_by_the_second_save(tmp_path: Path) -> None:
+    """Wherever the changed values are: each of two files has one of them."""
+    options = {"single_file_per_rank": True, "thread_count": 1}
+
+    def state(step: int) -> dict[str, Any]:
+        return {key: value.repeat(30) for key, value in values(step, frozen=38).items() if torch.is_tensor(value)}
+
+    paths = [save_to(tmp_path / f"step-{step}", state(step), **options) for step in range(STEPS)]
+    assert len([*paths[0].glob("*.distcp")]) > 20
+    for before, path in itertools.pairwise(paths):
+        assert sum(file.stat().st_size for file in path.glob("*.distcp") if file.stat().st_nlink == 1) < 3 * 2_500_000
+        assert links(path, before) > 17
+    shutil.rmtree(paths[0])
+    for step in (1, 2):
+        check(paths[step], state(step))
+    loaded = {key: torch.zeros_like(value) for key, value in state(2).items()}
+    stock.load(loaded, checkpoint_id=paths[2], no_dist=True)
+    assert all(torch.equal(loaded[key], value) for key, value in state(2).items())
+
+
+def test_old_values_take_an_eighth_of_linked_files_at_most(tmp_path: Path) -> None:
+    """One value more changes in each step; the first file is linked until five of 32 have changed."""
+    state = {f"t.{n}": torch.randn(ROWS) for n in range(32)}
+    path = save_to(tmp_path / "step-0", state, single_file_per_rank=True, thread_count=1)
+    linked = []
+    for step in range(1, 7):
+        state = state | {f"t.{step}": torch.randn(ROWS)}
+        before, path = path, save_to(tmp_path / f"step-{step}", state, single_file_per_rank=True, thread_count=1)
+        linked.append(links(path, before))
+        assert sum(file.stat().st_size for file in path.glob("*.distcp")) < 1.2 * 4 * ROWS * len(state)
+        check(path, state)
+    assert linked == [1, 2, 3, 4, 4, 6]
+
+
+def test_damage_is_found_in_linked_files_with_old_values(tmp_path: Path) -> None:
+    options = {"single_file_per_rank": True, "thread_count": 1}
+    first = {f"t.{n}": torch.randn(ROWS) for n in range(16)}
+    save_to(tmp_path / "step-0", first, **options)
+    path = save_to(tmp_path / "step-1", first | {"t.15": torch.randn(ROWS)}, **options)
+    (linked,) = path.glob("*linked*")
+    shutil.rmtree(tmp_path / "step-0")
+    assert verify_checkpoint(path).problems == ()
+    flip(linked, 70_000)
+    assert [problem.file for problem in verify_checkpoint(path).problems] == [linked.name]
+    flip(linked, 70_000)
+    os.truncate(linked, 15 * 4 * ROWS // 2)
+    assert {problem.file for problem in verify_checkpoint(path).problems} == {linked.name}
+
+
 @pytest.mark.parametrize("copies", [(1, 1), (1, 3), (3, 1), (3, 2)])
 def test_equal_values_within_a_checkpoint(tmp_path: Path, copies: tuple[int, int]) -> None:
-    """Every byte of a linked file belongs to an item, so a file is linked at most as often as it is wanted."""
+    """A file is linked at most as often as its values are wanted."""
     states = [{f"zeros.{n}": torch.zeros(ROWS) for n in range(count)} for count in copies]
     for single in (True, False):
         for step, state in enumerate(states):

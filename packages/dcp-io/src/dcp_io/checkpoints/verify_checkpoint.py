@@ -324,6 +324,7 @@ class _FileCheck:
     def __init__(self, name: str, window: _Window, *, exact: bool) -> None:
         self._name = name
         self._exact = exact
+        self._linked = False
         self.window = window
         self.problems: list[Problem] = []
         self.unverified: set[str] = set()
@@ -338,21 +339,26 @@ class _FileCheck:
             if start < position and not shared:
                 self._report("the item overlaps the one before it", one.key, start)
             if stop <= self.window.size:
-                if self._exact:
+                if self._exact and not self._linked:
                     self._check_gap(position, start)
                 self._check_item(one)
             position, last = max(position, stop), one.item
         if cut:
             self._report_end(cut)
-        if self._exact and self.window.size > position:
+        if self._exact and not self._linked and self.window.size > position:
             self._report(f"{self.window.size - position} bytes follow the last item", None, position)
 
     def _mark_bytes(self, items: Sequence[IndexedItem]) -> int:
         own = own_name(self._name)
         if not self._exact or own is None or own.save_id is None or self.window.size < MARK_BYTES:
             return 0
-        first = min([one.item.offset for one in items])
-        return mark_bytes(self.window.view(0, MARK_BYTES)) if first >= MARK_BYTES else 0
+        if min([one.item.offset for one in items]) < MARK_BYTES:
+            return 0
+        mark = self.window.view(0, MARK_BYTES)
+        count = mark_bytes(mark)
+        # A link may have values that only other saves need.
+        self._linked = count > 0 and not bytes(mark).rstrip(b"\0").endswith(own.save_id.encode())
+        return count
 
     def _report(self, message: str, key: str | None, offset: int) -> None:
         self.problems.append(Problem(message, self._name, key, offset))

@@ -1,11 +1,11 @@
-"""Data files that are equal to files of an earlier checkpoint become hard links of them. See decision 33.
+"""Data files of an earlier checkpoint become hard links. See decision 33.
 
-Items of more than 64 KiB are packed into files of their own, in the order of the plan. A file next to them has the
-digest of each such item, taken while the item was written. The next save compares:
+Items of more than 64 KiB are packed into files of their own. Another file has their digests, taken during the write.
+The next save compares:
 
-1. An item whose first CRC block is not in the base has changed. Other items of the same size are digested.
-2. A file of the base is linked if all of its items are found.
-3. Found items of other files, and changed items, go to separate files: the next save can link the first.
+1. An item whose first CRC block is not in the base has changed. Others are digested.
+2. Files with found items are linked, those with the smallest unused share first.
+3. Other found items, and changed ones, go to separate files.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import functools
 import hashlib
 import io
 import os
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -68,7 +68,7 @@ class _Backend(Protocol):
 
 
 class Deduplication:
-    """Writer of a rank's items, with links for files that an earlier checkpoint in the parent directory has.
+    """Writer of a rank's items, with links for files of an earlier checkpoint.
 
     Args:
         base: Path of a checkpoint to compare with in addition.
@@ -91,18 +91,15 @@ class Deduplication:
         rest = [n for n in count if n not in links.positions]
         small = [n for n in rest if n not in hashed]
         limit = max(FILE_MIN_BYTES, sum(one.cost_bytes for one in hashed.values()) // _FILES)
+        buckets = assign_to_threads([requests[n] for n in small], backend.threads)
         groups = [
-            *([small[n] for n in bucket] for bucket in _balanced([requests[n] for n in small], backend.threads)),
+            *([small[n] for n in bucket] for bucket in buckets if bucket),
             *_packed({n: hashed[n] for n in rest if n in hashed and hashed[n].digest}, limit * backend.single_file),
             *_packed({n: hashed[n] for n in rest if n in hashed and not hashed[n].digest}, limit * backend.single_file),
         ]
         row = {n: row for row, n in enumerate(rest)}
-        written = backend.write(
-            [hashed.get(n, requests[n]) for n in rest],
-            prefix=prefix,
-            save_id=save_id,
-            groups=[[row[n] for n in group] for group in groups],
-        )
+        chosen, files = [hashed.get(n, requests[n]) for n in rest], [[row[n] for n in group] for group in groups]
+        written = backend.write(chosen, prefix=prefix, save_id=save_id, groups=files)
         store.sync(written.files)
         items = StoredItems.joined([written, *links.items]).take(np.argsort([*rest, *links.positions]))
         _write_digests(backend, data_file_name(f"{prefix}digests", 0, save_id), save_id, items, hashed)
@@ -119,10 +116,6 @@ class Deduplication:
         except (OSError, DcpError) as error:
             _log.warning("nothing in %s is linked: %s", parent.url, error)
         return bases + found
-
-
-def _balanced(requests: Sequence[Writable], threads: int) -> list[list[int]]:
-    return assign_to_threads(requests, threads) if requests else []
 
 
 def _packed(requests: dict[int, _Hashed], limit: int) -> list[list[int]]:
@@ -159,8 +152,7 @@ class _Hashed:
             if not left:
                 break
         if (self.cost_bytes, crc) in heads:
-            for _ in _DigestedData(self, payload).pieces(STEP_BYTES):
-                pass
+            deque(_DigestedData(self, payload).pieces(STEP_BYTES), maxlen=0)
 
     def resolve(self) -> Payload:
         payload = self._payload or self._request.resolve()
@@ -184,12 +176,11 @@ class _DigestedData:
 
 
 def _pieces(data: bytes | memoryview | PiecewiseData, max_bytes: int) -> Iterator[memoryview]:
-    if not isinstance(data, bytes | memoryview):
-        yield from data.pieces(max_bytes)
-        return
-    view, step = memoryview(data).toreadonly(), min(max_bytes, STEP_BYTES)
-    for start in range(0, len(view), step):
-        yield view[start : start + step]
+    # Small pieces stay in the cache until their CRC is taken.
+    for piece in (data,) if isinstance(data, bytes | memoryview) else data.pieces(max_bytes):
+        view, step = memoryview(piece).toreadonly(), min(max_bytes, STEP_BYTES)
+        for start in range(0, len(view), step):
+            yield view[start : start + step]
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,17 +216,45 @@ class _Base:
         firsts = columns.running_crcs[starts(columns.running_counts())[:-1]]
         return zip(columns.stored_bytes.tolist(), firsts.tolist(), strict=True)
 
-    def rows_of_files(self) -> Iterator[tuple[str, list[int]]]:
+    def stored_files(self, avoided: set[Hashable]) -> Iterator[_StoredFile]:
         rows: dict[int, list[int]] = defaultdict(list)
         for row, file in enumerate(self.items.columns.file.tolist()):
             rows[file].append(row)
-        return ((self.items.files[file], some) for file, some in rows.items())
+        for file, some in rows.items():
+            name = self.items.files[file]
+            try:
+                if self.store.identity(name) not in avoided:
+                    yield _StoredFile(self, name, some, self.store.size(name))
+            except (OSError, DcpError) as error:
+                _log.info("%s of %s is written again: %s", name, self.store.url, error)
 
-    def link(self, file: str, rows: list[int], store: SupportsLinks, name: str, save_id: str) -> None:
-        columns = self.items.columns
-        if self.store.size(file) != int((columns.offset[rows] + columns.length[rows]).max()):
-            raise OSError(f"{file} has another length than when it was written")
-        store.link(name, self.store, file, tag=save_id, sync=False)  # the base was synced
+
+@dataclass(frozen=True, slots=True)
+class _StoredFile:
+    base: _Base
+    name: str
+    rows: list[int]
+    stored_bytes: int
+
+    def found(self, wanted: dict[bytes, list[int]]) -> list[int]:
+        # Each digest at most as often as it is wanted.
+        found, taken = [], Counter[bytes]()
+        for row in self.rows:
+            digest = self.base.digests[row]
+            if taken[digest] < len(wanted.get(digest, ())):
+                taken[digest] += 1
+                found.append(row)
+        return found
+
+    def unused_bytes(self, found: list[int]) -> int:
+        return self.stored_bytes - int(self.base.items.columns.length[found].sum())
+
+    def link(self, found: list[int], store: SupportsLinks, name: str, save_id: str) -> StoredItems:
+        columns = self.base.items.take(np.array(found, np.int64)).columns
+        if self.stored_bytes < int((columns.offset + columns.length).max()):
+            raise OSError("it is shorter than when it was written")
+        store.link(name, self.base.store, self.name, tag=save_id, sync=False)  # the base was synced
+        return StoredItems(replace(columns, file=np.zeros(len(found), np.uint32)), [name])
 
 
 class _Links:
@@ -245,7 +264,6 @@ class _Links:
         self.positions: dict[int, None] = {}
 
     def compare(self, requests: dict[int, _Hashed], bases: Sequence[_Base]) -> None:
-        """Digest requests that may be in a base, and link the files with wanted items only."""
         heads = {head for base in bases for head in base.heads()}
         sizes = {size for size, _ in heads}
         waiting = iter([request for request in requests.values() if request.cost_bytes in sizes])
@@ -257,31 +275,28 @@ class _Links:
 
         run_together([compare] * self._backend.threads)
         wanted: dict[bytes, list[int]] = defaultdict(list)
-        for n, request in requests.items():
-            if request.digest:
-                wanted[request.digest].append(n)
-        avoided = _quarantined(self._store.parent()) if wanted else set()
-        for base in bases:
-            for file, rows in base.rows_of_files():
-                need = Counter(base.digests[row] for row in rows)
-                if all(len(wanted.get(digest, ())) >= count for digest, count in need.items()):
-                    self._link(base, file, rows, wanted, avoided)
+        for n in [n for n, request in requests.items() if request.digest]:
+            wanted[requests[n].digest].append(n)
+        if wanted:
+            avoided = _quarantined(self._store.parent())
+            self._link_files([file for base in bases for file in base.stored_files(avoided)], wanted)
 
-    def _link(
-        self, base: _Base, file: str, rows: list[int], wanted: dict[bytes, list[int]], avoided: set[Hashable]
-    ) -> None:
-        name = data_file_name(f"{self._prefix}linked", len(self.items), self._save_id)
-        try:
-            if base.store.identity(file) in avoided:
-                return
-            base.link(file, rows, self._store, name, self._save_id)
-        except (OSError, DcpError) as error:
-            _log.info("%s of %s is written again: %s", file, base.store.url, error)
-            return
-        self._backend.wrote([name])
-        columns = base.items.take(np.array(rows, np.int64)).columns
-        self.items.append(StoredItems(replace(columns, file=np.zeros(len(rows), np.uint32)), [name]))
-        self.positions |= {wanted[base.digests[row]].pop(): None for row in rows}
+    def _link_files(self, files: list[_StoredFile], wanted: dict[bytes, list[int]]) -> None:
+        linked = unused = 0
+        for file in sorted(files, key=lambda file: file.unused_bytes(file.found(wanted)) / max(1, file.stored_bytes)):
+            found = file.found(wanted)
+            more = file.unused_bytes(found)
+            if not found or 8 * (unused + more) > linked + file.stored_bytes:  # old values shall take little space
+                continue
+            name = data_file_name(f"{self._prefix}linked", len(self.items), self._save_id)
+            try:
+                self.items.append(file.link(found, self._store, name, self._save_id))
+            except (OSError, DcpError) as error:
+                _log.info("%s of %s is written again: %s", file.name, file.base.store.url, error)
+                continue
+            self._backend.wrote([name])
+            self.positions |= {wanted[file.base.digests[row]].pop(): None for row in found}
+            linked, unused = linked + file.stored_bytes, unused + more
 
 
 def _quarantined(parent: SupportsFolders) -> set[Hashable]:
