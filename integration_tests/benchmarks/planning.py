@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -24,15 +23,16 @@ import numpy as np
 import torch
 import torch.distributed.checkpoint as stock
 
-from dcp_core.planning.plan_exchange import RANK_PLANS, PlanExchange
+from dcp_core.planning.plan_exchange import RANK_PLANS, PackedResults, PlanExchange, pack
 from dcp_core.planning.save_planner import DefaultSavePlanner
 from dcp_core.records.metadata import Metadata, StorageMeta
 from dcp_core.records.protocols import SavePlan
-from dcp_core.tables.metadata_columns import records_of
+from dcp_core.tables.metadata_columns import records_of, written_index
 from dcp_core.tables.plan_columns import PlanColumns
 from dcp_manifest import CheckpointIndex, ManifestFile
 from dcp_manifest.file.manifest_write import encode as encode_index
 from dcp_manifest.index.columns import Framing, starts
+from dcp_manifest.index.stored_items import StoredItems
 from dcp_ranks import Coordinator
 from dcp_ranks.transport.store_wire import decode, encode
 from integration_tests.benchmarks.manifest import INFO, items
@@ -139,8 +139,8 @@ def ask(rank: int, world: int, answers: Sequence[bytes]) -> bytes:
     return said[len(answers)]
 
 
-def coordinate(world: int) -> tuple[dict[str, float], list[list[bytes]], Metadata]:
-    """The planning phases on the coordinator: seconds, bytes of each kind, the answers, and the metadata."""
+def coordinate(world: int) -> tuple[dict[str, float], list[list[bytes]], Metadata, PlanExchange]:
+    """The planning phases on the coordinator: seconds, bytes of each kind, the answers, the metadata, its exchange."""
     times = dict.fromkeys(("decode_seconds", "plan_seconds", "encode_seconds"), 0.0)
     made: list[Metadata] = []
     answers: list[list[bytes]] = [[] for _ in range(world)]
@@ -171,28 +171,40 @@ def coordinate(world: int) -> tuple[dict[str, float], list[list[bytes]], Metadat
         made.append(metadata)
         return plans, metadata
 
-    PlanExchange(Played(0, world, exchange), DefaultSavePlanner(), "simulated").run(lambda: held(0, world), plan)
+    own = PlanExchange(Played(0, world, exchange), DefaultSavePlanner(), "simulated")
+    own.run(lambda: held(0, world), plan)
     times["seconds"] = sum(times.values())
     times["up_bytes"] = sorted(sent)[world // 2]
     times["down_bytes"] = max(sum(map(len, each)) for each in answers)
     times["coordinator_gets_bytes"] = sum(sent)
-    return times, answers, made[0]
+    return times, answers, made[0], own
 
 
-def manifest_of(metadata: Metadata, world: int) -> dict[str, float]:
+def results_of(exchange: PlanExchange, index: CheckpointIndex) -> list[PackedResults]:
+    """What the ranks send after they have written their items, each into one file, as the coordinator decodes it."""
+    boxes = starts(index.tensor_ndim.repeat(index.tensor_chunks))[:-1]
+    stored_bytes = (np.multiply.reduceat(index.chunk_sizes, boxes) * 2).astype(np.uint32)
+    del boxes
+    results = []
+    for rank, planned in enumerate(exchange._final):
+        assert planned is not None
+        sizes = np.append(stored_bytes[planned.chunks], [64] * len(planned.objects))
+        count = len(sizes)
+        columns = items(count, sizes, starts(sizes)[:-1], np.zeros(count), framed=False)
+        columns.framing[len(planned.chunks) :] = Framing.OBJECT
+        stored = StoredItems(columns, [f"__{rank}_0.{INFO.save_id}.distcp"])
+        results.append(decode(encode(pack(stored, len(planned.chunks), b""))))
+    return results
+
+
+def manifest_of(metadata: Metadata, exchange: PlanExchange) -> dict[str, float]:
     """Size of the index that is published, and the time to write it and to find one tensor in it."""
     records = records_of(metadata)
     assert records is not None
-    index = records.index
-    chunks = int(index.tensor_chunks.sum())
-    boxes = starts(index.tensor_ndim.repeat(index.tensor_chunks))[:-1]
-    stored = np.multiply.reduceat(index.chunk_sizes, boxes) * 2
-    index.chunk_items = items(chunks, stored, np.cumsum(stored) - stored, np.arange(chunks) % world, framed=False)
-    objects = items(1, 64, np.zeros(1), np.zeros(1), framed=False)
-    index.object_items = replace(objects, framing=np.array([Framing.OBJECT], np.uint8))
-    index.files = tuple(f"__{rank}_0.{INFO.save_id}.distcp" for rank in range(world))
-    index.info = INFO
+    packed = results_of(exchange, records.index)
     start = time.process_time()
+    index = written_index(metadata, [exchange.unpack_results(one, rank) for rank, one in enumerate(packed)])
+    index.info = INFO
     data = encode_index(index, interop=False)
     written = time.process_time()
     ManifestFile(lambda offset, length: data[offset : offset + length], len(data), file="simulated").tensor(
@@ -213,9 +225,9 @@ def peak_mib() -> float:
 def simulate(world: int) -> dict[str, Any]:
     """A first save and an unchanged one on `world` ranks."""
     idle = peak_mib()
-    first, answers, metadata = coordinate(world)
+    first, answers, metadata, exchange = coordinate(world)
     found: dict[str, Any] = {"ranks": world, "chunks": world * TENSORS, "first": first}
-    found |= {"idle_mib": idle, "planned_mib": peak_mib(), **manifest_of(metadata, world)}
+    found |= {"idle_mib": idle, "planned_mib": peak_mib(), **manifest_of(metadata, exchange)}
     found["peak_mib"] = peak_mib()
     again, seconds = [], []
     for rank in range(1, world, max(1, world // 64)):

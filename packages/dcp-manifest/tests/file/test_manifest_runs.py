@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from unittest import mock
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -12,6 +15,7 @@ from dcp_manifest.file import blob, manifest_write
 from dcp_manifest.file.blob import FOOTER_BYTES, WholeBlob, pack, read_footer
 from dcp_manifest.file.manifest_read import ManifestReader
 from dcp_manifest.file.manifest_write import encode
+from dcp_manifest.index import columns, schema
 from dcp_manifest.stock.stock_write import is_stub
 
 RANKS, TENSORS = 32, 10
@@ -119,6 +123,18 @@ def test_any_even_index_reads_the_same(make_index, assert_same):
 def test_any_index_reads_the_same(indexes, assert_same, data):
     index = data.draw(indexes)
     assert_same(index, read_index(encode(index), file="f"))
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_an_index_in_parts_has_the_same_bytes(indexes, data):
+    index = data.draw(indexes)
+    whole = encode(index)
+    at_once = data.draw(st.integers(1, 5))
+    with ExitStack() as patches:
+        for module in (columns, manifest_write, schema):
+            patches.enter_context(mock.patch.object(module, "CHUNKS_AT_ONCE", at_once))
+        assert encode(index) == whole
 
 
 def test_an_index_without_even_columns_stays_in_format_1(rich):

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from unittest import mock
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dcp_manifest.index import column_runs
 from dcp_manifest.index.column_runs import ColumnRuns
 
 RUN = st.tuples(st.integers(1, 4), st.integers(1, 6), st.integers(0, 9), st.integers(-3, 3), st.integers(-9, 9))
@@ -82,3 +85,13 @@ def test_a_column_without_order_has_none():
 def test_runs_of_another_length_are_refused(rows):
     with pytest.raises(ValueError, match=r"a run is empty|numbers, not 5"):
         runs_of(rows).check(5)
+
+
+@given(st.lists(RUN, max_size=12), st.integers(1, 9))
+def test_blocks_of_a_column_give_the_same_numbers(rows, at_once):
+    numbers = numbers_of(rows)
+    with mock.patch.object(column_runs, "CHUNKS_AT_ONCE", at_once):
+        found = ColumnRuns.of(numbers)
+    if found is not None:
+        found.check(len(numbers))
+        assert found.numbers(0, len(numbers)).tolist() == numbers.tolist()

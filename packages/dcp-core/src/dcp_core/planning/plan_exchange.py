@@ -28,7 +28,7 @@ from dcp_core.tables.metadata_columns import metadata_from_index, planned_rows, 
 from dcp_core.tables.plan_columns import PlanColumns, PlannedRows, Selection, WrittenColumns, columns_of, written_of
 from dcp_io.recently_used import RecentlyUsed
 from dcp_manifest.index.columns import BlockColumns, CheckpointIndex, ItemColumns
-from dcp_manifest.index.stored_items import StoredItems, take_items
+from dcp_manifest.index.stored_items import StoredItems, join_items
 from dcp_ranks import Coordinator
 
 __all__ = ["RANK_PLANS", "PackedResults", "PlanExchange"]
@@ -139,7 +139,8 @@ class PlanExchange:
             StoredItems(tensors, packed.files, packed.chains),
             StoredItems(packed.objects, packed.files, packed.chains),
         )
-        return LazyList(WrittenColumns(planned, StoredItems.joined(parts)))
+        stored = [part for part in parts if len(part.columns.file)] or parts[:1]
+        return LazyList(WrittenColumns(planned, StoredItems.joined(stored)))
 
     def _propose(self, plan_locally: Callable[[], SavePlan]) -> _Offer | Brief | _Unchanged:
         self._local = plan = plan_locally()
@@ -400,7 +401,7 @@ class PackedResults:
 def pack(stored: StoredItems, tensors: int, known_layout: bytes) -> PackedResults:
     """Return write results (chunks, then objects) without known locations."""
     columns = stored.columns
-    first = take_items(columns, np.arange(tensors))
+    first = join_items([columns], np.arange(tensors))
     layout = hashlib.blake2b(repr((len(stored.files), stored.chains)).encode(), digest_size=16)
     for name in _PLACES:
         layout.update(np.ascontiguousarray(getattr(first, name)).data)
@@ -411,7 +412,7 @@ def pack(stored: StoredItems, tensors: int, known_layout: bytes) -> PackedResult
         first.crc32,
         first.running_crcs,
         first.blocks,
-        take_items(columns, np.arange(tensors, len(stored))),
+        join_items([columns], np.arange(tensors, len(stored))),
         digest,
         None if digest == known_layout else replace(_narrow(first), crc32=_NONE, running_crcs=_NONE, blocks=None),
     )

@@ -35,8 +35,10 @@ from dcp_manifest.index.columns import (
     PathElement,
     StoredItem,
     needed_bytes,
+    ranges,
+    starts,
 )
-from dcp_manifest.index.stored_items import StoredItems, take_items
+from dcp_manifest.index.stored_items import StoredItems
 from dcp_manifest.stock.stock_write import STOCK_VERSION
 from dcp_manifest.types import I64
 
@@ -92,15 +94,16 @@ class StateRecords:
     def single(self) -> list[tuple[int, ...] | None]:
         """Shape per tensor in one chunk, else None."""
         index = self.index
-        starts, shapes = self._shape_starts, index.tensor_shape.tolist()
+        shape_starts, box_starts, shapes = index.shape_starts(), index.box_starts(), index.tensor_shape
         found: list[tuple[int, ...] | None] = [None] * len(index.tensor_names)
-        candidates = np.flatnonzero(index.tensor_chunks == 1).tolist()
-        boxes, offsets, sizes = self._box_starts, index.chunk_offsets.tolist(), index.chunk_sizes.tolist()
-        for row in candidates:
-            shape = shapes[starts[row] : starts[row + 1]]
-            box = slice(boxes[row], boxes[row + 1])
-            if sizes[box] == shape and not any(offsets[box]):
-                found[row] = tuple(shape)
+        candidates = np.flatnonzero(index.tensor_chunks == 1)
+        boxes = ranges(box_starts[candidates], box_starts[candidates + 1])
+        own = shapes[ranges(shape_starts[candidates], shape_starts[candidates + 1])]
+        differ = (index.chunk_sizes[boxes] != own) | (index.chunk_offsets[boxes] != 0)
+        problems = starts(differ)[starts(index.tensor_ndim[candidates])]
+        numbers, first = shapes.tolist(), self._shape_starts
+        for row in candidates[problems[1:] == problems[:-1]].tolist():
+            found[row] = tuple(numbers[first[row] : first[row + 1]])
         return found
 
     @cached_property
@@ -372,22 +375,21 @@ def written_index(metadata: Metadata, results: Sequence[Sequence[WriteResult]]) 
     """Return the index from results in rank order; PlanError if one is missing. Sets `metadata.storage_data`."""
     records = records_of(metadata)
     known = [one for one in map(written_of, results) if one is not None]
-    rows = None if records is None or len(known) < len(results) else _rows_in_index(records, known)
-    if records is None or rows is None:
+    order = None if records is None or len(known) < len(results) else _order_in_index(records, known)
+    if records is None or order is None:
         metadata.storage_data = _storage_data(metadata, results)
         index = index_from_metadata(metadata, aliases=metadata.aliases)
         metadata.storage_data = metadata_from_index(index).storage_data
         return index
     index = records.index
-    stored = StoredItems.joined([one.stored for one in known])
-    order = np.argsort(rows, kind="stable")
-    chunks = int(index.tensor_chunks.sum())
+    parts, chunks = [one.stored for one in known], int(index.tensor_chunks.sum())
+    stored, objects = StoredItems.joined(parts, order[:chunks]), StoredItems.joined(parts, order[chunks:])
     written = replace(
         index,
         files=stored.files,
         chains=stored.chains,
-        chunk_items=take_items(stored.columns, order[:chunks]),
-        object_items=take_items(stored.columns, order[chunks:]),
+        chunk_items=stored.columns,
+        object_items=objects.columns,
         paths=paths_of(metadata.planner_data),
     )
     metadata.storage_data = LazyDict(StorageRecords(records, written))
@@ -417,7 +419,7 @@ def planned_rows(
     return PlannedRows(index, chunks, objects, planned.whole, planned.object_bytes)
 
 
-def _rows_in_index(source: StateRecords, written: Sequence[WrittenColumns]) -> I64 | None:
+def _order_in_index(source: StateRecords, written: Sequence[WrittenColumns]) -> I64 | None:
     index, chunks = source.index, int(source.index.tensor_chunks.sum())
     parts = []
     for one in written:
@@ -426,7 +428,11 @@ def _rows_in_index(source: StateRecords, written: Sequence[WrittenColumns]) -> I
             return None
         parts += [found.chunks, chunks + found.objects]
     rows = np.concatenate([np.zeros(0, np.int64), *parts])
-    return rows if np.array_equal(np.sort(rows), np.arange(chunks + len(index.object_names))) else None
+    order = np.full(chunks + len(index.object_names), -1)
+    if len(order) != len(rows) or (rows < 0).any() or (rows >= len(order)).any():
+        return None
+    order[rows] = np.arange(len(rows))
+    return None if (order < 0).any() else order
 
 
 def _storage_data(metadata: Metadata, results: Sequence[Sequence[WriteResult]]) -> dict[MetadataIndex, Any]:

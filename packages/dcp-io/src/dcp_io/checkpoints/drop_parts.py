@@ -35,7 +35,7 @@ from dcp_manifest.folders.folder import (
 )
 from dcp_manifest.index.columns import CheckpointIndex, ItemColumns, ManifestInfo, needed_bytes
 from dcp_manifest.index.merge_indexes import take_tensors
-from dcp_manifest.index.stored_items import take_items
+from dcp_manifest.index.stored_items import join_items
 
 __all__ = ["SmallerCheckpoint", "is_in"]
 
@@ -254,7 +254,7 @@ def _select(index: CheckpointIndex, stays: Callable[[str], bool]) -> CheckpointI
     small.object_names = [index.object_names[row] for row in objects]
     small.object_owner = index.object_owner[objects]
     if index.object_items is not None:
-        small.object_items = take_items(index.object_items, np.array(objects, np.int64))
+        small.object_items = join_items([index.object_items], np.array(objects, np.int64))
     if index.paths is not None:
         small.paths = {name: path for name, path in index.paths.items() if stays(name)}
     tables = [items for items in (small.chunk_items, small.object_items) if items is not None]

@@ -173,15 +173,14 @@ def pack(columns: Mapping[str, Unsigned], metadata: Mapping[str, Any]) -> tuple[
     """
     parts, crcs = [], []
     for name in sorted(columns):
-        data = columns[name].tobytes()
-        view = memoryview(data)
-        crcs += [zlib.crc32(view[start : start + BLOCK_BYTES]) for start in range(0, len(data), BLOCK_BYTES)]
+        data = np.ascontiguousarray(columns[name]).view(np.uint8).data
+        crcs += [zlib.crc32(data[start : start + BLOCK_BYTES]) for start in range(0, len(data), BLOCK_BYTES)]
         parts.append((-columns[name].itemsize, name, len(columns[name]), data))
     block_crcs = np.array(crcs, np.uint32)
-    parts.append((-block_crcs.itemsize, BLOCK_CRCS, len(block_crcs), block_crcs.tobytes()))
+    parts.append((-block_crcs.itemsize, BLOCK_CRCS, len(block_crcs), block_crcs.view(np.uint8).data))
     text = json.dumps(dict(metadata), sort_keys=True, separators=(",", ":"))
     entries = [f'"__metadata__":{{"{_METADATA_KEY}":{json.dumps(text)}}}']
-    blob = [b""]
+    blob: list[Buffer] = [b""]
     start = 0
     # The safetensors library's order: wide columns first, so that each is aligned.
     for width, name, count, data in sorted(parts):

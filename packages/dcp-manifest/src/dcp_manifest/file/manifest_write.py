@@ -23,6 +23,7 @@ from dcp_manifest.file.blob import (
 )
 from dcp_manifest.index.column_runs import ColumnRuns
 from dcp_manifest.index.columns import (
+    CHUNKS_AT_ONCE,
     RAW,
     BoxLayout,
     CheckpointIndex,
@@ -106,8 +107,9 @@ def _write_manifest(index: CheckpointIndex, finds_runs: bool) -> tuple[bytes, in
     try:
         check_index(index)
         columns = _Columns(finds_runs)
-        _add_tables(columns, index)
-        _add_items(columns, index)
+        parts = index.parts() if int(index.tensor_chunks.sum()) > CHUNKS_AT_ONCE else [index]
+        _add_tables(columns, index, parts)
+        _add_items(columns, index, parts)
         _add_paths(columns, index)
     except (ValueError, IndexError) as error:
         raise UnsupportedFormatError(f"the index cannot be written: {error}") from error
@@ -137,16 +139,18 @@ class _Columns:
             self.stored[f"{name}.text"], lengths = pack_strings(values)
             self.stored[f"{name}.bytes"] = narrow(lengths)
         elif column.is_narrowed:
-            plain = narrow(values, collapse=column.is_collapsed)
-            if not (self.finds_runs and column.may_be_runs and self._add_runs(name, values, plain.nbytes)):
-                self.stored[name] = plain
+            if not (self.finds_runs and column.may_be_runs and self._add_runs(name, values)):
+                self.stored[name] = narrow(values, collapse=column.is_collapsed)
         else:
             self.stored[name] = values.astype(column.dtype)
 
-    def _add_runs(self, name: str, values: Numbers, plain_bytes: int) -> bool:
-        runs = ColumnRuns.of(values) if plain_bytes >= len(values) > 0 else None
-        parts = {} if runs is None else {f"{name}.{part}": narrow(getattr(runs, part)) for part in runs.names}
-        if runs is None or sum(part.nbytes for part in parts.values()) * 2 > plain_bytes:
+    def _add_runs(self, name: str, values: Numbers) -> bool:
+        top = int(values.max()) if len(values) > 1 else 0
+        runs = None if len(values) < 2 or top == int(values.min()) else ColumnRuns.of(values)
+        if runs is None:
+            return False
+        parts = {f"{name}.{part}": narrow(getattr(runs, part)) for part in runs.names}
+        if sum(part.nbytes for part in parts.values()) * 2 > len(values) * np.min_scalar_type(top).itemsize:
             return False
         self.stored.update(parts)
         self.rows[name] = len(runs.first)
@@ -170,7 +174,7 @@ def narrow(values: npt.NDArray[Any], *, collapse: bool = True) -> Numbers:
     return values.astype(np.min_scalar_type(top))
 
 
-def _add_tables(columns: _Columns, index: CheckpointIndex) -> None:
+def _add_tables(columns: _Columns, index: CheckpointIndex, parts: Sequence[CheckpointIndex]) -> None:
     columns.add_fields(TABLES, index)
     item_bytes = np.array([ITEM_BYTES.get(dtype, 0) for dtype in index.dtypes], np.int64)
     columns.add(COLUMNS["dtype.item_bytes"], item_bytes)
@@ -179,16 +183,23 @@ def _add_tables(columns: _Columns, index: CheckpointIndex) -> None:
 
     columns.add_fields((*TENSORS, *ALIASES, *OBJECTS), index)
     columns.rows["chunk"] = int(index.tensor_chunks.sum())
-    layout = BoxLayout(index.tensor_ndim.repeat(index.tensor_chunks))
-    for dim in range(layout.dims):
-        places = layout.places(dim)
-        columns.add(COLUMNS["chunk.offset.{d}"], index.chunk_offsets[places], dim=dim)
-        columns.add(COLUMNS["chunk.size.{d}"], index.chunk_sizes[places], dim=dim)
+    layouts = [BoxLayout(part.tensor_ndim.repeat(part.tensor_chunks)) for part in parts]
+    for dim in range(int(index.tensor_ndim[index.tensor_chunks > 0].max(initial=0))):
+        offsets, sizes = [], []
+        for part, layout in zip(parts, layouts, strict=True):
+            if dim < layout.dims:
+                places = layout.places(dim)
+                offsets.append(narrow(part.chunk_offsets[places], collapse=False))
+                sizes.append(narrow(part.chunk_sizes[places], collapse=False))
+        columns.add(COLUMNS["chunk.offset.{d}"], np.concatenate(offsets), dim=dim)
+        columns.add(COLUMNS["chunk.size.{d}"], np.concatenate(sizes), dim=dim)
 
 
-def _add_items(columns: _Columns, index: CheckpointIndex) -> None:
+def _add_items(columns: _Columns, index: CheckpointIndex, parts: Sequence[CheckpointIndex]) -> None:
     chunks, objects = index.chunk_items, index.object_items
-    tables = [_frames(items) for items in (chunks, objects) if items is not None]
+    own = [part.chunk_items for part in parts if part.chunk_items is not None]
+    tables = [_frames(items) for items in (*own, objects) if items is not None]
+    tables = [distinct(frames) for frames in tables] if len(parts) > 1 else tables
     frames = distinct(np.concatenate([np.zeros(0, np.uint64), *tables]))
     columns.add(COLUMNS["frame.lead"], frames >> np.uint64(32))
     columns.add(COLUMNS["frame.trail"], frames & np.uint64(0xFFFFFFFF))
@@ -197,7 +208,8 @@ def _add_items(columns: _Columns, index: CheckpointIndex) -> None:
         plain = (chunks.framing == RAW) & (chunks.chain == 0) & sized[index.tensor_dtype].repeat(index.tensor_chunks)
         stored = [column for column in ITEMS_OF["chunk"] if column.field != "stored_bytes" or not plain.all()]
         columns.add_fields(stored, chunks)
-        columns.add(COLUMNS["chunk.frame"], np.searchsorted(frames, _frames(chunks)))
+        rows = [narrow(np.searchsorted(frames, _frames(items)), collapse=False) for items in own]
+        columns.add(COLUMNS["chunk.frame"], np.concatenate(rows))
         columns.add(COLUMNS["tensor.running"], _per_tensor(index, chunks.running_counts()))
         if chunks.blocks is not None:
             columns.add_fields(BLOCKS, chunks.blocks)

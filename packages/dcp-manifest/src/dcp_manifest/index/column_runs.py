@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from dcp_manifest.index.columns import starts
+from dcp_manifest.index.columns import CHUNKS_AT_ONCE, starts
 from dcp_manifest.types import U64, Bool
 
 __all__ = ["ColumnRuns"]
@@ -45,11 +45,16 @@ class ColumnRuns:
     @classmethod
     def of(cls, numbers: npt.NDArray[np.unsignedinteger] | npt.NDArray[np.signedinteger]) -> ColumnRuns | None:
         """Find the runs of a column; None if it has many, so that they would save little."""
-        values = numbers.astype(np.uint64)
-        begin, step = _pieces(values, np.zeros(len(values), np.bool_))
-        if len(begin) * 4 > len(values):
+        begins, steps = [np.zeros(0, np.int64)], [np.zeros(0, np.uint64)]
+        for start in range(0, len(numbers), CHUNKS_AT_ONCE):  # pieces end there, which saves memory
+            part = numbers[start : start + CHUNKS_AT_ONCE].astype(np.uint64)
+            begin, step = _pieces(part, np.zeros(len(part), np.bool_))
+            begins.append(begin + start)
+            steps.append(step)
+        begin, step = np.concatenate(begins), np.concatenate(steps)
+        if len(begin) * 4 > len(numbers):
             return None
-        length, first = np.diff(np.append(begin, len(values))).astype(np.uint64), values[begin]
+        length, first = np.diff(np.append(begin, len(numbers))).astype(np.uint64), numbers[begin].astype(np.uint64)
         other = np.ones(len(begin), np.bool_)
         other[1:] = (length[1:] != length[:-1]) | (step[1:] != step[:-1])
         begin, jump = _pieces(first, other)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -52,6 +53,9 @@ CRC_BLOCK_MIN_BYTES = 64 * 1024
 CRC_BLOCK_MAX_BYTES = 1024 * 1024
 _BLOCK_STEP_BYTES = 4096
 _DROPPED = "dcp.dropped"
+CHUNKS_AT_ONCE = 1 << 18
+OF_AN_ITEM = ("file", "offset", "length", "lead", "stored_bytes", "framing", "chain", "checked", "crc32")
+_OF_A_TENSOR = ("tensor_names", "tensor_dtype", "tensor_ndim", "tensor_chunks")
 
 ENCODED_BLOCK_MAX_BYTES = 64 * 1024 * 1024
 """Decoded size; it bounds the memory for a hostile index."""
@@ -247,7 +251,9 @@ class ItemColumns:
         bordered = self.checked != 0
         if self.blocks is not None:
             bordered &= self.blocks.counts == 0
-        counts: I64 = border_counts(self.stored_bytes) * bordered
+        parts = np.array_split(self.stored_bytes, len(bordered) // CHUNKS_AT_ONCE + 1)
+        counts: I64 = np.concatenate([border_counts(part) for part in parts])
+        counts *= bordered
         return counts
 
 
@@ -370,6 +376,26 @@ class CheckpointIndex:
         return starts(
             columns.running_counts()
         ).tolist(), [] if columns.blocks is None else columns.blocks.starts().tolist()
+
+    def parts(self) -> list[CheckpointIndex]:
+        """Return views of consecutive tensors, without running CRCs."""
+        items = self.chunk_items
+        if items is not None and items.blocks is not None:
+            return [self]
+        chunks, boxes, shapes = self.chunk_starts(), self.box_starts().tolist(), self.shape_starts().tolist()
+        cuts = distinct(np.searchsorted(chunks, np.arange(0, chunks[-1], CHUNKS_AT_ONCE), "right") - 1).tolist()
+        found = []
+        for start, stop in pairwise([*cuts, len(self.tensor_names)]):
+            rows, own = slice(*chunks[[start, stop]].tolist()), slice(start, stop)
+            part = replace(self, **{name: getattr(self, name)[own] for name in _OF_A_TENSOR})
+            part.tensor_shape = self.tensor_shape[shapes[start] : shapes[stop]]
+            part.chunk_offsets = self.chunk_offsets[boxes[start] : boxes[stop]]
+            part.chunk_sizes = self.chunk_sizes[boxes[start] : boxes[stop]]
+            if items is not None:
+                own_items = {name: getattr(items, name)[rows] for name in OF_AN_ITEM}
+                part.chunk_items = ItemColumns(**own_items, running_crcs=items.running_crcs[:0])
+            found.append(part)
+        return found
 
     def chunk_starts(self) -> I64:
         """Return each tensor's first row of chunks, then the end: T + 1 numbers."""

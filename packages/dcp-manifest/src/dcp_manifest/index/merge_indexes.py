@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from dcp_manifest.errors import CorruptCheckpointError
 from dcp_manifest.index.columns import CheckpointIndex, ItemColumns, distinct, ranges, starts
-from dcp_manifest.index.stored_items import join_items, take_items
+from dcp_manifest.index.stored_items import join_items
 from dcp_manifest.types import I64
 
 __all__ = ["merge_rank_indexes", "take_tensors"]
@@ -85,7 +85,7 @@ def take_tensors(part: CheckpointIndex, rows: I64) -> CheckpointIndex:
         tensor_chunks=part.tensor_chunks[rows],
         chunk_offsets=part.chunk_offsets[ranges(boxes[:-1][rows], boxes[1:][rows])],
         chunk_sizes=part.chunk_sizes[ranges(boxes[:-1][rows], boxes[1:][rows])],
-        chunk_items=None if part.chunk_items is None else take_items(part.chunk_items, chunk_rows),
+        chunk_items=None if part.chunk_items is None else join_items([part.chunk_items], chunk_rows),
     )
 
 
@@ -136,7 +136,7 @@ def _merge_chunks(
     numbers = ranges(ends[:-1][kept], ends[1:][kept])
     merged.chunk_offsets, merged.chunk_sizes = offsets[numbers], sizes[numbers]
     items = [_renumbered(part.chunk_items, part, files, chains) for part in parts if part.chunk_items is not None]
-    merged.chunk_items = take_items(join_items(items), kept) if items else None
+    merged.chunk_items = join_items(items, kept) if items else None
 
 
 def _first_of_equal(tensor: I64, ndim: npt.NDArray[np.uint8], offsets: I64, sizes: I64) -> I64:
@@ -167,7 +167,7 @@ def _merge_objects(
     merged.object_names = [name for name, _ in rows]
     merged.object_owner = np.array([owner for _, owner in rows], np.uint32)
     items = [_renumbered(part.object_items, part, files, chains) for part in parts if part.object_items is not None]
-    merged.object_items = take_items(join_items(items), np.array(list(rows.values()), np.int64)) if items else None
+    merged.object_items = join_items(items, np.array(list(rows.values()), np.int64)) if items else None
 
 
 def _merge_aliases(merged: CheckpointIndex, parts: Sequence[CheckpointIndex], rows: Sequence[I64]) -> None:

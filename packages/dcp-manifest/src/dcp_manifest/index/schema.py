@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from dcp_manifest.errors import UnsafeCheckpointError
 from dcp_manifest.index.columns import (
+    CHUNKS_AT_ONCE,
     ENCODED_BLOCK_MAX_BYTES,
     OBJECT,
     RAW,
@@ -325,7 +326,11 @@ def check_index(index: CheckpointIndex) -> None:
     for bits in distinct(index.tensor_flags).tolist():
         TensorFlags.from_bits(bits)
     rows["chunk"] = int(index.tensor_chunks.sum())
-    _check_boxes(index)
+    fits = len(index.chunk_offsets) == len(index.chunk_sizes) == int(index.tensor_chunks @ index.tensor_ndim)
+    _require(fits, "the chunks' boxes do not fit the tensors' dimensions")
+    parts = index.parts() if rows["chunk"] > CHUNKS_AT_ONCE else [index]
+    for part in parts:
+        _check_boxes(part)
     _check_names(index)
     if index.object_items is not None:
         _require(index.object_items.blocks is None, "an object is encoded in blocks")
@@ -334,10 +339,12 @@ def check_index(index: CheckpointIndex) -> None:
     if index.chunk_items is not None:
         _check_items(index.chunk_items, "chunk", rows)
         _require(not (index.chunk_items.framing == OBJECT).any(), "a chunk of a tensor is stored as an object")
-        wanted = derived_bytes(index)
-        _check_raw_bytes(index, index.chunk_items, wanted)
-        if index.chunk_items.blocks is not None:
-            _check_blocks(index.chunk_items, index.chunk_items.blocks, wanted)
+        for part in parts:
+            wanted, items = derived_bytes(part), part.chunk_items
+            if items is not None:
+                _check_raw_bytes(part, items, wanted)
+            if items is not None and items.blocks is not None:
+                _check_blocks(items, items.blocks, wanted)
 
 
 def derived_bytes(index: CheckpointIndex, item_bytes: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.int64]:
@@ -370,7 +377,6 @@ def _check_fields(columns: Iterable[Column], source: object, rows: Mapping[str, 
 def _check_boxes(index: CheckpointIndex) -> None:
     layout = BoxLayout(index.tensor_ndim.repeat(index.tensor_chunks))
     offsets, sizes = index.chunk_offsets, index.chunk_sizes
-    _require(len(offsets) == len(sizes) == layout.numbers, "the chunks' boxes do not fit the tensors' dimensions")
     _require(not (offsets < 0).any() and not (sizes < 0).any(), "a chunk has a negative offset or size")
     outside = np.zeros(layout.boxes, np.bool_)
     empty = np.zeros(layout.boxes, np.bool_)

@@ -10,6 +10,8 @@ from typing import overload
 import numpy as np
 
 from dcp_manifest.index.columns import (
+    CHUNKS_AT_ONCE,
+    OF_AN_ITEM,
     BlockColumns,
     CheckpointIndex,
     EncodedBlocks,
@@ -21,7 +23,7 @@ from dcp_manifest.index.columns import (
 )
 from dcp_manifest.types import I64
 
-__all__ = ["StoredItems", "block_columns", "join_items", "take_items"]
+__all__ = ["StoredItems", "block_columns", "join_items"]
 
 
 _NONE = np.zeros(0, np.uint32)
@@ -72,9 +74,9 @@ class StoredItems(Sequence[StoredItem]):
         return cls(columns, tuple(files), tuple(chains)[1:])
 
     @classmethod
-    def joined(cls, parts: Sequence[StoredItems]) -> StoredItems:
+    def joined(cls, parts: Sequence[StoredItems], rows: I64 | None = None) -> StoredItems:
         """Concatenate; equal files and equal chains are stored once."""
-        if len(parts) == 1:
+        if rows is None and len(parts) == 1:
             return parts[0]
         files: dict[str, int] = {}
         chains: dict[tuple[str, ...], int] = {(): 0}
@@ -85,11 +87,11 @@ class StoredItems(Sequence[StoredItem]):
             pieces.append(
                 replace(part.columns, file=file_rows[part.columns.file], chain=chain_rows[part.columns.chain])
             )
-        return cls(join_items(pieces), tuple(files), tuple(chains)[1:]) if pieces else cls.of([])
+        return cls(join_items(pieces, rows), tuple(files), tuple(chains)[1:]) if pieces else cls.of([])
 
     def take(self, rows: I64) -> StoredItems:
         """Return the items in these rows, in order."""
-        return StoredItems(take_items(self.columns, rows), self.files, self.chains)
+        return StoredItems(join_items([self.columns], rows), self.files, self.chains)
 
     def __len__(self) -> int:
         return len(self.columns)
@@ -125,15 +127,13 @@ def block_columns(blocks: Sequence[EncodedBlocks | None]) -> BlockColumns | None
     )
 
 
-_OF_AN_ITEM = ("file", "offset", "length", "lead", "stored_bytes", "framing", "chain", "checked", "crc32")
-
-
-def join_items(parts: Sequence[ItemColumns]) -> ItemColumns:
-    """Concatenate tables."""
-    if len(parts) == 1:
+def join_items(parts: Sequence[ItemColumns], rows: I64 | None = None) -> ItemColumns:
+    """Concatenate tables, and take rows."""
+    if rows is None and len(parts) == 1:
         return parts[0]
+    own = slice(None) if rows is None else rows
     joined = ItemColumns(
-        **{name: np.concatenate([getattr(part, name) for part in parts]) for name in _OF_AN_ITEM},
+        **{name: np.concatenate([getattr(part, name) for part in parts])[own] for name in OF_AN_ITEM},
         running_crcs=np.concatenate([part.running_crcs for part in parts]),
         blocks=None,
     )
@@ -146,20 +146,13 @@ def join_items(parts: Sequence[ItemColumns]) -> ItemColumns:
             lengths=np.concatenate([table.lengths for table in tables]),
             crcs=np.concatenate([table.crcs for table in tables]),
         )
+        joined.blocks = joined.blocks if rows is None else _take_blocks(joined.blocks, rows)
+    if rows is not None and len(joined.running_crcs):
+        borders = starts(np.concatenate([part.running_counts() for part in parts]))
+        cuts = np.array_split(rows, len(rows) // CHUNKS_AT_ONCE + 1)
+        crcs = [joined.running_crcs[ranges(borders[some], borders[some + 1])] for some in cuts]
+        joined.running_crcs = np.concatenate(crcs)
     return joined
-
-
-def take_items(items: ItemColumns, rows: I64) -> ItemColumns:
-    """Return rows of a table."""
-    running, blocks = items.running_crcs, items.blocks
-    if len(running):
-        borders = starts(items.running_counts())
-        running = running[ranges(borders[:-1][rows], borders[1:][rows])]
-    return ItemColumns(
-        **{name: getattr(items, name)[rows] for name in _OF_AN_ITEM},
-        running_crcs=running,
-        blocks=None if blocks is None else _take_blocks(blocks, rows),
-    )
 
 
 def _take_blocks(blocks: BlockColumns, rows: I64) -> BlockColumns | None:
