@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import decimal
+import fractions
 import json
 import logging
 import math
@@ -34,9 +35,25 @@ NUMBERS = [
     np.int64(3),
     np.array(0.5),
     np.bool_(True),
+    np.longdouble(0.5),
+    np.ma.array(0.5),
+    fractions.Fraction(1, 2),
+    torch.tensor(2.0, requires_grad=True) * 2,
 ]
 OTHERS = [None, "0.5", np.str_("0.5"), [1.0], {}, b"1", 1j, torch.tensor(1j), np.complex64(1j), 10**400, torch.ones(1)]
 OTHERS += [np.ones(1), torch.ones((), device="meta"), decimal.Decimal(1), np.datetime64("2020")]
+# Values with an item that is a number, and values that look like one.
+OTHERS += [np.ma.masked, np.ma.array(0.5, mask=True), np.ma.array([0.5], mask=[True])[0]]
+OTHERS += [
+    np.datetime64(5, "ns"),
+    np.datetime64("NaT"),
+    np.timedelta64(5, "ns"),
+    np.timedelta64(5),
+    np.timedelta64(5, "s"),
+]
+OTHERS += [np.array((0.5,), dtype=[("loss", "f4")]), np.array((0.5,), dtype=[("loss", "f4")])[()], np.array("0.5")]
+OTHERS += [np.array(None), np.array(1, object)[None], complex(1, 0), np.complex128(1), torch.tensor(1 + 0j)]
+OTHERS += [torch.ones(1, requires_grad=True), torch.ones(1, 1), torch.ones(0), fractions.Fraction(10**400), float]
 
 
 @pytest.mark.parametrize("value", NUMBERS, ids=repr)

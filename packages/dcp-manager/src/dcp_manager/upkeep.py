@@ -299,8 +299,9 @@ def _number(name: str, value: Any) -> float:
         what = "a DTensor, of which each rank may hold a part: pass value.full_tensor().item()"
     else:
         with contextlib.suppress(Exception):  # of an object that is not ours
-            item = value.item() if shape == () else value
-            if isinstance(item, Real):
+            # Of a masked number, it is None; of a time in nanoseconds, an int.
+            item = value.tolist() if shape == () else value
+            if isinstance(item, Real) and not (shape == () and "time" in str(value.dtype)):
                 return float(item)
         what = reprlib.repr(value) if shape is None else f"a {type(value).__name__} of shape {tuple(shape)}"
     raise TypeError(
