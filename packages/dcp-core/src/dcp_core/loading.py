@@ -5,6 +5,7 @@ Source: torch 2.13 `torch.distributed.checkpoint.state_dict_loader`.
 
 from __future__ import annotations
 
+import copy
 import os
 import warnings
 from collections.abc import Iterable
@@ -21,6 +22,7 @@ from dcp_core.errors import CheckpointNotFoundError, DcpError
 from dcp_core.events import Operation, Phase
 from dcp_core.planning.load_planner import DefaultLoadPlanner, EmptyStateDictLoadPlanner
 from dcp_core.planning.load_report import (
+    SHOWN_PROBLEMS,
     LoadMismatchError,
     LoadProblem,
     LoadReport,
@@ -46,6 +48,7 @@ from dcp_core.storage.byte_storage import collector_paused
 from dcp_core.storage.cooperation import Cooperation, Offer
 from dcp_core.storage.storage_reader import ByteStorageReader
 from dcp_core.tensors.devices import finish_computing
+from dcp_core.tensors.kinds import as_dtensor, is_dtensor
 from dcp_io import CheckpointReplacedError
 from dcp_ranks import Coordinator, PeerOptions, make_coordinator
 from dcp_ranks.phases.coordinator import DEFAULT_TIMEOUT_SECONDS
@@ -306,6 +309,8 @@ class _Load:
             self.rank_values.restore()
             self.rank_values.apply()
         local = self.planner.local_load
+        if local is not None and local.overlapping:
+            self.warn_of_overwritten(local.overlapping)
         for key, value in in_shared_order(self.stateful):
             absent = [path[1:] for path in local.absent if path[0] == key] if local is not None else []
             state = self.values[key]
@@ -317,6 +322,25 @@ class _Load:
             return b""
         taken = () if self.rank_values is None else self.rank_values.taken
         return surplus_bits(self.metadata, self.template, local.unexpected, taken)
+
+    def warn_of_overwritten(self, pairs: list[tuple[str, str]]) -> None:
+        planner: Any = copy.copy(self.planner)
+        shared = {key: as_dtensor(planner.state_dict[key]) for pair in pairs for key in pair}
+        plain = (torch.Tensor, torch.nn.Parameter)
+        # Each is read again, into memory of its own.
+        whole = {k: value.detach().clone() for k, value in shared.items() if type(value) in plain or is_dtensor(value)}
+        planner.state_dict = {**planner.state_dict, **whole}
+        items = [item for item in self.plan.items if item.dest_index.fqn in whole]
+        self.reader.read_data(LoadPlan(items), planner).wait()
+        changed = {key for key, stored in whole.items() if not torch.equal(_bytes(stored), _bytes(shared[key]))}
+        lost = [f"{one!r} and {other!r}" for one, other in pairs if {one, other} & changed]
+        if lost:
+            text = (
+                f"{len(lost)} pair(s) of tensors share memory in the template and differ in the checkpoint, so one has "
+                f"overwritten a part of the other: {', '.join(lost[:SHOWN_PROBLEMS])}. Put a copy (`.clone()`) of "
+                "one of them into the template, or leave it out"
+            )
+            warnings.warn(text, UserWarning, stacklevel=2)
 
     def report(self) -> LoadReport:
         local, reader = self.planner.local_load, self.reader
@@ -361,6 +385,10 @@ def _load(
         finally:
             if run.rank_values is not None:
                 run.rank_values.restore()
+
+
+def _bytes(value: Any) -> torch.Tensor:
+    return (value.to_local() if is_dtensor(value) else value).detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 def _save_id(metadata: Metadata | None) -> str | None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import mmap
 import uuid
 from collections.abc import Callable
@@ -83,9 +84,39 @@ def test_memory_mapped_read_only_is_refused_with_the_key(tmp_path: Path, put, cu
 def test_overlapping_tensors_are_reported(put) -> None:
     buffer = torch.zeros(4)
     reader = put({"a": torch.ones(3), "b": torch.full((3,), 2.0), "c": torch.ones(2)})
-    report = load({"a": buffer[:3], "b": buffer[1:], "c": torch.zeros(2)}, storage_reader=reader)
+    with pytest.warns(UserWarning, match="overwritten a part of the other: 'a' and 'b'") as caught:
+        report = load({"a": buffer[:3], "b": buffer[1:], "c": torch.zeros(2)}, storage_reader=reader)
+    assert len(caught) == 1
     assert report.overlapping == (("a", "b"),)
     assert "1 overlapping: a and b" in report.summary()
+
+
+VIEWS: dict[str, Callable[[torch.Tensor], dict[str, torch.Tensor]]] = {
+    "a buffer and its parts": lambda flat: {"flat": flat, "a": flat[:6], "b": flat[6:].view(2, 3)},
+    "windows": lambda flat: {"a": flat[:8], "b": flat[4:]},
+    "another dtype": lambda flat: {"a": flat, "b": flat.view(torch.int32)},
+    "another shape": lambda flat: {"a": flat, "b": flat.view(3, 4).t()},
+    "rows and columns": lambda flat: {"rows": flat.view(3, 4)[1], "columns": flat.view(3, 4)[:, 1]},
+    "parameters": lambda flat: {"a": torch.nn.Parameter(flat), "b": torch.nn.Parameter(flat[2:])},
+    "in a container": lambda flat: {"a": [flat[:8], 1], "b": {"c": flat[4:]}},  # type: ignore[dict-item]
+}
+
+
+@pytest.mark.parametrize("kind", VIEWS)
+def test_views_that_overlap_warn_only_if_a_value_was_lost(tmp_path: Path, kind: str) -> None:
+    stored = torch.arange(12.0)
+    stored[5] = torch.nan
+    save(VIEWS[kind](stored), checkpoint_id=tmp_path)
+    memory = torch.zeros(12)
+    report = load(VIEWS[kind](memory), checkpoint_id=tmp_path)  # warnings are errors
+    assert report.overlapping
+    names = [*VIEWS[kind](stored)]
+    apart = {name: copy.deepcopy(value) for name, value in VIEWS[kind](torch.full((12,), 7.0)).items()}
+    save({**VIEWS[kind](stored), names[-1]: apart[names[-1]]}, checkpoint_id=tmp_path)
+    with pytest.warns(UserWarning, match="share memory in the template and differ in the checkpoint") as caught:
+        load(VIEWS[kind](memory), checkpoint_id=tmp_path)
+    assert len(caught) == 1
+    assert f"'{names[-1]}" in str(caught[0].message)
 
 
 @pytest.mark.parametrize("size", [3, 300_000])  # large tensors are read into their memory at the same time
@@ -104,7 +135,8 @@ def test_tensors_that_overlap_in_part_are_not_called_damaged(tmp_path: Path) -> 
     save({"a": torch.ones(size), "b": torch.full((size,), 2.0)}, checkpoint_id=tmp_path)
     for _ in range(60):  # one in six failed its checksum when both were read into the memory at the same time
         buffer = torch.zeros(size + kept)
-        report = load({"a": buffer[:size], "b": buffer[kept:]}, checkpoint_id=tmp_path)
+        with pytest.warns(UserWarning, match="'a' and 'b'"):
+            report = load({"a": buffer[:size], "b": buffer[kept:]}, checkpoint_id=tmp_path)
         assert report.overlapping == (("a", "b"),)
         assert (buffer[:kept].unique().tolist(), buffer[size:].unique().tolist()) == ([1], [2])
 
