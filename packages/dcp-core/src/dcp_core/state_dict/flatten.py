@@ -56,6 +56,7 @@ FLATTEN_MAPPING = dict[str, Path]
 CONTAINER_TYPE = MutableMapping[PathElement, Any]
 STATE_DICT_ITEM = object
 _MAX_LIST_INDEX = 1 << 24
+_REMEDY = "load the checkpoint into a template, which has the structure"
 
 
 @dataclass(slots=True)
@@ -105,6 +106,8 @@ def unflatten_state_dict(state_dict: Mapping[str, Any], mapping: Mapping[str, Pa
 
 def set_element(root_dict: dict[Any, Any], path: Path, value: object) -> None:
     """Set a leaf, creating missing dicts, and lists before int elements."""
+    if not path:
+        raise CorruptCheckpointError(f"the index has an empty path; {_REMEDY}")
     container: Any = root_dict
     for element, following in itertools.pairwise(path):
         below = _lookup(container, element, path)
@@ -271,11 +274,13 @@ def _check(container: Any, element: PathElement, path: Path) -> None:
     wanted = list if type(element) is int else Mapping
     if not isinstance(container, wanted):
         raise CorruptCheckpointError(
-            f"path {path!r} needs a {wanted.__name__.lower()} for its element {element!r}, but another value put "
-            f"a {type(container).__qualname__} there"
+            f"the index has the path {path!r}, which needs a {wanted.__name__.lower()} for its element {element!r}, "
+            f"but another value put a {type(container).__qualname__} there; {_REMEDY}"
         )
     if type(element) is int and not 0 <= element <= _MAX_LIST_INDEX:
-        raise CorruptCheckpointError(f"path {path!r} has the list index {element}, which no checkpoint of ours has")
+        raise CorruptCheckpointError(
+            f"the index has the path {path!r}, whose list index {element} is not in 0 to {_MAX_LIST_INDEX:,}; {_REMEDY}"
+        )
 
 
 def name_empty_mappings(flat: FlatState) -> dict[str, Path]:

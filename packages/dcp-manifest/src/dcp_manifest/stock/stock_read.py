@@ -123,7 +123,9 @@ class _Reader:
         tensors: dict[str, dict[str, Any]] = {}
         objects: list[str] = []
         for name, value in values.items():
-            if type(name) is not str or not isinstance(value, Record):
+            if type(name) is not str:
+                raise _misplaced(name, "the name of a tensor or of an object")
+            if not isinstance(value, Record):
                 raise _misplaced(value, "the entry of a tensor or of an object")
             if value.name == "BytesStorageMetadata":
                 objects.append(name)
