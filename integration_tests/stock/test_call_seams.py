@@ -104,6 +104,46 @@ MADE: dict[str, Callable[[Any, Path], Any]] = {
 }
 
 
+# Relations of stock's classes that ours lack, as `migrate-from-stock.md` says: these storages are classes of their own.
+OTHER_BASES = {
+    *(
+        (f"{kind}Writer", base)
+        for kind in ("Fsspec", "HuggingFaceStorage")
+        for base in ("FileSystemWriter", "_FileSystemWriter")
+    ),
+    *(
+        (f"{kind}Reader", "FileSystemReader")
+        for kind in ("Fsspec", "HuggingFaceStorage", "QuantizedHuggingFaceStorage")
+    ),
+}
+
+
+def test_classes_are_derived_as_stock_s() -> None:
+    """What `isinstance` and `except` of frameworks find."""
+    found = [
+        *dict.fromkeys(
+            [*classes(object), ("_fsspec_filesystem", "FsspecWriter"), ("_fsspec_filesystem", "FsspecReader")]
+        )
+    ]
+    pairs = {name: both(module, name) for module, name in found}
+    lacking = set()
+    for name, (theirs, ours) in pairs.items():
+        for other, (their_base, our_base) in pairs.items():
+            try:
+                expected = issubclass(theirs, their_base)
+            except TypeError:  # a protocol with attributes
+                continue
+            if expected and not issubclass(ours, our_base):
+                lacking.add((name, other))
+    assert lacking == OTHER_BASES
+
+
+@pytest.mark.parametrize(("module", "name"), [*classes(object)])
+def test_subclasses_must_override_the_same_methods(module: str, name: str) -> None:
+    theirs, ours = (getattr(kind, "__abstractmethods__", frozenset()) for kind in both(module, name))
+    assert ours == theirs
+
+
 def public(value: object) -> set[str]:
     return {name for name in dir(value) if not name.startswith("_")}
 
