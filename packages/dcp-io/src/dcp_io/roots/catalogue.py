@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,7 +35,7 @@ from dcp_io.roots.keeping_rules import KeepAll, KeepBest, KeepLast, KeepPolicy, 
 from dcp_io.roots.records import CheckpointRecord, Note, OnceLog, read_if_allowed, read_if_there, read_note
 from dcp_io.roots.unfinished import Unfinished, describe_unfinished, ended_journals
 from dcp_io.saves.cleanup import index_digest, remove_orphans, remove_own
-from dcp_io.saves.save_files import temporary_of, this_process
+from dcp_io.saves.save_files import own_name, temporary_of, this_process
 from dcp_io.stores.host_store import HostStore
 from dcp_io.stores.root import Root
 from dcp_io.stores.store import Entry, Store, SupportsFolders, with_folders
@@ -503,7 +504,7 @@ class Catalogue:
         folder = self._folder(folder.step)  # a save may have begun, or ended, since it was listed
         if REMOVING in folder.names:
             return not self._has_readers(folder.store) and self._remove(folder)
-        return not folder.is_checkpoint and not self._is_being_saved(folder) and self._remove(folder)
+        return not (folder.is_checkpoint or self._is_being_saved(folder, now)) and self._remove(folder)
 
     def _tidy(self, folder: StepFolder, now: float) -> None:
         if any(name.startswith(SAVE_MARKER_PREFIX) for name in folder.names):
@@ -518,7 +519,7 @@ class Catalogue:
         ended = ended_journals(folder.store, folder.entries, stale_after_seconds=self._stale_after_seconds)
         remove_own(folder.store, {entry.name: entry.bytes for entry in ended})
         remove_orphans(folder.store, folder.entries, now=now, stale_after_seconds=self._stale_after_seconds)
-        self._settle_next_note(folder)
+        self._settle_next_note(folder, now)
         ours = (NOTE, NEXT_NOTE, QUARANTINE, REMOVING, READING_PREFIX, *_PROMOTED, _COPIES)
         self._remove_temporaries(folder.store, folder.entries, ours)
         self._remove_index_temporaries(folder)
@@ -528,9 +529,9 @@ class Catalogue:
         if left and not running_saves(folder.store, stale_after_seconds=self._stale_after_seconds):
             self._remove_temporaries(folder.store, left, (METADATA_NAME,))
 
-    def _settle_next_note(self, folder: StepFolder) -> None:
+    def _settle_next_note(self, folder: StepFolder, now: float) -> None:
         """A killed save's note becomes current if its checkpoint was published."""
-        if NEXT_NOTE not in folder.names or self._is_being_saved(folder):
+        if NEXT_NOTE not in folder.names or self._is_being_saved(folder, now):
             return
         # A note that this user may not read raises an error: it must not count as missing.
         note = Note.from_bytes(read_if_there(folder.store, NEXT_NOTE) or b"")
@@ -546,8 +547,13 @@ class Catalogue:
             if is_ours and time.time() - entry.mtime > _PUBLISHING_SECONDS:
                 store.delete(entry.name)
 
-    def _is_being_saved(self, folder: StepFolder) -> bool:
+    def _is_being_saved(self, folder: StepFolder, now: float) -> bool:
         if running_saves(folder.store, stale_after_seconds=self._stale_after_seconds):
+            return True
+        # A save of PyTorch has no marker, and its files have no save id in their names.
+        owned = [(own_name(entry.name), entry.mtime) for entry in folder.entries]
+        unmarked = [at for own, at in owned if own is not None and own.kind == "data" and own.save_id is None]
+        if now - max(unmarked, default=-math.inf) < self._stale_after_seconds:
             return True
         name = NEXT_NOTE if NEXT_NOTE in folder.names else NOTE
         note = read_note(folder.store, name)
