@@ -100,7 +100,7 @@ def _choose_of_run(pruning: Pruning, steps: list[_Step], keep: int, *, force: bo
     reading = _Reading(examine)
     kept = _select(complete, KeepLast(keep), reading, by_step=True)
     rest = [step for step in complete if step not in kept and not reading.is_unsound(step)]
-    rules = _best_rules(complete)
+    rules = next((one.notes.keeps_best for step in complete for one in step.listed if one.notes.keeps_best), "")
     best = [step for policy in _policies(rules) for step in _select([*kept, *rest], policy, reading)] if rest else []
     pruning.kept.extend(one for step in kept for one in step.listed)
     pruning.best.extend((one, rules) for step in rest if step in best for one in step.listed)
@@ -146,10 +146,6 @@ def _select(steps: Sequence[_Step], policy: KeepPolicy, reading: _Reading, *, by
     ]
     found = policy.select(records, (), lambda number: reading.is_sound(numbered[number]))
     return [numbered[number] for number in sorted(found, reverse=True) if not reading.is_unsound(numbered[number])]
-
-
-def _best_rules(steps: Sequence[_Step]) -> str:
-    return next((one.notes.keeps_best for step in steps for one in step.listed if one.notes.keeps_best), "")
 
 
 def _policies(rules: str) -> tuple[KeepBest, ...]:

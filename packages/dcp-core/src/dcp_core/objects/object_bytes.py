@@ -463,7 +463,7 @@ class _Storages:
             raise UnsafePickleError("a persistent id without a dtype is not allowed")
         nbytes = count * dtype.itemsize
         if key not in self._loaded:
-            storage = self._load(self._archive, key, nbytes) if nbytes else _untyped(0)
+            storage = self._load(self._archive, key, nbytes) if nbytes else torch.UntypedStorage(0)
             if nbytes and self._archive.swapped():
                 storage.byteswap(dtype)  # type: ignore[no-untyped-call]
             self._loaded[key] = nbytes, storage
@@ -474,7 +474,3 @@ class _Storages:
             return storage
         make: Callable[..., torch.storage.TypedStorage] = torch.storage.TypedStorage
         return make(wrap_storage=storage, dtype=dtype, _internal=True)
-
-
-def _untyped(nbytes: int) -> torch.UntypedStorage:
-    return torch.empty(nbytes, dtype=torch.uint8, device="cpu").untyped_storage()

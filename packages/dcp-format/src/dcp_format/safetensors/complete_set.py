@@ -110,7 +110,7 @@ def chosen_set(headers: Mapping[str, Header], folder: str) -> dict[str, Header]:
     sets = _sets(headers)
     if len(sets) == 1 and not any(_number(headers[name], FILES) for names in sets.values() for name in names):
         return dict(headers)
-    complete = {save_id: names for save_id, names in sets.items() if _is_complete(headers, names)}
+    complete = {save_id: names for save_id, names in sets.items() if len(names) >= _number(headers[names[0]], FILES)}
     if sets and not complete:
         first = next(iter(sets.values()))
         raise CheckpointNotFoundError(
@@ -144,10 +144,6 @@ def _sets(headers: Mapping[str, Header]) -> dict[str | None, list[str]]:
         if save_id is not None or is_writers_name(file):
             found[save_id].append(file)
     return dict(found)
-
-
-def _is_complete(headers: Mapping[str, Header], names: list[str]) -> bool:
-    return len(names) >= _number(headers[names[0]], FILES)
 
 
 def _generation(headers: Mapping[str, Header], names: list[str]) -> int:

@@ -11,7 +11,7 @@ from dcp_inspect.errors import DIFFERENT
 from dcp_inspect.examples import examples
 from dcp_inspect.listing import notes_on
 from dcp_inspect.printing.output import json_option, print_json, say
-from dcp_io import Store, verify_checkpoint
+from dcp_io import verify_checkpoint
 from dcp_manifest import CheckpointNotFoundError, FoundCheckpoint
 from dcp_manifest.folders.folder import QUARANTINE
 
@@ -37,7 +37,7 @@ def command(path: str, force: bool, as_json: bool) -> int:
     store = open_folder(path)
     if not store.exists(QUARANTINE):
         raise CheckpointNotFoundError(f"{path} is not quarantined: it has no {QUARANTINE}")
-    reason = _reason(store)
+    reason = notes_on(FoundCheckpoint(store, 0.0, notes=frozenset({QUARANTINE}))).quarantine
     problems = () if force else verify_checkpoint(store, threads=len(os.sched_getaffinity(0))).problems
     if not problems:
         store.delete(QUARANTINE)
@@ -50,7 +50,3 @@ def command(path: str, force: bool, as_json: bool) -> int:
     else:
         say(f"{path} is no longer quarantined; the reason was: {reason}")
     return DIFFERENT if problems else 0
-
-
-def _reason(store: Store) -> str | None:
-    return notes_on(FoundCheckpoint(store, 0.0, notes=frozenset({QUARANTINE}))).quarantine

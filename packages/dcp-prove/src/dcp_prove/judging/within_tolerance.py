@@ -59,7 +59,7 @@ def _restored(runs: Runs, result: SizeResult) -> list[Difference]:
         kind = pair[0].kind or pair[1].kind
         if kind not in _SHARED or name in runs.unsteady:
             continue
-        if kind == "batchnorm" or _is_shard(pair[0].shown, pair[1].shown):
+        if kind == "batchnorm" or ("[" in pair[0].shown and pair[0].shown == pair[1].shown):
             sharded += 1
             continue
         differences.append(item_difference(name, pair, found, 0, omission=omission_of(kind, name)))
@@ -70,10 +70,6 @@ def _restored(runs: Runs, result: SizeResult) -> list[Difference]:
 
 def _unwrapped(moment: Moment) -> Moment:
     return replace(moment, items={name.replace(".module.", "."): item for name, item in moment.items.items()})
-
-
-def _is_shard(expected: str, found: str) -> bool:
-    return "[" in expected and expected == found
 
 
 def _samples(runs: Runs, result: SizeResult) -> list[Difference]:

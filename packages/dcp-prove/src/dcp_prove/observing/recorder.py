@@ -52,7 +52,8 @@ class Recorder:
         crawl = Crawl(*roots, full=full)
         for name, (kind, value) in crawl.found.items():
             try:
-                moment.items[name] = Item(kind, fingerprint(value), _shown(kind, value))
+                shown = "" if kind == "generator" else shorten(value)
+                moment.items[name] = Item(kind, fingerprint(value), shown)
             except Exception as error:  # noqa: BLE001 - values of any kind, which may refuse to be read
                 crawl.notes.append(f"{name} cannot be read ({type(error).__name__}: {error})")
         with self._lock:
@@ -61,7 +62,3 @@ class Recorder:
                     self._noted.add(note)
                     write_note(self._file, note)
             write_moment(self._file, moment)
-
-
-def _shown(kind: str, value: Any) -> str:
-    return "" if kind == "generator" else shorten(value)
