@@ -463,7 +463,9 @@ class _Storages:
             raise UnsafePickleError("a persistent id without a dtype is not allowed")
         nbytes = count * dtype.itemsize
         if key not in self._loaded:
-            storage = self._load(self._archive, key, nbytes) if nbytes else torch.UntypedStorage(0)
+            storage = (
+                self._load(self._archive, key, nbytes) if nbytes else torch.empty(0, device="cpu").untyped_storage()
+            )
             if nbytes and self._archive.swapped():
                 storage.byteswap(dtype)  # type: ignore[no-untyped-call]
             self._loaded[key] = nbytes, storage
