@@ -118,15 +118,18 @@ def test_a_rank_that_gives_up_alone_cannot_hurt_what_the_coordinator_publishes(s
     assert set(names) < set(helpers.names(store))
 
 
-def test_a_rank_that_writes_after_the_coordinator_gave_up_removes_its_own(store, helpers):
+def test_a_rank_that_writes_after_the_coordinator_gave_up_removes_its_own(store, helpers, monkeypatch):
     helpers.save_all(store, OLD)
     before = helpers.names(store)
     backends = start(store, helpers)
     save_id = backends[0]._running().save_id
     backends[0].abort_save()
     backends[1].write([helpers.raw_request("y", b"1")], prefix="__1_9", save_id=save_id)
+    when_synced = []
+    monkeypatch.setattr(LocalStore, "sync_folder", lambda self: when_synced.append(helpers.names(self)))
     backends[1].abort_save()
     assert helpers.names(store) == before
+    assert when_synced[-1] == before, "a loss of power would bring the files back"
 
 
 def test_a_rank_removes_nothing_while_the_index_cannot_be_read(store, helpers):

@@ -404,6 +404,8 @@ class JoinedSave:
             kept = current.index.files if current.index is not None else ()
             for name in self._files.difference(kept):
                 self._store.delete(name)
+            # Without the marker no later save removes what a loss of power brings back.
+            self._store.sync_folder()
 
 
 class RankSaveSession(SaveSession):
