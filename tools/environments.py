@@ -60,6 +60,7 @@ TESTED_WITH = (
     "prometheus-client",
     "s3torchconnector[dcp]",
     "safetensors",
+    "xxhash",
 )
 # It asks for an older fsspec than the tests of `dcp-fsspec` do; triton comes with PyTorch where there is CUDA.
 TORCHTITAN = ("--no-deps", "datasets", "torchtitan", "triton")
