@@ -43,6 +43,7 @@ from dcp_core.records.protocols import (
     takes,
     with_states,
 )
+from dcp_core.shards.shards import is_ordinary
 from dcp_core.state_dict.per_rank import RankValues, rank_places
 from dcp_core.storage.byte_storage import collector_paused
 from dcp_core.storage.cooperation import Cooperation, Offer
@@ -309,7 +310,8 @@ class _Load:
             self.rank_values.restore()
             self.rank_values.apply()
         local = self.planner.local_load
-        if local is not None and local.overlapping:
+        # Readers of other kinds may read together with other ranks, whose templates need not overlap.
+        if local is not None and local.overlapping and type(self.reader).read_data is ByteStorageReader.read_data:
             self.warn_of_overwritten(local.overlapping)
         for key, value in in_shared_order(self.stateful):
             absent = [path[1:] for path in local.absent if path[0] == key] if local is not None else []
@@ -326,9 +328,9 @@ class _Load:
     def warn_of_overwritten(self, pairs: list[tuple[str, str]]) -> None:
         planner: Any = copy.copy(self.planner)
         shared = {key: as_dtensor(planner.state_dict[key]) for pair in pairs for key in pair}
-        plain = (torch.Tensor, torch.nn.Parameter)
+        known = {key: value for key, value in shared.items() if is_dtensor(value) or is_ordinary(value)}
         # Each is read again, into memory of its own.
-        whole = {k: value.detach().clone() for k, value in shared.items() if type(value) in plain or is_dtensor(value)}
+        whole = {key: value.detach().resolve_conj().clone() for key, value in known.items() if not value.is_quantized}
         planner.state_dict = {**planner.state_dict, **whole}
         items = [item for item in self.plan.items if item.dest_index.fqn in whole]
         self.reader.read_data(LoadPlan(items), planner).wait()
@@ -388,7 +390,8 @@ def _load(
 
 
 def _bytes(value: Any) -> torch.Tensor:
-    return (value.to_local() if is_dtensor(value) else value).detach().contiguous().reshape(-1).view(torch.uint8)
+    local = value.to_local() if is_dtensor(value) else value
+    return local.detach().resolve_conj().contiguous().reshape(-1).view(torch.uint8)
 
 
 def _save_id(metadata: Metadata | None) -> str | None:

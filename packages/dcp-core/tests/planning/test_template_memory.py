@@ -119,6 +119,21 @@ def test_views_that_overlap_warn_only_if_a_value_was_lost(tmp_path: Path, kind: 
     assert f"'{names[-1]}" in str(caught[0].message)
 
 
+def test_readers_that_may_read_with_other_ranks_are_called_once() -> None:
+    calls = []
+
+    class Reader(MemoryReader):
+        def read_data(self, plan: Any, planner: Any) -> Any:
+            calls.append(plan)  # another reader would broadcast
+            return super().read_data(plan, planner)
+
+    folder = uuid.uuid4().hex
+    save({"a": torch.ones(3), "b": torch.zeros(3)}, storage_writer=MemoryWriter(folder))
+    buffer = torch.zeros(4)
+    assert load({"a": buffer[:3], "b": buffer[1:]}, storage_reader=Reader(folder)).overlapping
+    assert len(calls) == 1
+
+
 @pytest.mark.parametrize("size", [3, 300_000])  # large tensors are read into their memory at the same time
 def test_a_tie_of_different_values_is_refused_and_not_called_damaged(tmp_path: Path, size: int) -> None:
     shared = torch.zeros(size)
