@@ -106,7 +106,7 @@ class _Round:
     def _copy(self, step: int) -> None:
         """Each step of the plain saves, by other programs; the first step is not timed."""
         source, copies = self._folder / f"plain/step-{step}", self._folder / "copies"
-        commands = {"plain save, then `cp -al`": ["cp", "-al", source, copies / f"names-{step}"]}
+        commands: dict[str, list[Any]] = {"plain save, then `cp -al`": ["cp", "-al", source, copies / f"names-{step}"]}
         if shutil.which("rsync"):
             link = [] if step == 1 else [f"--link-dest={copies / 'rsync-1'}"]
             commands["plain save, then `rsync --link-dest`"] = [
