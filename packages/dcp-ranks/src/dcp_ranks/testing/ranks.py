@@ -336,7 +336,7 @@ def _own_modules() -> dict[str, str]:
     paths = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), *site.getsitepackages()]
     installed = tuple(f"{path}{os.sep}" for path in paths)
     found = {}
-    for name, module in list(sys.modules.items()):
+    for name, module in sys.modules.copy().items():  # threads may import
         file = getattr(module, "__file__", None)
         if isinstance(file, str) and file.endswith(".py") and not file.startswith(installed) and name != "__main__":
             found[name] = file
