@@ -50,6 +50,7 @@ from dcp_core.storage.cooperation import Cooperation, Offer
 from dcp_core.storage.storage_reader import ByteStorageReader
 from dcp_core.tensors.devices import finish_computing
 from dcp_core.tensors.kinds import as_dtensor, is_dtensor
+from dcp_core.tensors.tensor_memory import byte_view
 from dcp_io import CheckpointReplacedError
 from dcp_ranks import Coordinator, PeerOptions, make_coordinator
 from dcp_ranks.phases.coordinator import DEFAULT_TIMEOUT_SECONDS
@@ -390,8 +391,7 @@ def _load(
 
 
 def _bytes(value: Any) -> torch.Tensor:
-    local = value.to_local() if is_dtensor(value) else value
-    return local.detach().resolve_conj().contiguous().reshape(-1).view(torch.uint8)
+    return byte_view((value.to_local() if is_dtensor(value) else value).detach())
 
 
 def _save_id(metadata: Metadata | None) -> str | None:

@@ -24,7 +24,7 @@ from dcp_core.records.metadata import MetadataIndex
 from dcp_core.records.protocols import ReplicaKey, SavePlan, WriteItem
 from dcp_core.tables.plan_columns import columns_of
 from dcp_core.tensors.kinds import ArchivedTensor, hidden_parts, is_wrapper
-from dcp_core.tensors.tensor_memory import contiguous, tensor_bytes
+from dcp_core.tensors.tensor_memory import byte_view, contiguous, tensor_bytes
 
 __all__ = [
     "DivergentReplicaWarning",
@@ -168,12 +168,8 @@ def _digest(tensor: torch.Tensor, *, everything: bool) -> int | None:
 def _copied(waiting: Sequence[tuple[int, torch.Tensor]]) -> Iterator[tuple[int, torch.Tensor]]:
     for start in range(0, len(waiting), _GATHERED_TENSORS):
         numbers, tensors = zip(*waiting[start : start + _GATHERED_TENSORS], strict=True)
-        parts = [_whole(tensor) if tensor.nbytes <= _SMALL_BYTES else _sample(tensor) for tensor in tensors]
+        parts = [byte_view(tensor) if tensor.nbytes <= _SMALL_BYTES else _sample(tensor) for tensor in tensors]
         yield from zip(numbers, torch.split(torch.cat(parts).cpu(), [*map(len, parts)]), strict=True)
-
-
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    return contiguous(tensor.resolve_conj().resolve_neg()).view(-1).view(torch.uint8)
 
 
 def _sample(tensor: torch.Tensor) -> torch.Tensor:

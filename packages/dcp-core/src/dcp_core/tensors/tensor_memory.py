@@ -21,6 +21,7 @@ __all__ = [
     "DeviceCopies",
     "TensorPieces",
     "as_copyable",
+    "byte_view",
     "check_memory",
     "check_tensor",
     "contiguous",
@@ -132,6 +133,11 @@ def copy_elements(target: torch.Tensor, source: torch.Tensor, *, non_blocking: b
 def contiguous(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor or a contiguous copy, for every dtype."""
     return tensor if tensor.is_contiguous() else as_copyable(tensor).contiguous().view(tensor.dtype)
+
+
+def byte_view(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a strided tensor, or of a contiguous copy, in one dimension."""
+    return contiguous(tensor.resolve_conj().resolve_neg()).view(-1).view(torch.uint8)
 
 
 def copy_to_cpu(tensor: torch.Tensor) -> torch.Tensor:
