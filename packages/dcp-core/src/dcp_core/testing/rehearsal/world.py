@@ -141,33 +141,29 @@ class _Coordinator(StoreCoordinator):
         return found
 
 
-class VirtualWriter(ByteStorageWriter):
+class _OfWorld:
+    _world: World
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: CheckpointId) -> bool:
+        del checkpoint_id
+        return True
+
+    def _open(self, checkpoint_id: CheckpointId) -> StoreBackend:
+        return StoreBackend(VirtualStore(self._world.disk, str(checkpoint_id)))
+
+
+class VirtualWriter(_OfWorld, ByteStorageWriter):
     """Writes to `World.disk`."""
 
     def __init__(self, world: World, checkpoint_id: CheckpointId, **options: Any) -> None:
         super().__init__(checkpoint_id, **options)
         self._world = world
 
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: CheckpointId) -> bool:
-        del checkpoint_id
-        return True
 
-    def _open(self, checkpoint_id: CheckpointId) -> StoreBackend:
-        return StoreBackend(VirtualStore(self._world.disk, str(checkpoint_id)))
-
-
-class VirtualReader(ByteStorageReader):
+class VirtualReader(_OfWorld, ByteStorageReader):
     """Reads from `World.disk`."""
 
     def __init__(self, world: World, checkpoint_id: CheckpointId) -> None:
         super().__init__(checkpoint_id)
         self._world = world
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: CheckpointId) -> bool:
-        del checkpoint_id
-        return True
-
-    def _open(self, checkpoint_id: CheckpointId) -> StoreBackend:
-        return StoreBackend(VirtualStore(self._world.disk, str(checkpoint_id)))
