@@ -40,7 +40,7 @@ def make_pages(buffer: memoryview) -> None:
     madvise = kernel_call("madvise", ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     if mincore is None or madvise is None:
         return
-    address: int = np.frombuffer(buffer, np.uint8).ctypes.data
+    address = ctypes.addressof(ctypes.c_ubyte.from_buffer(buffer))
     start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
     stop = (address + len(buffer)) // mmap.PAGESIZE * mmap.PAGESIZE
     is_there = ctypes.c_ubyte()

@@ -48,7 +48,7 @@ RUN_GAP_BYTES = 4 << 10
 SHARED_LIMIT_BYTES = 4 << 20
 # Taking a step costs as much as reading 200 KB. Its bytes need not fit into a cache (see `read_with_crc`), but each
 # thread holds a step in memory if it cannot be read in place.
-STEP_BYTES = 4 << 20
+STEP_BYTES = 8 << 20
 
 
 class Check(IntEnum):

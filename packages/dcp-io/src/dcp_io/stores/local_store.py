@@ -366,11 +366,12 @@ class _LocalSink(Sink):
 
 
 class _LocalSource(Source):
-    __slots__ = ("_fd", "_name")
+    __slots__ = ("_fd", "_name", "_tells_held")
 
     def __init__(self, name: str, path: str) -> None:
         self._name = name
         self._fd = -1
+        self._tells_held = True
         try:
             fd = open_descriptor(path, _READ)
         except OSError as error:
@@ -399,8 +400,11 @@ class _LocalSource(Source):
 
     def _is_held(self, offset: int) -> bool:
         try:
-            return os.preadv(self._fd, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
-        except OSError:  # not cached, or unknown to the file system
+            return self._tells_held and os.preadv(self._fd, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
+        except BlockingIOError:  # not cached
+            return False
+        except OSError:  # unknown to the file system
+            self._tells_held = False
             return False
 
     def read_into(self, offset: int, buffers: Sequence[memoryview]) -> None:

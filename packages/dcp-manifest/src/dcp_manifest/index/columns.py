@@ -251,8 +251,8 @@ class ItemColumns:
         bordered = self.checked != 0
         if self.blocks is not None:
             bordered &= self.blocks.counts == 0
-        parts = np.array_split(self.stored_bytes, len(bordered) // CHUNKS_AT_ONCE + 1)
-        counts: I64 = np.concatenate([border_counts(part) for part in parts])
+        firsts = range(0, len(bordered) or 1, CHUNKS_AT_ONCE)
+        counts: I64 = np.concatenate([border_counts(self.stored_bytes[at : at + CHUNKS_AT_ONCE]) for at in firsts])
         counts *= bordered
         return counts
 
