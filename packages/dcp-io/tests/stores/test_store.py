@@ -144,7 +144,7 @@ def test_a_store_with_the_contract_alone_supports_nothing_else():
     assert (place_of(store), lender_of(store), ReadSizes.of(store)) == (
         "local",
         None,
-        ReadSizes(16 << 10, 4 << 10, 8 << 20),
+        ReadSizes(16 << 10, 4 << 10, 4 << 20),
     )
 
 

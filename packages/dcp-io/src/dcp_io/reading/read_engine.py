@@ -6,6 +6,7 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from dcp_io.reading.read_plan import (
     SharedRead,
     Step,
     Wanted,
+    is_in_place,
     parts_to_read,
     plan_reads,
     want,
@@ -73,7 +75,7 @@ def read_items(
         raise ValueError(f"threads={threads} and max_inflight_bytes={max_inflight_bytes} must be at least 1")
     threads = max(1, min(threads, max_inflight_bytes // CRC_BLOCK_MAX_BYTES))
     sizes = ReadSizes.of(store)
-    step_bytes = min(sizes.step_bytes, max(max_inflight_bytes // threads, CRC_BLOCK_MAX_BYTES))
+    sizes = replace(sizes, step_bytes=min(sizes.step_bytes, max(max_inflight_bytes // threads, CRC_BLOCK_MAX_BYTES)))
     apart = with_blocks_apart(requests, whole=verify == "full")
     wanted = [want(request, verify, run_gap_bytes=sizes.run_gap_bytes) for request in apart]
     reading = [one for one in wanted if one.start != one.stop]
@@ -82,9 +84,9 @@ def read_items(
     if progress.wanted:
         progress.expect(sum(one.stop - one.start for one in reading) * (2 if verify == "before" else 1))
     if verify == "before":
-        bytes_read += _Batch(store, reading, sizes, step_bytes, progress, rehearse=True).run(threads)
+        bytes_read += _Batch(store, reading, sizes, progress, rehearse=True).run(threads)
     changed = set() if changed_keys is None else changed_keys
-    batch = _Batch(store, reading, sizes, step_bytes, progress, rehearse=False, changed=changed)
+    batch = _Batch(store, reading, sizes, progress, rehearse=False, changed=changed)
     bytes_read += batch.run(threads)
     for one in wanted:
         if one.start == one.stop:
@@ -109,7 +111,6 @@ class _Batch:
         store: Store,
         wanted: Sequence[Wanted],
         sizes: ReadSizes,
-        step_bytes: int,
         count: Callable[[int], object],
         *,
         rehearse: bool,
@@ -121,7 +122,7 @@ class _Batch:
         self._changed = set() if changed is None else changed
         self._lock = threading.Lock()
         self._wanted = wanted
-        self._sizes, self._step_bytes = sizes, step_bytes
+        self._sizes = sizes
         self._open: list[OpenFile] = []
         self._queue = self._reads()
         self._ahead: deque[tuple[OpenFile, Step | SharedRead]] = deque()
@@ -143,9 +144,7 @@ class _Batch:
         for name, wanted in files.items():
             file = OpenFile(self._store, name, wanted)
             self._open = [other for other in self._open if other.users] + [file]
-            reads = plan_reads(
-                wanted, rehearse=self._rehearse, step_bytes=self._step_bytes, gap_bytes=self._sizes.gap_bytes
-            )
+            reads = plan_reads(wanted, self._sizes, rehearse=self._rehearse)
             file.users = len(reads)
             for read in reads:
                 yield file, read
@@ -182,7 +181,7 @@ class _Batch:
     def _step(self, file: OpenFile, step: Step, scratch: _Scratch) -> int:
         whole = step.whole
         key = whole.members[0].request.key
-        direct = self._is_direct(step)
+        direct = is_in_place(step.members, whole, self._rehearse)
         if direct:
             self._changed.add(step.members[0].request.key)
         view = self._hold(whole) if whole.held else None if direct else scratch.take(step.stop - step.start)
@@ -212,10 +211,6 @@ class _Batch:
         if finished:
             self._complete(whole)
         return size
-
-    def _is_direct(self, step: Step) -> bool:
-        single = len(step.members) == 1 and step.members[0].request.into is not None
-        return single and not self._rehearse and not step.whole.held
 
     def _hold(self, whole: ItemRead) -> memoryview:
         with self._lock:

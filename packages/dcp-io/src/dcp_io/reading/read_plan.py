@@ -28,6 +28,7 @@ __all__ = [
     "Step",
     "Wanted",
     "align_to_blocks",
+    "is_in_place",
     "merge_ranges",
     "merge_runs",
     "parts_of",
@@ -48,7 +49,9 @@ RUN_GAP_BYTES = 4 << 10
 SHARED_LIMIT_BYTES = 4 << 20
 # Taking a step costs as much as reading 200 KB. Its bytes need not fit into a cache (see `read_with_crc`), but each
 # thread holds a step in memory if it cannot be read in place.
-STEP_BYTES = 8 << 20
+STEP_BYTES = 4 << 20
+# A step in place needs no memory.
+_IN_PLACE_BYTES = 8 << 20
 
 
 class Check(IntEnum):
@@ -182,9 +185,7 @@ def _check_of(request: ReadRequest, verify: Verify) -> Check:
     return Check.ARCHIVE if item.kind is ItemKind.ARCHIVE else Check.NOTHING
 
 
-def plan_reads(
-    wanted: Sequence[Wanted], *, rehearse: bool, step_bytes: int, gap_bytes: int = GAP_BYTES
-) -> list[Step | SharedRead]:
+def plan_reads(wanted: Sequence[Wanted], sizes: ReadSizes, *, rehearse: bool) -> list[Step | SharedRead]:
     """Plan one file's reads, in ascending order."""
     # Two contradictory records of one location count as two items: each is checked against its own CRC.
     items: dict[tuple[int, int, int | None], list[Wanted]] = {}
@@ -197,16 +198,16 @@ def plan_reads(
         if max([one.stop for one in members]) - min([one.start for one in members]) < STREAM_MIN_BYTES:
             small += members
         else:
-            placed += [(base + step.start, step) for step in _item_steps(members, rehearse, step_bytes)]
+            placed += [(base + step.start, step) for step in _item_steps(members, sizes, rehearse)]
     ranges = [(one.base + one.start, one.base + one.stop) for one in small]
-    limit = min(SHARED_LIMIT_BYTES, step_bytes)
-    for (start, stop), positions in merge_ranges(ranges, gap_bytes=gap_bytes, limit_bytes=limit):
+    limit = min(SHARED_LIMIT_BYTES, sizes.step_bytes)
+    for (start, stop), positions in merge_ranges(ranges, gap_bytes=sizes.gap_bytes, limit_bytes=limit):
         placed.append((start, SharedRead(start, stop, tuple(small[position] for position in positions))))
     placed.sort(key=itemgetter(0))
     return [read for _, read in placed]
 
 
-def _item_steps(members: Sequence[Wanted], rehearse: bool, step_bytes: int) -> list[Step]:
+def _item_steps(members: Sequence[Wanted], sizes: ReadSizes, rehearse: bool) -> list[Step]:
     check = max(one.check for one in members)
     item = next(one.request.item for one in members if one.check is check)
     stored_bytes = item.stored_bytes
@@ -231,6 +232,8 @@ def _item_steps(members: Sequence[Wanted], rehearse: bool, step_bytes: int) -> l
     for border in sorted(changes):
         if active:
             now = tuple(active.values())
+            in_place = is_in_place(now, whole, rehearse) and sizes.piece_bytes is not None
+            step_bytes = max(sizes.step_bytes, _IN_PLACE_BYTES) if in_place else sizes.step_bytes
             for start, stop in split_range(position, border, step_bytes=step_bytes, align_bytes=block):
                 steps.append(Step(whole, start, stop, now))
         begin, end = changes[border]
@@ -241,6 +244,11 @@ def _item_steps(members: Sequence[Wanted], rehearse: bool, step_bytes: int) -> l
         position = border
     whole.steps = len(steps)
     return steps
+
+
+def is_in_place(members: Sequence[Wanted], whole: ItemRead, rehearse: bool) -> bool:
+    """Return whether a step is read into its destination."""
+    return len(members) == 1 and members[0].request.into is not None and not rehearse and not whole.held
 
 
 def parts_to_read(step: Step, *, run_gap_bytes: int = RUN_GAP_BYTES) -> list[tuple[int, int]]:
