@@ -1,6 +1,6 @@
 """Mirror of `torch.distributed.checkpoint._extension`: re-exports only."""
 
-from dcp_core.transforms import Extension, ExtensionRegistry, StreamTransformExtension
-from dcp_transforms.zstd import ZStandard
-
-__all__ = ["Extension", "ExtensionRegistry", "StreamTransformExtension", "ZStandard"]
+from dcp_core.transforms import Extension as Extension
+from dcp_core.transforms import ExtensionRegistry as ExtensionRegistry
+from dcp_core.transforms import StreamTransformExtension as StreamTransformExtension
+from dcp_transforms.zstd import ZStandard as ZStandard

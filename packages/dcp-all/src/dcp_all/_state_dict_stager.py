@@ -1,5 +1,3 @@
 """Mirror of `torch.distributed.checkpoint._state_dict_stager`: re-exports only."""
 
-from dcp_async.staging.stagers import StateDictStager
-
-__all__ = ["StateDictStager"]
+from dcp_async.staging.stagers import StateDictStager as StateDictStager

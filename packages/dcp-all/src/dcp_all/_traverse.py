@@ -1,25 +1,14 @@
 """Mirror of `torch.distributed.checkpoint._traverse`: re-exports only."""
 
-from dcp_all.metadata import STATE_DICT_TYPE
-from dcp_core.state_dict.flatten import (
-    CONTAINER_TYPE,
-    STATE_DICT_ITEM,
-    get_element,
-    print_tensor,
-    set_element,
-    traverse_state_dict,
-)
-from dcp_core.state_dict.flatten import Path as OBJ_PATH  # noqa: N814 - stock's name
-from dcp_manifest.index.columns import PathElement as PATH_ITEM  # noqa: N814 - stock's name
+from dcp_all.metadata import STATE_DICT_TYPE as STATE_DICT_TYPE
+from dcp_core.state_dict.flatten import CONTAINER_TYPE as CONTAINER_TYPE
+from dcp_core.state_dict.flatten import STATE_DICT_ITEM as STATE_DICT_ITEM
+from dcp_core.state_dict.flatten import Path
+from dcp_core.state_dict.flatten import get_element as get_element
+from dcp_core.state_dict.flatten import print_tensor as print_tensor
+from dcp_core.state_dict.flatten import set_element as set_element
+from dcp_core.state_dict.flatten import traverse_state_dict as traverse_state_dict
+from dcp_manifest.index.columns import PathElement
 
-__all__ = [
-    "CONTAINER_TYPE",
-    "OBJ_PATH",
-    "PATH_ITEM",
-    "STATE_DICT_ITEM",
-    "STATE_DICT_TYPE",
-    "get_element",
-    "print_tensor",
-    "set_element",
-    "traverse_state_dict",
-]
+OBJ_PATH = Path
+PATH_ITEM = PathElement

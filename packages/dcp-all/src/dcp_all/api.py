@@ -1,5 +1,3 @@
 """Mirror of `torch.distributed.checkpoint.api`: re-exports only."""
 
-from dcp_core.errors import CheckpointException
-
-__all__ = ["CheckpointException"]
+from dcp_core.errors import CheckpointException as CheckpointException

@@ -1,6 +1,5 @@
 """Mirror of `torch.distributed.checkpoint.logger`: re-exports only."""
 
-from dcp_core.events import LOGGER_NAME
-from dcp_core.events import LOGGER_NAME as DCP_LOGGER_NAME
+from dcp_core.events import LOGGER_NAME as LOGGER_NAME
 
-__all__ = ["DCP_LOGGER_NAME", "LOGGER_NAME"]
+DCP_LOGGER_NAME = LOGGER_NAME

@@ -1,22 +1,14 @@
 """Mirror of `torch.distributed.checkpoint.state_dict_loader`: re-exports only."""
 
-from dcp_all.default_planner import DefaultLoadPlanner
-from dcp_all.planner import LoadPlan, LoadPlanner
-from dcp_all.stateful import Stateful
-from dcp_all.storage import StorageReader
-from dcp_core.loading import load, load_keys, load_state_dict
-from dcp_core.loading import load_by_reader as _load_state_dict
-from dcp_core.loading import load_keys as _load_state_dict_from_keys
+from dcp_all.default_planner import DefaultLoadPlanner as DefaultLoadPlanner
+from dcp_all.planner import LoadPlan as LoadPlan
+from dcp_all.planner import LoadPlanner as LoadPlanner
+from dcp_all.stateful import Stateful as Stateful
+from dcp_all.storage import StorageReader as StorageReader
+from dcp_core.loading import load as load
+from dcp_core.loading import load_by_reader
+from dcp_core.loading import load_keys as load_keys
+from dcp_core.loading import load_state_dict as load_state_dict
 
-__all__ = [
-    "DefaultLoadPlanner",
-    "LoadPlan",
-    "LoadPlanner",
-    "Stateful",
-    "StorageReader",
-    "_load_state_dict",
-    "_load_state_dict_from_keys",
-    "load",
-    "load_keys",
-    "load_state_dict",
-]
+_load_state_dict = load_by_reader
+_load_state_dict_from_keys = load_keys

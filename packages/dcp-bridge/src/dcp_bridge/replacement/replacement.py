@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
-from types import FrameType, ModuleType, TracebackType
+from types import FrameType, ModuleType
 from typing import Any
 
 import torch
@@ -29,8 +29,6 @@ import torch.distributed
 from dcp_base.logs import library_logger
 from dcp_core import DcpError
 from dcp_core.errors import PluginNotFoundError
-
-__all__ = ["Replacement", "original_stock", "replace_stock"]
 
 STOCK = "torch.distributed.checkpoint"
 MIRROR = "dcp_all"
@@ -78,9 +76,7 @@ class Replacement:
             raise RuntimeError("this replacement has been undone: call replace_stock() again")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.undo()
 
     def __repr__(self) -> str:
@@ -273,7 +269,8 @@ def _import_mirror() -> dict[str, ModuleType]:
 
 def _own_names(stock: ModuleType, mirror: ModuleType) -> dict[str, Any]:
     """Return name → our object for names in both modules, except submodules."""
-    shared = [name for name in mirror.__all__ if name in vars(stock)]
+    offered = getattr(mirror, "__all__", vars(mirror))
+    shared = [name for name in offered if name in vars(stock) and not name.startswith("__")]
     found = {name: getattr(mirror, name) for name in shared}
     return {name: value for name, value in found.items() if not isinstance(value, ModuleType)}
 
