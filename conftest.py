@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from dcp_io.testing.s3_server import S3Server
     from dcp_ranks.testing.ranks import RankPool
+    from integration_tests.kits.s3_server import S3Server
 
 # For a call of ranks. It takes seconds, but more on a busy machine; a test has longer, so that stacks are shown.
 PATIENCE_SECONDS = 240.0
@@ -151,7 +151,7 @@ def ranks(pytestconfig: pytest.Config) -> Iterator[RankPool]:
 def s3() -> Iterator[S3Server]:
     """An S3 server on loopback, which clients find by the environment."""
     pytest.importorskip("moto", reason="needs moto[s3]")
-    from dcp_io.testing.s3_server import S3Server  # noqa: PLC0415 - not every package has it installed
+    from integration_tests.kits.s3_server import S3Server  # noqa: PLC0415 - not every package has it installed
 
     with S3Server() as server, server.in_environment():
         yield server

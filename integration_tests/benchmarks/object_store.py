@@ -22,12 +22,12 @@ from typing import Any
 
 import torch
 
-from dcp_io.testing.fault_proxy import FaultProxy
-from dcp_io.testing.s3_server import S3Server
 from integration_tests.benchmarks.environments import ROOT, python_of
 from integration_tests.benchmarks.loopback_s3 import LoopbackS3
 from integration_tests.benchmarks.object_store_sides import ALONE, CONNECTOR, OURS, STOCK, clear, sides
 from integration_tests.benchmarks.pages import replace_figures
+from integration_tests.kits.fault_proxy import FaultProxy
+from integration_tests.kits.s3_server import S3Server
 
 __all__ = ["BARS", "MOST_MIB", "MOST_READ", "compare", "main"]
 

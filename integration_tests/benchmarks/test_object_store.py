@@ -12,12 +12,12 @@ import pytest
 
 from dcp_io.testing import FoldersConformance, StoreConformance
 from dcp_io.testing.folder import read_range
-from dcp_io.testing.raw_bucket import RawBucket
 from dcp_object.opening import open_store
 from dcp_object.store import ObjectStore
 from integration_tests.benchmarks import object_store
 from integration_tests.benchmarks.loopback_s3 import LoopbackS3
 from integration_tests.benchmarks.object_store_sides import ALONE, CONNECTOR, OURS, STOCK
+from integration_tests.kits.raw_bucket import RawBucket
 
 pytest.importorskip("boto3", reason="needs boto3")
 _numbers = itertools.count()

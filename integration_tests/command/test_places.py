@@ -14,7 +14,7 @@ import torch
 
 import dcp_all as dcp
 import dcp_all.format_utils
-from dcp_io.testing.s3_server import S3Server
+from integration_tests.kits.s3_server import S3Server
 
 pytest.importorskip("moto", reason="needs moto[s3]")
 

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dcp_all import FileSystemWriter, run_command, save
-from dcp_io.testing.damage import flip
+from integration_tests.kits.damage import flip
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import dcp_all as dcp
-from dcp_io.testing.s3_server import S3Server
+from integration_tests.kits.s3_server import S3Server
 
 connector = pytest.importorskip("s3torchconnector", reason="needs s3torchconnector")
 pytest.importorskip("moto", reason="needs moto[s3]")

@@ -20,9 +20,9 @@ from types import FunctionType
 import pytest
 
 from dcp_async.saver import close_savers
-from dcp_io.testing.s3_server import S3Server
 from integration_tests.composition import selections
 from integration_tests.docs.page_scripts import PageScripts
+from integration_tests.kits.s3_server import S3Server
 
 PACKAGES = sorted(name.replace("-", "_") for name in selections.PACKAGES)  # without adapters of frameworks
 EXAMPLE = re.compile(r"^ *```python\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from dcp_io.testing.damage import flip
 from integration_tests.golden.test_golden import HERE, OURS, name, shown
+from integration_tests.kits.damage import flip
 
 NODE = shutil.which("node")
 HAS_CRC = (

@@ -17,12 +17,12 @@ from dcp_exchange import together
 from dcp_io import KeepLast, LocalStore
 from dcp_io.roots.copy_notes import HostCopies
 from dcp_io.stores import host_store
-from dcp_io.testing.shelves import ShelfPlugin
 from dcp_io.timed_call import TimedCall
 from dcp_memory.partners import copying
 from dcp_tiers import Tier, Tiers
 from dcp_tiers.promote import promote
 from dcp_tiers.promoter_process import PromoterProcess
+from integration_tests.kits.shelves import ShelfPlugin
 
 NEAR = "/near/run"
 """Path of the folder that each host has for itself."""

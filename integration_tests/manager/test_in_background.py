@@ -14,8 +14,8 @@ from torch.distributed.tensor import Shard
 
 import dcp_all as dcp
 from dcp_core.testing.sharding import distribute
-from dcp_io.testing.s3_server import S3Server
 from dcp_ranks.testing.ranks import RankPool
+from integration_tests.kits.s3_server import S3Server
 
 
 def state(step: int) -> dict[str, Any]:

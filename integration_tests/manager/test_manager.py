@@ -13,7 +13,6 @@ from dcp_core import CheckpointNotFoundError, LoadMismatchError, save
 from dcp_fs import FileSystemReader
 from dcp_io import LocalStore
 from dcp_io.roots.catalogue import Catalogue
-from dcp_io.testing.damage import flip
 from dcp_manager import (
     CheckpointManager,
     EverySteps,
@@ -21,6 +20,7 @@ from dcp_manager import (
     KeepEvery,
     KeepLast,
 )
+from integration_tests.kits.damage import flip
 from integration_tests.manager.checkpoints import Failing, names, restored, state, steps
 
 

@@ -19,13 +19,13 @@ from dcp_core import CheckpointException, CheckpointNotFoundError
 from dcp_core.testing.sharding import distribute
 from dcp_fs import FileSystemReader
 from dcp_io import StoreBackend
-from dcp_io.testing.damage import flip
 from dcp_manager import (
     CheckpointManager,
     EverySteps,
     OnRequest,
     OnSignal,
 )
+from integration_tests.kits.damage import flip
 from integration_tests.manager.checkpoints import Failing, steps
 
 

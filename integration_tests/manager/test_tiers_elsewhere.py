@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import dcp_all as dcp
-from dcp_io.testing.s3_server import S3Server
 from dcp_tiers.promote import promote
 from integration_tests.hosts.pretended import without_promoter
+from integration_tests.kits.s3_server import S3Server
 
 
 @pytest.fixture(scope="module")

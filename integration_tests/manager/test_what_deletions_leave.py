@@ -27,13 +27,13 @@ from dcp_inspect import run as dcp
 from dcp_io import KeepBest, KeepLast, LocalStore, StorageError, Store, verify_checkpoint
 from dcp_io.roots.catalogue import Catalogue
 from dcp_io.saves.save_files import this_process
-from dcp_io.testing.damage import flip
-from dcp_io.testing.permissions import modes_count
 from dcp_manager import CheckpointManager
 from dcp_manager.space import _Free
 from dcp_tiers import Tier, Tiers
 from dcp_tiers.promote import promote
 from dcp_tiers.removal import make_room
+from integration_tests.kits.damage import flip
+from integration_tests.kits.permissions import modes_count
 from integration_tests.manager.checkpoints import restored, state
 
 Break = Callable[[Path], object]

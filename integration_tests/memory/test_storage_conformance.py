@@ -11,11 +11,11 @@ import pytest
 from dcp_core.hosts.host_storage import HostStorageReader, HostStorageWriter
 from dcp_core.testing.conformance import Door, StorageConformance
 from dcp_io import open_store
-from dcp_io.testing.raw_store import RawStore
 from dcp_memory import stop_keeper
 from dcp_memory.client.connection import forget_connections
 from dcp_memory.places import FOLDER_VARIABLE
 from dcp_ranks.testing.ranks import RankPool
+from integration_tests.kits.raw_store import RawStore
 
 RUN = "conformance"
 _numbers = itertools.count()

@@ -13,11 +13,11 @@ import pytest
 from dcp_base import CheckpointEvent, installed
 from dcp_io import LocalStore
 from dcp_io.roots.copy_notes import CopyNote, JobHosts
-from dcp_io.testing.damage import flip
 from dcp_memory import partner
 from dcp_memory.partners import copying, courier
 from dcp_memory.partners.courier import PIECE_BYTES
 from dcp_ranks import Stream
+from integration_tests.kits.damage import flip
 
 Make = Callable[[int], Any]
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dcp_io import LocalStore
-from dcp_io.testing.damage import data_files
 from dcp_manifest.file.blob import FOOTER_BYTES
 from dcp_manifest.file.manifest_read import read_index
+from integration_tests.kits.damage import data_files
 
 __all__ = ["METADATA", "data_files", "files", "flipped", "head_bytes", "payload_bytes", "swap"]
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import dcp_all as dcp
 from dcp_core.errors import CheckpointException, CheckpointNotFoundError, CorruptCheckpointError
 from dcp_io import LocalStore, verify_checkpoint
-from dcp_io.testing.damage import flip
+from integration_tests.kits.damage import flip
 from integration_tests.oracle.kinds import same_bits
 from integration_tests.robustness import states
 from integration_tests.robustness.damage import METADATA, data_files, files, payload_bytes, swap

@@ -11,7 +11,7 @@ from safetensors.torch import load
 
 import dcp_all as dcp
 from dcp_io import open_store
-from dcp_io.testing.s3_server import S3Server
+from integration_tests.kits.s3_server import S3Server
 
 pytest.importorskip("moto", reason="needs moto[s3]")
 

@@ -17,8 +17,8 @@ from torch.distributed.tensor import Shard
 import dcp_all as dcp
 from dcp_core import plugins
 from dcp_core.testing.sharding import distribute
-from dcp_io.testing.fault_proxy import FaultProxy, sometimes
-from dcp_io.testing.s3_server import S3Server
+from integration_tests.kits.fault_proxy import FaultProxy, sometimes
+from integration_tests.kits.s3_server import S3Server
 
 pytest.importorskip("moto", reason="needs moto[s3]")
 pytest.importorskip("s3fs", reason="needs s3fs")

@@ -15,9 +15,9 @@ from torch.distributed.checkpoint import _extension as stock_extension
 import dcp_all as dcp
 from dcp_base.hookspecs import hookimpl
 from dcp_core.transforms import ExtensionRegistry, StreamTransformExtension
-from dcp_io.testing.damage import flip
 from dcp_manifest.errors import UnsupportedFormatError
 from dcp_transforms import ZStandard
+from integration_tests.kits.damage import flip
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled", "ignore:TypedStorage is deprecated")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import dcp_all as dcp
-from dcp_io.testing.damage import data_files, flip
+from integration_tests.kits.damage import data_files, flip
 
 __all__ = [
     "data_files",

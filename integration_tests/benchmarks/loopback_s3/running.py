@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import ClassVar
 
-from dcp_io.testing.s3_server import S3Server
+from integration_tests.kits.s3_server import S3Server
 
 __all__ = ["LoopbackS3"]
 

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.api import CheckpointException as StockExcepti
 import dcp_core
 from dcp_bridge import from_stock, to_stock
 from dcp_fs import FileSystemReader, FileSystemWriter
-from dcp_io.testing.damage import flip
+from integration_tests.kits.damage import flip
 
 STATE = {"w": torch.ones(4), "v": torch.ones(5), "step": 1}
 

@@ -28,7 +28,7 @@ from dcp_format.conversion import open_content
 from dcp_format.converters import converter_for, detect
 from dcp_format.safetensors.safetensors_index import INDEX_NAME
 from dcp_io import CheckpointExistsError
-from dcp_io.testing.damage import flip
+from integration_tests.kits.damage import flip
 
 
 def source(path: Path) -> dict[str, torch.Tensor]:

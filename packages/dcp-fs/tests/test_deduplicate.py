@@ -18,7 +18,7 @@ from dcp_fs import FileSystemWriter
 from dcp_io import LocalStore, verify_checkpoint
 from dcp_io.checkpoints.drop_parts import SmallerCheckpoint
 from dcp_io.saves.save_files import is_marker_temporary
-from dcp_io.testing.damage import flip
+from integration_tests.kits.damage import flip
 
 ROWS = 20_000  # 80 KB: larger than the items that are never linked
 STEPS = 3

@@ -16,7 +16,7 @@ from dcp_core import (
     save,
 )
 from dcp_fs import FileSystemReader, FileSystemWriter, SerializationFormat
-from dcp_io.testing.damage import flip
+from integration_tests.kits.damage import flip
 
 LAYOUTS = ["torch", "raw"]
 

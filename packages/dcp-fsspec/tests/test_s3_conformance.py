@@ -19,10 +19,10 @@ from dcp_fsspec import FsspecReader, FsspecWriter
 from dcp_fsspec.opening import open_store
 from dcp_fsspec.store import FsspecStore
 from dcp_io.testing import FoldersConformance, StoreConformance
-from dcp_io.testing.fault_proxy import Fault, FaultProxy, sometimes
-from dcp_io.testing.raw_bucket import RawBucket
-from dcp_io.testing.s3_server import S3Server
 from dcp_ranks.testing.ranks import RankPool
+from integration_tests.kits.fault_proxy import Fault, FaultProxy, sometimes
+from integration_tests.kits.raw_bucket import RawBucket
+from integration_tests.kits.s3_server import S3Server
 
 pytest.importorskip("s3fs", reason="needs s3fs")
 _numbers = itertools.count()

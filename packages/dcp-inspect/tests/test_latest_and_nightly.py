@@ -14,7 +14,7 @@ import pytest
 
 from dcp_io import LocalStore, verify_checkpoint
 from dcp_io.roots.catalogue import Catalogue
-from dcp_io.testing.damage import flip
+from integration_tests.kits.damage import flip
 
 Dcp = Callable[..., tuple[int, str, str]]
 Write = Callable[..., Path]

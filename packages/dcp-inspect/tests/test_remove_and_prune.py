@@ -14,9 +14,9 @@ from dcp_io import KeepBest, LocalStore
 from dcp_io.checkpoints.remove_checkpoint import ReadingSign
 from dcp_io.roots.catalogue import Catalogue
 from dcp_io.saves.save_files import ProcessIdentity, this_process
-from dcp_io.testing.damage import flip
 from dcp_manifest import index_of
 from dcp_manifest.file.manifest_write import encode
+from integration_tests.kits.damage import flip
 
 Dcp = Callable[..., tuple[int, str, str]]
 Write = Callable[..., Path]

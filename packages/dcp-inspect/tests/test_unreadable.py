@@ -13,8 +13,8 @@ import pytest
 
 from dcp_base import StoreSpec, hookimpl, installed
 from dcp_io import latest_valid
-from dcp_io.testing.damage import flip
-from dcp_io.testing.permissions import modes_count
+from integration_tests.kits.damage import flip
+from integration_tests.kits.permissions import modes_count
 
 Dcp = Callable[..., tuple[int, str, str]]
 Write = Callable[..., Path]

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from dcp_io.testing.damage import flip
+from integration_tests.kits.damage import flip
 
 Dcp = Callable[..., tuple[int, str, str]]
 Write = Callable[..., Path]

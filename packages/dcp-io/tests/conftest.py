@@ -10,13 +10,13 @@ import pytest
 from dcp_io import LocalStore, StoreBackend
 from dcp_io.reading.read_engine import read_items
 from dcp_io.requests import Payload, ReadRequest, WriteRequest
-from dcp_io.testing.damage import flip
 from dcp_io.writing import write_engine
 from dcp_io.writing.write_engine import write_items
 from dcp_manifest.file.manifest_write import encode
 from dcp_manifest.index.columns import CheckpointIndex, Framing, ManifestInfo, StoredItem
 from dcp_manifest.index.dtypes import ITEM_BYTES
 from dcp_manifest.index.stored_items import StoredItems
+from integration_tests.kits.damage import flip
 
 RNG = np.random.default_rng(1)
 WRITTEN_BYTES = [0, 1, 63, 70_000, 300_000, 1_500_000]

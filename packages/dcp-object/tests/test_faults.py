@@ -13,13 +13,13 @@ import torch
 
 from dcp_core import CorruptCheckpointError, load, save
 from dcp_io import StorageError, open_store, verify_checkpoint
-from dcp_io.testing.fault_proxy import Fault, FaultProxy
 from dcp_io.testing.folder import read_range
-from dcp_io.testing.raw_bucket import RawBucket
-from dcp_io.testing.s3_server import S3Server
 from dcp_object import ObjectStoreReader, ObjectStoreWriter
 from dcp_object.opening import open_store as open_object_store
 from dcp_object.store import ObjectStore
+from integration_tests.kits.fault_proxy import Fault, FaultProxy
+from integration_tests.kits.raw_bucket import RawBucket
+from integration_tests.kits.s3_server import S3Server
 
 SECRET = "not-to-be-shown-anywhere"
 FAST = {

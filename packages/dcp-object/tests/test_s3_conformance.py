@@ -16,12 +16,12 @@ from dcp_core import load, save
 from dcp_core.testing.conformance import StorageConformance
 from dcp_core.testing.sharding import distribute
 from dcp_io.testing import FoldersConformance, StoreConformance
-from dcp_io.testing.fault_proxy import FaultProxy, sometimes
-from dcp_io.testing.raw_bucket import RawBucket
-from dcp_io.testing.s3_server import S3Server
 from dcp_object import ObjectStoreReader, ObjectStoreWriter
 from dcp_object.opening import open_store
 from dcp_object.store import ObjectStore
+from integration_tests.kits.fault_proxy import FaultProxy, sometimes
+from integration_tests.kits.raw_bucket import RawBucket
+from integration_tests.kits.s3_server import S3Server
 
 _numbers = itertools.count()
 

@@ -22,10 +22,10 @@ from dcp_core import (
 )
 from dcp_core.testing.sharding import distribute
 from dcp_io import LocalStore, StorageError, StoreBackend, verify_checkpoint
-from dcp_io.testing.damage import flip
 from dcp_object import ObjectStoreReader
 from dcp_object.opening import open_store
 from dcp_ranks.testing.ranks import RankPool
+from integration_tests.kits.damage import flip
 
 ROWS = 4096
 

@@ -20,7 +20,6 @@ from dcp_base import installed
 from dcp_io import KeepAll, KeepPolicy, LocalStore, Payload, ReadRequest, Store, StoreBackend, WriteRequest, open_store
 from dcp_io.roots.catalogue import Catalogue
 from dcp_io.stores import host_store
-from dcp_io.testing.shelves import ShelfPlugin
 from dcp_manifest import CheckpointIndex
 from dcp_manifest.file.manifest_write import encode
 from dcp_manifest.index.columns import Framing, ManifestInfo
@@ -28,6 +27,7 @@ from dcp_manifest.index.stored_items import StoredItems
 from dcp_tiers import Tier, Tiers
 from dcp_tiers.promotion import Promotion
 from dcp_tiers.waiting import steps_to_send
+from integration_tests.kits.shelves import ShelfPlugin
 
 _clock = itertools.count(time.time_ns())
 

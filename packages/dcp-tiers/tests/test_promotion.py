@@ -13,13 +13,13 @@ import pytest
 from dcp_io import KeepBest, KeepEvery, KeepLast, LocalStore
 from dcp_io.checkpoints.verify_checkpoint import PassingCrcs
 from dcp_io.saves.save_session import SaveSession
-from dcp_io.testing.damage import data_files, flip
 from dcp_io.timed_call import Pace
 from dcp_manifest import CorruptCheckpointError
 from dcp_tiers import KeepWaiting, Tier, Tiers, promotion
 from dcp_tiers.copying import copy_checkpoint
 from dcp_tiers.promote import promote
 from dcp_tiers.promotion import Promotion
+from integration_tests.kits.damage import data_files, flip
 
 
 def names(folder) -> set[str]:

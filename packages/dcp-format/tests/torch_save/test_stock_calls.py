@@ -27,8 +27,8 @@ from dcp_format import BroadcastingTorchSaveReader, DynamicMetaLoadPlanner, dcp_
 from dcp_format.conversion import open_content
 from dcp_io import LocalStore, StoreBackend, verify_checkpoint
 from dcp_io.archives.archive_checks import verify_zip, zip_records
-from dcp_io.testing.damage import flip
 from dcp_manifest import index_of
+from integration_tests.kits.damage import flip
 
 DTYPES = [
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2),

@@ -17,8 +17,8 @@ from dcp_inspect.cli import run
 from dcp_inspect.commands import dedupe
 from dcp_io import LocalStore
 from dcp_io.saves.save_files import Marker, mark_bytes, this_process
-from dcp_io.testing.damage import flip
 from dcp_manifest import index_of
+from integration_tests.kits.damage import flip
 
 Dcp = Callable[..., tuple[int, str, str]]
 Write = Callable[..., Path]

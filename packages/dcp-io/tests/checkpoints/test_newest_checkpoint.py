@@ -9,9 +9,9 @@ import pytest
 
 from dcp_io import LocalStore, find_checkpoints, latest_valid
 from dcp_io.checkpoints.list_checkpoints import check_checkpoint
-from dcp_io.testing.damage import flip
 from dcp_manifest import LocalFolder, checkpoints_below
 from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError
+from integration_tests.kits.damage import flip
 
 VALUES = [{"a": bytes(100_000)}, {"b": b"1" * 500}]
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from dcp_io import verify_checkpoint
 from dcp_io.reading.read_engine import read_items
 from dcp_io.requests import Payload, ReadRequest, WriteRequest
-from dcp_io.testing.damage import flip
 from dcp_io.writing import write_engine
 from dcp_io.writing.write_engine import write_items
 from dcp_manifest.errors import CorruptCheckpointError
@@ -22,6 +21,7 @@ from dcp_manifest.file.manifest_read import read_index
 from dcp_manifest.file.manifest_write import encode
 from dcp_manifest.index.columns import Framing
 from dcp_manifest.index.runs import Runs
+from integration_tests.kits.damage import flip
 
 RNG = np.random.default_rng(5)
 BLOCK = 4096

@@ -10,8 +10,8 @@ import pytest
 from dcp_base import InvalidPlaceError, installed
 from dcp_io import HostStore, LocalStore, open_store
 from dcp_io.stores.host_store import HostFolder, host_uri, with_also
-from dcp_io.testing.shelves import ShelfPlugin
 from dcp_manifest import CheckpointNotFoundError
+from integration_tests.kits.shelves import ShelfPlugin
 
 
 def test_a_uri_names_the_folder_and_the_others(tmp_path: Path) -> None:

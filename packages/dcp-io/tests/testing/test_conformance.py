@@ -8,7 +8,7 @@ import pytest
 
 from dcp_io import LocalStore
 from dcp_io.testing import FoldersConformance, RangesConformance, StoreConformance
-from dcp_io.testing.shelves import ShelfStore
+from integration_tests.kits.shelves import ShelfStore
 
 
 class LocalFolder:

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from dcp_io.testing import FoldersConformance, LendingConformance, StoreConformance
-from dcp_io.testing.raw_store import RawStore
 from dcp_memory import stop_keeper
 from dcp_memory.client.connection import forget_connections
 from dcp_memory.client.store import KeeperStore
 from dcp_memory.places import FOLDER_VARIABLE
+from integration_tests.kits.raw_store import RawStore
 
 _numbers = itertools.count()
 

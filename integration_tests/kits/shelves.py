@@ -29,7 +29,7 @@ class ShelfStore(HostStore):
     Example:
         ```python
         import os
-        from dcp_io.testing.shelves import ShelfStore
+        from integration_tests.kits.shelves import ShelfStore
 
         os.environ["DCP_SHELF_DIR"] = "host-a"
         store = ShelfStore("run")
@@ -104,7 +104,7 @@ class ShelfPlugin:
 
     @hookimpl
     def dcp_register_stores(self) -> list[StoreSpec]:
-        return [StoreSpec(SHELF_SCHEME, "dcp_io.testing.shelves:open_shelf")]
+        return [StoreSpec(SHELF_SCHEME, "integration_tests.kits.shelves:open_shelf")]
 
     @hookimpl
     def dcp_register_storage(self) -> list[StorageBackendSpec]:

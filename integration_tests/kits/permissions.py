@@ -28,7 +28,7 @@ def modes_count() -> Iterator[None]:
         ```python
         import pathlib
 
-        from dcp_io.testing.permissions import modes_count
+        from integration_tests.kits.permissions import modes_count
 
         path = pathlib.Path("secret")
         path.write_text("x")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import boto3
 
-from dcp_io.testing.s3_server import CREDENTIALS, S3Server
+from integration_tests.kits.s3_server import CREDENTIALS, S3Server
 
 __all__ = ["RawBucket"]
 

@@ -1,0 +1,1 @@
+"""Helpers for tests of several packages: faults of a service, damage to files, and stores of pretended hosts."""
