@@ -51,12 +51,18 @@ class Module:
         return len(lines)
 
     def offered(self) -> list[str]:
-        """The names in its `__all__`."""
+        """The names in its `__all__`; in a module without one, those that it defines without an underscore."""
+        defined: list[str] = []
         for node in self.tree.body:
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
                 names: list[str] = ast.literal_eval(node.value)
                 return names
-        return []
+            if isinstance(node, ast.ClassDef | ast.FunctionDef):
+                defined.append(node.name)
+            elif isinstance(node, ast.Assign | ast.AnnAssign):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                defined += [each.id for one in targets for each in ast.walk(one) if isinstance(each, ast.Name)]
+        return [name for name in defined if not name.startswith("_")]
 
     def imported(self) -> Iterator[str]:
         """The names that it imports, with the module that they are imported from; submodules look like them."""

@@ -19,7 +19,7 @@ def _imported() -> dict[str, str]:
     return {
         alias.name: node.module or ""
         for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("dcp_io.")
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(("dcp_io.", "dcp_manifest."))
         for alias in node.names
     }
 

@@ -10,8 +10,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-__all__ = ["kernel_call", "open_descriptor", "read_fully", "write_fully"]
-
 Buffer = bytes | bytearray | memoryview
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dcp_base.escaping import printable
 
-__all__ = ["DcpError", "InvalidPlaceError", "PluginLoadError", "PluginNotFoundError"]
-
 
 class DcpError(Exception):
     """Base class of the errors of these packages. `printable` escapes the message, for terminals and logs."""

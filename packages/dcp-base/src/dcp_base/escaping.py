@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["printable", "printable_bytes"]
-
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 

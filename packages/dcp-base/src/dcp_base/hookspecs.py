@@ -11,17 +11,6 @@ from dataclasses import dataclass
 
 import pluggy
 
-__all__ = [
-    "ANY_SCHEME",
-    "PROJECT_NAME",
-    "CheckpointEvent",
-    "HookSpecs",
-    "StorageBackendSpec",
-    "StoreSpec",
-    "hookimpl",
-    "hookspec",
-]
-
 PROJECT_NAME = "dcp"
 ANY_SCHEME = "*"
 """Wildcard for a storage or store that decides itself which ids or URIs it accepts."""

@@ -12,15 +12,6 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-__all__ = [
-    "PARTS",
-    "SOURCE",
-    "import_lazily",
-    "import_part",
-    "is_installed",
-    "resolve",
-]
-
 
 def import_lazily(
     package: str, homes: Mapping[str, Iterable[str]]

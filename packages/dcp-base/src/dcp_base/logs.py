@@ -7,8 +7,6 @@ from typing import Any
 
 from dcp_base.escaping import printable
 
-__all__ = ["library_logger", "logger"]
-
 
 def library_logger(name: str) -> logging.Logger:
     """Return the logger `name`, which escapes strings and errors in the arguments of log records by `printable`.

@@ -14,8 +14,6 @@ from dataclasses import replace
 from dcp_base.hookspecs import CheckpointEvent
 from dcp_base.registry import installed
 
-__all__ = ["INTERVAL_SECONDS", "Progress", "count_progress", "find_progress", "report_operation"]
-
 INTERVAL_SECONDS = 0.15
 """Minimum interval between a phase's events."""
 

@@ -30,8 +30,6 @@ from dcp_base.imports import SOURCE, import_part, resolve
 from dcp_base.logs import logger
 from dcp_base.schemes import package_for
 
-__all__ = ["TABLES", "PluginInfo", "PluginRegistry", "find_screen", "installed"]
-
 ENTRY_POINT_GROUP = "dcp"
 _Pairs = list[tuple[str, Any]]
 

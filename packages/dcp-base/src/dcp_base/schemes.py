@@ -7,16 +7,6 @@ import re
 
 from dcp_base.errors import InvalidPlaceError
 
-__all__ = [
-    "OBJECT_STORE_SCHEMES",
-    "PATH_SCHEMES",
-    "WEB_SCHEMES",
-    "file_path",
-    "package_for",
-    "scheme_of",
-    "without_end_slash",
-]
-
 # A URI that was treated as a path: `pathlib` turns s3://bucket/x into s3:/bucket/x.
 _LOST_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+:)/")
 _THIS_HOST = "localhost/"

@@ -18,8 +18,6 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-__all__ = ["main"]
-
 _STOCK = "torch.distributed.checkpoint"
 _EXAMPLES = """\
 examples:

@@ -17,8 +17,6 @@ from dcp_bridge.writer_for_stock import WriterForStock
 from dcp_core import LoadPlanner, Metadata, SavePlanner, StorageReader, StorageWriter
 from dcp_core.records.foreign_records import as_metadata
 
-__all__ = ["from_stock", "to_stock"]
-
 _OURS = (StorageWriter, StorageReader, SavePlanner, LoadPlanner, Metadata)
 _STOCKS = (storage.StorageWriter, storage.StorageReader, planner.SavePlanner, planner.LoadPlanner, metadata.Metadata)
 

@@ -9,8 +9,6 @@ from torch.distributed.checkpoint.api import CheckpointException as StockExcepti
 
 from dcp_core import CheckpointException
 
-__all__ = ["stock_errors"]
-
 
 @contextlib.contextmanager
 def stock_errors(what: str) -> Iterator[None]:

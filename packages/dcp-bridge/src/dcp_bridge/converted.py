@@ -7,8 +7,6 @@ from typing import Generic, TypeVar
 
 from dcp_core.records.lazy import LazyList
 
-__all__ = ["converted"]
-
 A = TypeVar("A")
 B = TypeVar("B")
 

@@ -19,8 +19,6 @@ from dcp_core import CorruptCheckpointError, LoadPlan, LoadPlanner, Metadata, Re
 from dcp_core.objects.object_bytes import dump_object, load_object, scan
 from dcp_core.records.foreign_records import as_metadata
 
-__all__ = ["LoadPlannerForStock", "StockLoadPlanner"]
-
 
 class StockLoadPlanner(Delegating[planner.LoadPlanner], LoadPlanner):
     """Load planner that delegates to a planner of stock, with stock's checks only: without ours of dtypes and holes."""

@@ -14,8 +14,6 @@ from dcp_bridge.record_like import record_like
 from dcp_core import LoadItemType, LoadPlan, ReadItem, SavePlan, StorageMeta, WriteResult
 from dcp_core.records.foreign_records import as_index, as_write_item
 
-__all__ = ["own_load_plan", "own_read_item", "own_result", "own_save_plan", "own_storage_meta"]
-
 
 def own_save_plan(plan: planner.SavePlan) -> SavePlan:
     """Convert stock's save plan."""

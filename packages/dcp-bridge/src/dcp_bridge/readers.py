@@ -22,8 +22,6 @@ from dcp_core.records.foreign_records import as_metadata
 from dcp_core.records.metadata import note_checkpoint_id
 from dcp_core.records.protocols import takes
 
-__all__ = ["ReaderForStock", "StockReader"]
-
 
 class StockReader(StorageWrapper[storage.StorageReader], StorageReader):
     """Storage reader that delegates to a reader of stock.

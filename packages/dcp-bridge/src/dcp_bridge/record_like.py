@@ -7,8 +7,6 @@ from dataclasses import fields
 from functools import cache
 from typing import Any, TypeVar
 
-__all__ = ["record_like"]
-
 T = TypeVar("T")
 
 

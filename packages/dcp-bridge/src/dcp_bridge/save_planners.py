@@ -21,8 +21,6 @@ from dcp_core import Metadata, SavePlan, SavePlanner, StorageMeta, WriteItem
 from dcp_core.records.foreign_records import as_metadata, as_write_item
 from dcp_core.records.protocols import set_up_save_planner
 
-__all__ = ["SavePlannerForStock", "StockSavePlanner"]
-
 _OF_A_SAVE = ("state_dict", "plan", "global_plan", "metadata", "storage_meta")
 
 

@@ -29,18 +29,6 @@ from dcp_core import (
     WriteResult,
 )
 
-__all__ = [
-    "ExtendedSavePlan",
-    "stock_load_plan",
-    "stock_metadata",
-    "stock_read_item",
-    "stock_result",
-    "stock_save_plan",
-    "stock_storage_meta",
-    "stock_write_item",
-]
-
-
 _SIZES_OF_OBJECTS = hasattr(planner, "BytesIOWriteData")  # missing in older versions
 
 

@@ -22,8 +22,6 @@ from dcp_core import DcpError, Metadata, SavePlan, SavePlanner, StorageMeta, Sto
 from dcp_core.records.foreign_records import as_metadata
 from dcp_core.records.protocols import takes
 
-__all__ = ["StockStagingWriter", "StockWriter", "is_stager"]
-
 _SHOWN_ITEMS = 5
 
 

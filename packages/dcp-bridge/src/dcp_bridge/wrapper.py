@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from typing import Any, Generic, TypeVar
 
-__all__ = ["Delegating", "StorageWrapper", "Wrapper"]
-
 W = TypeVar("W")
 
 

@@ -24,8 +24,6 @@ from dcp_core import DcpError, StorageWriter
 from dcp_core.records.foreign_records import as_metadata
 from dcp_core.records.protocols import takes
 
-__all__ = ["WriterForStock"]
-
 _log = library_logger(__name__)
 
 

@@ -10,8 +10,6 @@ import os
 import struct
 from dataclasses import dataclass
 
-__all__ = ["BY_NUMBER", "CREATE_BITS", "MARK_FOLDER", "READS", "WRITES", "Kind", "Memory", "places_of"]
-
 MARK_FOLDER = "/.dcp-crash-mark/"
 """A directory that never exists: a file name in it is a mark for the tracer."""
 CREATE_BITS = os.O_CREAT | os.O_TRUNC

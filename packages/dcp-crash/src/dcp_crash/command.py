@@ -19,8 +19,6 @@ from typing import Any
 from dcp_crash import kernel
 from dcp_crash.trials import FAULTS, Chosen, Experiment, Trial, Trials
 
-__all__ = ["main"]
-
 _LOST, _USAGE, _INTERRUPTED = 1, 2, 130
 _SAMPLE = 100
 _USAGE_LINE = "dcp-crash run --dir DIR [options] -- PROGRAM [ARGUMENT ...]"

@@ -21,8 +21,6 @@ from pathlib import Path
 
 from dcp_crash.recording import Change
 
-__all__ = ["DiskState", "Tree", "disk_states", "replay", "snapshot"]
-
 _SECTOR_BYTES = 512
 Tree = dict[str, "bytes | str | None"]
 """Absolute path → contents of a file, text of a symbolic link, or None for a directory."""

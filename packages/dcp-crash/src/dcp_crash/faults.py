@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-__all__ = ["KINDS", "WRITING", "Fault", "FaultKind"]
-
 FaultKind = Literal["kill", "torn", "eio", "enospc", "short", "stop"]
 KINDS: tuple[str, ...] = get_args(FaultKind)
 WRITING = frozenset({"write", "pwrite64", "writev", "pwritev", "pwritev2", "sendfile", "copy_file_range"})

@@ -14,20 +14,6 @@ import subprocess
 import sys
 from collections.abc import Iterable
 
-__all__ = [
-    "EVENT_SECCOMP",
-    "EVENT_STOP",
-    "Registers",
-    "install_filter",
-    "listen",
-    "obstacle",
-    "registers",
-    "resume",
-    "seize",
-    "set_registers",
-    "to_syscall_exit",
-]
-
 EVENT_SECCOMP, EVENT_STOP = 7, 128
 
 _CONT, _GETREGS, _SETREGS, _SYSCALL, _SEIZE, _LISTEN = 7, 12, 13, 24, 0x4206, 0x4208

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 
 from dcp_crash.calls import Memory
 
-__all__ = ["Call", "Change", "Recorder"]
-
 
 @dataclass(frozen=True, slots=True)
 class Change:

@@ -21,8 +21,6 @@ from dcp_crash.faults import Fault
 from dcp_crash.recording import Call, Change, Recorder
 from dcp_crash.tracer import Tracer
 
-__all__ = ["RankEnd", "Run", "mark", "run_traced"]
-
 
 @dataclass(frozen=True)
 class RankEnd:

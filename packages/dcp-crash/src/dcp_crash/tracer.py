@@ -15,8 +15,6 @@ from dcp_crash.calls import BY_NUMBER, CREATE_BITS, MARK_FOLDER, Kind, Memory, p
 from dcp_crash.faults import WRITING, Fault
 from dcp_crash.recording import Call, Recorder
 
-__all__ = ["Tracer"]
-
 _ALL_CHILDREN, _THIS_THREAD = 0x40000000, 0x20000000  # __WALL, __WNOTHREAD
 _SYSCALL_STOP = signal.SIGTRAP | 0x80
 

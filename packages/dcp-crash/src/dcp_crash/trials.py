@@ -25,8 +25,6 @@ from dcp_crash.faults import WRITING, Fault
 from dcp_crash.recording import Call, Change
 from dcp_crash.running import Run, run_traced
 
-__all__ = ["FAULTS", "Chosen", "Experiment", "Trial", "Trials"]
-
 FAULTS = ("kill", "torn", "short", "eio", "enospc", "power")
 _SPACE = frozenset(kind.name for kind in WRITES if kind.space)
 _ENDED = Change("mark", "the program has ended")

@@ -6,8 +6,6 @@ import hashlib
 
 import torch
 
-__all__ = ["derive_keys", "derive_seed", "mixed_bits"]
-
 _MASK = 0xFFFFFFFF
 # Odd and below 2^31: a product with 32 bits stays below 2^63, so that nothing overflows. From Thomas Mueller's hash.
 _MULTIPLIER = 0x45D9F3B

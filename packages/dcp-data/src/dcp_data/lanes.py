@@ -11,8 +11,6 @@ import torch
 
 from dcp_data.permutation import Permutation
 
-__all__ = ["Block", "Lanes", "Layout", "default_lanes"]
-
 _UNITS_OF_A_STEP = 16
 _STEPS_IN_TURN = (12, 4, 2, 1)
 """Steps until a lane has its turn again, best first: 12 is a multiple of 1, 2, 3 and 4 workers."""

@@ -18,8 +18,6 @@ from dcp_data.position import Position
 from dcp_data.progress import Progress
 from dcp_data.rank_batches import Part, Share
 
-__all__ = ["ResumableLoader", "SampleReader"]
-
 _OURS = ("batch_size", "batch_sampler", "drop_last", "sampler", "shuffle")
 
 

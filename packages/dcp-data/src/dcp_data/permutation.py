@@ -8,8 +8,6 @@ import torch
 
 from dcp_data.keys import derive_keys, mixed_bits
 
-__all__ = ["Permutation"]
-
 _ROUNDS = 6
 _MAX_LENGTH = 1 << 62
 # Up to this length, a table of 512 KiB is quicker, and every permutation of few numbers is equally likely.

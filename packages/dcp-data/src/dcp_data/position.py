@@ -17,8 +17,6 @@ from dcp_data.lanes import Lanes
 from dcp_data.progress import Progress
 from dcp_data.rank_batches import Part, Share, shares_of
 
-__all__ = ["Position", "with_digest"]
-
 _LOOKED_UP_TOGETHER = 16_384
 """Samples per lookup, which takes about 0.4 ms and 70 ns per sample."""
 _SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Progress"]
-
 
 class Progress:
     """Samples of an epoch that all ranks have consumed. Only the newest iterator counts."""

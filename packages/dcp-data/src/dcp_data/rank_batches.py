@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from dcp_data.lanes import Lanes
 
-__all__ = ["Part", "Share", "shares_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Share:

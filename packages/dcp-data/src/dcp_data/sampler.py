@@ -16,8 +16,6 @@ from dcp_data.permutation import Permutation
 from dcp_data.position import Position, with_digest
 from dcp_data.rank_batches import Part
 
-__all__ = ["ResumableSampler"]
-
 _PROBES = 512
 """Positions that are compared on resume."""
 

@@ -9,8 +9,6 @@ from typing import Any
 from dcp_data.lanes import Block, Lanes, Layout
 from dcp_data.rank_batches import Part
 
-__all__ = ["ShardReader"]
-
 _END = object()
 
 

@@ -14,8 +14,6 @@ from dcp_data.loader import ResumableLoader, SampleReader
 from dcp_data.position import Position, with_digest
 from dcp_data.shard_reading import ShardReader
 
-__all__ = ["ResumableStream"]
-
 
 class ResumableStream(Position):
     """Stream of samples from shards. Its position is saved once, and continues on any number of ranks and workers.

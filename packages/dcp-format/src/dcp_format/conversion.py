@@ -14,12 +14,10 @@ from dcp_base.progress import Progress, report_operation
 from dcp_base.schemes import WEB_SCHEMES, file_path, scheme_of
 from dcp_core.errors import UnsupportedFormatError
 from dcp_format.content.changes import cast_tensors, rename_values, select_values
-from dcp_format.content.content import Content
-from dcp_format.converters import WriteOptions, converter_for, detect, detect_at_uri, format_of_name, takes_uris
+from dcp_format.content.content import Content, WriteOptions
+from dcp_format.converters import converter_for, detect, detect_at_uri, format_of_name, takes_uris
 from dcp_format.fetched_files import Fetched
 from dcp_io import open_store
-
-__all__ = ["Conversion", "convert", "open_content"]
 
 
 @dataclass(frozen=True, slots=True, repr=False)

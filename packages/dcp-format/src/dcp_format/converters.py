@@ -21,19 +21,6 @@ from dcp_format.safetensors.safetensors_write import write_safetensors
 from dcp_format.torch_save.torch_save_read import is_torch_weights, open_torch_weights
 from dcp_format.torch_save.torch_save_write import write_torch_save
 
-__all__ = [
-    "CheckpointConverter",
-    "Converter",
-    "SafetensorsConverter",
-    "TorchSaveConverter",
-    "WriteOptions",
-    "converter_for",
-    "detect",
-    "detect_at_uri",
-    "format_of_name",
-    "takes_uris",
-]
-
 _logger = library_logger(__name__)
 
 

@@ -12,8 +12,6 @@ from dcp_format.safetensors.complete_set import SUFFIX
 from dcp_io import Store, open_store
 from dcp_io.stores.open_store import file_at
 
-__all__ = ["Fetched"]
-
 _PIECE_BYTES = 8 << 20
 _INDEX_SUFFIX = ".index.json"
 

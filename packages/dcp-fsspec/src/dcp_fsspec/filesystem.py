@@ -16,8 +16,6 @@ from fsspec.core import url_to_fs
 
 from dcp_fsspec.opening import is_fsspec_id
 
-__all__ = ["FileSystem", "init_path", "made_file_system"]
-
 AnyPath = str | os.PathLike[str]
 
 

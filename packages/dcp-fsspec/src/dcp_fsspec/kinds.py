@@ -4,16 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-__all__ = [
-    "Kind",
-    "is_local",
-    "kind_of",
-    "renames_by_options",
-    "supports_conditions",
-    "takes_exclusive_mode",
-    "takes_listings_option",
-]
-
 Kind = Literal["objects", "process", "files"]
 """`objects`: one PUT creates or replaces an object; folders are prefixes of names. `process`: the same in this
 process. `files`: incomplete files are visible, so new contents are written to a temporary file, which is renamed.

@@ -14,8 +14,6 @@ from dcp_fsspec.kinds import takes_listings_option
 from dcp_fsspec.store import BLOCK_BYTES, FsspecStore
 from dcp_io import StorageError
 
-__all__ = ["is_fsspec_id", "open_store"]
-
 
 def open_store(
     uri: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None, block_bytes: int = BLOCK_BYTES

@@ -2,8 +2,6 @@
 
 from dcp_base import ANY_SCHEME, StorageBackendSpec, StoreSpec, hookimpl
 
-__all__ = ["dcp_register_storage", "dcp_register_stores"]
-
 _SCHEMES = (
     "memory",
     *("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "oss", "tos"),

@@ -17,8 +17,6 @@ from dcp_io import STALE_AFTER_SECONDS, Layout, StoreBackend, Verify
 from dcp_io.requests import check_options
 from dcp_io.stores.stream_store import StreamStore
 
-__all__ = ["FsspecReader", "FsspecWriter"]
-
 _MIN_BLOCK_BYTES, _MAX_BLOCK_BYTES = 5 << 20, 64 << 20
 
 

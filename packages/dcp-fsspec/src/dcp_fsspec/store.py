@@ -26,8 +26,6 @@ from dcp_io.stores.store import TEMPORARY_SUFFIX
 from dcp_io.stores.stream_files import Attempts, UploadSink
 from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError
 
-__all__ = ["FsspecStore", "modified_seconds"]
-
 BLOCK_BYTES = 8 << 20
 # What is in this process has no server that would order its changes.
 _process_lock = threading.RLock()

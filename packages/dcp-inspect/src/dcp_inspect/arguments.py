@@ -14,17 +14,6 @@ from dcp_base.schemes import file_path, scheme_of
 from dcp_io import LocalStore, Store, open_store
 from dcp_manifest import CheckpointNotFoundError
 
-__all__ = [
-    "LOCAL_FILE",
-    "PLACE",
-    "existing_folder",
-    "is_uri",
-    "open_folder",
-    "parse_rate",
-    "parse_seconds",
-    "parse_size",
-]
-
 
 class _LocalFile(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:

@@ -17,8 +17,6 @@ from dcp_inspect.errors import INTERRUPTED, KINDS, first_line, foreseen, in_opti
 from dcp_inspect.examples import examples
 from dcp_inspect.printing.suggestions import meant_command, meant_options
 
-__all__ = ["COMMANDS", "dcp", "main", "run"]
-
 COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "ls": ("list_checkpoints", "List the checkpoints under a directory."),

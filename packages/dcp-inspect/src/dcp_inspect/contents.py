@@ -26,9 +26,6 @@ from dcp_manifest.folders.find_checkpoints import check_files
 from dcp_manifest.folders.folder import DATA_SUFFIX, METADATA_NAME
 from dcp_manifest.index.dtypes import ITEM_BYTES
 
-__all__ = ["OtherFormatError", "Row", "folder_of", "open_index", "rows_of", "select"]
-
-
 _READ_BY = "; `dcp show`, `dcp cat`, `dcp diff` and `dcp convert` read other formats, too"
 
 

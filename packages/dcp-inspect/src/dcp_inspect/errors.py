@@ -11,11 +11,6 @@ from types import MappingProxyType
 
 from dcp_base.errors import DcpError, InvalidPlaceError, PluginNotFoundError
 
-__all__ = [
-    "DIFFERENT", "EXISTS", "INTERRUPTED", "KINDS", "NOT_FOUND", "OTHER_NAME", "OUR_PACKAGES", "UNREADABLE", "UNSAFE",
-    "UNSUPPORTED", "WRONG_USE", "first_line", "foreseen", "in_options", "program", "worst",
-]  # fmt: skip
-
 DIFFERENT = 1
 WRONG_USE = 2
 NOT_FOUND = 3

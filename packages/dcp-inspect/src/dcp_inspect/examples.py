@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["examples"]
-
 
 def examples(*lines: str) -> str:
     """Return command lines as the epilog of a help page."""

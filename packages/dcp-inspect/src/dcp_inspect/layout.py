@@ -13,8 +13,6 @@ from dcp_io.reading.read_plan import range_of_values
 from dcp_manifest import CheckpointIndex, StoredChunk, stored_tensors
 from dcp_manifest.index.dtypes import ITEM_BYTES
 
-__all__ = ["RankLoad", "Segment", "plan_reads", "plan_writes", "row_range"]
-
 
 @dataclass(frozen=True, slots=True)
 class Segment:

@@ -31,8 +31,6 @@ from dcp_manifest.folders.find_checkpoints import file_sizes
 from dcp_manifest.folders.folder import METADATA_NAME, NOTE, QUARANTINE, parse_quarantine, rank_of_data_file
 from dcp_manifest.index.columns import needed_bytes
 
-__all__ = ["Listed", "Notes", "find", "look_at", "look_at_all", "notes_on"]
-
 # These errors report a state of the checkpoint; after every other error, the state is unknown.
 _DAMAGE = (CheckpointNotFoundError, CorruptCheckpointError, UnsafeCheckpointError, UnsupportedFormatError)
 

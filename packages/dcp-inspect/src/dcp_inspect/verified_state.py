@@ -13,8 +13,6 @@ import click
 
 from dcp_inspect.arguments import is_uri
 
-__all__ = ["VerifiedState"]
-
 _FORMAT = "dcp-verified/1"
 _WRITE_SECONDS = 10.0
 

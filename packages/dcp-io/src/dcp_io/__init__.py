@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from dcp_io.archives.crc import crc32
     from dcp_io.checkpoints.list_checkpoints import find_checkpoints, latest_valid
     from dcp_io.checkpoints.remove_checkpoint import remove_checkpoint
-    from dcp_io.checkpoints.verify_checkpoint import Problem, VerifyReport, verify_checkpoint
+    from dcp_io.checkpoints.verify_checkpoint import VerifyReport, verify_checkpoint
     from dcp_io.engine import StoreBackend
     from dcp_io.errors import CheckpointExistsError, CheckpointReplacedError, SaveInProgressError, StorageError
     from dcp_io.lent_memory import LentMemory, MemoryLender, SupportsLending
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         SupportsReadSizes,
         check_name,
     )
+    from dcp_manifest.file.index_problems import Problem
 
 __all__ = [
     "STALE_AFTER_SECONDS",
@@ -103,7 +104,6 @@ __getattr__, __dir__ = import_lazily(
         ),
         "dcp_io.checkpoints.remove_checkpoint": ("remove_checkpoint",),
         "dcp_io.checkpoints.verify_checkpoint": (
-            "Problem",
             "VerifyReport",
             "verify_checkpoint",
         ),
@@ -158,5 +158,6 @@ __getattr__, __dir__ = import_lazily(
             "SupportsReadSizes",
             "check_name",
         ),
+        "dcp_manifest.file.index_problems": ("Problem",),
     },
 )

@@ -22,8 +22,6 @@ from dcp_manifest.errors import CheckpointNotFoundError
 from dcp_manifest.index.columns import CheckpointIndex
 from dcp_manifest.index.stored_items import StoredItems
 
-__all__ = ["StoreBackend"]
-
 
 class StoreBackend:
     """Byte engine for the folder of one checkpoint: carries out saves and loads for the storages of `dcp_core`.

@@ -5,13 +5,6 @@ from __future__ import annotations
 from dcp_base.errors import DcpError
 from dcp_manifest.errors import CheckpointNotFoundError
 
-__all__ = [
-    "CheckpointExistsError",
-    "CheckpointReplacedError",
-    "SaveInProgressError",
-    "StorageError",
-]
-
 
 class CheckpointExistsError(DcpError, FileExistsError):
     """The folder has a checkpoint, and overwriting was not allowed."""

@@ -13,8 +13,6 @@ import numpy as np
 
 from dcp_manifest.types import Buffer
 
-__all__ = ["FileId", "LentMemory", "MemoryLender", "SupportsLending", "lender_of"]
-
 
 class LentMemory(Protocol):
     """Protocol of a memory file that a store has lent to this process.

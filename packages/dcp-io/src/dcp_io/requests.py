@@ -9,22 +9,6 @@ from typing import IO, Any, Literal, Protocol, get_args
 from dcp_manifest.index.columns import Framing, StoredItem
 from dcp_manifest.index.runs import Runs
 
-__all__ = [
-    "Alike",
-    "BlockDecoder",
-    "BlockEncoder",
-    "Layout",
-    "Payload",
-    "PiecewiseData",
-    "ReadRequest",
-    "ReadStats",
-    "StreamEncoder",
-    "Verify",
-    "Writable",
-    "WriteRequest",
-    "check_options",
-]
-
 
 class PiecewiseData(Protocol):
     """Bytes that are produced piece by piece during the write, to save memory."""

@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-__all__ = ["Pace", "TimedCall"]
-
 T = TypeVar("T")
 
 _hanging: dict[str, TimedCall[Any]] = {}

@@ -5,8 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-__all__ = ["MAX_INFLIGHT_BYTES", "Cancelled", "StopSignal", "check_stop", "run_together"]
-
 MAX_INFLIGHT_BYTES = 64 << 20
 """Default limit of the memory for all threads' buffers together."""
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dcp_io.archives.archive_checks import is_zip, verify_zip, zip_records
+from dcp_io.archives.archive_checks import verify_zip, zip_records
+from dcp_io.archives.zip_format import is_zip
 from dcp_manifest.errors import CorruptCheckpointError
 
 torch = pytest.importorskip("torch", reason="torch writes the archives that are checked")

@@ -18,8 +18,6 @@ from dcp_base.logs import library_logger
 from dcp_core import EmptyStateDictLoadPlanner, Metadata, load, plugins, save
 from dcp_io.saves.cleanup import read_current
 
-__all__ = ["META_OF_LIGHTNING", "DcpCheckpointIO", "PathLike"]
-
 _log = library_logger(__name__)
 
 PathLike = str | os.PathLike[str]

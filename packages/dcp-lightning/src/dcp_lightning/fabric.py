@@ -17,8 +17,6 @@ try:
 except ModuleNotFoundError:
     from lightning_fabric.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
 
-__all__ = ["DcpDDPStrategy", "DcpFSDPStrategy", "DcpFabricStrategy", "DcpModelParallelStrategy"]
-
 
 class DcpFabricStrategy(OwnCheckpointIO):
     """Mix-in before a strategy of Fabric, with the `DcpCheckpointIO` among Fabric's plugins.

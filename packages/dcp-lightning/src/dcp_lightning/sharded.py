@@ -15,8 +15,6 @@ from dcp_core import DefaultLoadPlanner, LoadMismatchError, LoadPlan, LoadProble
 from dcp_io.saves.cleanup import read_current
 from dcp_lightning.checkpoint_io import META_OF_LIGHTNING, DcpCheckpointIO, PathLike
 
-__all__ = ["OwnCheckpointIO", "is_of_lightning", "load_shards", "state_of"]
-
 _Strategy: Any = object  # for the type checker: the next base class is a strategy
 
 

@@ -13,8 +13,6 @@ try:
 except ModuleNotFoundError:
     from pytorch_lightning.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
 
-__all__ = ["DcpDDPStrategy", "DcpFSDPStrategy", "DcpModelParallelStrategy", "DcpTrainerStrategy"]
-
 _SHARDED = ("state_dict", "optimizer_states")
 
 

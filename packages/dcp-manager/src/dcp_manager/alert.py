@@ -25,8 +25,6 @@ from dcp_ranks import Coordinator
 from dcp_ranks.phases.collective_coordinator import CollectiveCoordinator
 from dcp_ranks.transport.store_wire import StoreWire
 
-__all__ = ["Alert"]
-
 _PHASE = "agree on the step of a save"
 # Limits of the polling: by all ranks together, and by one rank.
 _POLLS_PER_SECOND, _LEAST_POLL_SECONDS = 1000, 0.2

@@ -22,8 +22,6 @@ from dcp_core import (
 from dcp_core.errors import SaveSkippedError
 from dcp_manager.together import Ranks
 
-__all__ = ["BackgroundSaves", "Outcome", "Saver", "Tolerance", "UnfinishedSaveError", "future_of", "is_storage_failure"]
-
 
 class Saver(Protocol):
     """A background saver, such as `dcp_async.AsyncSaver`."""

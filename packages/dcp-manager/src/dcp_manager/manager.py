@@ -31,8 +31,6 @@ from dcp_ranks.phases.coordinator import DEFAULT_TIMEOUT_SECONDS
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["CheckpointManager"]
-
 State = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 
 

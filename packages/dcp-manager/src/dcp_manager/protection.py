@@ -20,8 +20,6 @@ from dcp_manager.together import Ranks
 from dcp_ranks import Coordinator
 from dcp_ranks.phases.collective_coordinator import CollectiveCoordinator
 
-__all__ = ["Protection", "Whereabouts", "find_step"]
-
 _log = library_logger(__name__)
 
 

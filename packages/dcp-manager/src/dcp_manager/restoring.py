@@ -24,8 +24,6 @@ from dcp_io.timed_call import TimedCall
 from dcp_manager.together import Ranks
 from dcp_manifest import index_of
 
-__all__ = ["Damage", "Restored", "Wanted", "damage_of", "restore_newest", "restore_step"]
-
 _log = library_logger(__name__)
 
 # Corruption comes first: a file that one rank misses may exist for others.

@@ -31,8 +31,6 @@ from dcp_manager.together import Ranks
 from dcp_manifest import read_index
 from dcp_manifest.folders.folder import DATA_SUFFIX, METADATA_NAME, SAVE_MARKER_PREFIX
 
-__all__ = ["Places", "RootPlaces"]
-
 _log = library_logger(__name__)
 
 _POLL_SECONDS, _PAUSE_SECONDS = 10.0, 0.1

@@ -20,18 +20,6 @@ from numbers import Integral, Real
 from types import FrameType
 from typing import Any
 
-__all__ = [
-    "EverySeconds",
-    "EverySteps",
-    "Moment",
-    "OnRequest",
-    "OnSignal",
-    "SaveAny",
-    "SavePolicy",
-    "SignalWatch",
-    "parts_of",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Moment:

@@ -44,8 +44,6 @@ from dcp_manager.together import Ranks
 from dcp_manifest.folders.folder import DATA_SUFFIX
 from dcp_ranks.phases.coordinator import DEFAULT_TIMEOUT_SECONDS
 
-__all__ = ["OnFull", "Preflight", "Room", "Spacing", "check_on_full", "preflight", "say_when_space_ends"]
-
 _log = library_logger(__name__)
 
 OnFull = Literal["fail", "pause", "drop_oldest"]

@@ -11,8 +11,6 @@ from dcp_core import PeerOptions
 from dcp_ranks import Coordinator, make_coordinator
 from dcp_ranks.phases.coordinator import DEFAULT_TIMEOUT_SECONDS
 
-__all__ = ["Ranks"]
-
 T = TypeVar("T")
 R = TypeVar("R")
 

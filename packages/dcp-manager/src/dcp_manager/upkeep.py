@@ -24,8 +24,6 @@ from dcp_manager.root_places import RootPlaces
 from dcp_manager.space import Spacing, say_when_space_ends
 from dcp_manager.together import Ranks
 
-__all__ = ["LowerSteps", "Retention", "StepGuard", "Upkeep", "tell_removed"]
-
 _log = library_logger(__name__)
 
 LowerSteps = Literal["warn", "raise", "allow"]

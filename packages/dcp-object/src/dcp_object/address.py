@@ -10,8 +10,6 @@ from dcp_base.errors import InvalidPlaceError
 from dcp_base.schemes import OBJECT_STORE_SCHEMES, WEB_SCHEMES
 from dcp_io import check_name
 
-__all__ = ["SCHEMES", "Address", "is_address", "parse_address"]
-
 SCHEMES = (*OBJECT_STORE_SCHEMES, *WEB_SCHEMES)
 # Of these the container is the part before the first slash; of the others the client reads the whole URI.
 _BUCKETS = ("s3", "s3a", "gs", *WEB_SCHEMES)

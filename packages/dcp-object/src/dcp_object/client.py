@@ -22,8 +22,6 @@ from dcp_io.recently_used import RecentlyUsed
 from dcp_io.stores.stream_files import Attempts
 from dcp_object.options import Options
 
-__all__ = ["Client", "connect", "explained"]
-
 T = TypeVar("T")
 
 # Beyond the client's own retries: for what only the caller can see to be wrong.

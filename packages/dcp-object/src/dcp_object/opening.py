@@ -16,8 +16,6 @@ from dcp_object.options import Options
 from dcp_object.sink import PART_BYTES, UPLOADS
 from dcp_object.store import ObjectStore
 
-__all__ = ["open_store"]
-
 
 def open_store(
     uri: str | os.PathLike[str],

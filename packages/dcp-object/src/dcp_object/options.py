@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-__all__ = ["RETRY_TIMEOUT_SECONDS", "Options"]
-
 RETRY_TIMEOUT_SECONDS = 180.0
 _CLIENT = {"connect_timeout": "5s", "read_timeout": "30s", "timeout": "120s"}
 _BACKOFF = {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=5), "base": 2}

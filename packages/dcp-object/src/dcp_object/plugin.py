@@ -3,8 +3,6 @@
 from dcp_base import StorageBackendSpec, StoreSpec, hookimpl
 from dcp_base.schemes import OBJECT_STORE_SCHEMES, WEB_SCHEMES
 
-__all__ = ["dcp_register_storage", "dcp_register_stores"]
-
 _READING = ("verified reads", "ranged reads")
 _ALL = ("atomic publish", "durable", *_READING, "parallel uploads")
 

@@ -7,8 +7,6 @@ from typing import Any
 from dcp_io.stores.stream_files import UploadSink
 from dcp_object.client import Client
 
-__all__ = ["MAX_PARTS", "MAX_PART_BYTES", "MIN_PART_BYTES", "PART_BYTES", "UPLOADS", "ObjectSink"]
-
 PART_BYTES, UPLOADS = 8 << 20, 4
 """Size of an upload's parts, and how many are sent at the same time, if a storage does not choose them."""
 # S3 refuses parts below 5 MiB, and more than 10,000 of them. Larger parts than ours only need more memory.

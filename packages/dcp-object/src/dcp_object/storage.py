@@ -15,8 +15,6 @@ from dcp_object.address import is_address
 from dcp_object.opening import open_store
 from dcp_object.sink import MAX_PART_BYTES, MIN_PART_BYTES, UPLOADS
 
-__all__ = ["ObjectStoreReader", "ObjectStoreWriter"]
-
 
 class ObjectStoreWriter(ByteStorageWriter):
     """Storage writer for a folder in an object store; an old checkpoint stays loadable until the new one is published.

@@ -16,8 +16,6 @@ from dcp_object.address import Address
 from dcp_object.client import Client
 from dcp_object.sink import PART_BYTES, UPLOADS, ObjectSink
 
-__all__ = ["ObjectStore"]
-
 _SPREAD = re.compile(r"~[0-9a-f]{2}")
 _REPLACE_TRIES = 100
 

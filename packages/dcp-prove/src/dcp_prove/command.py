@@ -10,8 +10,6 @@ from dcp_base import DcpError
 from dcp_prove.processes import RUN_TIMEOUT_SECONDS
 from dcp_prove.prove_script import prove_script
 
-__all__ = ["command"]
-
 _EXAMPLES = (
     "\b\nExamples:\n  dcp prove train.py\n  dcp prove --world-sizes 2,1 --kill-at-save 3 train.py --out '{root}'\n"
     "  dcp prove --json --ignore 'history*' train.py"

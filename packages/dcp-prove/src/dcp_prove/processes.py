@@ -17,8 +17,6 @@ import torch.distributed as dist
 
 from dcp_core import DcpError
 
-__all__ = ["RUN_TIMEOUT_SECONDS", "end_with_parent", "launcher_environment", "launcher_store", "run_ranks"]
-
 RUN_TIMEOUT_SECONDS = 600.0
 _GRACE_SECONDS = 10.0
 _SHOWN_BYTES = 4_000

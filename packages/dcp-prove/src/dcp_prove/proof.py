@@ -20,8 +20,6 @@ from dcp_prove.observing.records import RunRecord, read_record
 from dcp_prove.processes import RUN_TIMEOUT_SECONDS, run_ranks
 from dcp_prove.trainer import Trainer
 
-__all__ = ["Proof", "Runner", "pickled_factory", "prove_resume"]
-
 
 class Runner(Protocol):
     """Function that runs a command as the ranks of a job; see `run_ranks`."""

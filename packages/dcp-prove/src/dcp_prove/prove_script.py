@@ -18,8 +18,6 @@ from dcp_prove.judging.report import ResumeReport
 from dcp_prove.observing.records import RunRecord, read_record
 from dcp_prove.processes import RUN_TIMEOUT_SECONDS, run_ranks
 
-__all__ = ["prove_script"]
-
 _PROGRAM = (
     "import sys; from dcp_prove.processes import end_with_parent; end_with_parent(); "
     "from dcp_prove.script_rank import run_script; run_script(sys.argv[1])"

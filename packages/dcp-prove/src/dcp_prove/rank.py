@@ -19,8 +19,6 @@ from dcp_prove.observing.batches import BatchWatch
 from dcp_prove.observing.recorder import Recorder
 from dcp_prove.trainer import check_trainer, read_step
 
-__all__ = ["run_rank"]
-
 
 def run_rank(text: str) -> None:
     """Run a rank's part of one run; `text` is a job as JSON."""

@@ -24,8 +24,6 @@ from dcp_manager.manager import CheckpointManager
 from dcp_prove.observing.batches import BatchWatch
 from dcp_prove.observing.recorder import Recorder
 
-__all__ = ["run_script"]
-
 _CHEAP_SECONDS = 0.2
 _TIMEOUT_SECONDS = 30.0
 

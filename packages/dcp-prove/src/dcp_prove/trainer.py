@@ -8,8 +8,6 @@ from typing import Any, Protocol
 
 import torch
 
-__all__ = ["StepResult", "Trainer", "check_trainer", "read_step"]
-
 StepResult = Any
 """Result of `Trainer.step`: the loss as a number or a tensor of one element; or a mapping with `loss`, and `samples` if
 the ids of the step's samples on this rank are known; or None.

@@ -26,8 +26,6 @@ from dcp_tiers.removal import retain_in_first
 from dcp_tiers.tiers import Tiers
 from dcp_tiers.waiting import steps_to_send
 
-__all__ = ["Survey", "promote_tiers", "show_tiers", "survey_tiers"]
-
 _TRUST_HELP = "Obey a run.tiers.toml that another user owns, or that is in a bucket: you have read it."
 
 

@@ -34,20 +34,6 @@ from dcp_manifest.folders.find_checkpoints import check_files
 from dcp_manifest.folders.folder import METADATA_NAME, NOTE, SAVE_MARKER_PREFIX
 from dcp_manifest.index.columns import needed_bytes
 
-__all__ = [
-    "JOURNAL",
-    "SupersededError",
-    "copy_checkpoint",
-    "copy_note",
-    "copy_part",
-    "encode_journal",
-    "is_there",
-    "read_journal",
-    "read_source",
-    "send_file",
-    "size_of",
-]
-
 JOURNAL = ".dcp-promoting.json"
 """Lists the verified, durable data files in the target."""
 _PIECE_BYTES = 4 << 20

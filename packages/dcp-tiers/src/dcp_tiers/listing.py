@@ -15,8 +15,6 @@ from dcp_manifest.folders.find_checkpoints import file_sizes
 from dcp_manifest.folders.folder import DATA_SUFFIX, is_index_name, put_aside_reason
 from dcp_manifest.index.columns import needed_bytes
 
-__all__ = ["CopyState", "TieredStep", "list_steps"]
-
 
 @dataclass(frozen=True, slots=True)
 class CopyState:

@@ -37,8 +37,6 @@ from dcp_tiers.waiting import steps_that_can_come
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["LOCK", "PromoterLock", "Trainer", "main", "only_one", "promote", "stand_by", "tiers_to_promote"]
-
 _STEP_SECONDS = 0.5
 _NICE = 10
 

@@ -17,8 +17,6 @@ from typing import IO
 from dcp_base import CheckpointEvent, installed
 from dcp_base.logs import library_logger
 
-__all__ = ["END", "LOG_FORMAT", "EventWriter", "PromoterProcess"]
-
 _log = library_logger(__name__)
 
 END = b"\x04"

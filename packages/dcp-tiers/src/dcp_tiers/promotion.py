@@ -36,8 +36,6 @@ from dcp_tiers.waiting import (
     select_waiting,
 )
 
-__all__ = ["Held", "Promotion", "Sources"]
-
 _log = library_logger(__name__)
 
 # A slow listing (10,000 checkpoints take a second) is reused for 20 times as long as it took.

@@ -12,8 +12,6 @@ from dcp_io import CheckpointRecord, Entry, LocalStore, Store
 from dcp_io.roots.catalogue import StepFolder
 from dcp_tiers.waiting import TieredRoot, steps_to_send, was_refused
 
-__all__ = ["make_room", "retain_in", "retain_in_first"]
-
 _log = library_logger(__name__)
 
 # If the disk has room for this many times the largest checkpoint, nothing is listed.
@@ -21,6 +19,8 @@ _PLENTY = 3
 
 
 class BudgetedRoot(TieredRoot, Protocol):
+    """What `make_room` needs of `Tiers`."""
+
     largest_bytes: int
     """See `Tiers.largest_bytes`."""
 

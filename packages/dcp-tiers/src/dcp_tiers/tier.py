@@ -18,19 +18,6 @@ from dcp_io import STALE_AFTER_SECONDS, HostStore, KeepAll, KeepPolicy, LocalSto
 from dcp_io.roots.copy_notes import HostCopies
 from dcp_io.stores.host_store import HostFolder
 
-__all__ = [
-    "DESCRIPTION",
-    "Description",
-    "Tier",
-    "TiersError",
-    "WhenFull",
-    "decode_tiers",
-    "doubt_of",
-    "encode_tiers",
-    "is_number",
-    "is_same_place",
-]
-
 
 class TiersError(DcpError, ValueError):
     """The description of tiers is wrong: none, a duplicate, or an unreadable file."""

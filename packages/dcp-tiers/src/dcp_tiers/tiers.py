@@ -32,8 +32,6 @@ from dcp_tiers.tier import (
 )
 from dcp_tiers.waiting import KeepWaiting, TieredRoot, steps_to_send
 
-__all__ = ["Tiers", "lacking_steps"]
-
 _log = library_logger(__name__)
 
 _PROGRESS_TIMEOUT_SECONDS = 24 * 3600.0

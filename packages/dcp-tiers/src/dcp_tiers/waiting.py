@@ -16,21 +16,6 @@ from dcp_io.roots.catalogue import Catalogue, StepFolder
 from dcp_manifest.folders.folder import METADATA_NAME
 from dcp_tiers.tier import Tier
 
-__all__ = [
-    "KeepWaiting",
-    "TieredRoot",
-    "arrival_is_noted",
-    "forget_arrival",
-    "has_arrived",
-    "note_arrival",
-    "note_forgone",
-    "note_refusal",
-    "select_waiting",
-    "steps_that_can_come",
-    "steps_to_send",
-    "was_refused",
-]
-
 
 class TieredRoot(Protocol):
     """The part of `Tiers` that this module uses."""

@@ -42,8 +42,6 @@ from dcp_manager import KeepLast
 from dcp_manager.background import future_of
 from dcp_ranks import make_coordinator
 
-__all__ = ["DcpCheckpointManager", "export_model", "load_model"]
-
 
 class DcpCheckpointManager(BaseCheckpointManager):
     """Replaces torchtitan's `CheckpointManager`; each manager loads the other's checkpoints.

@@ -9,8 +9,6 @@ from torchtitan.config.override import derive, override
 
 from dcp_torchtitan.checkpoint_manager import DcpCheckpointManager
 
-__all__ = ["dcp_checkpoints"]
-
 
 @override(target=CheckpointManager.Config, description="checkpoints by dcp", exact=True)  # type: ignore[untyped-decorator]
 def dcp_checkpoints(config: Any, **options: Any) -> DcpCheckpointManager.Config:

@@ -15,8 +15,6 @@ from dcp_manager.background import Saver, future_of
 from dcp_state import RandomState, app_state
 from dcp_transformers.export import describe_model, is_peft
 
-__all__ = ["load_state", "save_state"]
-
 
 def save_state(
     accelerator: Any, checkpoint_id: str | os.PathLike[str], *, saver: Saver | None = None, **values: Any

@@ -22,8 +22,6 @@ from dcp_core.objects.object_bytes import load_object
 from dcp_format import Content, TensorEntry, WriteOptions, convert
 from dcp_io import CheckpointExistsError, LocalStore
 
-__all__ = ["PeftConverter", "describe_model", "export_adapter", "export_model", "is_peft"]
-
 _MODEL, _DESCRIPTION = "app.model.", "description"
 _SUFFIX = ".safetensors"
 _MAX_FILE_BYTES = WriteOptions().max_file_bytes

@@ -27,8 +27,6 @@ from dcp_manager.background import Saver
 from dcp_state import RandomState, app_state
 from dcp_transformers.export import describe_model, is_peft
 
-__all__ = ["RandomStates", "TrainerCheckpoints", "manage_checkpoints"]
-
 _STATE_FILE = "trainer_state.json"  # of the Trainer
 _LOADED = ("best_model", "from_checkpoint", "optimizer_and_scheduler", "rng_state", "scaler")
 _REPLACED = ["_save_checkpoint", *(f"_load_{what}" for what in _LOADED)]

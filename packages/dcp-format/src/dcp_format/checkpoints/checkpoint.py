@@ -30,9 +30,6 @@ from dcp_manifest.index.columns import Framing, ManifestInfo, TensorFlags
 from dcp_manifest.index.stored_items import StoredItems
 from dcp_manifest.index.stored_tensors import TensorForm, stored_objects, tensor_columns
 
-__all__ = ["is_checkpoint", "open_checkpoint", "stored_content", "write_checkpoint"]
-
-
 _THREADS = 2
 
 

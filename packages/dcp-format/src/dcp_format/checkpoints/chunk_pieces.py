@@ -15,8 +15,6 @@ from dcp_manifest import StoredChunk
 from dcp_manifest.index.columns import block_bytes
 from dcp_manifest.index.dtypes import ITEM_BYTES
 
-__all__ = ["ChunkPieces"]
-
 # Size of one read: large enough for the storage, small enough for the processor's cache.
 _PIECE_BYTES = 4 << 20
 Box = tuple[tuple[int, ...], tuple[int, ...]]

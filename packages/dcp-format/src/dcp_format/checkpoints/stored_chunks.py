@@ -20,8 +20,6 @@ from dcp_io.reading.read_engine import read_items
 from dcp_io.recently_used import RecentlyUsed
 from dcp_manifest import StoredChunk, StoredItem
 
-__all__ = ["ChunkReader"]
-
 R = TypeVar("R")
 
 _SMALL_BYTES = 256 << 10

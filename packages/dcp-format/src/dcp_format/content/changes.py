@@ -16,8 +16,6 @@ from dcp_core.tensors.tensor_memory import tensor_bytes
 from dcp_format.content.content import Content, TensorEntry
 from dcp_io import PiecewiseData
 
-__all__ = ["CastData", "cast_dtype", "cast_tensors", "check_cast", "rename_values", "select_values"]
-
 # Dtypes whose elements have several numbers each, which torch does not cast.
 _PACKED = frozenset({torch.float4_e2m1fn_x2})
 

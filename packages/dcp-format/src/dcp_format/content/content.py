@@ -10,8 +10,6 @@ from dcp_core.errors import UnsupportedValueError
 from dcp_io import Layout, PiecewiseData
 from dcp_manifest.index.columns import PathElement
 
-__all__ = ["MAX_FILE_BYTES", "Content", "TensorEntry", "WriteOptions", "refuse_objects", "ticking"]
-
 Path = tuple[PathElement, ...]
 _REMEDY = (
     "write such values to a file next to it (objects='sidecar', `--objects sidecar`), leave them out (objects='skip', "

@@ -19,8 +19,6 @@ from dcp_io import CheckpointExistsError, LocalStore, Sink
 from dcp_io.saves.save_files import ProcessIdentity, this_process
 from dcp_io.stores.store import TEMPORARY_SUFFIX
 
-__all__ = ["aborting", "begins_as_written", "give_name", "new_file", "refuse_existing", "sweep", "temporary_name"]
-
 # What file systems without hard links answer.
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL, errno.EMLINK)
 

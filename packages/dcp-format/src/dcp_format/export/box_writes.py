@@ -14,8 +14,6 @@ from dcp_format.export.file_map import TensorPlace, checked_payload, form_of, te
 from dcp_io import PiecewiseData, RangeSink
 from dcp_manifest.index.dtypes import ITEM_BYTES
 
-__all__ = ["BoxRuns", "cast_pieces", "copy_run_bytes", "write_box"]
-
 _PIECE_BYTES = 4 << 20
 # As often as the engine of checkpoints does it: the disk works while the rest is written.
 _SYNC_STEP_BYTES = 32 << 20

@@ -21,18 +21,6 @@ from dcp_io import Payload
 from dcp_manifest.index.columns import Framing
 from dcp_manifest.index.dtypes import ITEM_BYTES
 
-__all__ = [
-    "ExportedTensor",
-    "PlannedFile",
-    "SplitNames",
-    "TensorPlace",
-    "checked_payload",
-    "form_of",
-    "lay_out",
-    "tensor_data_of",
-    "tensors_of",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class ExportedTensor:

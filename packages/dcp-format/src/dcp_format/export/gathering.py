@@ -22,8 +22,6 @@ from dcp_ranks import NOT_NOW, Stream, StreamError, Streams
 from dcp_ranks.streams.dispatcher import Dispatcher
 from dcp_ranks.streams.reception import NotNow
 
-__all__ = ["Gathering"]
-
 # Number of the tensor, of the band, of the box, and of the first byte among those of the box.
 _PART = struct.Struct("<QQQQ")
 _DONE = b"done"

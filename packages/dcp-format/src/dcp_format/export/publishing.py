@@ -17,8 +17,6 @@ from dcp_format.safetensors.safetensors_index import INDEX_NAME, earlier_files, 
 from dcp_format.safetensors.safetensors_write import remove_earlier
 from dcp_io import LocalStore, Store
 
-__all__ = ["Names", "choose_names", "choose_object_names", "publish_files", "publish_objects"]
-
 
 @dataclass(frozen=True, slots=True)
 class Names:

@@ -46,9 +46,6 @@ from dcp_io import LocalStore, Store, SupportsRanges, open_store
 from dcp_ranks import Coordinator
 from dcp_ranks.phases.coordinator import DEFAULT_TIMEOUT_SECONDS
 
-__all__ = ["SafetensorsWriter", "save_safetensors"]
-
-
 # Two would take turns at the interpreter's lock for each row of a column shard: measured 3 times slower.
 _THREADS = 1
 _RESERVED = "DCP_"

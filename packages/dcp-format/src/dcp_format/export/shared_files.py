@@ -20,23 +20,6 @@ from dcp_io import RangeSink
 from dcp_io.saves.save_files import this_process
 from dcp_manifest.index.dtypes import ITEM_BYTES
 
-__all__ = [
-    "Gather",
-    "OwnerOf",
-    "RankBox",
-    "RankFacts",
-    "RankPart",
-    "agreed_aliases",
-    "cells_of",
-    "check_settings",
-    "distribute",
-    "gather_all",
-    "gather_columns",
-    "host_conflict",
-    "share_out",
-]
-
-
 _BAND_BYTES = 4 << 20
 # A guess: on ext4, runs of 8 KiB took as long to pass on as to write one by one; shorter ones are more system calls.
 _SMALL_RUN_BYTES = 256 << 10

@@ -18,8 +18,6 @@ from dcp_io import RangeSink, Sink, Store, SupportsRanges
 from dcp_ranks import Coordinator, StreamError, Streams, job_secret
 from dcp_ranks.phases.coordinator import DEFAULT_TIMEOUT_SECONDS
 
-__all__ = ["RankLink", "check_complete", "create_files"]
-
 
 def create_files(store: SupportsRanges, files: Iterable[PlannedFile]) -> None:
     """Create the files under their temporary names, in full size; an error leaves none of them.

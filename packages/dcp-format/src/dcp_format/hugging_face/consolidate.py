@@ -24,8 +24,6 @@ from dcp_format.safetensors.safetensors_index import INDEX_NAME, earlier_files, 
 from dcp_format.safetensors.safetensors_write import remove_earlier, write_tensor_file
 from dcp_io import LocalStore, Sink
 
-__all__ = ["consolidate_safetensors_files", "consolidate_safetensors_files_on_every_rank"]
-
 _INFLIGHT_BYTES = 16 << 20
 T = TypeVar("T")
 

@@ -18,8 +18,6 @@ from dcp_format.safetensors.safetensors_header import build_header
 from dcp_format.safetensors.safetensors_index import ALIASES, SHAPES, SHARDING, shard_name
 from dcp_io import Store
 
-__all__ = ["OneFile", "Placement", "names_of_files", "sharded_files", "write_part"]
-
 _PIECE_BYTES = 4 << 20
 Groups = Sequence[Mapping[int, Collection[object]]]
 

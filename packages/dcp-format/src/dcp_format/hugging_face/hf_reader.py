@@ -30,9 +30,6 @@ from dcp_format.safetensors.safetensors_index import open_safetensors
 from dcp_io import LocalStore, StoreBackend
 from dcp_manifest import CheckpointIndex
 
-__all__ = ["HuggingFaceStorageReader", "QuantizedHuggingFaceStorageReader", "SafetensorsBackend", "dequantize_mxfp4"]
-
-
 _INFLIGHT_BYTES = 64 << 20
 
 

@@ -52,8 +52,6 @@ from dcp_format.safetensors.safetensors_write import remove_earlier
 from dcp_io import LocalStore
 from dcp_ranks import Coordinator
 
-__all__ = ["HuggingFaceStorageWriter"]
-
 
 class HuggingFaceStorageWriter(StorageWriter, BlockingAsyncStager):
     """Storage writer that saves tensors as safetensors files, for Hugging Face libraries.

@@ -18,23 +18,6 @@ from dcp_format.content.new_file import begins_as_written
 from dcp_format.safetensors.safetensors_header import Header, read_header
 from dcp_io import LocalStore, Store
 
-__all__ = [
-    "FILES",
-    "GENERATION",
-    "SAVE_ID",
-    "SUFFIX",
-    "Stamp",
-    "chosen_set",
-    "fresh_name",
-    "headers_of",
-    "is_writers_file",
-    "is_writers_name",
-    "one_save",
-    "save_id_of",
-    "split_by_size",
-]
-
-
 SUFFIX = ".safetensors"
 SAVE_ID = "DCP_SAVE_ID"
 """Metadata key: id of the save, equal in all of its files."""

@@ -17,8 +17,6 @@ from dcp_core.errors import CorruptCheckpointError, UnsupportedFormatError, Unsu
 from dcp_io import Source
 from dcp_manifest.index.dtypes import ITEM_BYTES
 
-__all__ = ["CODES", "MAX_DIMENSIONS", "Header", "HeaderEntry", "build_header", "code_of", "read_header"]
-
 _MAX_HEADER_BYTES = 100_000_000
 _ALIGNMENT_BYTES = 8
 _MAX_NUMBER = (1 << 63) - 1

@@ -23,11 +23,6 @@ from dcp_manifest.index.schema import check_index
 from dcp_manifest.index.stored_items import StoredItems
 from dcp_manifest.index.stored_tensors import TensorForm, tensor_columns
 
-__all__ = [
-    "ALIASES", "INDEX_NAME", "SHAPES", "SHARDING", "STORED_ONCE",
-    "Folder", "earlier_files", "index_json", "open_safetensors", "read_weight_map", "shard_name", "shard_names",
-]  # fmt: skip
-
 INDEX_NAME = "model.safetensors.index.json"
 SHARDING = "DCP_SHARDING_INFO"
 """Metadata key: JSON, tensor name → {"saved_offsets": […]}, as torch's writer stores it."""

@@ -31,13 +31,6 @@ from dcp_format.safetensors.safetensors_index import ALIASES, INDEX_NAME, earlie
 from dcp_io import LocalStore, Sink
 from dcp_manifest.index.dtypes import ITEM_BYTES
 
-__all__ = [
-    "OBJECTS_NAME",
-    "remove_earlier",
-    "write_safetensors",
-    "write_tensor_file",
-]
-
 _log = library_logger(__name__)
 
 OBJECTS_NAME = "objects.pt"

@@ -31,9 +31,6 @@ from dcp_core.state_dict.flatten import flatten
 from dcp_core.tensors.tensor_memory import copy_elements
 from dcp_format.torch_save.torch_save_read import map_torch_save
 
-__all__ = ["BroadcastingTorchSaveReader", "DynamicMetaLoadPlanner"]
-
-
 _BROADCAST_BYTES = 32 << 20
 Forms = dict[str, tuple[torch.dtype, tuple[int, ...]]]
 Targets = dict[str, list[tuple[ReadItem, torch.Tensor]]]

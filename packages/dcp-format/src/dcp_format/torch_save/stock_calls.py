@@ -16,8 +16,6 @@ from dcp_format.content.content import WriteOptions
 from dcp_format.torch_save.torch_save_read import open_torch_save
 from dcp_format.torch_save.torch_save_write import write_torch_save
 
-__all__ = ["dcp_to_torch_save", "main", "torch_save_to_dcp"]
-
 _INFLIGHT_BYTES = 16 << 20
 
 

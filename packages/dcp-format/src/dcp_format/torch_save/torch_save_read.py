@@ -41,9 +41,6 @@ from dcp_manifest import StoredChunk, StoredItem
 from dcp_manifest.index.columns import Framing
 from dcp_manifest.pickles.pickle_table import ForbiddenGlobalError
 
-__all__ = ["is_torch_save", "is_torch_weights", "map_torch_save", "open_torch_save", "open_torch_weights"]
-
-
 # Protocol 2 and the number that begins what torch.save wrote before it wrote zip archives.
 _LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19"
 _NO_TENSORS = (bool, int, float, complex, str, bytes, type(None))

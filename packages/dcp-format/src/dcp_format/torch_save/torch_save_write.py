@@ -26,8 +26,6 @@ from dcp_io import Sink
 from dcp_io.archives.zip_format import ZipFileWriter
 from dcp_manifest.index.dtypes import ITEM_BYTES, TYPED_STORAGES
 
-__all__ = ["write_torch_save"]
-
 _PICKLE_PROTOCOL = 2
 
 

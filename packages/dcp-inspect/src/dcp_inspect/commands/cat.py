@@ -17,8 +17,6 @@ from dcp_inspect.printing.suggestions import hint
 from dcp_inspect.reading.values import array_rows, load_value, open_values, whole_array
 from dcp_manifest import CheckpointNotFoundError
 
-__all__ = ["command", "parse_key"]
-
 _SLICED = re.compile(r"(?P<name>.*)\[(?P<slices>[\d:,.\s+-]*)\]$", re.DOTALL)
 Slices = tuple[Any, ...]
 

@@ -8,8 +8,6 @@ from click.shell_completion import get_completion_class
 from dcp_inspect.errors import program
 from dcp_inspect.examples import examples
 
-__all__ = ["command"]
-
 
 @click.command(
     "completion",

@@ -17,8 +17,6 @@ from dcp_inspect.printing.output import count_bytes, json_option, print_json, pr
 from dcp_inspect.reading.values import check_exists, formats
 from dcp_manifest import CheckpointNotFoundError, CorruptCheckpointError, UnsupportedFormatError
 
-__all__ = ["command"]
-
 
 @click.command(
     "convert",

@@ -29,8 +29,6 @@ from dcp_io.saves.cleanup import read_current
 from dcp_io.saves.save_files import mark_bytes
 from dcp_manifest.folders.folder import DATA_SUFFIX, is_index_name, put_aside_reason
 
-__all__ = ["command"]
-
 _SUFFIXES = (DATA_SUFFIX, ".safetensors")
 _TAG = "dedupe"
 _TEMPORARY = re.compile(rf"\..+\.{_TAG}\.[0-9a-f]+\.tmp")

@@ -24,8 +24,6 @@ from dcp_inspect.reading.values import Array, array_of, is_number, load_value, o
 from dcp_manifest import UnsafeCheckpointError, UnsupportedFormatError
 from dcp_manifest.index.dtypes import ITEM_BYTES
 
-__all__ = ["command"]
-
 _DAMAGED = "damaged"
 _PIECE_BYTES = 8 << 20
 _SHOWN_LETTERS = 60
@@ -34,7 +32,7 @@ Bits = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class _Difference:
     name: str
     what: str
     """`only in A`, `only in B`, `dtype`, `shape`, `kind`, `values`, or `damaged` if unknown."""
@@ -62,7 +60,7 @@ class Difference:
 @click.option("--keys-only", is_flag=True, help="Compare names, dtypes and shapes; read no values.")
 @click.option("--atol", type=float, default=0.0, show_default=True, help="Absolute difference that counts as equal.")
 @click.option(
-    "--rtol", type=float, default=0.0, show_default=True, help="Difference relative to B that counts as equal."
+    "--rtol", type=float, default=0.0, show_default=True, help="_Difference relative to B that counts as equal."
 )
 @json_option
 def command(a: str, b: str, keys_only: bool, atol: float, rtol: float, as_json: bool) -> int:
@@ -131,16 +129,16 @@ class _Side:
 
 def _compare(
     one: _Side, other: _Side, *, keys_only: bool, atol: float, rtol: float, tick: Callable[[int], None]
-) -> Iterator[Difference]:
+) -> Iterator[_Difference]:
     mine, theirs = _names(one.content), _names(other.content)
     for name in sorted(mine | theirs):
         if name not in theirs or name not in mine:
-            yield Difference(name, "only in A" if name in mine else "only in B")
+            yield _Difference(name, "only in A" if name in mine else "only in B")
             continue
         kinds = ["object" if name in side.content.objects else "tensor" for side in (one, other)]
         try:
             if kinds[0] != kinds[1]:
-                yield Difference(name, "kind", kinds[0], kinds[1])
+                yield _Difference(name, "kind", kinds[0], kinds[1])
             elif kinds[0] == "object":
                 if not keys_only:
                     yield from _objects(name, one, other)
@@ -148,10 +146,10 @@ def _compare(
                 yield from _tensors(name, one, other, keys_only, atol, rtol, tick)
         except _DamagedError as error:
             letter, message = error.args
-            yield Difference(name, _DAMAGED, *((message, "") if letter == "A" else ("", message)))
+            yield _Difference(name, _DAMAGED, *((message, "") if letter == "A" else ("", message)))
 
 
-def _objects(name: str, one: _Side, other: _Side) -> Iterator[Difference]:
+def _objects(name: str, one: _Side, other: _Side) -> Iterator[_Difference]:
     a, b = one.object(name), other.object(name)
     if a == b:
         return
@@ -161,7 +159,7 @@ def _objects(name: str, one: _Side, other: _Side) -> Iterator[Difference]:
         right = load_value(b, name)
     if not same_value(left, right):
         first, second = _excerpts(repr(left), repr(right))
-        yield Difference(name, "values", first, second)
+        yield _Difference(name, "values", first, second)
 
 
 def _excerpts(*texts: str) -> Iterator[str]:
@@ -175,13 +173,13 @@ def _excerpts(*texts: str) -> Iterator[str]:
 
 def _tensors(
     name: str, one: _Side, other: _Side, keys_only: bool, atol: float, rtol: float, tick: Callable[[int], None]
-) -> Iterator[Difference]:
+) -> Iterator[_Difference]:
     a, b = one.tensor(name), other.tensor(name)
     if a.shape != b.shape:
-        yield Difference(name, "shape", str(a.shape), str(b.shape))
+        yield _Difference(name, "shape", str(a.shape), str(b.shape))
         return
     if a.dtype != b.dtype:
-        yield Difference(name, "dtype", a.dtype, b.dtype)
+        yield _Difference(name, "dtype", a.dtype, b.dtype)
     if keys_only:
         return
     measured = _Measured((a.dtype, b.dtype), atol, rtol)
@@ -190,7 +188,7 @@ def _tensors(
         tick(left.nbytes)
     if measured.different:
         values = (_only_element(a), _only_element(b)) if math.prod(a.shape) == 1 else ("", "")
-        yield Difference(name, "values", *values, measured.max_abs, measured.max_rel, measured.different)
+        yield _Difference(name, "values", *values, measured.max_abs, measured.max_rel, measured.different)
 
 
 def _only_element(entry: Any) -> str:
@@ -257,7 +255,7 @@ class _Measured:
             self.max_rel = max(self.max_rel, float(relative.max()))
 
 
-def _print(found: list[Difference], count: int, *, keys_only: bool) -> None:
+def _print(found: list[_Difference], count: int, *, keys_only: bool) -> None:
     if not found:
         compared = ", by name, dtype and shape" if keys_only else ""
         print_line(("equal", "green"), f": {count} value{'s' * (count != 1)}{compared}")
@@ -268,7 +266,7 @@ def _print(found: list[Difference], count: int, *, keys_only: bool) -> None:
     print_line(f"{names} of {count} value{'s' * (count != 1)} differ{'s' * (names == 1)}")
 
 
-def _row(each: Difference) -> tuple[Cell, ...]:
+def _row(each: _Difference) -> tuple[Cell, ...]:
     numbers = ["" if value is None else f"{value:.4g}" for value in (each.max_abs, each.max_rel)]
     elements = "" if each.different is None else str(each.different)
     return each.name, (each.what, "red"), each.a, each.b, elements, *numbers

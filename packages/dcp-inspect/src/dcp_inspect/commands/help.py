@@ -6,8 +6,6 @@ import click
 
 from dcp_inspect.examples import examples
 
-__all__ = ["command"]
-
 
 @click.command("help", epilog=examples("dcp help", "dcp help convert"))
 @click.argument("name", required=False, metavar="[COMMAND]")

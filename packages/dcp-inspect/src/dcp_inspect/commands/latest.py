@@ -14,8 +14,6 @@ from dcp_inspect.printing.output import json_option, print_json, say
 from dcp_io import StorageError, open_store, verify_checkpoint
 from dcp_manifest import CheckpointNotFoundError
 
-__all__ = ["command"]
-
 
 @click.command(
     "latest",

@@ -26,8 +26,6 @@ from dcp_inspect.printing.table import print_table
 from dcp_io.stores.root import root_at
 from dcp_manifest import CheckpointNotFoundError
 
-__all__ = ["command"]
-
 
 @click.command(
     "ls",

@@ -17,8 +17,6 @@ from dcp_inspect.printing.table import print_table
 from dcp_inspect.visuals.picture import draw, page
 from dcp_manifest.index.columns import needed_bytes
 
-__all__ = ["command"]
-
 _SHOWN_RANKS = 32
 
 

@@ -13,8 +13,6 @@ from dcp_inspect.examples import examples
 from dcp_inspect.printing.output import Cell, json_option, print_json
 from dcp_inspect.printing.table import print_table
 
-__all__ = ["command"]
-
 _SCHEMES = ("storage", "stores")
 
 

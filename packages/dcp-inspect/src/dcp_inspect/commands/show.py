@@ -42,8 +42,6 @@ from dcp_manifest.folders.folder import METADATA_NAME, NOTE, QUARANTINE
 from dcp_manifest.index.columns import ItemKind
 from dcp_manifest.index.stored_tensors import stored_objects
 
-__all__ = ["command"]
-
 _SHOWN_LETTERS = 60
 
 

@@ -15,8 +15,6 @@ from dcp_io import verify_checkpoint
 from dcp_manifest import CheckpointNotFoundError, FoundCheckpoint
 from dcp_manifest.folders.folder import QUARANTINE
 
-__all__ = ["command"]
-
 
 @click.command(
     "unquarantine",

@@ -26,8 +26,6 @@ from dcp_io.timed_call import Pace
 from dcp_manifest import CheckpointNotFoundError, FoundCheckpoint, UnsupportedFormatError
 from dcp_manifest.folders.folder import QUARANTINE
 
-__all__ = ["command"]
-
 _SHOWN_KEYS = 4
 _COLORS = {"sound": "green", "damaged": "red", "unreadable": "red", "unfinished": "yellow", "skipped": "dim"}
 

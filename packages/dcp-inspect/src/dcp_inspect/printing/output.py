@@ -13,23 +13,6 @@ import click
 
 from dcp_base.escaping import printable, printable_bytes
 
-__all__ = [
-    "Cell",
-    "age",
-    "cell_text",
-    "confirm",
-    "console",
-    "count_bytes",
-    "json_option",
-    "metrics_text",
-    "print_json",
-    "print_line",
-    "print_lines",
-    "say",
-    "styled",
-    "wrapped",
-]
-
 count_bytes = printable_bytes
 _LINES_AT_ONCE = 1000
 

@@ -7,8 +7,6 @@ from typing import Any
 
 from dcp_inspect.printing.output import Cell, cell_text, console, print_line, print_lines, styled
 
-__all__ = ["print_table"]
-
 # Longer tables are aligned without wrapping: laying out cells takes a minute for 200,000 rows.
 _WRAPPED_ROWS = 1000
 # Columns are dropped to give a text column this width; below it, wrapping is not worthwhile.

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 
 from dcp_inspect.printing.output import Cell, count_bytes
 
-__all__ = ["tree_lines"]
-
 # Most guides before a name: no screen is wide enough for more, so deeper values get their whole remaining name.
 _MAX_LEVELS = 16
 

@@ -19,8 +19,6 @@ from dcp_manifest.index.columns import ItemKind
 from dcp_manifest.index.dtypes import ITEM_BYTES
 from dcp_manifest.index.stored_tensors import stored_objects
 
-__all__ = ["StoredContent", "SupportsRows", "TensorEntry", "read_object", "stored_content"]
-
 # dcp-format reads larger single rows, because it can split rows.
 _MAX_ROW_BYTES = 256 << 20
 OpenContent = Callable[[], Any]

@@ -26,19 +26,6 @@ from dcp_io.archives.stored_objects import read_plain_object
 from dcp_manifest import CheckpointNotFoundError, UnsupportedFormatError
 from dcp_manifest.index.dtypes import ITEM_BYTES
 
-__all__ = [
-    "array_of",
-    "array_rows",
-    "check_exists",
-    "formats",
-    "is_number",
-    "load_value",
-    "open_other_format",
-    "open_values",
-    "same_value",
-    "whole_array",
-]
-
 Array = npt.NDArray[Any]
 _READ_BYTES = 64 << 20
 _COMPRESSED = "reading compressed tensors, and objects that hold tensors,"

@@ -18,8 +18,6 @@ from typing import Any, Protocol, TypeVar
 from dcp_base import CheckpointEvent
 from dcp_base.registry import find_screen
 
-__all__ = ["AFTER_SECONDS", "PAUSE_SECONDS", "count_listed", "observe", "progress_columns", "show_progress"]
-
 AFTER_SECONDS = 1.5
 PAUSE_SECONDS = 0.5
 """Least time between two drawings, which take milliseconds."""

@@ -15,8 +15,6 @@ from dcp_manifest import CheckpointIndex, UnsupportedFormatError, stored_tensors
 from dcp_manifest.folders.folder import rank_of_data_file
 from dcp_manifest.index.dtypes import ITEM_BYTES
 
-__all__ = ["Picture", "visualize"]
-
 
 class Picture:
     """A picture, shown by notebooks as SVG.

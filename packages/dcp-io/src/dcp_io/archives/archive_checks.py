@@ -21,16 +21,6 @@ from dcp_io.archives.zip_format import (
 )
 from dcp_manifest.errors import CorruptCheckpointError
 
-__all__ = [
-    "ZipRecord",
-    "archive_problem",
-    "inflated",
-    "is_zip",
-    "refuse_bomb",
-    "verify_zip",
-    "zip_records",
-]
-
 _MAX_COMMENT_BYTES = 65535
 _STORED, _DEFLATED, _ENCRYPTED = 0, 8, 1
 _STEP_BYTES = 1 << 20

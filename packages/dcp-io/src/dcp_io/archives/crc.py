@@ -12,8 +12,6 @@ from isal import isal_zlib
 from dcp_manifest.index.columns import StoredItem, block_bytes, border_count
 from dcp_manifest.types import Buffer
 
-__all__ = ["RunningCrc", "combine", "crc32", "crc_at", "running_crcs"]
-
 _NO_BORDERS: Final[npt.NDArray[np.uint32]] = np.zeros(0, np.uint32)
 _NO_BORDERS.flags.writeable = False
 

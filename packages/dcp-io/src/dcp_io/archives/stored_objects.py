@@ -13,8 +13,6 @@ from dcp_manifest.index.dtypes import TYPED_STORAGES
 from dcp_manifest.pickles.pickle_table import ForbiddenGlobalError, Function, PickleTable
 from dcp_manifest.pickles.safe_pickle import read_pickle, refuse_unfolding
 
-__all__ = ["outline_of_tensor", "read_plain_object"]
-
 
 def read_plain_object(data: bytes) -> Any:
     """Return the value of a stored object of plain values; nothing in it is called.

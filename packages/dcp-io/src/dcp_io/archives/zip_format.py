@@ -18,28 +18,6 @@ from dcp_manifest.index.dtypes import ITEM_BYTES, TYPED_STORAGES
 from dcp_manifest.stock.stock_write import collected, global_2, integer, text_2
 from dcp_manifest.types import Buffer
 
-__all__ = [
-    "ALIGNMENT_BYTES",
-    "CENTRAL",
-    "END",
-    "LOCAL",
-    "MAX16",
-    "MAX32",
-    "ZIP64_END",
-    "ZIP64_LOCATOR",
-    "Frame",
-    "ZipFileWriter",
-    "central_header",
-    "descriptor",
-    "directory_end",
-    "is_zip",
-    "local_header",
-    "local_lengths",
-    "tensor_frame",
-    "zip64_directory_end",
-]
-
-
 MAX16, MAX32 = 0xFFFF, 0xFFFFFFFF
 ZIP64_FROM_BYTES = MAX32 - 4096
 """Leaves room for headers."""

@@ -37,8 +37,6 @@ from dcp_manifest.index.columns import CheckpointIndex, ItemColumns, ManifestInf
 from dcp_manifest.index.merge_indexes import take_tensors
 from dcp_manifest.index.stored_items import join_items
 
-__all__ = ["SmallerCheckpoint", "is_in"]
-
 _PIECE_BYTES = 4 << 20
 
 

@@ -24,17 +24,6 @@ from dcp_manifest.folders.find_checkpoints import (
     merge_places,
 )
 
-__all__ = [
-    "FoundCheckpoint",
-    "ask_places",
-    "check_checkpoint",
-    "check_files",
-    "find_checkpoints",
-    "latest_valid",
-    "running_saves",
-]
-
-
 _log = library_logger(__name__)
 
 T = TypeVar("T")

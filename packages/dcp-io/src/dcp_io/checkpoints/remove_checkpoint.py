@@ -23,20 +23,10 @@ from dcp_io.saves.save_files import (
 )
 from dcp_io.stores.store import Entry, Store, SupportsFolders
 from dcp_manifest.errors import CheckpointNotFoundError
-from dcp_manifest.folders.folder import REMOVING, is_index_name
+from dcp_manifest.folders.folder import is_index_name
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-__all__ = [
-    "READING_PREFIX",
-    "REMOVING",
-    "ReadingSign",
-    "checkpoint_files",
-    "clear_dead_saves",
-    "is_dead_sign",
-    "remove_checkpoint",
-]
 
 
 def checkpoint_files(store: Store, named: Collection[str] = ()) -> dict[str, int]:

@@ -17,9 +17,9 @@ import numpy as np
 
 from dcp_base.errors import DcpError
 from dcp_base.progress import report_operation
-from dcp_io.archives.archive_checks import is_zip, verify_zip
+from dcp_io.archives.archive_checks import verify_zip
 from dcp_io.archives.crc import RunningCrc, crc32
-from dcp_io.archives.zip_format import ALIGNMENT_BYTES, tensor_frame
+from dcp_io.archives.zip_format import ALIGNMENT_BYTES, is_zip, tensor_frame
 from dcp_io.saves.save_files import MARK_BYTES, mark_bytes, own_name
 from dcp_io.stores.local_store import LocalStore
 from dcp_io.stores.store import Source, Store
@@ -38,8 +38,6 @@ from dcp_manifest.index.columns import (
     needed_bytes,
 )
 from dcp_manifest.index.stored_tensors import stored_objects, stored_tensors
-
-__all__ = ["PassingCrcs", "Problem", "VerifyReport", "verify_checkpoint"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,6 @@ from dcp_io.requests import BlockDecoder, ReadRequest
 from dcp_manifest.errors import CorruptCheckpointError
 from dcp_manifest.index.columns import CRC_BLOCK_MIN_BYTES, EncodedBlocks, Framing, StoredItem
 
-__all__ = ["with_blocks_apart"]
-
 _NO_BORDERS = np.zeros(0, np.uint32)
 
 

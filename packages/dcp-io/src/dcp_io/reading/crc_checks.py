@@ -15,15 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from dcp_base.descriptors import kernel_call
-from dcp_io.archives.archive_checks import is_zip, verify_zip
+from dcp_io.archives.archive_checks import verify_zip
 from dcp_io.archives.crc import combine, crc32, crc_at
+from dcp_io.archives.zip_format import is_zip
 from dcp_io.reading.open_files import OpenFile
 from dcp_manifest.errors import CorruptCheckpointError
 from dcp_manifest.index.columns import Framing, StoredItem, block_bytes, distinct
 from dcp_manifest.types import I64
-
-__all__ = ["Demands", "check_archive", "check_blocks", "check_whole", "make_pages", "read_with_crc"]
-
 
 # A piece of this size is still in the processor's L1 cache when it is read a second time.
 _COPY_BYTES = 256 << 10

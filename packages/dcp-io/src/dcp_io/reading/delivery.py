@@ -18,8 +18,6 @@ from dcp_io.reading.read_plan import RUN_GAP_BYTES, Check, Range, Wanted, parts_
 from dcp_io.requests import ReadRequest, Verify
 from dcp_manifest.index.columns import CRC_BLOCK_MAX_BYTES, block_bytes
 
-__all__ = ["Delivery"]
-
 _NO_BYTES = memoryview(b"")
 
 

@@ -9,8 +9,6 @@ from dcp_io.reading.read_plan import Wanted
 from dcp_io.stores.store import Source, Store, SupportsFetch, SupportsReadAhead
 from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError
 
-__all__ = ["OpenFile"]
-
 
 class OpenFile:
     """A data file that closes itself after its last planned read.

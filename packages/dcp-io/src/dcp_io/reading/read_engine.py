@@ -32,8 +32,6 @@ from dcp_io.stores.store import Store
 from dcp_io.workers import MAX_INFLIGHT_BYTES, StopSignal, run_together
 from dcp_manifest.index.columns import CRC_BLOCK_MAX_BYTES
 
-__all__ = ["read_items"]
-
 # Number of upcoming reads that are announced to the storage, for prefetching.
 _READS_AHEAD = 4
 

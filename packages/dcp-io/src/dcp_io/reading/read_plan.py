@@ -20,26 +20,6 @@ from dcp_manifest.index.columns import CRC_BLOCK_MIN_BYTES, ItemKind, StoredItem
 from dcp_manifest.index.runs import Runs
 from dcp_manifest.types import I64
 
-__all__ = [
-    "Check",
-    "ItemRead",
-    "ReadSizes",
-    "SharedRead",
-    "Step",
-    "Wanted",
-    "align_to_blocks",
-    "is_in_place",
-    "merge_ranges",
-    "merge_runs",
-    "parts_of",
-    "parts_to_read",
-    "plan_reads",
-    "range_of_values",
-    "split_range",
-    "want",
-]
-
-
 # Requests for at least this much of an item are streamed; smaller ones share reads and are copied.
 STREAM_MIN_BYTES = 256 << 10
 # Largest gap between two neighbouring items in a file that is read rather than skipped.

@@ -22,7 +22,6 @@ from dcp_io.checkpoints.drop_parts import SmallerCheckpoint
 from dcp_io.checkpoints.list_checkpoints import ask_places, check_checkpoint, running_saves
 from dcp_io.checkpoints.remove_checkpoint import (
     READING_PREFIX,
-    REMOVING,
     ReadingSign,
     clear_dead_saves,
     is_dead_sign,
@@ -46,14 +45,12 @@ from dcp_manifest.folders.folder import (
     NEXT_NOTE,
     NOTE,
     QUARANTINE,
+    REMOVING,
     SAVE_MARKER_PREFIX,
     is_index_name,
     parse_quarantine,
     put_aside_reason,
 )
-
-__all__ = ["Catalogue", "PromotingRoot", "StepFolder"]
-
 
 _log = library_logger(__name__)
 

@@ -18,17 +18,6 @@ from dcp_io.stores.host_store import HostStore
 from dcp_io.stores.store import Entry, Store
 from dcp_manifest.errors import CheckpointNotFoundError
 
-__all__ = [
-    "HOSTS_FILE",
-    "HOST_FILE",
-    "NAME",
-    "CopyNote",
-    "CopyRequest",
-    "HostCopies",
-    "HostsCopied",
-    "JobHosts",
-]
-
 NAME = ".dcp-copies.json"
 
 

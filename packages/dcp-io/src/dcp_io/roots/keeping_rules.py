@@ -14,17 +14,6 @@ from typing import Any, Literal
 
 from dcp_io.roots.records import CheckpointRecord
 
-__all__ = [
-    "KeepAll",
-    "KeepAny",
-    "KeepBest",
-    "KeepEvery",
-    "KeepFor",
-    "KeepLast",
-    "KeepPolicy",
-    "parts_of",
-]
-
 
 class KeepPolicy(ABC):
     """Base class of policies that select the checkpoints to keep; they remove nothing."""

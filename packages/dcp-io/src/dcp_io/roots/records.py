@@ -14,8 +14,6 @@ from dcp_io.saves.save_files import ProcessIdentity, this_process
 from dcp_io.stores.store import Store
 from dcp_manifest.errors import CheckpointNotFoundError, UnsafeCheckpointError
 
-__all__ = ["CheckpointRecord", "Note", "OnceLog", "read_if_allowed", "read_if_there", "read_note"]
-
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRecord:

@@ -15,8 +15,6 @@ from dcp_io.stores.store import Entry, Store
 from dcp_manifest.errors import CheckpointNotFoundError
 from dcp_manifest.folders.folder import DATA_SUFFIX
 
-__all__ = ["Unfinished", "describe_unfinished", "ended_journals"]
-
 COPY_JOURNAL = ".dcp-promoting"
 """Prefix of copies' journals: JSON with `save_id`, `bytes`, and `from`, the original's place."""
 

@@ -25,19 +25,6 @@ from dcp_manifest.folders.folder import METADATA_NAME, is_index_name, rank_index
 from dcp_manifest.folders.index_choice import current_index
 from dcp_manifest.index.columns import CheckpointIndex
 
-__all__ = [
-    "STALE_AFTER_SECONDS",
-    "Current",
-    "index_digest",
-    "read_current",
-    "remove_dead_saves",
-    "remove_leftovers",
-    "remove_orphans",
-    "remove_own",
-    "remove_replaced",
-    "replaced_names",
-]
-
 STALE_AFTER_SECONDS = 3600.0
 """Age of another host's marker, which a running save renews, at which its save counts as dead."""
 

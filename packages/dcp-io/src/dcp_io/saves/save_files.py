@@ -22,28 +22,6 @@ from dcp_io.stores.store import TEMPORARY_SUFFIX, Entry, Store
 from dcp_manifest.errors import CheckpointNotFoundError
 from dcp_manifest.folders.folder import DATA_SUFFIX, SAVE_MARKER_PREFIX, is_index_name
 
-__all__ = [
-    "DIGESTS",
-    "LAST_NS",
-    "MARK_BYTES",
-    "FoundMarker",
-    "Marker",
-    "ProcessIdentity",
-    "Renewal",
-    "belongs_to",
-    "can_be_checked",
-    "check_save_id",
-    "data_mark",
-    "find_markers",
-    "is_marker_temporary",
-    "is_own_file",
-    "mark_bytes",
-    "marker_name",
-    "own_name",
-    "temporary_of",
-    "this_process",
-]
-
 MARK_BYTES = 64
 _MAGIC = b"\x93DCPDAT\n"
 _ID = r"[A-Za-z0-9_-]{1,64}"

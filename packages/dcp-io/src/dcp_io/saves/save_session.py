@@ -45,14 +45,6 @@ from dcp_manifest.folders.folder import (
     rank_prefix,
 )
 
-__all__ = [
-    "HostSaveSession",
-    "JoinedSave",
-    "RankSaveSession",
-    "SaveSession",
-    "Scene",
-]
-
 _log = library_logger(__name__)
 
 _SETTLE_TIMEOUT_SECONDS = 10.0

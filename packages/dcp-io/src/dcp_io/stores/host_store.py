@@ -15,8 +15,6 @@ from dcp_base.errors import InvalidPlaceError
 from dcp_io.stores.local_store import LocalStore
 from dcp_io.stores.store import Place, Source, Store, SupportsFolders, with_folders
 
-__all__ = ["HOST_SCHEME", "HostFolder", "HostStore", "host_folder", "host_path", "host_uri", "with_also"]
-
 HOST_SCHEME = "host"
 
 

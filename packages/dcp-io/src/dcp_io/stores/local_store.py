@@ -31,15 +31,6 @@ from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError,
 from dcp_manifest.folders.folder import check_inside, followed
 from dcp_manifest.types import Buffer
 
-__all__ = [
-    "LocalStore",
-    "file_system_of",
-    "make_folder",
-    "not_a_folder",
-    "start_writeback",
-    "sync_folder",
-]
-
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 # Without O_NONBLOCK, opening a pipe in place of a file would block for ever.
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

@@ -16,8 +16,6 @@ from dcp_io.stores.store import Store
 if TYPE_CHECKING:
     from dcp_base import PluginInfo, StoreSpec
 
-__all__ = ["file_at", "open_store", "scheme_of"]
-
 # A scheme of one letter is the drive of a Windows path.
 _SCHEME = re.compile(r"[a-z][a-z0-9+.:-]+")
 

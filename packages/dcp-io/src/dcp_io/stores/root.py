@@ -9,8 +9,6 @@ from typing import Protocol, runtime_checkable
 from dcp_io.stores.open_store import open_store
 from dcp_io.stores.store import Store
 
-__all__ = ["Root", "places_of", "root_at"]
-
 _DESCRIPTION = "run.tiers.toml"
 
 

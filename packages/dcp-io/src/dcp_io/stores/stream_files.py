@@ -21,9 +21,6 @@ from dcp_io.stores.store import Sink, Source
 from dcp_manifest.errors import CorruptCheckpointError
 from dcp_manifest.types import Buffer
 
-__all__ = ["Attempts", "StreamFileSystem", "StreamSink", "StreamSource", "UploadSink", "read_all"]
-
-
 _KNOWN = (io.BufferedWriter, io.FileIO, io.BytesIO)
 
 

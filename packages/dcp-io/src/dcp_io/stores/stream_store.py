@@ -23,8 +23,6 @@ from dcp_manifest.errors import CheckpointNotFoundError
 from dcp_manifest.folders.folder import METADATA_NAME, RankIndexName
 from dcp_manifest.types import Buffer
 
-__all__ = ["StreamStore"]
-
 
 class StreamStore(Store):
     """Store in a folder of a file system with stock's stream interface, which cannot list a folder.

@@ -43,8 +43,6 @@ except ImportError:  # the standard library has a slower one
     new_digest = functools.partial(hashlib.blake2b, digest_size=16)
 _KIND = new_digest().name
 
-__all__ = ["Deduplication"]
-
 _log = library_logger(__name__)
 # A file with one changed item is written again as a whole, so files are small; but each costs time. Measured: 800
 # files of 2 GiB take twice the time of two files, 32 files the same time.

@@ -15,8 +15,6 @@ from dcp_io.requests import BlockEncoder, PiecewiseData, StreamEncoder
 from dcp_manifest.index.columns import EncodedBlocks
 from dcp_manifest.types import Buffer
 
-__all__ = ["EncodedData", "encode_payload", "write_blocks"]
-
 
 def write_blocks(
     data: Buffer | PiecewiseData,

@@ -29,15 +29,6 @@ from dcp_manifest.index.dtypes import ITEM_BYTES
 from dcp_manifest.index.stored_items import StoredItems, block_columns
 from dcp_manifest.types import Buffer
 
-__all__ = [
-    "DataFile",
-    "Place",
-    "assign_to_threads",
-    "by_part",
-    "measure_items",
-    "write_items",
-]
-
 # Small pieces are collected up to this size before they are passed to the storage.
 PACK_BYTES = 1 << 20
 # A large payload is checksummed and written in steps of this size, which fit into the processor's cache.

@@ -18,8 +18,6 @@ from dcp_prove.judging.sample_order import explain_order
 from dcp_prove.observing.random_states import CPU_RANDOM
 from dcp_prove.observing.records import Item, Moment, RunRecord
 
-__all__ = ["Runs", "compare_same_size", "find_unsteady"]
-
 _RANDOM = frozenset({"one-rank-rng", "torch-rng", "numpy-rng", "python-rng"})
 _READS = frozenset({"samples", "batches", "loss"})
 

@@ -11,8 +11,6 @@ from dcp_prove.judging.report import ResumeReport, SizeResult, counted
 from dcp_prove.judging.within_tolerance import compare_other_size, default_tolerance
 from dcp_prove.observing.records import Moment, RunRecord
 
-__all__ = ["judge_resumes"]
-
 _KINDS = {
     "parameter": ("parameter", ""),
     "buffer": ("buffer", ""),

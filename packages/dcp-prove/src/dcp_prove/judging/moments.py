@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dcp_prove.judging.report import Difference
 from dcp_prove.observing.records import Item, Moment
 
-__all__ = ["ABSENT", "STATE_KINDS", "differing_items", "differing_reads", "item_difference"]
-
 STATE_KINDS = frozenset({"parameter", "buffer", "batchnorm", "optimizer", "scheduler", "scaler", "average", "random"})
 """Kinds of items that must be equal after every step, unlike gradients, which may differ until zeroed."""
 

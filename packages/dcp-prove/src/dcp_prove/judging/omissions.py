@@ -9,8 +9,6 @@ from types import MappingProxyType
 
 from dcp_prove.observing.random_states import CPU_RANDOM, NUMPY_RANDOM, PYTHON_RANDOM
 
-__all__ = ["OMISSIONS", "Omission", "omission_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Omission:

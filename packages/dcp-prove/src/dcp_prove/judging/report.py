@@ -8,8 +8,6 @@ from typing import Any
 from dcp_core import DcpError
 from dcp_prove.judging.omissions import OMISSIONS
 
-__all__ = ["Difference", "ResumeError", "ResumeReport", "SizeResult", "counted"]
-
 _SHOWN = 8
 
 

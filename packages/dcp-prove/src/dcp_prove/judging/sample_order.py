@@ -6,8 +6,6 @@ from collections.abc import Hashable, Mapping, Sequence
 
 from dcp_prove.observing.records import Moment
 
-__all__ = ["explain_order", "read_of"]
-
 
 def read_of(moment: Moment) -> tuple[Hashable, ...]:
     """Return what was read before a moment: sample ids, or else fingerprints of batches."""

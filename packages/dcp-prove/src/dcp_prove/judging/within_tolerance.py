@@ -13,8 +13,6 @@ from dcp_prove.judging.sample_order import explain_order
 from dcp_prove.observing.random_states import CPU_RANDOM
 from dcp_prove.observing.records import Moment, RunRecord
 
-__all__ = ["compare_other_size", "default_tolerance"]
-
 _SHARED = frozenset({"parameter", "buffer", "batchnorm", "optimizer", "scheduler", "scaler", "average"})
 _TOLERANCES = {"float64": 1e-8, "float32": 1e-4, "float16": 1e-2, "bfloat16": 1e-2}
 

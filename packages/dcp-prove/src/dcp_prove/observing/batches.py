@@ -16,8 +16,6 @@ from torch.utils.data import dataloader
 
 from dcp_prove.observing.fingerprint import PLAIN, fingerprint
 
-__all__ = ["BatchWatch"]
-
 
 class BatchWatch:
     """Watch of all data loaders and models in this process, from `start` until the process ends.

@@ -22,8 +22,6 @@ from torch.utils.data import DataLoader, Sampler
 
 from dcp_prove.observing.fingerprint import PLAIN
 
-__all__ = ["Crawl"]
-
 _MAX_DEPTH = 10
 _MAX_OBJECTS = 20_000
 _MAX_ENTRIES = 1_000

@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["PLAIN", "fingerprint", "shorten"]
-
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _SHOWN = 48
 

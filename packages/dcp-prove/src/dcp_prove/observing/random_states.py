@@ -10,8 +10,6 @@ import torch
 
 from dcp_core.tensors.devices import accelerator
 
-__all__ = ["CPU_RANDOM", "NUMPY_RANDOM", "PYTHON_RANDOM", "global_random_states"]
-
 CPU_RANDOM = "torch.random"
 NUMPY_RANDOM = "numpy.random"
 PYTHON_RANDOM = "random"

@@ -13,8 +13,6 @@ from dcp_prove.observing.fingerprint import fingerprint, shorten
 from dcp_prove.observing.random_states import global_random_states
 from dcp_prove.observing.records import Item, Moment, write_moment, write_note
 
-__all__ = ["Recorder"]
-
 
 class Recorder:
     """Recorder that appends to a file."""

@@ -7,8 +7,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["Item", "Moment", "RunRecord", "read_record", "write_moment", "write_note"]
-
 
 class Item(NamedTuple):
     """Fingerprint of one part of the state."""
