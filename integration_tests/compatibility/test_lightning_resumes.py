@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("lightning.pytorch", reason="nox -s frameworks installs Lightning")
 
+from dcp_prove import processes
 from dcp_prove import prove_script as module
 from integration_tests.resume.forked import run_forked_ranks
 
@@ -22,7 +23,7 @@ OMISSIONS = (
     ("omit", "ranks"), [(None, 1), (None, 2), *((omit, 2 if omit == "one-rank-rng" else 1) for omit in OMISSIONS)]
 )
 def test_each_omission_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, omit: str | None, ranks: int) -> None:
-    monkeypatch.setattr(module, "run_ranks", run_forked_ranks)
+    monkeypatch.setattr(processes, "run_ranks", run_forked_ranks)
     monkeypatch.chdir(tmp_path)
     report = module.prove_script(SCRIPT, [omit] if omit else [], world_sizes=[ranks])
     assert report.omissions == ([omit] if omit else []), str(report)

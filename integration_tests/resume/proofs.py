@@ -7,8 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dcp_prove import ResumeReport
-from dcp_prove.proof import Proof, pickled_factory
+import pytest
+
+from dcp_prove import ResumeReport, processes
+from dcp_prove.proof import pickled_factory, prove_job
 from integration_tests.resume.forked import run_forked_ranks
 
 __all__ = ["prove"]
@@ -19,5 +21,6 @@ def prove(
 ) -> ResumeReport:
     """Prove the resume of a loop as `prove_resume` does, with options of the loop."""
     job = {**pickled_factory(partial(loop, **options)), "steps": steps, "backend": "gloo"}
-    with Proof(job, [kill_at], run_forked_ranks, 120.0, str(folder)) as proof:
-        return proof.run(sizes, None, ())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processes, "run_ranks", run_forked_ranks)
+        return prove_job(job, [kill_at], sizes, folder, None, (), 120.0)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dcp_inspect import cli
-from dcp_prove import prove_script as module
+from dcp_prove import processes
 from integration_tests.resume.forked import run_forked_ranks
 
 SCRIPT = str(Path(__file__).with_name("script.py"))
@@ -20,7 +20,7 @@ SCRIPT = str(Path(__file__).with_name("script.py"))
 @pytest.fixture(autouse=True)
 def forked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Ranks are forks, which saves the seconds of imports."""
-    monkeypatch.setattr(module, "run_ranks", run_forked_ranks)
+    monkeypatch.setattr(processes, "run_ranks", run_forked_ranks)
     monkeypatch.chdir(tmp_path)
 
 

@@ -3,23 +3,79 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
 from dcp_core import DcpError
+from dcp_prove.observing.records import RunRecord, read_record
 
 RUN_TIMEOUT_SECONDS = 600.0
 _GRACE_SECONDS = 10.0
 _SHOWN_BYTES = 4_000
+# Not `python -m`, which would search the working directory for every module first.
+_PROGRAM = (
+    "import sys; from dcp_prove.processes import end_with_parent; end_with_parent(); "
+    "from {} import {} as run; run(sys.argv[1])"
+)
+
+
+@contextlib.contextmanager
+def proof_folder(folder: str | None) -> Iterator[Path]:
+    """Yield the directory of a proof; by default a temporary one, which is then removed."""
+    if folder is not None:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        yield Path(folder).resolve()
+        return
+    with tempfile.TemporaryDirectory(prefix="dcp-prove-", ignore_cleanup_errors=True) as made:
+        yield Path(made).resolve()
+
+
+def make_folders(folder: Path, names: Sequence[str], killed: Path | None) -> None:
+    """Make a run's directory anew, with empty directories, or for a resume with copies of the killed run's."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for name in names:
+        if killed is None:
+            (folder / name).mkdir(parents=True)
+        else:
+            shutil.copytree(killed / name, folder / name, symlinks=True)
+
+
+def run_recorded(
+    program: str,
+    job: Mapping[str, Any],
+    world_size: int,
+    folder: Path,
+    *,
+    what: str,
+    killed: bool,
+    timeout_seconds: float,
+    working_folder: Path | None = None,
+) -> list[RunRecord]:
+    """Run the function `module:name` of a job as ranks (see `run_ranks`), and return their records."""
+    text = json.dumps({**job, "records": str(folder)})
+    command = [sys.executable, "-c", _PROGRAM.format(*program.split(":")), text]
+    run_ranks(
+        command,
+        world_size,
+        folder,
+        what=what,
+        killed=killed,
+        timeout_seconds=timeout_seconds,
+        working_folder=working_folder,
+    )
+    return [read_record(folder / f"rank{rank}.jsonl") for rank in range(world_size)]
 
 
 def run_ranks(
@@ -30,8 +86,7 @@ def run_ranks(
     what: str,
     killed: bool = False,
     timeout_seconds: float,
-    environment: Mapping[str, str] | None = None,
-    working_folder: str | os.PathLike[str] | None = None,
+    working_folder: Path | None = None,
 ) -> None:
     """Run a command as the ranks of one job on this machine, and wait for them.
 
@@ -50,7 +105,7 @@ def run_ranks(
                         stdout=log,
                         stderr=subprocess.STDOUT,
                         cwd=working_folder,
-                        env={**os.environ, **launcher_environment(rank, world_size, store.port), **(environment or {})},
+                        env={**os.environ, **launcher_environment(rank, world_size, store.port)},
                         start_new_session=True,
                     )
                 )

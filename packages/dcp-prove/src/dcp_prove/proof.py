@@ -3,37 +3,18 @@
 from __future__ import annotations
 
 import base64
-import json
 import pickle
-import shutil
 import sys
-import tempfile
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from dcp_prove.judging.judge_resumes import judge_resumes
 from dcp_prove.judging.report import ResumeReport
-from dcp_prove.observing.records import RunRecord, read_record
-from dcp_prove.processes import RUN_TIMEOUT_SECONDS, run_ranks
+from dcp_prove.observing.records import RunRecord
+from dcp_prove.processes import RUN_TIMEOUT_SECONDS, make_folders, proof_folder, run_recorded
 from dcp_prove.trainer import Trainer
-
-
-class Runner(Protocol):
-    """Function that runs a command as the ranks of a job; see `run_ranks`."""
-
-    def __call__(
-        self,
-        command: Sequence[str],
-        world_size: int,
-        folder: Path,
-        *,
-        what: str,
-        killed: bool = False,
-        timeout_seconds: float,
-    ) -> None: ...
 
 
 def prove_resume(
@@ -90,91 +71,52 @@ def prove_resume(
     if not sizes or min(sizes) < 1:
         raise ValueError(f"world_sizes is {world_sizes!r}; it must be one or more numbers of ranks, at least 1")
     job = {**pickled_factory(make_trainer), "steps": steps, "backend": backend}
-    with Proof(job, kills, run_ranks, timeout_seconds, folder) as proof:
-        report = proof.run(sizes, tolerance, tuple(ignore))
+    with proof_folder(folder) as place:
+        report = prove_job(job, kills, sizes, place, tolerance, tuple(ignore), timeout_seconds)
     if check:
         report.raise_if_different()
     return report
 
 
-@dataclass(slots=True)
-class Proof:
-    """One proof, whose directory exists within a `with` block."""
+def prove_job(
+    job: Mapping[str, Any],
+    kills: Sequence[int],
+    sizes: Sequence[int],
+    place: Path,
+    tolerance: float | None,
+    ignore: Sequence[str],
+    timeout_seconds: float,
+) -> ResumeReport:
+    """Run a job without a kill, with each kill, and its resumes; return the report."""
+    steps, size = job["steps"], sizes[0]
 
-    job: dict[str, Any]
-    kills: Sequence[int]
-    runner: Runner
-    timeout_seconds: float
-    folder: str | None
-    _place: Path = Path()
-
-    def __enter__(self) -> Proof:
-        if self.folder is not None:
-            Path(self.folder).mkdir(parents=True, exist_ok=True)
-        self._place = Path(self.folder or tempfile.mkdtemp(prefix="dcp-prove-")).resolve()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.folder is None:
-            shutil.rmtree(self._place, ignore_errors=True)
-
-    def run(self, sizes: Sequence[int], tolerance: float | None, ignore: Sequence[str]) -> ResumeReport:
-        """Run everything, and return the report."""
-        steps, size = self.job["steps"], sizes[0]
-        report = ResumeReport(steps, size)
-        expected = self._train("uninterrupted", size)
-        for kill in self.kills:
-            killed = self._train(f"killed-{kill}", size, kill=kill)
-            resume = partial(self._resume, kill)
-            judge_resumes(
-                report, expected, killed, kill, sizes=sizes, resume=resume, tolerance=tolerance, ignore=ignore
-            )
-            if report.unsteady:
-                break
-        return report
-
-    def _resume(self, kill: int, world_size: int) -> Sequence[RunRecord]:
-        return self._train(f"resumed-{kill}-{world_size}", world_size, resume_from=f"killed-{kill}", first_step=kill)
-
-    def _train(
-        self,
-        name: str,
-        world_size: int,
-        *,
-        kill: int | None = None,
-        resume_from: str | None = None,
-        first_step: int = 0,
-    ) -> list[RunRecord]:
-        folder = self._place / name
-        shutil.rmtree(folder, ignore_errors=True)
-        root = folder / "checkpoints"
-        if resume_from is None:
-            root.mkdir(parents=True)
-        else:
-            shutil.copytree(self._place / resume_from / "checkpoints", root, symlinks=True)
-        steps = self.job["steps"]
-        job = {
-            **self.job,
-            "root": str(root),
-            "records": str(folder),
+    def train(name: str, world_size: int, *, kill: int | None = None, first_step: int = 0) -> list[RunRecord]:
+        folder = place / name
+        make_folders(folder, ["checkpoints"], place / f"killed-{first_step}" if first_step else None)
+        run = {
+            **job,
+            "root": str(folder / "checkpoints"),
             "first_step": first_step,
             "kill_at": kill,
-            "save_at": [each for each in self.kills if each > first_step and (kill is None or each <= kill)],
-            "full_at": [*self.kills, *(each + 1 for each in self.kills), steps],
+            "save_at": [each for each in kills if each > first_step and (kill is None or each <= kill)],
+            "full_at": [*kills, *(each + 1 for each in kills), steps],
         }
-        command = [sys.executable, "-c", _PROGRAM, json.dumps(job)]
-        what = f"the {'uninterrupted' if kill is None else 'killed'} run" if resume_from is None else "the resumed run"
-        self.runner(
-            command, world_size, folder, what=what, killed=kill is not None, timeout_seconds=self.timeout_seconds
-        )
-        return [read_record(folder / f"rank{rank}.jsonl") for rank in range(world_size)]
+        what = f"the {name.partition('-')[0]} run"
+        options: dict[str, Any] = {"what": what, "killed": kill is not None, "timeout_seconds": timeout_seconds}
+        return run_recorded("dcp_prove.rank:run_rank", run, world_size, folder, **options)
 
+    report = ResumeReport(steps, size)
+    expected = train("uninterrupted", size)
+    for kill in kills:
+        killed = train(f"killed-{kill}", size, kill=kill)
 
-# Not `python -m`, which would search the working directory for every module first.
-_PROGRAM = (
-    "import sys; from dcp_prove.processes import end_with_parent; end_with_parent(); "
-    "from dcp_prove.rank import run_rank; run_rank(sys.argv[1])"
-)
+        def resume(other: int, kill: int = kill) -> list[RunRecord]:
+            return train(f"resumed-{kill}-{other}", other, first_step=kill)
+
+        judge_resumes(report, expected, killed, kill, sizes=sizes, resume=resume, tolerance=tolerance, ignore=ignore)
+        if report.unsteady:
+            break
+    return report
 
 
 def pickled_factory(make_trainer: Any) -> dict[str, Any]:

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 import sys
-import tempfile
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from dcp_base.errors import DcpError
 from dcp_prove.judging.judge_resumes import judge_resumes
 from dcp_prove.judging.report import ResumeReport
-from dcp_prove.observing.records import RunRecord, read_record
-from dcp_prove.processes import RUN_TIMEOUT_SECONDS, run_ranks
+from dcp_prove.observing.records import RunRecord
+from dcp_prove.processes import RUN_TIMEOUT_SECONDS, make_folders, proof_folder, run_recorded
 
-_PROGRAM = (
-    "import sys; from dcp_prove.processes import end_with_parent; end_with_parent(); "
-    "from dcp_prove.script_rank import run_script; run_script(sys.argv[1])"
-)
 _ROOT = "{root}"
 
 
@@ -50,85 +42,75 @@ def prove_script(
     path = Path(script).resolve()
     if not path.is_file():
         raise FileNotFoundError(f"{script}: there is no such script")
-    place = Path(folder or tempfile.mkdtemp(prefix="dcp-prove-")).resolve()
-    try:
-        runs = _ScriptRuns(path, tuple(arguments), kill_at_save, place, timeout_seconds)
-        return _prove(runs, [*dict.fromkeys(world_sizes)], tolerance, tuple(ignore))
-    finally:
-        if folder is None:
-            shutil.rmtree(place, ignore_errors=True)
+    with proof_folder(folder) as place:
+        run = partial(_run, path, tuple(arguments), kill_at_save, place, timeout_seconds)
+        return _prove(run, kill_at_save, [*dict.fromkeys(world_sizes)], tolerance, tuple(ignore))
 
 
-def _prove(runs: _ScriptRuns, sizes: Sequence[int], tolerance: float | None, ignore: Sequence[str]) -> ResumeReport:
+def _prove(
+    run: Callable[..., list[RunRecord]],
+    kill_at_save: int,
+    sizes: Sequence[int],
+    tolerance: float | None,
+    ignore: Sequence[str],
+) -> ResumeReport:
     size = sizes[0]
-    expected = runs.run("uninterrupted", size)
+    expected = run("uninterrupted", size)
     steps = max((moment.step for record in expected for moment in record.moments), default=0)
     report = ResumeReport(steps, size)
-    killed = runs.run("killed", size, kills=True)
+    killed = run("killed", size, kills=True)
     kill = max((moment.step for record in killed for moment in record.moments if moment.at == "killed"), default=0)
     if not 0 < kill < steps:
         raise DcpError(
-            f"save {runs.kill_at_save} was made after step {kill} of {steps} of the optimizers: there is nothing to "
+            f"save {kill_at_save} was made after step {kill} of {steps} of the optimizers: there is nothing to "
             "compare. Choose another save (--kill-at-save), or let the script train longer"
         )
 
     def resume(other: int) -> Sequence[RunRecord]:
-        return runs.run(f"resumed-{other}", other, first_step=kill, resume_from="killed")
+        return run(f"resumed-{other}", other, first_step=kill)
 
     judge_resumes(report, expected, killed, kill, sizes=sizes, resume=resume, tolerance=tolerance, ignore=ignore)
     return report
 
 
-@dataclass(frozen=True, slots=True)
-class _ScriptRuns:
-    script: Path
-    arguments: tuple[str, ...]
-    kill_at_save: int
-    place: Path
-    timeout_seconds: float
-
-    def run(
-        self,
-        name: str,
-        world_size: int,
-        *,
-        kills: bool = False,
-        first_step: int | None = None,
-        resume_from: str | None = None,
-    ) -> list[RunRecord]:
-        """`resume_from` names the killed run."""
-        folder = self.place / name
-        shutil.rmtree(folder, ignore_errors=True)
-        for part in ("work", "root"):
-            if resume_from is None:
-                (folder / part).mkdir(parents=True)
-            else:
-                shutil.copytree(self.place / resume_from / part, folder / part, symlinks=True)
-        if resume_from is None:
-            _link_all(Path.cwd(), folder / "work", without=self.place)
-        job: dict[str, Any] = {
-            "script": str(self.script),
-            "arguments": [each.replace(_ROOT, str(folder / "root")) for each in self.arguments],
-            "sys_path": [str(Path(entry).resolve()) for entry in sys.path if entry],
-            "records": str(folder),
-            "kill_at_save": self.kill_at_save,
-            "kills": kills,
-            "first_step": first_step,
-        }
-        run_ranks(
-            [sys.executable, "-c", _PROGRAM, json.dumps(job)],
-            world_size,
-            folder,
-            what=f"the {name.replace('-', ' run on ') if resume_from else f'{name} run'} of {self.script.name}",
-            killed=kills,
-            timeout_seconds=self.timeout_seconds,
-            working_folder=folder / "work",
-        )
-        records = [folder / f"rank{rank}.jsonl" for rank in range(world_size)]
-        found = [read_record(path) for path in records]
-        if not kills and not all(record.steps() for record in found):
-            raise DcpError(f"the {name} run of {self.script.name}: no step of an optimizer of torch.optim was seen")
-        return found
+def _run(
+    script: Path,
+    arguments: tuple[str, ...],
+    kill_at_save: int,
+    place: Path,
+    timeout_seconds: float,
+    name: str,
+    world_size: int,
+    *,
+    kills: bool = False,
+    first_step: int | None = None,
+) -> list[RunRecord]:
+    """`first_step` is set in a run that resumes after the kill."""
+    folder = place / name
+    make_folders(folder, ["work", "root"], None if first_step is None else place / "killed")
+    if first_step is None:
+        _link_all(Path.cwd(), folder / "work", without=place)
+    job = {
+        "script": str(script),
+        "arguments": [each.replace(_ROOT, str(folder / "root")) for each in arguments],
+        "sys_path": [str(Path(entry).resolve()) for entry in sys.path if entry],
+        "kill_at_save": kill_at_save,
+        "kills": kills,
+        "first_step": first_step,
+    }
+    found = run_recorded(
+        "dcp_prove.script_rank:run_script",
+        job,
+        world_size,
+        folder,
+        what=f"the {f'{name} run' if first_step is None else name.replace('-', ' run on ')} of {script.name}",
+        killed=kills,
+        timeout_seconds=timeout_seconds,
+        working_folder=folder / "work",
+    )
+    if not kills and not all(record.steps() for record in found):
+        raise DcpError(f"the {name} run of {script.name}: no step of an optimizer of torch.optim was seen")
+    return found
 
 
 def _link_all(source: Path, target: Path, *, without: Path) -> None:

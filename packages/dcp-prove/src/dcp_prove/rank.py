@@ -86,7 +86,3 @@ def _load_module(name: str, file: str) -> None:
     if name == "__mp_main__":
         sys.modules["__main__"] = module
     spec.loader.exec_module(module)
-
-
-if __name__ == "__main__":
-    run_rank(sys.argv[1])
