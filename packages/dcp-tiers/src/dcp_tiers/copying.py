@@ -10,7 +10,7 @@ import contextlib
 import json
 import socket
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from dcp_base import DcpError
@@ -99,24 +99,41 @@ def copy_checkpoint(source: Store, target: Store, *, stale_after_seconds: float,
         SaveInProgressError: A save or another copy is running in the target.
         CheckpointNotFoundError: The source was removed or replaced meanwhile.
     """
-    data, index, save_id = read_source(source)
-    if is_there(target, index):
+    save = _Save(*read_source(source))
+    if is_there(target, save.index):
         clear_dead_saves(target, stale_after_seconds=stale_after_seconds)
     else:
-        with report_operation("promote", target.url) as progress:
-
-            def passed(count: int) -> None:
-                progress(count)
-                pace(count)
-
+        with _counting(target, save.bytes, pace) as passed:
             report = verify_checkpoint(source)
             if not report.ok:
                 raise CorruptCheckpointError(f"{source.url} is damaged and not promoted: {report.problems[0]}")
-            progress.expect(sum(needed_bytes(index).values()))
-            _send(source, target, (data, index, save_id), stale_after_seconds, passed)
+            _send(source, target, save, stale_after_seconds, passed)
     copy_note(source, target)
     target.delete(JOURNAL)
-    return save_id
+    return save.save_id
+
+
+@dataclass(frozen=True, slots=True)
+class _Save:
+    data: bytes
+    index: CheckpointIndex
+    save_id: str
+
+    @property
+    def bytes(self) -> int:
+        return sum(needed_bytes(self.index).values())
+
+
+@contextlib.contextmanager
+def _counting(target: Store, expected: int, pace: Callable[[int], object]) -> Iterator[Callable[[int], None]]:
+    with report_operation("promote", target.url) as progress:
+        progress.expect(expected)
+
+        def passed(count: int) -> None:
+            progress(count)
+            pace(count)
+
+        yield passed
 
 
 def read_source(source: Store) -> tuple[bytes, CheckpointIndex, str]:
@@ -147,8 +164,12 @@ def is_there(target: Store, index: CheckpointIndex) -> bool:
         if there.info.created_ns > index.info.created_ns:
             raise SupersededError(f"{target.url} has a later save of this step; it is not replaced by an earlier one")
         return False
+    return _has_files(target, there)
+
+
+def _has_files(target: Store, index: CheckpointIndex) -> bool:
     try:
-        check_files(target, there)
+        check_files(target, index)
     except DcpError as error:
         if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
             raise
@@ -157,13 +178,9 @@ def is_there(target: Store, index: CheckpointIndex) -> bool:
 
 
 def _send(
-    source: Store,
-    target: Store,
-    save: tuple[bytes, CheckpointIndex, str],
-    stale_after_seconds: float,
-    passed: Callable[[int], object],
+    source: Store, target: Store, save: _Save, stale_after_seconds: float, passed: Callable[[int], object]
 ) -> None:
-    data, index, save_id = save
+    save_id = save.save_id
     _remove_own_marker(target, save_id)
     if alive := running_saves(target, stale_after_seconds=stale_after_seconds):
         raise SaveInProgressError(f"{target.url} is being written by {alive[0]}; it is tried again later")
@@ -172,25 +189,34 @@ def _send(
     copy = (target.url, save_id)
     _running.add(copy)
     try:
-        spans = PassingCrcs.spans_by_file(index)
-        done = read_journal(target, save_id)
-        whole = sum(needed_bytes(index).values())
-        for name in sorted(index.files):
-            size = source.size(name)
-            if done.get(name) == size and size_of(target, name) == size:
-                continue
-            send_file(source, target, name, PassingCrcs(name, spans.get(name, [])), passed)
-            done[name] = size
-            target.sync_folder()
-            target.publish(JOURNAL, encode_journal(save_id, done, source, whole))
-        if source.read(METADATA_NAME) != data:
-            raise CheckpointNotFoundError(f"{source.url} was replaced while it was copied; it is copied anew")
-        check_files(target, index)
-        session.publish(METADATA_NAME, data)
+        sizes = {name: source.size(name) for name in sorted(save.index.files)}
+        _send_files(source, target, save, _missing(target, save_id, sizes, JOURNAL), JOURNAL, passed)
+        check_files(target, save.index)
+        session.publish(METADATA_NAME, save.data)
     finally:
         # If the index was not published, this keeps the files for the next promoter.
         _running.discard(copy)
-        session.finish(index.files)
+        session.finish(save.index.files)
+
+
+def _missing(target: Store, save_id: str, sizes: Mapping[str, int], journal: str) -> dict[str, int]:
+    done = read_journal(target, save_id, journal)
+    return {name: size for name, size in sizes.items() if not done.get(name) == size == size_of(target, name)}
+
+
+def _send_files(
+    source: Store, target: Store, save: _Save, missing: Mapping[str, int], journal: str, passed: Callable[[int], object]
+) -> None:
+    """Send files; each is durable before the journal names it."""
+    spans = PassingCrcs.spans_by_file(save.index)
+    done = read_journal(target, save.save_id, journal)
+    for name, size in missing.items():
+        send_file(source, target, name, PassingCrcs(name, spans.get(name, [])), passed)
+        done[name] = size
+        target.sync_folder()
+        target.publish(journal, encode_journal(save.save_id, done, source, save.bytes))
+    if source.read(METADATA_NAME) != save.data:
+        raise CheckpointNotFoundError(f"{source.url} was replaced while it was copied; it is copied anew")
 
 
 def encode_journal(save_id: str, files: Mapping[str, int], source: Store, whole: int) -> bytes:
@@ -227,16 +253,6 @@ _FIRST_LEASE = 10**8  # above all ranks, whose numbers are in the same position 
 _JOURNALS = JOURNAL.removesuffix(".json") + "-"
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    data: bytes
-    index: CheckpointIndex
-    save_id: str
-    files: tuple[str, ...]
-    host: str
-    """Id of the host's directory."""
-
-
 def copy_part(
     source: HostStore, target: Store, host: str, *, stale_after_seconds: float, pace: Callable[[int], object]
 ) -> str | None:
@@ -245,21 +261,20 @@ def copy_part(
     Return the save id, or None if files of other hosts are missing. `host` is the id of this host's directory: 16
     hexadecimal digits. Otherwise as `copy_checkpoint`.
     """
-    data, index, save_id = read_source(source)
-    if is_there(target, index):
+    save = _Save(*read_source(source))
+    if is_there(target, save.index):
         clear_dead_saves(target, stale_after_seconds=stale_after_seconds)
-        return _end(source, target, save_id)
-    files = _files_to_bring(source, target, index, host, stale_after_seconds)
-    part = _Part(data, index, save_id, files, host)
-    _send_part(source, target, part, stale_after_seconds, pace)
-    if not _all_brought(target, part):
+        return _end(source, target, save.save_id)
+    files = _files_to_bring(source, target, save.index, host, stale_after_seconds)
+    _send_part(source, target, save, files, host, stale_after_seconds, pace)
+    if not _all_brought(target, save):
         return None
-    session = SaveSession.begin(target, save_id=save_id, stale_after_seconds=stale_after_seconds)
+    session = SaveSession.begin(target, save_id=save.save_id, stale_after_seconds=stale_after_seconds)
     try:
-        session.publish(METADATA_NAME, data)  # the catalogue's sweep removes the remains of a killed publisher
+        session.publish(METADATA_NAME, save.data)  # the catalogue's sweep removes the remains of a killed publisher
     finally:
-        session.finish(index.files)
-    return _end(source, target, save_id)
+        session.finish(save.index.files)
+    return _end(source, target, save.save_id)
 
 
 def _files_to_bring(
@@ -289,54 +304,36 @@ def _hosts_gone(
 
 
 def _send_part(
-    source: HostStore, target: Store, part: _Part, stale_after_seconds: float, pace: Callable[[int], object]
+    source: HostStore,
+    target: Store,
+    save: _Save,
+    files: Sequence[str],
+    host: str,
+    stale_after_seconds: float,
+    pace: Callable[[int], object],
 ) -> None:
-    journal = f"{_JOURNALS}{part.host}.json"
-    done = read_journal(target, part.save_id, journal)
-    sizes = {name: source.size(name) for name in part.files}
-    missing = [name for name in part.files if not done.get(name) == sizes[name] == size_of(target, name)]
+    journal = f"{_JOURNALS}{host}.json"
+    missing = _missing(target, save.save_id, {name: source.size(name) for name in files}, journal)
     if not missing:
         return
-    spans = PassingCrcs.spans_by_file(part.index)
-    number = _FIRST_LEASE + int(part.host, 16) % (9 * _FIRST_LEASE)
+    number = _FIRST_LEASE + int(host, 16) % (9 * _FIRST_LEASE)
     target.make()
     # A killed promoter of this host may have left it; there is one promoter at a time.
-    target.delete(f"{SAVE_MARKER_PREFIX}{part.save_id}.r{number}")
-    lease = RankSaveSession.begin_rank(target, part.save_id, number, stale_after_seconds=stale_after_seconds)
+    target.delete(f"{SAVE_MARKER_PREFIX}{save.save_id}.r{number}")
+    lease = RankSaveSession.begin_rank(target, save.save_id, number, stale_after_seconds=stale_after_seconds)
     try:
-        with report_operation("promote", target.url) as progress:
-            progress.expect(sum(sizes[name] for name in missing))
-
-            def passed(count: int) -> None:
-                progress(count)
-                pace(count)
-
-            for name in missing:
-                send_file(source, target, name, PassingCrcs(name, spans.get(name, [])), passed)
-                done[name] = sizes[name]
-                target.sync_folder()
-                whole = sum(needed_bytes(part.index).values())
-                target.publish(journal, encode_journal(part.save_id, done, source, whole))
-            if source.read(METADATA_NAME) != part.data:
-                raise CheckpointNotFoundError(f"{source.url} was replaced while it was copied; it is copied anew")
+        with _counting(target, sum(missing.values()), pace) as passed:
+            _send_files(source, target, save, missing, journal, passed)
     finally:
         lease.abort()  # only the lease is removed: no file of the save has its number
 
 
-def _all_brought(target: Store, part: _Part) -> bool:
+def _all_brought(target: Store, save: _Save) -> bool:
     brought: set[str] = set()
     for entry in target.list():
         if entry.name.startswith(_JOURNALS):
-            brought.update(read_journal(target, part.save_id, entry.name))
-    if not brought.issuperset(part.index.files):
-        return False
-    try:
-        check_files(target, part.index)
-    except DcpError as error:
-        if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
-            raise
-        return False
-    return True
+            brought.update(read_journal(target, save.save_id, entry.name))
+    return brought.issuperset(save.index.files) and _has_files(target, save.index)
 
 
 def _end(source: Store, target: Store, save_id: str) -> str:

@@ -20,8 +20,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING
 
 from dcp_base import DcpError, installed
 from dcp_base.logs import library_logger
@@ -33,9 +31,6 @@ from dcp_tiers.removal import retain_in_first
 from dcp_tiers.tier import DESCRIPTION
 from dcp_tiers.tiers import Tiers
 from dcp_tiers.waiting import steps_that_can_come
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 _STEP_SECONDS = 0.5
 _NICE = 10
@@ -85,18 +80,6 @@ def promote(tiers: Tiers, *, progress_timeout_seconds: float | None = None) -> d
     `Tiers.check_trusted`.
 
     Ranks: one process.
-
-    Example:
-        ```python
-        import dcp_all as dcp
-        from dcp_tiers import Tier, Tiers
-        from dcp_tiers.promote import promote
-
-        tiers = Tiers([Tier("near"), Tier("far")])
-        dcp.save({"step": 40}, checkpoint_id=tiers.step(40))
-        assert promote(tiers) == {}
-        assert tiers.steps()[0].complete_in == (0, 1)
-        ```
     """
     workers = _start(tiers)
     return _finish(workers, float("inf") if progress_timeout_seconds is None else progress_timeout_seconds)
@@ -145,20 +128,7 @@ def only_one(tiers: Tiers) -> Iterator[bool]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the promoter. Return 0 if all checkpoints arrived, 1 if not, 2 for wrong use, 130 for Ctrl-C.
-
-    Example:
-        ```python
-        import dcp_all as dcp
-        from dcp_tiers import Tier, Tiers
-        from dcp_tiers.promote import main
-
-        tiers = Tiers([Tier("near"), Tier("far")])
-        tiers.write()
-        dcp.save({"step": 40}, checkpoint_id=tiers.step(40))
-        assert main(["near"]) == 0  # python -m dcp_tiers.promote near
-        ```
-    """
+    """Run the promoter. Return 0 if all checkpoints arrived, 1 if not, 2 for wrong use, 130 for Ctrl-C."""
     parser = argparse.ArgumentParser("python -m dcp_tiers.promote", description="Promote checkpoints to further tiers.")
     parser.add_argument("run", help="run.tiers.toml, or the directory of a tier that has one")
     parser.add_argument(
@@ -342,12 +312,10 @@ class PromoterLock:
             os.close(self._file)
             self._file = None
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> PromoterLock:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _changed(self) -> int:

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import functools
 import itertools
-import os
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from functools import partial
 
 from dcp_base import CheckpointEvent, DcpError, installed
 from dcp_base.logs import library_logger
-from dcp_io import CheckpointRecord, Entry, HostStore, LocalStore, SaveInProgressError, StorageError, Store
+from dcp_io import CheckpointRecord, Entry, HostStore, SaveInProgressError, StorageError, Store
 from dcp_io.roots.catalogue import Catalogue, StepFolder
 from dcp_io.saves.cleanup import read_current
 from dcp_io.timed_call import Pace, TimedCall
@@ -23,7 +22,7 @@ from dcp_manifest.folders.folder import METADATA_NAME
 from dcp_manifest.index.columns import ManifestInfo
 from dcp_tiers.copying import SupersededError, copy_checkpoint, copy_part
 from dcp_tiers.removal import make_room, retain_in
-from dcp_tiers.tier import TiersError
+from dcp_tiers.tier import TiersError, is_same_place
 from dcp_tiers.tiers import Tiers
 from dcp_tiers.waiting import (
     TieredRoot,
@@ -235,7 +234,7 @@ class Promotion:
         if self._met:
             return
         for one in held:
-            if _is_same_folder(self._tiers.places[one.number], self._target.store):
+            if is_same_place(self._tiers.places[one.number], self._target.store):
                 other = self._tiers.tiers[one.number].url
                 raise TiersError(f"{self.url} and {other} are the same directory; each tier needs one of its own")
         self._tiers.write_to(self._number)
@@ -406,9 +405,3 @@ def _is_same(one: ManifestInfo, other: ManifestInfo | None) -> bool:
 
 def _is_later(one: ManifestInfo | None, other: ManifestInfo) -> bool:
     return one is not None and one.created_ns > other.created_ns
-
-
-def _is_same_folder(one: Store, other: Store) -> bool:
-    with contextlib.suppress(OSError):
-        return isinstance(one, LocalStore) and isinstance(other, LocalStore) and os.path.samefile(one.path, other.path)
-    return False
