@@ -57,6 +57,14 @@ def foreseen(error: BaseException) -> tuple[int, str] | None:
     return None if plugin is None else (UNREADABLE, f"plug-in {plugin}: {type(error).__name__}: {first_line(error)}")
 
 
+def known(error: Exception) -> tuple[int, str]:
+    """Return what `foreseen` says; raise the error itself if it is a bug."""
+    found = foreseen(error)
+    if found is None:
+        raise error
+    return found
+
+
 def first_line(error: BaseException) -> str:
     """Return an error's message as one line."""
     return " ".join(str(error).split()) or type(error).__name__

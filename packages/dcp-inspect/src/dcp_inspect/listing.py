@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from dcp_base.schemes import without_end_slash
 from dcp_inspect.arguments import existing_folder, is_uri
-from dcp_inspect.errors import foreseen
+from dcp_inspect.errors import known
 from dcp_inspect.printing.output import age
 from dcp_inspect.removal import unfinished_save
 from dcp_inspect.visuals.progress_bar import count_listed
-from dcp_io import LocalStore, find_checkpoints, open_store
+from dcp_io import find_checkpoints, open_store
 from dcp_io.roots.records import read_note
 from dcp_io.stores.root import root_at
 from dcp_manifest import (
@@ -30,6 +30,8 @@ from dcp_manifest import (
 from dcp_manifest.folders.find_checkpoints import file_sizes
 from dcp_manifest.folders.folder import METADATA_NAME, NOTE, QUARANTINE, parse_quarantine, rank_of_data_file
 from dcp_manifest.index.columns import needed_bytes
+
+T = TypeVar("T")
 
 # These errors report a state of the checkpoint; after every other error, the state is unknown.
 _DAMAGE = (CheckpointNotFoundError, CorruptCheckpointError, UnsafeCheckpointError, UnsupportedFormatError)
@@ -121,12 +123,9 @@ def look_at(found: FoundCheckpoint[Any]) -> Listed:
     """Summarise a checkpoint; never raises for a failing storage."""
     try:
         return _look_at(found)
-    except Exception as error:
-        known = foreseen(error)
-        if known is None:
-            raise
+    except Exception as error:  # noqa: BLE001 - bugs are raised again
         path = without_end_slash(found.store.url)
-        problem = known[1].removeprefix(f"{found.store.url}: ")
+        problem = known(error)[1].removeprefix(f"{found.store.url}: ")
         unreadable = not isinstance(error, _DAMAGE)
         if unreadable and not problem.startswith("cannot be read"):
             problem = f"cannot be read: {problem}"
@@ -134,10 +133,10 @@ def look_at(found: FoundCheckpoint[Any]) -> Listed:
             path,
             found.step,
             found.modified_seconds,
-            bytes=_bytes_in(found.store),
+            bytes=_if_readable(lambda: _bytes_in(found.store), 0),
             problem=problem,
             unreadable=unreadable,
-            notes=_notes_if_readable(found),
+            notes=_if_readable(lambda: notes_on(found), Notes()),
         )
 
 
@@ -147,10 +146,9 @@ def _look_at(found: FoundCheckpoint[Any]) -> Listed:
     if found.unreadable is not None:
         return Listed(path, step, modified, problem=f"cannot be read: {found.unreadable}", unreadable=True)
     if found.unfinished:
-        folder = open_store(path) if is_uri(path) else LocalStore(path)
-        size = sum(entry.bytes for entry in folder.list())
+        folder = open_store(path)
         problem: str | None = unfinished_save(folder).summary
-        return Listed(path, step, modified, size, problem=problem, unfinished=True)
+        return Listed(path, step, modified, _bytes_in(folder), problem=problem, unfinished=True)
     index = index_of(store)
     needed = needed_bytes(index)
     sizes = file_sizes(store, {METADATA_NAME: 0, **needed})
@@ -186,22 +184,16 @@ def notes_on(found: FoundCheckpoint[Any]) -> Notes:
     return replace(noted, quarantine=reason, quarantined_seconds=seconds)
 
 
-def _notes_if_readable(found: FoundCheckpoint[Any]) -> Notes:
+def _if_readable(read: Callable[[], T], otherwise: T) -> T:
     try:
-        return notes_on(found)
-    except Exception as error:
-        if foreseen(error) is None:
-            raise
-        return Notes()
+        return read()
+    except Exception as error:  # noqa: BLE001 - bugs are raised again
+        known(error)
+        return otherwise
 
 
 def _bytes_in(folder: Any) -> int:
-    try:
-        return sum(entry.bytes for entry in folder.list())
-    except Exception as error:
-        if foreseen(error) is None:
-            raise
-        return 0
+    return sum(entry.bytes for entry in folder.list())
 
 
 def _first_problem(needed: Mapping[str, int], sizes: Mapping[str, int | None]) -> str | None:

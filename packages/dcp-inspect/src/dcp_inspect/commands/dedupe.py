@@ -12,17 +12,17 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import click
 
-from dcp_base import CheckpointEvent, DcpError
+from dcp_base import DcpError
+from dcp_base.progress import report_operation
 from dcp_inspect.arguments import PLACE, existing_folder, is_uri
 from dcp_inspect.errors import UNREADABLE, first_line
 from dcp_inspect.examples import examples
 from dcp_inspect.printing.output import count_bytes, json_option, print_json, say
 from dcp_inspect.removal import unfinished_save
-from dcp_inspect.visuals.progress_bar import observe
 from dcp_io import STALE_AFTER_SECONDS, LocalStore
 from dcp_io.checkpoints.list_checkpoints import running_saves
 from dcp_io.saves.cleanup import read_current
@@ -182,21 +182,18 @@ class _Search:
         groups: dict[Hashable, list[_File]] = defaultdict(list)
         answers: dict[tuple[int, int], Hashable] = {}
         total = sum(min(size, file.size) for file in inodes.values())
-        event = CheckpointEvent("compare", "total", "started", 0, self.root, operation_id=_TAG)
-        observe(event)
-        try:
-            with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-                asked = {inode: pool.submit(ask, file) for inode, file in inodes.items()}
-                done = 0
-                for inode, future in asked.items():
-                    try:
-                        answers[inode] = future.result()
-                    except OSError as error:
-                        self.fail(error, inodes[inode].path)
-                    done += min(size, inodes[inode].size)
-                    observe(replace(event, state="progress", bytes=done, expected_bytes=total))
-        finally:
-            observe(replace(event, state="finished"))
+        with (
+            report_operation("compare", self.root) as tick,
+            ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool,
+        ):
+            tick.expect(total)
+            asked = {inode: pool.submit(ask, file) for inode, file in inodes.items()}
+            for inode, future in asked.items():
+                try:
+                    answers[inode] = future.result()
+                except OSError as error:
+                    self.fail(error, inodes[inode].path)
+                tick(min(size, inodes[inode].size))
         self.read_bytes += total
         for file in files:
             if file.inode in answers:

@@ -7,7 +7,7 @@ import os
 import click
 
 from dcp_inspect.arguments import PLACE, is_uri
-from dcp_inspect.errors import foreseen
+from dcp_inspect.errors import known
 from dcp_inspect.examples import examples
 from dcp_inspect.listing import find, look_at
 from dcp_inspect.printing.output import json_option, print_json, say
@@ -63,9 +63,6 @@ def command(path: str, deep: bool, as_json: bool) -> int:
 def _damage(path: str) -> tuple[str | None, bool]:
     try:
         problems = verify_checkpoint(open_store(path), threads=len(os.sched_getaffinity(0))).problems
-    except Exception as error:
-        known = foreseen(error)
-        if known is None:
-            raise
-        return f"cannot be read: {known[1]}", True
+    except Exception as error:  # noqa: BLE001 - bugs are raised again
+        return f"cannot be read: {known(error)[1]}", True
     return (str(problems[0]) if problems else None), False

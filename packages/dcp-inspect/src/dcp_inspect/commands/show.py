@@ -17,7 +17,7 @@ import numpy as np
 from dcp_base import DcpError
 from dcp_inspect.arguments import PLACE, is_uri
 from dcp_inspect.contents import Row, folder_of, open_index, rows_of, select
-from dcp_inspect.errors import DIFFERENT, first_line, foreseen, in_options, worst
+from dcp_inspect.errors import DIFFERENT, first_line, in_options, known, worst
 from dcp_inspect.examples import examples
 from dcp_inspect.listing import Notes, notes_on
 from dcp_inspect.printing.output import count_bytes, json_option, metrics_text, print_json, print_line, print_lines, say
@@ -75,11 +75,11 @@ def command(path: str, more: tuple[str, ...], flat: bool, depth: int | None, sta
         try:
             one = _Shown(each, patterns, stats=stats)
         except Exception as error:
-            known = None if len(paths) == 1 else foreseen(error)
-            if known is None:
+            if len(paths) == 1:
                 raise
-            say(f"dcp: {in_options(known[1])}", err=True)
-            codes.append(known[0])
+            code, message = known(error)
+            say(f"dcp: {in_options(message)}", err=True)
+            codes.append(code)
             continue
         codes.append(one.code)
         if as_json:

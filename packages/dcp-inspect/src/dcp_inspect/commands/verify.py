@@ -15,7 +15,7 @@ import click
 from dcp_base import DcpError
 from dcp_inspect.arguments import LOCAL_FILE, PLACE, is_uri, parse_rate, parse_seconds
 from dcp_inspect.contents import OtherFormatError, open_index
-from dcp_inspect.errors import DIFFERENT, UNREADABLE, foreseen, worst
+from dcp_inspect.errors import DIFFERENT, UNREADABLE, known, worst
 from dcp_inspect.examples import examples
 from dcp_inspect.listing import Listed, find, look_at
 from dcp_inspect.printing.output import count_bytes, json_option, print_json, print_line, say
@@ -234,10 +234,7 @@ def _or_error(path: str, check: Callable[[], _Result]) -> _Result:
 
 
 def _as_result(path: str, error: Exception) -> _Result:
-    known = foreseen(error)
-    if known is None:
-        raise error
-    code, message = known
+    code, message = known(error)
     return _Result(path, "unreadable", problem=message, code=code)
 
 

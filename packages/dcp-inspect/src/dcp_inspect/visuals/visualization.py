@@ -17,16 +17,7 @@ from dcp_manifest.index.dtypes import ITEM_BYTES
 
 
 class Picture:
-    """A picture, shown by notebooks as SVG.
-
-    Example:
-        ```python
-        import torch
-        from dcp_inspect import visualize
-
-        visualize({"weight": torch.zeros(8, 4)}).save("weight.svg")
-        ```
-    """
+    """A picture, shown by notebooks as SVG."""
 
     def __init__(self, title: str, svg: str) -> None:
         self.title = title
