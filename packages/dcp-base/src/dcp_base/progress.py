@@ -21,15 +21,6 @@ INTERVAL_SECONDS = 0.15
 class Progress:
     """Counter of a phase's bytes on this rank: call it with a number of bytes. Thread-safe.
 
-    ```python
-    from dcp_base.progress import Progress
-
-    progress = Progress(lambda done, expected: print(f"{done} of {expected} bytes"))
-    progress.expect(3 << 20)
-    for _ in range(3):
-        progress(1 << 20)  # prints nothing in less than 0.15 s
-    ```
-
     `report`, if given, is called at most every `INTERVAL_SECONDS`, by one thread at a time.
     """
 

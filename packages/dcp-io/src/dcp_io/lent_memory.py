@@ -87,21 +87,6 @@ class FileId(NamedTuple):
         """Register `memory` as a mapping of a memory file, from its first byte on, until it is freed.
 
         The file descriptor may be closed afterwards.
-
-        Example:
-            ```python
-            import mmap
-            import os
-            from dcp_io.lent_memory import FileId
-
-            descriptor = os.memfd_create("example")
-            os.ftruncate(descriptor, 8192)
-            memory = mmap.mmap(descriptor, 8192)
-            FileId.note(memory, descriptor)
-            file, offset = FileId.find(memoryview(memory)[4096:])
-            assert (file.inode, offset) == (os.fstat(descriptor).st_ino, 4096)
-            os.close(descriptor)
-            ```
         """
         status = os.fstat(descriptor)
         start = _address(memoryview(memory))

@@ -16,17 +16,6 @@ class RecentlyUsed(Generic[K, T]):
 
     It may hold more values up to the total weight `free_weight`; `weigh` returns a value's weight, such as its size in
     bytes.
-
-    Example:
-        ```python
-        from dcp_io.recently_used import RecentlyUsed
-
-        cache = RecentlyUsed(2)
-        cache.put("a", 1)
-        cache.put("b", 2)
-        assert cache.get("a") == 1
-        assert cache.put("c", 3) == ["b"]
-        ```
     """
 
     def __init__(self, size: int, *, weigh: Callable[[T], int] = lambda _: 1, free_weight: int = 0) -> None:

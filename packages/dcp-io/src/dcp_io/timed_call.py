@@ -17,17 +17,6 @@ class TimedCall(Generic[T]):
     """Call of a storage in a daemon thread; if it hangs, it delays neither its caller nor the end of the process.
 
     It begins immediately, unless an earlier call of the same `place` (a URL) hangs.
-
-    Example:
-        ```python
-        from dcp_io import LocalStore
-        from dcp_io.timed_call import TimedCall
-
-        store = LocalStore("run")
-        store.make()
-        call = TimedCall(store.url, store.list)
-        assert list(call.result()) == []
-        ```
     """
 
     SILENT_AFTER_SECONDS = 30.0
@@ -89,17 +78,7 @@ class TimedCall(Generic[T]):
 
 
 class Pace:
-    """Limit of a rate in bytes per second (None for no limit); each call waits until that many bytes may have passed.
-
-    Example:
-        ```python
-        from dcp_io.timed_call import Pace
-
-        pace = Pace(bytes_per_second=100e6)
-        for piece in (b"a" * 1_000, b"b" * 2_000):
-            pace(len(piece))
-        ```
-    """
+    """Limit of a rate in bytes per second, None for none; each call waits until that many bytes may have passed."""
 
     def __init__(self, bytes_per_second: float | None) -> None:
         self._rate = bytes_per_second

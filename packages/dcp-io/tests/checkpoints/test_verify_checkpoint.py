@@ -9,11 +9,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dcp_io import LocalStore, StoreBackend, crc32, verify_checkpoint
-from dcp_io.testing.damage import flip
 from dcp_manifest.file import blob
 from dcp_manifest.file.manifest_write import encode
 from dcp_manifest.folders.folder import is_index_name
 from dcp_manifest.index.columns import Framing, ManifestInfo, StoredItem
+from integration_tests.kits.damage import flip
 
 RNG = np.random.default_rng(3)
 VALUES = [{"a": RNG.bytes(100), "b": RNG.bytes(300_000), "e": b""}, {"c": RNG.bytes(70_001)}]
@@ -196,15 +196,13 @@ def test_archives_of_others(store, helpers):
 def test_each_index_is_read_and_decoded_once(store, helpers, monkeypatch, rank_local_id):
     helpers.save_all(store, [{"a": bytes(1000)}, {"b": bytes(500)}], rank_local_id=rank_local_id)
     names = [entry.name for entry in store.list() if is_index_name(entry.name)]
-    read, decoded, totals, seen = [], [], [], []
+    read, decoded, seen = [], [], []
     real_read, real_parse = LocalStore.read, blob._parse_header
     monkeypatch.setattr(LocalStore, "read", lambda self, name: (read.append(name), real_read(self, name))[1])
     monkeypatch.setattr(
         blob, "_parse_header", lambda text, **facts: (decoded.append(facts["file"]), real_parse(text, **facts))[1]
     )
-    report = verify_checkpoint(store, on_read=seen.append, on_total=totals.append)
+    report = verify_checkpoint(store, on_read=seen.append)
     assert report.ok
     assert sorted(read) == sorted(decoded) == sorted(names)
-    assert len(totals) == 1
-    assert totals[0] >= 1500
     assert seen

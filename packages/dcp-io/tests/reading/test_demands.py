@@ -1,11 +1,10 @@
-"""Demands of a rank: the canonical form, and what is refused."""
+"""Demands of a rank: the canonical form."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -39,39 +38,6 @@ def wanted(rows: list[tuple[str, int, int]]) -> set[tuple[str, int]]:
 def rows_of(demands: Demands) -> list[tuple[str, int, int]]:
     names = [demands.names[place] for place in demands.objects]
     return list(zip(names, demands.starts.tolist(), demands.stops.tolist(), strict=True))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"names": ("b", "a")}, "names of demanded objects must ascend: 'b' stands before 'a'"),
-        ({"names": ("a", "a")}, "must ascend"),
-        ({"names": ("a", "b", "c")}, "must name each of 3"),
-        ({"names": ("a",)}, "must name each of 1"),
-        ({"objects": np.array([0, 1, 0], np.int32)}, r"range \[5, 6\) of 'a' \(row 2, grain 1\)"),
-        ({"objects": np.array([0, 0, 1])}, "column 'objects' of demands must be int32"),
-        ({"starts": np.array([0, 9, 5])}, r"range \[9, 30\) of 'a' \(row 1"),
-        ({"starts": np.array([-1, 10, 5])}, r"range \[-1, 10\) of 'a'"),
-        ({"stops": np.array([10, 10, 6])}, r"range \[10, 10\) of 'a'"),
-        ({"stops": np.array([10, 30])}, r"column 'stops' of demands must be int64\[3\], not int64\[2\]"),
-        ({"grains": np.array([0, 5, -1])}, "row 2, grain -1"),
-    ],
-)
-def test_columns_that_are_not_canonical_are_refused(changes: dict[str, Any], message: str) -> None:
-    assert Demands(**columns()).total_bytes == 31
-    with pytest.raises(ValueError, match=message):
-        Demands(**columns(**changes))
-
-
-@pytest.mark.parametrize(("objects", "starts"), [([3], [0]), ([-1], [0]), ([0, 0], [0])])
-def test_rows_that_name_no_object_are_refused(objects: list[int], starts: list[int]) -> None:
-    with pytest.raises(ValueError, match="demands"):
-        Demands.of(("a", "b"), objects, starts, [5] * len(starts), [0] * len(starts))
-
-
-def test_of_refuses_rows_that_are_no_ranges() -> None:
-    with pytest.raises(ValueError, match=r"range \[9, 4\) of 'a'"):
-        Demands.of(("a",), [0, 0], [9, 0], [4, 2], [1, 1])
 
 
 @given(ROWS)

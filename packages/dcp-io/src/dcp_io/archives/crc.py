@@ -23,18 +23,7 @@ combine: Callable[[int, int, int], int] = isal_zlib.crc32_combine
 
 
 class RunningCrc:
-    """CRC32 of `stored_bytes` bytes that arrive in pieces, with its value at every interior block border.
-
-    Example:
-        ```python
-        from dcp_io.archives.crc import RunningCrc, crc32
-
-        running = RunningCrc(stored_bytes=6)
-        running.update(b"abc")
-        running.update(b"def")
-        assert running.value == crc32(b"abcdef")
-        ```
-    """
+    """CRC32 of `stored_bytes` bytes that arrive in pieces, with its value at every interior block border."""
 
     __slots__ = ("_block", "_borders", "_length", "_position", "value")
 

@@ -19,27 +19,19 @@ def read_plain_object(data: bytes) -> Any:
 
     The CRCs of `data` have been checked. Raises ValueError for bytes that are not such an archive, or contain other
     values; see `dcp_manifest.pickles.pickle_table.ForbiddenGlobalError`.
-
-    Example:
-        ```python
-        import io
-        import torch
-        from dcp_io.archives.stored_objects import read_plain_object
-
-        stored = io.BytesIO()
-        torch.save({"lr": 0.1, "tags": ["a"]}, stored)
-        assert read_plain_object(stored.getvalue()) == {"lr": 0.1, "tags": ["a"]}
-        ```
     """
+    value, _ = read_pickle(_pickled(data), _TABLE)
+    refuse_unfolding(value, len(data))
+    return value
+
+
+def _pickled(data: bytes) -> bytes:
     records = zip_records(data)
     refuse_bomb(records, len(data))
     found = [record for record in records if record.name.endswith("/data.pkl") and not record.deflated]
     if len(found) != 1:
         raise CorruptCheckpointError("the stored object is no archive of torch.save")
-    start = found[0].start
-    value, _ = read_pickle(data[start : start + found[0].stored_bytes], _TABLE)
-    refuse_unfolding(value, len(data))
-    return value
+    return data[found[0].start : found[0].start + found[0].stored_bytes]
 
 
 def _find(path: str) -> NoReturn:
@@ -78,27 +70,10 @@ def outline_of_tensor(data: bytes) -> str | None:
     """Return class, inner tensors and attributes of an archived tensor; None for a plain tensor.
 
     Raises ValueError for other bytes.
-
-    Example:
-        ```python
-        import io
-        import torch
-        from dcp_io.archives.stored_objects import outline_of_tensor
-
-        stored = io.BytesIO()
-        torch.save(torch.ones(3), stored)
-        assert outline_of_tensor(stored.getvalue()) is None
-        ```
     """
-    records = zip_records(data)
-    refuse_bomb(records, len(data))
-    found = [record for record in records if record.name.endswith("/data.pkl") and not record.deflated]
-    if len(found) != 1:
-        raise ValueError("no archive of torch.save")
-    pickled = data[found[0].start : found[0].start + found[0].stored_bytes]
     names = _Names()
     table = PickleTable(find=names.find, news=names, states={_Made: _with_state})
-    value, _ = read_pickle(pickled, table, persistent=lambda pid: pid[1] if type(pid) is tuple and len(pid) > 1 else "")
+    value, _ = read_pickle(_pickled(data), table, persistent=_storage_class)
     text = _text(value)
     return None if not isinstance(value, _Made) or _is_plain(value) else text[:_MAX_LETTERS]
 
@@ -107,6 +82,10 @@ def _made(path: str, arguments: tuple[Any, ...]) -> Any:
     if path == "builtins.getattr" and len(arguments) == 2:  # a class method
         return Function(_name(arguments[0]), lambda _, given: _Made(_name(arguments[0]), given))
     return _Made(path, arguments)
+
+
+def _storage_class(pid: Any) -> Any:
+    return pid[1] if type(pid) is tuple and len(pid) > 1 else ""
 
 
 def _with_state(_: Any, made: _Made, state: Any) -> _Made:

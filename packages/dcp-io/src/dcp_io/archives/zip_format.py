@@ -97,20 +97,6 @@ class ZipFileWriter:
     """Writer of a zip archive to a new `Sink`, which the caller closes after `finish`.
 
     Record names get the prefix `archive/`, which `torch.load` requires.
-
-    Example:
-        ```python
-        from dcp_io import LocalStore
-        from dcp_io.archives.zip_format import ZipFileWriter
-
-        store = LocalStore("archives")
-        store.make()
-        sink = store.create("numbers.zip")
-        writer = ZipFileWriter(sink)
-        writer.add("one", 3, [b"123"])
-        writer.finish()
-        sink.close()
-        ```
     """
 
     def __init__(self, sink: Sink) -> None:

@@ -91,18 +91,6 @@ class SmallerCheckpoint:
         CheckpointNotFoundError: There is no checkpoint.
         UnsupportedFormatError: Its files are on several hosts, of which none sees the others'.
         CorruptCheckpointError, UnsafeCheckpointError: The index is damaged or hostile.
-
-    Example:
-        ```python
-        import dcp_all as dcp
-        from dcp_io import LocalStore
-        from dcp_io.checkpoints.drop_parts import SmallerCheckpoint
-
-        dcp.save({"model": {"a": 1}, "optimizer": {"b": 2}}, checkpoint_id="step-1")
-        smaller = SmallerCheckpoint(LocalStore("step-1"), drop=["optimizer"])
-        assert smaller.parts == ["optimizer"]
-        smaller.publish(by="an example")
-        ```
     """
 
     def __init__(self, store: Store, *, keep: Collection[str] = (), drop: Collection[str] = ()) -> None:

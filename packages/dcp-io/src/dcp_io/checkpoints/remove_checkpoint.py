@@ -7,8 +7,6 @@ import json
 import secrets
 import time
 from collections.abc import Collection
-from types import TracebackType
-from typing import TYPE_CHECKING
 
 from dcp_base.errors import DcpError
 from dcp_io.saves.cleanup import read_current, remove_dead_saves, remove_own
@@ -24,9 +22,6 @@ from dcp_io.saves.save_files import (
 from dcp_io.stores.store import Entry, Store, SupportsFolders
 from dcp_manifest.errors import CheckpointNotFoundError
 from dcp_manifest.folders.folder import is_index_name
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 
 def checkpoint_files(store: Store, named: Collection[str] = ()) -> dict[str, int]:
@@ -118,18 +113,6 @@ class ReadingSign:
 
     Entering the block raises OSError if the lease cannot be written. Other hosts consider the reader dead after
     `stale_after_seconds` without renewal.
-
-    Example:
-        ```python
-        from dcp_io import LocalStore
-        from dcp_io.checkpoints.remove_checkpoint import ReadingSign
-
-        store = LocalStore("step-1")
-        store.make()
-        store.publish("weights", b"1234")
-        with ReadingSign(store, stale_after_seconds=600):  # `dcp rm` and the manager leave the folder alone
-            store.read("weights")
-        ```
     """
 
     @staticmethod
@@ -145,14 +128,12 @@ class ReadingSign:
         self._store = store
         self._renewal = Renewal(store, self.name, stale_after_seconds)
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> ReadingSign:
         self._store.publish(self.name, json.dumps(this_process().to_dict()).encode(), sync=False)
         self._renewal.begin()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._renewal.stop()
         with contextlib.suppress(OSError, DcpError):
             self._store.delete(self.name)

@@ -64,15 +64,14 @@ def verify_checkpoint(
     *,
     threads: int = 1,
     on_read: Callable[[int], None] | None = None,
-    on_total: Callable[[int], None] | None = None,
 ) -> VerifyReport:
     """Verify the current checkpoint in a folder: read all of its files, and return all problems as a report.
 
     The checks cover the index, the coverage of tensors by chunks, every item's CRCs (in checkpoints of stock, the CRCs
     inside the archives), archive frames, gaps, overlaps, the ends of files, and missing files.
 
-    For a URI pass `open_store(uri)`. `threads` files are read at the same time. `on_total` gets the number of bytes to
-    read, once, and then `on_read` the bytes just read, in one thread at a time. Raises OSError if the storage failed.
+    For a URI pass `open_store(uri)`. `threads` files are read at the same time. `on_read` gets the number of bytes
+    just read, in one thread at a time. Raises OSError if the storage failed.
 
     Ranks: one; not collective.
     """
@@ -91,10 +90,7 @@ def verify_checkpoint(
                 message = f"there is no checkpoint in {store.url}" if missing else str(error)
                 problems.append(Problem(message, file=getattr(error, "file", None)))
             return VerifyReport(tuple(problems), 0, 0)
-        total = sum(needed_bytes(index).values())
-        progress.expect(total)
-        if on_total is not None:
-            on_total(total)
+        progress.expect(sum(needed_bytes(index).values()))
 
         def report_read(count: int) -> None:
             with reporting:
@@ -169,21 +165,6 @@ class PassingCrcs:
     """Check of one file: each item's CRC is compared as soon as its last byte has passed.
 
     `spans` are the file's ranges, from `PassingCrcs.spans_by_file`.
-
-    Example:
-        ```python
-        from zlib import crc32
-
-        from dcp_io.checkpoints.verify_checkpoint import PassingCrcs
-        from dcp_manifest import CorruptCheckpointError
-
-        crcs = PassingCrcs("rank0.data", [(0, 6, crc32(b"abcdef"))])
-        crcs.take(0, memoryview(b"abc"))
-        try:
-            crcs.take(3, memoryview(b"dXf"))
-        except CorruptCheckpointError as error:
-            print(error)
-        ```
     """
 
     def __init__(self, name: str, spans: list[Span]) -> None:

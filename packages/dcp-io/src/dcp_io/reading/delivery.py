@@ -43,23 +43,6 @@ class Delivery:
         run_gap_bytes: Largest gap between two runs of an item that is read rather than skipped.
         changed_keys: Gets each request's key before its destination changes.
         count: Called with the number of bytes per delivered part.
-
-    Example:
-        ```python
-        from dcp_io import ReadRequest, crc32
-        from dcp_io.reading.delivery import Delivery
-        from dcp_manifest import StoredItem
-        from dcp_manifest.index.columns import Framing
-
-        data = b"01234567"
-        item = StoredItem("file", 0, 8, 0, 8, Framing.RAW, crc32(data), None)
-        into = memoryview(bytearray(8))
-        delivery = Delivery([ReadRequest("key", item, 0, 8, into)])
-        assert delivery.demands.total_bytes == 8
-        delivery.take("file", 0, memoryview(data), checked=False)
-        delivery.finish()
-        assert bytes(into) == data
-        ```
     """
 
     def __init__(

@@ -240,27 +240,24 @@ def parts_to_read(step: Step, *, run_gap_bytes: int = RUN_GAP_BYTES) -> list[tup
         return [(max(step.start, step.members[0].start), min(step.stop, step.members[0].stop))]
     found = [_runs_of(one).within(step.start, step.stop) for one in step.members]
     starts, stops = (np.concatenate(side) for side in zip(*found, strict=True))
-    if check is Check.BLOCKS and len(starts):
-        size = step.whole.item.stored_bytes
-        block = block_bytes(size)
-        starts, stops = starts // block * block, np.minimum(-(-stops // block) * block, size)
-        starts, stops = merge_runs(starts, stops, gap_bytes=1)
-    else:
-        starts, stops = merge_runs(starts, stops, gap_bytes=run_gap_bytes)
-    return list(zip(starts.tolist(), stops.tolist(), strict=True))
+    return _parts(starts, stops, check, step.whole.item.stored_bytes, run_gap_bytes)
 
 
 def parts_of(one: Wanted, *, run_gap_bytes: int = RUN_GAP_BYTES) -> list[tuple[int, int]]:
     """Return the parts of a request's range to read."""
     if one.check >= Check.WHOLE or one.runs is None:
         return [(one.start, one.stop)]
-    if one.check is not Check.BLOCKS:
-        starts, stops = merge_runs(*one.runs.within(one.start, one.stop), gap_bytes=run_gap_bytes)
-        return list(zip(starts.tolist(), stops.tolist(), strict=True))
-    size = one.request.item.stored_bytes
-    block = block_bytes(size)
-    starts, stops = one.runs.joined(block).within(one.start, one.stop)  # a gap below a block's size spares no block
-    starts, stops = merge_runs(starts // block * block, np.minimum(-(-stops // block) * block, size), gap_bytes=1)
+    size, runs = one.request.item.stored_bytes, one.runs
+    if one.check is Check.BLOCKS:  # a gap below a block's size spares no block
+        runs = runs.joined(block_bytes(size))
+    return _parts(*runs.within(one.start, one.stop), one.check, size, run_gap_bytes)
+
+
+def _parts(starts: I64, stops: I64, check: Check, size: int, run_gap_bytes: int) -> list[tuple[int, int]]:
+    if check is Check.BLOCKS:
+        block, run_gap_bytes = block_bytes(size), 1
+        starts, stops = starts // block * block, np.minimum(-(-stops // block) * block, size)
+    starts, stops = merge_runs(starts, stops, gap_bytes=run_gap_bytes)
     return list(zip(starts.tolist(), stops.tolist(), strict=True))
 
 

@@ -101,19 +101,6 @@ class Catalogue:
         folder_prefix: Prefix of checkpoint folder names, before the step. Raises ValueError if steps cannot be parsed.
 
     Ranks: the coordinator; no method is collective.
-
-    Example:
-        ```python
-        import dcp_all as dcp
-        from dcp_io import LocalStore
-        from dcp_io.roots.catalogue import Catalogue
-
-        dcp.save({"step": 40}, checkpoint_id="run/step-40")
-        catalogue = Catalogue(LocalStore("run"), stale_after_seconds=600)
-        assert [record.step for record in catalogue.records()] == [40]
-        catalogue.quarantine(40, "the loss is NaN")
-        assert catalogue.highest() is None
-        ```
     """
 
     def __init__(self, root: Store, *, stale_after_seconds: float, folder_prefix: str = "step-") -> None:

@@ -129,18 +129,7 @@ _ID = re.compile("[0-9a-f]{16}")
 
 
 class JobHosts:
-    """Ids of hosts, as files in each host's place of a run.
-
-    Example:
-        ```python
-        from dcp_io import LocalStore
-        from dcp_io.roots.copy_notes import JobHosts
-
-        hosts = JobHosts(LocalStore("place"))
-        hosts.note([hosts.own_id()])
-        assert hosts.noted() == {hosts.own_id()}
-        ```
-    """
+    """Ids of hosts, as files in each host's place of a run."""
 
     def __init__(self, place: Store) -> None:
         self._place = place

@@ -118,17 +118,7 @@ def parts_of(policy: KeepPolicy) -> tuple[KeepPolicy, ...]:
 
 @dataclass(frozen=True, slots=True)
 class KeepAny(KeepPolicy):
-    """Policy that keeps a checkpoint if any of several policies keeps it.
-
-    Example:
-        ```python
-        from dcp_io import CheckpointRecord, KeepEvery, KeepLast
-
-        policy = KeepLast(1) | KeepEvery(10)  # makes a `KeepAny`
-        records = [CheckpointRecord(step, created_seconds=step) for step in (5, 10, 15, 20, 25)]
-        assert policy.keep(records, 30.0) == {10, 20, 25}
-        ```
-    """
+    """Policy that keeps a checkpoint if any of several policies keeps it."""
 
     policies: tuple[KeepPolicy, ...]
 

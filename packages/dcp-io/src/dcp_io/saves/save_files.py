@@ -28,7 +28,7 @@ _ID = r"[A-Za-z0-9_-]{1,64}"
 _MARKED = re.compile(rb"[A-Za-z0-9_-]+\0*")
 _DATA = re.compile(rf"[^/\x00]*?[0-9]+(?:\.({_ID}))?" + re.escape(DATA_SUFFIX))
 _RANK_INDEX = re.compile(rf"__[0-9]{{1,9}}\.({_ID})\.metadata")
-_MARKER = re.compile(rf"\.dcp-save-({_ID})(?:\.r[0-9]{{1,9}})?")
+_MARKER = re.compile(re.escape(SAVE_MARKER_PREFIX) + rf"({_ID})(?:\.r([0-9]{{1,9}}))?")
 DIGESTS = re.compile(rf"__[0-9]{{1,9}}_digests0\.{_ID}" + re.escape(DATA_SUFFIX))
 """Names of files with digests for the next save; see `dcp_io.writing.deduplication`."""
 _NOTE = re.compile(
@@ -119,10 +119,6 @@ def _begins_as(own: OwnName, head: bytes) -> bool:
 Phase = Literal["starting", "saving", "ended"]
 """`starting`: looks for other saves. `saving`: owns the folder. `ended`: only cleanup remains."""
 
-_NAME = re.compile(re.escape(SAVE_MARKER_PREFIX) + r"([A-Za-z0-9_-]{1,64})(?:\.r([0-9]{1,9}))?")
-_SAVE_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
-
-
 # Publishing is atomic, so only a host that lost power leaves a torn marker, and no host restarts sooner than this. A
 # shared file system that shows a name before its bytes shows the bytes within this time.
 _TORN_SECONDS = 10.0
@@ -166,7 +162,7 @@ class Marker:
     @classmethod
     def from_bytes(cls, name: str, data: bytes) -> Marker:
         """Parse a marker; if damaged, only the name's save id and rank."""
-        found = _NAME.fullmatch(name)
+        found = _MARKER.fullmatch(name)
         if found is None:
             raise ValueError(f"{name!r} is not the name of a save marker")
         save_id, rank = found[1], int(found[2]) if found[2] else None
@@ -220,7 +216,7 @@ def marker_name(save_id: str, rank: int | None) -> str:
 
 def check_save_id(save_id: str) -> str:
     """Raise ValueError for an id that no file name may contain."""
-    if not _SAVE_ID.fullmatch(save_id):
+    if not re.fullmatch(_ID, save_id):
         raise ValueError(f"save id {save_id!r} must be 1 to 64 letters, digits, '_' or '-'")
     return save_id
 
@@ -230,22 +226,17 @@ def belongs_to(name: str, save_id: str) -> bool:
     return f".{save_id}." in name
 
 
-def is_marker(name: str) -> bool:
-    """Whether a file name is a marker's."""
-    return _NAME.fullmatch(name) is not None
-
-
 def is_marker_temporary(name: str) -> bool:
     """Whether a file name is a temporary marker's."""
     found = temporary_of(name)
-    return found is not None and is_marker(found[0])
+    return found is not None and _MARKER.fullmatch(found[0]) is not None
 
 
 def find_markers(store: Store, entries: list[Entry]) -> list[FoundMarker]:
     """Read a store's markers, except those that disappear."""
     found: list[FoundMarker] = []
     for entry in entries:
-        if not _NAME.fullmatch(entry.name):
+        if not _MARKER.fullmatch(entry.name):
             continue
         try:
             data = store.read(entry.name) if entry.bytes <= _MAX_BYTES else b"null"

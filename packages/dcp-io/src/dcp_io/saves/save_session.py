@@ -76,18 +76,6 @@ class SaveSession:
     """One running save, from `begin` to `finish` or `abort`.
 
     Whenever a process is killed, loading gives the old checkpoint until the index is published, and then the new one.
-
-    Example:
-        ```python
-        from dcp_io import LocalStore
-        from dcp_io.saves.save_session import SaveSession
-
-        session = SaveSession.begin(LocalStore("step-1"))
-        try:
-            session.publish("notes", b"what a storage writes before its index")
-        finally:
-            session.abort()  # or `finish`, after the index was published
-        ```
     """
 
     def __init__(
@@ -333,18 +321,7 @@ class SaveSession:
 
 
 class HostSaveSession(SaveSession):
-    """A save in the store of one host: its index counts when some host has published it.
-
-    Example:
-        ```python
-        from dcp_io.saves.save_session import SaveSession
-        from dcp_io.stores.host_store import HostFolder
-
-        session = SaveSession.begin(HostFolder("step-1"))
-        assert not session.may_be_published_elsewhere
-        session.abort()  # or `publish` and `finish`
-        ```
-    """
+    """A save in the store of one host: its index counts when some host has published it."""
 
     may_be_published_elsewhere = False
     """Whether another host may have published this save; its files then stay."""
@@ -401,17 +378,7 @@ class JoinedSave:
 
 
 class RankSaveSession(SaveSession):
-    """The part of one rank in a save without a coordinator.
-
-    Example:
-        ```python
-        from dcp_io import LocalStore
-        from dcp_io.saves.save_session import RankSaveSession
-
-        session = RankSaveSession.begin_rank(LocalStore("step-1"), "id-of-all-ranks", 0)
-        session.abort()  # or `publish` and `finish`
-        ```
-    """
+    """The part of one rank in a save without a coordinator."""
 
     def __init__(self, store: Store, save_id: str, rank: int, *, stale_after_seconds: float, sync: bool) -> None:
         super().__init__(store, save_id, stale_after_seconds=stale_after_seconds, sync=sync, rank=rank)

@@ -141,16 +141,6 @@ class HostFolder(HostStore, LocalStore):
     """A folder of the local file system under a path where each host of a job has its own folder.
 
     Guarantees: those of `LocalStore`, among the processes of one host.
-
-    Example:
-        ```python
-        from dcp_io import open_store
-        from dcp_io.stores.host_store import HostFolder
-
-        store = HostFolder("/nvme/run/step-40")
-        assert store.url == "host:///nvme/run/step-40" and store.place == "host"
-        assert open_store(store.url).url == store.url
-        ```
     """
 
     def __init__(self, path: str | os.PathLike[str], *, also: Sequence[Store] = ()) -> None:

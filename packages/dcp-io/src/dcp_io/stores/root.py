@@ -31,18 +31,6 @@ def places_of(root: Root | Store | str | os.PathLike[str]) -> tuple[Store, ...]:
 
     A file `run.tiers.toml` stands for the root that it describes, if dcp-tiers is installed. Raises the errors of
     `open_store`.
-
-    Example:
-        ```python
-        from dcp_io import LocalStore, latest_valid
-        from dcp_io.stores.root import places_of
-
-        class NearAndFar:
-            places = (LocalStore("near"), LocalStore("far"))
-
-        assert len(places_of(NearAndFar())) == 2
-        assert latest_valid(NearAndFar()) is None
-        ```
     """
     if isinstance(root, Store):
         return (root,)

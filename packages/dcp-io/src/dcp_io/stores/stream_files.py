@@ -183,20 +183,6 @@ class Attempts:
     Args:
         limit: Limit of the number of attempts.
         retry_timeout_seconds: Time after which no further attempt is begun.
-
-    Example:
-        ```python
-        from dcp_io.stores.stream_files import Attempts
-
-        attempts = Attempts("GET settings", limit=4, retry_timeout_seconds=60)
-        while True:
-            try:
-                answer = b"ok"  # the request
-                break
-            except ConnectionError as error:
-                if not attempts.wait(str(error)):
-                    raise attempts.failure(str(error), "check the network") from error
-        ```
     """
 
     def __init__(self, what: str, limit: int, *, retry_timeout_seconds: float = math.inf) -> None:

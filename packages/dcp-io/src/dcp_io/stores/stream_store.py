@@ -32,17 +32,6 @@ class StreamStore(Store):
     `publish` may leave no file. `sync` fsyncs streams with a file descriptor, and a folder with a `Path`.
 
     Methods of `fs` are called from several threads, as by stock. `path` is the folder, in the form that `fs` uses.
-
-    Example:
-        ```python
-        from pathlib import Path
-        from dcp_fs import FileSystem
-        from dcp_io.stores.stream_store import StreamStore
-
-        store = StreamStore(FileSystem(), Path("settings"))
-        store.make()
-        store.publish("current", b"version 2")
-        ```
     """
 
     read_gap_bytes = -1  # a stream may know only the ranges of items: no read spans two
