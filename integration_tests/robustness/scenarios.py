@@ -218,7 +218,7 @@ def _load_converted(folder: Path, kind: str) -> dict[str, Any]:
         loaded: dict[str, Any] = torch.load(folder / "model.pt", weights_only=False)
         model: dict[str, Any] = loaded["model"]
         return model
-    content = open_content(folder, format="safetensors")
+    content = open_content(folder)
     try:
         whole = set(content.tensors)
     finally:

@@ -22,6 +22,7 @@ from pathlib import Path
 from dcp_crash.recording import Change
 
 _SECTOR_BYTES = 512
+_AGE_SECONDS = 60.0  # of restored files
 Tree = dict[str, "bytes | str | None"]
 """Absolute path → contents of a file, text of a symbolic link, or None for a directory."""
 
@@ -38,16 +39,15 @@ class DiskState:
     marks: tuple[str, ...]
     """Texts from `mark` before the power loss."""
 
-    def put(self, folder: str | os.PathLike[str], *, recorded: str | os.PathLike[str], seconds_ago: float = 60) -> None:
+    def put(self, folder: str | os.PathLike[str], *, recorded: str | os.PathLike[str]) -> None:
         """Write this state into an empty directory.
 
         Args:
             folder: Empty directory.
             recorded: Directory of the recording.
-            seconds_ago: Age of the restored files.
         """
         base = os.path.realpath(recorded)
-        then = time.time() - seconds_ago
+        then = time.time() - _AGE_SECONDS
         for path, data in sorted(self.tree.items()):
             place = Path(folder) / os.path.relpath(path, base)
             if data is None:

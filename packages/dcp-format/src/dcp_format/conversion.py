@@ -42,7 +42,7 @@ class Conversion:
         return f"<Conversion: {printable(self.destination)}: {count}, {printable_bytes(self.bytes)}, {self.format}>"
 
 
-def open_content(path: str | os.PathLike[str], *, format: str | None = None) -> Content:  # noqa: A002 - what users call it
+def open_content(path: str | os.PathLike[str]) -> Content:
     """Open a checkpoint or file of any format as a `Content`, which the caller closes.
 
     Files of formats other than checkpoints are downloaded from a URI into a temporary folder, until `Content.close`.
@@ -53,9 +53,9 @@ def open_content(path: str | os.PathLike[str], *, format: str | None = None) -> 
     """
     if scheme_of(path) == "file":
         place = file_path(path)
-        return converter_for(format or detect(place)).read(place)
+        return converter_for(detect(place)).read(place)
     uri = os.fspath(path)
-    name = format or detect_at_uri(uri)
+    name = detect_at_uri(uri)
     if name is not None and takes_uris(converter_for(name)):
         return converter_for(name).read(uri)
     copy = Fetched(uri)
@@ -76,7 +76,6 @@ def convert(
     source: str | os.PathLike[str],
     destination: str | os.PathLike[str],
     *,
-    source_format: str | None = None,
     format: str | None = None,  # noqa: A002 - what users call it
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
@@ -90,7 +89,6 @@ def convert(
     Args:
         source: File, folder or URI to read.
         destination: File or folder to write. A checkpoint may be written to a URI that an installed storage opens.
-        source_format: Name of the source's format; None detects it from the content.
         format: Name of the format to write: `checkpoint`, `torch`, `safetensors`, or a plug-in's format; None selects
             it by the name of the destination.
         include: Shell patterns of the names to convert; empty for all names.
@@ -125,7 +123,7 @@ def convert(
         _check_target(destination, name)
     if _spelled(source) == _spelled(destination):
         raise UnsupportedFormatError(f"{os.fspath(source)} cannot be converted into itself: choose another destination")
-    content = open_content(source, format=source_format)
+    content = open_content(source)
     try:
         changed = rename_values(select_values(content, include, exclude), rename, rename_regex)
         if dtype is not None:

@@ -37,17 +37,6 @@ class FsspecStore(SupportsFolders):
     Guarantees: those of `Store`, with the durability of the file system. On file systems with conditional writes (S3,
     memory, local), `create` never replaces a file, and `touch` never restores a removed file. On other file systems
     both methods first check whether the file exists, which is not atomic.
-
-    Example:
-        ```python
-        import fsspec
-        from dcp_fsspec.store import FsspecStore
-
-        fs = fsspec.filesystem("memory", use_listings_cache=False)
-        store = FsspecStore(fs, "/run", "memory://run")
-        store.publish("current", b"version 2")
-        assert store.read("current") == b"version 2"
-        ```
     """
 
     read_gap_bytes = 64 << 10

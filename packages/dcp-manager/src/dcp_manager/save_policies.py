@@ -71,17 +71,7 @@ def parts_of(policy: SavePolicy) -> tuple[SavePolicy, ...]:
 
 @dataclass(frozen=True)
 class SaveAny(SavePolicy):
-    """Policy that saves when any of several policies decides to save.
-
-    Example:
-        ```python
-        from dcp_manager import CheckpointManager, EverySteps, OnSignal
-
-        policy = EverySteps(1000) | OnSignal()  # makes a `SaveAny`
-        with CheckpointManager("run", save_policy=policy) as manager:
-            manager.maybe_save(1000, {"step": 1000})
-        ```
-    """
+    """Policy that saves when any of several policies decides to save."""
 
     policies: tuple[SavePolicy, ...]
 

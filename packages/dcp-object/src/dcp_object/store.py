@@ -26,15 +26,6 @@ class ObjectStore(SupportsFolders):
     Guarantees: those of `Store`. Acknowledged writes are durable, and immediately visible to all processes (as S3, GCS
     and Azure promise); an object appears when all of its bytes have arrived. `publish` is one PUT on the condition that
     no other process has changed the object, if the service reports ETags or versions.
-
-    Example:
-        ```python
-        from dcp_object.opening import open_store
-
-        store = open_store("s3://bucket/run")  # makes an `ObjectStore`
-        store.publish("current", b"version 2")
-        assert store.read("current") == b"version 2"
-        ```
     """
 
     read_gap_bytes = 64 << 10
