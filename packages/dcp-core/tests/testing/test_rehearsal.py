@@ -13,6 +13,7 @@ from dcp_core import load, load_keys, save
 from dcp_core.records.metadata import TensorProperties
 from dcp_core.shards.shards import LocalShard, LocalTensor
 from dcp_core.testing.rehearsal.clock import Clock
+from dcp_core.testing.rehearsal.job import WRITING, Job
 from dcp_core.testing.rehearsal.storage import Disk, VirtualStore
 from dcp_core.testing.rehearsal.world import Cluster, VirtualReader, VirtualWriter, World
 from dcp_ranks import CoordinatorTimeoutError, PeerLostError, PeerOptions
@@ -152,3 +153,40 @@ def test_requests_wait_for_a_busy_disk() -> None:
 
     assert sorted(results(world.run(write))) == [0.5, 1.0]
     assert world.disk.whole.busy_seconds == 1.0
+
+
+SHAPES = [("a.w", (24, 50), "bfloat16"), ("b.w", (10, 7), "float32"), ("c.w", (3,), "int64"), ("scale", (), "float32")]
+
+
+@pytest.mark.parametrize("ranks", [4, 144])
+def test_tensors_without_bytes_take_the_messages_and_files_of_real_ones(ranks: int) -> None:
+    """From 128 ranks on, plans are sent as what differs between them."""
+
+    def real_state(rank: int) -> dict[str, Any]:
+        made: dict[str, Any] = {}
+        for name, shape, dtype in SHAPES:
+            values = torch.zeros(shape, dtype=getattr(torch, dtype))
+            rows = -(-shape[0] // ranks) if shape else 0
+            part = values[rank * rows : (rank + 1) * rows] if shape else values
+            offsets = torch.Size((rank * rows, *[0] * (len(shape) - 1)))
+            shards = (LocalShard(offsets, part.shape, part.detach),) if part.numel() else ()
+            cut_up = LocalTensor(values.shape, TensorProperties(values.dtype), False, shards, shared=False)
+            made[name] = cut_up if shape else values
+        return made
+
+    def outcome(world: World) -> object:
+        sizes = {path.partition(".")[0]: file.size for path, file in world.disk.files.items() if "distcp" in path}
+        index = [file.size for path, file in world.disk.files.items() if path.endswith(".metadata")]
+        counts = [(one.requests - one.deletions, one.set_bytes, one.frames) for one in world.network.traffic]
+        phases = [name for _, name, *_ in world.phases if name != WRITING]
+        return sizes, index, [sum(each) for each in zip(*counts, strict=True)], sorted(phases)
+
+    real, rehearsed = World(Cluster(ranks, 4)), World(Cluster(ranks, 4))
+    results(real.run(lambda rank: save(real_state(rank), storage_writer=VirtualWriter(real, "run"))))
+    job = Job(rehearsed, SHAPES, "run")
+    results(job.run())
+    assert job.whole_ranks < min(ranks, 8)
+    assert outcome(rehearsed) == outcome(real)
+    with real.installed():
+        loaded = load_keys(storage_reader=VirtualReader(real, "run"))
+    assert all(loaded[name].shape == shape for name, shape, _ in SHAPES)

@@ -37,7 +37,11 @@ class Task:
     dead: bool = False
     ended: bool = False
     waiting: int = 0
-    turn: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    turn: threading.Lock = field(default_factory=threading.Lock)
+    """Locked unless the task may run."""
+
+    def __post_init__(self) -> None:
+        self.turn.acquire()
 
 
 @dataclass(slots=True)

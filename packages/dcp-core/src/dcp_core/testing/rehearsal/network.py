@@ -86,6 +86,12 @@ class Network:
             return leader
         return max(0, host // self.options.fan_out - 1) * self.ranks_per_host
 
+    def most_links(self) -> int:
+        """Return the connections between ranks of the rank that has most."""
+        if self.world_size <= self.options.leaders_above:
+            return max(0, self.world_size - self.ranks_per_host)
+        return max(len(ranks) + (rank > 0) for rank, ranks in self.below.items())
+
     def kill(self, ranks: Iterable[int], how: str = _ENDED, *, seconds: float = _DEATH_SECONDS) -> None:
         """Kill processes; the ranks that watch them notice after `seconds`."""
         for rank in ranks:

@@ -15,7 +15,7 @@ from dcp_io.stores.store import Entry, Place, RequestSource, Sink, Source, Suppo
 from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError
 from dcp_manifest.types import Buffer
 
-__all__ = ["Disk", "VirtualStore"]
+__all__ = ["Disk", "VirtualSink", "VirtualStore"]
 
 
 @dataclass(eq=False, slots=True)
@@ -23,6 +23,12 @@ class _File:
     mtime: float
     data: bytearray = field(default_factory=bytearray)
     durable: int = 0
+    skipped: int = 0
+    """Bytes after `data` that are counted, but not kept: they are read as zeros."""
+
+    @property
+    def size(self) -> int:
+        return len(self.data) + self.skipped
 
 
 @dataclass(slots=True)
@@ -74,7 +80,9 @@ class Disk:
         self.files, self.durable = left, dict(left)
 
 
-class _Sink(Sink):
+class VirtualSink(Sink):
+    """File that is being written."""
+
     def __init__(self, disk: Disk, name: str, path: str, file: _File, *, sync: bool) -> None:
         self._disk, self._name, self._path, self._file, self._sync = disk, name, path, file, sync
         self._ended = False
@@ -91,6 +99,13 @@ class _Sink(Sink):
         self._disk.written_bytes[host] = self._disk.written_bytes.get(host, 0) + size
         for buffer in buffers:
             file.data += buffer
+
+    def skip(self, nbytes: int, begin: bytes = b"") -> None:
+        """Take the time of a write, of which only the first bytes are kept."""
+        host = self._disk.wait("write", self._path, nbytes)
+        self._disk.written_bytes[host] = self._disk.written_bytes.get(host, 0) + nbytes
+        self._file.data += begin
+        self._file.skipped += nbytes - len(begin)
 
     def close(self) -> None:
         if not self._ended:
@@ -122,14 +137,14 @@ class VirtualStore(SupportsFolders):
     def make(self) -> None:
         self._disk.wait("make", self._folder)
 
-    def create(self, name: str, *, sync: bool = True) -> Sink:
+    def create(self, name: str, *, sync: bool = True) -> VirtualSink:
         path = self._path(name)
         host = self._disk.wait("create", path)
         if path in self._disk.files:
             raise FileExistsError(f"{self.url}/{name} exists")
         self._disk.created[host] = self._disk.created.get(host, 0) + 1
         file = self._disk.files[path] = _File(self._disk.clock.now)
-        return _Sink(self._disk, name, path, file, sync=sync)
+        return VirtualSink(self._disk, name, path, file, sync=sync)
 
     def publish(self, name: str, data: Buffer, *, tag: str = "", sync: bool = True) -> None:
         """Replace the object in one step; without `sync`, a crash may keep the name with a part of the bytes."""
@@ -163,14 +178,13 @@ class VirtualStore(SupportsFolders):
 
     def _read_range(self, name: str, offset: int, buffer: memoryview) -> None:
         file = self._find(name, "read", len(buffer))
-        part = memoryview(file.data)[offset : offset + len(buffer)]
-        if len(part) < len(buffer):
+        if offset + len(buffer) > file.size:
             raise CorruptCheckpointError(f"{self.url}/{name} ends early", file=name, offset=offset)
-        buffer[:] = part
-        part.release()
+        kept = bytes(file.data[offset : offset + len(buffer)])
+        buffer[:] = kept + bytes(len(buffer) - len(kept))
 
     def size(self, name: str) -> int:
-        return len(self._find(name, "size").data)
+        return self._find(name, "size").size
 
     def exists(self, name: str) -> bool:
         self._disk.wait("exists", self._path(name))
@@ -182,9 +196,7 @@ class VirtualStore(SupportsFolders):
 
     def list(self) -> list[Entry]:
         self._disk.wait("list", self._folder)
-        return [
-            Entry(name, len(file.data), file.mtime) for name, file in sorted(self._below().items()) if "/" not in name
-        ]
+        return [Entry(name, file.size, file.mtime) for name, file in sorted(self._below().items()) if "/" not in name]
 
     def delete(self, name: str) -> None:
         path = self._path(name)

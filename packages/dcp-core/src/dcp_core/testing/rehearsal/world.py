@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import resource
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -43,6 +46,7 @@ class Cluster:
     disk_seconds: float = 1e-3
     host_bytes_per_second: float = 2e9
     disk_bytes_per_second: float = 100e9
+    writer_threads: int = 1
     timeout_seconds: float = 1800.0
     peers: PeerOptions = DEFAULT_PEERS
 
@@ -62,6 +66,8 @@ class World:
         )
         self.phases: list[tuple[int, str, float, float]] = []
         """(rank, phase, start, end) of phases that ended."""
+        self.decisions: dict[str, tuple[float, int]] = {}
+        """Phase → CPU seconds of the coordinator's part, and bytes that it needed: measured, in real time."""
         self.network = self._network()
 
     def _network(self) -> Network:
@@ -113,6 +119,21 @@ class World:
             stack.enter_context(mock.patch.object(Renewal, "begin"))
             yield
 
+    @contextmanager
+    def measured(self, phase: str) -> Iterator[None]:
+        """Add to `decisions`."""
+        before, started = _memory_bytes(), time.thread_time()
+        try:
+            yield
+        finally:
+            seconds, needed = self.decisions.get(phase, (0.0, 0))
+            needed = max(needed, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before)
+            self.decisions[phase] = seconds + time.thread_time() - started, needed
+
+    def store(self, checkpoint_id: CheckpointId) -> VirtualStore:
+        """Return the folder of a checkpoint."""
+        return VirtualStore(self.disk, str(checkpoint_id))
+
     def _coordinator(self, *_: Any, timeout_seconds: float | None = None, **__: Any) -> Coordinator:
         task = self.clock.task
         if task is None or self.cluster.ranks == 1:
@@ -140,6 +161,17 @@ class _Coordinator(StoreCoordinator):
         self.world.phases.append((self.rank, phase, started, self.world.clock.now))
         return found
 
+    def _conclude(self, number: int, phase: str, *arguments: Any) -> Any:
+        with self.world.measured(phase):
+            return super()._conclude(number, phase, *arguments)
+
+
+def _memory_bytes() -> int:
+    """Return this process's memory; its peak counts from here on."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
 
 class _OfWorld:
     _world: World
@@ -150,7 +182,7 @@ class _OfWorld:
         return True
 
     def _open(self, checkpoint_id: CheckpointId) -> StoreBackend:
-        return StoreBackend(VirtualStore(self._world.disk, str(checkpoint_id)))
+        return StoreBackend(self._world.store(checkpoint_id), threads=self._world.cluster.writer_threads)
 
 
 class VirtualWriter(_OfWorld, ByteStorageWriter):
