@@ -1,4 +1,4 @@
-"""SVG pictures of a layout (a bar per data file) and of shards' holders (a box per tensor)."""
+"""SVG pictures: a layout (a bar per data file), shards' holders (a box per tensor), a timeline (a bar per rank)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dcp_base.escaping import printable
 from dcp_inspect.layout import RankLoad, Segment
 from dcp_inspect.printing.output import count_bytes
 
-__all__ = ["Row", "draw", "draw_holders", "page"]
+__all__ = ["Row", "draw", "draw_holders", "draw_timeline", "page"]
 
 _WIDTH, _LEFT, _BAR, _GAP = 960, 230, 18, 8
 _MAX_FILES, _MAX_RANKS = 48, 64
@@ -87,6 +87,27 @@ def draw_holders(title: str, rows: Sequence[Row], *, alone: str, world_size: int
         lines.append(f'<text x="12" y="{y + 12}">and {len(rows) - _MAX_FILES:,} more kinds of tensors</text>')
         y += _BAR
     return _framed(lines, [f"rank {rank}: {count_bytes(size)}" for rank, size in enumerate(held)], y + 8)
+
+
+def draw_timeline(
+    title: str, phases: Sequence[str], rows: Sequence[tuple[str, Mapping[str, tuple[float, float]]]]
+) -> str:
+    """Draw rows, each a label and its phases' start and end in seconds, as SVG."""
+    longest = max((end for _, spans in rows for _, end in spans.values()), default=0.0) or 1.0
+    lines, y, scale = [f'<text x="12" y="24" class="t">{_escape(title)}</text>'], 44, (_WIDTH - _LEFT - 20) / longest
+    for label, spans in rows:
+        lines.append(f'<text x="12" y="{y + 13}">{_escape(label)}</text>')
+        for phase, (start, end) in spans.items():
+            lines.append(
+                f'<rect x="{_LEFT + start * scale:.2f}" y="{y}" width="{max(0.3, (end - start) * scale):.2f}" '
+                f'height="{_BAR}" fill="{_colour(phases.index(phase), len(phases))}">'
+                f"<title>{_escape(f'{label}, {phase}: {start:.3g} s to {end:.3g} s')}</title></rect>"
+            )
+        y += _BAR + _GAP
+    for part in range(5):
+        x = _LEFT + part / 4 * (_WIDTH - _LEFT - 60)
+        lines.append(f'<text x="{x:.0f}" y="{y + 12}">{longest * part / 4:.3g} s</text>')
+    return _framed(lines, phases, y + 26)
 
 
 def _tensor(row: Row, y: int, ranks: int, alone: str) -> list[str]:
