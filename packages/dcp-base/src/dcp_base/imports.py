@@ -65,6 +65,10 @@ PARTS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "dcp tiers": ("dcp_tiers.commands:show_tiers", "Show which checkpoint is in which tier."),
         "dcp promote": ("dcp_tiers.commands:promote_tiers", "Copy to each tier what it must still get."),
         "dcp prove": ("dcp_prove.command:command", "Prove that a script resumes exactly after a kill."),
+        "dcp rehearse": (
+            "dcp_prove.rehearsing.rehearse_command:command",
+            "Rehearse a save of a large job in virtual time.",
+        ),
         "dcp keeper": (
             "dcp_memory.command:command",
             "Start, stop and show keepers, which hold checkpoints in memory.",

@@ -1,0 +1,1 @@
+"""Rehearsal of a large save in virtual time: the states of jobs, the report, and the command `dcp rehearse`."""
