@@ -7,7 +7,7 @@ import resource
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from dcp_core.testing.rehearsal.job import WRITING, Job, Tensor
@@ -16,7 +16,7 @@ from dcp_core.testing.rehearsal.world import Cluster, World
 __all__ = ["PHASES", "Report", "Spans", "rehearse"]
 
 PHASES = "agree", "plan", "write", "publish"
-"""Agreement on the id, the ranks' plans, each rank's own files, and the index, for which all ranks wait."""
+"""The last two are each rank's own files, and the wait for the index."""
 _OF_OPERATION = {"save": "agree", "plan": "plan", "write": "publish"}
 # Phase → start and end.
 Spans = dict[str, tuple[float, float]]
@@ -29,11 +29,9 @@ class Deaths:
     ranks: list[int]
     at_seconds: float
     error: str
-    """Class that all others raise."""
     noticed_seconds: tuple[float, float]
-    """From the deaths until a rank raises: the median and the last one, which removes the files of the save."""
+    """Until the median rank has raised, and the last one, which removes the files of the save."""
     lost_seconds: float
-    """From the begin of the save until the last rank raises."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,28 +44,21 @@ class Report:
     tensors: int
     bytes: int
     whole_ranks: int
-    """Ranks that ran the whole code; the others took over plans and file layouts of equal ranks."""
     phases: dict[str, tuple[float, float]]
-    """Median and 99th percentile of the ranks' seconds, also in `total`."""
+    """Median and 99th percentile of the ranks' seconds."""
     bytes_per_host: int
     files_per_host: int
     index_bytes: int
     links: int
     """Connections between ranks, of the rank that has most."""
     store_connections: int
-    """Of the process that serves the store, by the formula `3 * ranks`."""
+    """By the formula `3 * ranks`."""
     store_requests: int
     sent_bytes: int
-    """Bytes that ranks sent to the store and to each other."""
     busy: dict[str, float]
-    """Device → the part of the save in which the busiest device of its kind worked; the largest is first."""
+    """Device → the part of the save in which the busiest of its kind worked, the largest first."""
     deaths: Deaths | None
     measured: dict[str, Any]
-    """On this machine: the coordinator's CPU seconds and bytes in each phase, and what the rehearsal took."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return what JSON can hold."""
-        return asdict(self)
 
 
 def rehearse(
@@ -81,13 +72,7 @@ def rehearse(
 ) -> tuple[Report, dict[int, Spans]]:
     """Save once, and once more with deaths; return the report, and each rank's phases of the first save.
 
-    Args:
-        tensors: Of the whole job.
-        cluster: The ranks, and the rates of what they use.
-        seed: Draws stragglers, dead ranks and the order of simultaneous events.
-        stragglers: Ranks that arrive `late_seconds` after the others.
-        late_seconds: See there.
-        deaths: Ranks that die together, in the middle of a save.
+    `seed` draws stragglers, dead ranks and the order of simultaneous events.
     """
     began, draw = time.perf_counter(), random.Random(seed)
     starts = [0.0] * cluster.ranks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -91,7 +92,7 @@ def command(
     if svg is not None:
         Path(svg).write_text(_picture(state, report, spans), encoding="utf-8")
     if as_json:
-        click.echo(json.dumps({"state": state, **report.as_dict()}, indent=2))
+        click.echo(json.dumps({"state": state, **asdict(report)}, indent=2))
     else:
         click.echo(printable("\n".join(_lines(state, report)), keep="\n"))
     return 0
