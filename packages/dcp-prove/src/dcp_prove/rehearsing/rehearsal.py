@@ -110,7 +110,7 @@ def _report(job: Job, seed: int, spans: dict[int, Spans], died: Deaths | None, b
         whole_ranks=job.whole_ranks,
         phases={name: _percentiles([_length(one, name) for one in spans.values()]) for name in (*PHASES, "total")},
         bytes_per_host=max(disk.written_bytes.values()),
-        files_per_host=max(disk.created.values()),
+        files_per_host=max(disk.file_counts.values()),
         index_bytes=index_bytes,
         links=network.most_links(),
         store_connections=3 * cluster.ranks,

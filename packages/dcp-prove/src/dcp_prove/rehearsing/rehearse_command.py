@@ -62,9 +62,9 @@ def command(
 ) -> int:
     """Rehearse a save of a large job in virtual time, on this machine alone.
 
-    Planning, messages, commit and index are those of a real save. The network, the store and the storage are simulated
-    with the rates of the options, and tensors have no bytes. Each tensor is cut by rows over all ranks, as FSDP does.
-    The report has the seconds of each phase, bytes, files, memory, connections, the busiest device, and the cost of
+    The real code plans, exchanges messages, commits and writes the index. The network, the store and the storage are
+    simulated with the rates of the options, without the bytes of tensors. Each tensor is cut by rows over all ranks, as
+    FSDP does. The report has seconds by phase, bytes, files, memory, connections, the busiest device, and the cost of
     ranks that die.
 
     STATE is a model with float32 parameters and both moments of AdamW; a file with tensors (docs/planning.md); a
@@ -113,14 +113,15 @@ def _lines(state: str, report: Report) -> Iterator[str]:
     yield f"memory       {needed} for plan and index on the coordinator, measured here"
     yield f"connections  {report.links:,} at most of a rank; {report.store_connections:,} of the store, by formula"
     yield f"messages     {report.store_requests:,} requests to the store; {printable_bytes(report.sent_bytes)} sent"
-    yield f"busy         {', '.join(f'{device} {part:.0%}' for device, part in report.busy.items())}"
+    busiest = [f"{device} {part:.0%}" for device, part in report.busy.items()][:3]
+    yield f"busiest      {', '.join(busiest)}"
     if report.deaths is not None:
         died, (median, last) = report.deaths, report.deaths.noticed_seconds
         names = ", ".join(map(str, died.ranks))
-        yield f"dead ranks   {names} at {died.at_seconds:.3f} s: {died.error} on the others {median:.3f} s later"
-        yield f"             (median), on the last {last:.3f} s later; the save is lost, not the checkpoint before"
-    yield f"rehearsed    in {here['seconds']:.0f} s with {peak} on this machine; {report.whole_ranks:,} ranks ran all"
-    yield "             code, the others took plans and file layouts from equal ranks"
+        yield f"dead ranks   {names} at {died.at_seconds:.3f} s: {died.error} on the median rank {median:.3f} s later,"
+        yield f"             on the last {last:.3f} s later; the save is lost, not the checkpoint before"
+    yield f"rehearsed    in {here['seconds']:.0f} s with {peak} on this machine; {report.whole_ranks:,} ranks ran all code,"
+    yield "             the others took plans and file layouts from equal ranks"
 
 
 def _picture(state: str, report: Report, spans: dict[int, Spans]) -> str:

@@ -39,11 +39,11 @@ _KEYS_OF_A_TENSOR = {"shape", "dtype", "count"}
 
 
 def read_tensors(state: str) -> list[Tensor]:
-    """Return name, shape and dtype of each tensor.
+    """Return the tensors' names, shapes and dtypes.
 
     Raises:
         click.BadParameter: The text names no state, or the file or function describes no tensors.
-        CheckpointNotFoundError: There is no checkpoint at the path.
+        CheckpointNotFoundError: The path holds none.
     """
     if state in MODELS:
         return [(f"{part}.{name}", shape, "float32") for part in _PARTS for name, shape in _parameters(*MODELS[state])]

@@ -51,7 +51,7 @@ class Disk:
     fails: Callable[[str, str], bool] = lambda operation, path: False  # noqa: ARG005
     """Whether an operation on a path fails."""
     written_bytes: dict[int, int] = field(default_factory=dict)
-    created: dict[int, int] = field(default_factory=dict)
+    file_counts: dict[int, int] = field(default_factory=dict)
 
     def wait(self, operation: str, path: str, size: int = 0) -> int:
         """Take an operation's time; return the calling rank's host. Raises OSError if the operation fails."""
@@ -142,7 +142,7 @@ class VirtualStore(SupportsFolders):
         host = self._disk.wait("create", path)
         if path in self._disk.files:
             raise FileExistsError(f"{self.url}/{name} exists")
-        self._disk.created[host] = self._disk.created.get(host, 0) + 1
+        self._disk.file_counts[host] = self._disk.file_counts.get(host, 0) + 1
         file = self._disk.files[path] = _File(self._disk.clock.now)
         return VirtualSink(self._disk, name, path, file, sync=sync)
 
