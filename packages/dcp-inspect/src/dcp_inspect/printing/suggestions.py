@@ -61,14 +61,6 @@ _OPTIONS: Mapping[str, str] = MappingProxyType(
         "--since": "newer-than newer after last age changed-since",
         "--skip-verified": "state cache resume state-file known seen",
         "--rate": "limit rate-limit bandwidth bwlimit throttle max-rate speed",
-        "--ranks": "world world-size n-ranks num-ranks nranks nproc np gpus n-gpus n",
-        "--hosts": "nodes n-nodes nnodes num-nodes n-hosts machines",
-        "--state": "model checkpoint tensors state-dict config",
-        "--host-storage": "disk host-rate node-storage",
-        "--storage": "bandwidth rate total-storage file-system",
-        "--network": "nic link network-rate",
-        "--stragglers": "late slow slow-ranks",
-        "--deaths": "failures faults dead kill crashes",
         "--json-lines": "jsonl ndjson json-stream lines stream",
     }
 )

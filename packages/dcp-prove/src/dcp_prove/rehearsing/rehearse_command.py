@@ -101,27 +101,26 @@ def command(
 def _lines(state: str, report: Report) -> Iterator[str]:
     here, cpu = report.measured, report.measured["coordinator_cpu_seconds"]
     needed, peak = printable_bytes(here["coordinator_bytes"]), printable_bytes(here["bytes"])
-    yield f"{state}: {report.tensors:,} tensors, {printable_bytes(report.bytes)}, each cut by rows over all ranks"
+    yield f"{state}: {report.tensors:,} tensors, {printable_bytes(report.bytes)}, cut by rows over all ranks"
     yield f"{report.ranks:,} ranks on {report.hosts:,} hosts, in virtual time, seed {report.seed}"
     yield ""
-    yield f"{'phase':8}{'median':>10}{'99 %':>10}   coordinator's CPU, measured here: not part of the seconds"
+    yield f"{'phase':8}{'median':>10}{'99 %':>10}   CPU of the coordinator (measured, not included)"
     for name, (median, high) in report.phases.items():
         yield f"{name:8}{median:8.3f} s{high:8.3f} s" + (f"{cpu[name]:10.2f} s" if name in cpu else "")
     yield ""
     yield f"per host     {printable_bytes(report.bytes_per_host)} in {report.files_per_host:,} files"
     yield f"index        {printable_bytes(report.index_bytes)}"
-    yield f"memory       {needed} for plan and index on the coordinator, measured here"
-    yield f"connections  {report.links:,} at most of a rank; {report.store_connections:,} of the store, by formula"
+    yield f"memory       {needed} for the coordinator's plan and index (measured)"
+    yield f"connections  {report.links:,} at most of a rank; {report.store_connections:,} of the store (formula)"
     yield f"messages     {report.store_requests:,} requests to the store; {printable_bytes(report.sent_bytes)} sent"
-    busiest = [f"{device} {part:.0%}" for device, part in report.busy.items()][:3]
-    yield f"busiest      {', '.join(busiest)}"
+    yield f"busiest      {', '.join([f'{device} {part:.0%}' for device, part in report.busy.items()][:3])}"
     if report.deaths is not None:
         died, (median, last) = report.deaths, report.deaths.noticed_seconds
-        names = ", ".join(map(str, died.ranks))
-        yield f"dead ranks   {names} at {died.at_seconds:.3f} s: {died.error} on the median rank {median:.3f} s later,"
-        yield f"             on the last {last:.3f} s later; the save is lost, not the checkpoint before"
-    yield f"rehearsed    in {here['seconds']:.0f} s with {peak} on this machine; {report.whole_ranks:,} ranks ran all code,"
-    yield "             the others took plans and file layouts from equal ranks"
+        yield f"dead ranks   {', '.join(map(str, died.ranks))} at {died.at_seconds:.3f} s"
+        yield f"             {died.error} {median:.3f} s later (median rank) to {last:.3f} s (last)"
+        yield "             the save is lost, the checkpoint before it stays"
+    yield f"rehearsed    in {here['seconds']:.0f} s with {peak} here; {report.whole_ranks:,} ranks ran all code, others"
+    yield "             took plans and file layouts from equal ranks"
 
 
 def _picture(state: str, report: Report, spans: dict[int, Spans]) -> str:
