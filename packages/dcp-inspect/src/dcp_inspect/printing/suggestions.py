@@ -7,8 +7,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from types import MappingProxyType
 
-__all__ = ["hint", "meant_command", "meant_options", "near"]
-
 _COMMANDS: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(("list", "dir", "find"), "ls"),

@@ -12,8 +12,6 @@ from dcp_base.escaping import printable
 from dcp_inspect.layout import RankLoad, Segment
 from dcp_inspect.printing.output import count_bytes
 
-__all__ = ["Row", "draw", "draw_holders", "draw_timeline", "page"]
-
 _WIDTH, _LEFT, _BAR, _GAP = 960, 230, 18, 8
 _MAX_FILES, _MAX_RANKS = 48, 64
 _TENSOR, _NAME_LETTERS = 34, 44

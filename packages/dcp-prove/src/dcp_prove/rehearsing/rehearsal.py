@@ -13,8 +13,6 @@ from typing import Any
 from dcp_core.testing.rehearsal.job import WRITING, Job, Tensor
 from dcp_core.testing.rehearsal.world import Cluster, World
 
-__all__ = ["PHASES", "Report", "Spans", "rehearse"]
-
 PHASES = "agree", "plan", "write", "publish"
 """The last two are each rank's own files, and the wait for the index."""
 _OF_OPERATION = {"save": "agree", "plan": "plan", "write": "publish"}

@@ -15,8 +15,6 @@ from dcp_inspect.visuals.picture import draw_timeline
 from dcp_prove.rehearsing.rehearsal import PHASES, Report, Spans, rehearse
 from dcp_prove.rehearsing.states import MODELS, read_tensors
 
-__all__ = ["command"]
-
 _MOST_RANKS = 16_384
 _RANKS_PER_HOST = 8
 _WRITER_THREADS = 8

@@ -22,8 +22,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["MODELS", "read_tensors"]
-
 MODELS: Mapping[str, tuple[int, int, int]] = MappingProxyType(
     {
         "llama-3-8b": (32, 4096, 14336),
