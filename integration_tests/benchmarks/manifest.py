@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from dcp_manifest import CheckpointIndex, ManifestFile, read_index
+from dcp_manifest import CheckpointIndex, read_index
 from dcp_manifest.file.manifest_write import encode
 from dcp_manifest.index.columns import ItemColumns, ManifestInfo, border_counts
 from dcp_manifest.stock.stock_read import read_stock
@@ -109,19 +109,6 @@ def scalars(*, framed: bool) -> CheckpointIndex:
     )
 
 
-def one_tensor(data: bytes, name: str) -> int:
-    """Open the manifest and fetch one tensor's rows; bytes read."""
-    read = 0
-
-    def fetch(offset: int, length: int) -> bytes:
-        nonlocal read
-        read += length
-        return data[offset : offset + length]
-
-    ManifestFile(fetch, len(data), file="benchmark").tensor(name)
-    return read
-
-
 def main() -> None:
     """Print the table."""
     for grid in ((RANKS, 1), (16, RANKS // 16)):
@@ -131,11 +118,9 @@ def main() -> None:
         print(f"{RANKS} ranks × {TENSORS:,} chunks, each tensor cut {grid[0]} × {grid[1]}")
         data = best("write, interop=False", lambda index=index: encode(index, interop=False))  # type: ignore[misc]
         best("read", lambda data=data: read_index(data, file="benchmark"))  # type: ignore[misc]
-        name = index.tensor_names[TENSORS // 2]
-        read = best("one tensor's rows", lambda data=data, name=name: one_tensor(data, name))  # type: ignore[misc]
         head = best("head for stock", lambda index=index: stock_head(index))  # type: ignore[misc]
         print(f"  {(len(data) - borders) / chunks:.2f} bytes per chunk, {borders / chunks:.2f} more for running CRCs;")
-        print(f"  one tensor: {read:,} of {len(data):,} bytes; the head: {len(head) / chunks:.2f} bytes per chunk")
+        print(f"  {len(data):,} bytes; the head: {len(head) / chunks:.2f} bytes per chunk")
     for framed in (False, True):
         index = scalars(framed=framed)
         print(f"{SCALARS:,} scalar tensors, {'torch layout' if framed else 'raw layout, interop=False'}")

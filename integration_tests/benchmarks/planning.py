@@ -29,7 +29,7 @@ from dcp_core.records.metadata import Metadata, StorageMeta
 from dcp_core.records.protocols import SavePlan
 from dcp_core.tables.metadata_columns import records_of, written_index
 from dcp_core.tables.plan_columns import PlanColumns
-from dcp_manifest import CheckpointIndex, ManifestFile
+from dcp_manifest import CheckpointIndex, read_index
 from dcp_manifest.file.manifest_write import encode as encode_index
 from dcp_manifest.index.columns import Framing, starts
 from dcp_manifest.index.stored_items import StoredItems
@@ -198,7 +198,7 @@ def results_of(exchange: PlanExchange, index: CheckpointIndex) -> list[PackedRes
 
 
 def manifest_of(metadata: Metadata, exchange: PlanExchange) -> dict[str, float]:
-    """Size of the index that is published, and the time to write it and to find one tensor in it."""
+    """Size of the index that is published, and the time to write and to read it."""
     records = records_of(metadata)
     assert records is not None
     packed = results_of(exchange, records.index)
@@ -207,13 +207,11 @@ def manifest_of(metadata: Metadata, exchange: PlanExchange) -> dict[str, float]:
     index.info = INFO
     data = encode_index(index, interop=False)
     written = time.process_time()
-    ManifestFile(lambda offset, length: data[offset : offset + length], len(data), file="simulated").tensor(
-        index.tensor_names[TENSORS // 2]
-    )
+    read_index(data, file="simulated")
     return {
         "manifest_bytes": len(data),
         "write_seconds": written - start,
-        "one_tensor_seconds": time.process_time() - written,
+        "read_seconds": time.process_time() - written,
     }
 
 
@@ -285,7 +283,7 @@ def main() -> None:
         return
     print(f"{TENSORS:,} tensors; processor seconds of the coordinator, bytes of one rank")
     print(
-        "  ranks   decode     plan   encode |  sends    gets  unchanged    rank |  index  write  1 tensor | MiB planned"
+        "  ranks   decode     plan   encode |  sends    gets  unchanged    rank |  index  write    read | MiB planned"
     )
     rows = []
     for world in options.ranks:
@@ -295,7 +293,7 @@ def main() -> None:
         print(
             f"{world:7,} {decoding:8.2f} {planning:8.2f} {encoding:8.2f} | {up / 1e3:5.1f}k {down / 1e3:6.1f}k |"
             f" {row['again_up_bytes']:7,} B {row['rank_seconds'] * 1e3:4.0f}ms | {row['manifest_bytes'] / 1e6:5.1f}M"
-            f" {row['write_seconds']:5.2f}s {row['one_tensor_seconds'] * 1e3:6.1f}ms |"
+            f" {row['write_seconds']:5.2f}s {row['read_seconds']:6.2f}s |"
             f" {row['idle_mib']:5,.0f} {row['planned_mib']:6,.0f} {row['peak_mib']:6,.0f}",
             flush=True,
         )

@@ -8,7 +8,6 @@ from dcp_manifest.errors import (
     UnsafeCheckpointError,
     UnsupportedFormatError,
 )
-from dcp_manifest.file.manifest_file import ManifestFile
 from dcp_manifest.file.manifest_read import read_index
 from dcp_manifest.folders.find_checkpoints import FoundCheckpoint, checkpoints_below, index_of
 from dcp_manifest.folders.folder import LocalFolder
@@ -21,7 +20,6 @@ __all__ = [
     "CorruptCheckpointError",
     "FoundCheckpoint",
     "LocalFolder",
-    "ManifestFile",
     "StoredChunk",
     "StoredItem",
     "StoredTensor",

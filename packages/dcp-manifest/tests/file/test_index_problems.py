@@ -5,7 +5,7 @@ import zlib
 import numpy as np
 import pytest
 
-from dcp_manifest.file.blob import BLOCK_BYTES, FOOTER_BYTES, Footer, WholeBlob, read_footer
+from dcp_manifest.file.blob import BLOCK_BYTES, FOOTER_BYTES, Blob, Footer, read_footer
 from dcp_manifest.file.index_problems import examine
 from dcp_manifest.file.manifest_write import encode
 
@@ -35,7 +35,7 @@ def test_every_damaged_block_is_named(make_index):
     )  # fmt: skip
     data = bytearray(encode(index, interop=False))
     footer = read_footer(data[-FOOTER_BYTES:], size=len(data), file="f")
-    blob = WholeBlob(memoryview(bytes(data))[footer.manifest_offset : -FOOTER_BYTES], file="f")
+    blob = Blob(memoryview(bytes(data))[footer.manifest_offset : -FOOTER_BYTES], file="f")
     start = footer.manifest_offset + blob.header.data_start + blob.header.extents["chunk.crc32"][0]
     for block in (0, 2):
         data[start + block * BLOCK_BYTES + 9] ^= 1
@@ -60,11 +60,11 @@ def test_a_wrong_stub_flag_is_found(own_bytes):
 def test_wrong_block_crcs_under_right_other_crcs_are_found(rich_bytes):
     footer = read_footer(rich_bytes[-FOOTER_BYTES:], size=len(rich_bytes), file="f")
     manifest = bytearray(rich_bytes[footer.manifest_offset : -FOOTER_BYTES])
-    blob = WholeBlob(memoryview(bytes(manifest)), file="f")
+    blob = Blob(memoryview(bytes(manifest)), file="f")
     place = blob.header.data_start + blob.header.extents["block_crcs"][0]
     manifest[place] ^= 1
-    changed = WholeBlob(memoryview(bytes(manifest)), file="f")
-    crcs = changed.read("block_crcs", 0, changed.header.columns["block_crcs"].count).tobytes()
+    changed = Blob(memoryview(bytes(manifest)), file="f")
+    crcs = changed.read("block_crcs").tobytes()
     index_crc = zlib.crc32(crcs, zlib.crc32(manifest[: blob.header.data_start]))
     sealed = Footer(footer.manifest_offset, len(manifest), footer.head_crc32, zlib.crc32(manifest), index_crc)
     data = rich_bytes[: footer.manifest_offset] + bytes(manifest) + sealed.to_bytes()

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dcp_manifest import CorruptCheckpointError, UnsafeCheckpointError, UnsupportedFormatError, read_index
-from dcp_manifest.file.blob import FLAG_STUB_HEAD, FOOTER_BYTES, Footer, WholeBlob, read_footer
+from dcp_manifest.file.blob import FLAG_STUB_HEAD, FOOTER_BYTES, Blob, Footer, read_footer
 from dcp_manifest.file.manifest_write import encode
 from dcp_manifest.index.columns import ManifestInfo
 from dcp_manifest.stock.stock_write import stub_head
@@ -68,7 +68,7 @@ def test_the_manifest_is_a_safetensors_file(rich_bytes):
 
 def test_columns_are_narrow_and_equal_rows_are_stored_once(rich_bytes, own_bytes):
     _, manifest, _ = parts(rich_bytes)
-    columns = WholeBlob(memoryview(manifest), file="f").header.columns
+    columns = Blob(memoryview(manifest), file="f").header.columns
     assert {name: (column.dtype, column.count) for name, column in columns.items()}.items() >= {
         "chunk.position": ("<u8", 7),
         "chunk.offset.0": ("<u1", 6),
@@ -78,7 +78,7 @@ def test_columns_are_narrow_and_equal_rows_are_stored_once(rich_bytes, own_bytes
         "chunk.stored_bytes": ("<u4", 7),
     }.items()
     _, manifest, _ = parts(own_bytes)
-    assert "chunk.stored_bytes" not in WholeBlob(memoryview(manifest), file="f").header.columns
+    assert "chunk.stored_bytes" not in Blob(memoryview(manifest), file="f").header.columns
 
 
 @pytest.mark.parametrize("which", ["rich_bytes", "own_bytes"])

@@ -5,7 +5,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from dcp_manifest.file.blob import FOOTER_BYTES, WholeBlob, pack, read_footer
+from dcp_manifest.file.blob import FOOTER_BYTES, Blob, pack, read_footer
 from dcp_manifest.file.manifest_read import ManifestReader
 from dcp_manifest.file.manifest_write import encode
 from dcp_manifest.index.schema import check_index
@@ -16,8 +16,8 @@ def crafted(rich):
     """The rich manifest with some columns or row counts replaced."""
     data = encode(rich)
     footer = read_footer(data[-FOOTER_BYTES:], size=len(data), file="f")
-    blob = WholeBlob(memoryview(data)[footer.manifest_offset : -FOOTER_BYTES], file="f")
-    columns = {name: blob.read(name, 0, column.count) for name, column in blob.header.columns.items()}
+    blob = Blob(memoryview(data)[footer.manifest_offset : -FOOTER_BYTES], file="f")
+    columns = {name: blob.read(name) for name in blob.header.columns}
     del columns["block_crcs"]
 
     def make(rows=(), info=(), stored=None, **changed):
@@ -28,7 +28,7 @@ def crafted(rich):
             "info": {**blob.header.metadata["info"], **dict(info)},
         }
         kept = {name: values for name, values in {**columns, **changed}.items() if values is not None}
-        return ManifestReader(WholeBlob(memoryview(pack(kept, metadata)[0]), file="f"))
+        return ManifestReader(Blob(memoryview(pack(kept, metadata)[0]), file="f"))
 
     return make
 

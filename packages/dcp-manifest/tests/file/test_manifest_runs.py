@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dcp_manifest import CorruptCheckpointError, ManifestFile, UnsupportedFormatError, read_index
+from dcp_manifest import CorruptCheckpointError, UnsupportedFormatError, read_index
 from dcp_manifest.file import blob, manifest_write
-from dcp_manifest.file.blob import FOOTER_BYTES, WholeBlob, pack, read_footer
+from dcp_manifest.file.blob import FOOTER_BYTES, Blob, pack, read_footer
 from dcp_manifest.file.manifest_read import ManifestReader
 from dcp_manifest.file.manifest_write import encode
 from dcp_manifest.index import columns, schema
@@ -45,11 +45,7 @@ def footer_of(data):
 
 
 def whole_blob(data):
-    return WholeBlob(memoryview(data)[footer_of(data).manifest_offset : -FOOTER_BYTES], file="f")
-
-
-def opened(data):
-    return ManifestFile(lambda offset, length: data[offset : offset + length], len(data), file="f")
+    return Blob(memoryview(data)[footer_of(data).manifest_offset : -FOOTER_BYTES], file="f")
 
 
 def test_an_even_index_is_small_and_reads_the_same(even, assert_same, monkeypatch):
@@ -73,17 +69,6 @@ def test_an_index_with_more_rows_than_bytes_in_runs_is_stored_without_runs(make_
     data = encode(index, interop=False)
     assert footer_of(data).major == 1
     assert_same(index, read_index(data, file="f"))
-
-
-def test_one_tensor_alone(even, assert_same):
-    data, plain = encode(even, interop=False), even
-    for row, name in enumerate(plain.tensor_names):
-        found = opened(data).tensor(name)
-        own = slice(row * RANKS, (row + 1) * RANKS)
-        assert found.chunk_items.file.tolist() == plain.chunk_items.file[own].tolist()
-        assert found.chunk_items.offset.tolist() == plain.chunk_items.offset[own].tolist()
-        assert found.chunk_offsets.tolist() == plain.chunk_offsets[own.start * 2 : own.stop * 2].tolist()
-        assert found.chunk_sizes.tolist() == plain.chunk_sizes[own.start * 2 : own.stop * 2].tolist()
 
 
 @st.composite
@@ -166,7 +151,7 @@ CASES = {
 def test_contradictions_are_named(even, name):
     data = encode(even, interop=False)
     whole = whole_blob(data)
-    columns = {key: whole.read(key, 0, column.count) for key, column in whole.header.columns.items()}
+    columns = {key: whole.read(key) for key in whole.header.columns}
     del columns["block_crcs"]
     changed = dict(CASES[name])
     metadata = {**whole.header.metadata}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dcp_manifest import UnsupportedFormatError, read_index
-from dcp_manifest.file.blob import WholeBlob, pack
+from dcp_manifest.file.blob import Blob, pack
 from dcp_manifest.file.manifest_read import IndexFile, ManifestReader
 from dcp_manifest.file.manifest_write import encode
 from dcp_manifest.index.literal_keys import LiteralKey
@@ -63,7 +63,7 @@ def test_columns_that_do_not_fit_are_refused(name, lengths, kinds):
     columns = {key: np.array(values, np.uint8) for key, values in columns.items()}
     manifest, _ = pack(columns, {"rows": rows, "stored": []})
     with pytest.raises(ValueError, match="path"):
-        ManifestReader(WholeBlob(memoryview(manifest), file="f")).paths([name])
+        ManifestReader(Blob(memoryview(manifest), file="f")).paths([name])
 
 
 @pytest.mark.parametrize("part", [1.5, None, True, b"x", 10**18])

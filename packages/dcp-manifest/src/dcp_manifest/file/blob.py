@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,14 +25,10 @@ __all__ = [
     "UTF8",
     "Blob",
     "Footer",
-    "LazyBlob",
-    "ReadRange",
-    "WholeBlob",
     "first_blocks",
     "index_crc32",
     "pack",
     "pack_strings",
-    "read_exactly",
     "read_footer",
     "unpack_strings",
 ]
@@ -48,8 +44,6 @@ _METADATA_KEY = "dcp-manifest"
 Unsigned = npt.NDArray[np.unsignedinteger[Any]]
 _DTYPES = {"U8": "<u1", "U16": "<u2", "U32": "<u4", "U64": "<u8"}
 _ALIGNMENT = 8
-ReadRange = Callable[[int, int], bytes]
-_FIRST_READ_BYTES = 16 * 1024
 UTF8 = ("utf-8", "surrogatepass")
 
 
@@ -77,93 +71,21 @@ class Header:
     data_bytes: int
 
 
-class Blob(Protocol):
-    """A manifest's blob, of which some rows can be read."""
-
-    file: str
-
-    @property
-    def header(self) -> Header:
-        """Parsed header."""
-        ...
-
-    def read(self, name: str, start: int, stop: int) -> Unsigned:
-        """Read rows [start, stop), verified by CRCs, in the stored dtype."""
-        ...
-
-
-class WholeBlob:
-    """A blob in memory, with a checked CRC. Raises CorruptCheckpointError for an invalid header."""
+class Blob:
+    """A manifest's bytes, with a checked CRC. Raises CorruptCheckpointError for an invalid header."""
 
     def __init__(self, data: memoryview, *, file: str) -> None:
-        self.file = file
         self.data = data
-        length = _header_length(data[:_PREFIX_BYTES], size=len(data), file=file)
+        length = int.from_bytes(data[:_PREFIX_BYTES], "little")
+        if len(data) < _PREFIX_BYTES or length > len(data) - _PREFIX_BYTES:
+            raise CorruptCheckpointError(f"the manifest of {len(data)} bytes has no room for its header", file=file)
         self.header = _parse_header(bytes(data[_PREFIX_BYTES : _PREFIX_BYTES + length]), size=len(data), file=file)
 
-    def read(self, name: str, start: int, stop: int) -> Unsigned:
-        """See `Blob.read`."""
+    def read(self, name: str) -> Unsigned:
+        """Return a column, in the stored dtype."""
         column, data_start = self.header.columns[name], self.header.data_start
-        data = self.data[data_start + column.start : data_start + column.stop]
-        numbers: Unsigned = np.frombuffer(data, column.dtype)[start:stop]
+        numbers: Unsigned = np.frombuffer(self.data[data_start + column.start : data_start + column.stop], column.dtype)
         return numbers
-
-
-class LazyBlob:
-    """A blob in a file. Raises CorruptCheckpointError if header or block CRCs are damaged."""
-
-    def __init__(self, read: ReadRange, footer: Footer, *, file: str) -> None:
-        self.file = file
-        self._read = read
-        self._start = footer.manifest_offset
-        beginning = self._beginning(footer.manifest_bytes)
-        self.header = _parse_header(beginning[_PREFIX_BYTES:], size=footer.manifest_bytes, file=file)
-        column = self.header.columns.get(BLOCK_CRCS)
-        if column is not None and column.dtype != "<u4":
-            raise CorruptCheckpointError("the manifest's block CRCs are not 32-bit numbers", file=file)
-        crcs = b"" if column is None else self._bytes(column, 0, column.stop - column.start)
-        if zlib.crc32(crcs, zlib.crc32(beginning)) != footer.index_crc32:
-            raise CorruptCheckpointError("the manifest's header is damaged", file=file, offset=self._start)
-        self._crcs: npt.NDArray[np.uint32] = np.frombuffer(crcs, "<u4")
-        self._first, total = first_blocks(self.header)
-        if total != len(self._crcs):
-            raise CorruptCheckpointError(f"the manifest has {len(self._crcs)} block CRCs, not {total}", file=file)
-
-    def read(self, name: str, start: int, stop: int) -> Unsigned:
-        """See `Blob.read`."""
-        column = self.header.columns[name]
-        if start >= stop:
-            return np.zeros(0, np.uint8)
-        width = np.dtype(column.dtype).itemsize
-        first, last = start * width // BLOCK_BYTES, -(-stop * width // BLOCK_BYTES)
-        data = self._bytes(column, first * BLOCK_BYTES, min(last * BLOCK_BYTES, column.stop - column.start))
-        for block in range(first, last):
-            place = (block - first) * BLOCK_BYTES
-            if zlib.crc32(data[place : place + BLOCK_BYTES]) != self._crcs[self._first[name] + block]:
-                offset = self._start + self.header.data_start + column.start + block * BLOCK_BYTES
-                raise CorruptCheckpointError(f"the column {name} is damaged", file=self.file, offset=offset)
-        skipped = start - first * BLOCK_BYTES // width
-        numbers: Unsigned = np.frombuffer(data, column.dtype)[skipped : skipped + stop - start]
-        return numbers
-
-    def _beginning(self, size: int) -> bytes:
-        data = read_exactly(self._read, self._start, min(size, _FIRST_READ_BYTES), file=self.file)
-        needed = _PREFIX_BYTES + _header_length(data[:_PREFIX_BYTES], size=size, file=self.file)
-        if needed > len(data):
-            data += read_exactly(self._read, self._start + len(data), needed - len(data), file=self.file)
-        return data[:needed]
-
-    def _bytes(self, column: Column, start: int, stop: int) -> bytes:
-        offset = self._start + self.header.data_start + column.start
-        return read_exactly(self._read, offset + start, stop - start, file=self.file)
-
-
-def read_exactly(read: ReadRange, offset: int, length: int, *, file: str) -> bytes:
-    """Read `length` bytes; CorruptCheckpointError if the file is too short."""
-    data = read(offset, length)
-    if len(data) != length:
-        raise CorruptCheckpointError(f"the file ends after {len(data)} of {length} bytes", file=file, offset=offset)
-    return data
 
 
 def pack(columns: Mapping[str, Unsigned], metadata: Mapping[str, Any]) -> tuple[bytes, int]:
@@ -214,13 +136,6 @@ def index_crc32(blob: memoryview, header: Header) -> int:
     if column is not None:
         crc = zlib.crc32(blob[header.data_start + column.start : header.data_start + column.stop], crc)
     return crc
-
-
-def _header_length(prefix: bytes | memoryview, *, size: int, file: str) -> int:
-    length = int.from_bytes(prefix, "little")
-    if len(prefix) < _PREFIX_BYTES or length > size - _PREFIX_BYTES:
-        raise CorruptCheckpointError(f"the manifest of {size} bytes has no room for its header", file=file)
-    return length
 
 
 def _parse_header(text: bytes, *, size: int, file: str) -> Header:

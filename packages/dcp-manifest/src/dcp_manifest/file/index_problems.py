@@ -104,7 +104,7 @@ def _manifest_problems(found: IndexFile, footer: Footer) -> Iterator[Problem]:
         yield Problem("the manifest's header or its block CRCs are damaged", found.file, offset=footer.manifest_offset)
         return
     column = blob.header.columns.get(BLOCK_CRCS)
-    crcs = np.zeros(0, np.uint32) if column is None else blob.read(BLOCK_CRCS, 0, column.count)
+    crcs = np.zeros(0, np.uint32) if column is None else blob.read(BLOCK_CRCS)
     first, total = first_blocks(blob.header)
     if total != len(crcs):
         yield Problem(

@@ -17,7 +17,6 @@ from dcp_manifest.file.blob import (
     FOOTER_BYTES,
     UTF8,
     Blob,
-    WholeBlob,
     read_footer,
     unpack_strings,
 )
@@ -53,7 +52,7 @@ from dcp_manifest.index.schema import (
 )
 from dcp_manifest.stock.stock_read import read_stock
 from dcp_manifest.stock.stock_write import MARKER_MODULE, is_stub
-from dcp_manifest.types import I64, Buffer
+from dcp_manifest.types import I64, U32, Buffer
 
 __all__ = ["IndexFile", "ManifestReader", "read_index"]
 
@@ -86,9 +85,9 @@ class IndexFile:
         self._manifest = self.view[footer.manifest_offset : -FOOTER_BYTES] if footer else memoryview(b"")
 
     @cached_property
-    def blob(self) -> WholeBlob:
+    def blob(self) -> Blob:
         """The manifest; only its header has been checked."""
-        return WholeBlob(self._manifest, file=self.file)
+        return Blob(self._manifest, file=self.file)
 
     def read(self) -> CheckpointIndex:
         """Return the index; see `read_index`."""
@@ -139,7 +138,6 @@ class ManifestReader:
             raise TypeError("the manifest does not say which values are stored")
         self._stored = stored
         self._limit = blob.header.data_start + blob.header.data_bytes
-        self._runs: dict[str, ColumnRuns] = {}
         self._names = self.columns.keys() | self._rows
 
     def info(self) -> ManifestInfo:
@@ -162,175 +160,119 @@ class ManifestReader:
             raise ValueError(f"a manifest of {self._limit} bytes cannot have {count!r} rows of {table}")
         return count
 
-    def column(
-        self, name: str, start: int = 0, stop: int | None = None, *, total: int | None = None, dim: int = 0
-    ) -> Any:
-        """Return rows [start, stop) of a column, in the schema's dtype; a list for strings.
+    def column(self, name: str, *, total: int | None = None, dim: int = 0) -> Any:
+        """Return a column in the schema's dtype; a list for strings.
 
         `total` is the number of rows of a column that a sum counts.
         """
         column = COLUMNS[name]
         total = self.count(column.table) if total is None else total
-        if column.dtype is str:
-            return self._strings(name, total)
-        return self._numbers(name.format(d=dim), column.dtype, start, total if stop is None else stop, total)
+        return (
+            self._strings(name, total)
+            if column.dtype is str
+            else self._numbers(name.format(d=dim), column.dtype, total)
+        )
 
-    def _numbers(self, name: str, dtype: type[N], start: int, stop: int, total: int) -> npt.NDArray[N]:
+    def _numbers(self, name: str, dtype: type[N], total: int) -> npt.NDArray[N]:
         column = self.columns.get(name)
         if total > self._limit * MAX_NUMBERS_PER_BYTE:
             raise ValueError(f"a manifest of {self._limit} bytes cannot have {total} numbers in {name}")
         values: npt.NDArray[Any]
         if name in self._rows:
-            values = self._column_runs(name, total).numbers(start, stop)
+            values = self._runs(name, total).numbers()
         elif column is None:
             raise ValueError(f"the column {name} is missing")
         elif column.count == 1 and total > 1:
-            values = np.repeat(self.blob.read(name, 0, 1), stop - start)
+            values = np.repeat(self.blob.read(name), total)
         elif column.count != total:
             raise ValueError(f"the column {name} has {column.count} rows, not {total}")
         else:
-            values = self.blob.read(name, start, stop)
+            values = self.blob.read(name)
         top = int(values.max()) if len(values) else 0
         if top > np.iinfo(dtype).max:
             raise ValueError(f"the column {name} contains {top}, which is out of range")
         return values.astype(dtype)
 
-    def _column_runs(self, name: str, total: int) -> ColumnRuns:
-        if name not in self._runs:
-            count = self.count(name)
-            parts = [self._numbers(f"{name}.{part}", np.uint64, 0, count, count) for part in ColumnRuns.names]
-            self._runs[name] = ColumnRuns(*parts)
-            self._runs[name].check(total)
-        return self._runs[name]
+    def _runs(self, name: str, total: int) -> ColumnRuns:
+        count = self.count(name)
+        runs = ColumnRuns(*[self._numbers(f"{name}.{part}", np.uint64, count) for part in ColumnRuns.names])
+        runs.check(total)
+        return runs
 
     def _strings(self, name: str, total: int) -> list[str]:
         column = self.columns.get(f"{name}.text")
         if column is None or column.dtype != "<u1":
             raise ValueError(f"the column {name}.text is missing")
-        lengths = self._numbers(f"{name}.bytes", np.int64, 0, total, total)
+        lengths = self._numbers(f"{name}.bytes", np.int64, total)
         try:
-            return unpack_strings(self.blob.read(f"{name}.text", 0, column.count).astype(np.uint8), lengths)
+            return unpack_strings(self.blob.read(f"{name}.text").astype(np.uint8), lengths)
         except ValueError as error:
             raise ValueError(f"the table {name} is damaged: {error}") from error
 
-    def _part(self, name: str, start: int, stop: int) -> Any:
+    def _ragged(self, name: str, counts: str | None = None) -> Any:
+        """Return a column whose length is its own, or the sum of the column `counts`."""
         column = self.columns.get(name)
-        if column is None or not 0 <= start <= stop <= column.count:
+        if column is None or not (counts is None or _add_up(self.column(counts), column.count)):
             raise ValueError(f"the column {name} does not have the rows that the tables ask for")
-        return self.column(name, start, stop, total=column.count)
+        return self.column(name, total=column.count)
 
-    def _fields(self, columns: Iterable[Column], start: int = 0, stop: int | None = None) -> dict[str, Any]:
+    def _fields(self, columns: Iterable[Column]) -> dict[str, Any]:
         counted = [column for column in columns if column.field and not column.table.startswith("Σ")]
-        return {column.field: self.column(column.name, start, stop) for column in counted}
+        return {column.field: self.column(column.name) for column in counted}
 
-    def tables(self) -> CheckpointIndex:
-        """Return an index with only `info`, dtypes, files and chains."""
+    def whole(self) -> CheckpointIndex:
+        """Return the index."""
         links, counts = self.column("link"), self.column("chain.links")
         if not _add_up(counts, len(links)):
             raise ValueError("the table of transforms does not match the chains")
-        ends = starts(counts).tolist()
-        names = {field: tuple(values) for field, values in self._fields(TABLES).items()}
-        return CheckpointIndex(
-            names["dtypes"],
-            names["files"],
-            chains=tuple([tuple(links[start:end]) for start, end in pairwise(ends)]),
-            info=self.info(),
-        )
-
-    def tensors(self) -> CheckpointIndex:
-        """Return an index with only the table of tensors."""
-        index = CheckpointIndex(**self._fields(TENSORS))
+        chains = tuple([tuple(links[start:end]) for start, end in pairwise(starts(counts).tolist())])
+        index = CheckpointIndex(chains=chains, info=self.info(), **self._fields((*TENSORS, *OBJECTS, *ALIASES)))
+        index.dtypes, index.files = map(tuple, self._fields(TABLES).values())
         check_column(COLUMNS["tensor.ndim"], index.tensor_ndim, {})
         total = self.count("chunk")
         if not _add_up(index.tensor_chunks, total):
             raise ValueError(f"the tensors do not have {total} chunks")
         index.tensor_shape = self.column("tensor.shape", total=int(index.tensor_ndim.sum(dtype=np.int64)))
-        return index
-
-    def whole(self) -> CheckpointIndex:
-        """Return the whole index."""
-        index = self.tables()
-        tensors = self.tensors()
-        self.put_chunks(index, tensors, 0, len(tensors.tensor_names))
-        for field, values in self._fields((*OBJECTS, *ALIASES)).items():
-            setattr(index, field, values)
+        self._put_boxes(index)
+        if "chunk" in self._stored:
+            self._put_chunk_items(index)
         if "object" in self._stored:
-            running = self.columns.get("object.running")
-            count = running.count if running else 0
-            index.object_items = self._items("object", 0, self.count("object"), (0, count))
+            index.object_items = self._items("object", self._ragged("object.running"))
         index.paths = self.paths(index.names())
         return index
 
-    def put_chunks(self, index: CheckpointIndex, tensors: CheckpointIndex, start: int, stop: int) -> None:
-        """Set the tensors of `index` to rows [start, stop), with their chunks."""
-        shapes = tensors.shape_starts()
-        for column in TENSORS:
-            first, last = (start, stop) if column.table == "tensor" else (shapes[start], shapes[stop])
-            setattr(index, column.field, getattr(tensors, column.field)[first:last])
-        self._put_boxes(index, tensors, start, stop)
-        if "chunk" in self._stored:
-            chunks = tensors.chunk_starts()
-            first, last = int(chunks[start]), int(chunks[stop])
-            stored = None
-            if "chunk.stored_bytes" not in self._names:
-                item_bytes = self.column("dtype.item_bytes")
-                check_column(COLUMNS["dtype.item_bytes"], item_bytes, {})
-                check_column(COLUMNS["tensor.dtype"], index.tensor_dtype, {"dtype": len(item_bytes)})
-                stored = np.maximum(derived_bytes(index, item_bytes), 0).astype(np.uint64)
-            running = starts(self.column("tensor.running"))
-            place = int(running[start]), int(running[stop])
-            index.chunk_items = items = self._items("chunk", first, last, place, stored)
-            if "chunk.blocks" in self._names:
-                blocks = starts(self.column("tensor.blocks"))
-                place = int(blocks[start]), int(blocks[stop])
-                items.blocks = self._blocks(first, last, place)
-
-    def _put_boxes(self, index: CheckpointIndex, tensors: CheckpointIndex, start: int, stop: int) -> None:
+    def _put_boxes(self, index: CheckpointIndex) -> None:
         layout = BoxLayout(np.repeat(index.tensor_ndim, index.tensor_chunks))
         if layout.numbers > self._limit * MAX_NUMBERS_PER_BYTE:
             raise ValueError(f"a manifest of {self._limit} bytes cannot have {layout.numbers} offsets")
         index.chunk_offsets = np.empty(layout.numbers, np.int64)
         index.chunk_sizes = np.empty(layout.numbers, np.int64)
         for dim in range(layout.dims):
-            deep = starts(tensors.tensor_chunks * (tensors.tensor_ndim > dim))
-            first, last, total = int(deep[start]), int(deep[stop]), int(deep[-1])
+            total = int(index.tensor_chunks[index.tensor_ndim > dim].sum())
             for name, boxes in (("chunk.offset.{d}", index.chunk_offsets), ("chunk.size.{d}", index.chunk_sizes)):
-                boxes[layout.places(dim)] = self.column(name, first, last, total=total, dim=dim)
+                boxes[layout.places(dim)] = self.column(name, total=total, dim=dim)
 
-    def _items(
-        self,
-        table: str,
-        start: int,
-        stop: int,
-        running: tuple[int, int],
-        stored_bytes: npt.NDArray[np.uint64] | None = None,
-    ) -> ItemColumns:
-        present = [column for column in ITEMS_OF[table] if column.field != "stored_bytes" or stored_bytes is None]
-        fields = self._fields(present, start, stop)
-        if stored_bytes is not None:
-            fields["stored_bytes"] = stored_bytes
-        stored = fields["stored_bytes"]
-        check_column(COLUMNS[f"{table}.stored_bytes"], stored, {})
-        frame, leads, trails = (
-            self.column(f"{table}.frame", start, stop),
-            self.column("frame.lead"),
-            self.column("frame.trail"),
-        )
+    def _put_chunk_items(self, index: CheckpointIndex) -> None:
+        stored = None
+        if "chunk.stored_bytes" not in self._names:
+            item_bytes = self.column("dtype.item_bytes")
+            check_column(COLUMNS["dtype.item_bytes"], item_bytes, {})
+            check_column(COLUMNS["tensor.dtype"], index.tensor_dtype, {"dtype": len(item_bytes)})
+            stored = np.maximum(derived_bytes(index, item_bytes), 0).astype(np.uint64)
+        index.chunk_items = items = self._items("chunk", self._ragged("chunk.running", "tensor.running"), stored)
+        blocks = self._fields(BLOCKS) if "chunk.blocks" in self._names else {}
+        if blocks and blocks["counts"].any():
+            lengths, crcs = (self._ragged(name, "tensor.blocks") for name in ("block.bytes", "block.crc32"))
+            items.blocks = BlockColumns(**blocks, lengths=lengths, crcs=crcs)
+
+    def _items(self, table: str, running: U32, stored: npt.NDArray[np.uint64] | None = None) -> ItemColumns:
+        present = [column for column in ITEMS_OF[table] if column.field != "stored_bytes" or stored is None]
+        fields: dict[str, Any] = {"stored_bytes": stored, **self._fields(present)}
+        check_column(COLUMNS[f"{table}.stored_bytes"], fields["stored_bytes"], {})
+        frame, leads, trails = (self.column(name) for name in (f"{table}.frame", "frame.lead", "frame.trail"))
         check_column(COLUMNS[f"{table}.frame"], frame, {"frame": len(leads)})
-        return ItemColumns(
-            **fields,
-            lead=leads[frame],
-            length=leads[frame] + stored + trails[frame],
-            running_crcs=self._part(f"{table}.running", *running),
-        )
-
-    def _blocks(self, start: int, stop: int, blocks: tuple[int, int]) -> BlockColumns | None:
-        fields = self._fields(BLOCKS, start, stop)
-        if not fields["counts"].any():
-            return None
-        return BlockColumns(
-            **fields, lengths=self._part("block.bytes", *blocks), crcs=self._part("block.crc32", *blocks)
-        )
+        length = leads[frame] + fields["stored_bytes"] + trails[frame]
+        return ItemColumns(**fields, lead=leads[frame], length=length, running_crcs=running)
 
     def paths(self, names: list[str]) -> dict[str, tuple[PathElement, ...]] | None:
         """Return name → path in the nested state dict; None without paths."""

@@ -29,7 +29,7 @@ class ColumnRuns:
 
         runs = ColumnRuns.of(np.tile(np.arange(8, dtype=np.uint64) * 64, 1000))
         assert runs is not None and runs.repeats.tolist() == [1000] and runs.length.tolist() == [8]
-        assert runs.numbers(8, 10).tolist() == [0, 64]
+        assert runs.numbers()[8:10].tolist() == [0, 64]
         ```
     """
 
@@ -69,18 +69,14 @@ class ColumnRuns:
         if counts >= 2.0**62 or int((self.repeats * self.length).sum()) != total:
             raise ValueError(f"the runs have {counts:.0f} numbers, not {total}")
 
-    def numbers(self, start: int, stop: int) -> U64:
-        """Return the numbers [start, stop) of the column."""
+    def numbers(self) -> U64:
+        """Return the numbers of the column."""
         repeats = self.repeats.astype(np.int64)
         first = np.repeat(self.first, repeats)
         first += _count_up(repeats) * np.repeat(self.jump, repeats)
-        ends = starts(np.repeat(self.length, repeats))
-        low, high = np.searchsorted(ends[1:], start, "right"), np.searchsorted(ends[:-1], stop, "left")
-        begin = np.maximum(ends[low:high], start)
-        counts = np.minimum(ends[low + 1 : high + 1], stop) - begin
-        step = np.repeat(self.step, repeats)[low:high]
-        numbers = np.repeat(first[low:high] + (begin - ends[low:high]).astype(np.uint64) * step, counts)
-        numbers += _count_up(counts) * np.repeat(step, counts)
+        lengths = np.repeat(self.length, repeats).astype(np.int64)
+        numbers = np.repeat(first, lengths)
+        numbers += _count_up(lengths) * np.repeat(np.repeat(self.step, repeats), lengths)
         return numbers
 
 
