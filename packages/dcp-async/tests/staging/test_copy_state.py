@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,11 +10,9 @@ import torch
 
 from dcp_async.errors import StagingMismatchError
 from dcp_async.staging import checks
-from dcp_async.staging import copy_state as staging
 from dcp_async.staging.arenas import ArenaPool
 from dcp_async.staging.checks import MutationGuard
 from dcp_async.staging.copy_state import Copier, Stager
-from dcp_async.staging.placement import Placement, place
 from dcp_async.staging.skeleton import leaves_of, look_through
 from dcp_core import UnsupportedValueError
 from dcp_core.objects.object_bytes import DumpedObject, load_object
@@ -213,32 +210,6 @@ def test_a_description_of_another_tensor_than_the_copied_one_is_found(
     monkeypatch.undo()
     stager.stage({"w": torch.ones(4, 6)})
     assert stager.pool.nbytes == 4096
-
-
-SPOILED: dict[str, Any] = {
-    "not aligned": lambda it: replace(it, offsets=it.offsets + 2),
-    "past the end": lambda it: replace(it, nbytes=it.nbytes - 64),
-    "of the neighbour": lambda it: replace(it, offsets=it.offsets[::-1].copy()),
-    "with gaps": lambda it: replace(it, compact=~it.compact),
-    "not copied": lambda it: replace(it, pieces=tuple(column[1:] for column in it.pieces)),
-    "nothing copied": lambda it: replace(it, pieces=tuple(column[:0] for column in it.pieces)),
-    "two in one place": lambda it: replace(it, offsets=np.where(it.compact, it.pieces[1].max(), it.offsets)),
-    "from elsewhere": lambda it: replace(it, pieces=(it.pieces[0] + 64, *it.pieces[1:])),
-    "too little": lambda it: replace(it, pieces=(*it.pieces[:2], it.pieces[2] - 4)),
-}
-
-
-@pytest.mark.parametrize("what", SPOILED)
-def test_a_placement_that_would_mix_up_values_is_found(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
-    def spoiled(sources: Any, budget: Any) -> Placement:
-        found: Placement = SPOILED[what](place(sources, budget))
-        return found
-
-    base = torch.arange(100.0).reshape(10, 10)
-    state = {"a": base[:2], "b": base[1:3, 2:], "c": torch.ones(30), "d": torch.ones(10, 10)[:, ::2]}
-    monkeypatch.setattr(staging, "place", spoiled)
-    with pytest.raises(StagingMismatchError, match=r"'[abcd]' would be copied to a wrong location"):
-        _stager().stage(state)
 
 
 def test_an_error_gives_the_memory_back() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import torch
 from hypothesis import given
@@ -61,6 +63,27 @@ def test_copies_equal_their_sources_and_overlap_alike(tensors: list[torch.Tensor
                 aligned = all(each.data_ptr() % each.dtype.itemsize == 0 for each in (one, other))
                 if inside < (last + 1) * one.dtype.itemsize and aligned:
                     assert placement.offsets[other_at] - placement.offsets[at] == inside
+
+
+@given(views(), st.integers(8 * 64, 3000))
+def test_with_a_budget_no_copy_leaves_its_part_of_the_arena(tensors: list[torch.Tensor], budget_bytes: int) -> None:
+    with mock.patch.multiple(placement, _WAVE_MIN_BYTES=64, _PIECE_MIN_BYTES=64):
+        found = place(sources_of(tensors), Budget(budget_bytes))
+    resident = [number for number, tensor in enumerate(tensors) if found.offsets[number] < found.resident_bytes]
+    sources, offsets, lengths = (each.tolist() for each in found.pieces)
+    copied = [*found.by_tensor.tolist()]
+    for number in resident:
+        tensor = tensors[number]
+        extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        end = found.offsets[number] + (tensor.numel() if found.compact[number] else extent) * tensor.dtype.itemsize
+        assert not tensor.numel() or end <= found.resident_bytes
+        # What is copied as it is lies as far into its piece as in the source.
+        for source, offset, length in zip(sources, offsets, lengths, strict=True):
+            same = tensor.data_ptr() - source == found.offsets[number] - offset
+            if same and found.offsets[number] - offset >= 0 and end <= offset + length and not found.compact[number]:
+                copied.append(number)
+    assert {number for number in resident if tensors[number].numel()} <= {*copied}
+    assert found.nbytes - found.resident_bytes == found.wave_bytes >= 0
 
 
 def test_only_what_is_used_of_a_large_buffer_is_copied() -> None:

@@ -9,18 +9,13 @@ import ctypes
 import random
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from dcp_async.errors import StagingMismatchError
-from dcp_async.staging.placement import I64, Placement, Sources
+from dcp_async.staging.placement import Placement, Sources
 from dcp_async.staging.skeleton import Contents, leaves_of
-from dcp_core.tensors.tensor_memory import check_memory
 
-__all__ = ["MutationGuard", "Samples", "check_described", "check_placed"]
-
-Flags = npt.NDArray[np.bool_]
+__all__ = ["MutationGuard", "Samples", "check_described"]
 
 
 def check_described(contents: Contents, sources: Sources) -> None:
@@ -36,48 +31,6 @@ def check_described(contents: Contents, sources: Sources) -> None:
                 f"{contents.names[row]!r} is described as {_text(dtype, shape, strides)} at {address:#x}, but the "
                 f"copy is {_text(tensor.dtype, tensor.shape, tensor.stride())} at {tensor.data_ptr():#x}; {_REMEDY}"
             )
-
-
-def check_placed(contents: Contents, sources: Sources, placement: Placement) -> None:
-    """Raise StagingMismatchError unless each copy lies inside the arena, is aligned, and has all bytes of its tensor.
-
-    Raise UnsupportedValueError for a storage that is smaller than its tensor.
-    """
-    for row in sources.without_memory():
-        check_memory(contents.names[row], contents.tensors[row])
-    ends = placement.offsets + np.where(placement.compact, sources.element_bytes, sources.extents)
-    wrong = (placement.offsets % sources.item_bytes != 0) | (ends > placement.nbytes)
-    copied = (sources.extents > 0) & (placement.offsets < placement.resident_bytes)
-    wrong |= copied & (ends > placement.resident_bytes)
-    by_piece = copied.copy()
-    by_piece[placement.by_tensor] = False
-    wrong |= (placement.compact == by_piece) & copied & (sources.devices == 0)
-    rows = np.flatnonzero(by_piece)
-    wrong[rows] |= ~_in_pieces(sources.addresses[rows], placement.offsets[rows], ends[rows], placement)
-    wrong |= _in_others(placement, ends)
-    if wrong.any():
-        name = contents.names[int(np.flatnonzero(wrong)[0])]
-        raise StagingMismatchError(f"{name!r} would be copied to a wrong location; {_REMEDY}")
-
-
-def _in_pieces(addresses: I64, offsets: I64, ends: I64, placement: Placement) -> Flags:
-    begins, places, lengths = placement.pieces
-    if not len(places):
-        return np.zeros(len(offsets), bool)
-    piece = np.searchsorted(places, offsets, "right") - 1
-    own = offsets - places[piece] == addresses - begins[piece]
-    found: Flags = (piece >= 0) & own & (ends <= (places + lengths)[piece])
-    return found
-
-
-def _in_others(placement: Placement, ends: I64) -> Flags:
-    compact = np.flatnonzero(placement.compact & (placement.offsets < placement.resident_bytes))
-    begins = np.concatenate([placement.pieces[1], placement.offsets[compact]])
-    until = np.concatenate([placement.pieces[1] + placement.pieces[2], ends[compact]])
-    order = np.argsort(begins, kind="stable")
-    clash = begins[order][1:] < until[order][:-1]
-    found: Flags = np.isin(placement.offsets, begins[order][1:][clash])
-    return found
 
 
 _REMEDY = (

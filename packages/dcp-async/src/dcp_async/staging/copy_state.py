@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from dcp_async.staging.arenas import Arena, ArenaPool
-from dcp_async.staging.checks import MutationGuard, check_described, check_placed
+from dcp_async.staging.checks import MutationGuard, check_described
 from dcp_async.staging.placement import Budget, Placement, Sources, place, sources_of
 from dcp_async.staging.skeleton import Contents, Skeleton, fill, leaves_of, look_through
 from dcp_async.staging.waves import WaveSource
@@ -321,9 +321,9 @@ class Stager:
         if known is not None and known.sources.same_as(sources):
             self._known.remove(known)
         else:
-            placement = place(sources, budget)
-            check_placed(contents, sources, placement)
-            known = self._adopt(alike, contents, sources, placement, budget)
+            for row in sources.without_memory():
+                check_memory(contents.names[row], contents.tensors[row])
+            known = self._adopt(alike, contents, sources, place(sources, budget), budget)
         self._known.append(known)
         del self._known[:-_KEPT_STRUCTURES]
         return known
