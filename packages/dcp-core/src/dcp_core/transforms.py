@@ -5,9 +5,8 @@ from __future__ import annotations
 from dcp_core.encoding.compression import (
     Extension,
     ExtensionRegistry,
-    ItemStreams,
     StreamTransformExtension,
     undo,
 )
 
-__all__ = ["Extension", "ExtensionRegistry", "ItemStreams", "StreamTransformExtension", "undo"]
+__all__ = ["Extension", "ExtensionRegistry", "StreamTransformExtension", "undo"]

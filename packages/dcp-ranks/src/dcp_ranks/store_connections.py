@@ -244,7 +244,7 @@ def _clone(store: TimedStore, make: Callable[[], KeyValueStore], peer_timeout_se
         with guard_store("(connecting)"):
             store.check(["dcp"])
         socket.socket().close()  # without a descriptor torch would try again for minutes
-        clone: KeyValueStore = making.ask(open_leased, make, peer_timeout_seconds)
+        clone = making.ask(open_leased, make, peer_timeout_seconds)
     except CoordinatorLostError:
         raise
     except (RuntimeError, MemoryError, OSError) as error:

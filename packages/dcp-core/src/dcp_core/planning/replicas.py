@@ -24,7 +24,7 @@ from dcp_core.records.metadata import MetadataIndex
 from dcp_core.records.protocols import ReplicaKey, SavePlan, WriteItem
 from dcp_core.tables.plan_columns import columns_of
 from dcp_core.tensors.kinds import ArchivedTensor, hidden_parts, is_wrapper
-from dcp_core.tensors.tensor_memory import byte_view, contiguous, tensor_bytes
+from dcp_core.tensors.tensor_memory import INTEGERS, byte_view, contiguous, tensor_bytes
 
 __all__ = [
     "DivergentReplicaWarning",
@@ -192,12 +192,9 @@ def _positions(count: int, size: int, step: int) -> npt.NDArray[np.int64]:
     return (starts[:, None] + np.arange(size)).ravel()
 
 
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
 def _elements(tensor: torch.Tensor, positions: npt.NDArray[np.int64]) -> torch.Tensor:
     if not (tensor.is_complex() or tensor.is_neg()):  # torch cannot index tensors of some dtypes
-        tensor = tensor.view(_INTEGERS[tensor.itemsize])
+        tensor = tensor.view(INTEGERS[tensor.itemsize])
     at = tuple([torch.from_numpy(each) for each in np.unravel_index(positions, tuple(tensor.shape))])
     return tensor[at].resolve_conj().resolve_neg()
 

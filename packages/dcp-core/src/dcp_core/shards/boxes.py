@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeGuard, runtime_
 import torch
 
 from dcp_core.errors import UnsupportedValueError
+from dcp_core.tensors.kinds import FIELDS
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -33,7 +34,6 @@ __all__ = [
 ]
 
 Intervals = list[tuple[int, int]]
-_FIELDS = ("global_shape", "global_offsets", "local_offsets", "local_sizes")
 _SPEC_FIELDS = {"mesh", "placements", "tensor_meta", "shard_order", "use_strided_shard_as_shard_order"}
 
 
@@ -190,7 +190,7 @@ def declares_shards(value: object) -> TypeGuard[CheckpointableTensor]:
     """Return whether a value has these attributes."""
     # Checked for every tensor: most lack the first attribute.
     return (
-        hasattr(value, "global_shape") and isinstance(value, torch.Tensor) and all(hasattr(value, at) for at in _FIELDS)
+        hasattr(value, "global_shape") and isinstance(value, torch.Tensor) and all(hasattr(value, at) for at in FIELDS)
     )
 
 
@@ -216,7 +216,7 @@ def declared_boxes(fqn: str, tensor: CheckpointableTensor) -> tuple[LocalBox, ..
 
 def copy_declaration(source: CheckpointableTensor, target: torch.Tensor) -> None:
     """Copy the attributes."""
-    for name in _FIELDS:
+    for name in FIELDS:
         setattr(target, name, getattr(source, name))
 
 

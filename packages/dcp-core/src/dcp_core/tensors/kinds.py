@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DESCRIBING",
+    "FIELDS",
     "SCALARS",
     "ArchivedTensor",
     "TensorLike",
@@ -100,10 +101,10 @@ def rebuilt(value: Any, children: Iterable[Any]) -> Any:
     return pytree.tree_unflatten(list(children), spec)
 
 
-_FIELDS = {"global_shape", "global_offsets", "local_offsets", "local_sizes"}
+FIELDS = ("global_shape", "global_offsets", "local_offsets", "local_sizes")
 _METHODS = {"__create_write_items__", "__create_chunk_list__"}
 _GET_SHARD = "__get_tensor_shard__"
-DESCRIBING = frozenset({*_FIELDS, *_METHODS, _GET_SHARD, "_st_info"})
+DESCRIBING = frozenset({*FIELDS, *_METHODS, _GET_SHARD, "_st_info"})
 
 
 def described_like(source: torch.Tensor, copied: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,7 @@ from dcp_core.tensors.devices import CopyStream, device_module, pinned_buffer
 from dcp_core.tensors.kinds import is_wrapper
 
 __all__ = [
+    "INTEGERS",
     "BoxCopy",
     "DeviceCopies",
     "TensorPieces",
@@ -113,14 +114,14 @@ _WITH_KERNEL = frozenset(
         *(torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4),
     ]
 )
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def as_copyable(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor, or an integer view if PyTorch may not copy the dtype."""
     if tensor.dtype in _WITH_KERNEL or tensor.layout is not torch.strided:
         return tensor
-    return tensor.view(_INTEGERS[tensor.dtype.itemsize])
+    return tensor.view(INTEGERS[tensor.dtype.itemsize])
 
 
 def copy_elements(target: torch.Tensor, source: torch.Tensor, *, non_blocking: bool = False) -> None:

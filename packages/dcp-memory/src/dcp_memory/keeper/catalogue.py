@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from dcp_memory.keeper.arenas import Arena, Arenas
@@ -151,11 +150,6 @@ class Catalogue:
             arena.left.add(number)
         stored.left = self._slabs.readers(stored.ranges, {*stored.left, number})
         self.release(stored)
-
-    def objects(self) -> Iterator[StoredObject]:
-        """Yield all named objects."""
-        for names in self._folders.values():
-            yield from names.values()
 
     def _leave(self, reservation: Reservation) -> str | None:
         key = reservation.key

@@ -20,9 +20,8 @@ _READ_BYTES = 1 << 20
 class Peer:
     """A connection, and all that its client has. It never blocks; `number` is never used again."""
 
-    def __init__(self, connection: socket.socket, number: int, pid: int) -> None:
+    def __init__(self, connection: socket.socket, number: int) -> None:
         self.socket = connection
-        self.pid = pid
         self.borrower = Borrower(number)
         self.greeted = False
         """Whether the client has said what it is."""

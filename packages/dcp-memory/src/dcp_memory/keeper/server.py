@@ -128,7 +128,7 @@ class Server:
     def _admit(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         try:
-            pid, uid = peer_of(connection)
+            _, uid = peer_of(connection)
         except OSError:
             uid = -1
         if uid != os.geteuid():
@@ -137,7 +137,7 @@ class Server:
         strangers = [peer for peer in self._peers if not peer.greeted]
         if len(strangers) >= _MAX_STRANGERS:
             self._forget(min(strangers, key=lambda peer: peer.since))
-        peer = Peer(connection, next(self._numbers), pid)
+        peer = Peer(connection, next(self._numbers))
         self._peers.add(peer)
         self._selector.register(connection, selectors.EVENT_READ, peer)
 

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import pickle
-import socket
-import struct
 from dataclasses import dataclass
-from typing import Any
 
-__all__ = ["Call", "Done", "Gone", "Join", "Raised", "read_message", "send_message"]
-
-_LENGTH = struct.Struct("<Q")
+__all__ = ["Call", "Done", "Gone", "Join", "Raised"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,28 +54,3 @@ class Gone:
     """A rank process ended without replying."""
 
     text: str
-
-
-def send_message(connection: socket.socket, message: object) -> None:
-    """Pickle and send a message."""
-    data = pickle.dumps(message, protocol=5)
-    connection.sendall(_LENGTH.pack(len(data)) + data)
-
-
-def read_message(connection: socket.socket) -> Any:
-    """Receive and unpickle one message. Raises EOFError if the connection was closed."""
-    (length,) = _LENGTH.unpack(_read(connection, _LENGTH.size))
-    return pickle.loads(_read(connection, length))
-
-
-def _read(connection: socket.socket, length: int) -> bytes:
-    data = bytearray()
-    while len(data) < length:
-        try:
-            part = connection.recv(min(length - len(data), 1 << 20))
-        except ConnectionError as error:
-            raise EOFError from error
-        if not part:
-            raise EOFError
-        data += part
-    return bytes(data)

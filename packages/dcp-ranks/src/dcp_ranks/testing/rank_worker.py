@@ -17,13 +17,13 @@ import queue
 import re
 import resource
 import signal
-import socket
 import sys
 import threading
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
+from multiprocessing.connection import Connection
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -31,7 +31,7 @@ import cloudpickle
 import torch
 import torch.distributed as dist
 
-from dcp_ranks.testing.rank_messages import Call, Done, Join, Raised, read_message, send_message
+from dcp_ranks.testing.rank_messages import Call, Done, Join, Raised
 
 __all__ = ["die_with", "main"]
 
@@ -41,14 +41,14 @@ _Filter: TypeAlias = "tuple[Any, re.Pattern[str] | str | None, type[Warning], re
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run functions until the pool closes the socket; `arguments`: descriptor, process id of the pool."""
+    """Run functions until the pool closes the connection; `arguments`: descriptor, process id of the pool."""
     descriptor, parent = map(int, arguments)
     die_with(parent)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     faulthandler.enable()  # the pool ends a stuck process by SIGABRT, to get its stack
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent
     torch.set_num_threads(1)
-    connection = socket.socket(fileno=descriptor)
+    connection = Connection(descriptor)
     messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(connection, messages), daemon=True).start()
     worker = _Worker(connection)
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str]) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         _save_coverage()
-        send_message(connection, reply)
+        connection.send(reply)
 
 
 def _save_coverage() -> None:
@@ -75,16 +75,16 @@ def die_with(parent: int) -> None:
         os._exit(1)
 
 
-def _listen(connection: socket.socket, messages: queue.SimpleQueue[Any]) -> None:
+def _listen(connection: Connection, messages: queue.SimpleQueue[Any]) -> None:
     try:
         while True:
-            messages.put(read_message(connection))
-    except EOFError:
+            messages.put(connection.recv())
+    except (EOFError, ConnectionError):
         os._exit(1)
 
 
 class _Worker:
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._finder = _FileFinder()
         sys.meta_path.append(self._finder)
@@ -108,7 +108,7 @@ class _Worker:
             "127.0.0.1", message.port or 0, None, message.port is None, timeout=timeout, wait_for_workers=False
         )
         if message.port is None:
-            send_message(self._connection, Done(pickle.dumps(store.port)))
+            self._connection.send(Done(pickle.dumps(store.port)))
         if message.backend != "gloo" and torch.accelerator.is_available():
             module: Any = torch.get_device_module()
             module.set_device(message.rank % module.device_count())

@@ -7,7 +7,6 @@ import os
 import selectors
 import signal
 import site
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -17,12 +16,13 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing import Pipe
 from typing import Any, TypeAlias, TypeVar
 
 import cloudpickle
 
 from dcp_ranks.errors import RanksError
-from dcp_ranks.testing.rank_messages import Call, Done, Gone, Join, Raised, read_message, send_message
+from dcp_ranks.testing.rank_messages import Call, Done, Gone, Join, Raised
 from dcp_ranks.testing.rank_starter import shared_starter
 
 __all__ = ["RankError", "RankFailure", "RankPool"]
@@ -212,8 +212,8 @@ class RankPool:
 
     def _read(self, rank: int) -> Reply:
         try:
-            reply: Reply = self._processes[rank].read()
-        except EOFError:
+            reply: Reply = self._processes[rank].connection.recv()
+        except (EOFError, ConnectionError):
             return Gone(f"the process {self._processes[rank].how_it_ended()}\n")
         return reply
 
@@ -253,7 +253,7 @@ class RankPool:
 
 class _RankProcess:
     def __init__(self) -> None:
-        ours, theirs = socket.socketpair()
+        ours, theirs = Pipe()
         self.connection = ours
         self._output = tempfile.TemporaryFile(prefix="dcp-rank-")  # noqa: SIM115 - open as long as the process
         self._shown_from = 0
@@ -277,10 +277,7 @@ class _RankProcess:
 
     def send(self, message: object) -> None:
         with contextlib.suppress(ConnectionError):
-            send_message(self.connection, message)
-
-    def read(self) -> Any:
-        return read_message(self.connection)
+            self.connection.send(message)
 
     def mark_output(self) -> None:
         self._shown_from = os.fstat(self._output.fileno()).st_size

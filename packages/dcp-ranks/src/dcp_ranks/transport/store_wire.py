@@ -83,8 +83,6 @@ class KeyValueStore(Protocol):
     def check(self, keys: list[str], /) -> bool: ...  # noqa: D102
     def compare_set(self, key: str, expected: str, desired: str, /) -> bytes: ...  # noqa: D102
     def delete_key(self, key: str, /) -> bool: ...  # noqa: D102
-    def clone(self) -> KeyValueStore: ...  # noqa: D102
-    def set_timeout(self, timeout: timedelta, /) -> None: ...  # noqa: D102
 
 
 class TimedStore:
@@ -123,14 +121,6 @@ class TimedStore:
     def delete_key(self, key: str, /) -> bool:
         """Delete a key; return whether it was in the store."""
         return bool(self.ask(self.underlying_store.delete_key, key))
-
-    def clone(self) -> KeyValueStore:
-        """Open a further connection, with the same timeout."""
-        return TimedStore(self.ask(self.underlying_store.clone), self.timeout_seconds)
-
-    def set_timeout(self, timeout: timedelta, /) -> None:
-        """Set the time that an answer may take."""
-        self.timeout_seconds = timeout.total_seconds()
 
     def ask(self, request: Callable[..., Any], *arguments: Any) -> Any:
         """Make a request in the connection's thread. Raises RuntimeError if the answer is late or an error."""
