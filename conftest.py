@@ -34,7 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
     `--hypothesis-profile=random` draws new ones, and more.
     """
     if config.getoption("--device") == "pretend":
-        from dcp_core.testing import pretend  # noqa: PLC0415 - not every package has it installed
+        from integration_tests.devices import pretend  # noqa: PLC0415 - not every package has it installed
 
         if not pretend.is_possible():
             pytest.exit("this version of PyTorch lets no Python module be a device", returncode=0)
@@ -99,7 +99,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[str]:
     if name == "cuda":
         yield name
         return
-    from dcp_core.testing import pretend  # noqa: PLC0415 - not every package has it installed
+    from integration_tests.devices import pretend  # noqa: PLC0415 - not every package has it installed
 
     with pretend.machine.scheduled(pretend.Schedule()):
         yield name
@@ -139,7 +139,7 @@ def ranks(pytestconfig: pytest.Config) -> Iterator[RankPool]:
     pool_type = pytest.importorskip("dcp_ranks.testing.ranks", reason="needs dcp-ranks[testing]").RankPool
     setup = None
     if pytestconfig.getoption("--device") == "pretend":
-        from dcp_core.testing import pretend  # noqa: PLC0415 - not every package has it installed
+        from integration_tests.devices import pretend  # noqa: PLC0415 - not every package has it installed
 
         # One device, as PyTorch computes no gradients on a second one.
         setup = functools.partial(pretend.install, devices=1, schedule=pretend.Schedule(reuse=False))

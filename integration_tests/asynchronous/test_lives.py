@@ -18,7 +18,7 @@ DROPPED = """
 import gc, os, sys, time, threading, warnings, weakref
 import psutil, torch
 from dcp_async import AsyncSaver, SaverOptions
-from dcp_core.testing.memory import MemoryWriter
+from integration_tests.kits.memory import MemoryWriter
 
 gc.disable()  # as trainers do: what is freed is freed without it
 warnings.simplefilter("default")
@@ -57,7 +57,7 @@ import os, sys, threading, time, warnings
 import torch
 from dcp_async import AsyncCheckpointerType, AsyncSaver, async_save
 from dcp_async.saver import shared_saver
-from dcp_core.testing.memory import MemoryWriter
+from integration_tests.kits.memory import MemoryWriter
 warnings.filterwarnings("ignore", "This process", DeprecationWarning)
 
 class Slow(MemoryWriter):

@@ -16,8 +16,8 @@ import torch.distributed as dist
 from dcp_async import AsyncSaver, SaverOptions
 from dcp_core import load, save
 from dcp_ranks import PeerOptions
-from dcp_ranks.testing.coordinators import pretended_host
 from dcp_ranks.testing.ranks import RankPool
+from integration_tests.kits.coordinators import pretended_host
 
 Kind = Literal["thread", "process"]
 VICTIM = 2

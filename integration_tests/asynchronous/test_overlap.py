@@ -15,8 +15,8 @@ from dcp_async import AsyncSaver, SaveSkippedError
 from dcp_async.queue.jobs import SaveFuture
 from dcp_async.saver import shared_saver
 from dcp_core import load
-from dcp_core.testing.memory import MemoryWriter
 from dcp_ranks.testing.ranks import RankPool
+from integration_tests.kits.memory import MemoryWriter
 
 KINDS = ["thread", "process"]
 SAVES = 4

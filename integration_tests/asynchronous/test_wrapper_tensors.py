@@ -21,9 +21,9 @@ from torch.distributed.tensor.placement_types import Placement
 import dcp_all as dcp
 from dcp_async import AsyncSaver
 from dcp_core.errors import CheckpointException, UnsupportedValueError
-from dcp_core.testing.wrapper_tensors import WRAPPER_GLOBALS, BlockTensor, MethodTensor
 from dcp_state.options import StateDictOptions
 from dcp_state.sharding import convert_tensors
+from integration_tests.kits.wrapper_tensors import WRAPPER_GLOBALS, BlockTensor, MethodTensor
 
 ROWS, COLUMNS = 10, 8
 Make = Callable[[torch.Tensor], torch.Tensor]
@@ -219,7 +219,7 @@ def _save_inside_out(folder: str) -> str:
 
 def test_a_shard_inside_a_wrapper_tensor_is_refused(ranks: Any, tmp_path: Path) -> None:
     for message in ranks.run(2, _save_inside_out, str(tmp_path)):
-        assert "'w' is a tensor of class dcp_core.testing.wrapper_tensors.BlockTensor" in message
+        assert "'w' is a tensor of class integration_tests.kits.wrapper_tensors.BlockTensor" in message
         assert "holds a DTensor, this rank's part" in message
 
 
@@ -233,5 +233,5 @@ def _save_unknown(folder: str) -> str:
 
 def test_unknown_classes_are_refused_on_every_rank(ranks: Any, tmp_path: Path) -> None:
     for message in ranks.run(2, _save_unknown, str(tmp_path)):
-        assert "'m.rows block' is a tensor of class dcp_core.testing.wrapper_tensors.BlockTensor" in message
+        assert "'m.rows block' is a tensor of class integration_tests.kits.wrapper_tensors.BlockTensor" in message
         assert "add_safe_globals([BlockOptions, BlockTensor])" in message

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
 
-from dcp_ranks.testing.networks import NetworkHost
 from integration_tests.benchmarks.loopback_s3 import LoopbackS3
+from integration_tests.kits.networks import NetworkHost
 
 __all__ = ["OpenServer", "open_object_server"]
 

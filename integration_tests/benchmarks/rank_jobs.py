@@ -12,7 +12,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from dcp_ranks.testing.networks import NetworkHost
+from integration_tests.kits.networks import NetworkHost
 
 __all__ = ["host_of", "run_job"]
 

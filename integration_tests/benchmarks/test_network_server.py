@@ -6,8 +6,8 @@ import urllib.request
 
 import pytest
 
-from dcp_ranks.testing.networks import network_hosts, networks_missing
 from integration_tests.benchmarks.network_server import open_object_server
+from integration_tests.kits.networks import network_hosts, networks_missing
 
 
 def test_another_host_reaches_the_server() -> None:

@@ -27,7 +27,7 @@ from dcp_base.hookspecs import CheckpointEvent
 from dcp_base.progress import INTERVAL_SECONDS
 from dcp_core import events as core_events
 from dcp_core import hookimpl
-from dcp_ranks.testing.coordinators import group_store
+from integration_tests.kits.coordinators import group_store
 
 REST_SECONDS = 3.0  # what the others do themselves takes milliseconds
 

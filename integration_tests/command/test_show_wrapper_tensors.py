@@ -8,9 +8,9 @@ import torch
 from click.testing import CliRunner
 
 from dcp_core import save
-from dcp_core.testing.wrapper_tensors import WRAPPER_GLOBALS, BlockTensor, MethodTensor
 from dcp_inspect.commands.show import command
 from dcp_io.archives.stored_objects import outline_of_tensor
+from integration_tests.kits.wrapper_tensors import WRAPPER_GLOBALS, BlockTensor, MethodTensor
 
 
 @pytest.mark.parametrize(

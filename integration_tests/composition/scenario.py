@@ -154,14 +154,34 @@ def _continue_an_epoch(folder: str) -> None:
 
 
 @_step("dcp-core")
-def _save_and_load_in_memory(folder: str) -> None:
+def _save_and_load_by_own_storages(folder: str) -> None:
     from dcp_core import load, save
-    from dcp_core.testing.memory import MemoryReader, MemoryWriter
 
-    save(_state(3), storage_writer=MemoryWriter("here"))
+    writer, reader = _storages(f"{folder}/here")
+    save(_state(3), storage_writer=writer)
     state = _state(0)
-    load(state, storage_reader=MemoryReader("here"))
+    load(state, storage_reader=reader)
     _check(state)
+
+
+def _storages(folder: str) -> tuple[Any, Any]:
+    """A writer and a reader that are made of the core alone."""
+    from dcp_core import ByteStorageReader, ByteStorageWriter
+    from dcp_io import LocalStore, StoreBackend
+
+    class Opening:
+        def _open(self, checkpoint_id: Any) -> StoreBackend:
+            return StoreBackend(LocalStore(checkpoint_id))
+
+        @classmethod
+        def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+            return True
+
+    class Writer(Opening, ByteStorageWriter): ...
+
+    class Reader(Opening, ByteStorageReader): ...
+
+    return Writer(folder), Reader(folder)
 
 
 @_step("dcp-core", "dcp-fs")
@@ -199,12 +219,12 @@ def _compress(folder: str) -> None:
 def _save_in_a_thread(folder: str) -> None:
     from dcp_async import AsyncSaver
     from dcp_core import load
-    from dcp_core.testing.memory import MemoryReader, MemoryWriter
 
+    writer, reader = _storages(f"{folder}/thread")
     with AsyncSaver("thread") as saver:
-        saver.save(_state(3), storage_writer=MemoryWriter("thread"))
+        saver.save(_state(3), storage_writer=writer)
     state = _state(0)
-    load(state, storage_reader=MemoryReader("thread"))
+    load(state, storage_reader=reader)
     _check(state)
 
 

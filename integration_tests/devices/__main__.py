@@ -17,7 +17,7 @@ parser.add_argument(
 parser.add_argument("--json", type=Path, required=True, help="the report to write")
 given = parser.parse_args()
 if given.device == "pretend":
-    from dcp_core.testing import pretend
+    from integration_tests.devices import pretend
 
     pretend.install()
 report = measure(given.device, given.bytes, folder=given.folder)

@@ -19,12 +19,12 @@ from dcp_core.errors import CorruptCheckpointError
 from dcp_core.records.protocols import CheckpointId
 from dcp_core.tensors import tensor_memory
 from dcp_core.tensors.devices import pinned_buffer
-from dcp_core.testing import pretend
-from dcp_core.testing.memory import MemoryReader, MemoryWriter
-from dcp_core.testing.memory_store import OBJECTS, MemoryStore
 from dcp_io import StoreBackend
 from dcp_io.reading import read_plan
 from dcp_io.writing import write_engine
+from integration_tests.devices import pretend
+from integration_tests.kits.memory import MemoryReader, MemoryWriter
+from integration_tests.kits.memory_store import OBJECTS, MemoryStore
 
 __all__ = ["WrongValueError", "search"]
 

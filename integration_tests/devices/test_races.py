@@ -12,7 +12,7 @@ from dcp_async.staging import stagers
 from dcp_async.staging.arenas import Arena
 from dcp_core import loading, saving
 from dcp_core.tensors.devices import CopyStream
-from dcp_core.testing import pretend
+from integration_tests.devices import pretend
 from integration_tests.devices.schedules import search
 
 pytestmark = pytest.mark.device

@@ -21,11 +21,11 @@ from dcp_core.errors import CheckpointNotFoundError, CorruptCheckpointError
 from dcp_core.tensors import devices, tensor_memory
 from dcp_core.tensors.devices import CopyStream
 from dcp_core.tensors.tensor_memory import TensorPieces
-from dcp_core.testing import pretend
-from dcp_core.testing.memory import MemoryReader, MemoryWriter
-from dcp_core.testing.memory_store import OBJECTS
 from dcp_io.reading import read_plan
 from dcp_state import app_state
+from integration_tests.devices import pretend
+from integration_tests.kits.memory import MemoryReader, MemoryWriter
+from integration_tests.kits.memory_store import OBJECTS
 
 pytestmark = pytest.mark.device
 _LARGE = 40_000
@@ -285,7 +285,7 @@ _ENDING = """
 import os, sys, threading
 import torch
 from dcp_async import AsyncSaver, DefaultStager
-from dcp_core.testing import pretend
+from integration_tests.devices import pretend
 pretend.install()
 weight = torch.full((40_000,), 3.0, device=pretend.NAME)
 held = pretend.hold()

@@ -17,10 +17,10 @@ from dcp_async import AsyncSaver, SaverOptions
 from dcp_core import DefaultSavePlanner, DivergentReplicaWarning, load, save
 from dcp_core.planning.replicas import replica_digests
 from dcp_core.storage import storage_writer
-from dcp_core.testing.wrapper_tensors import WRAPPER_GLOBALS, BlockTensor
 from dcp_format import SafetensorsWriter
 from dcp_ranks.choose_coordinator import assume_job_size
 from dcp_state import app_state
+from integration_tests.kits.wrapper_tensors import WRAPPER_GLOBALS, BlockTensor
 
 pytestmark = pytest.mark.device
 safetensors = pytest.importorskip("safetensors.torch")

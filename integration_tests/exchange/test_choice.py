@@ -15,9 +15,9 @@ import dcp_all as dcp
 from dcp_base import imports
 from dcp_core import hookimpl
 from dcp_exchange.transfer import Transfer
-from dcp_ranks.testing.coordinators import caught
 from dcp_ranks.testing.ranks import RankPool
 from integration_tests.exchange.counting import CountingReader, blank, same, whole
+from integration_tests.kits.coordinators import caught
 
 LOCAL = "the checkpoint is on a local disk, from which each rank reads fast"
 REMOTE = "the checkpoint is in a remote storage"

@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 
 import dcp_all as dcp
-from dcp_ranks.testing.coordinators import caught
 from dcp_ranks.testing.ranks import RankPool
 from integration_tests.exchange.counting import CountingReader, blank, same, whole
+from integration_tests.kits.coordinators import caught
 
 STATE = {"encoder.weight": torch.ones(8), "step": 3}
 

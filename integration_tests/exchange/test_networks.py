@@ -17,9 +17,9 @@ import dcp_all as dcp
 from dcp_exchange.piece_queue import PieceReader
 from dcp_ranks import Streams
 from dcp_ranks.streams import streams as streams_module
-from dcp_ranks.testing.networks import Network, NetworkHost, network_hosts, networks_missing
 from dcp_ranks.testing.ranks import RankPool
 from integration_tests.exchange.counting import blank, same, whole
+from integration_tests.kits.networks import Network, NetworkHost, network_hosts, networks_missing
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 FALLBACK = "each rank reads for itself, although the ranks were to read together"

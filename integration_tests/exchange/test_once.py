@@ -16,12 +16,12 @@ from torch.distributed.tensor import Shard
 
 import dcp_all as dcp
 from dcp_core.testing.sharding import distribute
-from dcp_ranks.testing.coordinators import caught
 from dcp_ranks.testing.ranks import RankPool
 from dcp_transforms import BlockZStandard, FloatPlanes, ZStandard
 from integration_tests.demo.weights import weights_file
 from integration_tests.exchange import counting
 from integration_tests.exchange.counting import Loaded, blank, blank_experts, count_union, whole
+from integration_tests.kits.coordinators import caught
 
 SHARED = "cooperative=True"
 NOTHING_SHARED = "no two ranks want the same bytes"

@@ -1,1 +1,1 @@
-"""Helpers for tests of several packages: faults of a service, damage to files, and stores of pretended hosts."""
+"""Helpers for tests of several packages: faults, damage, storages in memory, pretended hosts, tensor classes, ranks."""

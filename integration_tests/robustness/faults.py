@@ -22,8 +22,8 @@ import dcp_all as dcp
 from dcp_base.hookspecs import CheckpointEvent
 from dcp_core import hookimpl, plugins
 from dcp_ranks import PeerOptions
-from dcp_ranks.testing.coordinators import pretended_host
 from integration_tests import failing
+from integration_tests.kits.coordinators import pretended_host
 
 __all__ = [
     "Fault",

@@ -18,7 +18,7 @@ import dcp_all as dcp
 from dcp_async import AsyncSaver
 from dcp_async.saver import shared_saver
 from dcp_core.planning.replicas import DivergentReplicaWarning
-from dcp_core.testing.wrapper_tensors import WRAPPER_GLOBALS, BlockTensor
+from integration_tests.kits.wrapper_tensors import WRAPPER_GLOBALS, BlockTensor
 
 
 class Loader:

@@ -13,8 +13,8 @@ import pytest
 import torch.distributed as dist
 
 import dcp_all as dcp
-from dcp_ranks.testing.coordinators import every_failure_is_heard
 from integration_tests import failing
+from integration_tests.kits.coordinators import every_failure_is_heard
 
 WITHIN_SECONDS = 200.0  # of half an hour that ranks would wait otherwise; it takes a fraction of a second
 

@@ -22,11 +22,11 @@ from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
 
 import dcp_all as dcp
 from dcp_io import crc32
-from dcp_ranks.testing.networks import NetworkHost
 from integration_tests.benchmarks.cooperative.tasks import MIB, Taken, Task, fill_state, make_template
 from integration_tests.benchmarks.cooperative.throttle import ThrottledReader, TokenBucket
 from integration_tests.benchmarks.folders import drop_cache
 from integration_tests.benchmarks.rank_jobs import run_job
+from integration_tests.kits.networks import NetworkHost
 
 __all__ = ["run_ranks"]
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import dcp_all as dcp
-from dcp_ranks.testing.networks import NetworkHost, network_hosts
 from integration_tests.benchmarks.cooperative.ranks import run_ranks
 from integration_tests.benchmarks.cooperative.tasks import MIB, Taken, Task, fill_state
 from integration_tests.benchmarks.folders import opened, settle
 from integration_tests.benchmarks.network_server import open_object_server
+from integration_tests.kits.networks import NetworkHost, network_hosts
 
 __all__ = ["LIMIT", "Outcome", "run_choice", "run_copies", "run_folder", "run_objects"]
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dcp_ranks.testing.networks import NetworkHost
+from integration_tests.kits.networks import NetworkHost
 
 __all__ = ["raw_seconds"]
 

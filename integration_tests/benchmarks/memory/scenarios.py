@@ -10,12 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dcp_ranks.testing.networks import NetworkHost, network_hosts
 from integration_tests.benchmarks.memory.keepers import RUN, Keepers, keepers_of
 from integration_tests.benchmarks.memory.rank import MIB, MODULE
 from integration_tests.benchmarks.memory.raw_stream import raw_seconds
 from integration_tests.benchmarks.network_server import open_object_server
 from integration_tests.benchmarks.rank_jobs import run_job
+from integration_tests.kits.networks import NetworkHost, network_hosts
 
 __all__ = ["Row", "run_background", "run_blocking", "run_lost_host", "run_memory", "run_restart"]
 

@@ -27,8 +27,8 @@ from dcp_async import (
 from dcp_async.saver import _at_exit, close_savers, shared_saver
 from dcp_core import BlockingAsyncStager, load
 from dcp_core.errors import NotEnoughMemoryError, OperationError
-from dcp_core.testing.memory import MemoryReader, MemoryWriter, files_in
-from dcp_core.testing.memory_store import OBJECTS
+from integration_tests.kits.memory import MemoryReader, MemoryWriter, files_in
+from integration_tests.kits.memory_store import OBJECTS
 
 
 @pytest.fixture(autouse=True)

@@ -24,9 +24,9 @@ from dcp_core import (
     save,
 )
 from dcp_core.arguments import absolute_id, absolute_id_for, adopted
-from dcp_core.testing.memory import MemoryReader, MemoryWriter
-from dcp_core.testing.memory_store import OBJECTS
 from dcp_ranks.testing.ranks import RankPool
+from integration_tests.kits.memory import MemoryReader, MemoryWriter
+from integration_tests.kits.memory_store import OBJECTS
 
 
 class Passing:

@@ -12,7 +12,7 @@ import torch
 from dcp_core import estimate, load, save
 from dcp_core.calls import without_positional_path
 from dcp_core.errors import PluginNotFoundError, UnsupportedValueError
-from dcp_core.testing.memory import MemoryReader, MemoryWriter
+from integration_tests.kits.memory import MemoryReader, MemoryWriter
 
 
 def test_old_calls_work_with_a_warning(tmp_path: Path) -> None:

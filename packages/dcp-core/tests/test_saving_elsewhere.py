@@ -16,10 +16,10 @@ from dcp_core.records.metadata import TensorProperties
 from dcp_core.saving import save_with
 from dcp_core.shards.shards import LocalShard, LocalTensor, local_tensor
 from dcp_core.state_dict.flatten import flatten
-from dcp_core.testing.memory import MemoryReader, MemoryWriter
 from dcp_ranks.choose_coordinator import assume_job_size, job_size
 from dcp_ranks.phases.coordinator import LocalCoordinator
 from dcp_ranks.testing.ranks import RankPool
+from integration_tests.kits.memory import MemoryReader, MemoryWriter
 
 
 def _half(values: torch.Tensor, first: int, rows: int) -> LocalTensor:

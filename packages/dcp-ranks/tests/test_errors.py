@@ -11,8 +11,8 @@ import torch.distributed as dist
 
 from dcp_ranks import CheckpointException, errors, make_coordinator
 from dcp_ranks.phases.coordinator import LocalCoordinator
-from dcp_ranks.testing.coordinators import caught
 from dcp_ranks.transport.store_wire import StoreWire, guard_store
+from integration_tests.kits.coordinators import caught
 
 BUILTIN = {
     "CheckpointException": RuntimeError,

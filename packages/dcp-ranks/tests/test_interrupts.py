@@ -16,7 +16,7 @@ from dcp_ranks.errors import CheckpointException
 from dcp_ranks.interrupts import interrupts_deferred
 from dcp_ranks.phases.phases import check_fence
 from dcp_ranks.phases.store_coordinator import StoreCoordinator
-from dcp_ranks.testing.coordinators import coordinator, leftover_keys
+from integration_tests.kits.coordinators import coordinator, leftover_keys
 
 OURS = os.path.join("src", "dcp_ranks") + os.sep
 

@@ -13,8 +13,8 @@ from torch import nn
 
 from dcp_core import DefaultLoadPlanner, PerRank, load, save
 from dcp_core.planning.replicas import value_bytes
-from dcp_core.testing.memory import MemoryReader, MemoryWriter
 from dcp_state import RandomState, StateDictOptions, StateMismatchError, app_state
+from integration_tests.kits.memory import MemoryReader, MemoryWriter
 
 
 def run(seed: int) -> tuple[nn.Module, torch.optim.Optimizer, Any]:

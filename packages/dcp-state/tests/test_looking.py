@@ -14,8 +14,8 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from dcp_core import load, save
-from dcp_core.testing.memory import MemoryReader, MemoryWriter
 from dcp_state import app_state, get_state_dict, set_state_dict
+from integration_tests.kits.memory import MemoryReader, MemoryWriter
 
 Make = Callable[[Any], torch.optim.Optimizer]
 CHOICES: list[dict[str, Any]] = [

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from dcp_core import MissingKeyError, save
-from dcp_core.testing.memory import MemoryReader, MemoryWriter
 from dcp_state import (
     StateDictOptions,
     StateMismatchError,
@@ -16,6 +15,7 @@ from dcp_state import (
     load_sharded_optimizer_state_dict,
     set_model_state_dict,
 )
+from integration_tests.kits.memory import MemoryReader, MemoryWriter
 
 
 def test_frozen_parameters_can_be_left_out() -> None:

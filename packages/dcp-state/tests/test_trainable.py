@@ -16,9 +16,9 @@ from torch import nn
 
 from dcp_core import LoadMismatchError, load, save
 from dcp_core.shards.shards import LocalShard
-from dcp_core.testing.memory import MemoryReader, MemoryWriter
 from dcp_state import StateMismatchError, TrainableOnly, app_state
 from dcp_state.base_model import BaseModel, _part
+from integration_tests.kits.memory import MemoryReader, MemoryWriter
 
 
 class Net(nn.Module):

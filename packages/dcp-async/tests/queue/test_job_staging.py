@@ -21,8 +21,8 @@ from dcp_async.staging.waves import WaveSource
 from dcp_base.hookspecs import CheckpointEvent, hookimpl
 from dcp_core import DefaultSavePlanner, estimate, load, plugins, save
 from dcp_core.errors import NotEnoughMemoryError, UnsupportedValueError
-from dcp_core.testing.memory import MemoryReader, MemoryWriter
-from dcp_core.testing.memory_store import OBJECTS
+from integration_tests.kits.memory import MemoryReader, MemoryWriter
+from integration_tests.kits.memory_store import OBJECTS
 
 BUDGET = 2 << 20
 
@@ -170,7 +170,7 @@ def test_a_storage_error_in_a_wave(monkeypatch: pytest.MonkeyPatch) -> None:
     with _saver() as saver:
         saver.save(_state(), storage_writer=MemoryWriter("a")).result()  # type: ignore[union-attr]
         with monkeypatch.context() as patched:
-            patched.setattr("dcp_core.testing.memory_store._MemorySink.write", _no_space)
+            patched.setattr("integration_tests.kits.memory_store._MemorySink.write", _no_space)
             future: Any = saver.save(_state(1), storage_writer=MemoryWriter("a"))
             with pytest.raises(OSError, match="No space left"):
                 future.result(100)

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from dcp_async import AsyncSaver
 from dcp_async.options import SaverOptions
 from dcp_async.queue.save_agreement import CollectiveLink, LinkTable, StoreLink
-from dcp_core.testing.memory import MemoryWriter
 from dcp_ranks.testing.ranks import RankPool
+from integration_tests.kits.memory import MemoryWriter
 
 
 def _decide() -> tuple[list[str], list[int], list[int]]:

@@ -14,7 +14,7 @@ from dcp_async.savers import worker_save as worker_saves
 from dcp_async.savers.worker_messages import Failed, ForgetArena, Hello, NewStructure, Save
 from dcp_async.staging.arenas import ArenaPool
 from dcp_async.staging.copy_state import Copier, Staged, Stager
-from dcp_core.testing.memory import MemoryWriter
+from integration_tests.kits.memory import MemoryWriter
 
 
 class LostMeeting:

@@ -12,8 +12,8 @@ from torch.distributed.tensor import DTensor, init_device_mesh
 from dcp_async import DefaultStager, StagingOptions, StateDictStager
 from dcp_async.staging.stagers import is_plain_blocking
 from dcp_core import AsyncStager, BlockingAsyncStager
-from dcp_core.testing.memory import MemoryWriter
 from dcp_ranks.testing.ranks import RankPool
+from integration_tests.kits.memory import MemoryWriter
 
 NOW = StagingOptions(use_async_staging=False)
 

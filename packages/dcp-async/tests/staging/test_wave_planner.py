@@ -12,9 +12,9 @@ from dcp_async.staging.waves import WaveFeed, WavePlanner
 from dcp_core import DefaultSavePlanner, load, save
 from dcp_core.errors import UnsupportedValueError
 from dcp_core.tensors.tensor_memory import contiguous, tensor_bytes
-from dcp_core.testing.memory import MemoryReader, MemoryWriter
-from dcp_core.testing.memory_store import OBJECTS
 from dcp_io.requests import PiecewiseData
+from integration_tests.kits.memory import MemoryReader, MemoryWriter
+from integration_tests.kits.memory_store import OBJECTS
 
 REAL = {"fed": torch.arange(60.0).reshape(6, 10), "other": torch.arange(24, dtype=torch.int16).reshape(4, 6).t()}
 

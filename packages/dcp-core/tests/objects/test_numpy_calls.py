@@ -10,7 +10,7 @@ import pytest
 
 from dcp_core.errors import CorruptCheckpointError
 from dcp_core.objects.object_bytes import load_object
-from dcp_core.testing.crafted_objects import Call, archived
+from integration_tests.kits.crafted_objects import Call, archived
 
 RECONSTRUCT: Any = np.arange(3).__reduce__()[0]
 SCALAR: Any = np.float32(1).__reduce__()[0]

@@ -16,9 +16,9 @@ import pytest
 from dcp_core.errors import CorruptCheckpointError, UnsafeCheckpointError
 from dcp_core.objects.allowed_globals import default_table
 from dcp_core.objects.object_bytes import load_object
-from dcp_core.testing.crafted_objects import Call, archived
 from dcp_manifest.pickles.pickle_table import UnsafePickleError
 from dcp_manifest.pickles.safe_pickle import read_pickle
+from integration_tests.kits.crafted_objects import Call, archived
 
 HUGE = 1 << 36
 

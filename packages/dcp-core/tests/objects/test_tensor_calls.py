@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from dcp_core.errors import CorruptCheckpointError
 from dcp_core.objects.object_bytes import load_object, load_tensor
-from dcp_core.testing.crafted_objects import Call, Stored, archived
+from integration_tests.kits.crafted_objects import Call, Stored, archived
 
 NO_HOOKS: Any = collections.OrderedDict()
 V1, V2, V3 = torch._utils._rebuild_tensor, torch._utils._rebuild_tensor_v2, torch._utils._rebuild_tensor_v3

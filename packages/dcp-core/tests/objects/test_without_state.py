@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
 from dcp_core import PerRank, load, save
 from dcp_core.errors import UnsupportedValueError
-from dcp_core.testing.memory import MemoryReader, MemoryWriter
+from integration_tests.kits.memory import MemoryReader, MemoryWriter
 
 
 class Numbers(Dataset[int]):

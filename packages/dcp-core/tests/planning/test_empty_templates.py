@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from dcp_core import DefaultLoadPlanner, LoadMismatchError, PerRank, load, load_keys, save
 from dcp_core.errors import UnsupportedValueError
-from dcp_core.testing.memory import MemoryReader, MemoryWriter
 from dcp_core.testing.trees import same
+from integration_tests.kits.memory import MemoryReader, MemoryWriter
 
 FULL: dict[str, Any] = {
     "numbers": [1.0, 2.0],

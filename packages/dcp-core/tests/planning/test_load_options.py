@@ -10,7 +10,7 @@ import torch
 
 from dcp_core import DefaultLoadPlanner, LoadMismatchError, LoadReport, PerRank, load, load_keys, save
 from dcp_core.planning.load_report import NearNames
-from dcp_core.testing.memory import MemoryReader, MemoryWriter
+from integration_tests.kits.memory import MemoryReader, MemoryWriter
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ from dcp_core import (
 )
 from dcp_core.errors import PluginNotFoundError
 from dcp_core.objects.object_bytes import UnloadableObjectWarning
-from dcp_core.testing.memory import MemoryReader, MemoryWriter, files_in
+from integration_tests.kits.memory import MemoryReader, MemoryWriter, files_in
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from dcp_core.planning import save_planner
 from dcp_core.planning.replicas import DivergentReplicaWarning, replica_digests
 from dcp_core.planning.save_planner import DefaultSavePlanner
 from dcp_core.records.protocols import SavePlan
-from dcp_core.testing.wrapper_tensors import WRAPPER_GLOBALS, BlockTensor
+from integration_tests.kits.wrapper_tensors import WRAPPER_GLOBALS, BlockTensor
 
 KIB = 1024
 

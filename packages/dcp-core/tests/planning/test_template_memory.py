@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dcp_core import DefaultLoadPlanner, LoadMismatchError, load, save
 from dcp_core.planning.read_items import find_shared_memory
-from dcp_core.testing.memory import MemoryReader, MemoryWriter
+from integration_tests.kits.memory import MemoryReader, MemoryWriter
 
 
 @pytest.fixture

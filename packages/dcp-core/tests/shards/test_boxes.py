@@ -16,7 +16,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from dcp_core import UnsupportedValueError, load, load_keys, save
 from dcp_core.shards.boxes import CheckpointableTensor, LocalBox, ShardedDim, declares_shards, local_boxes
-from dcp_core.testing.memory import MemoryReader, MemoryWriter
+from integration_tests.kits.memory import MemoryReader, MemoryWriter
 
 
 @st.composite

@@ -17,8 +17,8 @@ from dcp_core.state_dict.flatten import (
     restore_empty_mappings,
     unflatten_state_dict,
 )
-from dcp_core.testing.memory import MemoryReader, MemoryWriter
 from dcp_manifest.index.literal_keys import LiteralKey
+from integration_tests.kits.memory import MemoryReader, MemoryWriter
 
 KEYS = st.sampled_from(["", ".", "a", "a.", "a.b", ".a", "..", "b"])
 STATES = st.dictionaries(

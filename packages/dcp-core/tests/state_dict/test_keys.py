@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dcp_core import UnsupportedValueError, load, load_keys, save
-from dcp_core.testing.memory import MemoryReader, MemoryWriter
+from integration_tests.kits.memory import MemoryReader, MemoryWriter
 
 
 class Colour(enum.Enum):

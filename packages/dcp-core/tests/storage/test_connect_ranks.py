@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from dcp_core import SavePlan, save
-from dcp_core.testing.memory import MemoryWriter
+from integration_tests.kits.memory import MemoryWriter
 
 
 def test_a_writer_meets_the_ranks_and_sees_what_it_added(ranks: Any) -> None:

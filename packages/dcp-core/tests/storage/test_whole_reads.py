@@ -11,7 +11,7 @@ from dcp_core import DefaultLoadPlanner, load, save
 from dcp_core.records.metadata import MetadataIndex
 from dcp_core.records.protocols import ReadItem
 from dcp_core.storage.storage_reader import split_whole_reads
-from dcp_core.testing.memory import MemoryReader, MemoryWriter
+from integration_tests.kits.memory import MemoryReader, MemoryWriter
 
 
 def state(value: float) -> dict[str, Any]:

@@ -21,8 +21,8 @@ from dcp_core import (
     save,
 )
 from dcp_core.tensors.kinds import archive_wrapper, clone_tensor, empty_like_part
-from dcp_core.testing.memory import MemoryReader, MemoryWriter
-from dcp_core.testing.wrapper_tensors import WRAPPER_GLOBALS, BlockOptions, BlockTensor, MethodTensor
+from integration_tests.kits.memory import MemoryReader, MemoryWriter
+from integration_tests.kits.wrapper_tensors import WRAPPER_GLOBALS, BlockOptions, BlockTensor, MethodTensor
 
 
 @pytest.fixture

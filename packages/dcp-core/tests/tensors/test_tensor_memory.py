@@ -23,7 +23,7 @@ from dcp_core.tensors.tensor_memory import (
     has_memory,
     tensor_bytes,
 )
-from dcp_core.testing.memory import MemoryReader, MemoryWriter
+from integration_tests.kits.memory import MemoryReader, MemoryWriter
 
 DTYPES = [torch.float32, torch.bfloat16, torch.uint8, torch.bool, torch.complex64, torch.int64, torch.float8_e4m3fn]
 

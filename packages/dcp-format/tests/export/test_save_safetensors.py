@@ -16,12 +16,12 @@ from safetensors.torch import load_file, load_model
 
 from dcp_core import CheckpointException, load, save
 from dcp_core.testing.trees import same
-from dcp_core.testing.wrapper_tensors import WRAPPER_GLOBALS, BlockTensor, MethodTensor
 from dcp_format import HuggingFaceStorageReader, HuggingFaceStorageWriter, save_safetensors
 from dcp_format.conversion import open_content
 from dcp_format.export import gathering, safetensors_writer, shared_files, write_files
 from dcp_io import LocalStore
 from dcp_ranks.testing.ranks import RankError
+from integration_tests.kits.wrapper_tensors import WRAPPER_GLOBALS, BlockTensor, MethodTensor
 
 INDEX = "model.safetensors.index.json"
 

@@ -27,7 +27,7 @@ from dcp_ranks.options import PeerOptions
 from dcp_ranks.peers.monitor import Peers
 from dcp_ranks.phases.leaders import RelayRound
 from dcp_ranks.store_connections import borrow_store, shared_peers
-from dcp_ranks.testing.coordinators import caught, group_store, hear, keys_of_group, pretended_host, say
+from integration_tests.kits.coordinators import caught, group_store, hear, keys_of_group, pretended_host, say
 
 # How ranks stand to each other: all on one host, each on its own, pairs on a host with leaders in between.
 PLACES = {

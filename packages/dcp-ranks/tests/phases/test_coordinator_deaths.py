@@ -19,9 +19,9 @@ from dcp_ranks.options import PeerOptions
 from dcp_ranks.peers.roster import own_identity
 from dcp_ranks.phases.store_coordinator import StoreCoordinator
 from dcp_ranks.store_connections import make_peers
-from dcp_ranks.testing.coordinators import caught
-from dcp_ranks.testing.networks import network_hosts, networks_missing
 from dcp_ranks.transport.store_wire import TimedStore, connect_store
+from integration_tests.kits.coordinators import caught
+from integration_tests.kits.networks import network_hosts, networks_missing
 
 WORLD_SIZE = 6
 TIMEOUT_SECONDS = 1800.0  # longer than these tests: no rank is told by a deadline

@@ -14,7 +14,8 @@ from dcp_ranks.errors import (
     CoordinatorTimeoutError,
 )
 from dcp_ranks.phases.store_coordinator import StoreCoordinator
-from dcp_ranks.testing.coordinators import (
+from dcp_ranks.transport.store_wire import CHUNK_BYTES
+from integration_tests.kits.coordinators import (
     KINDS,
     STORE_KINDS,
     caught,
@@ -24,7 +25,6 @@ from dcp_ranks.testing.coordinators import (
     leftover_keys,
     say,
 )
-from dcp_ranks.transport.store_wire import CHUNK_BYTES
 
 
 def every_move(kind, coordinator_rank):

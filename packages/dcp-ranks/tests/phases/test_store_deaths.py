@@ -18,7 +18,7 @@ from dcp_ranks.errors import (
     PeerLostError,
 )
 from dcp_ranks.phases.phases import check_fence
-from dcp_ranks.testing.coordinators import STORE_KINDS, caught, coordinator, hear, leftover_keys, say
+from integration_tests.kits.coordinators import STORE_KINDS, caught, coordinator, hear, leftover_keys, say
 
 # Much longer than a rank that is not late can be held up by what else runs on the machine.
 LATE_SECONDS = 8

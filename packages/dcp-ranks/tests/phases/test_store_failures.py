@@ -17,7 +17,7 @@ from dcp_ranks.errors import (
     CoordinatorTimeoutError,
     OperationError,
 )
-from dcp_ranks.testing.coordinators import (
+from integration_tests.kits.coordinators import (
     KINDS,
     STORE_KINDS,
     caught,

@@ -11,8 +11,8 @@ import pytest
 import torch.distributed as dist
 
 from dcp_ranks import PeerOptions, StreamError, Streams
-from dcp_ranks.testing.coordinators import group_store, hear, pretended_host, say
-from dcp_ranks.testing.streams import SECRET, Inbox
+from integration_tests.kits.coordinators import group_store, hear, pretended_host, say
+from integration_tests.kits.streams import SECRET, Inbox
 
 WAYS = pytest.mark.parametrize("local", [True, False], ids=["unix", "tcp"])
 

@@ -16,7 +16,7 @@ from dcp_ranks import OperationError, Stream, StreamError
 from dcp_ranks.streams.dispatcher import Dispatcher
 from dcp_ranks.streams.reception import Reception
 from dcp_ranks.streams.stream import GOODBYE, HEAD, MESSAGE
-from dcp_ranks.testing.streams import Inbox, connect_all, opened
+from integration_tests.kits.streams import Inbox, connect_all, opened
 
 WAYS = pytest.mark.parametrize("local", [True, False], ids=["unix", "tcp"])
 

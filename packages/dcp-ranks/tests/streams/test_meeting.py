@@ -15,9 +15,9 @@ import pytest
 
 from dcp_ranks import StreamError, Streams
 from dcp_ranks.streams.greetings import NO_MEMORY, REFUSAL, holds, lend, send_proof, write_greeting
-from dcp_ranks.testing.streams import SECRET, Inbox, connect_all, opened
 from dcp_ranks.transport import listening
 from dcp_ranks.transport.listening import Call, Listener
+from integration_tests.kits.streams import SECRET, Inbox, connect_all, opened
 
 WAYS = pytest.mark.parametrize("local", [True, False], ids=["unix", "tcp"])
 

@@ -9,8 +9,8 @@ import pytest
 import torch.distributed as dist
 
 from dcp_ranks import PeerOptions, StreamError, Streams
-from dcp_ranks.testing.networks import network_hosts, networks_missing
-from dcp_ranks.testing.streams import SECRET, Inbox
+from integration_tests.kits.networks import network_hosts, networks_missing
+from integration_tests.kits.streams import SECRET, Inbox
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -14,7 +14,7 @@ import pytest
 
 from dcp_ranks import RanksError, Stream, StreamError
 from dcp_ranks.streams.dispatcher import Dispatcher
-from dcp_ranks.testing.streams import Inbox, connect_all, opened
+from integration_tests.kits.streams import Inbox, connect_all, opened
 
 WAYS = pytest.mark.parametrize("local", [True, False], ids=["unix", "tcp"])
 

@@ -13,7 +13,7 @@ import pytest
 
 from dcp_ranks import OperationError, Stream, StreamError, Streams
 from dcp_ranks.streams import attempt as attempts
-from dcp_ranks.testing.streams import SECRET, Inbox, connect_all, opened
+from integration_tests.kits.streams import SECRET, Inbox, connect_all, opened
 
 WAYS = pytest.mark.parametrize("local", [True, False], ids=["unix", "tcp"])
 

@@ -16,8 +16,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dcp_ranks.testing.coordinators import group_store
 from dcp_ranks.testing.ranks import RankError, RankPool
+from integration_tests.kits.coordinators import group_store
 
 
 class Own:

@@ -94,7 +94,6 @@ def test_answers_as_the_store_does():
     assert store.compare_set("c", "", "second") == b"first"
     assert store.delete_key("c")
     assert not store.check(["c"])
-    assert store.clone().check(["a"])
     assert innermost_store(store) is inner
 
 

@@ -14,7 +14,6 @@ from torch import nn
 
 from dcp_base.hookspecs import hookimpl
 from dcp_core import UnsupportedValueError, load, plugins, save
-from dcp_core.testing.memory import MemoryReader, MemoryWriter
 from dcp_state import (
     OptimizerAdapter,
     app_state,
@@ -22,6 +21,7 @@ from dcp_state import (
     get_state_dict,
     set_state_dict,
 )
+from integration_tests.kits.memory import MemoryReader, MemoryWriter
 
 
 class ByProperties(torch.optim.Optimizer):

@@ -1,1 +1,1 @@
-"""Storages in memory, and conformance suites for authors of plug-ins."""
+"""Conformance suites for authors of plug-ins, and what these suites need."""

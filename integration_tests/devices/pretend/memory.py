@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from dcp_core.testing.pretend.machine import Event, Stream, machine
+from integration_tests.devices.pretend.machine import Event, Stream, machine
 
 __all__ = ["Block", "HostRegistry", "as_strided", "block_of", "borrowed", "empty", "extent", "memory", "on_host"]
 
@@ -102,7 +102,7 @@ class Memory:
             self.peak[device] = max(self.peak[device], self.used[device])
             shape = (ctypes.c_int64 * 1)(nbytes)
             made = _DLTensor(block.address, _DL_EXTENSION, device, 1, _DL_UINT, 8, 1, shape, None, 0, None, _DELETER)
-            found: torch.Tensor = torch._C._from_dlpack(_new_capsule(ctypes.addressof(made), b"dltensor", None))  # noqa: SLF001
+            found: torch.Tensor = torch._C._from_dlpack(_new_capsule(ctypes.addressof(made), b"dltensor", None))
             made.data = 0
             block.capsule = made, shape
         return found
@@ -185,7 +185,7 @@ def extent(size: Sequence[int], stride: Sequence[int]) -> int:
 
 def as_strided(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor:
     """Return a view, by the kernel of host tensors: it changes nothing but sizes."""
-    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)  # noqa: SLF001
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
     found: torch.Tensor = torch.ops.aten.as_strided.default.redispatch(keys, tensor, size, stride, offset)
     return found
 
@@ -200,7 +200,7 @@ def on_host(tensor: torch.Tensor) -> torch.Tensor:
     made = torch.empty(0, dtype=tensor.dtype, device="cpu")
     made.set_(block_of(tensor).data.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
     made = made.conj() if tensor.is_conj() else made
-    return torch._neg_view(made) if tensor.is_neg() else made  # noqa: SLF001
+    return torch._neg_view(made) if tensor.is_neg() else made
 
 
 def borrowed(tensor: torch.Tensor) -> torch.Tensor:
@@ -215,7 +215,7 @@ def borrowed(tensor: torch.Tensor) -> torch.Tensor:
 class HostRegistry:
     """Host memory that copies reach without the processor: `cudaHostRegister` and its like."""
 
-    class cudaError:  # noqa: D106, N801 - the name of CUDA
+    class cudaError:  # noqa: N801 - the name of CUDA
         success = 0
 
     def __init__(self) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dcp_core.testing.memory_store import OBJECTS, MemoryStore
 from dcp_io.testing import FoldersConformance, StoreConformance
+from integration_tests.kits.memory_store import OBJECTS, MemoryStore
 
 
 class MemoryFolder:

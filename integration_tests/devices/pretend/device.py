@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from dcp_core.testing.pretend.machine import NAME, Event, Stream, machine
-from dcp_core.testing.pretend.memory import HostRegistry, memory
-from dcp_core.testing.pretend.operators import generators, registry
+from integration_tests.devices.pretend.machine import NAME, Event, Stream, machine
+from integration_tests.devices.pretend.memory import HostRegistry, memory
+from integration_tests.devices.pretend.operators import generators, registry
 
 __all__ = [
     "Event",

@@ -9,14 +9,22 @@ import torch
 from torch import library
 from torch.utils import _pytree as pytree
 
-from dcp_core.testing.pretend.machine import NAME, Stream, machine
-from dcp_core.testing.pretend.memory import HostRegistry, as_strided, block_of, borrowed, empty, extent, on_host
+from integration_tests.devices.pretend.machine import NAME, Stream, machine
+from integration_tests.devices.pretend.memory import (
+    HostRegistry,
+    as_strided,
+    block_of,
+    borrowed,
+    empty,
+    extent,
+    on_host,
+)
 
 __all__ = ["generators", "register", "registry"]
 
 registry = HostRegistry()
 generators: dict[int, torch.Generator] = {}
-_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)  # noqa: SLF001
+_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
 
 def register() -> list[object]:
@@ -24,7 +32,7 @@ def register() -> list[object]:
     made: Any = library.Library
     operators, queries = made("_", "IMPL"), made("aten", "IMPL")
     operators.fallback(_operator, "PrivateUse1")
-    queries.impl("is_pinned", lambda tensor, device=None: registry.holds(tensor), "CPU")  # noqa: ARG005
+    queries.impl("is_pinned", lambda tensor, device=None: registry.holds(tensor), "CPU")
     storage: Any = torch.UntypedStorage
     clone = storage.clone
     # PyTorch would ask for the device's allocator, which is null, and crash.
@@ -65,18 +73,18 @@ def _compute(operator: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -
     stream = machine.current_stream(device)
     described = _describe(operator, leaves, spec)
     given, options = pytree.tree_unflatten([_as_host(leaf) for leaf in leaves], spec)
-    if "generator" in {each.name for each in operator._schema.arguments}:  # noqa: SLF001
+    if "generator" in {each.name for each in operator._schema.arguments}:
         options["generator"] = torch.Generator().manual_seed(_next_seed(device))
     if described is None:  # sizes depend on values
         stream.synchronize()
         return pytree.tree_map_only(torch.Tensor, lambda one: _to_device(one, device), operator(*given, **options))
-    written = [each.alias_info is not None and each.alias_info.is_write for each in operator._schema.arguments]  # noqa: SLF001
+    written = [each.alias_info is not None and each.alias_info.is_write for each in operator._schema.arguments]
     if any(written):
         machine.launch(stream, lambda: operator(*given, **options))
-        names = [each.name for each in operator._schema.arguments]  # noqa: SLF001
+        names = [each.name for each in operator._schema.arguments]
         values = dict(zip(names, arguments, strict=False)) | named
         outputs = [values[name] for name, is_written in zip(names, written, strict=True) if is_written]
-        returned = operator._schema.returns  # noqa: SLF001
+        returned = operator._schema.returns
         return None if not returned else outputs[0] if len(returned) == 1 else tuple(outputs)
     made = pytree.tree_map_only(torch.Tensor, lambda one: empty(one.size(), one.stride(), one.dtype, device), described)
     targets = [on_host(one) for one in pytree.tree_leaves(made) if isinstance(one, torch.Tensor)]

@@ -1,6 +1,6 @@
 """A pretend accelerator in host memory, on which missing waits, early reuse and reads by the host show as wrong values.
 
-    from dcp_core.testing import pretend
+    from integration_tests.devices import pretend
 
     pretend.install()
     weights = torch.ones(3, device="pretend")
@@ -17,9 +17,9 @@ from types import ModuleType
 
 from torch.utils import backend_registration
 
-from dcp_core.testing.pretend import collectives, operators
-from dcp_core.testing.pretend.machine import NAME, Hold, Schedule, machine
-from dcp_core.testing.pretend.memory import memory
+from integration_tests.devices.pretend import collectives, operators
+from integration_tests.devices.pretend.machine import NAME, Hold, Schedule, machine
+from integration_tests.devices.pretend.memory import memory
 
 __all__ = ["NAME", "Hold", "Schedule", "hold", "install", "is_possible", "machine", "memory"]
 
@@ -36,11 +36,11 @@ def install(devices: int | None = None, schedule: Schedule | None = None) -> Mod
 
     Raises RuntimeError if the devices are there, and are not those that the arguments ask for.
     """
-    from dcp_core.testing.pretend import device  # noqa: PLC0415 - it takes the name of a part of torch
+    from integration_tests.devices.pretend import device
 
     if not _installed:
         machine.devices, machine.schedule = devices or machine.devices, schedule or machine.schedule
-        backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=device)  # noqa: SLF001
+        backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=device)
         _installed.extend([operators.register(), collectives.register()])
     elif devices not in {None, machine.devices} or (schedule or machine.schedule) != machine.schedule:
         raise RuntimeError(f"{NAME} is installed, with {machine.devices} devices and {machine.schedule}")

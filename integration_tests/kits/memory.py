@@ -5,8 +5,8 @@ from __future__ import annotations
 from dcp_core.records.protocols import CheckpointId
 from dcp_core.storage.storage_reader import ByteStorageReader
 from dcp_core.storage.storage_writer import ByteStorageWriter
-from dcp_core.testing.memory_store import MemoryStore
 from dcp_io import StoreBackend
+from integration_tests.kits.memory_store import MemoryStore
 
 __all__ = ["MemoryReader", "MemoryWriter", "files_in"]
 

@@ -17,8 +17,8 @@ from torch import library
 from torch.futures import Future
 from torch.utils import _pytree as pytree
 
-from dcp_core.testing.pretend.machine import NAME, Event, Stream, machine
-from dcp_core.testing.pretend.memory import on_host
+from integration_tests.devices.pretend.machine import NAME, Event, Stream, machine
+from integration_tests.devices.pretend.memory import on_host
 
 __all__ = ["register"]
 
@@ -74,7 +74,7 @@ class _Work(dist.Work):
 
 def _collective(operator: Any) -> Callable[..., Any]:
     name = operator.name().split("::")[1]
-    place = [argument.name for argument in operator._schema.arguments].index("process_group")  # noqa: SLF001
+    place = [argument.name for argument in operator._schema.arguments].index("process_group")
 
     def call(*arguments: Any) -> Any:
         group = dist.ProcessGroup.unbox(arguments[place])
@@ -96,7 +96,7 @@ def _collective(operator: Any) -> Callable[..., Any]:
 
         machine.launch(stream, finish, early=False)
         work = _Work(stream.record_event(), outputs, blocks=name == "barrier").boxed()
-        return (arguments[0], work) if len(operator._schema.returns) > 1 else work  # noqa: SLF001
+        return (arguments[0], work) if len(operator._schema.returns) > 1 else work
 
     return call
 
@@ -104,6 +104,6 @@ def _collective(operator: Any) -> Callable[..., Any]:
 def _on_host(group: Any) -> Any:
     """Return a group whose tensors are in host memory, over the same connections."""
     made: Any = dist.ProcessGroup(group.rank(), group.size())  # type: ignore[call-arg]
-    backend = group._get_backend(torch.device(NAME))  # noqa: SLF001
-    made._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)  # noqa: SLF001
+    backend = group._get_backend(torch.device(NAME))
+    made._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
     return made.boxed()

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from dcp_core.tensors.devices import pin
-from dcp_core.testing import pretend
+from integration_tests.devices import pretend
 
 pytestmark = pytest.mark.device
 

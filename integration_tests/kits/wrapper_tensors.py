@@ -14,7 +14,7 @@ import torch
 
 __all__ = ["WRAPPER_GLOBALS", "BlockOptions", "BlockTensor", "MethodDtype", "MethodTensor"]
 
-_make: Any = torch.Tensor._make_wrapper_subclass  # noqa: SLF001
+_make: Any = torch.Tensor._make_wrapper_subclass
 _aten = torch.ops.aten
 
 
@@ -26,7 +26,7 @@ class BlockOptions:
 
 
 class _Wrapper(torch.Tensor):
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment] # noqa: SLF001
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     def _same(self) -> Any:
         raise NotImplementedError
@@ -43,12 +43,12 @@ class _Wrapper(torch.Tensor):
     ) -> Any:
         first = args[0]
         if func is _aten.detach.default or (func is _aten.view.default and tuple(args[1]) == tuple(first.shape)):
-            return first._same()  # noqa: SLF001
+            return first._same()
         if func is _aten.is_pinned.default:  # stock calls this
             return False
         if func is _aten.copy_.default:
             if isinstance(first, _Wrapper):
-                first._fill(args[1])  # noqa: SLF001
+                first._fill(args[1])
             else:
                 first.copy_(args[1].dequantize())
             return first
@@ -165,13 +165,13 @@ class MethodTensor(_Wrapper):
 
     def _fill(self, source: torch.Tensor) -> None:
         source = source if isinstance(source, MethodTensor) else self.of(source)
-        self._data.copy_(source._data)  # noqa: SLF001
-        self._scale_inv.copy_(source._scale_inv)  # noqa: SLF001
+        self._data.copy_(source._data)
+        self._scale_inv.copy_(source._scale_inv)
 
     @classmethod
     def _other(cls, func: Any, args: tuple[Any, ...]) -> Any:
-        if func is _aten._to_copy.default:  # noqa: SLF001
-            return args[0]._same()  # noqa: SLF001
+        if func is _aten._to_copy.default:
+            return args[0]._same()
         return super()._other(func, args)
 
 

@@ -10,8 +10,8 @@ import torch
 from dcp_async import AsyncSaver, AsyncSaveResponse, DefaultStager, StagingOptions
 from dcp_async.staging.arenas import Arena
 from dcp_core import load
-from dcp_core.testing import pretend
-from dcp_core.testing.memory import MemoryReader, MemoryWriter
+from integration_tests.devices import pretend
+from integration_tests.kits.memory import MemoryReader, MemoryWriter
 
 pytestmark = pytest.mark.device
 

@@ -132,7 +132,7 @@ class Machine:
     def _run(self, stream: Stream, head: Work) -> None:
         try:
             if head.function is not None:
-                with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():  # noqa: SLF001
+                with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
                     head.function()
         finally:
             with self.changed:
@@ -185,7 +185,7 @@ class Stream(torch.Stream):
     queue: deque[Work]
     running: bool
 
-    def __new__(cls, device: Any = None, priority: int = 0, **_: Any) -> Stream:  # noqa: ARG004
+    def __new__(cls, device: Any = None, priority: int = 0, **_: Any) -> Stream:
         index = machine.index(device)
         with machine.changed:
             machine.made += 1
