@@ -32,6 +32,7 @@ from dcp_manifest.pickles.pickle_table import (
     ForbiddenGlobalError,
     Function,
     New,
+    Opaque,
     PickleTable,
     UnsafePickleError,
     described,
@@ -254,24 +255,14 @@ def _python_globals() -> dict[str, Any]:
     return named
 
 
-class _Unknown:
-    def ignore(self, *_: Any) -> Any:
-        return self
-
-    __call__ = __setitem__ = extend = update = ignore
-
-
-_UNKNOWN = _Unknown()
-
-
 def census_table(allowed: AllowList, named: set[str]) -> PickleTable:
     """Return a table that adds refused globals to `named`."""
     functions = _census_functions()
 
     def method(_: Budget, arguments: tuple[Any, ...]) -> Any:
-        if arguments != (_UNKNOWN, _METHOD):
+        if [type(each) for each in arguments[:1]] != [Opaque] or arguments[1:] != (_METHOD,):
             named.add(CLASS_METHOD)
-        return _UNKNOWN
+        return Opaque(CLASS_METHOD)
 
     def find(path: str) -> Any:
         if path in functions:
@@ -281,38 +272,24 @@ def census_table(allowed: AllowList, named: set[str]) -> PickleTable:
         if path not in allowed.by_name:
             named.add(path)
         if path in allowed.added or path not in allowed.by_name:
-            return _UNKNOWN
+            return Opaque(path)
         return allowed.by_name[path]
 
-    return replace(_census_base(), find=find)
-
-
-@functools.cache
-def _census_base() -> PickleTable:
-    table = default_table()
-    unknown = frozenset((_Unknown,))
-    return replace(
-        table,
-        calls={**table.calls, id(_UNKNOWN): lambda *_: _UNKNOWN},
-        news={**table.news, id(_UNKNOWN): lambda *_: _UNKNOWN},
-        states={**table.states, _Unknown: lambda *_: _UNKNOWN},
-        lists=table.lists | unknown,
-        dicts=table.dicts | unknown,
-        sets=table.sets | unknown,
-    )
+    return replace(default_table(), find=find)
 
 
 @functools.cache
 def _census_functions() -> dict[str, Function]:
     def subclassed(_: Callable[..., Any], __: tuple[Any, ...], cls: Any) -> Any:
-        if cls is not _UNKNOWN:
+        if type(cls) is not Opaque:
             raise UnsafePickleError(f"{described(cls)} is not an allowed class of tensors")
-        return _UNKNOWN
+        return cls
 
     def lenient(name: str, call: Call) -> Call:
         def examine(budget: Budget, arguments: tuple[Any, ...]) -> Any:
             by_value = name in ("_rebuild_sparse_tensor", "_rebuild_nested_tensor")
-            return _UNKNOWN if by_value or any(each is _UNKNOWN for each in arguments) else call(budget, arguments)
+            unknown = by_value or any(type(each) is Opaque for each in arguments)
+            return Opaque(name) if unknown else call(budget, arguments)
 
         return examine
 

@@ -287,10 +287,6 @@ class ScalarReader:
         self.stack.append(self.data[self.at])
         self.at += 1
 
-    def do_binint2(self) -> None:
-        """Push an int of 2 bytes."""
-        self.stack.append(self.number(2))
-
     def do_long(self, width: int) -> None:
         """Push an int with a length field."""
         self.stack.append(int.from_bytes(self.take(self.number(width)), "little", signed=True))
@@ -301,14 +297,6 @@ class ScalarReader:
             self.stack.append(self.line() == b"01")
         else:
             self.stack.append(self.decimal(0))
-
-    def do_text_long(self) -> None:
-        """Push an int in digits."""
-        self.stack.append(self.decimal(0))
-
-    def do_text_float(self) -> None:
-        """Push a float in digits."""
-        self.stack.append(float(self.line()))
 
     def do_binfloat(self) -> None:
         """Push a float of 8 bytes."""
@@ -327,10 +315,6 @@ class ScalarReader:
             raise ValueError("the pickle is truncated")
         self.stack.append(self.data[start : self.at].decode("utf-8", "surrogatepass"))
 
-    def do_text_unicode(self) -> None:
-        """Push a string with escape sequences."""
-        self.stack.append(self.line().decode("raw-unicode-escape"))
-
     def do_python2_string(self, width: int) -> None:
         """Push a Python 2 string."""
         self.stack.append(self.take(self.number(width)).decode("utf-8"))
@@ -347,10 +331,6 @@ class ScalarReader:
         """Push bytes with a length field."""
         self.stack.append(self.take(self.number(width)))
 
-    def do_bytearray(self) -> None:
-        """Push a bytearray."""
-        self.stack.append(bytearray(self.take(self.number(8))))
-
 
 SCALAR_OPCODES: Mapping[int, Callable[[Any], None]] = {
     ord("N"): lambda reader: reader.stack.append(None),
@@ -361,23 +341,23 @@ SCALAR_OPCODES: Mapping[int, Callable[[Any], None]] = {
     ord("}"): lambda reader: reader.stack.append({}),
     0x8F: lambda reader: reader.stack.append(set()),
     ord("I"): ScalarReader.do_text_int,
-    ord("L"): ScalarReader.do_text_long,
-    ord("F"): ScalarReader.do_text_float,
+    ord("L"): lambda reader: reader.stack.append(reader.decimal(0)),
+    ord("F"): lambda reader: reader.stack.append(float(reader.line())),
     ord("J"): ScalarReader.do_binint,
     ord("K"): ScalarReader.do_binint1,
-    ord("M"): ScalarReader.do_binint2,
+    ord("M"): lambda reader: reader.stack.append(reader.number(2)),
     ord("G"): ScalarReader.do_binfloat,
     0x8A: lambda reader: reader.do_long(1),
     0x8B: lambda reader: reader.do_long(4),
     0x8C: lambda reader: reader.do_unicode(1),
     ord("X"): ScalarReader.do_unicode4,
     0x8D: lambda reader: reader.do_unicode(8),
-    ord("V"): ScalarReader.do_text_unicode,
+    ord("V"): lambda reader: reader.stack.append(reader.line().decode("raw-unicode-escape")),
     ord("S"): ScalarReader.do_text_string,
     ord("U"): lambda reader: reader.do_python2_string(1),
     ord("T"): lambda reader: reader.do_python2_string(4),
     ord("C"): lambda reader: reader.do_bytes(1),
     ord("B"): lambda reader: reader.do_bytes(4),
     0x8E: lambda reader: reader.do_bytes(8),
-    0x96: ScalarReader.do_bytearray,
+    0x96: lambda reader: reader.stack.append(bytearray(reader.take(reader.number(8)))),
 }

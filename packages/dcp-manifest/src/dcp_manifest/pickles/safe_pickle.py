@@ -99,9 +99,6 @@ class _Machine(ScalarReader):
         if self.proto > 5:
             raise ValueError("the pickle's protocol is newer than 5")
 
-    def do_frame(self) -> None:
-        self.number(8)
-
     def do_mark(self) -> None:
         self.below.append(self.stack)
         self.stack = []
@@ -111,9 +108,6 @@ class _Machine(ScalarReader):
             self.stack.pop()
         else:
             self.since_mark()
-
-    def do_pop_mark(self) -> None:
-        self.since_mark()
 
     def do_tuple(self) -> None:
         items = self.since_mark()
@@ -144,9 +138,6 @@ class _Machine(ScalarReader):
         value = self.stack.pop()
         self.put_items([value])
 
-    def do_appends(self) -> None:
-        self.put_items(self.since_mark())
-
     def do_setitem(self) -> None:
         value = self.stack.pop()
         key = self.stack.pop()
@@ -165,7 +156,7 @@ class _Machine(ScalarReader):
 
     def take_items(self, types: frozenset[type]) -> Any:
         target = self.stack[-1]
-        if type(target) not in types:
+        if type(target) not in types and type(target) is not Opaque:
             raise TypeError(f"items for {described(target)} are not allowed")
         return target
 
@@ -296,14 +287,14 @@ _UNSAFE = {
     ord("i"): "INST", ord("o"): "OBJ", ord("P"): "PERSID", 0x82: "EXT1", 0x83: "EXT2", 0x84: "EXT4",
     0x97: "NEXT_BUFFER",
 }  # fmt: skip
-_HANDLERS: list[Callable[[_Machine], None]] = [_refuse(opcode) for opcode in range(256)]
+_HANDLERS: list[Callable[[_Machine], object]] = [_refuse(opcode) for opcode in range(256)]
 for _opcode, _handler in {
     **SCALAR_OPCODES,
     0x80: _Machine.do_proto,
-    0x95: _Machine.do_frame,
+    0x95: lambda machine: machine.number(8),
     ord("("): _Machine.do_mark,
     ord("0"): _Machine.do_pop,
-    ord("1"): _Machine.do_pop_mark,
+    ord("1"): lambda machine: machine.since_mark(),
     ord("2"): lambda machine: machine.stack.append(machine.stack[-1]),
     0x85: lambda machine: machine.do_tuple_of(1),
     0x86: lambda machine: machine.do_tuple_of(2),
@@ -313,7 +304,7 @@ for _opcode, _handler in {
     ord("d"): _Machine.do_dict,
     0x91: _Machine.do_frozenset,
     ord("a"): _Machine.do_append,
-    ord("e"): _Machine.do_appends,
+    ord("e"): lambda machine: machine.put_items(machine.since_mark()),
     ord("s"): _Machine.do_setitem,
     ord("u"): _Machine.do_setitems,
     0x90: _Machine.do_additems,

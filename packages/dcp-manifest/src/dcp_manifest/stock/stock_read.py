@@ -284,9 +284,6 @@ def _table(depth: int) -> PickleTable:
 
     return PickleTable(
         find,
-        lists=frozenset((list, Opaque)),
-        dicts=frozenset((dict, Opaque)),
-        sets=frozenset((set, Opaque)),
         states={dict: _ignore_attributes},
     )
 
