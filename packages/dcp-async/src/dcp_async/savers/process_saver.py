@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import threading
 import time
 import weakref
@@ -41,7 +42,6 @@ from dcp_core.planning.replicas import same_value
 from dcp_core.records.metadata import DeferredMetadata
 from dcp_io.recently_used import RecentlyUsed
 from dcp_ranks.phases.phases import Failure
-from dcp_ranks.transport.store_wire import decode
 
 __all__ = ["ProcessBackend"]
 
@@ -309,11 +309,11 @@ def _pickled_writer(job: SaveJob) -> bytes | None:
 def _metadata(job: SaveJob, saved: Saved, pickled_writer: bytes | None) -> Metadata:
     if saved.metadata is not None:
         data = saved.metadata
-        return DeferredMetadata(lambda: Metadata(**decode(data)))
+        return DeferredMetadata(lambda: Metadata(**pickle.loads(data)))
     place, save_id = job.checkpoint_id, saved.save_id
 
     def read() -> Metadata:
-        writer = None if pickled_writer is None else decode(pickled_writer)
+        writer = None if pickled_writer is None else pickle.loads(pickled_writer)
         found: Metadata = resolve_storage(writer, place, "writer").published_metadata(save_id)
         return found
 

@@ -45,7 +45,7 @@ from dcp_core.saving import save_with
 from dcp_io.lent_memory import FileId
 from dcp_ranks.choose_coordinator import assume_job_size
 from dcp_ranks.phases.phases import failure_of
-from dcp_ranks.transport.store_wire import encode, prefixed_store
+from dcp_ranks.transport.store_wire import prefixed_store
 
 __all__ = ["WorkerSaves"]
 
@@ -167,7 +167,7 @@ class WorkerSaves:
         meta = writer.storage_meta()
         if writer.reads_back and meta is not None and meta.save_id is not None:
             return Saved(save.number, meta.save_id, None)
-        return Saved(save.number, None, encode(dict(vars(metadata))))
+        return Saved(save.number, None, pickle.dumps(dict(vars(metadata)), protocol=5))
 
     def _learn(self, save: Save) -> None:
         """Update the cache before anything can fail: the next message has only the differences."""
