@@ -79,7 +79,7 @@ def real_rates(folder: Path, tensors: list[Tensor]) -> tuple[float, float, float
             file.flush()
             os.fsync(file.fileno())
     small = (time.monotonic() - begin) / 8
-    store = innermost_store(store_of(dist.group.WORLD))
+    store = innermost_store(store_of(dist.distributed_c10d._get_default_group()))
     begin = time.monotonic()
     for _ in range(100):
         store.add("requests", 1)
