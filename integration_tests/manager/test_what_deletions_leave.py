@@ -8,6 +8,7 @@ many sound ones are left as the deletion should keep. Files that no save of the 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -335,6 +336,16 @@ def test_the_newest_sound_checkpoints_stay(root: Path, deletion: str, damage: st
         assert of_somebody(root) == mine
 
 
+@pytest.mark.parametrize("deletion", DELETIONS)
+def test_a_step_to_which_a_link_points_stays(root: Path, deletion: str) -> None:
+    """A save of the same step replaces it, and the link names the new one."""
+    (root / "best").symlink_to("step-1")
+    index = index_of(root / "step-1").read_bytes()
+    DELETIONS[deletion][0](root)
+    assert 1 in sound_steps(root)
+    assert deletion == "a lower step" or index_of(root / "step-1").read_bytes() == index
+
+
 @pytest.mark.parametrize("deletion", ["prune", "KeepLast", "drop_oldest", "a budget"])
 def test_deletions_delete(root: Path, deletion: str) -> None:
     """Or the table above would show nothing."""
@@ -372,6 +383,40 @@ def test_a_tier_keeps_another_for_what_is_damaged(tmp_path: Path, root: Path, da
     assert after[-1] == LAST + 1
     if damage not in UNSEEN_BY_RETENTION:
         assert max(before) in after or damage == "made before the others"
+
+
+def with_metrics(root: Path) -> set[int]:
+    """Steps that a tier sees, and whose notes have a metric."""
+    records = Catalogue(LocalStore(root), stale_after_seconds=60).records()
+    return {record.step for record in records if "loss" in record.metrics}
+
+
+# The promotion of an index that may not be read is tried again: somebody may allow it.
+BEST_IN_A_TIER = [
+    (damaged, damage)
+    for damaged, damage in itertools.product(("near", "far"), IN_A_TIER)
+    if (damaged, damage) != ("near", "an index of mode 0")
+]
+
+
+@pytest.mark.parametrize(("damaged", "damage"), BEST_IN_A_TIER)
+def test_a_tier_keeps_another_for_a_best_one_that_is_damaged(
+    tmp_path: Path, root: Path, damaged: str, damage: str
+) -> None:
+    near, far = (root, tmp_path / "far") if damaged == "near" else (tmp_path / "near", root)
+    DAMAGE[damage](root / f"step-{LAST}")
+    before = sound_steps(root)
+    best = max(with_metrics(root) & {*before})  # the losses fall from step to step
+    with modes_count():
+        tiers = Tiers([Tier(str(near), keep=KeepBest(1, "loss")), Tier(str(far), keep=KeepBest(1, "loss"))])
+        save(near, LAST + 1, 0.9)
+        promote(tiers)
+    after = sound_steps(root)
+    assert LAST + 1 in after
+    if damage not in UNSEEN_BY_RETENTION:
+        assert best in after
+    if damaged == "near":
+        assert best in sound_steps(far)
 
 
 def test_a_run_goes_on_after_prune(root: Path) -> None:

@@ -216,9 +216,62 @@ def test_rm_and_prune_work_on_a_full_disk(
 def test_rm_of_a_link_to_a_checkpoint_removes_the_checkpoint_alone(tmp_path: Path, dcp: Dcp, write: Write) -> None:
     path = write(tmp_path / "step-1")
     (tmp_path / "last").symlink_to(path)
-    code, out, _ = dcp("rm", tmp_path / "last", "--yes")
+    code, _, err = dcp("rm", tmp_path / "last", "--yes")
+    assert (code, f"a symbolic link points to {tmp_path / 'last'}: last" in err) == (4, True)
+    code, out, _ = dcp("rm", tmp_path / "last", "--yes", "--force")
     assert (code, "removed" in out, [*path.iterdir()]) == (0, True, [])
     assert (tmp_path / "last").is_symlink()
+
+
+# Name of a link in the run → target from there, and whether it names step 1.
+LINKS = {
+    "best": ("step-1", True),
+    "by way of another": ("step-1/../step-1/.", True),
+    "into it": ("step-1/.metadata", True),
+    "to a missing file in it": ("step-1/config.json", True),
+    "to another step": ("step-2", False),
+    "to a longer name": ("step-10", False),
+    "to the run": (".", False),
+    "to itself": ("to itself", False),
+}
+
+
+@pytest.mark.parametrize("link", LINKS)
+@pytest.mark.parametrize("inside", ["", "model"])
+def test_a_link_in_the_run_keeps_its_step(tmp_path: Path, link: str, inside: str, dcp: Dcp, write: Write) -> None:
+    run, (target, counts) = tmp_path / "run", LINKS[link]
+    old, _ = (write(run / f"step-{step}" / inside) for step in (1, 2))
+    os.symlink(target, run / link)
+    code, out, _ = dcp("prune", run, "--keep", 1, "--dry-run", "--json")
+    assert (code, json.loads(out)["linked"]) == (0, {str(old): [link]} if counts else {})
+    policies = json.loads(dcp("du", run, "--keep", "KeepLast(1)", "--json")[1])["policies"]
+    assert next(iter(policies.values()))["removes"] == ([] if counts else [str(old)])
+    code, out, _ = dcp("prune", run, "--keep", 1, "--yes", "--force")
+    assert (code, old.exists(), f"stays {old}: a symbolic link points to it: {link}\n" in out) == (0, counts, counts)
+    (run / link).unlink()
+    assert dcp("prune", run, "--keep", 1, "--yes")[0] == 0
+    assert not old.exists()
+
+
+def test_a_link_in_the_run_keeps_all_parts_of_its_step(tmp_path: Path, dcp: Dcp, write: Write) -> None:
+    for step in (1, 2, 3):
+        write(tmp_path / f"step-{step}")
+    os.symlink("step-1", tmp_path / "best")
+    code, out, _ = dcp("prune", tmp_path, "--keep", 1, "--keep-part", "model", "--yes")
+    assert (code, "points to it: best\n" in out) == (0, True)
+    dropped = [bool(json.loads(dcp("show", tmp_path / f"step-{n}", "--json")[1])["dropped"]) for n in (1, 2, 3)]
+    assert dropped == [False, True, False]
+
+
+def test_rm_refuses_what_a_link_points_to(tmp_path: Path, dcp: Dcp, write: Write) -> None:
+    path = write(tmp_path / "step-1")
+    os.symlink("step-1", tmp_path / "best")
+    refusal = f"a symbolic link points to {path}: best; remove the link, or use rm --force"
+    assert dcp("rm", path, "--yes") == (4, "", f"dcp: {refusal}\n")
+    code, out, _ = dcp("rm", path, "--dry-run")
+    assert (code, out.endswith(f"with --force only: {refusal}\n")) == (0, True)
+    assert dcp("rm", path, "--yes", "--force")[0] == 0
+    assert not path.exists()
 
 
 def test_rm_looks_again_after_the_answer(

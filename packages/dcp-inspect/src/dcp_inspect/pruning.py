@@ -33,6 +33,8 @@ class Pruning:
     """Complete, each with the first problem."""
     doubtful: list[tuple[Listed, str]] = field(default_factory=list)
     """Possibly newer than a kept one, with reasons."""
+    linked: list[tuple[Listed, list[str]]] = field(default_factory=list)
+    """Each with the links that point to it."""
     without_part: list[tuple[Listed, str]] = field(default_factory=list)
     """Checkpoints that lack a part that should stay, with reasons."""
     without_step: list[Listed] = field(default_factory=list)
@@ -107,6 +109,9 @@ def _choose_of_run(pruning: Pruning, steps: list[_Step], keep: int, *, force: bo
     pruning.damaged.extend((one, problem) for step, problem in reading.problems for one in step.listed)
     for step in rest:
         if step in best or reading.is_unsound(step):
+            continue
+        if links := [link for found, _ in step.members[:1] for link in found.links()]:
+            pruning.linked.extend((one, links) for one in step.listed)
             continue
         reason = None if force else _doubt(step, kept)
         if reason is None:

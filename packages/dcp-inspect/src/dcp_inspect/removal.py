@@ -14,7 +14,7 @@ from dcp_io import STALE_AFTER_SECONDS, SaveInProgressError, StorageError, Store
 from dcp_io.checkpoints.drop_parts import SmallerCheckpoint
 from dcp_io.checkpoints.list_checkpoints import running_saves
 from dcp_io.checkpoints.remove_checkpoint import ReadingSign, checkpoint_files
-from dcp_manifest import CheckpointNotFoundError
+from dcp_manifest import CheckpointNotFoundError, FoundCheckpoint
 from dcp_manifest.folders.folder import DATA_SUFFIX, METADATA_NAME, REMOVING, SAVE_MARKER_PREFIX, is_index_name
 
 __all__ = [
@@ -57,7 +57,7 @@ def plan_removal(path: str, store: Store, *, force: bool = False) -> Removal:
 
     Raises:
         CheckpointNotFoundError: There is neither a checkpoint nor the remains of an unfinished save.
-        SaveInProgressError: A process may use the folder; not with `force`.
+        SaveInProgressError: A process may use the folder, or a link points to it; not with `force`.
         CorruptCheckpointError: The index cannot be read; not with `force`.
     """
     _refuse_web(store, path)
@@ -74,6 +74,9 @@ def plan_removal(path: str, store: Store, *, force: bool = False) -> Removal:
     ours = checkpoint_files(store, named)
     if not indexes:
         _check_unfinished(path, store, ours, force=force)
+    if not force and (links := FoundCheckpoint(store, 0.0).links()):
+        text = f"a symbolic link points to {path}: {', '.join(links)}; remove the link, or use rm --force"
+        raise SaveInProgressError(text)
     below = {name for name in named if name not in names and store.exists(name)}
     files = tuple(sorted(ours.keys() - {*indexes}))
     others = tuple(sorted((names | below) - ours.keys()))

@@ -162,6 +162,24 @@ def test_retain_removes_parts(trained: Catalogue, helpers: SimpleNamespace) -> N
     assert names == {".dcp-note.json"}
 
 
+def test_a_link_in_the_root_keeps_its_step_whole(
+    trained: Catalogue, helpers: SimpleNamespace, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "best").symlink_to("step-20")
+    (tmp_path / "of a friend").symlink_to(tmp_path / "step-30" / ".metadata")
+    for policy in (KeepLast(1) | KeepEvery(20, parts=["m"]), KeepLast(1) | KeepEvery(20, parts=["m"]), KeepLast(1)):
+        trained.retain(policy, protected=lambda _: ())
+    assert whole(trained, helpers) == {20: True, 30: True, 50: True}
+    warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    why = "stays as it is, since a symbolic link points to it"
+    assert sorted(warned) == [
+        f"step 20 {why}: best; remove the link if it may go",
+        f"step 30 {why}: of a friend; remove the link if it may go",
+    ]
+    (tmp_path / "best").unlink()
+    assert trained.retain(KeepLast(1), protected=lambda _: ())[0] == [20]
+
+
 def test_retain_reads_each_index_once(trained: Catalogue, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
     monkeypatch.setattr(

@@ -39,8 +39,12 @@ def steps_to_send(tiers: TieredRoot, number: int, holder: int, folders: Sequence
 
 
 def select_waiting(tier: Tier, good: Sequence[StepFolder], records: Sequence[CheckpointRecord]) -> set[int]:
-    """Return the steps that a tier needs from undamaged checkpoints."""
-    wanted = tier.keep.keep(CheckpointRecord.by_creation(records), time.time())
+    """Return the steps that a tier needs from undamaged checkpoints; for one that it has refused, also another."""
+    records, now = CheckpointRecord.by_creation(records), time.time()
+    refused = {folder.step for folder in good if was_refused(folder.entries, tier.url)}
+    wanted = tier.keep.keep(records, now)
+    if refused & wanted:
+        wanted = wanted | tier.keep.keep([record for record in records if record.step not in refused], now)
     return {folder.step for folder in good if folder.step in wanted and not has_arrived(folder.entries, tier.url)}
 
 

@@ -58,8 +58,8 @@ def command(
     older one is kept in addition. The best checkpoints by the manager's KeepBest policy stay.
 
     Checkpoints without a step and incomplete checkpoints stay: `dcp rm` removes them. A checkpoint also stays if it was
-    saved later than a kept one, or if its note has a higher step; --force removes it. The exit code is 4 if something
-    cannot be read.
+    saved later than a kept one, or if its note has a higher step; --force removes it. Checkpoints to which a symbolic
+    link points stay. The exit code is 4 if something cannot be read.
     """
     found = find(path)
     if not found and is_uri(path):  # an empty prefix and a misspelt one look the same
@@ -144,6 +144,7 @@ def _as_json(path: str, pruning: Pruning, removals: list[Removal], *, removed: b
         "incomplete": {one.path: one.problem for one in pruning.incomplete},
         "without_part": {one.path: reason for one, reason in pruning.without_part},
         "doubtful": {one.path: reason for one, reason in pruning.doubtful},
+        "linked": {one.path: links for one, links in pruning.linked},
         "without_step": [one.path for one in pruning.without_step],
         "refusals": {removal.path: removal.refusal for removal in removals if removal.refusal is not None},
     }
@@ -156,6 +157,8 @@ def _stays(pruning: Pruning) -> Iterator[str]:
         yield f"stays {one.path}: the best by {rules}{metrics_text(one.notes.metrics, before='; ')}"
     for one, reason in pruning.doubtful:
         yield f"stays {one.path}: {reason}; --force removes it"
+    for one, links in pruning.linked:
+        yield f"stays {one.path}: a symbolic link points to it: {', '.join(links)}"
     for one, reason in pruning.without_part:
         yield f"stays {one.path}: {reason}"
     for one in pruning.incomplete:
@@ -169,9 +172,8 @@ def _summary(pruning: Pruning, removals: list[Removal]) -> Iterator[str]:
             yield f"refused as it is, and nothing removed: {removal.refusal}"
     yield from _stays(pruning)
     removed = len(pruning.removed)
-    complete = removed + sum(
-        len(some) for some in (pruning.kept, pruning.best, pruning.damaged, pruning.without_part, pruning.doubtful)
-    )
+    with_reasons = (pruning.best, pruning.damaged, pruning.doubtful, pruning.without_part)
+    complete = removed + len(pruning.kept) + len(pruning.linked) + sum(map(len, with_reasons))
     incomplete, unnumbered = len(pruning.incomplete), len(pruning.without_step)
     stay = "stays" if incomplete == 1 else "stay"
     left = f"; {incomplete} incomplete or quarantined {stay}, see `dcp ls`" if incomplete else ""

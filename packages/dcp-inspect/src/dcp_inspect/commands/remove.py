@@ -29,7 +29,7 @@ __all__ = ["command"]
 @click.argument("paths", type=PLACE, nargs=-1, required=True, metavar="PATH...")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
-@click.option("--force", is_flag=True, help="Also if its index is damaged, or a process seems to save or read it.")
+@click.option("--force", is_flag=True, help="Also if its index is damaged, or something seems to use it.")
 @click.option("--part", "parts", multiple=True, help="Remove only this name and the names below it; may be repeated.")
 @json_option
 def command(
@@ -38,8 +38,9 @@ def command(
     """Remove the checkpoint in each PATH, a directory or a URI: its index, then all files of saves. Other files stay.
 
     Damaged or missing data files do not matter; a damaged index needs --force. A checkpoint that a process saves or
-    reads is refused. Files of an unfinished save of PyTorch may belong to a running save: they are refused until
-    nothing has been written for an hour. --dry-run says whether --force is needed.
+    reads, or a symbolic link points to, is refused. Files of an unfinished save of PyTorch may belong
+    to a running save: they are refused until nothing has been written for an hour. --dry-run says whether --force is
+    needed.
 
     With --part, a smaller checkpoint stays, which PyTorch also reads. Values that stay are copied first if they share
     a file with removed values. An interruption leaves the old or the smaller checkpoint.

@@ -63,8 +63,8 @@ def command(path: str, keep: tuple[KeepPolicy, ...], depth: int, as_json: bool) 
     save wrote are not counted.
 
     The last table shows how much each keep policy would free, written as for the manager. No policy removes a run's
-    newest complete checkpoint, incomplete checkpoints, or checkpoints without a step. This command removes nothing.
-    The exit code is 4 if something cannot be read.
+    newest complete checkpoint, incomplete checkpoints, checkpoints without a step, or those to which a symbolic link
+    points. This command removes nothing. The exit code is 4 if something cannot be read.
     """
     found = find(path, unfinished=True)
     listed = [*look_at_all(found, path)]
@@ -157,7 +157,8 @@ def _removed(policy: KeepPolicy, used: Sequence[_Used]) -> tuple[list[_Used], in
             step, listed = one.found.place.step or 0, one.listed
             created = (listed.created_ns or 0) / 1e9 or listed.modified_seconds
             records[step] = CheckpointRecord(step, created, listed.notes.metrics)
-        kept = policy.select([*records.values()], {max(records)}, lambda _: True)
+        linked = {one.found.place.step or 0 for one in checkpoints if one.found.links()}
+        kept = policy.select([*records.values()], {max(records), *linked}, lambda _: True)
         removed += [one for one in checkpoints if one.found.place.step not in kept]
         for one in checkpoints:
             if parts := kept.get(one.found.place.step or 0):

@@ -12,6 +12,7 @@ from dcp_base.logs import library_logger
 from dcp_io.checkpoints.verify_checkpoint import verify_checkpoint
 from dcp_io.saves.cleanup import read_current
 from dcp_io.saves.save_files import find_markers
+from dcp_io.stores.host_store import HostStore
 from dcp_io.stores.root import Root, places_of
 from dcp_io.stores.store import Entry, Store, SupportsFolders, with_folders
 from dcp_io.timed_call import TimedCall
@@ -122,7 +123,7 @@ def check_checkpoint(store: Store, *, deep: bool = False, entries: Sequence[Entr
         raise current.damage
     if current.index is None:
         raise CheckpointNotFoundError(f"there is no checkpoint in {store.url}: it has no complete index")
-    check_files(store, current.index)
+    check_files(store, current.index, may_lack=isinstance(store, HostStore))
     if deep:
         problems = verify_checkpoint(store).problems
         if problems:

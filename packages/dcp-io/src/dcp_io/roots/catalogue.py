@@ -40,6 +40,7 @@ from dcp_io.stores.root import Root
 from dcp_io.stores.store import Entry, Store, SupportsFolders, with_folders
 from dcp_manifest.errors import CheckpointNotFoundError, CorruptCheckpointError
 from dcp_manifest.folders.checkpoint_order import step_of
+from dcp_manifest.folders.find_checkpoints import FoundCheckpoint
 from dcp_manifest.folders.folder import (
     METADATA_NAME,
     NEXT_NOTE,
@@ -239,9 +240,9 @@ class Catalogue:
     def is_complete(self, step: int) -> bool:
         """Whether a checkpoint can be loaded, by index and file sizes; False if it is unreadable now. True is cached.
 
-        Also True with parts on several hosts, because no host sees the others' files.
+        With parts on several hosts, only this host's part counts, because no host sees the others' files.
         """
-        if step in self._complete | self._sound or isinstance(self._root, HostStore):
+        if step in self._complete | self._sound:
             return True
         try:
             self.check(step)
@@ -254,12 +255,15 @@ class Catalogue:
     def is_sound(self, step: int) -> bool:
         """Whether this process has written, copied or restored a checkpoint, or else finds all its bytes sound now.
 
-        Also True with parts on several hosts.
+        With parts on several hosts, only this host's part counts.
         """
-        if step in self._sound or isinstance(self._root, HostStore):
+        if step in self._sound:
             return True
+        store = self.store_of(step)
         try:
-            problems = verify_checkpoint(self.store_of(step)).problems
+            problems = verify_checkpoint(store).problems
+            if isinstance(store, HostStore):
+                problems = tuple(one for one in problems if one.file is None or store.exists(one.file))
         except (DcpError, OSError) as error:
             self._warn_once("step %d cannot be read, and does not count as sound: %s", step, error)
             return False
@@ -348,10 +352,10 @@ class Catalogue:
     def remove(self, step: int) -> bool:
         """Remove a checkpoint unless a process reads it or saves to it; returns whether it was removed.
 
-        If this user may not remove some files, it stays, with a warning.
+        If a symbolic link in the root points to it, or this user may not remove some files, it stays, with a warning.
         """
         try:
-            return self._remove_unused(step)
+            return not self._is_linked(step) and self._remove_unused(step)
         except PermissionError as error:
             self._warn_once("step %d stays, which may not be removed: %s", step, error)
             return False
@@ -371,8 +375,8 @@ class Catalogue:
         1. `KeepLast` and `KeepBest` count only loadable checkpoints.
         2. The newest loadable checkpoint stays, and so does the last one that copies on other hosts protect.
         3. A damaged checkpoint stays, for inspection, as long as a good one of its step would.
-        4. Checkpoints that a process reads or saves stay. One that cannot be removed stays, with a warning, until the
-           next call.
+        4. Checkpoints that a process reads or saves stay, and so do those to which a link in the root points. One that
+           cannot be removed stays, with a warning, until the next call.
         5. Only complete, undamaged checkpoints whose files are on one host become smaller.
 
         Args:
@@ -403,6 +407,13 @@ class Catalogue:
                 self._keep_parts(folder, parts, by)
         return removed, [folder for folder in folders if folder.step not in removed]
 
+    def _is_linked(self, step: int) -> bool:
+        links = FoundCheckpoint(self.store_of(step), 0.0).links()
+        if links:
+            text = "step %d stays as it is, since a symbolic link points to it: %s; remove the link if it may go"
+            self._warn_once(text, step, ", ".join(links))
+        return bool(links)
+
     def _try_to_remove(self, step: int) -> bool:
         try:
             return self.remove(step)
@@ -419,7 +430,7 @@ class Catalogue:
             self._smaller[folder.step] = state
             _log.warning("%s stays whole: its files may be on several hosts", folder.store.url)
             return
-        if not self.is_complete(folder.step):
+        if not self.is_complete(folder.step) or self._is_linked(folder.step):
             return
         try:
             smaller = SmallerCheckpoint(folder.store, keep=parts)

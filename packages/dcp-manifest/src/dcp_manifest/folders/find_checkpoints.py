@@ -79,6 +79,16 @@ class FoundCheckpoint(Generic[F]):
         """Read the step in the manager's note."""
         return _noted_step(self.store, self.store.list())
 
+    def links(self) -> list[str]:
+        """Return the names of symbolic links next to the step's local folder that point to or into it."""
+        if not isinstance(self.store, os.PathLike):
+            return []
+        inner = self.place.parts[len(self.place.folder) :]
+        path = os.path.realpath(os.path.join(self.store, *[os.pardir for _ in inner]))
+        with os.scandir(os.path.dirname(path)) as found:
+            links = {item.name: os.path.realpath(item.path) for item in found if item.is_symlink()}
+        return sorted(name for name, target in links.items() if os.path.commonpath([path, target]) == path)
+
     @property
     def path(self) -> Path:
         """Local path of the folder. Raises TypeError on another storage: use `store.url` then."""
@@ -237,8 +247,8 @@ def index_of(folder: Path_ | Folder) -> CheckpointIndex:
     return index
 
 
-def check_files(folder: Path_ | Folder, index: CheckpointIndex) -> None:
-    """Check that a checkpoint's data files exist and are long enough, without reading them.
+def check_files(folder: Path_ | Folder, index: CheckpointIndex, *, may_lack: bool = False) -> None:
+    """Check that a checkpoint's data files exist (unless it `may_lack` some) and are long enough; reads none.
 
     Raises CheckpointNotFoundError for a missing file, CorruptCheckpointError for a short one; the message names it.
     """
@@ -246,6 +256,8 @@ def check_files(folder: Path_ | Folder, index: CheckpointIndex) -> None:
     needed = needed_bytes(index)
     for name, size in file_sizes(place, needed).items():
         if size is None:
+            if may_lack:
+                continue
             raise CheckpointNotFoundError(f"the data file {name} in {place.url} is missing; restore it from a copy")
         if size < needed[name]:
             raise CorruptCheckpointError(
