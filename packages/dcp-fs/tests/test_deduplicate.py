@@ -6,6 +6,7 @@ import itertools
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from dcp_fs import FileSystemWriter
 from dcp_io import LocalStore, verify_checkpoint
 from dcp_io.checkpoints.drop_parts import SmallerCheckpoint
 from dcp_io.saves.save_files import is_marker_temporary
+from dcp_io.writing import deduplication
 from integration_tests.kits.damage import flip
 
 ROWS = 20_000  # 80 KB: larger than the items that are never linked
@@ -175,6 +177,57 @@ def test_nothing_is_linked_to_files_of_a_quarantined_checkpoint(tmp_path: Path) 
     path = save_to(tmp_path / "step-2", values(2))
     assert (links(path, paths[0]), links(path, paths[1])) == (0, 0)
     assert links(save_to(tmp_path / "step-3", values(3)), path) == 8
+
+
+def test_links_in_a_quarantined_checkpoint_fail_no_save(tmp_path: Path) -> None:
+    base = save_to(tmp_path / "step-0", values(0))
+    (base / ".dcp-quarantined.json").write_text("{}")
+    (base / "gone.bin").symlink_to("nowhere")
+    (base / "away.bin").symlink_to("/etc/passwd")
+    path = save_to(tmp_path / "step-1", values(1))
+    assert links(path, base) == 0
+    check(path, values(1))
+
+
+def test_no_base_is_looked_for_below_the_parent_directory(tmp_path: Path) -> None:
+    base = save_to(tmp_path / "data" / "step-7", values(0))
+    assert links(save_to(tmp_path / "step-1", values(1)), base) == 0
+
+
+def test_nothing_is_linked_to_files_of_other_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They could change the files later; a base that is named is used."""
+    base, real = save_to(tmp_path / "step-0", values(0)), os.stat
+    monkeypatch.setattr(deduplication, "_last", {})
+
+    def stat(path: Any, **options: Any) -> Any:
+        found = real(path, **options)
+        return SimpleNamespace(st_uid=found.st_uid + 1) if path == str(base) else found
+
+    monkeypatch.setattr(os, "stat", stat)
+    assert links(save_to(tmp_path / "step-1", values(1)), base) == 0
+    assert links(save_to(tmp_path / "step-2", values(2), deduplicate=base), base) == 8
+
+
+@pytest.mark.parametrize("off", [False, None, ""])
+def test_it_can_be_switched_off(tmp_path: Path, off: Any) -> None:
+    base = save_to(tmp_path / "step-0", values(0))
+    assert links(save_to(tmp_path / "step-1", values(1), deduplicate=off), base) == 0
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_base_without_digests_is_warned_of(tmp_path: Path, exists: bool, caplog: pytest.LogCaptureFixture) -> None:
+    if exists:
+        save_to(tmp_path / "base", values(0), deduplicate=False)
+    save_to(tmp_path / "step-1", values(1), deduplicate=tmp_path / "base")
+    assert f"nothing in {tmp_path / 'base'} is linked: no save with deduplicate=" in caplog.text
+
+
+def test_parts_within_parts_have_files_of_their_own(tmp_path: Path) -> None:
+    state = {f"app.{name}": torch.full((ROWS,), n) for n, name in enumerate(["model.a", "model.b", "other", "models"])}
+    save_to(tmp_path, state, deduplicate=False, single_file_per_rank=True, parts=["app", "app.model"], thread_count=1)
+    assert len([*tmp_path.glob("*.distcp")]) == 2
+    smaller = SmallerCheckpoint(LocalStore(tmp_path), keep=["app.model"])
+    assert smaller.bytes == max(file.stat().st_size for file in tmp_path.glob("*.distcp"))  # nothing is copied
 
 
 @pytest.mark.parametrize("damage", ["truncated", "gone", "digests", "no-digests", "no-links", "empty"])

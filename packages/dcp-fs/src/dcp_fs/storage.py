@@ -122,7 +122,7 @@ class FileSystemWriter(_LocalFolder, ByteStorageWriter, BlockingAsyncStager):
         self._parts = [parts] if isinstance(parts, str) else [*parts]
         BlockingAsyncStager.__init__(self, cache_staged_state_dict=cache_staged_state_dict)
         ByteStorageWriter.__init__(self, path, overwrite=overwrite, interop=interop, compression=setting)
-        if deduplicate is not False:
+        if deduplicate:
             if setting is not None or not sync_files:
                 raise ValueError("deduplicate excludes compression and sync_files=False")
             self._compression = _Deduplicate(None if deduplicate is True else deduplicate)

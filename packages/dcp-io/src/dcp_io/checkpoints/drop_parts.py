@@ -42,7 +42,7 @@ _PIECE_BYTES = 4 << 20
 
 def is_in(name: str, parts: Collection[str]) -> bool:
     """Whether a name is one of the parts, or below one: `model.bias` is in the part `model`."""
-    return any(name == part or name.startswith(f"{part}.") for part in parts)
+    return name in parts or any(prefix in parts for prefix in _prefixes(name))
 
 
 @dataclass(slots=True)
@@ -108,16 +108,18 @@ class SmallerCheckpoint:
         self.whole = current.index
         """The index of the checkpoint as it is."""
 
+        asked, kept, dropped = dict.fromkeys((*keep, *drop)), {*keep}, {*drop}
+
         def stays(name: str) -> bool:
-            return (not keep or is_in(name, keep)) and not is_in(name, drop)
+            return (not kept or is_in(name, kept)) and not is_in(name, dropped)
 
         all_names = self.whole.names()
         names = [*filter(stays, all_names)]
         self.parts = _parts_of({*all_names}.difference(names), names) if len(names) < len(all_names) else []
         """What is removed: names, or parts of which nothing stays."""
         info = self.whole.info or ManifestInfo("", 1, "")
-        asked = [part for part in (*keep, *drop) if info.why_missing(part) is None]
-        self.unknown = [part for part in asked if not any(is_in(name, (part,)) for name in all_names)]
+        known = {*all_names}.union(*map(_prefixes, all_names))
+        self.unknown = [part for part in asked if part not in known and info.why_missing(part) is None]
         """Parts that the checkpoint never had."""
         self.is_empty = not names
         """Whether nothing would stay."""

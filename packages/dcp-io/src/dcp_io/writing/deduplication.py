@@ -10,6 +10,7 @@ The next save compares:
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import io
@@ -30,7 +31,8 @@ from dcp_io.stores.local_store import LocalStore
 from dcp_io.stores.store import Store, SupportsFolders, SupportsLinks
 from dcp_io.workers import StopSignal, run_together
 from dcp_io.writing.write_engine import FILE_MIN_BYTES, STEP_BYTES, assign_to_threads
-from dcp_manifest.folders.find_checkpoints import checkpoints_below
+from dcp_manifest.errors import CheckpointNotFoundError, UnsafeCheckpointError
+from dcp_manifest.folders.checkpoint_order import step_of
 from dcp_manifest.folders.folder import QUARANTINE, data_file_name, put_aside_reason
 from dcp_manifest.index.columns import CRC_BLOCK_MIN_BYTES, Framing, ItemColumns, block_bytes, starts
 from dcp_manifest.index.stored_items import StoredItems
@@ -85,7 +87,7 @@ class Deduplication:
             return backend.write(requests, prefix=prefix, save_id=save_id)
         hashed = {n: _Hashed(requests[n], backend.layout, self._repeatable) for n in large}
         links = _Links(backend, store, prefix, save_id)
-        links.compare(hashed, self._bases(store.parent(), prefix))
+        links.compare(hashed, self._bases(store, prefix))
         rest = [n for n in count if n not in links.positions]
         small = [n for n in rest if n not in hashed]
         limit = max(FILE_MIN_BYTES, sum(one.cost_bytes for one in hashed.values()) // _FILES)
@@ -104,16 +106,27 @@ class Deduplication:
         _last[store.parent().url, prefix] = LocalStore(store.url)
         return items
 
-    def _bases(self, parent: SupportsFolders, prefix: str) -> list[_Base]:
+    def _bases(self, store: SupportsLinks, prefix: str) -> list[_Base]:
+        parent = store.parent()
         bases = [] if self._base is None else _Base.of(self._base, prefix)
+        if self._base is not None and not any(DIGESTS.fullmatch(entry.name) for entry in self._base.list()):
+            _log.warning("nothing in %s is linked: no save with deduplicate=… has written to it", self._base.url)
         last = _last.get((parent.url, prefix))
         found = [] if last is None else _Base.of(last, prefix)
         try:
             if not found:
-                found = next(filter(None, (_Base.of(one.store, prefix) for one in checkpoints_below(parent))), [])
+                found = next(filter(None, (_Base.of(one, prefix) for one in _siblings(store))), [])
         except (OSError, DcpError) as error:
             _log.warning("nothing in %s is linked: %s", parent.url, error)
         return bases + found
+
+
+def _siblings(store: SupportsLinks) -> Iterator[LocalStore]:
+    # Highest step first. Other users may change the files of theirs.
+    if isinstance(store, LocalStore):
+        parent, user = store.parent(), os.stat(store.path).st_uid
+        names = sorted(parent.folders(), key=lambda name: (step_of(name) or 0, name), reverse=True)
+        yield from (child for child in map(parent.child, names) if os.stat(child.path).st_uid == user)
 
 
 def _packed(requests: dict[int, _Hashed], limit: int) -> list[list[int]]:
@@ -276,7 +289,7 @@ class _Links:
         for n in [n for n, request in requests.items() if request.digest]:
             wanted[requests[n].digest].append(n)
         if wanted:
-            avoided = _quarantined(self._store.parent())
+            avoided = {*_quarantined(self._store.parent())}
             self._link_files([file for base in bases for file in base.stored_files(avoided)], wanted)
 
     def _link_files(self, files: list[_StoredFile], wanted: dict[bytes, list[int]]) -> None:
@@ -297,14 +310,13 @@ class _Links:
             linked, unused = linked + file.stored_bytes, unused + more
 
 
-def _quarantined(parent: SupportsFolders) -> set[Hashable]:
+def _quarantined(parent: SupportsFolders) -> Iterator[Hashable]:
     folders = [parent.child(name) for name in parent.folders() if parent.exists(f"{name}/{QUARANTINE}")]
-    return {
-        folder.identity(entry.name)
-        for folder in folders
-        if isinstance(folder, SupportsLinks)
-        for entry in folder.list()
-    }
+    for folder in folders:
+        if isinstance(folder, SupportsLinks):
+            for entry in folder.list():
+                with contextlib.suppress(CheckpointNotFoundError, UnsafeCheckpointError):  # removed, or a link
+                    yield folder.identity(entry.name)
 
 
 def _write_digests(

@@ -224,7 +224,9 @@ def by_part(requests: Sequence[Writable], groups: Sequence[Sequence[int]], parts
     split: dict[tuple[str, int], list[int]] = {}
     for number, group in enumerate(groups):
         for position in group:
-            part = next((part for part in parts if f"{requests[position].key}.".startswith(f"{part}.")), "")
+            part = requests[position].key
+            while part and part not in parts:
+                part = part.rpartition(".")[0]
             split.setdefault((part, number), []).append(position)
     return [*split.values()]
 
