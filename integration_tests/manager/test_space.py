@@ -17,6 +17,7 @@ import dcp_all as dcp
 from dcp_core import CheckpointException
 from dcp_io import KeepBest, KeepPolicy, StorageError
 from dcp_manager import CheckpointManager, EverySteps, KeepAll, KeepEvery, KeepLast, preflight
+from dcp_manager.space import _Free
 from integration_tests.robustness.small_disk import mounted
 
 VALUES = 50_000
@@ -112,6 +113,28 @@ def test_the_oldest_go(ranks: Any, small_disk: Path, saver: str | None) -> None:
     assert found[0] == found[1]
     assert 5 < len(found[0]) < 25
     assert found[0] == [*range(400 - 10 * (len(found[0]) - 1), 401, 10)]
+
+
+@pytest.mark.parametrize("linked", [True, False])
+def test_nothing_is_removed_that_would_not_make_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, linked: bool
+) -> None:
+    """Checkpoints that share their files free nothing; others free too little, where somebody has filled the disk."""
+
+    def writer(path: Any) -> dcp.FileSystemWriter:
+        return dcp.FileSystemWriter(path, deduplicate=linked)
+
+    with CheckpointManager(tmp_path, writer=writer) as manager:
+        for step in range(1, 5):
+            manager.save(step, {"weight": state(0)["weight"], "step": step})
+    held = sum(file.stat().st_size for file in tmp_path.glob("step-*/*"))
+    monkeypatch.setattr(_Free, "of", lambda _: _Free(bytes=0 if linked else VALUES * 4 - held))
+    with (
+        CheckpointManager(tmp_path, on_full="drop_oldest", writer=writer) as manager,
+        pytest.raises(StorageError, match="no older checkpoint can be removed that would free enough"),
+    ):
+        manager.save(5, state(0))
+    assert saved(tmp_path) == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("saver", [None, "thread"])

@@ -11,6 +11,7 @@ import math
 import os
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -407,26 +408,35 @@ class Room:
             if free is None or free >= needed:
                 return True
             if self._drops:
-                if not self._drop(running):
+                if not self._drop(running, needed - free):
                     raise StorageError(
                         f"{self._catalogue.store.url} is full: {free:,} bytes are free, a save needs {needed:,}, and "
-                        "no older checkpoint can be removed; free space there"
+                        "no older checkpoint can be removed that would free enough; free space there"
                     )
             elif time.monotonic() > end:
                 return False
             else:
                 time.sleep(_PAUSE_SECONDS)
 
-    def _drop(self, running: Collection[int]) -> bool:
+    def _drop(self, running: Collection[int], wanted: int) -> bool:
         folders = self._catalogue.folders()
         records = CheckpointRecord.by_creation(self._catalogue.records(folders))
         good = [record for record in records if record.quarantined is None]
         spared = {*running, *self._catalogue.steps_to_resume_from(folders, good)}
-        for record in good:
-            if record.step not in spared and self._catalogue.remove(record.step):
+        old = [record for record in good if record.step not in spared]
+        if _freed_bytes([self._catalogue.store_of(record.step) for record in old]) < wanted:
+            return False
+        for record in old:
+            if self._catalogue.remove(record.step):
                 _log.warning("%s is full: step %d was removed", self._catalogue.store.url, record.step)
                 return True
         return False
+
+
+def _freed_bytes(stores: Collection[Any]) -> int:
+    facts = [item.stat(follow_symlinks=False) for store in stores for item in os.scandir(store)]
+    names = Counter(one.st_ino for one in facts)
+    return sum(one.st_size for one in {one.st_ino: one for one in facts}.values() if names[one.st_ino] >= one.st_nlink)
 
 
 def check_on_full(on_full: object, root: object) -> None:
