@@ -6,8 +6,10 @@ import itertools
 import json
 import logging
 import zlib
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -105,6 +107,28 @@ def test_a_single_changed_element_is_another_base(request: pytest.FixtureRequest
         load({"app": app}, storage_reader=MemoryReader(request.node.name))
     save({"app": app}, storage_writer=MemoryWriter(request.node.name + "again"))
     load({"app": app}, storage_reader=MemoryReader(request.node.name + "again"))
+
+
+UNCOUNTED: dict[str, Callable[[torch.Tensor], object]] = {
+    "data": lambda weight: weight.data.add_(1),
+    "NumPy": lambda weight: np.add(weight.numpy(), 1, out=weight.numpy()),
+    "another tensor of its memory": lambda weight: torch.from_dlpack(weight).mul_(2),
+}
+
+
+@pytest.mark.parametrize("how", UNCOUNTED)
+def test_changes_that_torch_does_not_count_make_another_base(request: pytest.FixtureRequest, how: str) -> None:
+    """As adapters do that are merged into their base."""
+    net, optimizer = run(1)
+    app = app_state(net, optimizer, trainable_only=True)
+    save({"app": app}, storage_writer=MemoryWriter(request.node.name))
+    before = net.body.weight._version
+    UNCOUNTED[how](net.body.weight.detach())
+    save({"app": app}, storage_writer=MemoryWriter(request.node.name + "again"))
+    assert net.body.weight._version == before
+    fresh = app_state(*run(1), trainable_only=True)
+    with pytest.raises(StateMismatchError, match="1 of 3 frozen tensors"):
+        load({"app": fresh}, storage_reader=MemoryReader(request.node.name + "again"))
 
 
 def test_digests_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:

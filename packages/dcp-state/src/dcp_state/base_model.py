@@ -17,6 +17,7 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import nn
 
 from dcp_core.errors import UnsupportedValueError
@@ -230,7 +231,16 @@ def _mark(name: str, names: Sequence[ModelNames]) -> Hashable:
     if is_wrapper(local):
         return id(tensor)
     # Tensors that were made in inference mode have no counter.
-    return id(tensor), local.data_ptr(), None if local.is_inference() else local._version  # noqa: SLF001
+    version = None if local.is_inference() else local._version  # noqa: SLF001
+    return id(tensor), local.data_ptr(), version, _sample(local)
+
+
+def _sample(tensor: torch.Tensor) -> tuple[int, ...]:
+    # Torch does not count changes through `.data` or NumPy, such as those of merged adapters.
+    if not tensor.is_contiguous() or tensor.is_quantized or tensor.is_meta:
+        return ()
+    data = tensor.detach().resolve_conj().resolve_neg().view(-1).view(torch.uint8)
+    return tuple(data[:: data.numel() // 64 | 1].tolist())
 
 
 def _parts(name: str, value: Any) -> Parts:
