@@ -331,7 +331,7 @@ class _Load:
         shared = {key: as_dtensor(planner.state_dict[key]) for pair in pairs for key in pair}
         known = {key: value for key, value in shared.items() if is_dtensor(value) or is_ordinary(value)}
         # Each is read again, into memory of its own.
-        whole = {key: value.detach().resolve_conj().clone() for key, value in known.items() if not value.is_quantized}
+        whole = {key: value.detach().resolve_conj().clone() for key, value in known.items()}
         planner.state_dict = {**planner.state_dict, **whole}
         items = [item for item in self.plan.items if item.dest_index.fqn in whole]
         self.reader.read_data(LoadPlan(items), planner).wait()
@@ -391,7 +391,8 @@ def _load(
 
 
 def _bytes(value: Any) -> torch.Tensor:
-    return byte_view((value.to_local() if is_dtensor(value) else value).detach())
+    local = (value.to_local() if is_dtensor(value) else value).detach()
+    return byte_view(local.int_repr() if local.is_quantized else local)  # the quantizer is each tensor's own
 
 
 def _save_id(metadata: Metadata | None) -> str | None:

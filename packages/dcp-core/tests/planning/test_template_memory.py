@@ -91,6 +91,11 @@ def test_overlapping_tensors_are_reported(put) -> None:
     assert "1 overlapping: a and b" in report.summary()
 
 
+def quantized_views(flat: torch.Tensor) -> dict[str, torch.Tensor]:
+    quantized = torch.quantize_per_tensor(flat.nan_to_num(), 0.5, 3, torch.qint8)
+    return {"a": quantized[:8], "b": quantized[4:]}
+
+
 VIEWS: dict[str, Callable[[torch.Tensor], dict[str, torch.Tensor]]] = {
     "a buffer and its parts": lambda flat: {"flat": flat, "a": flat[:6], "b": flat[6:].view(2, 3)},
     "windows": lambda flat: {"a": flat[:8], "b": flat[4:]},
@@ -98,10 +103,12 @@ VIEWS: dict[str, Callable[[torch.Tensor], dict[str, torch.Tensor]]] = {
     "another shape": lambda flat: {"a": flat, "b": flat.view(3, 4).t()},
     "rows and columns": lambda flat: {"rows": flat.view(3, 4)[1], "columns": flat.view(3, 4)[:, 1]},
     "parameters": lambda flat: {"a": torch.nn.Parameter(flat), "b": torch.nn.Parameter(flat[2:])},
+    "quantized": quantized_views,
     "in a container": lambda flat: {"a": [flat[:8], 1], "b": {"c": flat[4:]}},  # type: ignore[dict-item]
 }
 
 
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning", "ignore:TypedStorage is:UserWarning")
 @pytest.mark.parametrize("kind", VIEWS)
 def test_views_that_overlap_warn_only_if_a_value_was_lost(tmp_path: Path, kind: str) -> None:
     stored = torch.arange(12.0)
